@@ -1,0 +1,44 @@
+"""Paceline: lossless speculative decoding for large language models.
+
+>>> from paceline import SamplingParams
+>>> SamplingParams(temperature=0.0, max_tokens=8).is_greedy
+True
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from paceline.errors import PacelineError
+    from paceline.llm import LLM, AsyncLLM, GenerationOutput
+    from paceline.sampling_params import SamplingParams, SpeculativeParams
+
+_HOMES = {
+    "LLM": "paceline.llm",
+    "AsyncLLM": "paceline.llm",
+    "GenerationOutput": "paceline.llm",
+    "SamplingParams": "paceline.sampling_params",
+    "SpeculativeParams": "paceline.sampling_params",
+    "PacelineError": "paceline.errors",
+}
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "GenerationOutput",
+    "PacelineError",
+    "SamplingParams",
+    "SpeculativeParams",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the public names when they are first used, so that ``paceline --help`` is quick."""
+    import importlib
+
+    if name not in _HOMES:
+        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,0 +1,135 @@
+"""The command line: names, help and exit codes. The work is in :mod:`paceline.commands`.
+
+Knows no model; every import that takes time happens inside a command.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from paceline import __version__
+from paceline.commands.options import DemoOptions, RunOptions, TraceOptions, takes
+from paceline.commands.train_options import DRAFT, LM, Values, takes_training
+from paceline.errors import PacelineError
+
+EXIT_ERROR = 2
+HELP_WIDTH = 100
+ENVIRONMENT_NOTE = "Every option also reads PACELINE_<NAME>: --max-tokens is PACELINE_MAX_TOKENS."
+
+_SETTINGS = {"max_content_width": HELP_WIDTH, "help_option_names": ["-h", "--help"]}
+app = typer.Typer(
+    name="paceline",
+    help="Large language models, faster, without changing a token of what they say.",
+    epilog=ENVIRONMENT_NOTE,
+    context_settings=_SETTINGS,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    no_args_is_help=True,
+)
+train = typer.Typer(
+    name="train",
+    help="Train a language model, or a draft for one.",
+    context_settings=_SETTINGS,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+)
+app.add_typer(train)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"paceline {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Say which.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command(epilog=ENVIRONMENT_NOTE)
+@takes(RunOptions)
+def run(options: RunOptions) -> None:
+    """Answer prompts, speculatively.
+
+    Without a prompt: a chat on a terminal, otherwise the prompt is read from standard input.
+
+    Speculation is on: with the embedded model its draft model and prompt lookup, with any other
+    prompt lookup. It changes the speed and never the tokens.
+    """
+    from paceline.commands.run import run_command
+
+    raise typer.Exit(run_command(options))
+
+
+@app.command(epilog=ENVIRONMENT_NOTE)
+@takes(TraceOptions)
+def trace(options: TraceOptions) -> None:
+    """Record a model's answers and log-probs.
+
+    Training and simulation read them.
+    Interrupted, the same command continues after the last complete file.
+    """
+    from paceline.commands.trace import trace_command
+
+    raise typer.Exit(trace_command(options))
+
+
+@app.command(epilog=ENVIRONMENT_NOTE)
+@takes(DemoOptions)
+def demo(options: DemoOptions) -> None:
+    """See the embedded models at work.
+
+    A dozen prompts are decoded plainly and speculatively, and compared.
+    """
+    from paceline.commands.demo import demo_command
+
+    raise typer.Exit(demo_command(options))
+
+
+@train.command("lm", epilog=ENVIRONMENT_NOTE)
+@takes_training(LM)
+def train_lm(values: Values) -> None:
+    """Train a small language model on text.
+
+    It begins from scratch or from a model that exists.
+    Interrupted, the same command continues where the last saved state was.
+    """
+    from paceline.commands.train import train_lm_command
+
+    raise typer.Exit(train_lm_command(values))
+
+
+@train.command("draft", epilog=ENVIRONMENT_NOTE)
+@takes_training(DRAFT)
+def train_draft(values: Values) -> None:
+    """Train a draft model for a target.
+
+    It imitates the target, and begins from scratch or is cut out of a bigger model.
+    Interrupted, the same command continues where the last saved state was.
+    """
+    from paceline.commands.train import train_draft_command
+
+    raise typer.Exit(train_draft_command(values))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; a mistake of the user's is one line on stderr and exit code 2."""
+    try:
+        app(args=arguments, prog_name="paceline")
+    except PacelineError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(EXIT_ERROR)
+
+
+if __name__ == "__main__":
+    main()

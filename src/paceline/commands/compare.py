@@ -1,0 +1,208 @@
+"""The same prompts plainly and speculatively: identical or not, and how much faster.
+
+The plain arm is an engine in which speculation was never configured. The arms take turns, prompt
+by prompt, and the one that begins alternates. Both arms are measured by the same code.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from paceline.commands.display import Screen, banner, closing_line, table
+from paceline.commands.options import RunOptions
+from paceline.commands.prompts import Encoder, Prompt
+from paceline.commands.report import Figures, Report
+from paceline.commands.resolve import open_llm
+from paceline.config import SpeculativeConfig
+from paceline.errors import ConfigError, PacelineError
+from paceline.llm import LLM, GenerationOutput, embedded_model
+from paceline.models.checkpoint import load_checkpoint
+from paceline.sampling_params import SamplingParams
+
+EXIT_DIFFERENT = 1
+WARM_UP_TOKENS = 16
+
+
+@dataclass(slots=True)
+class Pair:
+    """Both arms on one group of prompts, summed over repetitions."""
+
+    first_prompt: int
+    plain: Figures = field(default_factory=Figures)
+    speculative: Figures = field(default_factory=Figures)
+    outputs: list[GenerationOutput] = field(default_factory=list)
+    differing: set[int] = field(default_factory=set)
+
+    @property
+    def speedup(self) -> float:
+        seconds = self.speculative.seconds
+        return self.plain.seconds / seconds if seconds else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All groups of a comparison, in order."""
+
+    pairs: Sequence[Pair]
+
+    @property
+    def differing(self) -> list[int]:
+        """Prompts whose outputs differ, counted from 0."""
+        return sorted(index for pair in self.pairs for index in pair.differing)
+
+    def report(self) -> Report:
+        plain, speculative = Figures(), Figures()
+        for pair in self.pairs:
+            plain.add_figures(pair.plain)
+            speculative.add_figures(pair.speculative)
+        outputs = [output for pair in self.pairs for output in pair.outputs]
+        return Report(outputs, plain, speculative, identical=not self.differing)
+
+
+def compare(
+    plain: LLM,
+    speculative: LLM,
+    prompts: Sequence[list[int]],
+    params: SamplingParams,
+    *,
+    repeat: int = 1,
+    group_size: int = 1,
+    advance: Callable[[int], None] = lambda done: None,
+) -> Comparison:
+    """Run prompts through both arms in turns, after a warm-up that is not counted.
+
+    Args:
+        params: with a seed, so that both arms sample alike.
+        group_size: prompts that run at once.
+        advance: called with the number of groups that are done, repetitions counted.
+
+    Raises:
+        RequestError: a prompt cannot be served.
+    """
+    assert params.is_greedy or params.seed is not None
+    short = replace(params, max_tokens=min(WARM_UP_TOKENS, params.max_tokens or WARM_UP_TOKENS))
+    for arm in (plain, speculative):
+        arm.generate([prompts[0]], short)
+    pairs = [Pair(first) for first in range(0, len(prompts), group_size)]
+    done = 0
+    for _ in range(repeat):
+        for pair in pairs:
+            group = list(prompts[pair.first_prompt : pair.first_prompt + group_size])
+            _run_pair(pair, plain, speculative, group, params, plain_first=done % 2 == 0)
+            done += 1
+            advance(done)
+    return Comparison(pairs)
+
+
+def _run_pair(
+    pair: Pair,
+    plain: LLM,
+    speculative: LLM,
+    group: list[list[int]],
+    params: SamplingParams,
+    plain_first: bool,
+) -> None:
+    arms = [(plain, pair.plain), (speculative, pair.speculative)]
+    outputs = {}
+    for llm, figures in arms if plain_first else reversed(arms):
+        began = time.perf_counter()
+        found = llm.generate(group, params)
+        figures.add(time.perf_counter() - began, found)
+        outputs[id(figures)] = found
+        for output in found:
+            if output.error is not None:
+                raise output.error
+    expected, found = outputs[id(pair.plain)], outputs[id(pair.speculative)]
+    pair.outputs = pair.outputs or found
+    for index, (one, other) in enumerate(zip(expected, found, strict=True), pair.first_prompt):
+        if one.token_ids != other.token_ids or one.finish_reason != other.finish_reason:
+            pair.differing.add(index)
+
+
+def compare_command(
+    options: RunOptions,
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    speculative: tuple[SpeculativeConfig, ...],
+) -> int:
+    """``paceline run --compare``; returns the exit code."""
+    if not speculative:
+        raise ConfigError("--compare needs speculation: leave out --no-speculation")
+    # Both arms read the weights from one checkpoint.
+    source = load_checkpoint(
+        options.model or embedded_model("target"), load_format=options.load_format
+    )
+    with open_llm(options, (), source) as plain, open_llm(options, speculative, source) as llm:
+        screen = Screen(llm.proposers)
+        screen.note(banner(llm))
+        if not llm.proposers:
+            raise PacelineError("no proposer could be built, so there is nothing to compare")
+        ids = Encoder(llm.tokenizer, options.chat, not options.no_thinking).encode_all(prompts)
+        group_size = options.max_num_seqs or 1
+        groups = -(-len(ids) // group_size) * options.repeat
+        with screen.progress("comparing", groups) as advance:
+            comparison = compare(
+                plain,
+                llm,
+                ids,
+                params,
+                repeat=options.repeat,
+                group_size=group_size,
+                advance=advance,
+            )
+        _show(comparison, llm, screen)
+        if options.json:
+            settings = {"seed": params.seed, "temperature": params.temperature}
+            screen.say(comparison.report().to_json(llm, {**settings, "repeat": options.repeat}))
+        return EXIT_DIFFERENT if comparison.differing and llm.promises_identity else 0
+
+
+def _show(comparison: Comparison, llm: LLM, screen: Screen) -> None:
+    screen.say(comparison_table(comparison))
+    report = comparison.report()
+    assert report.plain is not None
+    assert report.speculative is not None
+    screen.say(f"plain: {closing_line(report.plain)}")
+    screen.say(f"speculative: {closing_line(report.speculative)}")
+    screen.say(verdict(comparison, llm.promises_identity))
+
+
+def comparison_table(comparison: Comparison) -> str:
+    """A row per group of prompts."""
+    rows = []
+    for pair in comparison.pairs:
+        last = pair.first_prompt + len(pair.outputs)
+        first = pair.first_prompt + 1
+        rows.append([f"{first}" if first == last else f"{first}-{last}", *pair_cells(pair)])
+    return table(["prompt", *PAIR_HEADERS], rows)
+
+
+PAIR_HEADERS = ("plain tok/s", "speculative tok/s", "speed-up", "acceptance length", "identical")
+
+
+def pair_cells(pair: Pair) -> list[str]:
+    """The cells of :data:`PAIR_HEADERS`."""
+    return [
+        f"{pair.plain.tokens_per_second:.1f}",
+        f"{pair.speculative.tokens_per_second:.1f}",
+        f"{pair.speedup:.2f}x",
+        f"{pair.speculative.mean_acceptance_length:.2f}",
+        "NO" if pair.differing else "yes",
+    ]
+
+
+def verdict(comparison: Comparison, promises_identity: bool) -> str:
+    """One sentence: identical or not, faster or not, as measured."""
+    report = comparison.report()
+    speedup = report.speedup or 0.0
+    if speedup >= 1.0:
+        speed = f"{speedup:.2f}x faster"
+    else:
+        speed = f"slower: {speedup:.2f}x the speed of plain decoding"
+    different, total = len(comparison.differing), len(report.outputs)
+    if not different:
+        return f"identical output, {speed}"
+    excuse = "" if promises_identity else " (this path promises identity up to rounding)"
+    return f"DIFFERENT output for {different} of {total} prompts{excuse}, {speed}"

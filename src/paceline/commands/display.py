@@ -1,0 +1,171 @@
+"""What a person sees: streamed text coloured by origin, the banner, closing lines and tables.
+
+Text goes to standard output exactly as it was generated; everything about it goes to standard
+error. Knows no engine.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TextIO
+
+from paceline.request import TARGET_ORIGIN
+
+if TYPE_CHECKING:
+    from paceline.commands.report import Figures
+    from paceline.llm import LLM
+    from paceline.models.tokenizer import Tokenizer
+
+RESET = "\x1b[0m"
+DIM = "\x1b[2m"
+PALETTE = ("\x1b[32m", "\x1b[36m", "\x1b[33m", "\x1b[35m", "\x1b[34m")
+# On a terminal, control characters in generated text would be commands to it.
+_CONTROLS = {
+    **{code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"},
+    **dict.fromkeys(range(0x7F, 0xA0), 0xFFFD),
+}
+
+
+def wants_colour(stream: TextIO) -> bool:
+    """Whether a stream is a terminal whose owner has not asked for plain text."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return stream.isatty() and not plain
+
+
+class OriginSplitter:
+    """Cuts the text of one output into pieces by who drafted them.
+
+    A step's text is not its tokens' text: characters can be unfinished and stop strings held back.
+    So each token's share is counted apart, and the text that arrives is dealt out by these counts.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]) -> None:
+        # Here because the command line must start without torch and tokenizers.
+        from paceline.models.detokenizer import IncrementalDecoder
+
+        self._decoder = IncrementalDecoder(tokenizer, prompt_token_ids)
+        self._shares: deque[tuple[int, str]] = deque()
+
+    def split(
+        self, token_ids: Sequence[int], origins: Sequence[str], text: str
+    ) -> list[tuple[str, str]]:
+        """Pieces as (text, origin); together they are exactly ``text``."""
+        for token_id, origin in zip(token_ids, origins, strict=True):
+            self._shares.append((len(self._decoder.push(token_id)), origin))
+        pieces = []
+        while text and self._shares:
+            length, origin = self._shares.popleft()
+            if length > len(text):
+                self._shares.appendleft((length - len(text), origin))
+            if length:
+                pieces.append((text[:length], origin))
+            text = text[length:]
+        return [*pieces, (text, TARGET_ORIGIN)] if text else pieces
+
+
+class Screen:
+    """Where generated text and remarks about it go.
+
+    Args:
+        origins: the proposers, in the order of their colours.
+    """
+
+    def __init__(
+        self,
+        origins: Sequence[str] = (),
+        out: TextIO | None = None,
+        err: TextIO | None = None,
+    ) -> None:
+        self.out = out or sys.stdout
+        self.err = err or sys.stderr
+        self._colours = dict(zip(origins, PALETTE, strict=False))
+        self._coloured = wants_colour(self.out)
+        self._at_line_start = True
+
+    def write(self, pieces: Sequence[tuple[str, str]]) -> None:
+        """Generated text, each piece with its origin."""
+        for text, origin in pieces:
+            shown = text.translate(_CONTROLS) if self.out.isatty() else text
+            colour = self._colours.get(origin, "") if self._coloured else ""
+            self.out.write(f"{colour}{shown}{RESET}" if colour else shown)
+            self._at_line_start = text.endswith("\n")
+        self.out.flush()
+
+    def end_line(self) -> None:
+        """End the line of generated text, if it has not ended."""
+        if not self._at_line_start:
+            self.out.write("\n")
+            self.out.flush()
+            self._at_line_start = True
+
+    def say(self, line: str, *, dim: bool = False) -> None:
+        """A line of results, on standard output."""
+        self.end_line()
+        print(_dimmed(line) if dim and self._coloured else line, file=self.out, flush=True)
+
+    def note(self, line: str) -> None:
+        """A remark, on standard error."""
+        self.end_line()
+        print(_dimmed(line) if wants_colour(self.err) else line, file=self.err, flush=True)
+
+    def legend(self) -> None:
+        """Which colour stands for which proposer; nothing without colours."""
+        if self._coloured and self._colours:
+            named = [f"{colour}{origin}{RESET}" for origin, colour in self._colours.items()]
+            self.note(f"drafted by {', '.join(named)}; the rest by the target model")
+
+    @contextmanager
+    def progress(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
+        """A bar on a terminal, otherwise nothing; yields what to call with the number done."""
+        if not self.err.isatty():
+            yield lambda done: None
+            return
+        from rich.console import Console
+        from rich.progress import Progress
+
+        with Progress(console=Console(file=self.err), transient=True) as bar:
+            task = bar.add_task(title, total=total)
+            yield lambda done: bar.update(task, completed=done)
+
+
+def _dimmed(text: str) -> str:
+    return f"{DIM}{text}{RESET}"
+
+
+def banner(llm: LLM) -> str:
+    """Model, arithmetic, device, proposers, and which promise holds."""
+    proposers = " + ".join(llm.proposers) or "no speculation"
+    promise = (
+        "output identical to plain decoding, bit for bit"
+        if llm.promises_identity
+        else "output as plain decoding up to rounding: near-ties may fall differently"
+    )
+    config = llm.config
+    return f"{llm.model} | {config.dtype} on {config.device} | {proposers} | {promise}"
+
+
+def closing_line(figures: Figures) -> str:
+    """Tokens, speed and acceptance of a run."""
+    line = f"{figures.output_tokens} tokens, {figures.tokens_per_second:.1f} tok/s"
+    if not figures.num_draft_tokens:
+        return line
+    return (
+        f"{line}, acceptance rate {figures.acceptance_rate:.1%}, "
+        f"mean acceptance length {figures.mean_acceptance_length:.2f}"
+    )
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns of text, the first flush left and the others flush right."""
+    widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
+
+    def line(cells: Sequence[str]) -> str:
+        first, *rest = zip(cells, widths, strict=True)
+        return "  ".join([first[0].ljust(first[1]), *(c.rjust(w) for c, w in rest)]).rstrip()
+
+    rule = "  ".join("-" * width for width in widths)
+    return "\n".join([line(headers), rule, *map(line, rows)])

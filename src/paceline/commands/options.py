@@ -1,0 +1,243 @@
+"""The options of the commands, as frozen dataclasses from which Typer's signatures are made.
+
+Owns names, defaults, help texts and environment variables. Knows no model and imports nothing slow:
+``paceline --help`` reads all of it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, fields
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+import typer
+
+from paceline.config import DTYPES, KV_DTYPES, METHODS, environment_name
+
+Options = TypeVar("Options")
+
+# Typer reads a default out of the dataclass, so options here only carry names and help.
+
+
+def option(*names: str, help: str, **more: Any) -> Any:
+    """A Typer option that also reads its environment variable, named after its long name."""
+    long = next(name for name in names if name.startswith("--")).split("/")[0]
+    return typer.Option(*names, help=help, envvar=environment_name(long), show_envvar=False, **more)
+
+
+def argument(name: str, *, help: str) -> Any:
+    """A Typer argument that also reads ``PACELINE_<NAME>``."""
+    return typer.Argument(metavar=name, help=help, envvar=environment_name(name), show_envvar=False)
+
+
+def takes(options: type[Options]) -> Callable[[Callable[[Options], None]], Callable[..., None]]:
+    """Give a command one parameter per field of a dataclass, and hand it the filled dataclass.
+
+    The fields are annotated with :func:`option` or :func:`argument`.
+    """
+    hints = get_type_hints(options, include_extras=True)
+    parameters = [
+        parameter(field.name, hints[field.name], field.default)
+        for field in fields(options)  # type: ignore[arg-type]
+    ]
+    return lambda body: with_parameters(parameters, body, lambda values: options(**values))
+
+
+def parameter(name: str, annotation: Any, default: Any = MISSING) -> inspect.Parameter:
+    """One parameter of a command; without a default it is required."""
+    default = inspect.Parameter.empty if default is MISSING else default
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=default, annotation=annotation)
+
+
+def with_parameters(
+    parameters: Sequence[inspect.Parameter],
+    body: Callable[[Options], None],
+    pack: Callable[[dict[str, Any]], Options],
+) -> Callable[..., None]:
+    """A function with these parameters, as Typer reads them, that calls ``body(pack(values))``."""
+
+    def command(**values: Any) -> None:
+        body(pack(values))
+
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    command.__name__, command.__doc__ = body.__name__, body.__doc__
+    return command
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """How the engine is built."""
+
+    dtype: Annotated[str, option("--dtype", help=f"Arithmetic: {', '.join(DTYPES)}.")] = "auto"
+    device: Annotated[str, option("--device", help="Torch device.")] = "cpu"
+    max_num_seqs: Annotated[
+        int | None,
+        option("--max-num-seqs", help="Most prompts at once (default: 32; with --compare: 1)."),
+    ] = None
+    max_num_batched_tokens: Annotated[
+        int, option("--max-num-batched-tokens", help="Most rows of one forward.")
+    ] = 512
+    max_step_ms: Annotated[
+        float | None,
+        option("--max-step-ms", help="Keep steps this short while a prompt is read beside others."),
+    ] = None
+    max_model_len: Annotated[
+        int | None, option("--max-model-len", help="Context limit (default: the model's own).")
+    ] = None
+    kv_cache_memory: Annotated[
+        str | None,
+        option("--kv-cache-memory", help="Memory for keys and values, e.g. 512M or 2G."),
+    ] = None
+    kv_cache_dtype: Annotated[
+        str, option("--kv-cache-dtype", help=f"Keys and values: {', '.join(KV_DTYPES)}.")
+    ] = "auto"
+    enable_prefix_caching: Annotated[
+        bool,
+        option(
+            "--enable-prefix-caching/--no-enable-prefix-caching",
+            help="Reuse what an earlier prompt with the same beginning has computed.",
+        ),
+    ] = True
+    load_format: Annotated[
+        str, option("--load-format", help="mmap reads weights when needed, memory at once.")
+    ] = "mmap"
+    threads: Annotated[int | None, option("--threads", help="Torch threads.")] = None
+    strict: Annotated[
+        bool, option("--strict", help="Fail, instead of decoding plainly, if a draft is unusable.")
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculationOptions:
+    """Who drafts."""
+
+    speculative_config: Annotated[
+        str | None,
+        option(
+            "--speculative-config",
+            help='Proposers as JSON: {"method": "prompt_lookup", "num_speculative_tokens": 4}, '
+            "or a list of such objects.",
+        ),
+    ] = None
+    method: Annotated[
+        str | None, option("--method", help=f"One proposer: {', '.join(METHODS)}.")
+    ] = None
+    draft: Annotated[
+        str | None, option("--draft", help="Draft model: folder, GGUF file or hub id.")
+    ] = None
+    num_speculative_tokens: Annotated[
+        int | None,
+        option("-k", "--num-speculative-tokens", help="Most tokens along one path of a draft."),
+    ] = None
+    no_speculation: Annotated[
+        bool, option("--no-speculation", help="Decode plainly, whatever else is configured.")
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """How tokens are chosen."""
+
+    max_tokens: Annotated[int, option("--max-tokens", help="Most tokens of one answer.")] = 256
+    temperature: Annotated[
+        float, option("--temperature", help="0 is greedy: always the likeliest token.")
+    ] = 0.0
+    top_p: Annotated[float, option("--top-p", help="Likeliest tokens up to this share.")] = 1.0
+    top_k: Annotated[int, option("--top-k", help="This many likeliest tokens; 0 is all.")] = 0
+    min_p: Annotated[
+        float, option("--min-p", help="Tokens at least this likely, relative to the likeliest.")
+    ] = 0.0
+    seed: Annotated[
+        int | None, option("--seed", help="Makes sampling repeatable (default: drawn once).")
+    ] = None
+    ignore_eos: Annotated[
+        bool, option("--ignore-eos", help="Go on to --max-tokens past the model's own end.")
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptOptions:
+    """What is asked."""
+
+    model: Annotated[
+        str | None,
+        argument("MODEL", help="Folder, GGUF file or hub id (default: the embedded model)."),
+    ] = None
+    prompt: Annotated[str | None, option("-p", "--prompt", help="The prompt's text.")] = None
+    prompts: Annotated[
+        str | None,
+        option(
+            "--prompts",
+            help="A JSONL file: each row has prompt, question, turns (the first is asked) or "
+            "messages.",
+        ),
+    ] = None
+    chat: Annotated[
+        bool | None,
+        option(
+            "--chat/--no-chat",
+            help="Put prompts into the model's chat template (default: if it has one).",
+        ),
+    ] = None
+    no_thinking: Annotated[
+        bool, option("--no-thinking", help="Ask the chat template for an answer without thoughts.")
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """What is reported."""
+
+    compare: Annotated[
+        bool,
+        option(
+            "--compare",
+            help="Run the prompts plainly and speculatively in turns; exit 1 if outputs differ "
+            "where identity is promised.",
+        ),
+    ] = False
+    repeat: Annotated[int, option("--repeat", min=1, help="Run the prompts this often.")] = 1
+    json: Annotated[bool, option("--json", help="End stdout with a line of JSON.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(EngineOptions, ReportOptions, SpeculationOptions, SamplingOptions, PromptOptions):
+    """Options of ``paceline run``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceOptions(EngineOptions):
+    """Options of ``paceline trace``."""
+
+    model: Annotated[str, argument("MODEL", help="Folder, GGUF file or hub id.")]
+    prompts: Annotated[str, option("--prompts", help="A JSONL file, as for paceline run.")]
+    output: Annotated[str, option("-o", "--output", help="Folder of the trace.")]
+    top_logprobs: Annotated[
+        int, option("--top-logprobs", min=1, help="Log-probabilities kept per token.")
+    ] = 32
+    max_tokens: Annotated[int, option("--max-tokens", help="Most tokens of one answer.")] = 256
+    temperature: Annotated[float, option("--temperature", help="0 is greedy.")] = 0.0
+    seed: Annotated[int, option("--seed", help="Prompt i samples with seed + i.")] = 0
+    shard_size: Annotated[int, option("--shard-size", min=1, help="Prompts per file.")] = 64
+    chat: Annotated[
+        bool | None,
+        option("--chat/--no-chat", help="Use the chat template (default: if there is one)."),
+    ] = None
+    no_thinking: Annotated[
+        bool, option("--no-thinking", help="Ask the chat template for no thoughts.")
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions:
+    """Options of ``paceline demo``."""
+
+    quick: Annotated[bool, option("--quick", help="One prompt of each kind, shorter.")] = False
+    max_tokens: Annotated[
+        int | None, option("--max-tokens", help="Tokens per prompt (default: 96; quick: 48).")
+    ] = None
+    dtype: Annotated[str, option("--dtype", help=f"Arithmetic: {', '.join(DTYPES)}.")] = "auto"
+    threads: Annotated[int | None, option("--threads", help="Torch threads.")] = None

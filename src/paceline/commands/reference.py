@@ -1,0 +1,49 @@
+"""The command line's reference page, from its own help: ``python -m paceline.commands.reference``.
+
+Prints what ``docs/cli.md`` must hold. The same whatever the terminal and the environment.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from paceline.cli import HELP_WIDTH, app
+
+HEADER = """# The command line
+
+Every command and option, as `--help` prints them. This page is written by
+`python -m paceline.commands.reference > docs/cli.md`.
+
+Every option also reads an environment variable, named after its long name: `--max-tokens` reads
+`PACELINE_MAX_TOKENS`, and the argument MODEL reads `PACELINE_MODEL`. An option on the command line
+has priority. Switches take 1 or 0.
+"""
+
+
+def reference() -> str:
+    """The page as Markdown."""
+    command = typer.main.get_command(app)
+    sections = [_section(names, each) for names, each in _commands(("paceline",), command)]
+    return "\n".join([HEADER, *sections])
+
+
+def _commands(names: tuple[str, ...], command: Any) -> list[tuple[tuple[str, ...], Any]]:
+    children = getattr(command, "commands", {})
+    found = [(names, command)]
+    for name, child in children.items():
+        found += _commands((*names, name), child)
+    return found
+
+
+def _section(names: tuple[str, ...], command: Any) -> str:
+    path = " ".join(names)
+    context = command.make_context(path, [], resilient_parsing=True)
+    context.terminal_width = HELP_WIDTH
+    text = "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
+    return f"## {path}\n\n```\n{text}\n```\n"
+
+
+if __name__ == "__main__":
+    print(reference(), end="")

@@ -1,0 +1,124 @@
+"""The figures of a run and the JSON document that carries them. Counts; derives every ratio."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline.llm import LLM, GenerationOutput
+
+
+@dataclass(slots=True)
+class Figures:
+    """What one arm did: wall seconds, and counters summed over its requests."""
+
+    seconds: float = 0.0
+    output_tokens: int = 0
+    num_steps: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+
+    def add(self, seconds: float, outputs: Sequence[GenerationOutput]) -> None:
+        """Count the outputs of a run that took this long."""
+        self.seconds += seconds
+        for output in outputs:
+            for completion in output.completions:
+                counters = completion.counters
+                self.output_tokens += len(completion.token_ids)
+                self.num_steps += counters.num_steps
+                self.num_drafts += counters.num_drafts
+                self.num_draft_tokens += counters.num_draft_tokens
+                self.num_accepted_tokens += counters.num_accepted_tokens
+
+    def add_figures(self, other: Figures) -> None:
+        for name, value in asdict(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.output_tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        return self.output_tokens / self.num_steps if self.num_steps else 0.0
+
+    def plain(self) -> dict[str, Any]:
+        """The JSON object of an arm without speculation."""
+        return {
+            "seconds": self.seconds,
+            "output_tokens": self.output_tokens,
+            "tokens_per_second": self.tokens_per_second,
+        }
+
+    def speculative(self) -> dict[str, Any]:
+        """The JSON object of an arm with speculation."""
+        return {
+            **self.plain(),
+            "num_steps": self.num_steps,
+            "num_drafts": self.num_drafts,
+            "num_draft_tokens": self.num_draft_tokens,
+            "num_accepted_tokens": self.num_accepted_tokens,
+            "acceptance_rate": self.acceptance_rate,
+            "mean_acceptance_length": self.mean_acceptance_length,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that a run reports.
+
+    Attributes:
+        plain: None unless an arm decoded without speculation.
+        speculative: None unless an arm decoded with it.
+        identical: None unless both did.
+        outputs: of the speculative arm if there is one, one per prompt.
+    """
+
+    outputs: Sequence[GenerationOutput]
+    plain: Figures | None = None
+    speculative: Figures | None = None
+    identical: bool | None = None
+
+    @property
+    def speedup(self) -> float | None:
+        if self.plain is None or self.speculative is None or not self.speculative.seconds:
+            return None
+        return self.plain.seconds / self.speculative.seconds
+
+    def to_json(self, llm: LLM, settings: Mapping[str, Any]) -> str:
+        """One line; ``settings`` are further facts about the run, such as the seed."""
+        document = {
+            "device": llm.config.device,
+            "model": llm.model,
+            "dtype": llm.config.dtype,
+            "speculative_config": [asdict(config) for config in llm.config.speculative],
+            "promises_identity": llm.promises_identity,
+            **settings,
+            "num_prompts": len(self.outputs),
+            "plain": self.plain.plain() if self.plain else None,
+            "speculative": self.speculative.speculative() if self.speculative else None,
+            "speedup": self.speedup,
+            "identical": self.identical,
+            "outputs": [_output(i, output) for i, output in enumerate(self.outputs)],
+        }
+        return json.dumps(document)
+
+
+def _output(index: int, output: GenerationOutput) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "prompt_index": index,
+        "token_ids": output.token_ids,
+        "text": output.text,
+        "finish_reason": output.finish_reason,
+    }
+    if output.error is not None:
+        found["error"] = str(output.error)
+    return found

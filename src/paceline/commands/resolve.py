@@ -1,0 +1,133 @@
+"""From options to what the Python API takes. Owns the command line's default proposers."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from paceline.commands.options import EngineOptions, RunOptions, SamplingOptions, SpeculationOptions
+from paceline.config import SpeculativeConfig, parse_speculative_config
+from paceline.errors import ConfigError
+from paceline.llm import LLM, embedded_model
+from paceline.models.checkpoint import Checkpoint
+from paceline.sampling_params import SamplingParams
+
+DEFAULT_MAX_NUM_SEQS = 32
+_MEMORY = re.compile(r"(\d+(?:\.\d*)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
+_UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+def is_embedded(model: str | None) -> bool:
+    """Whether the model is the embedded one, named by its folder or not at all."""
+    return model is None or Path(model).resolve() == Path(embedded_model("target")).resolve()
+
+
+def default_speculative_config(model: str | None) -> tuple[SpeculativeConfig, ...]:
+    """Who drafts when nothing was said: with the embedded model its own draft model too."""
+    lookup = SpeculativeConfig(method="prompt_lookup")
+    if is_embedded(model):
+        return SpeculativeConfig(method="draft_model", model=embedded_model("draft")), lookup
+    return (lookup,)
+
+
+def speculative_config(
+    options: SpeculationOptions, model: str | None
+) -> tuple[SpeculativeConfig, ...]:
+    """The proposers that the options name.
+
+    Raises:
+        ConfigError: options that exclude each other, or an unacceptable configuration.
+    """
+    if options.no_speculation:
+        return ()
+    single = {
+        "--method": options.method,
+        "--draft": options.draft,
+        "-k": options.num_speculative_tokens,
+    }
+    given = [name for name, value in single.items() if value is not None]
+    if options.speculative_config is not None:
+        if given:
+            raise ConfigError(
+                f"--speculative-config says it all: put what {', '.join(given)} says into it"
+            )
+        return parse_speculative_config(options.speculative_config)
+    configs = default_speculative_config(model)
+    if options.method or options.draft:
+        configs = (_single_config(options, model),)
+    k = options.num_speculative_tokens
+    return configs if k is None else tuple(replace(c, num_speculative_tokens=k) for c in configs)
+
+
+def _single_config(options: SpeculationOptions, model: str | None) -> SpeculativeConfig:
+    method = options.method or "draft_model"
+    draft = options.draft
+    if method != "draft_model" and draft is not None:
+        raise ConfigError(f"--method {method} takes no --draft; that is for draft_model")
+    if method == "draft_model" and draft is None and is_embedded(model):
+        draft = embedded_model("draft")
+    return SpeculativeConfig(method=method, model=draft)
+
+
+def memory_bytes(text: str) -> int:
+    """Bytes in ``512M``, ``1.5G`` or ``1048576``; units are powers of 1024.
+
+    Raises:
+        ConfigError: it is not a size.
+    """
+    match = _MEMORY.fullmatch(text.strip())
+    size = int(float(match[1]) * 1024 ** _UNITS[match[2].upper()]) if match else 0
+    if size < 1:
+        raise ConfigError(f"{text!r} is no amount of memory; write 512M, 2G or a number of bytes")
+    return size
+
+
+def sampling_params(options: SamplingOptions, seed: int) -> SamplingParams:
+    """The parameters of every prompt; the same seed for each of them.
+
+    Raises:
+        RequestError: a value is out of range.
+    """
+    return SamplingParams(
+        max_tokens=options.max_tokens,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        top_k=options.top_k,
+        min_p=options.min_p,
+        seed=seed,
+        ignore_eos=options.ignore_eos,
+    )
+
+
+def engine_options(options: EngineOptions) -> dict[str, Any]:
+    """Keyword arguments of :class:`~paceline.llm.LLM`.
+
+    Raises:
+        ConfigError: a value is not acceptable.
+    """
+    memory, seqs = options.kv_cache_memory, options.max_num_seqs
+    return {
+        "dtype": options.dtype,
+        "device": options.device,
+        "max_num_seqs": DEFAULT_MAX_NUM_SEQS if seqs is None else seqs,
+        "max_num_batched_tokens": options.max_num_batched_tokens,
+        "max_step_ms": options.max_step_ms,
+        "max_model_len": options.max_model_len,
+        "kv_cache_memory": None if memory is None else memory_bytes(memory),
+        "kv_cache_dtype": options.kv_cache_dtype,
+        "enable_prefix_caching": options.enable_prefix_caching,
+        "load_format": options.load_format,
+        "num_threads": options.threads,
+        "strict": options.strict,
+    }
+
+
+def open_llm(
+    options: RunOptions,
+    speculative: tuple[SpeculativeConfig, ...],
+    source: Checkpoint | None = None,
+) -> LLM:
+    """The model that the options name, from a checkpoint that is open already if one is given."""
+    return LLM(source or options.model, speculative_config=speculative, **engine_options(options))

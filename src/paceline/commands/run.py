@@ -1,0 +1,149 @@
+"""``paceline run``: answers to one prompt, to a file of them, or in a conversation.
+
+Owns where prompts come from and the order of things; what is shown is the display's.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from paceline.commands.compare import compare_command
+from paceline.commands.display import OriginSplitter, Screen, banner, closing_line
+from paceline.commands.options import RunOptions
+from paceline.commands.prompts import Encoder, Prompt, read_prompts
+from paceline.commands.report import Figures, Report
+from paceline.commands.resolve import open_llm, sampling_params, speculative_config
+from paceline.commands.talk import talk
+from paceline.errors import ConfigError
+from paceline.llm import LLM, Completion, GenerationOutput
+from paceline.sampling_params import SamplingParams
+
+EXIT_FAILED = 2
+
+
+def run_command(options: RunOptions) -> int:
+    """Run the command; returns its exit code.
+
+    Raises:
+        PacelineError: the options, the prompts or the model cannot be used.
+    """
+    prompts = _prompts(options)
+    if options.seed is None:
+        options = replace(options, seed=secrets.randbits(32))
+    assert options.seed is not None
+    params = sampling_params(options, options.seed)
+    speculative = speculative_config(options, options.model)
+    if options.compare:
+        return compare_command(options, prompts or [], params, speculative)
+    with open_llm(options, speculative) as llm:
+        screen = Screen(llm.proposers)
+        screen.note(banner(llm))
+        if options.no_thinking and not llm.tokenizer.template_mentions("enable_thinking"):
+            screen.note("--no-thinking has no effect: the chat template does not know thinking")
+        encoder = Encoder(llm.tokenizer, options.chat, not options.no_thinking)
+        if prompts is None:
+            return talk(llm, encoder, params, screen)
+        return _answer(llm, encoder.encode_all(prompts), params, options, screen)
+
+
+def _prompts(options: RunOptions) -> list[Prompt] | None:
+    """What to answer; None means to ask the person at the terminal."""
+    if options.prompt is not None and options.prompts is not None:
+        raise ConfigError("--prompt and --prompts exclude each other")
+    if options.prompts is not None:
+        return read_prompts(options.prompts)
+    if options.prompt is not None:
+        return [Prompt(options.prompt)]
+    if not sys.stdin.isatty():
+        return [Prompt(sys.stdin.read())]
+    if options.json or options.compare:
+        raise ConfigError("--json and --compare need prompts: give -p, --prompts or a pipe")
+    return None
+
+
+def _answer(
+    llm: LLM,
+    prompts: Sequence[list[int]],
+    params: SamplingParams,
+    options: RunOptions,
+    screen: Screen,
+) -> int:
+    figures = Figures()
+    if len(prompts) == 1:
+        outputs = _answer_one(llm, prompts[0], params, screen, figures)
+    else:
+        outputs = _answer_batch(llm, prompts, params, screen, figures)
+    for _ in range(options.repeat - 1):
+        _measure(llm, prompts, params, figures)
+    screen.end_line()
+    screen.note(closing_line(figures))
+    is_plain = not llm.config.speculative
+    report = Report(
+        outputs,
+        plain=figures if is_plain else None,
+        speculative=None if is_plain else figures,
+    )
+    if options.json:
+        screen.say(report.to_json(llm, {"seed": params.seed, "temperature": params.temperature}))
+    return EXIT_FAILED if any(output.error for output in outputs) else 0
+
+
+def _answer_one(
+    llm: LLM, prompt: list[int], params: SamplingParams, screen: Screen, figures: Figures
+) -> list[GenerationOutput]:
+    """Stream the answer as it is made."""
+    screen.legend()
+    completion = Completion(0)
+    splitter = OriginSplitter(llm.tokenizer, prompt)
+    llm.reset_stats()
+    began = time.perf_counter()
+    for output in llm.stream(prompt, params):
+        completion.add(output)
+        screen.write(splitter.split(output.token_ids, output.origins, output.text))
+    seconds = time.perf_counter() - began
+    completion.counters = llm.stats().speculation
+    outputs = [GenerationOutput(prompt, [completion])]
+    figures.add(seconds, outputs)
+    return outputs
+
+
+def _answer_batch(
+    llm: LLM,
+    prompts: Sequence[list[int]],
+    params: SamplingParams,
+    screen: Screen,
+    figures: Figures,
+) -> list[GenerationOutput]:
+    """Answer all as one batch, then show them in their order."""
+    with screen.progress("answering", len(prompts)) as advance:
+        began = time.perf_counter()
+        outputs: list[GenerationOutput] = llm.generate(prompts, params, on_finished=advance)
+        figures.add(time.perf_counter() - began, outputs)
+    screen.legend()
+    for number, (prompt, output) in enumerate(zip(prompts, outputs, strict=True), start=1):
+        screen.note(f"--- prompt {number}")
+        show(llm, prompt, output, screen)
+    return outputs
+
+
+def show(llm: LLM, prompt: Sequence[int], output: GenerationOutput, screen: Screen) -> None:
+    """Print a finished answer, coloured as if it streamed; its error if it has one."""
+    answer = output.completions[0]
+    splitter = OriginSplitter(llm.tokenizer, prompt)
+    screen.write(splitter.split(answer.token_ids, answer.origins, answer.text))
+    screen.end_line()
+    if output.error is not None:
+        screen.note(f"error: {output.error}")
+
+
+def _measure(
+    llm: LLM, prompts: Sequence[list[int]], params: SamplingParams, figures: Figures
+) -> None:
+    """Run everything once more, for the figures alone."""
+    began = time.perf_counter()
+    outputs = llm.generate(prompts, params)
+    figures.add(time.perf_counter() - began, outputs)

@@ -1,0 +1,109 @@
+"""``paceline trace``: the target's own answers with their log-probabilities, in shards on disk.
+
+Owns which prompts a shard holds; the format is :mod:`paceline.workbench.traces`'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from paceline.commands.display import Screen, banner
+from paceline.commands.options import TraceOptions
+from paceline.commands.prompts import Encoder, read_prompts
+from paceline.commands.resolve import engine_options
+from paceline.llm import LLM, GenerationOutput
+from paceline.sampling_params import SamplingParams
+from paceline.workbench.traces import Trace, TraceWriter
+
+SEEDS = 1 << 64
+
+
+def trace_command(options: TraceOptions) -> int:
+    """Run the command; returns its exit code.
+
+    Raises:
+        PacelineError: the prompts, the model or the folder cannot be used.
+    """
+    rows = read_prompts(options.prompts)
+    first = _params(options, 0)
+    screen = Screen()
+    with LLM(options.model, **engine_options(options)) as llm:
+        screen.note(banner(llm))
+        prompts = Encoder(llm.tokenizer, options.chat, not options.no_thinking).encode_all(rows)
+        writer = TraceWriter(options.output, _meta(options, llm, prompts, first))
+        begin = min(writer.num_shards * options.shard_size, len(prompts))
+        if begin:
+            screen.note(f"{begin} of {len(prompts)} prompts are there already")
+        num_tokens = 0
+        with screen.progress("tracing", len(prompts)) as advance:
+            for start in range(begin, len(prompts), options.shard_size):
+                batch = prompts[start : start + options.shard_size]
+                traces = _trace(llm, batch, start, options, advance)
+                writer.write_shard(traces)
+                num_tokens += sum(len(trace.logprobs) for trace in traces)
+        screen.note(
+            f"{len(prompts) - begin} prompts, {num_tokens} output tokens written; "
+            f"{writer.num_shards} shards in {writer.folder}"
+        )
+    return 0
+
+
+def _params(options: TraceOptions, prompt_index: int) -> SamplingParams:
+    # A seed per prompt, by its index: the same whether or not the command was interrupted.
+    return SamplingParams(
+        max_tokens=options.max_tokens,
+        temperature=options.temperature,
+        logprobs=options.top_logprobs,
+        seed=(options.seed + prompt_index) % SEEDS,
+    )
+
+
+def _meta(
+    options: TraceOptions, llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingParams
+) -> dict[str, Any]:
+    digest = xxhash.xxh3_128()
+    for prompt in prompts:
+        digest.update(np.array([len(prompt), *prompt], "<i4").tobytes())
+    return {
+        "model": llm.model,
+        "dtype": llm.config.dtype,
+        "vocab_fingerprint": llm.tokenizer.fingerprint,
+        "num_prompts": len(prompts),
+        "prompts_digest": digest.hexdigest(),
+        "shard_size": options.shard_size,
+        "params": {
+            "max_tokens": params.max_tokens,
+            "temperature": params.temperature,
+            "top_logprobs": params.logprobs,
+            "seed": options.seed,
+            "max_model_len": llm.config.max_model_len,
+        },
+    }
+
+
+def _trace(
+    llm: LLM, prompts: list[list[int]], start: int, options: TraceOptions, advance: Any
+) -> list[Trace]:
+    params = [_params(options, start + i) for i in range(len(prompts))]
+    outputs = llm.generate(prompts, params, on_finished=lambda done: advance(start + done))
+    return [_to_trace(start + i, output) for i, output in enumerate(outputs)]
+
+
+def _to_trace(index: int, output: GenerationOutput) -> Trace:
+    if output.error is not None:
+        raise output.error
+    rows = output.completions[0].logprobs
+    assert len(rows) == len(output.token_ids)
+    top = [row.top for row in rows]
+    return Trace(
+        prompt_index=index,
+        prompt_len=len(output.prompt_token_ids),
+        token_ids=np.array([*output.prompt_token_ids, *output.token_ids], np.int32),
+        logprobs=np.array([row.logprob for row in rows], np.float32),
+        top_ids=np.array([[token for token, _ in each] for each in top], np.int32),
+        top_logprobs=np.array([[value for _, value in each] for each in top], np.float32),
+    )

@@ -1,0 +1,219 @@
+"""Engine and speculation options, resolved once by pure functions. Knows no models and no files."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from paceline.errors import ConfigError
+
+DTYPES = ("auto", "float32", "bfloat16", "int8")
+KV_DTYPES = ("auto", "float32", "bfloat16")
+METHODS = ("prompt_lookup", "draft_model")
+METHOD_ALIASES = {"ngram": "prompt_lookup"}
+LOOSENING_KEYS = (
+    "acceptance_threshold",
+    "min_acceptance_ratio",
+    "typical_acceptance",
+    "typical_acceptance_sampler_posterior_threshold",
+    "typical_acceptance_sampler_posterior_alpha",
+    "assistant_ensemble_weight",
+    "draft_sample_method",
+    "rejection_sample_method",
+    "synthetic_acceptance_rate",
+    "synthetic_acceptance_length",
+)
+MAX_SPECULATIVE_TOKENS = 64
+MAX_TREE_NODES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeConfig:
+    """One proposer and how it drafts. Keys are vLLM's where it has one.
+
+    Attributes:
+        method: ``prompt_lookup`` (alias ``ngram``) or ``draft_model``.
+        model: folder, GGUF file or hub id of the draft model.
+        num_speculative_tokens: most tokens along one path of a draft.
+        max_tree_nodes: most nodes of one draft tree; 0 means a chain.
+        max_branching: most children of one node.
+        min_accept_prob: nodes less likely to be reached and accepted than this are not verified,
+            the first one included. Chooses what is verified, never what is accepted.
+        prompt_lookup_min, prompt_lookup_max: shortest and longest match, in tokens.
+        prompt_lookup_window: how far back a match may lie, in tokens.
+        temperature, top_p, top_k: how the draft model ranks candidates; None takes the request's.
+        dtype: precision of the draft model.
+        deterministic: run the draft on the target's reproducible kernels (slower).
+        catch_up_tokens: most tokens per step with which a lagging draft model catches up.
+    """
+
+    method: str = "prompt_lookup"
+    model: str | None = None
+    num_speculative_tokens: int = 4
+    max_tree_nodes: int = 0
+    max_branching: int = 1
+    min_accept_prob: float = 0.02
+    prompt_lookup_min: int = 2
+    prompt_lookup_max: int = 4
+    prompt_lookup_window: int = 8192
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    dtype: str = "auto"
+    deterministic: bool = False
+    catch_up_tokens: int = 512
+
+    def __post_init__(self) -> None:
+        method = METHOD_ALIASES.get(self.method, self.method)
+        if method not in METHODS:
+            raise ConfigError(f"method is {self.method!r}; allowed are {', '.join(METHODS)}")
+        object.__setattr__(self, "method", method)
+        if method == "draft_model" and not self.model:
+            raise ConfigError('method "draft_model" needs "model": the draft\'s folder or hub id')
+        _check_range(
+            "num_speculative_tokens", self.num_speculative_tokens, 1, MAX_SPECULATIVE_TOKENS
+        )
+        _check_range("max_tree_nodes", self.max_tree_nodes, 0, MAX_TREE_NODES)
+        _check_range("max_branching", self.max_branching, 1, 16)
+        _check_range("min_accept_prob", self.min_accept_prob, 0.0, 1.0)
+        _check_range("prompt_lookup_min", self.prompt_lookup_min, 1, 32)
+        _check_range("prompt_lookup_max", self.prompt_lookup_max, self.prompt_lookup_min, 32)
+        _check_range("prompt_lookup_window", self.prompt_lookup_window, 1, 1 << 24)
+        _check_range("catch_up_tokens", self.catch_up_tokens, 1, 1 << 20)
+        _check_choice("dtype", self.dtype, DTYPES)
+
+    @property
+    def tree_nodes(self) -> int:
+        """Node cap of one draft, the chain's length when no tree was asked for."""
+        return max(self.max_tree_nodes, self.num_speculative_tokens)
+
+
+def _check_range(name: str, value: float, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise ConfigError(f"{name} is {value!r}; allowed are {low} to {high}")
+
+
+def _check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{name} is {value!r}; allowed are {', '.join(allowed)}")
+
+
+_KEY_ALIASES = {"max_tree_depth": "num_speculative_tokens"}
+
+
+def parse_speculative_config(
+    source: str | Mapping[str, Any] | Sequence[Mapping[str, Any]] | None,
+) -> tuple[SpeculativeConfig, ...]:
+    """Read a speculative configuration: JSON text, one mapping, or a list of mappings.
+
+    Raises:
+        ConfigError: not JSON, an unknown key (the allowed ones are listed), a key that would
+            loosen acceptance, or a value out of range.
+    """
+    if source is None:
+        return ()
+    if isinstance(source, str):
+        try:
+            source = json.loads(source)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"the speculative configuration is not JSON: {error}") from error
+    items = [source] if isinstance(source, Mapping) else source
+    if not isinstance(items, Sequence) or isinstance(items, str):
+        raise ConfigError("the speculative configuration must be an object or a list of objects")
+    return tuple(_parse_one(item) for item in items)
+
+
+def _parse_one(item: object) -> SpeculativeConfig:
+    if isinstance(item, SpeculativeConfig):
+        return item
+    if not isinstance(item, Mapping):
+        raise ConfigError(f"a speculative configuration must be an object, not {item!r}")
+    allowed = [f.name for f in fields(SpeculativeConfig)]
+    values: dict[str, Any] = {}
+    for key, value in item.items():
+        if key in LOOSENING_KEYS:
+            raise ConfigError(
+                f"{key!r} is refused: it would accept tokens that the target did not choose. "
+                "Outputs here are always those of plain decoding"
+            )
+        name = _KEY_ALIASES.get(key, key)
+        if name not in allowed:
+            known = ", ".join([*allowed, *_KEY_ALIASES])
+            raise ConfigError(f"unknown speculative key {key!r}; allowed are {known}")
+        values[name] = value
+    return SpeculativeConfig(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything an engine is built with.
+
+    Attributes:
+        dtype: arithmetic of the target; ``auto`` is resolved from the machine and the checkpoint.
+        device: torch device string.
+        max_model_len: context limit in tokens; None takes the model's own.
+        max_num_seqs: most requests that run at once.
+        max_num_batched_tokens: most rows of one forward.
+        max_step_ms: while anyone decodes, prefill chunks are sized so that a step stays below this;
+            None means the larger of 100 ms and four plain decode steps.
+        kv_cache_memory: bytes for keys and values of target and drafts; None derives it from free
+            memory.
+        kv_cache_dtype: ``auto`` follows the arithmetic.
+        enable_prefix_caching: whether committed blocks serve later requests.
+        speculative: the proposers, in the order in which they were configured.
+        strict: fail, instead of decoding plainly, when a draft cannot be used.
+        num_threads: torch threads; None leaves them.
+        seed: seeds the seeds that requests do not bring.
+        load_format: ``mmap`` or ``memory``.
+        deterministic: force or forbid the reproducible kernels; None means wherever they exist.
+    """
+
+    dtype: str = "auto"
+    device: str = "cpu"
+    max_model_len: int | None = None
+    max_num_seqs: int = 32
+    max_num_batched_tokens: int = 512
+    max_step_ms: float | None = None
+    kv_cache_memory: int | None = None
+    kv_cache_dtype: str = "auto"
+    enable_prefix_caching: bool = True
+    speculative: tuple[SpeculativeConfig, ...] = field(default_factory=tuple)
+    strict: bool = False
+    num_threads: int | None = None
+    seed: int | None = None
+    load_format: str = "mmap"
+    deterministic: bool | None = None
+
+    def __post_init__(self) -> None:
+        _check_choice("dtype", self.dtype, DTYPES)
+        _check_choice("kv_cache_dtype", self.kv_cache_dtype, KV_DTYPES)
+        _check_choice("load_format", self.load_format, ("mmap", "memory"))
+        _check_range("max_num_seqs", self.max_num_seqs, 1, 4096)
+        _check_range("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1 << 20)
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}, below max_num_seqs "
+                f"({self.max_num_seqs}); every running request needs one row"
+            )
+        if self.max_model_len is not None:
+            _check_range("max_model_len", self.max_model_len, 2, 1 << 24)
+        if self.max_step_ms is not None:
+            _check_range("max_step_ms", self.max_step_ms, 0.001, 1e9)
+
+    def without_speculation(self) -> EngineConfig:
+        """The same engine with speculation never configured."""
+        return replace(self, speculative=())
+
+
+def environment_name(option: str) -> str:
+    """The variable that an option also reads: PACELINE_MAX_TOKENS for ``--max-tokens``."""
+    return "PACELINE_" + option.lstrip("-").replace("-", "_").upper()
+
+
+def default_cache_dir() -> str:
+    """Folder for what Paceline stores about this machine."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return os.path.join(base, "paceline")

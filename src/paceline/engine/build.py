@@ -1,0 +1,110 @@
+"""From a checkpoint and a configuration to an engine. Owns the sizes it resolves on the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.engine.engine import Engine
+from paceline.errors import ConfigError
+from paceline.models.checkpoint import Checkpoint, load_checkpoint
+from paceline.models.decoder import Decoder
+from paceline.models.ops.resolve import resolve_dtype, resolve_kv_dtype, resolve_ops
+from paceline.proposers import TargetInfo, build_proposers
+from paceline.proposers.base import Proposer
+from paceline.runtime.kv_cache import (
+    DEFAULT_MEMORY_SHARE,
+    KVCache,
+    blocks_for,
+    bytes_per_block,
+    free_memory,
+)
+from paceline.runtime.model_runner import ModelRunner
+
+DRAFT_SHARE = 5
+"""A draft model's KV gets one part in this many of the byte budget."""
+
+
+@dataclass(slots=True)
+class BuiltEngine:
+    """An engine with what its callers need to know about it.
+
+    Attributes:
+        config: with ``max_model_len``, ``dtype`` and ``kv_cache_dtype`` resolved.
+        target: what further proposers are built for.
+        promises_identity: plain and speculative outputs are bitwise identical by construction.
+    """
+
+    engine: Engine
+    checkpoint: Checkpoint
+    config: EngineConfig
+    target: TargetInfo
+    promises_identity: bool
+
+    def proposers_for(self, configs: tuple[SpeculativeConfig, ...]) -> list[Proposer]:
+        return build_proposers(configs, self.target, strict=self.config.strict)
+
+
+def resolve_config(config: EngineConfig, checkpoint: Checkpoint) -> EngineConfig:
+    """Fill in what depends on the checkpoint.
+
+    Raises:
+        ConfigError: ``max_model_len`` is beyond what the model was made for.
+    """
+    limit = checkpoint.config.max_position
+    wanted = config.max_model_len or limit
+    if wanted > limit:
+        raise ConfigError(
+            f"max_model_len is {wanted}; {checkpoint.name} was made for at most {limit} tokens"
+        )
+    dtype = resolve_dtype(config.dtype, config.device, checkpoint.config.dtype)
+    return replace(
+        config,
+        max_model_len=wanted,
+        dtype=dtype,
+        kv_cache_dtype=resolve_kv_dtype(config.kv_cache_dtype, dtype),
+    )
+
+
+def kv_budget(config: EngineConfig) -> int:
+    """Bytes for all KV caches: what was asked for, or a share of the memory that is free."""
+    return config.kv_cache_memory or int(free_memory() * DEFAULT_MEMORY_SHARE)
+
+
+def build_engine(model: str | Checkpoint, config: EngineConfig) -> BuiltEngine:
+    """Load a model and its drafts.
+
+    Raises:
+        ModelLoadError, ConfigError: the model cannot be loaded, or the configuration does not fit.
+    """
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    if isinstance(model, Checkpoint):
+        checkpoint = model
+    else:
+        checkpoint = load_checkpoint(model, load_format=config.load_format)
+    config = resolve_config(config, checkpoint)
+    assert config.max_model_len is not None
+    shape = checkpoint.config
+    ops = resolve_ops(config.dtype, config.device, config.deterministic)
+    decoder = Decoder(shape, checkpoint.tensors, ops, config.max_model_len)
+    budget = kv_budget(config)
+    drafts = budget // DRAFT_SHARE if any(c.model for c in config.speculative) else 0
+    # One block is reserved, and every sequence may need one more for its draft's nodes.
+    most = 1 + config.max_num_seqs * (blocks_for(config.max_model_len) + 17)
+    count = min(most, (budget - drafts) // bytes_per_block(shape, config.kv_cache_dtype))
+    kv = KVCache(shape, count, config.kv_cache_dtype, config.device, config.enable_prefix_caching)
+    tokenizer = checkpoint.tokenizer
+    target = TargetInfo(
+        vocab_size=shape.vocab_size,
+        fingerprint=tokenizer.fingerprint if tokenizer else None,
+        device=config.device,
+        max_model_len=config.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        kv_bytes=budget // DRAFT_SHARE,
+    )
+    proposers = build_proposers(config.speculative, target, strict=config.strict)
+    engine = Engine(ModelRunner(decoder, kv), config, proposers, shape.eos_token_ids)
+    return BuiltEngine(engine, checkpoint, config, target, ops.identity)

@@ -1,0 +1,63 @@
+"""Turns what the target emitted into committed tokens, cut at the first reason to stop.
+
+Everything that follows (streaming, counting, observing, publishing) sees only what is left after
+the cut. Knows no tokenizer: stop strings are the request's injected stop checker's business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from paceline.metrics import SpeculationCounters
+from paceline.request import TARGET_ORIGIN, FinishReason, Request, VerifyResult
+from paceline.span import DraftTree
+
+
+def append_tokens(request: Request, result: VerifyResult) -> VerifyResult:
+    """Append emitted tokens to a request up to its end, and set its finish reason if it ended.
+
+    Returns:
+        The result cut to what was appended.
+    """
+    for count, token_id in enumerate(result.token_ids, start=1):
+        request.token_ids.append(token_id)
+        if _ends(request, token_id):
+            return _cut(result, count)
+    return result
+
+
+def _ends(request: Request, token_id: int) -> bool:
+    params = request.params
+    enough = request.num_output_tokens >= params.min_tokens
+    matched = None
+    if request.stop_checker is not None:
+        matched = request.stop_checker.push(token_id, may_stop=enough)
+    if token_id in request.eos_token_ids and not params.ignore_eos:
+        request.finish_reason = FinishReason.STOP
+    elif token_id in params.stop_token_ids:
+        request.finish_reason, request.stop_reason = FinishReason.STOP, token_id
+    elif matched is not None:
+        request.finish_reason, request.stop_reason = FinishReason.STOP, matched
+    elif len(request.token_ids) >= request.max_len:
+        request.finish_reason = FinishReason.LENGTH
+    return request.finish_reason is not None
+
+
+def _cut(result: VerifyResult, count: int) -> VerifyResult:
+    if count == len(result.token_ids):
+        return result
+    return replace(
+        result,
+        path=result.path[:count],
+        token_ids=result.token_ids[:count],
+        origins=result.origins[:count],
+        logprobs=result.logprobs[:count],
+    )
+
+
+def count_step(draft: DraftTree, result: VerifyResult, *counters: SpeculationCounters) -> None:
+    """Record a committed step, after any cut."""
+    accepted = [origin for origin in result.origins if origin != TARGET_ORIGIN]
+    depth = max(draft.depths(), default=0)
+    for each in counters:
+        each.record(len(result.token_ids), len(draft), accepted, depth)

@@ -1,0 +1,187 @@
+"""Who is in the next step, and with how many tokens. Owns the queues; runs nothing.
+
+First come, first served. Every running request gets exactly one span per step: its next prefill
+chunk or its last token. When blocks run out the latest arrival gives all of its own back and is
+computed again later; its output does not change, because its noise depends on positions only.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from paceline.config import EngineConfig
+from paceline.errors import RequestError
+from paceline.policy.cost import StepCost
+from paceline.request import Request, RequestStatus
+from paceline.runtime.block_pool import BLOCK_SIZE
+from paceline.runtime.kv_cache import KVCache, blocks_for
+from paceline.span import DraftTree, Span
+
+PROMPT_LOGPROB_ROWS = 64
+"""Most prompt rows per step whose full logits exist at one time."""
+MIN_CHUNK = 16
+DEFAULT_STEP_MS = 100.0
+DEFAULT_STEP_RATIO = 4.0
+
+
+@dataclass(slots=True)
+class Scheduled:
+    """One request's part in a step: the next ``num_tokens`` of its tokens, then its draft.
+
+    Attributes:
+        samples: the span reaches the request's last token, after which one is sampled.
+        may_draft: the span is that last token alone, so that a draft may hang below it.
+    """
+
+    request: Request
+    num_tokens: int
+    draft: DraftTree = field(default_factory=DraftTree)
+    samples: bool = field(init=False)
+    may_draft: bool = field(init=False)
+
+    def __post_init__(self) -> None:  # fixed here: the request's own counts move when it commits
+        self.samples = self.num_tokens == self.request.num_uncomputed
+        self.may_draft = self.request.num_uncomputed == 1
+
+    def span(self) -> Span:
+        request = self.request
+        start = request.num_computed
+        if self.may_draft:
+            return Span.tree(request.request_id, start, request.token_ids[-1], self.draft)
+        tokens = request.token_ids[start : start + self.num_tokens]
+        span = Span.chunk(request.request_id, start, tokens, self.samples)
+        if request.params.prompt_logprobs is None or start >= request.prompt_len:
+            return span
+        return Span(span.request_id, start, tokens, span.parents, range(len(tokens)))
+
+
+class Scheduler:
+    """Queues of one engine. See the module's docstring for the order of service."""
+
+    def __init__(self, config: EngineConfig, kv: KVCache, cost: StepCost) -> None:
+        self._config = config
+        self._kv = kv
+        self._cost = cost
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.preempted: list[Request] = []
+        """Requests that the last :meth:`schedule` sent back to the queue."""
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            RequestError: the whole KV cache is too small for it.
+        """
+        capacity = self._kv.pool.num_blocks - 1
+        if blocks_for(request.max_len) > capacity:
+            raise RequestError(
+                f"the request may grow to {request.max_len} tokens; the KV cache holds "
+                f"{capacity * BLOCK_SIZE}: lower max_tokens or raise --kv-cache-memory"
+            )
+        self.waiting.append(request)
+
+    def remove(self, request: Request) -> None:
+        """Take a request out, finished or not, and free its KV."""
+        if request in self.running:
+            self.running.remove(request)
+        elif request in self.waiting:
+            self.waiting.remove(request)
+        self._kv.free(request.request_id)
+
+    def schedule(self) -> list[Scheduled]:
+        """Reserve one span for every request that can take part in the next step."""
+        self.preempted = []
+        items = list(self._decodes())
+        budget = self._config.max_num_batched_tokens - len(items)
+        if items:
+            budget = min(budget, self._prefill_limit(len(items)))
+        for request in list(self.running):
+            if request.num_uncomputed > 1 and budget > 0:
+                budget -= self._add_chunk(request, budget, items)
+        self._admit(budget, items)
+        if not items and self.running:  # prefills hold all blocks and none can go on
+            self._preempt(self.running[-1])
+            return self.schedule() if self.running else []
+        return items
+
+    def _decodes(self) -> Iterator[Scheduled]:
+        for request in list(self.running):
+            if request.status is not RequestStatus.RUNNING or request.num_uncomputed != 1:
+                continue
+            while not self._kv.reserve(request.request_id, 1):
+                victim = self.running[-1]
+                self._preempt(victim)
+                if victim is request:
+                    break
+            else:
+                yield Scheduled(request, 1)
+
+    def _prefill_limit(self, decoding: int) -> int:
+        """Prompt tokens that may share a step with decoding requests."""
+        limit = self._config.max_step_ms
+        if limit is None:
+            plain = self._cost.predict(decoding)
+            limit = max(DEFAULT_STEP_MS, DEFAULT_STEP_RATIO * plain)
+        rows = self._cost.rows_within(limit, self._config.max_num_batched_tokens)
+        return max(MIN_CHUNK, rows - decoding)
+
+    def _add_chunk(self, request: Request, budget: int, items: list[Scheduled]) -> int:
+        """Schedule the next prefill chunk; returns how many rows it takes."""
+        count = min(budget, request.num_uncomputed)
+        if request.params.prompt_logprobs is not None:
+            count = min(count, PROMPT_LOGPROB_ROWS)
+        if not self._kv.reserve(request.request_id, count):
+            return 0
+        items.append(Scheduled(request, count))
+        return count
+
+    def _admit(self, budget: int, items: list[Scheduled]) -> None:
+        for request in list(self.waiting):
+            if budget <= 0 or len(self.running) >= self._config.max_num_seqs:
+                return
+            if self._waits_for_parent(request):
+                continue
+            if not self._start(request):
+                return
+            self.waiting.remove(request)
+            self.running.append(request)
+            request.status = RequestStatus.RUNNING
+            budget -= self._add_chunk(request, budget, items)
+
+    def _parent(self, request: Request) -> Request | None:
+        if request.fork_of is None or request.num_output_tokens:
+            return None
+        everyone = [*self.running, *self.waiting]
+        return next((r for r in everyone if r.request_id == request.fork_of), None)
+
+    def _waits_for_parent(self, request: Request) -> bool:
+        parent = self._parent(request)
+        return parent is not None and parent.num_computed < parent.prompt_len
+
+    def _start(self, request: Request) -> bool:
+        """Give a request its first KV: forked, from the prefix cache, or empty."""
+        parent = self._parent(request)
+        wanted = len(request.token_ids) - 1  # the last token is always computed
+        if parent is not None:
+            if not self._kv.fork(parent.request_id, request.request_id, wanted):
+                return False
+            request.num_computed = wanted
+            return True
+        if blocks_for(wanted + 1) > self._kv.pool.num_available and self.running:
+            return False
+        self._kv.open(request.request_id, request.cache_salt)
+        reuse = wanted if request.params.prompt_logprobs is None else 0
+        request.num_computed = self._kv.attach_prefix(request.request_id, request.token_ids, reuse)
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        self._kv.free(request.request_id)
+        self.running.remove(request)
+        request.num_computed = 0
+        request.num_preemptions += 1
+        request.status = RequestStatus.WAITING
+        self.waiting.appendleft(request)
+        self.preempted.append(request)

@@ -1,0 +1,141 @@
+"""The MATCH rule: sample the target's token at a node, and descend if a child carries it.
+
+The emitted tokens are therefore those of plain decoding, whatever was drafted. The verifier never
+reads a probability that a proposer estimated, and never looks at which proposer drafted a node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from paceline.errors import RequestFailedError
+from paceline.request import TARGET_ORIGIN, Request, TokenLogprobs, VerifyResult
+from paceline.runtime.sampler import (
+    SamplingRow,
+    argmax_rows,
+    sample_tokens,
+    to_numpy,
+    token_logprobs,
+)
+from paceline.span import DraftTree
+
+
+@dataclass(slots=True)
+class Verification:
+    """A request with the draft that the target has seen, and the first of its logit rows."""
+
+    request: Request
+    draft: DraftTree
+    first_row: int
+
+
+@dataclass(slots=True)
+class _Walk:
+    """A walk down one request's tree: accepted span nodes and the tokens emitted so far."""
+
+    item: Verification
+    children: dict[tuple[int, int], int] = field(default_factory=dict)
+    path: list[int] = field(default_factory=lambda: [0])
+    tokens: list[int] = field(default_factory=list)
+    done: bool = False
+
+    def __post_init__(self) -> None:
+        draft = self.item.draft
+        self.children = {
+            (parent + 1, token): node
+            for node, (parent, token) in enumerate(
+                zip(draft.parents, draft.token_ids, strict=True), start=1
+            )
+        }
+
+    def step(self, token: int) -> None:
+        self.tokens.append(token)
+        node = self.children.get((self.path[-1], token))
+        if node is None:
+            self.done = True
+        else:
+            self.path.append(node)
+
+    @property
+    def row(self) -> int:
+        return self.item.first_row + self.path[-1]
+
+
+def verify(
+    logits: torch.Tensor, items: Sequence[Verification]
+) -> list[VerifyResult | RequestFailedError]:
+    """Walk every request's tree.
+
+    Args:
+        logits: ``[rows, vocab]`` raw logits of the target; a request's rows are its root and then
+            its draft nodes, in span order.
+        items: the requests of this step.
+
+    Returns:
+        For each request what was accepted and emitted, or the error that ends that request alone
+        (logits that are not numbers, or a mask that leaves no token).
+    """
+    table = to_numpy(logits)
+    walks = [_Walk(item) for item in items]
+    failed: dict[int, RequestFailedError] = {}
+    greedy = [w for w in walks if w.item.request.params.is_plain_greedy]
+    if greedy:
+        _walk_greedy(greedy, *argmax_rows(table), failed)
+    live = [w for w in walks if not w.done and not w.item.request.params.is_plain_greedy]
+    while live:  # one level of all trees per turn
+        rows = [SamplingRow(w.item.request, w.tokens) for w in live]
+        tokens, valid = sample_tokens(table[[w.row for w in live]], rows)
+        for walk, token, fine in zip(live, tokens.tolist(), valid.tolist(), strict=True):
+            _take(walk, token, fine, failed)
+        live = [w for w in live if not w.done]
+    return [failed.get(w.item.request.request_id) or _result(w, logits) for w in walks]
+
+
+def _walk_greedy(
+    walks: Sequence[_Walk],
+    tokens: np.ndarray[tuple[int, ...], np.dtype[np.int64]],
+    valid: np.ndarray[tuple[int, ...], np.dtype[np.bool_]],
+    failed: dict[int, RequestFailedError],
+) -> None:
+    token_list, valid_list = tokens.tolist(), valid.tolist()
+    for walk in walks:
+        while not walk.done:
+            _take(walk, token_list[walk.row], valid_list[walk.row], failed)
+
+
+def _take(walk: _Walk, token: int, valid: bool, failed: dict[int, RequestFailedError]) -> None:
+    if valid:
+        walk.step(token)
+        return
+    walk.done = True
+    request_id = walk.item.request.request_id
+    failed[request_id] = RequestFailedError(
+        f"request {request_id}: the logits at position {len(walk.item.request.token_ids)} are not "
+        "finite, or every token is masked; check the weights, or the allowed and banned tokens"
+    )
+
+
+def _result(walk: _Walk, logits: torch.Tensor) -> VerifyResult:
+    draft = walk.item.draft
+    origins = [draft.origins[node - 1] for node in walk.path[1:]]
+    return VerifyResult(
+        path=walk.path,
+        token_ids=walk.tokens,
+        origins=[*origins, TARGET_ORIGIN],
+        draft_token_ids=draft.token_ids,
+        draft_parents=draft.parents,
+        draft_origins=draft.origins,
+        logprobs=_logprobs(walk, logits),
+    )
+
+
+def _logprobs(walk: _Walk, logits: torch.Tensor) -> Sequence[TokenLogprobs]:
+    wanted = walk.item.request.params.logprobs
+    if wanted is None:
+        return ()
+    rows = [walk.item.first_row + node for node in walk.path]
+    return token_logprobs(logits[rows], walk.tokens, [wanted] * len(rows))

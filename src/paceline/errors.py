@@ -1,0 +1,53 @@
+"""Every error a user of Paceline can cause, in one tree. Owns no behaviour.
+
+Catch :class:`PacelineError` for all of them. Each message says what was wrong, what is allowed and,
+where there is something to do, what to do.
+"""
+
+
+class PacelineError(Exception):
+    """Base of every error that Paceline raises on purpose."""
+
+
+class ConfigError(PacelineError, ValueError):
+    """An engine option, a flag or a speculative configuration is not acceptable."""
+
+
+class RequestError(PacelineError, ValueError):
+    """One request asks for something that cannot be served; its neighbours are unaffected."""
+
+
+class ContextLengthError(RequestError):
+    """The prompt, or the prompt plus ``max_tokens``, does not fit into the model's context."""
+
+
+class ModelLoadError(PacelineError):
+    """A checkpoint, a configuration or a tokenizer could not be read."""
+
+
+class UnsupportedModelError(ModelLoadError):
+    """The checkpoint is well formed but describes a model that Paceline does not run."""
+
+
+class TemplateError(RequestError):
+    """A chat template is missing, failed, or went past its limits of time or output."""
+
+
+class ProposerError(PacelineError):
+    """A proposer raised, or returned a tree that is not one. The engine decodes on without it."""
+
+
+class RequestFailedError(PacelineError):
+    """The forward pass or the sampler failed for one request, which ends with what it had."""
+
+
+class EngineClosedError(PacelineError):
+    """The engine was closed, or died, before or while the request was served."""
+
+
+class TrainingError(PacelineError):
+    """Training data or options cannot be used, or a checkpoint does not fit them."""
+
+
+class TraceError(PacelineError):
+    """A trace on disk is damaged, or is of another model or other settings."""

@@ -1,0 +1,145 @@
+"""One way to open a model, whatever it lies in: a folder, a GGUF file, or a hub id.
+
+Owns what a source *is*; the formats are read elsewhere. Builds no decoder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.errors import ConfigError, ModelLoadError
+from paceline.models.config import ModelConfig
+from paceline.models.gguf_file import MAGIC, load_gguf
+from paceline.models.hf_config import config_from_hf
+from paceline.models.hf_fields import Fields
+from paceline.models.json_file import read_json
+from paceline.models.safetensors_files import SafetensorsFolder
+from paceline.models.tokenizer import Tokenizer
+
+LOAD_FORMATS = ("mmap", "memory")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+# Never code, never pickles.
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
+_EMBEDDING = "model.embed_tokens.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A model as it was found.
+
+    Attributes:
+        config: its shape and flags.
+        tensors: lazy mapping from Hugging Face names to tensors; a lookup of what is not there
+            raises :class:`ModelLoadError`.
+        tokenizer: None when it was not asked for.
+        name: for banners and listings.
+        generation: the model's own generation defaults, by their Hugging Face names.
+    """
+
+    config: ModelConfig
+    tensors: Mapping[str, torch.Tensor]
+    tokenizer: Tokenizer | None
+    name: str
+    generation: Mapping[str, Any] = field(default_factory=dict)
+
+
+def load_checkpoint(
+    source: str | Path, *, load_format: str = "mmap", with_tokenizer: bool = True
+) -> Checkpoint:
+    """Open a model.
+
+    Args:
+        source: a folder with ``config.json`` and safetensors, a GGUF file, or ``org/name`` of a
+            model on the hub. What exists on disk has priority.
+        load_format: ``mmap`` maps tensors when they are looked up; ``memory`` reads all at once.
+        with_tokenizer: whether a tokenizer is needed.
+
+    Raises:
+        ConfigError: ``load_format`` is unknown, or the source needs an extra not installed.
+        ModelLoadError: nothing is there, or what is there is incomplete or corrupt.
+        UnsupportedModelError: the model's architecture is not supported.
+    """
+    if load_format not in LOAD_FORMATS:
+        raise ConfigError(f"load format {load_format!r} is not one of {', '.join(LOAD_FORMATS)}")
+    in_memory = load_format == "memory"
+    path = Path(source)
+    try:
+        path = path.expanduser()
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except (OSError, ValueError, RuntimeError) as error:  # names that no file can have
+        raise ModelLoadError(f"{str(source)[:80]!r} is not a usable path: {error}") from error
+    if is_folder:
+        return _from_folder(path, path.resolve().name, in_memory, with_tokenizer)
+    if is_file:
+        return _from_file(path, in_memory, with_tokenizer)
+    if isinstance(source, str) and _HUB_ID.fullmatch(source):
+        return _from_folder(_download(source), source, in_memory, with_tokenizer)
+    raise ModelLoadError(
+        f"there is no model at {source}: give a folder with config.json and safetensors, a GGUF "
+        "file, or org/name of a model on the hub"
+    )
+
+
+def _from_folder(folder: Path, name: str, in_memory: bool, with_tokenizer: bool) -> Checkpoint:
+    if not (folder / "config.json").is_file():
+        raise ModelLoadError(f"{folder} has no config.json: it is not a model's folder")
+    raw = read_json(folder / "config.json")
+    config = config_from_hf(raw)
+    tensors = SafetensorsFolder(folder, in_memory=in_memory)
+    if config.tie_embeddings:  # one matrix, under either name
+        tensors.alias(_EMBEDDING, "lm_head.weight")
+    if not _says_dtype(raw) and _EMBEDDING in tensors:
+        config = config_from_hf({**raw, "dtype": str(tensors[_EMBEDDING].dtype)})
+    path = folder / "generation_config.json"
+    generation = read_json(path) if path.is_file() else {}
+    ends = Fields(generation).token_ids("eos_token_id", config.vocab_size)
+    config = dataclasses.replace(
+        config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *ends)))
+    )
+    tokenizer = Tokenizer.from_folder(folder) if with_tokenizer else None
+    return Checkpoint(config, tensors, tokenizer, name, generation)
+
+
+def _says_dtype(raw: Mapping[str, Any]) -> bool:
+    parts = (raw, raw.get("text_config") or {})
+    return any(part.get(key) for part in parts for key in ("dtype", "torch_dtype"))
+
+
+def _from_file(path: Path, in_memory: bool, with_tokenizer: bool) -> Checkpoint:
+    try:
+        with path.open("rb") as file:
+            magic = file.read(len(MAGIC))
+    except OSError as error:
+        raise ModelLoadError(f"cannot read {path}: {error.strerror or error}") from error
+    if magic != MAGIC:
+        raise ModelLoadError(
+            f"{path} is not a GGUF file; for safetensors, give the folder that holds them and "
+            "config.json"
+        )
+    model = load_gguf(path, in_memory=in_memory, with_tokenizer=with_tokenizer)
+    return Checkpoint(model.config, model.tensors, model.tokenizer, model.name)
+
+
+def _download(name: str) -> Path:
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise ConfigError(
+            f"there is no folder {name}, and loading it from the hub needs the extra: "
+            "pip install 'paceline[hub]'"
+        ) from error
+    try:
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=_HUB_FILES))
+    # Its errors come from several libraries and share no base but this.
+    except Exception as error:
+        raise ModelLoadError(
+            f"there is no folder {name}, and the hub did not give it: {type(error).__name__}: "
+            f"{str(error).strip().splitlines()[0] if str(error).strip() else 'no reason given'}"
+        ) from error

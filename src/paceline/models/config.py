@@ -1,0 +1,74 @@
+"""The shape of a decoder and the flags in which model families differ. Knows no weights, no files.
+
+:func:`paceline.models.hf_config.config_from_hf` builds it from a parsed ``config.json``, and the
+metadata of a GGUF file go the same way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary embedding of one kind of layer.
+
+    Attributes:
+        theta: base of the frequencies.
+        scaling: ``default``, ``linear``, ``llama3``, ``yarn``, ``dynamic`` or ``longrope``.
+        factor: context extension factor of the scaling.
+        dim: rotated dimensions of each head (partial rotary when below the head size).
+        params: what else the scaling rule needs, by its Hugging Face names, numbers or tuples.
+    """
+
+    theta: float = 10000.0
+    scaling: str = "default"
+    factor: float = 1.0
+    dim: int = 0
+    params: tuple[tuple[str, float | tuple[float, ...]], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """One decoder of the Llama family tree; every difference between families is a field here."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position: int
+    norm_eps: float = 1e-6
+    activation: str = "silu"  # or "gelu_tanh"
+    tie_embeddings: bool = False
+    rope: RopeConfig = RopeConfig()
+    local_rope: RopeConfig | None = None  # rotary of sliding-window layers, where it differs
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False  # RMS norm of each query and key head before rotary
+    post_norms: bool = False  # norms after attention and feed-forward too (Gemma 2 and 3)
+    norm_plus_one: bool = False  # norm weights are stored minus one (Gemma)
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_divisor: float = 1.0
+    attention_scale: float = 0.0  # 0: 1 / sqrt(head_dim)
+    attention_softcap: float = 0.0  # 0: none
+    logits_softcap: float = 0.0  # 0: none
+    sliding_window: int = 0  # 0: none; a key at distance >= sliding_window is not seen
+    sliding_layers: tuple[bool, ...] = ()  # per layer; empty: all layers, if sliding_window
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    dtype: str = "float32"  # the checkpoint's own
+
+    @property
+    def scale(self) -> float:
+        return self.attention_scale or self.head_dim**-0.5
+
+    def is_sliding(self, layer: int) -> bool:
+        if not self.sliding_window:
+            return False
+        return self.sliding_layers[layer] if self.sliding_layers else True

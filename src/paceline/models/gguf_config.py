@@ -1,0 +1,234 @@
+"""The configuration in a GGUF file's metadata, told in Hugging Face terms and read as such.
+
+So that bounds and family flags exist once, in :mod:`paceline.models.hf_config`. Knows the keys of
+the format and where its conventions differ from those of ``config.json``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from paceline.errors import ModelLoadError, UnsupportedModelError
+from paceline.models.config import ModelConfig
+from paceline.models.gguf_container import GgufContainer
+from paceline.models.gguf_names import ARCHITECTURES
+from paceline.models.gguf_tokenizer import bos_id, end_ids
+from paceline.models.hf_config import config_from_hf
+
+# In the largest models of these architectures the attention scale is taken from the width; the
+# metadata does not say so, and every reader of the format goes by the number of layers.
+_SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
+_FLOAT_TYPES = {0: "float32", 1: "float16", 30: "bfloat16"}
+
+
+def architecture_of(container: GgufContainer) -> str:
+    """The value of ``general.architecture``.
+
+    Raises:
+        UnsupportedModelError: it is not one that Paceline runs.
+    """
+    name = container.metadata.get("general.architecture")
+    if name not in ARCHITECTURES:
+        raise UnsupportedModelError(
+            f"GGUF architecture {str(name)[:40]!r} is not supported; supported are "
+            f"{', '.join(ARCHITECTURES)}"
+        )
+    return str(name)
+
+
+class _Keys:
+    """Metadata under the architecture's prefix."""
+
+    def __init__(self, container: GgufContainer, architecture: str) -> None:
+        self._metadata = container.metadata
+        self._prefix = architecture + "."
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """One value; a list with one entry per layer counts as one if all are the same."""
+        value = self._metadata.get(self._prefix + key, default)
+        if isinstance(value, list) and value and all(item == value[0] for item in value):
+            return value[0]
+        if isinstance(value, list):
+            raise UnsupportedModelError(
+                f"{self._prefix}{key} differs between layers, which is not supported"
+            )
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise ModelLoadError(
+                f"the GGUF metadata says {self._prefix}{key} = {str(value)[:40]}; it must be a "
+                "positive number"
+            )
+        return value
+
+    def layers(self, key: str) -> Any:
+        return self._metadata.get(self._prefix + key)
+
+
+def config_from_gguf(container: GgufContainer, read: Callable[[str], torch.Tensor]) -> ModelConfig:
+    """Read the configuration.
+
+    Args:
+        container: the parsed file.
+        read: unpacks a stored tensor; some rotary factors are stored as one.
+
+    Raises:
+        ModelLoadError: a key is missing or out of bounds.
+        UnsupportedModelError: the model is not one that Paceline runs.
+    """
+    architecture = architecture_of(container)
+    keys = _Keys(container, architecture)
+    if keys.get("expert_count", 0):
+        raise UnsupportedModelError("mixtures of experts are not supported")
+    heads = keys.number("attention.head_count")
+    head_dim = int(keys.get("attention.key_length") or keys.number("embedding_length") // heads)
+    if keys.get("attention.value_length", head_dim) != head_dim:
+        raise UnsupportedModelError("keys and values of different sizes are not supported")
+    config = config_from_hf(
+        {
+            **_sizes(container, keys, head_dim),
+            **_family_keys(keys, architecture, head_dim),
+            **_rope(container, keys, head_dim, read),
+        }
+    )
+    return dataclasses.replace(config, **_biases(container, config))
+
+
+def _sizes(container: GgufContainer, keys: _Keys, head_dim: int) -> dict[str, Any]:
+    embedding = container.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise ModelLoadError(f"{container.path} has no tensor token_embd.weight")
+    sample = container.tensors.get("blk.0.ffn_down.weight", embedding)
+    heads = keys.number("attention.head_count")
+    return {
+        "model_type": ARCHITECTURES[architecture_of(container)],
+        "vocab_size": embedding.shape[0],
+        "hidden_size": keys.get("embedding_length"),
+        "intermediate_size": keys.get("feed_forward_length"),
+        "num_hidden_layers": keys.get("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys.get("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": keys.get("context_length"),
+        "rms_norm_eps": keys.get("attention.layer_norm_rms_epsilon"),
+        "sliding_window": keys.get("attention.sliding_window") or None,
+        "tie_word_embeddings": "output.weight" not in container.tensors,
+        "bos_token_id": bos_id(container.metadata),
+        "eos_token_id": end_ids(container.metadata),
+        "dtype": _FLOAT_TYPES.get(sample.type_code, "float32"),
+    }
+
+
+def _family_keys(keys: _Keys, architecture: str, head_dim: int) -> dict[str, Any]:
+    """What only some families have."""
+    if architecture == "granite":
+        return {
+            "embedding_multiplier": keys.get("embedding_scale", 1.0),
+            "residual_multiplier": keys.get("residual_scale", 1.0),
+            "attention_multiplier": keys.get("attention.scale", head_dim**-0.5),
+            "logits_scaling": keys.get("logit_scale", 1.0),
+        }
+    if not architecture.startswith("gemma"):
+        return {}
+    scalar: float = head_dim
+    if keys.get("attention.scale"):
+        scalar = keys.number("attention.scale") ** -2
+    elif keys.get("block_count") == _SCALED_BY_WIDTH[architecture]:
+        scalar = keys.number("embedding_length") / keys.number("attention.head_count")
+    found: dict[str, Any] = {"query_pre_attn_scalar": scalar}
+    for key, name in (
+        ("attn_logit_softcapping", "attn_logit_softcapping"),
+        ("final_logit_softcapping", "final_logit_softcapping"),
+        ("rope.freq_base_swa", "rope_local_base_freq"),
+    ):
+        if keys.get(key) is not None:
+            found[name] = keys.get(key)
+    pattern = keys.layers("attention.sliding_window_pattern")
+    if isinstance(pattern, list):
+        kinds = ("full_attention", "sliding_attention")
+        found["layer_types"] = [kinds[bool(slides)] for slides in pattern]
+    elif pattern is not None:
+        found["sliding_window_pattern"] = pattern
+    return found
+
+
+def _rope(
+    container: GgufContainer, keys: _Keys, head_dim: int, read: Callable[[str], torch.Tensor]
+) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if keys.get("rope.freq_base") is not None:
+        found["rope_theta"] = keys.get("rope.freq_base")
+    dim = int(keys.number("rope.dimension_count", head_dim))
+    if dim != head_dim:
+        # The reader of this share rounds down; the half keeps a quotient's last bit from mattering.
+        found["partial_rotary_factor"] = (dim + 0.5) / head_dim
+    trained = keys.get("rope.scaling.original_context_length")
+    if trained is not None:
+        found["original_max_position_embeddings"] = trained
+    scaling = _stored_factors(container, keys, dim, read) or _scaling(keys)
+    if scaling:
+        found["rope_scaling"] = scaling
+    return found
+
+
+def _stored_factors(
+    container: GgufContainer, keys: _Keys, dim: int, read: Callable[[str], torch.Tensor]
+) -> dict[str, Any]:
+    """Scalings that are stored as one divisor per frequency."""
+
+    def factors(name: str) -> list[float] | None:
+        info = container.tensors.get(name)
+        if info is None:
+            return None
+        if info.shape != (dim // 2,):
+            raise ModelLoadError(f"tensor {name} has shape {info.shape}, not ({dim // 2},)")
+        values: list[float] = read(name).float().tolist()
+        return values
+
+    both = factors("rope_freqs.weight")
+    if both is not None:  # the rule of Llama 3, worked out by the converter
+        entry = {"short_factor": both, "long_factor": both, "attention_factor": 1.0}
+        return {"rope_type": "longrope", "factor": 1.0, **entry}
+    short, long = factors("rope_factors_short.weight"), factors("rope_factors_long.weight")
+    if short is None or long is None:
+        return {}
+    attention = keys.get("rope.scaling.attn_factor")
+    entry = {"short_factor": short, "long_factor": long, "attention_factor": attention}
+    return {"rope_type": "longrope", **entry}
+
+
+def _scaling(keys: _Keys) -> dict[str, Any]:
+    kind = keys.get("rope.scaling.type", "none")
+    factor = keys.get("rope.scaling.factor", keys.get("rope.scale_linear"))
+    if kind == "none" and factor is not None and keys.get("rope.scaling.type") is None:
+        kind = "linear"  # files from before the type had a key
+    if kind == "none" or not factor:
+        return {}
+    found: dict[str, Any] = {"rope_type": kind, "factor": factor}
+    if kind == "yarn":
+        extra = keys.number("rope.scaling.attn_factor", 1.0)
+        if extra != 1.0:  # on top of the rule's own
+            found["attention_factor"] = extra * (
+                0.1 * math.log(max(keys.number("rope.scaling.factor"), 1.0)) + 1.0
+            )
+        for name in ("beta_fast", "beta_slow"):
+            found[name] = keys.get(f"rope.scaling.yarn_{name}")
+    return found
+
+
+def _biases(container: GgufContainer, config: ModelConfig) -> dict[str, Any]:
+    """Biases are there or not; no key says so."""
+    names = container.tensors
+    has_qkv = "blk.0.attn_q.bias" in names or "blk.0.attn_qkv.bias" in names
+    return {
+        "qkv_bias": config.qkv_bias or has_qkv,
+        "o_bias": "blk.0.attn_output.bias" in names,
+        "mlp_bias": "blk.0.ffn_down.bias" in names,
+    }

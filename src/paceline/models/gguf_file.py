@@ -1,0 +1,169 @@
+"""A model in one GGUF file: configuration, tensors and tokenizer. Owns only how they fit together.
+
+Weights come out under their Hugging Face names and in their layout, unpacked when they are looked
+up: 16- and 32-bit floats as they are, every quantised type as float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.errors import ConfigError, ModelLoadError, UnsupportedModelError
+from paceline.models.config import ModelConfig
+from paceline.models.gguf_config import architecture_of, config_from_gguf
+from paceline.models.gguf_container import MAGIC, GgufContainer, TensorInfo, read_container
+from paceline.models.gguf_names import Place, place_of
+from paceline.models.gguf_tokenizer import tokenizer_from_gguf
+from paceline.models.tokenizer import Tokenizer
+
+__all__ = ["MAGIC", "GgufModel", "GgufTensors", "load_gguf"]
+
+
+@dataclass(frozen=True, slots=True)
+class GgufModel:
+    """What :func:`load_gguf` found."""
+
+    config: ModelConfig
+    tensors: Mapping[str, torch.Tensor]
+    tokenizer: Tokenizer | None
+    name: str
+
+
+def load_gguf(path: Path, *, in_memory: bool = False, with_tokenizer: bool = True) -> GgufModel:
+    """Open a GGUF file.
+
+    Raises:
+        ConfigError: the ``gguf`` package is not installed.
+        ModelLoadError: the file is truncated, corrupt, or lacks something.
+        UnsupportedModelError: the architecture or the tokenizer is not supported.
+    """
+    container = read_container(path, in_memory=in_memory)
+    reader = TensorReader(container)
+    config = config_from_gguf(container, reader.read)
+    tokenizer = tokenizer_from_gguf(container.metadata, str(path)) if with_tokenizer else None
+    title = container.metadata.get("general.name")
+    name = title if isinstance(title, str) and title else path.stem
+    return GgufModel(config, GgufTensors(container, config, reader), tokenizer, name)
+
+
+class TensorReader:
+    """Unpacks stored tensors by means of the ``gguf`` package."""
+
+    def __init__(self, container: GgufContainer) -> None:
+        try:
+            import gguf
+            import gguf.quants
+        except ImportError as error:
+            raise ConfigError(
+                "reading a GGUF file needs the extra: pip install 'paceline[gguf]'"
+            ) from error
+        self._container = container
+        self._types: Any = gguf.GGMLQuantizationType
+        self._dequantize: Any = gguf.quants.dequantize
+        self._sizes: Mapping[Any, tuple[int, int]] = gguf.GGML_QUANT_SIZES
+        for info in container.tensors.values():
+            self._check(info)
+
+    def _type(self, info: TensorInfo) -> Any:
+        try:
+            return self._types(info.type_code)
+        except ValueError as error:
+            raise UnsupportedModelError(
+                f"tensor {info.name[:80]!r} is of GGML type {info.type_code}, which the installed "
+                "gguf package does not know; a newer one may"
+            ) from error
+
+    def _packed_shape(self, info: TensorInfo) -> tuple[int, ...]:
+        """The shape in bytes: quantised rows are whole blocks."""
+        block, size = self._sizes[self._type(info)]
+        if not info.shape or info.shape[-1] % block:
+            raise ModelLoadError(
+                f"tensor {info.name[:80]!r} has shape {info.shape}; its rows must be multiples of "
+                f"{block}"
+            )
+        return (*info.shape[:-1], info.shape[-1] // block * size)
+
+    def _check(self, info: TensorInfo) -> None:
+        """The tensor's bytes lie in the file."""
+        end = info.offset + math.prod(self._packed_shape(info))
+        if end > len(self._container.data):
+            raise ModelLoadError(
+                f"{self._container.path} is truncated: tensor {info.name[:80]!r} ends at byte "
+                f"{end} of {len(self._container.data)}; download it again"
+            )
+
+    def read(self, stored: str) -> torch.Tensor:
+        """The tensor as stored, 16- and 32-bit floats without a copy, the rest as float32."""
+        info = self._container.tensors[stored]
+        kind = self._type(info)
+        shape = self._packed_shape(info)
+        packed = self._container.data[info.offset : info.offset + math.prod(shape)]
+        floats = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+        if kind.name in floats:
+            return torch.from_numpy(packed).view(floats[kind.name]).view(info.shape)
+        try:
+            plain = self._dequantize(packed.reshape(shape), kind)
+        except NotImplementedError as error:
+            raise UnsupportedModelError(
+                f"tensor {stored[:80]!r} is of type {kind.name}, which the gguf package cannot "
+                "unpack"
+            ) from error
+        return torch.from_numpy(np.ascontiguousarray(plain, np.float32)).view(info.shape)
+
+
+class GgufTensors(Mapping[str, torch.Tensor]):
+    """Lazy mapping from Hugging Face names to tensors in their Hugging Face layout."""
+
+    def __init__(self, container: GgufContainer, config: ModelConfig, reader: TensorReader) -> None:
+        self._path = container.path
+        self._config = config
+        self._reader = reader
+        architecture = architecture_of(container)
+        self._where: dict[str, tuple[str, Place]] = {}
+        for stored in container.tensors:
+            place = place_of(architecture, stored)
+            if place is not None:
+                self._where[place.name] = (stored, place)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._where:
+            raise ModelLoadError(f"{self._path} has no tensor {name}")
+        stored, place = self._where[name]
+        tensor = self._reader.read(stored)
+        if place.minus_one:
+            return tensor.float() - 1.0
+        if place.unpermute:
+            heads = self._config.num_heads if place.unpermute == "q" else self._config.num_kv_heads
+            return self._unpermuted(name, tensor, heads)
+        return tensor
+
+    def _unpermuted(self, name: str, tensor: torch.Tensor, heads: int) -> torch.Tensor:
+        """Rows (pair, half) of each head back to (half, pair)."""
+        half = self._config.head_dim // 2
+        if tensor.shape[0] != heads * half * 2:
+            raise ModelLoadError(
+                f"tensor {name} has {tensor.shape[0]} rows; the configuration needs {heads} heads "
+                f"of {half * 2}"
+            )
+        rows = tensor.view(heads, half, 2, *tensor.shape[1:])
+        return rows.transpose(1, 2).reshape(tensor.shape)
+
+    # Mapping's own versions of these two wait for a KeyError.
+    def __contains__(self, name: object) -> bool:
+        return name in self._where
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self._where else default
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._where)
+
+    def __len__(self) -> int:
+        return len(self._where)

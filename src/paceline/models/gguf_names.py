@@ -1,0 +1,81 @@
+"""How GGUF files name and store the tensors of each architecture, against the Hugging Face way."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+ARCHITECTURES = {
+    "llama": "llama",
+    "mistral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "phi3": "phi3",
+    "granite": "granite",
+    "gemma2": "gemma2",
+    "gemma3": "gemma3_text",
+}
+"""``general.architecture`` -> Hugging Face ``model_type``."""
+
+# Converters interleave the rotary pairs of these, where the others keep the two halves apart.
+_INTERLEAVED = ("llama", "mistral", "granite")
+_TOP = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_BLOCK = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "ffn_norm": "post_attention_layernorm",
+}
+_GEMMA_BLOCK = {
+    **_BLOCK,
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_PHI_BLOCK = {**_BLOCK, "ffn_up": "mlp.gate_up_proj"}
+_IN_BLOCK = re.compile(r"blk\.(\d{1,4})\.(\w+)\.(weight|bias)")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor belongs and what has to be undone.
+
+    Attributes:
+        name: its Hugging Face name.
+        unpermute: ``q`` or ``k`` where the rows of each head are interleaved, otherwise empty.
+        minus_one: a norm's weight that is stored with the one already added.
+    """
+
+    name: str
+    unpermute: str = ""
+    minus_one: bool = False
+
+
+def place_of(architecture: str, stored: str) -> Place | None:
+    """The place of a stored tensor; None for tensors that are not weights of the decoder."""
+    gemma = architecture.startswith("gemma")
+    if stored in _TOP:
+        return Place(_TOP[stored], minus_one=gemma and stored == "output_norm.weight")
+    match = _IN_BLOCK.fullmatch(stored)
+    names = _GEMMA_BLOCK if gemma else _PHI_BLOCK if architecture == "phi3" else _BLOCK
+    if match is None or match[2] not in names:
+        return None
+    index, part, kind = match.groups()
+    turned = architecture in _INTERLEAVED and part in ("attn_q", "attn_k")
+    return Place(
+        f"model.layers.{int(index)}.{names[part]}.{kind}",
+        unpermute=part[-1] if turned else "",
+        minus_one=gemma and part.endswith("norm"),
+    )

@@ -1,0 +1,201 @@
+"""From a parsed Hugging Face ``config.json`` to :class:`ModelConfig`. Pure: reads no file.
+
+What differs between families comes from :mod:`paceline.models.hf_families`. Configurations are
+untrusted: every number has bounds, far beyond real models and far below absurd ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from paceline.errors import ModelLoadError, UnsupportedModelError
+from paceline.models.config import ModelConfig
+from paceline.models.hf_families import FAMILIES, Family
+from paceline.models.hf_fields import Fields
+from paceline.models.hf_rope import FULL, SLIDING, extended_positions, rope_from_hf
+
+DTYPES = ("float32", "bfloat16", "float16")
+_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+}
+_HEADED = ("ForCausalLM", "ForConditionalGeneration")
+
+
+def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
+    """Read a configuration, of old style or of transformers 5.
+
+    Raises:
+        UnsupportedModelError: the architecture, or a trait of it, is not one that Paceline runs.
+        ModelLoadError: a number is missing, of the wrong type or out of bounds.
+    """
+    raw = _text_part(raw)
+    name, family = _family(raw)
+    fields = Fields(raw, family.defaults)
+    sizes = _sizes(fields)
+    head_dim = sizes["head_dim"]
+    rope = rope_from_hf(fields, FULL, head_dim, family.partial_rotary)
+    local = rope_from_hf(fields, SLIDING, head_dim, family.partial_rotary)
+    sizes["max_position"] = extended_positions(rope, sizes["max_position"])
+    window, sliding = _sliding(fields, family, sizes["num_layers"])
+    dtype = _dtype(fields)
+    bos = fields.token_ids("bos_token_id", sizes["vocab_size"])
+    return ModelConfig(
+        architecture=name,
+        **sizes,
+        norm_eps=fields.number("rms_norm_eps", 1e-12, 0.1),
+        activation=_activation(fields),
+        tie_embeddings=fields.flag("tie_word_embeddings"),
+        rope=rope,
+        local_rope=local if window and local != rope else None,
+        sliding_window=window,
+        sliding_layers=sliding,
+        bos_token_id=bos[0] if bos else None,
+        eos_token_ids=fields.token_ids("eos_token_id", sizes["vocab_size"]),
+        dtype=dtype,
+        **_traits(fields, family, sizes["hidden_size"], dtype),
+    )
+
+
+def _text_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The language model's part of a multimodal configuration."""
+    text = raw.get("text_config")
+    if text is None:
+        return raw
+    if not isinstance(text, Mapping):
+        raise ModelLoadError("the model configuration says text_config, but it is not an object")
+    shared = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id", "quantization_config")
+    return {**{key: raw[key] for key in shared if key in raw}, **text}
+
+
+def _family(raw: Mapping[str, Any]) -> tuple[str, Family]:
+    fields = Fields(raw)
+    name = fields.text("model_type")
+    if name not in FAMILIES:
+        raise UnsupportedModelError(
+            f"model type {name or 'unknown'!r} is not supported; supported are "
+            f"{', '.join(FAMILIES)} (SmolLM and Llama 2 and 3 are llama)"
+        )
+    heads = raw.get("architectures")
+    if isinstance(heads, list) and heads and not any(str(h).endswith(_HEADED) for h in heads):
+        raise UnsupportedModelError(
+            f"{', '.join(map(str, heads))[:80]} does not generate text; a model whose architecture "
+            f"ends in {' or '.join(_HEADED)} is needed"
+        )
+    if raw.get("quantization_config"):
+        kind = fields.mapping("quantization_config").get("quant_method", "unknown")
+        raise UnsupportedModelError(
+            f"the checkpoint is quantised ({str(kind)[:40]}); use its unquantised form with "
+            "--dtype int8, or a GGUF file"
+        )
+    if raw.get("use_bidirectional_attention"):
+        raise UnsupportedModelError("models with bidirectional attention are not supported")
+    return name, FAMILIES[name]
+
+
+def _sizes(fields: Fields) -> dict[str, Any]:
+    heads = fields.integer("num_attention_heads", 1, 4096)
+    kv_heads = fields.integer("num_key_value_heads", 1, heads, heads)
+    hidden = fields.integer("hidden_size", 1, 1 << 17)
+    if heads % kv_heads:
+        raise ModelLoadError(
+            f"the model configuration says num_attention_heads = {heads}, which is not a multiple "
+            f"of num_key_value_heads = {kv_heads}"
+        )
+    if fields.get("head_dim") is None and hidden % heads:
+        raise ModelLoadError(
+            f"the model configuration says hidden_size = {hidden}, which is not a multiple of "
+            f"num_attention_heads = {heads}, and gives no head_dim"
+        )
+    head_dim = fields.integer("head_dim", 2, 4096, hidden // heads)
+    if head_dim % 2:
+        raise ModelLoadError(f"heads of odd size are not supported: head_dim = {head_dim}")
+    return {
+        "vocab_size": fields.integer("vocab_size", 1, 1 << 24),
+        "hidden_size": hidden,
+        "intermediate_size": fields.integer("intermediate_size", 1, 1 << 20),
+        "num_layers": fields.integer("num_hidden_layers", 1, 4096),
+        "num_heads": heads,
+        "num_kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "max_position": fields.integer("max_position_embeddings", 1, 1 << 27),
+    }
+
+
+def _activation(fields: Fields) -> str:
+    name = fields.text("hidden_activation") or fields.text("hidden_act")
+    if name not in _ACTIVATIONS:
+        raise UnsupportedModelError(
+            f"activation {name!r} is not supported; supported are {', '.join(_ACTIVATIONS)}"
+        )
+    return _ACTIVATIONS[name]
+
+
+def _dtype(fields: Fields) -> str:
+    name = (fields.text("dtype") or fields.text("torch_dtype") or "float32").removeprefix("torch.")
+    if name not in DTYPES:
+        raise UnsupportedModelError(
+            f"checkpoints of dtype {name!r} are not supported; supported are {', '.join(DTYPES)}"
+        )
+    return name
+
+
+def _sliding(fields: Fields, family: Family, num_layers: int) -> tuple[int, tuple[bool, ...]]:
+    """The window (0: none) and, per layer, whether it applies (empty: to all)."""
+    late = family.slides == "late"
+    if family.slides == "never" or fields.get("sliding_window") is None:
+        return 0, ()
+    if late and not fields.flag("use_sliding_window"):
+        return 0, ()
+    window = fields.integer("sliding_window", 1, 1 << 27)
+    if family.slides == "always":
+        return window, ()
+    types = fields.get("layer_types")
+    if types is not None:
+        layers = _layer_types(types, num_layers)
+    elif late:
+        first = fields.integer("max_window_layers", 0, 1 << 20)
+        layers = tuple(index >= first for index in range(num_layers))
+    else:
+        pattern = fields.integer("sliding_window_pattern", 1, 1 << 20)
+        layers = tuple((index + 1) % pattern != 0 for index in range(num_layers))
+    return (window, layers) if any(layers) else (0, ())
+
+
+def _layer_types(types: object, num_layers: int) -> tuple[bool, ...]:
+    if not isinstance(types, list | tuple) or len(types) != num_layers:
+        raise ModelLoadError(
+            f"layer_types must be a list with one entry for each of {num_layers} layers"
+        )
+    unknown = [kind for kind in types if kind not in (FULL, SLIDING)]
+    if unknown:
+        raise UnsupportedModelError(
+            f"layers of type {str(unknown[0])[:40]!r} are not supported; supported are {FULL} and "
+            f"{SLIDING}"
+        )
+    return tuple(kind == SLIDING for kind in types)
+
+
+def _traits(fields: Fields, family: Family, hidden: int, dtype: str) -> dict[str, Any]:
+    """The fields in which families differ and which no other reader sets."""
+    traits: dict[str, Any] = dict(family.flags)
+    if fields.flag("attention_bias"):
+        traits.update(dict.fromkeys(family.biases, True))
+    if family.mlp_bias:
+        traits["mlp_bias"] = fields.flag("mlp_bias")
+    for key, name in family.multipliers.items():
+        traits[name] = fields.number(key, 1e-9, 1e9, 1.0)
+    if family.gemma:
+        # The reference rounds the factor to the dtype of the weights, and so do trained models.
+        root = torch.tensor(hidden**0.5, dtype=getattr(torch, dtype))
+        traits["embedding_multiplier"] = root.item()
+        traits["attention_scale"] = fields.number("query_pre_attn_scalar", 1e-9, 1e9) ** -0.5
+        traits["attention_softcap"] = fields.number("attn_logit_softcapping", 0.0, 1e9, 0.0)
+        traits["logits_softcap"] = fields.number("final_logit_softcapping", 0.0, 1e9, 0.0)
+    return traits

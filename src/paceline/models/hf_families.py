@@ -1,0 +1,125 @@
+"""The model families as data: what a configuration may leave out, and which flags it sets.
+
+Knows no file and builds no configuration; :mod:`paceline.models.hf_config` reads this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What sets one family apart.
+
+    Attributes:
+        defaults: values of keys that its configurations may leave out.
+        flags: fields of the model configuration that hold for every member.
+        biases: fields that the key ``attention_bias`` switches on.
+        mlp_bias: whether the key of that name is heeded.
+        slides: ``never``, ``always`` (where a window is given), ``late`` (layers from
+            ``max_window_layers`` on, if ``use_sliding_window``) or ``alternately`` (every layer
+            but each ``sliding_window_pattern``-th).
+        multipliers: configuration key -> model field, for Granite's scalars.
+        gemma: scaled embeddings, ``query_pre_attn_scalar`` and soft-capping are heeded.
+        partial_rotary: whether a head may be rotated in part.
+    """
+
+    defaults: Mapping[str, Any]
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    biases: tuple[str, ...] = ()
+    mlp_bias: bool = False
+    slides: str = "never"
+    multipliers: Mapping[str, str] = field(default_factory=dict)
+    gemma: bool = False
+    partial_rotary: bool = False
+
+
+_BOTH = ("qkv_bias", "o_bias")
+_LLAMA = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 2048,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_QWEN = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 32768,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+}
+_GEMMA2 = {
+    "vocab_size": 256000,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 8192,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 2,
+    "tie_word_embeddings": True,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+    "final_logit_softcapping": 30.0,
+    "attn_logit_softcapping": 50.0,
+}
+_GEMMA3 = {
+    **_GEMMA2,
+    "vocab_size": 262208,
+    "max_position_embeddings": 131072,
+    "sliding_window_pattern": 6,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4,
+    "final_logit_softcapping": None,
+    "attn_logit_softcapping": None,
+}
+_GRANITE = {
+    "embedding_multiplier": "embedding_multiplier",
+    "residual_multiplier": "residual_multiplier",
+    "attention_multiplier": "attention_scale",
+    "logits_scaling": "logits_divisor",
+}
+_GEMMA_FLAGS = {"post_norms": True, "norm_plus_one": True}
+_GEMMA3_FAMILY = Family(
+    _GEMMA3, {**_GEMMA_FLAGS, "qk_norm": True}, _BOTH, slides="alternately", gemma=True
+)
+
+FAMILIES: Mapping[str, Family] = {
+    "llama": Family(_LLAMA, biases=_BOTH, mlp_bias=True),
+    "mistral": Family(
+        {
+            **_LLAMA,
+            "num_key_value_heads": 8,
+            "sliding_window": 4096,
+            "max_position_embeddings": 131072,
+        },
+        slides="always",
+    ),
+    "qwen2": Family(_QWEN, {"qkv_bias": True}, slides="late"),
+    "qwen3": Family({**_QWEN, "head_dim": 128}, {"qk_norm": True}, _BOTH, slides="late"),
+    "phi3": Family(
+        {
+            **_LLAMA,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 4096,
+            "original_max_position_embeddings": 4096,
+            "eos_token_id": 32000,
+        },
+        slides="always",
+        partial_rotary=True,
+    ),
+    "granite": Family(_LLAMA, biases=_BOTH, mlp_bias=True, multipliers=_GRANITE),
+    "gemma2": Family(_GEMMA2, _GEMMA_FLAGS, _BOTH, slides="alternately", gemma=True),
+    "gemma3_text": _GEMMA3_FAMILY,
+    "gemma3": _GEMMA3_FAMILY,
+}
+"""Families by ``model_type``."""

@@ -1,0 +1,134 @@
+"""Rotary settings of a Hugging Face configuration, old and new style. Builds no tables.
+
+Old style has ``rope_theta`` and ``rope_scaling`` at the top; new style has ``rope_parameters``,
+flat or one entry per layer type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.errors import ModelLoadError, UnsupportedModelError
+from paceline.models.config import RopeConfig
+from paceline.models.hf_fields import Fields
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+# What each scaling reads besides theta and factor: name -> (lowest, highest, required).
+_SCALINGS: dict[str, dict[str, tuple[float, float, bool]]] = {
+    "default": {},
+    "linear": {},
+    "dynamic": {},
+    "llama3": {"low_freq_factor": (1e-6, 1e6, True), "high_freq_factor": (1e-6, 1e6, True)},
+    "yarn": {
+        "attention_factor": (0.0, 1e3, False),
+        "beta_fast": (1e-6, 1e6, False),
+        "beta_slow": (1e-6, 1e6, False),
+        "mscale": (0.0, 1e3, False),
+        "mscale_all_dim": (0.0, 1e3, False),
+    },
+    "longrope": {"attention_factor": (0.0, 1e3, False)},
+}
+_MAX_POSITIONS = 1 << 27
+
+
+def rope_from_hf(config: Fields, layer_type: str, head_dim: int, partial: bool) -> RopeConfig:
+    """Rotary settings of the layers of one type.
+
+    Args:
+        config: the whole configuration.
+        layer_type: ``full_attention`` or ``sliding_attention``.
+        head_dim: size of one head.
+        partial: whether the family may rotate only a part of each head.
+
+    Raises:
+        ModelLoadError: a number is missing or out of bounds.
+        UnsupportedModelError: the scaling is unknown.
+    """
+    raw = _parameters(config, layer_type)
+    fields = Fields(raw, {"rope_theta": 10000.0}, where="rope_parameters.")
+    share = fields.number("partial_rotary_factor", 0.01, 1.0, 1.0)
+    dim = int(head_dim * share)
+    if dim % 2 or dim == 0 or (share != 1.0 and not partial):
+        raise ModelLoadError(
+            f"partial_rotary_factor = {share:g} of heads of size {head_dim} is not supported here; "
+            "the rotated part must be an even number of dimensions"
+        )
+    kind = fields.text("rope_type") or fields.text("type") or "default"
+    if kind == "su" or (kind == "yarn" and partial):  # former names of Phi-3's scaling
+        kind = "longrope"
+    if kind not in _SCALINGS:
+        raise UnsupportedModelError(
+            f"rope scaling {kind!r} is not supported; supported are {', '.join(_SCALINGS)}"
+        )
+    return RopeConfig(
+        theta=fields.number("rope_theta", 1.01, 1e15),
+        scaling=kind,
+        factor=_factor(config, fields, kind),
+        dim=dim,
+        params=_params(config, fields, kind, dim),
+    )
+
+
+def _parameters(config: Fields, layer_type: str) -> dict[str, Any]:
+    """The rotary entries for this layer type, from whichever style, with top-level fall-backs."""
+    # Gemma 3's sliding layers have a base of their own and never a scaling.
+    own_base = layer_type == SLIDING and config.get("rope_local_base_freq") is not None
+    found = config.mapping("rope_scaling") or config.mapping("rope_parameters")
+    if FULL in found or SLIDING in found:
+        found = Fields(found, where="rope_parameters.").mapping(layer_type)
+    elif own_base:
+        found = {}
+    theta = config.get("rope_local_base_freq" if own_base else "rope_theta")
+    outer = {"rope_theta": theta, "partial_rotary_factor": config.get("partial_rotary_factor")}
+    outer = {key: value for key, value in outer.items() if value is not None}
+    return {**outer, **{key: value for key, value in found.items() if value is not None}}
+
+
+def _original_positions(config: Fields, fields: Fields) -> int:
+    """The context length before it was extended; a value at the top of the file has priority."""
+    for source in (config, fields):
+        if source.get("original_max_position_embeddings") is not None:
+            return source.integer("original_max_position_embeddings", 1, _MAX_POSITIONS)
+    return config.integer("max_position_embeddings", 1, _MAX_POSITIONS)
+
+
+def _factor(config: Fields, fields: Fields, kind: str) -> float:
+    if kind == "default":
+        return 1.0
+    implied = None
+    if kind in ("yarn", "longrope"):
+        longest = config.integer("max_position_embeddings", 1, _MAX_POSITIONS)
+        implied = max(1.0, longest / _original_positions(config, fields))
+    return fields.number("factor", 1e-3, 1e6, implied)
+
+
+def _params(
+    config: Fields, fields: Fields, kind: str, dim: int
+) -> tuple[tuple[str, float | tuple[float, ...]], ...]:
+    params: dict[str, float | tuple[float, ...]] = {}
+    for name, (low, high, required) in _SCALINGS[kind].items():
+        if required or fields.get(name) is not None:
+            params[name] = fields.number(name, low, high)
+    if kind == "llama3" and params["low_freq_factor"] == params["high_freq_factor"]:
+        raise ModelLoadError("rope scaling llama3 needs low_freq_factor != high_freq_factor")
+    if kind == "yarn" and fields.get("truncate") is not None:
+        params["truncate"] = float(fields.flag("truncate"))
+    if kind == "longrope":
+        for name in ("short_factor", "long_factor"):
+            params[name] = fields.numbers(name, dim // 2, 1e-6, 1e9)
+    trained = "original_max_position_embeddings"
+    if kind == "dynamic":  # this rule alone stretches what the configuration calls the maximum
+        params[trained] = config.number("max_position_embeddings", 1, _MAX_POSITIONS)
+    elif kind not in ("default", "linear"):
+        params[trained] = float(_original_positions(config, fields))
+    return tuple(params.items())
+
+
+def extended_positions(rope: RopeConfig, positions: int) -> int:
+    """The context length with YaRN, whose configurations often still state the unextended one."""
+    params: Mapping[str, float | tuple[float, ...]] = dict(rope.params)
+    original = params.get("original_max_position_embeddings")
+    if rope.scaling != "yarn" or not isinstance(original, float):
+        return positions
+    return min(_MAX_POSITIONS, max(positions, int(original * rope.factor)))

@@ -1,0 +1,46 @@
+"""Reading one JSON object from an untrusted file. Owns the limits; knows no meaning of any key."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ModelLoadError
+
+MAX_JSON_BYTES = 64 << 20
+
+
+def read_text(path: Path, limit: int = MAX_JSON_BYTES) -> str:
+    """The file's text.
+
+    Raises:
+        ModelLoadError: it cannot be read, is larger than ``limit`` bytes, or is not UTF-8.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(limit + 1)
+    except OSError as error:
+        raise ModelLoadError(f"cannot read {path}: {error.strerror or error}") from error
+    if len(data) > limit:
+        raise ModelLoadError(f"{path} is larger than {limit} bytes, the most that is read of it")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelLoadError(f"{path} is not UTF-8 text: {error}") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in the file.
+
+    Raises:
+        ModelLoadError: as :func:`read_text`; or it is not valid JSON, or not an object.
+    """
+    try:
+        value = json.loads(read_text(path))
+    # A recursion error comes from brackets nested without end.
+    except (ValueError, RecursionError) as error:
+        raise ModelLoadError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path} must hold a JSON object, not a {type(value).__name__}")
+    return value

@@ -1,0 +1,1 @@
+"""The device seam: everything that touches a device goes through one :class:`~.base.Ops`."""

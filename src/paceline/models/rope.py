@@ -1,0 +1,139 @@
+"""Cosine and sine tables of the rotary embedding, for every scaling rule. Knows no model family.
+
+Layout: a head's dimension ``i`` is paired with ``i + rotary_dim / 2``. Frequencies, angles and
+attention factors are computed in float64 and rounded once, so the tables do not depend on the
+device. Rules whose frequencies depend on the length of the text take ``max_len`` instead: one
+engine has one table, otherwise cached keys would go stale when a text grows.
+
+Sources: YaRN, arXiv 2309.00071; LongRoPE, arXiv 2402.13753; the ``llama3`` rule is the one of the
+Llama 3.1 release.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from paceline.models.config import RopeConfig
+
+_CHUNK = 1 << 16  # positions whose float64 angles exist at the same time
+
+
+def rope_tables(rope: RopeConfig, head_dim: int, max_len: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tables for positions ``0 .. max_len - 1``.
+
+    Returns:
+        cos, sin: float32 ``[max_len, rotary_dim // 2]``, attention factor included.
+    """
+    dim = rope.dim or head_dim
+    frequencies, attention = _frequencies(rope, dim, max_len)  # [dim // 2]
+    cos = torch.empty(max_len, dim // 2, dtype=torch.float32)
+    sin = torch.empty_like(cos)
+    for start in range(0, max_len, _CHUNK):
+        stop = min(start + _CHUNK, max_len)
+        positions = torch.arange(start, stop, dtype=torch.float64)
+        angles = positions[:, None] * frequencies[None, :]
+        cos[start:stop] = angles.cos() * attention
+        sin[start:stop] = angles.sin() * attention
+    return cos, sin
+
+
+class _Params:
+    """The rule's own numbers by name."""
+
+    def __init__(self, rope: RopeConfig) -> None:
+        self._values = dict(rope.params)
+
+    def number(self, name: str, default: float) -> float:
+        value = self._values.get(name, default)
+        assert isinstance(value, int | float)
+        return float(value)
+
+    def has(self, name: str) -> bool:
+        return name in self._values
+
+    def vector(self, name: str) -> torch.Tensor:
+        return torch.tensor(self._values[name], dtype=torch.float64)
+
+
+def _frequencies(rope: RopeConfig, dim: int, max_len: int) -> tuple[torch.Tensor, float]:
+    """Angle per position of each pair, float64 ``[dim // 2]``, and the factor on cos and sin."""
+    params = _Params(rope)
+    base = _plain(rope.theta, dim)
+    if rope.scaling == "linear":
+        return base / rope.factor, 1.0
+    if rope.scaling == "dynamic":
+        return _plain(_dynamic_theta(rope, params, dim, max_len), dim), 1.0
+    if rope.scaling == "llama3":
+        return _llama3(base, rope.factor, params), 1.0
+    if rope.scaling == "yarn":
+        return _yarn(base, rope, params, dim), _yarn_attention(rope.factor, params)
+    if rope.scaling == "longrope":
+        beyond = max_len > params.number("original_max_position_embeddings", max_len)
+        divisors = params.vector("long_factor" if beyond else "short_factor")
+        return base / divisors, _longrope_attention(rope.factor, params)
+    assert rope.scaling == "default", rope.scaling
+    return base, 1.0
+
+
+def _plain(theta: float, dim: int) -> torch.Tensor:
+    exponents = torch.arange(0, dim, 2, dtype=torch.float64) / dim
+    return torch.pow(torch.tensor(theta, dtype=torch.float64), -exponents)
+
+
+def _dynamic_theta(rope: RopeConfig, params: _Params, dim: int, max_len: int) -> float:
+    """The base grows with the text beyond the trained length, and is the trained one below it."""
+    trained = params.number("original_max_position_embeddings", max_len)
+    if max_len <= trained or dim <= 2:
+        return rope.theta
+    stretch = rope.factor * max_len / trained - (rope.factor - 1)
+    return rope.theta * math.pow(stretch, dim / (dim - 2))
+
+
+def _llama3(base: torch.Tensor, factor: float, params: _Params) -> torch.Tensor:
+    """Slow pairs are divided by the factor, fast ones kept, those between blended."""
+    low, high = params.number("low_freq_factor", 1.0), params.number("high_freq_factor", 4.0)
+    trained = params.number("original_max_position_embeddings", 8192)
+    turns = trained * base / (2 * math.pi)  # full turns within the trained length
+    keep = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return keep * base + (1.0 - keep) * base / factor
+
+
+def _yarn(base: torch.Tensor, rope: RopeConfig, params: _Params, dim: int) -> torch.Tensor:
+    """A linear ramp over pairs, from kept frequencies to divided ones."""
+    trained = params.number("original_max_position_embeddings", 4096)
+
+    def pair_with(turns: float) -> float:
+        return dim * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = pair_with(params.number("beta_fast", 32)), pair_with(params.number("beta_slow", 1))
+    if params.number("truncate", 1.0):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0.0), min(high, dim - 1.0)
+    if low == high:
+        high += 0.001  # the ramp becomes a step
+    pairs = torch.arange(dim // 2, dtype=torch.float64)
+    divided = ((pairs - low) / (high - low)).clamp(0.0, 1.0)
+    return base / rope.factor * divided + base * (1.0 - divided)
+
+
+def _yarn_attention(factor: float, params: _Params) -> float:
+    def temperature(scale: float) -> float:
+        return 1.0 if factor <= 1.0 else 0.1 * scale * math.log(factor) + 1.0
+
+    if params.has("attention_factor"):
+        return params.number("attention_factor", 1.0)
+    scale, all_dims = params.number("mscale", 0.0), params.number("mscale_all_dim", 0.0)
+    if scale and all_dims:
+        return temperature(scale) / temperature(all_dims)
+    return temperature(1.0)
+
+
+def _longrope_attention(factor: float, params: _Params) -> float:
+    if params.has("attention_factor"):
+        return params.number("attention_factor", 1.0)
+    trained = params.number("original_max_position_embeddings", 4096)
+    if factor <= 1.0 or trained <= 1.0:
+        return 1.0
+    return math.sqrt(1.0 + math.log(factor) / math.log(trained))

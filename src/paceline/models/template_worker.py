@@ -1,0 +1,121 @@
+"""Program that renders chat templates for another process. Imports nothing of Paceline.
+
+A template comes with the model, so it is untrusted code. The immutable sandbox keeps it from the
+interpreter's internals; that it cannot hold up or exhaust the engine is due to this process: its
+memory is limited, an alarm ends it, and its parent kills it at the deadline.
+
+Protocol: one JSON object a line on standard input, one on standard output.
+Request ``{"template", "variables", "max_chars", "seconds"}``; answer ``{"text"}`` or ``{"error"}``.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import signal
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+MEMORY_LIMIT = 512 << 20
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """Some templates mark the assistant's words with a ``generation`` block; it renders as is."""
+
+    tags = {"generation"}  # noqa: RUF012 (the base class has it so)
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: object) -> None:
+    raise jinja2.TemplateError(str(message))
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _now
+    return environment
+
+
+@functools.lru_cache(maxsize=16)
+def _compiled(template: str) -> jinja2.Template:
+    return _environment().from_string(template)
+
+
+def render(template: str, variables: dict[str, Any], max_chars: int) -> str:
+    """The rendered text.
+
+    Raises:
+        ValueError: it is longer than ``max_chars``; nothing beyond that is produced.
+    """
+    pieces, size = [], 0
+    for piece in _compiled(template).generate(**variables):
+        size += len(piece)
+        if size > max_chars:
+            raise ValueError(f"its output is longer than {max_chars} characters")
+        pieces.append(piece)
+    return "".join(pieces)
+
+
+def answer(request: dict[str, Any]) -> dict[str, str]:
+    """What to reply; whatever a template does wrong becomes a message."""
+    try:
+        return {"text": render(request["template"], request["variables"], request["max_chars"])}
+    except MemoryError:
+        return {"error": "it needs too much memory"}
+    except RecursionError:
+        return {"error": "it calls itself without end"}
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"[:1000]}
+
+
+def _limit_memory() -> None:
+    try:
+        import resource
+    except ImportError:  # not on this platform; the deadline still holds
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if hard == resource.RLIM_INFINITY or hard > MEMORY_LIMIT:
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, hard))
+
+
+def main() -> None:
+    # The parent handles an interrupt and closes the pipe; this process need not print a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _limit_memory()
+    alarm: Callable[[int], object] = getattr(signal, "alarm", lambda seconds: None)
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        alarm(math.ceil(request["seconds"]) + 1)  # ends an orphan whose parent cannot
+        reply = json.dumps(answer(request))
+        alarm(0)
+        print(reply, flush=True)
+
+
+if __name__ == "__main__":
+    main()

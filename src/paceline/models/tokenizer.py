@@ -1,0 +1,191 @@
+"""Text to token ids and back, and chats to text. Knows no model and no request.
+
+The files of a tokenizer are read in :mod:`paceline.models.tokenizer_files`, those inside a GGUF in
+:mod:`paceline.models.gguf_tokenizer`.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from paceline.errors import RequestError, TemplateError
+from paceline.models.chat_template import render_chat_template
+from paceline.models.tokenizer_files import read_tokenizer_folder
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class Tokenizer:
+    """A vocabulary with its rules, special tokens and chat templates.
+
+    Args:
+        backend: the encoder; truncation and padding in it are switched off.
+        special_tokens: role -> token (``bos_token``, ``eos_token``, ...), as templates name them.
+        eos_token_ids: ids that end a text; default: that of the ``eos_token``.
+        chat_templates: name -> Jinja source; ``default`` is used unless tools are given and there
+            is a ``tool_use``.
+        add_bos_token: whether encoding begins with the BOS token; None: as the backend has it.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        special_tokens: Mapping[str, str] | None = None,
+        eos_token_ids: Sequence[int] | None = None,
+        chat_templates: Mapping[str, str] | None = None,
+        add_bos_token: bool | None = None,
+    ) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self._special_tokens = dict(special_tokens or {})
+        self._templates = dict(chat_templates or {})
+        self._add_bos = add_bos_token
+        added = backend.get_added_tokens_decoder()
+        self._special_ids = frozenset(i for i, token in added.items() if token.special)
+        self._has_byte_fallback = _has_byte_fallback(backend)
+        self.bos_token_id = self._id_of_role("bos_token")
+        eos = self._id_of_role("eos_token")
+        default = () if eos is None else (eos,)
+        self.eos_token_ids = default if eos_token_ids is None else tuple(eos_token_ids)
+
+    @classmethod
+    def from_folder(cls, path: str | Path) -> Tokenizer:
+        """Read ``tokenizer.json`` and what lies beside it.
+
+        Raises:
+            ModelLoadError: a file is missing or not valid.
+        """
+        parts = read_tokenizer_folder(Path(path))
+        return cls(
+            parts.backend,
+            special_tokens=parts.special_tokens,
+            chat_templates=parts.chat_templates,
+            add_bos_token=parts.add_bos_token,
+        )
+
+    def _id_of_role(self, role: str) -> int | None:
+        token = self._special_tokens.get(role)
+        found = None if token is None else self._backend.token_to_id(token)
+        return None if found is None else int(found)
+
+    @functools.cached_property
+    def vocab_size(self) -> int:
+        """One more than the highest token id."""
+        return max(self._vocabulary().values(), default=-1) + 1
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Hex hash of which string has which id; equal exactly for equal vocabularies."""
+        digest = hashlib.blake2b(digest_size=16)
+        for token, index in sorted(self._vocabulary().items(), key=lambda item: item[1]):
+            data = token.encode("utf-8", "surrogatepass")
+            digest.update(b"%d %d " % (index, len(data)) + data)
+        return digest.hexdigest()
+
+    def _vocabulary(self) -> dict[str, int]:
+        vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
+        return vocabulary
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of ``text``, begun with the BOS token where the model wants that.
+
+        Special tokens written out in the text become those tokens. A rendered chat template brings
+        its own BOS: encode it with ``add_special_tokens=False``.
+
+        Raises:
+            RequestError: the text holds a lone surrogate, which no encoding has.
+        """
+        try:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except (TypeError, UnicodeEncodeError) as error:
+            raise RequestError(f"the text cannot be encoded: {error}") from error
+        bos = self.bos_token_id
+        if not add_special_tokens or self._add_bos is None or bos is None:
+            return ids
+        if self._add_bos:
+            return ids if self._backend_adds_bos else [bos, *ids]
+        return ids[1:] if self._backend_adds_bos else ids
+
+    @functools.cached_property
+    def _backend_adds_bos(self) -> bool:
+        return self._backend.encode("", add_special_tokens=True).ids[:1] == [self.bos_token_id]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of ``ids``; bytes that are no UTF-8 become U+FFFD, unknown ids nothing."""
+        # The backend would skip by spelling, and miss tokens that its normaliser spells otherwise.
+        kept = [i for i in ids if not (skip_special_tokens and i in self._special_ids)]
+        text: str = self._backend.decode(kept, skip_special_tokens=False)
+        return text
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """The vocabulary's own spelling of a token, or None outside of it."""
+        token: str | None = self._backend.id_to_token(token_id) if 0 <= token_id < 1 << 32 else None
+        return token
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether decoding leaves the token out."""
+        return token_id in self._special_ids
+
+    def byte_of(self, token_id: int) -> int | None:
+        """The byte that the token stands for, in vocabularies that fall back to bytes."""
+        if not self._has_byte_fallback:
+            return None
+        match = _BYTE_TOKEN.fullmatch(self.id_to_token(token_id) or "")
+        return int(match[1], 16) if match else None
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self._templates)
+
+    def template_mentions(self, word: str) -> bool:
+        """Whether any chat template names a variable such as ``enable_thinking``."""
+        return any(word in template for template in self._templates.values())
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **template_kwargs: Any,
+    ) -> str:
+        """The conversation as one prompt text, by the model's own template.
+
+        Args:
+            messages: each with a ``role`` and a ``content``, as JSON values.
+            add_generation_prompt: end where the assistant's next words begin.
+            tools: JSON schemas of functions, for templates that know tools.
+            template_kwargs: further variables, for example ``enable_thinking=False``.
+
+        Raises:
+            TemplateError: there is no template, it refuses the messages, or passes its limits.
+        """
+        if not self._templates:
+            raise TemplateError("the model has no chat template; send a plain prompt instead")
+        name = "tool_use" if tools and "tool_use" in self._templates else "default"
+        template = self._templates.get(name)
+        if template is None:
+            known = ", ".join(sorted(self._templates))
+            raise TemplateError(f"the model has no default chat template; it has {known}")
+        variables = {
+            **self._special_tokens,
+            **template_kwargs,
+            "messages": list(messages),
+            "tools": list(tools) if tools else None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        return render_chat_template(template, variables)
+
+
+def _has_byte_fallback(backend: tokenizers.Tokenizer) -> bool:
+    decoder = backend.decoder
+    return decoder is not None and b'"ByteFallback"' in decoder.__getstate__()

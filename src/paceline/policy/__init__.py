@@ -1,0 +1,1 @@
+"""What to verify and what it costs. No torch in here."""

@@ -1,0 +1,98 @@
+"""What a proposer is, and how the trees of several become one. Knows no particular proposer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from paceline.config import SpeculativeConfig
+from paceline.request import Request, VerifyResult
+from paceline.span import ROOT, DraftTree
+
+
+@dataclass(frozen=True, slots=True)
+class DraftBudget:
+    """What the planner allows each request of a step to draft; lists parallel to the requests.
+
+    Attributes:
+        max_nodes: most nodes of the request's tree.
+        max_depth: most tokens along one path (never more than the request may still emit, less the
+            bonus token).
+    """
+
+    max_nodes: Sequence[int]
+    max_depth: Sequence[int]
+
+
+class Proposer(Protocol):
+    """Drafts continuations from token ids. Wrong drafts cost time, never correctness.
+
+    A request is first seen in :meth:`propose` or :meth:`observe`, whichever comes first; a proposer
+    keeps what it needs by ``request.request_id`` until :meth:`finish`.
+    """
+
+    name: str
+    config: SpeculativeConfig
+    """Limits of its drafts; the engine reads them too."""
+
+    def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
+        """One tree per request (possibly empty) below its last token."""
+        ...
+
+    def observe(self, request: Request, result: VerifyResult) -> None:
+        """Learn what a step committed. ``request.token_ids`` holds it already."""
+        ...
+
+    def finish(self, request: Request) -> None:
+        """Forget a request that ended or was preempted. Unknown requests are ignored."""
+        ...
+
+    def context_length(self, request: Request) -> int:
+        """How many of the request's tokens this proposer has taken in or will before it drafts."""
+        ...
+
+
+def merge(trees: Sequence[DraftTree]) -> DraftTree:
+    """One trie out of several trees of the same request.
+
+    Children of one node that carry the same token become one, with the probability that at least
+    one of the proposers is right were they independent, and the origin of the surest of them.
+    Siblings' probabilities are then scaled to sum to at most 1.
+    """
+    full = [tree for tree in trees if len(tree)]
+    if len(full) <= 1:
+        return full[0] if full else DraftTree()
+    merged = DraftTree()
+    index: dict[tuple[int, int], int] = {}
+    surest: list[float] = []
+    for tree in full:
+        node_of: list[int] = []
+        for token, parent, prob, origin in zip(
+            tree.token_ids, tree.parents, tree.accept_probs, tree.origins, strict=True
+        ):
+            above = node_of[parent] if parent >= 0 else ROOT
+            node = index.get((above, token))
+            if node is None:
+                node = index[above, token] = len(merged)
+                merged.token_ids.append(token)
+                merged.parents.append(above)
+                merged.accept_probs.append(prob)
+                merged.origins.append(origin)
+                surest.append(prob)
+            else:
+                merged.accept_probs[node] = 1 - (1 - merged.accept_probs[node]) * (1 - prob)
+                if prob > surest[node]:
+                    surest[node], merged.origins[node] = prob, origin
+            node_of.append(node)
+    _normalise_siblings(merged)
+    return merged
+
+
+def _normalise_siblings(tree: DraftTree) -> None:
+    total: dict[int, float] = {}
+    for parent, prob in zip(tree.parents, tree.accept_probs, strict=True):
+        total[parent] = total.get(parent, 0.0) + prob
+    for node, parent in enumerate(tree.parents):
+        if total[parent] > 1.0:
+            tree.accept_probs[node] /= total[parent]

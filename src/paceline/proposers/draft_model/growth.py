@@ -1,0 +1,148 @@
+"""One request's draft tree while it grows, and what the draft's KV cache holds of the request.
+
+Owns the choice of nodes: those with the highest path probability. Knows no model and no cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.request import Request
+from paceline.runtime.sampler import SamplingRow
+from paceline.sampling_params import SamplingParams
+from paceline.span import DraftTree, Span
+
+NAME = "draft_model"
+
+RANKED = 8
+"""Candidates that are ranked: how far the others lie behind is the evidence for the first."""
+SURENESS = 0.9
+LOGIT_BLUR = 0.7
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class DraftState:
+    """What the draft model holds of one request.
+
+    Attributes:
+        params: how candidates are ranked.
+        tokens: the tokens whose KV is committed in the draft's cache.
+        kv_tokens, kv_parents: the span of the draft that awaits verification: the last committed
+            token, then the drafted nodes that were forwarded. Empty when there is none.
+    """
+
+    params: SamplingParams
+    tokens: list[int] = field(default_factory=list)
+    kv_tokens: list[int] = field(default_factory=list)
+    kv_parents: list[int] = field(default_factory=list)
+
+    def walk(self, committed: Sequence[int]) -> list[int]:
+        """Slots, after the committed ones, of the forwarded nodes that carry ``committed``."""
+        path: list[int] = []
+        node = 0
+        for token in committed:
+            for child in range(node + 1, len(self.kv_tokens)):
+                if self.kv_tokens[child] == token and self.kv_parents[child] == node:
+                    break
+            else:
+                break
+            path.append(child - 1)
+            node = child
+        return path
+
+
+@dataclass(slots=True, eq=False)
+class Growth:
+    """One request's tree while it grows; arrays are parallel over nodes, parents first.
+
+    ``kv_nodes`` is each node's index in the draft's span, -1 while it has not been forwarded.
+    """
+
+    request: Request
+    draft: DraftState
+    max_nodes: int
+    max_depth: int
+    tree: DraftTree = field(default_factory=DraftTree)
+    path_probs: list[float] = field(default_factory=list)
+    paths: list[list[int]] = field(default_factory=list)
+    kv_nodes: list[int] = field(default_factory=list)
+    frontier: list[int] = field(default_factory=list)
+    last_level: int = 0
+
+    def add(self, parent: int, tokens: list[int], probs: list[float], min_prob: float) -> None:
+        """Hang a node's candidates below it, best first; those that are hopeless are left out."""
+        above, path = (1.0, []) if parent < 0 else (self.path_probs[parent], self.paths[parent])
+        for token, prob in zip(tokens, probs, strict=True):
+            path_prob = above * prob
+            if not path_prob >= min_prob or path_prob <= 0.0:  # also true for NaN
+                continue
+            self.tree.token_ids.append(token)
+            self.tree.parents.append(parent)
+            self.tree.accept_probs.append(prob)
+            self.path_probs.append(path_prob)
+            self.paths.append([*path, token])
+            self.kv_nodes.append(-1)
+
+    def best(self, count: int) -> list[int]:
+        """The ``count`` nodes likeliest to be reached and accepted; parents precede children."""
+        probs = self.path_probs
+        return sorted(range(len(probs)), key=lambda node: -probs[node])[:count]
+
+    def choose(self) -> bool:
+        """Pick the last level's nodes that may have a child among the best; False without any."""
+        level = range(self.last_level, len(self.path_probs))
+        self.last_level = len(self.path_probs)
+        self.frontier = []
+        if level and len(self.paths[level[0]]) < self.max_depth:
+            # The last of the best is not worth a forward: its children rank behind it.
+            self.frontier = [n for n in self.best(self.max_nodes - 1) if n in level]
+        return bool(self.frontier)
+
+    def span(self) -> Span:
+        """The chosen nodes below everything that was forwarded before them."""
+        tokens, parents = self.draft.kv_tokens, self.draft.kv_parents
+        cached = len(tokens)
+        for node in self.frontier:
+            parent = self.tree.parents[node]
+            self.kv_nodes[node] = len(tokens)
+            tokens.append(self.tree.token_ids[node])
+            parents.append(0 if parent < 0 else self.kv_nodes[parent])
+        rows = range(cached, len(tokens))
+        start = len(self.draft.tokens) - 1  # node 0 is the last committed token
+        return Span(self.request.request_id, start, tokens, parents, rows, cached)
+
+    def finished(self) -> DraftTree:
+        self.tree.origins = [NAME] * len(self.tree)
+        order = self.best(self.max_nodes)
+        return self.tree if order == list(range(len(self.tree))) else self.tree.select(order)
+
+
+def acceptance_estimates(rows: Sequence[SamplingRow], scores: Floats) -> Floats:
+    """How likely each ranked candidate is to be the target's token.
+
+    A prior: a softmax over the scores of the best candidates, whose sharpness and weight were
+    fitted to a pair of trained models on code and prose, greedy and at temperatures 0.6, 0.8 and 1.
+
+    Args:
+        rows: whose candidates these are.
+        scores: ``[n, RANKED]``, descending, as the sampler ranks them; -inf where there is none.
+
+    Returns:
+        ``[n, RANKED]``; NaN in rows whose scores are not numbers.
+    """
+    blur = np.asarray([_blur(row.sampling) for row in rows])[:, None]
+    with np.errstate(invalid="ignore"):  # -inf minus -inf
+        weights = np.exp((scores - scores[:, :1]) / blur)
+        estimates: Floats = SURENESS * weights / weights.sum(axis=1, keepdims=True)
+    return estimates
+
+
+def _blur(params: SamplingParams) -> float:
+    """Spread of the difference between the models' scores, in units of the score."""
+    return LOGIT_BLUR if params.is_greedy else max(1.0, LOGIT_BLUR / params.temperature)

@@ -1,0 +1,147 @@
+"""The state of one request from admission to its last token. Owns no policy and no tensors."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from paceline.metrics import SpeculationCounters
+from paceline.sampling_params import SamplingParams
+
+TARGET_ORIGIN = "target"
+"""Origin of a token that no proposer drafted."""
+
+
+class RequestStatus(enum.Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class FinishReason(enum.StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class StopChecker(Protocol):
+    """Turns committed tokens into text and says when a stop string ended it.
+
+    The engine is handed one per request and knows nothing else of text.
+    """
+
+    def push(self, token_id: int, *, may_stop: bool = True) -> str | None:
+        """Take one committed token; return the stop string that it completed, if any.
+
+        Without ``may_stop`` stop strings up to here do not count.
+        """
+        ...
+
+    def take_text(self, *, final: bool) -> str:
+        """Text that is certain since the last call; with ``final`` also what was held back."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one emitted token: its own, and the ``top`` as (token id, logprob)."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One sequence being generated. A request with ``n > 1`` is ``n`` of these, one per sample.
+
+    ``token_ids`` holds prompt and output; ``num_computed`` of them have committed KV. While a
+    request decodes, ``num_computed == len(token_ids) - 1``: the last token is the next root.
+    """
+
+    request_id: int
+    token_ids: list[int]
+    prompt_len: int
+    params: SamplingParams
+    seed: int
+    max_len: int
+    eos_token_ids: frozenset[int] = frozenset()
+    sample_index: int = 0
+    fork_of: int | None = None
+    cache_salt: str = ""
+    stop_checker: StopChecker | None = None
+    status: RequestStatus = RequestStatus.WAITING
+    num_computed: int = 0
+    num_preemptions: int = 0
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    error: Exception | None = None
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    counters: SpeculationCounters = field(default_factory=SpeculationCounters)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.prompt_len
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.prompt_len :]
+
+    @property
+    def num_uncomputed(self) -> int:
+        """Tokens to be forwarded before the next can be sampled, the last one included."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be emitted."""
+        return self.max_len - len(self.token_ids)
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status is RequestStatus.FINISHED
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyResult:
+    """What the target made of one request's draft in one step.
+
+    Attributes:
+        path: span nodes that were accepted, from the root (node 0) down.
+        token_ids: emitted tokens: those of the accepted draft nodes, then the bonus token.
+        origins: for each emitted token the proposer that drafted it, or :data:`TARGET_ORIGIN`.
+        draft_token_ids: the draft nodes that were verified, in span order without the root.
+        draft_parents: their parents as in :class:`~paceline.span.DraftTree`.
+        draft_origins: who drafted each of them.
+        logprobs: one entry per emitted token when the request asked for them, otherwise empty.
+    """
+
+    path: Sequence[int]
+    token_ids: Sequence[int]
+    origins: Sequence[str]
+    draft_token_ids: Sequence[int] = ()
+    draft_parents: Sequence[int] = ()
+    draft_origins: Sequence[str] = ()
+    logprobs: Sequence[TokenLogprobs] = ()
+
+    @property
+    def num_accepted(self) -> int:
+        return len(self.path) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What one step added to one request; the unit of streaming."""
+
+    request_id: int
+    token_ids: Sequence[int]
+    origins: Sequence[str]
+    text: str = ""
+    logprobs: Sequence[TokenLogprobs] = ()
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    error: Exception | None = None

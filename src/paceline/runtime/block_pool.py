@@ -1,0 +1,118 @@
+"""Which KV blocks are free, shared or cached. Owns user counts and the prefix index, no memory.
+
+Block 0 is never handed out: its slot 0 stays zero and stands for "nothing here" in attention.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+
+BLOCK_SIZE = 16
+"""Tokens per block; equal to the number of key lanes in an attention tile."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachedBlock:
+    """A full block whose tokens are known: what the prefix index confirms a match against."""
+
+    block: int
+    token_ids: tuple[int, ...]
+    parent: bytes
+
+
+def chain_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
+    """Hash of a block's tokens and of everything before them."""
+    return xxhash.xxh3_128_digest(parent + np.asarray(token_ids, dtype="<i8").tobytes())
+
+
+class BlockPool:
+    """Hands out blocks, counts their users, and finds blocks by the tokens they hold.
+
+    A block that nobody uses any more but whose content is indexed stays available for reuse by
+    content until its memory is needed; the least recently used goes first.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._free = list(range(num_blocks - 1, 0, -1))
+        self._users = [0] * num_blocks
+        self._index: dict[bytes, CachedBlock] = {}
+        self._hash_of: dict[int, bytes] = {}
+        self._evictable: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be allocated: free ones and cached ones that nobody uses."""
+        return len(self._free) + len(self._evictable)
+
+    @property
+    def num_used(self) -> int:
+        return self.num_blocks - 1 - self.num_available
+
+    def allocate(self, count: int) -> list[int] | None:
+        """``count`` blocks with one user each, or None (and no change) when there are too few."""
+        if count > self.num_available:
+            return None
+        blocks = []
+        for _ in range(count):
+            block = self._free.pop() if self._free else self._evict()
+            self._users[block] = 1
+            blocks.append(block)
+        return blocks
+
+    def _evict(self) -> int:
+        block, _ = self._evictable.popitem(last=False)
+        del self._index[self._hash_of.pop(block)]
+        return block
+
+    def share(self, block: int) -> None:
+        """Add a user to a block."""
+        if self._users[block] == 0:
+            del self._evictable[block]
+        self._users[block] += 1
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Take one user from each block; without users a block is free, or evictable if indexed."""
+        for block in reversed(blocks):  # so that a sequence's tail is evicted before its head
+            self._users[block] -= 1
+            assert self._users[block] >= 0, "a block was released twice"
+            if self._users[block] == 0:
+                if block in self._hash_of:
+                    self._evictable[block] = None
+                else:
+                    self._free.append(block)
+
+    def users(self, block: int) -> int:
+        return self._users[block]
+
+    def free_blocks(self) -> list[int]:
+        """Blocks whose content nobody may rely on."""
+        return list(self._free)
+
+    def publish(self, block: int, parent: bytes, token_ids: Sequence[int]) -> bytes:
+        """Index a full, committed block by content. The first one with a content stays."""
+        key = chain_hash(parent, token_ids)
+        if key not in self._index and block not in self._hash_of:
+            self._index[key] = CachedBlock(block, tuple(token_ids), parent)
+            self._hash_of[block] = key
+        return key
+
+    def find(self, parent: bytes, token_ids: Sequence[int]) -> tuple[int, bytes] | None:
+        """The block that holds these tokens after ``parent``, confirmed token by token."""
+        key = chain_hash(parent, token_ids)
+        cached = self._index.get(key)
+        if cached is None or cached.parent != parent or cached.token_ids != tuple(token_ids):
+            return None
+        return cached.block, key
+
+    def clear_index(self) -> None:
+        """Forget all cached content."""
+        self._free.extend(self._evictable)
+        self._evictable.clear()
+        self._index.clear()
+        self._hash_of.clear()

@@ -1,0 +1,249 @@
+"""The paged KV cache: memory, and per sequence which slots hold what. Knows no sampling, no policy.
+
+A step is a transaction on a sequence: :meth:`KVCache.reserve` slots for a span, write them in the
+forward, then either :meth:`KVCache.commit` the accepted path, which becomes contiguous, or
+:meth:`KVCache.rollback`. Only committed full blocks are ever shared or published.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from paceline.errors import ConfigError
+from paceline.models.config import ModelConfig
+from paceline.runtime.block_pool import BLOCK_SIZE, BlockPool
+
+DEFAULT_MEMORY_SHARE = 0.25
+KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(slots=True)
+class SequenceKV:
+    """The KV of one sequence.
+
+    Attributes:
+        block_table: its blocks in logical order.
+        slots: the slot of each logical position, kept as long as ``block_table``.
+        length: committed tokens.
+        published: how many leading blocks are in the prefix index (or came out of it).
+        last_hash: chain hash of the last published block.
+        salt: partitions the prefix index.
+    """
+
+    block_table: list[int] = field(default_factory=list)
+    slots: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    length: int = 0
+    published: int = 0
+    last_hash: bytes = b""
+    salt: str = ""
+
+    def extend(self, blocks: Sequence[int]) -> None:
+        self.block_table.extend(blocks)
+        fresh = np.asarray(blocks, dtype=np.int64)[:, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE)
+        self.slots = np.concatenate((self.slots, fresh.ravel()))
+
+    def shrink(self, num_blocks: int) -> list[int]:
+        """Cut the table to ``num_blocks`` and return what was cut off."""
+        cut = self.block_table[num_blocks:]
+        del self.block_table[num_blocks:]
+        self.slots = self.slots[: num_blocks * BLOCK_SIZE]
+        return cut
+
+
+def blocks_for(tokens: int) -> int:
+    return -(-tokens // BLOCK_SIZE)
+
+
+def bytes_per_block(config: ModelConfig, dtype: str) -> int:
+    width = config.num_layers * 2 * config.num_kv_heads * config.head_dim
+    return width * BLOCK_SIZE * KV_DTYPES[dtype].itemsize
+
+
+def free_memory() -> int:
+    """Bytes of physical memory that are free, as far as the platform tells."""
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return 4 << 30
+
+
+class KVCache:
+    """Paged keys and values of one model for any number of sequences.
+
+    Args:
+        config: sizes of the model.
+        num_blocks: blocks of 16 tokens, the reserved block 0 included.
+        dtype: ``float32`` or ``bfloat16``; what is read back is what attention sees.
+        device: where the memory lives.
+        prefix_caching: whether committed blocks may serve later sequences.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        dtype: str = "float32",
+        device: torch.device | str = "cpu",
+        prefix_caching: bool = True,
+    ) -> None:
+        if num_blocks < 2:
+            raise ConfigError(
+                f"the KV cache has room for {num_blocks} blocks of {BLOCK_SIZE} tokens; at least 2 "
+                "are needed: raise --kv-cache-memory"
+            )
+        shape = (
+            config.num_layers,
+            2,
+            num_blocks * BLOCK_SIZE,
+            config.num_kv_heads,
+            config.head_dim,
+        )
+        self.memory = torch.empty(shape, dtype=KV_DTYPES[dtype], device=device)
+        self.memory[:, :, :BLOCK_SIZE] = 0
+        self.pool = BlockPool(num_blocks)
+        self.prefix_caching = prefix_caching
+        self._sequences: dict[int, SequenceKV] = {}
+
+    # --- sequences -----------------------------------------------------------------------------
+
+    def __contains__(self, request_id: int) -> bool:
+        return request_id in self._sequences
+
+    def __getitem__(self, request_id: int) -> SequenceKV:
+        return self._sequences[request_id]
+
+    def open(self, request_id: int, salt: str = "") -> SequenceKV:
+        """Start an empty sequence."""
+        assert request_id not in self._sequences, "the sequence is open already"
+        sequence = SequenceKV(salt=salt, last_hash=salt.encode())
+        self._sequences[request_id] = sequence
+        return sequence
+
+    def free(self, request_id: int) -> None:
+        """Give back everything a sequence holds. Unknown sequences are ignored."""
+        sequence = self._sequences.pop(request_id, None)
+        if sequence is not None:
+            self.pool.release(sequence.block_table)
+
+    def attach_prefix(self, request_id: int, token_ids: Sequence[int], limit: int) -> int:
+        """Let a sequence that is still empty start with cached blocks.
+
+        Args:
+            token_ids: the tokens whose KV is wanted.
+            limit: most tokens that may come from the cache.
+
+        Returns:
+            How many leading tokens have their KV already; a multiple of the block size.
+        """
+        sequence = self._sequences[request_id]
+        if not self.prefix_caching or sequence.length:
+            return sequence.length
+        while (end := (sequence.published + 1) * BLOCK_SIZE) <= limit:
+            found = self.pool.find(sequence.last_hash, token_ids[end - BLOCK_SIZE : end])
+            if found is None:
+                break
+            block, sequence.last_hash = found
+            self.pool.share(block)
+            sequence.extend([block])
+            sequence.published += 1
+        sequence.length = sequence.published * BLOCK_SIZE
+        return sequence.length
+
+    def fork(self, parent_id: int, child_id: int, length: int) -> bool:
+        """Start ``child_id`` with the first ``length`` committed tokens of another sequence.
+
+        Full blocks are shared, a partial one is copied. False (and no change) without room.
+        """
+        parent = self._sequences[parent_id]
+        assert length <= parent.length, "a fork may only take committed tokens"
+        full, rest = divmod(length, BLOCK_SIZE)
+        tail = self.pool.allocate(1) if rest else []
+        if tail is None:
+            return False
+        child = self.open(child_id, parent.salt)
+        for block in parent.block_table[:full]:
+            self.pool.share(block)
+        child.extend(parent.block_table[:full] + tail)
+        if rest:
+            source = parent.slots[full * BLOCK_SIZE : length]
+            self._move(source, child.slots[full * BLOCK_SIZE : length])
+        child.length = length
+        return True
+
+    # --- one step ------------------------------------------------------------------------------
+
+    def blocks_missing(self, request_id: int, num_nodes: int) -> int:
+        """How many blocks a reservation of ``num_nodes`` would have to allocate."""
+        sequence = self._sequences[request_id]
+        return max(0, blocks_for(sequence.length + num_nodes) - len(sequence.block_table))
+
+    def reserve(self, request_id: int, num_nodes: int) -> bool:
+        """Make room for ``num_nodes`` after the committed tokens; False when there is none."""
+        missing = self.blocks_missing(request_id, num_nodes)
+        if missing:
+            blocks = self.pool.allocate(missing)
+            if blocks is None:
+                return False
+            self._sequences[request_id].extend(blocks)
+        return True
+
+    def commit(self, request_id: int, path: Sequence[int]) -> None:
+        """Make the KV of the nodes ``path`` (ascending, node 0 first) the next committed tokens.
+
+        Blocks that only rejected nodes had used are given back.
+        """
+        sequence = self._sequences[request_id]
+        start = sequence.length
+        if path[-1] != len(path) - 1:  # the path is not the leading nodes: close the gaps
+            nodes = np.asarray(path, dtype=np.int64)
+            target = np.arange(len(path))
+            moved = nodes != target
+            self._move(sequence.slots[start + nodes[moved]], sequence.slots[start + target[moved]])
+        sequence.length = start + len(path)
+        self.rollback(request_id)
+
+    def rollback(self, request_id: int) -> None:
+        """Drop every reservation beyond the committed tokens."""
+        sequence = self._sequences[request_id]
+        needed = blocks_for(sequence.length)
+        if len(sequence.block_table) > needed:
+            self.pool.release(sequence.shrink(needed))
+
+    def truncate(self, request_id: int, length: int) -> None:
+        """Forget committed tokens from ``length`` on; not for published sequences."""
+        sequence = self._sequences[request_id]
+        assert sequence.published == 0, "published blocks cannot be cut"
+        sequence.length = min(sequence.length, length)
+        self.rollback(request_id)
+
+    def publish(self, request_id: int, token_ids: Sequence[int]) -> None:
+        """Index the full committed blocks of a sequence for later ones."""
+        sequence = self._sequences[request_id]
+        if not self.prefix_caching:
+            return
+        while (end := (sequence.published + 1) * BLOCK_SIZE) <= sequence.length:
+            block = sequence.block_table[sequence.published]
+            tokens = token_ids[end - BLOCK_SIZE : end]
+            sequence.last_hash = self.pool.publish(block, sequence.last_hash, tokens)
+            sequence.published += 1
+
+    # --- memory --------------------------------------------------------------------------------
+
+    def _move(self, source: npt.NDArray[np.int64], target: npt.NDArray[np.int64]) -> None:
+        to, at = torch.from_numpy(target), torch.from_numpy(source)
+        device = self.memory.device
+        self.memory[:, :, to.to(device)] = self.memory[:, :, at.to(device)]
+
+    def poison_free(self, value: float = float("nan")) -> None:
+        """Overwrite what nobody may read: free blocks and slots past the committed tokens."""
+        blocks = np.asarray(self.pool.free_blocks(), dtype=np.int64)
+        free = (blocks[:, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE)).ravel()
+        tails = [s.slots[s.length :] for s in self._sequences.values()]
+        slots = torch.from_numpy(np.concatenate([free, *tails]))
+        self.memory[:, :, slots.to(self.memory.device)] = value

@@ -1,0 +1,318 @@
+"""The target's token as a deterministic function of logits, parameters, seed and position.
+
+Because the noise belongs to (seed, position, token) and not to a stream, it does not matter which
+forward a row was computed in or what was drafted. Knows nothing of trees, engines or tokenizers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from paceline.request import Request, TokenLogprobs
+from paceline.runtime.philox import token_noise
+from paceline.sampling_params import SamplingParams
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+GUMBEL_MAX = 22.9
+"""No noise value is larger: u is at most 1 - 2**-33."""
+FIRST_CANDIDATES = 32
+FEW_SURVIVORS = 256  # per row; with fewer than these the bound costs more than it saves
+SEED_MASK = 2**64 - 1
+
+
+@dataclass(slots=True)
+class SamplingRow:
+    """One row of logits: whose it is, and the draft tokens between its tokens and this row.
+
+    Attributes:
+        params: how to sample; the request's own unless a draft ranks differently.
+    """
+
+    request: Request
+    path: Sequence[int] = ()
+    params: SamplingParams | None = None
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self.params or self.request.params
+
+    @property
+    def position(self) -> int:
+        """Index of the token to be emitted, in prompt plus output."""
+        return len(self.request.token_ids) + len(self.path)
+
+
+def to_numpy(logits: torch.Tensor) -> npt.NDArray[np.float32]:
+    array: npt.NDArray[np.float32] = logits.to("cpu", torch.float32).numpy()
+    return array
+
+
+def argmax_rows(logits: npt.NDArray[np.float32]) -> tuple[Ints, npt.NDArray[np.bool_]]:
+    """Lowest id of each row's maximum, and whether that maximum is a finite number."""
+    tokens = logits.argmax(axis=1)
+    return tokens, np.isfinite(logits[np.arange(len(tokens)), tokens])
+
+
+def sample_tokens(
+    logits: npt.NDArray[np.float32], rows: Sequence[SamplingRow]
+) -> tuple[Ints, npt.NDArray[np.bool_]]:
+    """The target's token for each row of ``[n, vocab]`` logits.
+
+    Returns:
+        Token ids ``[n]``, and for each row whether its logits allowed one (False for NaN, infinite
+        logits, or when every token is masked).
+    """
+    if all(row.sampling.is_plain_greedy for row in rows):
+        return argmax_rows(logits)
+    edited = edit_logits(logits, rows)
+    tokens, valid = argmax_rows(edited)
+    picked = [i for i, row in enumerate(rows) if valid[i] and not row.sampling.is_greedy]
+    if picked:
+        sampled = [rows[i] for i in picked]
+        scores = _Perturbed(edited[picked], sampled, 1)
+        tokens[picked] = scores.best()
+    return tokens, valid
+
+
+def rank_candidates(
+    logits: torch.Tensor, rows: Sequence[SamplingRow], k: int
+) -> tuple[Ints, Floats, Floats]:
+    """The ``k`` likeliest tokens of each row, in the order in which a draft should try them.
+
+    Greedy rows rank by logit. Sampled rows rank by the perturbed score with the very noise that
+    the target will use, so that the first candidate is what the target emits if it agrees.
+
+    Returns:
+        Token ids, scores (logit over temperature, plus noise when sampled) and softmax
+        probabilities of the processed logits, ``[n, k]`` each; missing candidates have score -inf.
+    """
+    edited = edit_logits(to_numpy(logits), rows)
+    k = min(k, edited.shape[1])
+    scaled = _scaled(edited, rows)
+    tokens = np.zeros((len(rows), k), dtype=np.int64)
+    scores = np.full((len(rows), k), -np.inf)
+    greedy = [i for i, row in enumerate(rows) if row.sampling.is_greedy]
+    if greedy:
+        tokens[greedy], scores[greedy] = _top(scaled[greedy], k)
+    sampled = [i for i, row in enumerate(rows) if not row.sampling.is_greedy]
+    if sampled:
+        perturbed = _Perturbed(edited[sampled], [rows[i] for i in sampled], k)
+        tokens[sampled], scores[sampled] = perturbed.top(k)
+    peak = scaled.max(axis=1, keepdims=True)
+    total = np.exp(scaled - peak).sum(axis=1, keepdims=True)
+    probs = np.exp(np.take_along_axis(scaled, tokens, axis=1) - peak) / total
+    return tokens, scores, probs
+
+
+# --- logits to processed logits -----------------------------------------------------------------
+
+
+def edit_logits(
+    logits: npt.NDArray[np.float32], rows: Sequence[SamplingRow]
+) -> npt.NDArray[np.float32]:
+    """Penalties, bias and masks, in the documented order; a copy when anything changes."""
+    edited = logits
+    for index, row in enumerate(rows):
+        params = row.sampling
+        if params.is_plain_greedy or not _is_edited(params):
+            continue
+        if edited is logits:
+            edited = logits.copy()
+        _edit_row(edited[index], row, params)
+    return edited
+
+
+def _is_edited(params: SamplingParams) -> bool:
+    return (
+        params.uses_penalties
+        or bool(params.logit_bias)
+        or bool(params.banned_token_ids)
+        or params.allowed_token_ids is not None
+        or params.min_tokens > 0
+    )
+
+
+def _edit_row(z: npt.NDArray[np.float32], row: SamplingRow, params: SamplingParams) -> None:
+    request = row.request
+    if params.uses_penalties:
+        _penalise(z, row, params)
+    for token_id, bias in params.logit_bias.items():
+        z[token_id] += np.float32(bias)
+    if params.banned_token_ids:
+        z[list(params.banned_token_ids)] = -np.inf
+    if params.allowed_token_ids is not None:
+        allowed = list(params.allowed_token_ids)
+        kept = z[allowed]
+        z[:] = -np.inf
+        z[allowed] = kept
+    if request.num_output_tokens + len(row.path) < params.min_tokens:
+        z[[*request.eos_token_ids, *params.stop_token_ids]] = -np.inf
+
+
+def _penalise(z: npt.NDArray[np.float32], row: SamplingRow, params: SamplingParams) -> None:
+    request = row.request
+    if params.repetition_penalty != 1.0:
+        seen = np.unique(np.asarray([*request.token_ids, *row.path], dtype=np.int64))
+        penalty = np.float32(params.repetition_penalty)
+        values = z[seen]
+        z[seen] = np.where(values > 0, values / penalty, values * penalty)
+    output = np.asarray([*request.output_token_ids, *row.path], dtype=np.int64)
+    tokens, counts = np.unique(output, return_counts=True)
+    z[tokens] -= np.float32(params.frequency_penalty) * counts.astype(np.float32)
+    z[tokens] -= np.float32(params.presence_penalty)
+
+
+def _scaled(edited: npt.NDArray[np.float32], rows: Sequence[SamplingRow]) -> Floats:
+    temperatures = [1.0 if r.sampling.is_greedy else r.sampling.temperature for r in rows]
+    scaled: Floats = edited.astype(np.float64) / np.asarray(temperatures)[:, None]
+    return scaled
+
+
+# --- filters ------------------------------------------------------------------------------------
+
+
+def filter_rows(z: Floats, params: Sequence[SamplingParams]) -> npt.NDArray[np.bool_]:
+    """Which tokens survive top-k, then top-p, then min-p; ``z`` is ``[n, vocab]``, logit over T."""
+    keep = z > -np.inf
+    vocab = z.shape[1]
+    top_k = np.asarray([p.top_k if 0 < p.top_k < vocab else vocab for p in params])
+    top_p = np.asarray([p.top_p for p in params])
+    min_p = np.asarray([p.min_p for p in params])
+    pending = np.flatnonzero((top_k < vocab) | (top_p < 1.0) | (min_p > 0.0))
+    if not len(pending):
+        return keep
+    bounded = top_k[top_k < vocab]
+    width = min(vocab, max(256, int(bounded.max()) + 1 if len(bounded) else 0))
+    while len(pending):
+        done = _filter_within(
+            z[pending], keep, pending, top_k[pending], top_p[pending], min_p[pending], width
+        )
+        pending = pending[~done]
+        width = vocab if width * 8 >= vocab else width * 8
+    return keep
+
+
+def _filter_within(
+    z: Floats,
+    keep: npt.NDArray[np.bool_],
+    at: Ints,
+    top_k: Ints,
+    top_p: Floats,
+    min_p: Floats,
+    width: int,
+) -> npt.NDArray[np.bool_]:
+    """Filter rows by their ``width`` best tokens; False where those were too few to tell."""
+    vocab = z.shape[1]
+    ids, values = _top(z, width)
+    peak = values[:, :1]
+    in_k = np.arange(width) < top_k[:, None]
+    weights = np.where(in_k, np.exp(values - peak), 0.0)
+    before = np.cumsum(weights, axis=1)
+    # Sequential sums, so that the width, which other rows decide too, cannot change them.
+    total = before[:, -1:].copy()
+    whole = top_k >= vocab
+    total[whole, 0] = np.exp(z[whole] - peak[whole]).sum(axis=1)
+    before -= weights
+    in_p = (before < top_p[:, None] * total) | (top_p >= 1.0)[:, None]
+    with np.errstate(divide="ignore"):
+        in_min = values >= peak + np.log(min_p)[:, None]
+    chosen = in_k & in_p & in_min & (values > -np.inf)
+    count = chosen.sum(axis=1)
+    last = values[np.arange(len(at)), np.maximum(count, 1) - 1]
+    done: npt.NDArray[np.bool_] = (last > values[:, -1]) | (width == vocab)
+    for row in np.flatnonzero(done):
+        keep[at[row]] = False
+        keep[at[row], ids[row, : count[row]]] = True
+    return done
+
+
+def _top(z: Floats, k: int) -> tuple[Ints, Floats]:
+    """The k largest of each row, by value descending and id ascending (ties at the edge aside)."""
+    if k < z.shape[1]:
+        ids = np.argpartition(-z, k - 1, axis=1)[:, :k]
+    else:
+        ids = np.broadcast_to(np.arange(z.shape[1]), z.shape)
+    values = np.take_along_axis(z, ids, axis=1)
+    order = np.lexsort((ids, -values), axis=1)
+    return np.take_along_axis(ids, order, axis=1), np.take_along_axis(values, order, axis=1)
+
+
+# --- noise --------------------------------------------------------------------------------------
+
+
+class _Perturbed:
+    """Scores z/T + noise of the survivors that can be among the best ``k`` of their row."""
+
+    def __init__(
+        self, edited: npt.NDArray[np.float32], rows: Sequence[SamplingRow], k: int
+    ) -> None:
+        self._scaled = _scaled(edited, rows)
+        keep = filter_rows(self._scaled, [row.sampling for row in rows])
+        self._seeds = np.asarray([r.request.seed & SEED_MASK for r in rows], dtype=np.uint64)
+        self._positions = np.asarray([r.position for r in rows], dtype=np.uint64)
+        self._samples = np.asarray([r.request.sample_index for r in rows], dtype=np.uint64)
+        if np.count_nonzero(keep) > FEW_SURVIVORS * len(rows):
+            masked = np.where(keep, self._scaled, -np.inf)
+            keep &= masked >= (self._lower_bound(masked, k) - GUMBEL_MAX)[:, None]
+        self._rows, self._tokens = np.nonzero(keep)
+        self._scores = self._score(self._rows, self._tokens)
+        self._starts = np.searchsorted(self._rows, np.arange(len(rows)))
+
+    def _score(self, rows: Ints, tokens: Ints) -> Floats:
+        noise = token_noise(self._seeds, self._positions, self._samples, rows, tokens)
+        return self._scaled[rows, tokens] + noise
+
+    def _lower_bound(self, masked: Floats, k: int) -> Floats:
+        """A score that the k-th best of each row is sure to reach: that of known candidates."""
+        width = min(max(k, FIRST_CANDIDATES), masked.shape[1])
+        ids = np.sort(np.argpartition(-masked, width - 1, axis=1)[:, :width], axis=1)
+        rows = np.repeat(np.arange(len(masked)), width)
+        scores = self._score(rows, ids.ravel()).reshape(ids.shape)
+        scores[np.take_along_axis(masked, ids, axis=1) == -np.inf] = -np.inf
+        bound: Floats = np.partition(scores, width - k, axis=1)[:, width - k]
+        return bound
+
+    def best(self) -> Ints:
+        """The winner of each row; the lowest id of equal scores."""
+        peaks = np.maximum.reduceat(self._scores, self._starts)
+        winners = np.flatnonzero(self._scores == peaks[self._rows])
+        first = np.searchsorted(self._rows[winners], np.arange(len(self._starts)))
+        return self._tokens[winners[first]]
+
+    def top(self, k: int) -> tuple[Ints, Floats]:
+        """The k best of each row in order; rows with fewer survivors end in score -inf."""
+        count = len(self._starts)
+        tokens, scores = np.zeros((count, k), dtype=np.int64), np.full((count, k), -np.inf)
+        ends = [*self._starts[1:].tolist(), len(self._rows)]
+        for row, (start, end) in enumerate(zip(self._starts.tolist(), ends, strict=True)):
+            order = np.argsort(-self._scores[start:end], kind="stable")[:k]
+            tokens[row, : len(order)] = self._tokens[start:end][order]
+            scores[row, : len(order)] = self._scores[start:end][order]
+        return tokens, scores
+
+
+# --- log-probabilities --------------------------------------------------------------------------
+
+
+def token_logprobs(
+    logits: torch.Tensor, token_ids: Sequence[int], top: Sequence[int]
+) -> list[TokenLogprobs]:
+    """Log-softmax of raw logits ``[n, vocab]`` at the emitted tokens, with the ``top[i]`` best."""
+    table = to_numpy(torch.log_softmax(logits.float(), dim=-1))
+    found = []
+    for values, token_id, count in zip(table, token_ids, top, strict=True):
+        own = values[token_id]
+        best: tuple[tuple[int, float], ...] = ()
+        if count:
+            ids, numbers = _top(values[None].astype(np.float64), min(count, len(values)))
+            best = tuple(zip(ids[0].tolist(), numbers[0].tolist(), strict=True))
+        rank = int((values > own).sum()) + 1
+        found.append(TokenLogprobs(int(token_id), float(own), rank, best))
+    return found

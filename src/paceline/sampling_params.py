@@ -1,0 +1,162 @@
+"""What a caller may ask of one request. Owns validation; knows neither models nor tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from paceline.errors import RequestError
+
+GREEDY_TEMPERATURE = 1e-5
+"""Temperatures below this one mean arg-max."""
+
+MAX_N = 16
+MAX_LOGPROBS = 128
+MAX_STOP_STRINGS = 32
+MAX_STOP_LENGTH = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeParams:
+    """Per-request control of speculation. Never changes the tokens, only how they are found.
+
+    Attributes:
+        enabled: ``False`` decodes this request plainly.
+        methods: only these proposers draft, by ``method``; ``None`` means all configured ones.
+        num_speculative_tokens: upper limit on draft depth; ``None`` leaves it to the planner.
+    """
+
+    enabled: bool = True
+    methods: tuple[str, ...] | None = None
+    num_speculative_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        k = self.num_speculative_tokens
+        if k is not None and not 0 <= k <= 64:
+            raise RequestError(f"num_speculative_tokens is {k}; allowed are 0 to 64")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request is sampled and when it stops; names and meanings as in vLLM and OpenAI.
+
+    Raises:
+        RequestError: a value is outside its range; the message names the range.
+    """
+
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] | None = None
+    banned_token_ids: tuple[int, ...] = ()
+    seed: int | None = None
+    stop: Sequence[str] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    n: int = 1
+    speculative: SpeculativeParams = field(default_factory=SpeculativeParams)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        for name in ("stop", "stop_token_ids", "banned_token_ids"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        if self.allowed_token_ids is not None:
+            object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+        self._check_ranges()
+        self._check_lists()
+
+    def _check_ranges(self) -> None:
+        limits: list[tuple[str, float, float]] = [
+            ("min_tokens", 0, math.inf),
+            ("temperature", 0.0, 100.0),
+            ("top_p", 0.0, 1.0),
+            ("top_k", -1, math.inf),
+            ("min_p", 0.0, 1.0),
+            ("repetition_penalty", 1e-3, 100.0),
+            ("presence_penalty", -2.0, 2.0),
+            ("frequency_penalty", -2.0, 2.0),
+            ("n", 1, MAX_N),
+        ]
+        for name, low, high in limits:
+            value = getattr(self, name)
+            if not low <= value <= high:  # also false for NaN
+                raise RequestError(f"{name} is {value}; allowed are {low} to {high}")
+        if self.top_p == 0.0:
+            raise RequestError("top_p is 0; allowed are values above 0 up to 1")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise RequestError(f"max_tokens is {self.max_tokens}; allowed are 1 and more, or None")
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= MAX_LOGPROBS:
+                raise RequestError(f"{name} is {value}; allowed are 0 to {MAX_LOGPROBS}")
+        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
+            raise RequestError(f"seed is {self.seed}; allowed are 64-bit integers")
+
+    def _check_lists(self) -> None:
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise RequestError(f"{len(self.stop)} stop strings; at most {MAX_STOP_STRINGS} allowed")
+        for text in self.stop:
+            if not 0 < len(text) <= MAX_STOP_LENGTH:
+                raise RequestError(
+                    f"a stop string has {len(text)} characters; allowed are 1 to {MAX_STOP_LENGTH}"
+                )
+        for token_id, bias in self.logit_bias.items():
+            if not math.isfinite(bias) or not -100.0 <= bias <= 100.0:
+                raise RequestError(
+                    f"logit_bias of token {token_id} is {bias}; allowed are -100 to 100"
+                )
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise RequestError(
+                "allowed_token_ids is empty; name at least one token, or leave it out"
+            )
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise :class:`RequestError` when a token id named here is not in the vocabulary."""
+        named = {
+            "logit_bias": self.logit_bias,
+            "allowed_token_ids": self.allowed_token_ids or (),
+            "banned_token_ids": self.banned_token_ids,
+            "stop_token_ids": self.stop_token_ids,
+        }
+        for name, ids in named.items():
+            for token_id in ids:
+                if not 0 <= token_id < vocab_size:
+                    raise RequestError(
+                        f"{name} names token {token_id}; the vocabulary is 0 to {vocab_size - 1}"
+                    )
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < GREEDY_TEMPERATURE
+
+    @property
+    def uses_penalties(self) -> bool:
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
+
+    @property
+    def is_plain_greedy(self) -> bool:
+        """True when the token is the arg-max of the raw logits: nothing edits them."""
+        return (
+            self.is_greedy
+            and not self.uses_penalties
+            and not self.logit_bias
+            and self.allowed_token_ids is None
+            and not self.banned_token_ids
+            and self.min_tokens == 0
+        )

@@ -1,0 +1,136 @@
+"""Spans and draft trees: the flat arrays that every step is made of. Owns their rules only.
+
+A *draft tree* hangs below the last committed token of a request. A *span* is what one request puts
+into one forward of the target model: a prefill chunk (a chain), a single token, or a root with its
+draft tree. Nothing here knows models, tensors or requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from paceline.errors import ProposerError
+
+ROOT = -1
+"""Parent index of a draft node that follows the last committed token directly."""
+
+
+@dataclass(slots=True)
+class DraftTree:
+    """Candidate continuations of one request, as flat arrays of equal length.
+
+    Attributes:
+        token_ids: the token that each node proposes.
+        parents: index of each node's parent, lower than its own; :data:`ROOT` below the last token.
+        accept_probs: estimated probability that the node is accepted, given that its parent is.
+            An estimate for the planner; the verifier never reads it.
+        origins: name of the proposer that drafted each node.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    accept_probs: list[float] = field(default_factory=list)
+    origins: list[str] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @classmethod
+    def chain(
+        cls, token_ids: Sequence[int], accept_probs: Sequence[float], origin: str
+    ) -> DraftTree:
+        """A tree without branches: each token follows the one before it."""
+        count = len(token_ids)
+        return cls(
+            list(token_ids), list(range(-1, count - 1)), list(accept_probs), [origin] * count
+        )
+
+    def depths(self) -> list[int]:
+        """Depth of each node; a child of the last committed token has depth 1."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        return depths
+
+    def path_probs(self) -> list[float]:
+        """Estimated probability that each node is accepted: the product along its path."""
+        probs: list[float] = []
+        for parent, prob in zip(self.parents, self.accept_probs, strict=True):
+            probs.append(prob if parent < 0 else probs[parent] * prob)
+        return probs
+
+    def select(self, nodes: Sequence[int]) -> DraftTree:
+        """The tree of the given nodes, in that order. Every node's parent must come before it."""
+        position = {node: i for i, node in enumerate(nodes)}
+        position[ROOT] = ROOT
+        return DraftTree(
+            [self.token_ids[i] for i in nodes],
+            [position[self.parents[i]] for i in nodes],
+            [self.accept_probs[i] for i in nodes],
+            [self.origins[i] for i in nodes],
+        )
+
+    def validate(self, vocab_size: int) -> None:
+        """Check that this is a tree over the vocabulary in which no two siblings carry one token.
+
+        Raises:
+            ProposerError: naming the first node that breaks a rule.
+        """
+        count = len(self.token_ids)
+        if not (len(self.parents) == len(self.accept_probs) == len(self.origins) == count):
+            raise ProposerError("a draft tree's arrays differ in length")
+        seen: set[tuple[int, int]] = set()
+        for i in range(count):
+            token, parent, prob = self.token_ids[i], self.parents[i], self.accept_probs[i]
+            if type(token) is not int or not 0 <= token < vocab_size:
+                raise ProposerError(
+                    f"draft node {i}: token {token!r} is not in 0..{vocab_size - 1}"
+                )
+            if type(parent) is not int or not ROOT <= parent < i:
+                raise ProposerError(f"draft node {i}: parent {parent!r} is not in -1..{i - 1}")
+            if not 0.0 <= prob <= 1.0:
+                raise ProposerError(f"draft node {i}: accept_prob {prob!r} is not in 0..1")
+            if (parent, token) in seen:
+                raise ProposerError(f"draft node {i}: a sibling carries token {token} already")
+            seen.add((parent, token))
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One request's share of one forward: a tree of nodes in flat arrays.
+
+    Attributes:
+        request_id: whose tokens these are.
+        start: committed KV length before this span, in tokens. Node ``i`` writes its KV at the
+            logical slot ``start + i``; its position is ``start`` plus its depth.
+        token_ids: node 0 is the root.
+        parents: -1 for node 0; a parent's index is lower than its child's.
+        sample_rows: nodes whose logits are needed.
+        num_cached: how many leading nodes have their KV already and are attended to, not computed.
+    """
+
+    request_id: int
+    start: int
+    token_ids: Sequence[int]
+    parents: Sequence[int]
+    sample_rows: Sequence[int]
+    num_cached: int = 0
+
+    @property
+    def is_chain(self) -> bool:
+        return all(parent == i - 1 for i, parent in enumerate(self.parents))
+
+    @classmethod
+    def chunk(cls, request_id: int, start: int, token_ids: Sequence[int], sample: bool) -> Span:
+        """A prefill chunk; ``sample`` asks for the logits of its last row."""
+        count = len(token_ids)
+        rows = (count - 1,) if sample else ()
+        return cls(request_id, start, token_ids, range(-1, count - 1), rows)
+
+    @classmethod
+    def tree(cls, request_id: int, start: int, root: int, draft: DraftTree) -> Span:
+        """The last committed token with its draft tree; the logits of every node are needed."""
+        count = len(draft) + 1
+        parents = [-1, *(parent + 1 for parent in draft.parents)]
+        return cls(request_id, start, [root, *draft.token_ids], parents, range(count))

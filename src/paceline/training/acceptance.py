@@ -1,0 +1,102 @@
+"""How often a draft would be accepted, measured by teacher forcing on the target's own text.
+
+Owns the definitions of the offline figures. Knows no engine: neither trees nor verification.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from paceline.models.decoder import Decoder
+from paceline.training.generation import continue_prompts
+from paceline.training.ops import dense_hidden
+
+Tensor = torch.Tensor
+TOP = 4
+ROWS = 16  # sequences per forward
+
+
+@dataclass(frozen=True, slots=True)
+class OwnText:
+    """What the target writes after the same prompts, ``[n, length]`` each, prompts included."""
+
+    prompt_tokens: int
+    greedy: Tensor
+    sampled: Tensor  # at temperature 1
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """Shares of positions, 0 to 1. Drafts are single tokens given the target's own context.
+
+    Attributes:
+        positions: tokens of each of the two texts.
+        greedy_top1, greedy_top4: the target's greedy token is the draft's first choice, or among
+            its first four.
+        one_minus_tv: 1 - total variation between the two distributions at temperature 1: what
+            rejection sampling would accept.
+        shared_top1, shared_top4: at temperature 1, the target's token is the draft's first choice
+            (among its first four) when both rank by ``log p + g`` with the same Gumbel noise g.
+    """
+
+    positions: int
+    greedy_top1: float
+    greedy_top4: float
+    one_minus_tv: float
+    shared_top1: float
+    shared_top4: float
+
+    def __str__(self) -> str:
+        return (
+            f"greedy {self.greedy_top1:.1%} (first {TOP}: {self.greedy_top4:.1%}); temperature 1: "
+            f"shared noise {self.shared_top1:.1%} (first {TOP}: {self.shared_top4:.1%}), "
+            f"1-TV {self.one_minus_tv:.1%}; {self.positions} positions"
+        )
+
+
+def write_own_text(target: Decoder, prompts: Tensor, new_tokens: int, seed: int) -> OwnText:
+    """Let the target continue ``prompts`` ``[n, length]``, greedily and at temperature 1."""
+    greedy = continue_prompts(target, prompts, new_tokens, 0.0, seed)
+    sampled = continue_prompts(target, prompts, new_tokens, 1.0, seed)
+    return OwnText(prompts.shape[1], greedy, sampled)
+
+
+@torch.no_grad()
+def measure_acceptance(draft: Decoder, target: Decoder, text: OwnText, seed: int) -> Acceptance:
+    """Figures of ``draft`` against ``target``; the same ``seed`` gives the same noise."""
+    generator = torch.Generator().manual_seed(seed)
+    counts = dict.fromkeys(("greedy1", "greedy4", "tv", "shared1", "shared4"), 0.0)
+    for greedy, sampled in zip(text.greedy.split(ROWS), text.sampled.split(ROWS), strict=True):
+        wanted = greedy[:, text.prompt_tokens :].reshape(-1)
+        _count(counts, "greedy", _log_probs(draft, greedy, text.prompt_tokens), wanted)
+        p = _log_probs(target, sampled, text.prompt_tokens)
+        q = _log_probs(draft, sampled, text.prompt_tokens)
+        counts["tv"] += torch.minimum(p.exp(), q.exp()).sum().item()
+        noise = -torch.empty_like(p).exponential_(generator=generator).log()
+        _count(counts, "shared", q + noise, (p + noise).argmax(-1))
+    positions = text.sampled[:, text.prompt_tokens :].numel()
+    shares = {name: count / positions for name, count in counts.items()}
+    return Acceptance(
+        positions,
+        shares["greedy1"],
+        shares["greedy4"],
+        shares["tv"],
+        shares["shared1"],
+        shares["shared4"],
+    )
+
+
+def _count(counts: dict[str, float], kind: str, scores: Tensor, wanted: Tensor) -> None:
+    ranked = scores.topk(min(TOP, scores.shape[-1])).indices
+    hit = ranked == wanted[:, None]
+    counts[kind + "1"] += hit[:, 0].sum().item()
+    counts[kind + "4"] += hit.any(1).sum().item()
+
+
+def _log_probs(decoder: Decoder, rows: Tensor, prompt_tokens: int) -> Tensor:
+    """Log-probabilities of every generated token's distribution, ``[n * new, vocab]``."""
+    hidden = dense_hidden(decoder, rows[:, :-1]).view(rows.shape[0], rows.shape[1] - 1, -1)
+    wanted = hidden[:, prompt_tokens - 1 :].reshape(-1, hidden.shape[-1])
+    return decoder.logits(wanted).float().log_softmax(-1)

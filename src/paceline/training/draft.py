@@ -1,0 +1,223 @@
+"""``train_draft``: a small draft with the target's vocabulary, distilled on the target's own text.
+
+Owns the recipe; the loop, the data, the files and the figures are its neighbours'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from paceline.errors import TrainingError
+from paceline.models.decoder import Decoder
+from paceline.training.acceptance import Acceptance, OwnText, measure_acceptance, write_own_text
+from paceline.training.card import optimiser_line, render_card, shape_line, sources_line
+from paceline.training.checkpoint import Progress, remove_state
+from paceline.training.data import (
+    TokenDocuments,
+    read_documents,
+    sample_documents,
+    split_held_out,
+    tokenize,
+)
+from paceline.training.draft_options import DraftTrainingConfig, DraftTrainingResult
+from paceline.training.generation import generate_documents
+from paceline.training.lm import fingerprint, separator_id, training_data
+from paceline.training.losses import distillation_loss
+from paceline.training.model_files import (
+    TrainableModel,
+    check_output,
+    load_model,
+    load_tokenizer,
+    new_model,
+    save_model,
+)
+from paceline.training.ops import TrainingOps, differentiable_decoder
+from paceline.training.progress import ProgressDisplay
+from paceline.training.surgery import cut_model
+from paceline.training.traces import read_traces
+from paceline.training.trainer import resolve_dtype, run_training
+
+GENERATED = "generated.npz"
+
+
+def train_draft(config: DraftTrainingConfig) -> DraftTrainingResult:
+    """Distil a draft and write it in the Hugging Face layout.
+
+    Interrupted at any moment, the same call continues where the last saved state was.
+
+    Raises:
+        TrainingError: texts, traces, sizes, vocabularies, a saved state or the output folder
+            cannot be used.
+    """
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    folder = check_output(config.output, config.overwrite)
+    target = load_model(config.target)
+    model = _initial_draft(config, target)
+    documents = _documents(config, target)
+    train, held_out = split_held_out(documents, config.held_out_tokens, config.seed)
+    teacher = _decoder(config, target)
+    with ProgressDisplay(config.show_progress, "train draft") as display:
+        text = _own_text(config, teacher, held_out)
+        before = _acceptance(config, model, teacher, text)
+        display.note(f"acceptance before: {before}")
+        names = fingerprint(config, documents, model)
+        written = _generated(config, teacher, train, folder / GENERATED, names, display)
+    read = sample_documents(train, config.text_tokens, config.seed)
+    both = TokenDocuments.of([*read, *written])
+    data = training_data(both, held_out, config, separator_id(target))
+    loss = distillation_loss(config.loss, teacher)
+    progress = run_training(model, data, loss, config, names, "train draft")
+    after = _acceptance(config, model, teacher, text)
+    with ProgressDisplay(config.show_progress, "train draft") as display:
+        display.note(f"acceptance after: {after}")
+    result = _result(config, model, progress, before, after)
+    card = _card(config, result, model, len(read.tokens), len(written.tokens))
+    save_model(folder, model, Path(config.target), config.weights_dtype, card)
+    remove_state(folder)
+    (folder / GENERATED).unlink(missing_ok=True)
+    return result
+
+
+def _initial_draft(config: DraftTrainingConfig, target: TrainableModel) -> TrainableModel:
+    wanted = target.config.vocab_size
+    if config.init is None:
+        model = new_model(config.shape, wanted, separator_id(target), config.seed)
+        return TrainableModel({**model.raw, **_special_ids(target.raw)}, model.params)
+    model = cut_model(load_model(config.init), config.drop_layers, config.mlp_width)
+    if model.config.vocab_size != wanted:
+        raise TrainingError(
+            f"{config.init} has a vocabulary of {model.config.vocab_size}, the target one of "
+            f"{wanted}; a draft needs the target's"
+        )
+    if load_tokenizer(config.init).get_vocab() != load_tokenizer(config.target).get_vocab():
+        raise TrainingError(f"{config.init} has another tokenizer than {config.target}")
+    return model
+
+
+def _special_ids(raw: Mapping[str, object]) -> dict[str, object]:
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    return {name: raw[name] for name in names if name in raw}
+
+
+def _documents(config: DraftTrainingConfig, target: TrainableModel) -> TokenDocuments:
+    texts = read_documents(config.text, config.exclude, config.stdlib)
+    documents = list(tokenize(texts, load_tokenizer(config.target)))
+    for folder in config.traces:
+        documents += read_traces(folder, target.config.vocab_size)
+    return TokenDocuments.of(documents)
+
+
+def _decoder(config: DraftTrainingConfig, model: TrainableModel) -> Decoder:
+    """A decoder for inference, long enough for training windows, generation and evaluation."""
+    generated = config.generate_prompt_tokens + config.generate_new_tokens
+    measured = config.eval_prompt_tokens + config.eval_new_tokens
+    length = max(config.seq_len + 1, generated, measured)
+    ops = TrainingOps(resolve_dtype(config.dtype))
+    with torch.no_grad():
+        return differentiable_decoder(model.config, model.params, ops, length)
+
+
+def _own_text(
+    config: DraftTrainingConfig, teacher: Decoder, held_out: TokenDocuments
+) -> OwnText | None:
+    length = config.eval_prompt_tokens
+    beginnings = [d[:length] for d in held_out if len(d) >= length][: config.eval_prompts]
+    if not beginnings:
+        return None
+    prompts = torch.from_numpy(np.stack(beginnings)).long()
+    return write_own_text(teacher, prompts, config.eval_new_tokens, config.seed)
+
+
+def _acceptance(
+    config: DraftTrainingConfig, model: TrainableModel, teacher: Decoder, text: OwnText | None
+) -> Acceptance | None:
+    if text is None:
+        return None
+    return measure_acceptance(_decoder(config, model), teacher, text, config.seed)
+
+
+def _generated(
+    config: DraftTrainingConfig,
+    teacher: Decoder,
+    train: TokenDocuments,
+    path: Path,
+    names: str,
+    display: ProgressDisplay,
+) -> TokenDocuments:
+    """The target's own continuations, kept in ``path`` until the run is finished.
+
+    A file whose key is not ``names`` is of another run and is written anew.
+    """
+    total = config.generate_tokens
+    if not total:
+        return TokenDocuments.of([])
+    if path.is_file():
+        with np.load(path, allow_pickle=False) as arrays:
+            if str(arrays["key"]) == names:
+                return TokenDocuments(arrays["tokens"], arrays["offsets"])
+    written = generate_documents(
+        teacher,
+        train,
+        tokens=total,
+        prompt_tokens=config.generate_prompt_tokens,
+        new_tokens=config.generate_new_tokens,
+        temperatures=config.generate_temperatures,
+        batch_size=config.generate_batch,
+        seed=config.seed,
+        report=lambda done: display.note(f"the target wrote {done:,} of {total:,} tokens"),
+    )
+    partial = path.with_name("partial-" + path.name)
+    np.savez(partial, tokens=written.tokens, offsets=written.offsets, key=np.array(names))
+    partial.replace(path)
+    return written
+
+
+def _result(
+    config: DraftTrainingConfig,
+    model: TrainableModel,
+    progress: Progress,
+    before: Acceptance | None,
+    after: Acceptance | None,
+) -> DraftTrainingResult:
+    return DraftTrainingResult(
+        folder=Path(config.output),
+        num_params=model.num_params,
+        steps=progress.step,
+        seconds=progress.seconds,
+        train_tokens=progress.step * config.tokens_per_step,
+        before=before,
+        after=after,
+    )
+
+
+def _card(
+    config: DraftTrainingConfig,
+    result: DraftTrainingResult,
+    model: TrainableModel,
+    text_tokens: int,
+    generated_tokens: int,
+) -> str:
+    cut = f", {config.drop_layers} layers dropped" if config.drop_layers else ""
+    cut += f", feed-forward cut to {config.mlp_width}" if config.mlp_width else ""
+    rows = [
+        ("drafts for", Path(config.target).name),
+        ("parameters", shape_line(model.config, model.num_params)),
+        ("trained on", sources_line(config)),
+        (
+            "tokens",
+            f"{text_tokens:,} of text and traces, {generated_tokens:,} written by the target; "
+            f"{result.train_tokens:,} read with repetitions",
+        ),
+        ("begun from", (Path(config.init).name if config.init else "random weights") + cut),
+        ("training", f"{config.loss} against the target; {optimiser_line(config)}"),
+        ("steps", f"{result.steps:,} in {result.seconds / 60:.0f} minutes"),
+        ("held-out acceptance before", str(result.before)),
+        ("held-out acceptance after", str(result.after)),
+        ("licence", config.licence),
+    ]
+    return render_card(Path(config.output).name, config.licence, rows, config.command)

@@ -1,0 +1,204 @@
+"""``train_lm``: a small decoder on text files, from scratch or continued.
+
+Owns the recipe; the loop, the data and the files are its neighbours'.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+
+from paceline.errors import TrainingError
+from paceline.training.card import optimiser_line, render_card, shape_line, sources_line
+from paceline.training.checkpoint import Progress, remove_state
+from paceline.training.data import (
+    TokenDocuments,
+    read_documents,
+    split_held_out,
+    tokenize,
+)
+from paceline.training.losses import cross_entropy
+from paceline.training.model_files import (
+    ModelShape,
+    TrainableModel,
+    check_output,
+    load_model,
+    load_tokenizer,
+    new_model,
+    save_model,
+)
+from paceline.training.options import TrainingConfig, check_range
+from paceline.training.packing import Windows, pack
+from paceline.training.tokenizer_training import END_OF_TEXT, train_tokenizer
+from paceline.training.trainer import TrainingData, run_training
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LMTrainingConfig(TrainingConfig):
+    """Options of :func:`train_lm`, on top of those of every training.
+
+    Attributes:
+        init: folder of a model to continue, whose shape and tokenizer are kept; None begins anew.
+        shape: sizes of a model from scratch.
+        tokenizer: folder of a tokenizer to use from scratch; None trains one on the texts.
+        vocab_size: entries of a tokenizer that is trained.
+        chat_tokens: give it ``<|im_start|>`` and ``<|im_end|>``.
+    """
+
+    init: str | None = None
+    shape: ModelShape = field(default_factory=ModelShape)
+    tokenizer: str | None = None
+    vocab_size: int = 4096
+    chat_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        TrainingConfig.__post_init__(self)
+        check_range("vocab_size", self.vocab_size, 260, 1 << 20)
+
+
+@dataclass(frozen=True, slots=True)
+class LMTrainingResult:
+    """What a finished training reports.
+
+    Attributes:
+        folder: the written model.
+        steps, seconds: what was spent, over all starts.
+        train_tokens: tokens read, repetitions counted.
+        held_out_before, held_out_after: nats per token on the whole held-out set; NaN without one.
+    """
+
+    folder: Path
+    num_params: int
+    steps: int
+    seconds: float
+    train_tokens: int
+    held_out_before: float
+    held_out_after: float
+
+
+def train_lm(config: LMTrainingConfig) -> LMTrainingResult:
+    """Train a language model and write it in the Hugging Face layout.
+
+    Interrupted at any moment, the same call continues where the last saved state was.
+
+    Raises:
+        TrainingError: texts, sizes, a saved state or the output folder cannot be used.
+        ConfigError: the continued model's configuration cannot be used.
+    """
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    folder = check_output(config.output, config.overwrite)
+    tokenizer_folder = _tokenizer_folder(config, folder)
+    tokenizer = load_tokenizer(tokenizer_folder)
+    model = _initial_model(config, tokenizer)
+    separator = separator_id(model)
+    documents = tokenize(read_documents(config.text, config.exclude, config.stdlib), tokenizer)
+    train, held_out = split_held_out(documents, config.held_out_tokens, config.seed)
+    data = training_data(train, held_out, config, separator)
+    progress = run_training(
+        model, data, cross_entropy, config, fingerprint(config, documents, model), "train lm"
+    )
+    result = _result(config, model, progress)
+    card = lm_card(config, result, model, len(train.tokens), len(held_out.tokens))
+    save_model(folder, model, tokenizer_folder, config.weights_dtype, card)
+    remove_state(folder)
+    return result
+
+
+def _tokenizer_folder(config: LMTrainingConfig, folder: Path) -> Path:
+    if config.init or config.tokenizer:
+        return Path(config.init or config.tokenizer or "")
+    if not (folder / "tokenizer.json").is_file():
+        texts = (d.text for d in read_documents(config.text, config.exclude, config.stdlib))
+        train_tokenizer(texts, folder, config.vocab_size, config.chat_tokens)
+    return folder
+
+
+def _initial_model(config: LMTrainingConfig, tokenizer: Any) -> TrainableModel:
+    if config.init:
+        return load_model(config.init)
+    end = tokenizer.token_to_id(END_OF_TEXT)
+    if end is None:
+        raise TrainingError(f"the tokenizer has no {END_OF_TEXT}, which separates documents")
+    return new_model(config.shape, tokenizer.get_vocab_size(), end, config.seed)
+
+
+def separator_id(model: TrainableModel) -> int:
+    """The token between documents: the model's (first) end of sequence.
+
+    Raises:
+        TrainingError: the model has none.
+    """
+    ids = model.config.eos_token_ids
+    if not ids:
+        raise TrainingError("the model has no eos_token_id, which separates documents")
+    return ids[0]
+
+
+def training_data(
+    train: TokenDocuments, held_out: TokenDocuments, config: TrainingConfig, separator: int
+) -> TrainingData:
+    """Windows over both splits; the held-out ones in a fixed order."""
+    windows = Windows(train, config.seq_len, separator, config.seed)
+    fixed = np.zeros((0, config.seq_len + 1), np.int32)
+    if len(held_out):
+        fixed = pack(held_out, np.arange(len(held_out)), config.seq_len, separator)
+    return TrainingData(windows, fixed)
+
+
+def fingerprint(config: TrainingConfig, documents: TokenDocuments, model: TrainableModel) -> str:
+    """Names everything that a continued run must share with the one it continues."""
+    digest = xxhash.xxh3_128()
+    digest.update(repr(sorted(config.fixed_options().items())).encode())
+    digest.update(documents.tokens.tobytes())
+    digest.update(documents.offsets.tobytes())
+    digest.update(repr([(n, tuple(p.shape)) for n, p in sorted(model.params.items())]).encode())
+    return digest.hexdigest()
+
+
+def _result(
+    config: LMTrainingConfig, model: TrainableModel, progress: Progress
+) -> LMTrainingResult:
+    losses = [loss for _, _, loss in progress.history] or [float("nan")]
+    return LMTrainingResult(
+        folder=Path(config.output),
+        num_params=model.num_params,
+        steps=progress.step,
+        seconds=progress.seconds,
+        train_tokens=progress.step * config.tokens_per_step,
+        held_out_before=losses[0],
+        held_out_after=losses[-1],
+    )
+
+
+def lm_card(
+    config: LMTrainingConfig,
+    result: LMTrainingResult,
+    model: TrainableModel,
+    train_tokens: int,
+    held_out_tokens: int,
+) -> str:
+    """The model card of a finished training; token counts are those of the two splits."""
+    rows = [
+        ("parameters", shape_line(model.config, model.num_params)),
+        ("trained on", sources_line(config)),
+        (
+            "tokens",
+            f"{train_tokens:,} for training, {result.train_tokens:,} read with repetitions; "
+            f"{held_out_tokens:,} held out by document",
+        ),
+        ("begun from", Path(config.init).name if config.init else "random weights"),
+        ("training", optimiser_line(config)),
+        ("steps", f"{result.steps:,} in {result.seconds / 60:.0f} minutes"),
+        (
+            "held-out loss (nats per token)",
+            f"{result.held_out_after:.3f} ({result.held_out_before:.3f} before)",
+        ),
+        ("licence", config.licence),
+    ]
+    return render_card(Path(config.output).name, config.licence, rows, config.command)

@@ -1,0 +1,83 @@
+"""Losses on dense windows, in slices that bound memory. Knows no optimiser and no files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+from paceline.models.decoder import Decoder
+from paceline.training.ops import dense_hidden
+
+Tensor = torch.Tensor
+SLICE_ELEMENTS = 1 << 26  # logits that exist at once before rows are processed in slices
+
+
+def cross_entropy(decoder: Decoder, windows: Tensor) -> Tensor:
+    """Mean negative log-likelihood in nats of ``windows[:, 1:]`` given what precedes it.
+
+    Args:
+        windows: ``[batch, seq_len + 1]`` int64.
+    """
+    hidden = dense_hidden(decoder, windows[:, :-1])
+    targets = windows[:, 1:].reshape(-1)
+
+    def part(rows: Tensor, wanted: Tensor) -> Tensor:
+        return F.cross_entropy(decoder.logits(rows).float(), wanted, reduction="sum")
+
+    return _in_slices(part, decoder.config.vocab_size, hidden, targets) / targets.numel()
+
+
+def _in_slices(function: Callable[..., Tensor], vocab: int, *rows: Tensor) -> Tensor:
+    """Sum of ``function`` over slices of rows; logits are recomputed when there are several."""
+    count = rows[0].shape[0]
+    step = max(16, SLICE_ELEMENTS // vocab)
+    if count <= step:
+        return function(*rows)
+    slices = zip(*(r.split(step) for r in rows), strict=True)
+    parts = [checkpoint(function, *part, use_reentrant=False) for part in slices]
+    return torch.stack(parts).sum()
+
+
+def distillation_loss(kind: str, target: Decoder) -> Callable[[Decoder, Tensor], Tensor]:
+    """The loss of a draft against ``target`` on windows, a mean over positions.
+
+    Args:
+        kind: ``kl``: KL(target || draft) in nats; ``tv``: total variation, which is the share that
+            rejection sampling would refuse; ``ce``: cross-entropy of the target's greedy choice.
+        target: is run on the same windows, without gradients.
+    """
+    compare = DISTILLATION[kind]
+
+    def loss(draft: Decoder, windows: Tensor) -> Tensor:
+        inputs = windows[:, :-1]
+        with torch.no_grad():
+            taught = dense_hidden(target, inputs)
+        hidden = dense_hidden(draft, inputs)
+
+        def part(rows: Tensor, teacher: Tensor) -> Tensor:
+            with torch.no_grad():
+                wanted = target.logits(teacher).float()
+            return compare(draft.logits(rows).float(), wanted)
+
+        return _in_slices(part, draft.config.vocab_size, hidden, taught) / inputs.numel()
+
+    return loss
+
+
+def _kl(draft: Tensor, target: Tensor) -> Tensor:
+    log_p, log_q = target.log_softmax(-1), draft.log_softmax(-1)
+    return F.kl_div(log_q, log_p, log_target=True, reduction="sum")
+
+
+def _tv(draft: Tensor, target: Tensor) -> Tensor:
+    return 0.5 * (draft.softmax(-1) - target.softmax(-1)).abs().sum()
+
+
+def _ce(draft: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(draft, target.argmax(-1), reduction="sum")
+
+
+DISTILLATION: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"kl": _kl, "tv": _tv, "ce": _ce}

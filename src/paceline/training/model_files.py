@@ -1,0 +1,204 @@
+"""Models in the Hugging Face layout, in and out. Knows no training loop.
+
+A model that is trained is float32 tensors under their checkpoint names plus the ``config.json`` it
+will be written with; the decoder's shape is always derived from that one description.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from paceline.errors import TrainingError
+from paceline.models.config import ModelConfig
+from paceline.models.hf_config import config_from_hf
+from paceline.models.json_file import read_json
+from paceline.models.safetensors_files import SafetensorsFolder
+from paceline.models.tokenizer_files import read_tokenizer_folder
+
+Tensor = torch.Tensor
+WEIGHTS = "model.safetensors"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Sizes of a decoder that is trained from scratch: Qwen3 shape, tied embeddings by default."""
+
+    num_layers: int = 8
+    hidden_size: int = 320
+    num_heads: int = 5
+    num_kv_heads: int = 1
+    head_dim: int = 64
+    intermediate_size: int = 864
+    max_position: int = 2048
+    rope_theta: float = 10000.0
+    tie_embeddings: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim"):
+            if getattr(self, name) < 1:
+                raise TrainingError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.num_heads % self.num_kv_heads:
+            raise TrainingError(
+                f"num_heads is {self.num_heads}, no multiple of num_kv_heads ({self.num_kv_heads})"
+            )
+        if self.head_dim % 2:
+            raise TrainingError(f"head_dim is {self.head_dim}; rotary embedding needs an even one")
+        if self.intermediate_size < 1 or self.max_position < 2:
+            raise TrainingError("intermediate_size must be at least 1, max_position at least 2")
+
+    def hf_config(self, vocab_size: int, eos_token_id: int) -> dict[str, Any]:
+        """The ``config.json`` of such a model."""
+        return {
+            "architectures": ["Qwen3ForCausalLM"],
+            "model_type": "qwen3",
+            "vocab_size": vocab_size,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_heads,
+            "num_key_value_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+            "hidden_act": "silu",
+            "max_position_embeddings": self.max_position,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": self.rope_theta,
+            "tie_word_embeddings": self.tie_embeddings,
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "initializer_range": 0.02,
+            "bos_token_id": eos_token_id,
+            "eos_token_id": eos_token_id,
+            "use_cache": True,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class TrainableModel:
+    """``raw`` is the ``config.json``; ``params`` are float32 under their checkpoint names."""
+
+    raw: Mapping[str, Any]
+    params: Mapping[str, Tensor]
+
+    @property
+    def config(self) -> ModelConfig:
+        return config_from_hf(self.raw)
+
+    @property
+    def num_params(self) -> int:
+        return sum(p.numel() for p in self.params.values())
+
+
+def new_model(shape: ModelShape, vocab_size: int, eos_token_id: int, seed: int) -> TrainableModel:
+    """Random weights: normal with deviation 0.02, branch outputs scaled by depth, norms one."""
+    raw = shape.hf_config(vocab_size, eos_token_id)
+    generator = torch.Generator().manual_seed(seed)
+    params: dict[str, Tensor] = {}
+    for name, size in _parameter_shapes(shape, vocab_size).items():
+        if len(size) == 1:
+            params[name] = torch.ones(size)
+            continue
+        deviation = 0.02
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            deviation /= (2 * shape.num_layers) ** 0.5
+        params[name] = torch.empty(size).normal_(0.0, deviation, generator=generator)
+    return TrainableModel(raw, params)
+
+
+def _parameter_shapes(shape: ModelShape, vocab_size: int) -> dict[str, tuple[int, ...]]:
+    d, width, dim = shape.hidden_size, shape.intermediate_size, shape.head_dim
+    q, kv = shape.num_heads * dim, shape.num_kv_heads * dim
+    sizes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab_size, d)}
+    for index in range(shape.num_layers):
+        p = f"model.layers.{index}."
+        sizes |= {
+            p + "input_layernorm.weight": (d,),
+            p + "self_attn.q_proj.weight": (q, d),
+            p + "self_attn.k_proj.weight": (kv, d),
+            p + "self_attn.v_proj.weight": (kv, d),
+            p + "self_attn.q_norm.weight": (dim,),
+            p + "self_attn.k_norm.weight": (dim,),
+            p + "self_attn.o_proj.weight": (d, q),
+            p + "post_attention_layernorm.weight": (d,),
+            p + "mlp.gate_proj.weight": (width, d),
+            p + "mlp.up_proj.weight": (width, d),
+            p + "mlp.down_proj.weight": (d, width),
+        }
+    sizes["model.norm.weight"] = (d,)
+    if not shape.tie_embeddings:
+        sizes["lm_head.weight"] = (vocab_size, d)
+    return sizes
+
+
+def load_model(folder: str | Path) -> TrainableModel:
+    """A model folder's weights as float32, to train on or to teach.
+
+    Raises:
+        ModelLoadError: its configuration or its weights cannot be read.
+    """
+    folder = Path(folder)
+    raw = read_json(folder / "config.json")
+    tensors = SafetensorsFolder(folder)
+    if config_from_hf(raw).tie_embeddings:
+        tensors.alias("model.embed_tokens.weight", "lm_head.weight")
+    # Copies, because a file that is mapped here may be replaced or trained in place.
+    params = {name: tensors[name].to(torch.float32, copy=True) for name in tensors}
+    if config_from_hf(raw).tie_embeddings:
+        params.pop("lm_head.weight", None)
+    return TrainableModel(raw, params)
+
+
+def load_tokenizer(folder: str | Path) -> Any:
+    """The folder's ``tokenizers.Tokenizer``.
+
+    Raises:
+        ModelLoadError: there is none, or it cannot be read.
+    """
+    return read_tokenizer_folder(Path(folder)).backend
+
+
+def check_output(folder: str | Path, overwrite: bool) -> Path:
+    """The output folder, created.
+
+    Raises:
+        TrainingError: it already holds a finished model and ``overwrite`` is off.
+    """
+    path = Path(folder)
+    if (path / WEIGHTS).exists() and not overwrite:
+        raise TrainingError(f"{path} already holds a model; choose another output or overwrite it")
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def save_model(
+    folder: Path, model: TrainableModel, tokenizer_from: Path, weights_dtype: str, card: str
+) -> None:
+    """Write config, weights, tokenizer, generation config and model card; the weights last."""
+    raw = {**model.raw, "dtype": weights_dtype}
+    raw.pop("torch_dtype", None)
+    ids = {k: raw[k] for k in ("bos_token_id", "eos_token_id", "pad_token_id") if k in raw}
+    _write(folder / "config.json", json.dumps(raw, indent=2, sort_keys=True) + "\n")
+    _write(folder / "generation_config.json", json.dumps(ids, indent=2, sort_keys=True) + "\n")
+    _write(folder / "README.md", card)
+    for name in TOKENIZER_FILES:
+        source = tokenizer_from / name
+        if source.is_file() and source.resolve() != (folder / name).resolve():
+            shutil.copyfile(source, folder / name)
+    kind = torch.bfloat16 if weights_dtype == "bfloat16" else torch.float32
+    tensors = {name: p.detach().to(kind).contiguous() for name, p in model.params.items()}
+    partial = folder / (WEIGHTS + ".partial")
+    save_file(tensors, partial, {"format": "pt"})
+    os.replace(partial, folder / WEIGHTS)
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")

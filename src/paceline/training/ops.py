@@ -1,0 +1,217 @@
+"""The differentiable backend: one decoder definition serves training and inference.
+
+Owns mixed precision and causal attention over dense ``[batch, time]`` rows. Knows no data, no loss
+and no optimiser. A decoder is built anew from the trained tensors for every forward with gradients
+(:func:`differentiable_decoder`), so that gradients flow through its packing to the tensors under
+their checkpoint names, tied embeddings included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from paceline.models.config import ModelConfig
+from paceline.models.decoder import Decoder
+from paceline.models.ops.base import Tensor
+
+COMPUTE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class DenseLinear:
+    """``weight`` is ``[out, in]`` in the compute dtype; the master copy stays float32."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+class DenseBatch(Protocol):
+    """Attention metadata of a forward whose rows are ``[size * time]``, time running fastest."""
+
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, config: ModelConfig
+    ) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """``size`` windows of ``time`` rows; a row sees the rows before it in its own window."""
+
+    size: int
+    time: int
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, config: ModelConfig) -> Tensor:
+        queries, keys, values = (_by_head(x, self.size, self.time) for x in (q, k, v))
+        return attention(queries, keys, values, config, config.is_sliding(layer), first=0)
+
+
+class CachedBatch:
+    """``size`` sequences that grow together; keys and values of earlier forwards are kept.
+
+    Args:
+        config: the decoder that runs over this batch.
+        size: number of sequences.
+        capacity: most positions of one sequence.
+        dtype: precision of the kept keys and values.
+    """
+
+    def __init__(
+        self, config: ModelConfig, size: int, capacity: int, dtype: torch.dtype, device: str = "cpu"
+    ) -> None:
+        shape = (config.num_layers, 2, size, config.num_kv_heads, capacity, config.head_dim)
+        self._cache = torch.zeros(shape, dtype=dtype, device=device)
+        self.size = size
+        self.length = 0
+        self.time = 0
+
+    def grow(self, time: int) -> Tensor:
+        """Announce a forward of ``time`` rows per sequence.
+
+        Returns:
+            Its positions, ``[size * time]``.
+        """
+        self.length += self.time
+        self.time = time
+        assert self.length + time <= self._cache.shape[4]
+        steps = torch.arange(self.length, self.length + time, device=self._cache.device)
+        return steps.repeat(self.size)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, config: ModelConfig) -> Tensor:
+        start, stop = self.length, self.length + self.time
+        queries, *fresh = (_by_head(x, self.size, self.time) for x in (q, k, v))
+        kept = self._cache[layer]
+        kept[0, :, :, start:stop], kept[1, :, :, start:stop] = fresh
+        keys, values = (x[:, :, :stop].to(queries.dtype) for x in kept)
+        return attention(queries, keys, values, config, config.is_sliding(layer), first=start)
+
+
+def _by_head(x: Tensor, size: int, time: int) -> Tensor:
+    """``[size * time, heads, head_dim]`` to ``[size, heads, time, head_dim]``."""
+    return x.reshape(size, time, *x.shape[1:]).transpose(1, 2)
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, config: ModelConfig, sliding: bool, first: int
+) -> Tensor:
+    """Causal attention of queries at positions ``first`` and on, over keys at 0 and on.
+
+    Args:
+        q: ``[size, heads, time, head_dim]``.
+        k, v: ``[size, kv_heads, first + time, head_dim]``.
+
+    Returns:
+        ``[size * time, heads * head_dim]``.
+    """
+    size, heads, time, head_dim = q.shape
+    groups = heads // k.shape[1]
+    # Repeating KV heads keeps the fused kernels, which have no backward for grouped heads.
+    if groups > 1:
+        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    plain = not sliding and not config.attention_softcap
+    if plain and (first == 0 or time == 1):
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=time > 1, scale=config.scale)
+    else:
+        seen = _mask(first, time, config.sliding_window if sliding else 0, q.device)
+        out = _masked(q, k, v, seen, config)
+    return out.transpose(1, 2).reshape(size * time, heads * head_dim)
+
+
+def _masked(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, config: ModelConfig) -> Tensor:
+    if not config.attention_softcap:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=config.scale)
+    scores = (q @ k.transpose(-1, -2)).float() * config.scale
+    capped = torch.tanh(scores / config.attention_softcap) * config.attention_softcap
+    return capped.masked_fill(~seen, -torch.inf).softmax(-1).to(v.dtype) @ v
+
+
+def _mask(first: int, time: int, window: int, device: torch.device) -> Tensor:
+    rows = torch.arange(first, first + time, device=device)[:, None]
+    keys = torch.arange(first + time, device=device)[None]
+    seen = keys <= rows
+    return seen & (rows - keys < window) if window else seen
+
+
+class TrainingOps:
+    """Backend with gradients. ``dtype`` is that of matrix products, ``float32`` or ``bfloat16``.
+
+    Norms, the residual stream and the trained tensors stay float32 either way.
+    """
+
+    name = "training"
+    row_multiple = 1
+    identity = False
+
+    def __init__(self, dtype: str = "float32", device: str = "cpu") -> None:
+        self.device = torch.device(device)
+        self.compute = COMPUTE_DTYPES[dtype]
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> DenseLinear:
+        bias = None if bias is None else bias.to(self.device, self.compute)
+        return DenseLinear(weight.to(self.device, self.compute), bias)
+
+    def pack_vector(self, weight: Tensor) -> Tensor:
+        return weight.to(self.device, torch.float32)
+
+    def pack_embedding(self, weight: Tensor) -> Tensor:
+        return weight.to(self.device, torch.float32)
+
+    def linear(self, x: Tensor, packed: DenseLinear) -> Tensor:
+        return F.linear(x.to(self.compute), packed.weight, packed.bias)
+
+    def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
+        return F.embedding(ids, table)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = x.float()
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        return (wide * scale * weight).to(x.dtype)
+
+    def gated_activation(self, gate_up: Tensor, activation: str) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return _ACTIVATIONS[activation](gate) * up
+
+    def softcap(self, x: Tensor, cap: float) -> Tensor:
+        return torch.tanh(x.float() / cap) * cap
+
+    def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        width = cos.shape[-1]
+        turned, rest = x[..., :width], x[..., width:]
+        first, second = turned.chunk(2, dim=-1)
+        swapped = torch.cat((second, first), dim=-1)
+        out = turned * cos.to(x.dtype) + swapped * sin.to(x.dtype)
+        return torch.cat((out, rest), dim=-1) if rest.shape[-1] else out
+
+    def attention(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, config: ModelConfig, batch: DenseBatch
+    ) -> Tensor:
+        return batch.attend(layer, q, k, v, config)
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu_tanh": _gelu_tanh}
+
+
+def differentiable_decoder(
+    config: ModelConfig, tensors: Mapping[str, Tensor], ops: TrainingOps, max_len: int
+) -> Decoder:
+    """A decoder over ``tensors`` for one forward and backward.
+
+    Packing copies (and, in bfloat16, rounds) the tensors, so a decoder is stale after an optimiser
+    step. Building one costs about as much as reading the weights once.
+    """
+    return Decoder(config, tensors, ops, max_len)
+
+
+def dense_hidden(decoder: Decoder, tokens: Tensor) -> Tensor:
+    """Final hidden rows ``[size * time, hidden]`` of the windows ``tokens`` ``[size, time]``."""
+    size, time = tokens.shape
+    positions = torch.arange(time, device=tokens.device).repeat(size)
+    return decoder.hidden(tokens.reshape(-1), positions, PackedBatch(size, time))

@@ -1,0 +1,163 @@
+"""What every training run can be told, checked on construction. Knows no model and no data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from paceline.errors import ConfigError
+
+DTYPES = ("auto", "float32", "bfloat16")
+WEIGHT_DTYPES = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingConfig:
+    """Options that a language model's training and a draft's distillation share.
+
+    Attributes:
+        output: folder of the finished model; while training, of the resumable state too.
+        text: files and folders of training text.
+        exclude: glob patterns of files to leave out, relative to their folder.
+        stdlib: also train on Python's own standard library, as found on this machine.
+        held_out_tokens: tokens of whole documents that are never trained on.
+        seq_len: predictions per window.
+        batch_size: windows per forward.
+        grad_accumulation: forwards per optimiser step.
+        steps: optimiser steps; 0 means that ``max_minutes`` decides alone.
+        max_minutes: wall time of training; 0 means that ``steps`` decides alone. With both, the
+            schedule follows whichever is further along, so that it always completes.
+        learning_rate: the peak.
+        warmup_steps: steps of linear warm-up.
+        decay_start: fraction of the run after which the rate falls linearly.
+        final_lr_fraction: fraction of the peak at the end.
+        weight_decay: of matrices; vectors have none.
+        beta1, beta2: of AdamW.
+        grad_clip: largest gradient norm.
+        dtype: of matrix products; ``auto`` is bfloat16 where the processor has instructions for it.
+        weights_dtype: of the written weights.
+        seed: of initialisation, order of documents and held-out split.
+        threads: torch threads; 0 leaves them.
+        save_minutes: minutes between saved states (0: after every step).
+        eval_every: steps between held-out losses; 0 only at the beginning and the end.
+        eval_windows: windows of the intermediate held-out losses; the last one uses all.
+        overwrite: replace a finished model in ``output``.
+        show_progress: draw a bar on a terminal, write lines elsewhere.
+        command: the exact command, for the model card.
+        data_note: where the texts come from and under which licence, for the model card.
+        licence: of the weights, an SPDX identifier, for the model card.
+    """
+
+    output: str
+    text: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    stdlib: bool = False
+    held_out_tokens: int = 65_536
+    seq_len: int = 512
+    batch_size: int = 12
+    grad_accumulation: int = 1
+    steps: int = 0
+    max_minutes: float = 0.0
+    learning_rate: float = 1e-3
+    warmup_steps: int = 40
+    decay_start: float = 0.5
+    final_lr_fraction: float = 0.03
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    grad_clip: float = 1.0
+    dtype: str = "auto"
+    weights_dtype: str = "bfloat16"
+    seed: int = 0
+    threads: int = 0
+    save_minutes: float = 5.0
+    eval_every: int = 200
+    eval_windows: int = 32
+    overwrite: bool = False
+    show_progress: bool = True
+    command: str = ""
+    data_note: str = ""
+    licence: str = "unknown"
+
+    def __post_init__(self) -> None:
+        if not self.output:
+            raise ConfigError("output is empty; name the folder of the trained model")
+        for name, low, high in _RANGES:
+            check_range(name, getattr(self, name), low, high)
+        check_choice("dtype", self.dtype, DTYPES)
+        check_choice("weights_dtype", self.weights_dtype, WEIGHT_DTYPES)
+        if not self.steps and not self.max_minutes:
+            raise ConfigError("steps and max_minutes are both 0; one of them must end the training")
+
+    @property
+    def windows_per_step(self) -> int:
+        return self.batch_size * self.grad_accumulation
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.windows_per_step * self.seq_len
+
+    def fixed_options(self) -> dict[str, Any]:
+        """The options that a continued run must share with the one it continues."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _FREE}
+
+
+_REPORTING = ("overwrite", "show_progress", "command", "data_note", "licence")
+_COMPARED_BY_CONTENT = ("text", "exclude", "stdlib")
+_FREE = frozenset(("output", "threads", "save_minutes", *_REPORTING, *_COMPARED_BY_CONTENT))
+
+_RANGES = (
+    ("held_out_tokens", 0, 1 << 32),
+    ("seq_len", 2, 1 << 20),
+    ("batch_size", 1, 1 << 16),
+    ("grad_accumulation", 1, 1 << 16),
+    ("steps", 0, 1 << 32),
+    ("max_minutes", 0.0, 1e6),
+    ("learning_rate", 0.0, 10.0),
+    ("warmup_steps", 0, 1 << 32),
+    ("decay_start", 0.0, 1.0),
+    ("final_lr_fraction", 0.0, 1.0),
+    ("weight_decay", 0.0, 10.0),
+    ("beta1", 0.0, 1.0),
+    ("beta2", 0.0, 1.0),
+    ("grad_clip", 1e-9, 1e9),
+    ("seed", 0, (1 << 63) - 1),
+    ("threads", 0, 4096),
+    ("save_minutes", 0.0, 1e6),
+    ("eval_every", 0, 1 << 32),
+    ("eval_windows", 1, 1 << 32),
+)
+
+
+def check_range(name: str, value: Any, low: float, high: float) -> None:
+    """Raises ConfigError unless ``value`` is a number in ``[low, high]``, whole where they are."""
+    kinds = int if isinstance(low, int) and isinstance(high, int) else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
+        raise ConfigError(f"{name} is {value!r}; allowed are {low} to {high}")
+
+
+def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{name} is {value!r}; allowed are {', '.join(allowed)}")
+
+
+def learning_rate(config: TrainingConfig, step: int, seconds: float) -> float:
+    """The rate of step ``step`` (from 0), ``seconds`` into the run: warm up, hold, fall linearly.
+
+    Progress is the larger of the shares of steps and of time that are used, so that a run bounded
+    by time ends at the final rate whatever the machine's speed.
+    """
+    warm = min(1.0, (step + 1) / (config.warmup_steps + 1))
+    done = run_progress(config, step, seconds)
+    if done <= config.decay_start or config.decay_start >= 1.0:
+        return config.learning_rate * warm
+    fallen = min(1.0, (done - config.decay_start) / (1.0 - config.decay_start))
+    low = config.final_lr_fraction
+    return config.learning_rate * warm * (1.0 - fallen * (1.0 - low))
+
+
+def run_progress(config: TrainingConfig, step: int, seconds: float) -> float:
+    """Share of the run that is done, 0 to 1 and beyond; 1 ends it."""
+    by_steps = step / config.steps if config.steps else 0.0
+    by_time = seconds / (config.max_minutes * 60.0) if config.max_minutes else 0.0
+    return max(by_steps, by_time)

@@ -1,0 +1,199 @@
+"""The training loop: windows in, trained tensors out. Knows neither what the loss means nor files
+other than its own state.
+
+``run_training`` is the same for a language model and for a draft; they differ in the loss.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from paceline.errors import TrainingError
+from paceline.models.decoder import Decoder
+from paceline.training.checkpoint import Progress, load_state, save_state
+from paceline.training.data import TokenArray
+from paceline.training.model_files import TrainableModel
+from paceline.training.ops import TrainingOps, differentiable_decoder
+from paceline.training.options import TrainingConfig, learning_rate, run_progress
+from paceline.training.packing import Windows
+from paceline.training.progress import ProgressDisplay
+
+Tensor = torch.Tensor
+Loss = Callable[[Decoder, Tensor], Tensor]
+"""Mean loss of a decoder on windows ``[batch, seq_len + 1]`` of token ids."""
+
+SMOOTHING = 0.98  # of the training loss that is shown
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingData:
+    """Training windows by number, and the held-out ones, ``[n, seq_len + 1]``, n may be 0."""
+
+    windows: Windows
+    held_out: TokenArray
+
+
+def run_training(
+    model: TrainableModel,
+    data: TrainingData,
+    loss: Loss,
+    config: TrainingConfig,
+    fingerprint: str,
+    title: str,
+) -> Progress:
+    """Train ``model.params`` in place, from the beginning or from the state in ``config.output``.
+
+    A run that was interrupted at any moment and is started again with the same options ends, bit
+    for bit, like one that was not (given a number of steps, not a time, to stop at).
+
+    Raises:
+        TrainingError: the loss is no longer finite, or the saved state does not fit.
+    """
+    return _Run(model, data, loss, config, fingerprint).to_end(title)
+
+
+class _Run:
+    def __init__(
+        self,
+        model: TrainableModel,
+        data: TrainingData,
+        loss: Loss,
+        config: TrainingConfig,
+        fingerprint: str,
+    ) -> None:
+        self.model, self.data, self.loss, self.config = model, data, loss, config
+        self.fingerprint = fingerprint
+        self.folder = Path(config.output)
+        self.ops = TrainingOps(resolve_dtype(config.dtype))
+        for p in model.params.values():
+            p.requires_grad_(True)
+        self.optimizer = _optimizer(model.params, config)
+        self.progress = (
+            load_state(self.folder, model.params, self.optimizer, fingerprint) or Progress()
+        )
+        self._started = time.monotonic() - self.progress.seconds
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def to_end(self, title: str) -> Progress:
+        with ProgressDisplay(self.config.show_progress, title) as display:
+            self._begin(display)
+            saved_at, first_step, first_second = self.seconds, self.progress.step, self.seconds
+            try:
+                while run_progress(self.config, self.progress.step, self.seconds) < 1.0:
+                    self._one_step()
+                    if self.seconds - saved_at >= self.config.save_minutes * 60:
+                        self._save()
+                        saved_at = self.seconds
+                    every = self.config.eval_every
+                    if every and self.progress.step % every == 0:
+                        self._evaluate(display, self.config.eval_windows)
+                    self._show(display, first_step, first_second)
+            except KeyboardInterrupt:  # perhaps in the middle of an update: nothing to save
+                ago = (self.seconds - saved_at) / 60
+                display.note(f"stopped; the same options continue from {ago:.0f} minutes ago")
+                raise
+            self._evaluate(display, len(self.data.held_out))
+        self._save()
+        return self.progress
+
+    def _begin(self, display: ProgressDisplay) -> None:
+        if self.progress.step:
+            display.note(f"continuing at step {self.progress.step}")
+        else:
+            self._evaluate(display, len(self.data.held_out))
+            self._started = time.monotonic()  # the schedule is of training time
+
+    def _one_step(self) -> None:
+        config, step = self.config, self.progress.step
+        rate = learning_rate(config, step, self.seconds)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        total = 0.0
+        for part in range(config.grad_accumulation):
+            start = step * config.windows_per_step + part * config.batch_size
+            value = self._loss(self.data.windows.take(start, config.batch_size))
+            (value / config.grad_accumulation).backward()
+            total += value.item() / config.grad_accumulation
+        if not math.isfinite(total):
+            raise TrainingError(
+                f"the loss is {total} at step {step}; lower learning_rate (it is "
+                f"{config.learning_rate:g}) and continue from the last saved state"
+            )
+        torch.nn.utils.clip_grad_norm_(self.model.params.values(), config.grad_clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.progress.step = step + 1
+        smooth = self.progress.train_loss
+        kept = 0.0 if math.isnan(smooth) else min(SMOOTHING, step / (step + 1))
+        self.progress.train_loss = total if not kept else kept * smooth + (1.0 - kept) * total
+
+    def _loss(self, windows: TokenArray) -> Tensor:
+        decoder = differentiable_decoder(
+            self.model.config, self.model.params, self.ops, windows.shape[1]
+        )
+        return self.loss(decoder, torch.from_numpy(windows).long())
+
+    def _evaluate(self, display: ProgressDisplay, windows: int) -> None:
+        held_out = self.data.held_out[:windows]
+        if not len(held_out):
+            return
+        value = mean_loss(self.model, held_out, self.loss, self.ops, self.config.batch_size)
+        self.progress.history.append((self.progress.step, self.seconds, value))
+        share = f"{len(held_out)} of {len(self.data.held_out)} windows"
+        display.note(f"held-out loss {value:.4f} at step {self.progress.step} ({share})")
+
+    def _show(self, display: ProgressDisplay, first_step: int, first_second: float) -> None:
+        done = run_progress(self.config, self.progress.step, self.seconds)
+        spent = max(1e-9, self.seconds - first_second)
+        speed = (self.progress.step - first_step) * self.config.tokens_per_step / spent
+        left = self.seconds * (1.0 - done) / done
+        display.update(done, self.progress.step, self.progress.train_loss, speed, left)
+
+    def _save(self) -> None:
+        self.progress.seconds = self.seconds
+        save_state(self.folder, self.model.params, self.optimizer, self.progress, self.fingerprint)
+
+
+def mean_loss(
+    model: TrainableModel, windows: TokenArray, loss: Loss, ops: TrainingOps, batch_size: int
+) -> float:
+    """Mean of ``loss`` over ``windows`` ``[n, seq_len + 1]``, without gradients."""
+    total = 0.0
+    with torch.no_grad():
+        decoder = differentiable_decoder(model.config, model.params, ops, windows.shape[1])
+        for at in range(0, len(windows), batch_size):
+            part = torch.from_numpy(windows[at : at + batch_size]).long()
+            total += loss(decoder, part).item() * len(part)
+    return total / len(windows)
+
+
+def _optimizer(params: Mapping[str, Tensor], config: TrainingConfig) -> torch.optim.Optimizer:
+    matrices = [p for p in params.values() if p.dim() > 1]
+    vectors = [p for p in params.values() if p.dim() <= 1]
+    groups = [
+        {"params": matrices, "weight_decay": config.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [g for g in groups if g["params"]],
+        lr=config.learning_rate,
+        betas=(config.beta1, config.beta2),
+        fused=True,
+    )
+
+
+def resolve_dtype(dtype: str) -> str:
+    """``auto`` is bfloat16 where the processor multiplies it natively, float32 elsewhere."""
+    if dtype != "auto":
+        return dtype
+    supported = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    return "bfloat16" if supported() else "float32"

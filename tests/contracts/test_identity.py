@@ -1,0 +1,289 @@
+"""Plain equals speculative: every proposer, every way of sampling, every mix of requests.
+
+The answer that is compared holds the token ids, the finish and stop reasons and the log-probs of
+the *whole* vocabulary at every token, so a single differing bit in any logit fails. Unused KV slots
+hold NaN throughout.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from paceline.config import SpeculativeConfig
+from paceline.engine.engine import Engine
+from paceline.proposers.base import DraftBudget, Proposer
+from paceline.proposers.draft_model import DraftModelProposer
+from paceline.proposers.prompt_lookup import PromptLookupProposer
+from paceline.request import Request, VerifyResult
+from paceline.sampling_params import SamplingParams
+from paceline.span import DraftTree
+from tests.toy import (
+    VOCAB,
+    Job,
+    Result,
+    assert_no_leak,
+    draft_config,
+    lookup_config,
+    run_jobs,
+    toy_engine,
+    toy_runner,
+)
+
+
+class RandomTrees:
+    """Drafts trees of random shape and tokens: what no sane proposer would do."""
+
+    name = "random"
+
+    def __init__(self, seed: int = 0) -> None:
+        self.config = SpeculativeConfig(
+            num_speculative_tokens=6, max_tree_nodes=12, min_accept_prob=0.0
+        )
+        self._random = random.Random(seed)
+
+    def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
+        limits = zip(budget.max_nodes, budget.max_depth, strict=True)
+        return [self._tree(nodes, depth) for nodes, depth in limits]
+
+    def _tree(self, nodes: int, depth: int) -> DraftTree:
+        tree, seen = DraftTree(), set()
+        for _ in range(self._random.randint(0, nodes)):
+            parent = self._random.randint(-1, len(tree) - 1)
+            token = self._random.randrange(VOCAB)
+            deep = parent >= 0 and tree.depths()[parent] >= depth
+            if deep or (parent, token) in seen:
+                continue
+            seen.add((parent, token))
+            tree.token_ids.append(token)
+            tree.parents.append(parent)
+            tree.accept_probs.append(self._random.random())
+            tree.origins.append(self.name)
+        return tree
+
+    def observe(self, request: Request, result: VerifyResult) -> None: ...
+
+    def finish(self, request: Request) -> None: ...
+
+    def context_length(self, request: Request) -> int:
+        return len(request.token_ids)
+
+
+def draft(noise: float, **options: Any) -> Callable[[], Proposer]:
+    return lambda: DraftModelProposer(
+        draft_config(**options), toy_runner(prefix_caching=False, noise=noise)
+    )
+
+
+def lookup(**options: Any) -> Callable[[], Proposer]:
+    return lambda: PromptLookupProposer(lookup_config(**options))
+
+
+PROPOSERS: dict[str, list[Callable[[], Proposer]]] = {
+    "lookup_chain": [lookup()],
+    "lookup_tree": [lookup(max_branching=3, max_tree_nodes=9)],
+    "draft_chain": [draft(0.3)],
+    "draft_tree": [draft(0.3, max_branching=2, max_tree_nodes=10)],
+    "both": [lookup(), draft(0.3, max_branching=2, max_tree_nodes=6)],
+    "random": [RandomTrees],
+}
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, logprobs=VOCAB)
+WARM = replace(GREEDY, temperature=0.8, seed=7)
+SAMPLING = {
+    "greedy": GREEDY,
+    "temperature": WARM,
+    "top_p": replace(WARM, top_p=0.9),
+    "top_k": replace(WARM, top_k=20),
+    "min_p": replace(WARM, min_p=0.05),
+    "all_filters": replace(WARM, top_k=12, top_p=0.8, min_p=0.02),
+    "penalties": replace(WARM, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.4),
+    "greedy_penalties": replace(GREEDY, repetition_penalty=1.2, frequency_penalty=0.3),
+    "logit_bias": replace(WARM, logit_bias={3: 4.0, 5: -100.0}),
+    "allowed_and_banned": replace(
+        WARM, allowed_token_ids=tuple(range(1, 20)), banned_token_ids=(4, 5)
+    ),
+    "min_tokens": replace(WARM, logit_bias={0: 6.0}, min_tokens=9),
+    "stop_token": replace(WARM, stop_token_ids=(7, 11, 13)),
+    "ignore_eos": replace(WARM, logit_bias={0: 3.0}, ignore_eos=True),
+    "n_3": replace(WARM, n=3),
+    "prompt_logprobs": replace(GREEDY, prompt_logprobs=5),
+}
+
+
+class LetterStop:
+    """A stop checker over an alphabet in which token ``i`` is one letter."""
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        self._stop, self._text = stop, ""
+
+    def push(self, token_id: int, *, may_stop: bool = True) -> str | None:
+        self._text += chr(97 + token_id)
+        if not may_stop:
+            return None
+        return next((s for s in self._stop if self._text.endswith(s)), None)
+
+    def take_text(self, *, final: bool) -> str:
+        return ""
+
+
+def checkers(job: Job) -> Sequence[Any]:
+    return [LetterStop(job.params.stop) for _ in range(job.params.n)] if job.params.stop else ()
+
+
+def prompts() -> list[list[int]]:
+    rng = random.Random(3)
+    phrase = [rng.randrange(1, VOCAB) for _ in range(7)]
+    return [
+        phrase * 3 + phrase[:3],
+        [rng.randrange(1, VOCAB) for _ in range(18)] + phrase,
+        phrase * 2 + [rng.randrange(1, VOCAB) for _ in range(21)] + phrase,
+        [rng.randrange(1, VOCAB) for _ in range(5)],
+    ]
+
+
+def make(names: Sequence[Callable[[], Proposer]], **config: Any) -> Engine:
+    return toy_engine([factory() for factory in names], **config)
+
+
+def plain_alone(job: Job) -> list[Result]:
+    """The truth: an engine without speculation that serves nothing but this job."""
+    return run_jobs(toy_engine(), [Job(job.prompt, job.params)], checkers=checkers)[0]
+
+
+def answers(results: Sequence[Sequence[Result]]) -> list[list[Any]]:
+    return [[result.answer for result in group] for group in results]
+
+
+@pytest.fixture(scope="module")
+def truth() -> Callable[[Sequence[Job]], list[list[Any]]]:
+    """Plain answers, computed once per (prompt, parameters)."""
+    known: dict[str, list[Any]] = {}
+
+    def answer(job: Job) -> list[Any]:
+        key = repr((list(job.prompt), job.params))
+        if key not in known:
+            known[key] = answers([plain_alone(job)])[0]
+        return known[key]
+
+    return lambda jobs: [answer(job) for job in jobs]
+
+
+def check(engine: Engine, jobs: Sequence[Job], truth: Any, script: Any = None) -> None:
+    results = run_jobs(engine, jobs, script, checkers=checkers)
+    assert answers(results) == truth(jobs)
+    assert_no_leak(engine)
+
+
+@pytest.mark.parametrize("sampling", SAMPLING)
+@pytest.mark.parametrize("proposer", PROPOSERS)
+def test_one_request(proposer: str, sampling: str, truth: Any) -> None:
+    for prompt in prompts()[:2]:
+        check(make(PROPOSERS[proposer]), [Job(prompt, SAMPLING[sampling])], truth)
+
+
+@pytest.mark.parametrize("proposer", PROPOSERS)
+@pytest.mark.parametrize("stop", [("c",), ("ab", "ba", "e"), ("k", "no", "x")])
+def test_stop_strings(proposer: str, stop: tuple[str, ...], truth: Any) -> None:
+    for base in (GREEDY, WARM):
+        check(make(PROPOSERS[proposer]), [Job(prompts()[0], replace(base, stop=stop))], truth)
+
+
+def staggered() -> list[Job]:
+    """Four requests with different lengths and settings that join and leave at different steps."""
+    modes = ["greedy", "penalties", "top_p", "n_3"]
+    return [
+        Job(prompt, replace(SAMPLING[mode], max_tokens=10 + 7 * i), at=2 * i)
+        for i, (prompt, mode) in enumerate(zip(prompts(), modes, strict=True))
+    ]
+
+
+MIXES: dict[str, dict[str, Any]] = {
+    "staggered": {},
+    "chunked": {"max_num_batched_tokens": 8, "max_step_ms": 1e6},
+    "preempted": {"num_blocks": 9, "enable_prefix_caching": False},
+    "preempted_cached": {"num_blocks": 9},
+    "two_at_a_time": {"max_num_seqs": 2},
+}
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("proposer", PROPOSERS)
+def test_batch_mixes(proposer: str, mix: str, truth: Any) -> None:
+    engine = make(PROPOSERS[proposer], **MIXES[mix])
+    check(engine, staggered(), truth)
+    assert (engine.stats().num_preemptions > 0) == mix.startswith("preempted")
+
+
+@pytest.mark.parametrize("proposer", PROPOSERS)
+def test_prefix_cache_hit(proposer: str, truth: Any) -> None:
+    engine = make(PROPOSERS[proposer])
+    jobs = [Job(prompt, params) for prompt in prompts()[:3] for params in (GREEDY, WARM)]
+    check(engine, jobs, truth)
+    used = engine.stats().num_rows
+    check(engine, jobs, truth)
+    assert engine.stats().num_rows - used < used, "the second run recomputed all prompts"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("proposer", ["draft_tree", "random"])
+def test_every_dtype(proposer: str, dtype: str) -> None:
+    jobs = staggered()
+    plain = answers([run_jobs(toy_engine(dtype=dtype), [Job(j.prompt, j.params)])[0] for j in jobs])
+    assert answers(run_jobs(make(PROPOSERS[proposer], dtype=dtype), jobs)) == plain
+
+
+@pytest.mark.parametrize("proposer", ["lookup_tree", "both"])
+def test_speculation_switched_on_and_off(proposer: str, truth: Any) -> None:
+    """Proposers come and go between steps; answers stay."""
+
+    def on(engine: Engine, _: Any) -> None:
+        engine.set_speculation([factory() for factory in PROPOSERS[proposer]])
+
+    def off(engine: Engine, _: Any) -> None:
+        engine.set_speculation([])
+
+    check(toy_engine(), staggered(), truth, {3: on, 6: off, 9: on})
+
+
+@pytest.mark.parametrize("proposer", PROPOSERS)
+def test_every_start_and_context_limit(proposer: str, truth: Any) -> None:
+    """Every prompt length modulo the block size, up to the end of the context."""
+    base = prompts()[0] * 2
+    jobs = [Job(base[:n], replace(GREEDY, max_tokens=6)) for n in range(1, 36)]
+    check(make(PROPOSERS[proposer], max_num_seqs=5), jobs, truth)
+
+
+class Watched(DraftModelProposer):
+    """Checks that each tree is accepted along its first-ranked children, to their end."""
+
+    def observe(self, request: Request, result: VerifyResult) -> None:
+        parents, depth, node = list(result.draft_parents), 0, -1
+        while node in parents:  # the first of a node's children is the likeliest
+            node = parents.index(node)
+            depth += 1
+        if request.finish_reason is None:
+            assert result.num_accepted == depth
+        super().observe(request, result)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("branching", [1, 3])
+def test_self_draft_is_always_accepted(temperature: float, branching: int) -> None:
+    """The oracle: a draft that is the target. It catches stale draft KV and mismatched noise."""
+    nodes = {"max_branching": branching, "max_tree_nodes": 4 * branching}
+    proposer = Watched(draft_config(**nodes), toy_runner(prefix_caching=False))
+    engine = toy_engine([proposer])
+    params = SamplingParams(temperature=temperature, seed=3, max_tokens=41, ignore_eos=True)
+    results = run_jobs(engine, [Job(p, params, at=i) for i, p in enumerate(prompts())])
+    assert engine.stats().num_proposer_failures == 0
+    for (result,) in results:
+        assert result.request is not None
+        counters = result.request.counters
+        if branching == 1:
+            assert counters.acceptance_rate == 1.0
+            assert counters.num_steps == 9  # 1 + 40 / 5

@@ -1,0 +1,229 @@
+"""Every ops backend through one suite: the same numbers as plain torch, and rows that stand alone.
+
+The bitwise half is what identity rests on: a row's bits may not depend on how many rows share the
+call, on where the row sits among them, or on the number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from paceline.errors import ConfigError
+from paceline.models.config import ModelConfig
+from paceline.models.decoder import Decoder
+from paceline.models.ops.reference import ReferenceOps
+from paceline.runtime.batch import lane_class
+from paceline.runtime.kv_cache import KVCache
+from paceline.runtime.model_runner import ModelRunner
+from paceline.span import Span
+from tests.toy import TOY, VOCAB, toy_tensors
+
+BACKENDS = {
+    "reference-float32": lambda: ReferenceOps("float32"),
+    "reference-bfloat16": lambda: ReferenceOps("bfloat16"),
+    "reference-int8": lambda: ReferenceOps("int8"),
+}
+WIDTHS = [1, 2, 5, 16, 17, 48]
+SHAPES = [(44, 32), (172, 64), (1728, 320), (320, 864), (105, 128), (512, 1024)]
+
+
+@pytest.fixture(params=BACKENDS)
+def ops(request: pytest.FixtureRequest) -> Any:
+    return BACKENDS[request.param]()
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def padded(x: torch.Tensor, ops: Any) -> torch.Tensor:
+    return F.pad(x, (0, 0, 0, -len(x) % ops.row_multiple))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_linear_is_close_to_torch(ops: Any, shape: tuple[int, int]) -> None:
+    weight, bias, x = torch.randn(shape), torch.randn(shape[0]), torch.randn(5, shape[1])
+    got = ops.linear(padded(x, ops), ops.pack_linear(weight, bias))[:5]
+    want = F.linear(x, weight, bias)
+    tolerance = {"float32": 1e-4, "bfloat16": 2e-2, "int8": 4e-2}[ops.dtype]
+    assert (got - want).abs().max() < tolerance * want.abs().max()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_linear_rows_stand_alone(ops: Any, shape: tuple[int, int]) -> None:
+    weight, x = torch.randn(shape), torch.randn(48, shape[1])
+    truth = None
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        packed = ops.pack_linear(weight, None)
+        if truth is None:
+            truth = ops.linear(x, packed)
+        for width in WIDTHS:
+            order = torch.randperm(48)[:width]
+            got = ops.linear(padded(x[order], ops), packed)[:width]
+            assert torch.equal(got, truth[order])
+
+
+def test_other_rows_may_be_anything(ops: Any) -> None:
+    """A NaN or an enormous value in one row leaves its neighbours' bits alone."""
+    weight, x = torch.randn(64, 64), torch.randn(16, 64)
+    packed = ops.pack_linear(weight, None)
+    truth = ops.linear(x, packed).clone()
+    for value in (float("nan"), float("inf"), 1e30):
+        bad = x.clone()
+        bad[3] = value
+        got = ops.linear(bad, packed)
+        keep = [i for i in range(16) if i != 3]
+        assert torch.equal(got[keep], truth[keep])
+
+
+@pytest.mark.parametrize("width", [8, 44, 172, 864, 3000])
+@pytest.mark.parametrize("name", ["silu", "gelu_tanh", "softcap", "rms_norm"])
+def test_row_kernels_stand_alone(ops: Any, name: str, width: int) -> None:
+    x = torch.randn(48, 2 * width) * 4
+    weight = torch.rand(2 * width)
+
+    def run(rows: torch.Tensor) -> torch.Tensor:
+        if name == "rms_norm":
+            return ops.rms_norm(rows, weight, 1e-6)
+        if name == "softcap":
+            return ops.softcap(rows, 5.0)
+        return ops.gated_activation(rows, name)
+
+    truth = run(x)
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        for rows in WIDTHS:
+            order = torch.randperm(48)[:rows]
+            got = run(padded(x[order], ops))[:rows]
+            assert torch.equal(got, truth[order])
+
+
+def test_row_kernels_are_right(ops: Any) -> None:
+    x = torch.randn(16, 88)
+    gate, up = x.chunk(2, dim=1)
+    torch.testing.assert_close(ops.gated_activation(x, "silu"), F.silu(gate) * up)
+    torch.testing.assert_close(
+        ops.gated_activation(x, "gelu_tanh"), F.gelu(gate, approximate="tanh") * up
+    )
+    torch.testing.assert_close(ops.softcap(x, 3.0), 3.0 * torch.tanh(x / 3.0))
+    weight = torch.rand(88)
+    torch.testing.assert_close(ops.rms_norm(x, weight, 1e-5), F.rms_norm(x, (88,), weight, 1e-5))
+
+
+def test_unknown_dtype_lists_the_allowed_ones() -> None:
+    with pytest.raises(ConfigError, match="float32, bfloat16, int8"):
+        ReferenceOps("float8")
+
+
+def test_lane_classes_hold_their_rows_and_waste_little() -> None:
+    for tokens in range(1, 5000):
+        lanes = lane_class(tokens)
+        assert tokens <= lanes
+        assert lanes % 16 == 0
+        assert lanes <= max(16, 1.5 * (tokens + 15))
+
+
+# --- whole forwards ------------------------------------------------------------------------------
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "one_kv_head": {"num_kv_heads": 1},
+    "softcap": {"attention_softcap": 3.0, "logits_softcap": 4.0, "activation": "gelu_tanh"},
+    "sliding": {"sliding_window": 11, "sliding_layers": (True, False)},
+    "head_16": {"head_dim": 16},
+}
+
+
+def variant(name: str) -> ModelConfig:
+    return replace(TOY, **VARIANTS[name])
+
+
+def runner(config: ModelConfig, ops: Any) -> ModelRunner:
+    decoder = Decoder(config, toy_tensors(config=config), ops, config.max_position)
+    dtype = "bfloat16" if ops.dtype == "bfloat16" else "float32"
+    kv = KVCache(config, 40, dtype)
+    kv.poison_free()
+    return ModelRunner(decoder, kv)
+
+
+def logits_of(model: ModelRunner, tokens: list[int], chunks: list[int]) -> torch.Tensor:
+    """Logits of every position, computed in the given chunks."""
+    model.kv.open(0)
+    rows, start = [], 0
+    for size in chunks:
+        model.kv.reserve(0, size)
+        part = tokens[start : start + size]
+        span = Span(0, start, part, range(-1, size - 1), range(size))
+        rows.append(model.forward(model.pack([span])).logits)
+        model.kv.commit(0, range(size))
+        start += size
+    model.kv.free(0)
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_chunking_does_not_change_a_bit(ops: Any, name: str) -> None:
+    config = variant(name)
+    tokens = [(7 * i * i + 3) % VOCAB for i in range(70)]
+    truth = logits_of(runner(config, ops), tokens, [70])
+    assert torch.isfinite(truth).all()
+    for count, chunks in ((1, [1] * 70), (2, [16, 16, 38]), (2, [3, 30, 1, 36]), (1, [69, 1])):
+        torch.set_num_threads(count)
+        assert torch.equal(logits_of(runner(config, ops), tokens, chunks), truth), chunks
+
+
+@pytest.mark.parametrize("start", range(17))
+@pytest.mark.parametrize("name", ["plain", "sliding", "softcap"])
+def test_trees_equal_their_paths(ops: Any, name: str, start: int) -> None:
+    """Every node of a tree has the bits of the same tokens decoded one after another."""
+    config = variant(name)
+    prompt = [(5 * i + 1) % VOCAB for i in range(start)]
+    tokens = [9, 4, 8, 4, 6, 7, 2, 1, 3]
+    parents = [-1, 0, 0, 1, 1, 2, 3, 6, 2]
+    model, other = runner(config, ops), runner(config, ops)
+    model.kv.open(0)
+    if start:
+        model.kv.reserve(0, start)
+        span = Span.chunk(0, 0, prompt, sample=False)
+        model.forward(model.pack([span]))
+        model.kv.commit(0, range(start))
+    model.kv.reserve(0, len(tokens))
+    span = Span(0, start, tokens, parents, range(len(tokens)))
+    got = model.forward(model.pack([span])).logits
+    for node in range(len(tokens)):
+        path, at = [], node
+        while at >= 0:
+            path.insert(0, tokens[at])
+            at = parents[at]
+        alone = logits_of(other, prompt + path, [start + len(path)])
+        assert torch.equal(got[node], alone[-1]), node
+
+
+def test_batch_mix_does_not_change_a_bit(ops: Any) -> None:
+    """Prefill, decode and tree spans of five requests in one forward."""
+    config = variant("plain")
+    alone = {n: logits_of(runner(config, ops), [n] * 40, [40])[-1] for n in range(5)}
+    model = runner(config, ops)
+    spans = []
+    for n in range(5):
+        model.kv.open(n)
+        first = 40 - 3**n if n < 4 else 0
+        if first:
+            model.kv.reserve(n, first)
+            model.forward(model.pack([Span.chunk(n, 0, [n] * first, sample=False)]))
+            model.kv.commit(n, range(first))
+        model.kv.reserve(n, 40 - first)
+        spans.append(Span.chunk(n, first, [n] * (40 - first), sample=True))
+    result = model.forward(model.pack(spans))
+    for n in range(5):
+        assert torch.equal(result.logits[n], alone[n])

@@ -1,0 +1,155 @@
+"""Tiny random checkpoints made with transformers, and the decoder driven by hand against them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from paceline.models.checkpoint import Checkpoint, load_checkpoint
+from paceline.models.decoder import Decoder
+from paceline.models.ops.reference import ReferenceOps
+from paceline.runtime.kv_cache import KVCache
+from paceline.runtime.model_runner import ModelRunner
+from paceline.span import DraftTree, Span
+
+VOCAB = 300
+COMMON = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.2,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 1000.0,
+    "partial_rotary_factor": 0.5,
+    "short_factor": [1.0, 1.1, 1.2, 1.3],
+    "long_factor": [1.5, 2.0, 3.0, 4.0],
+}
+GEMMA = {"head_dim": 16, "tie_word_embeddings": True, "query_pre_attn_scalar": 20}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama-biased": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-tied": ("Llama", {"tie_word_embeddings": True, "head_dim": 8}),
+    "llama3": ("Llama", {"rope_parameters": LLAMA3}),
+    "linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}),
+    "mistral": ("Mistral", {"sliding_window": 11}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2-yarn": ("Qwen2", {"rope_parameters": YARN}),
+    "qwen2-late": (
+        "Qwen2",
+        {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
+    ),
+    "qwen3": ("Qwen3", {"head_dim": 32}),
+    "phi3": ("Phi3", {"sliding_window": 13}),
+    "phi3-long": (
+        "Phi3",
+        {"rope_parameters": LONG, "original_max_position_embeddings": 64},
+    ),
+    "granite": (
+        "Granite",
+        {
+            "embedding_multiplier": 6.0,
+            "residual_multiplier": 0.3,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 3.0,
+        },
+    ),
+    "gemma2": (
+        "Gemma2",
+        {
+            **GEMMA,
+            "sliding_window": 10,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 8.0,
+        },
+    ),
+    "gemma3": (
+        "Gemma3Text",
+        {
+            **GEMMA,
+            "num_hidden_layers": 3,
+            "sliding_window": 10,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+    ),
+}
+
+
+def make_model(family: str, dtype: str = "float32", **changes: Any) -> Any:
+    """A random model of the family, on the reference's side."""
+    name, options = FAMILIES[family]
+    config = getattr(transformers, name + "Config")(**{**COMMON, **options, **changes})
+    config._attn_implementation = "eager"
+    torch.manual_seed(0)
+    model_class = name if name != "Gemma3Text" else "Gemma3"
+    model = getattr(transformers, model_class + "ForCausalLM")(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:  # norms and biases begin as constants, which hide mistakes
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+    return model.to(getattr(torch, dtype)).eval()
+
+
+def save_model(family: str, folder: Path, dtype: str = "float32", **changes: Any) -> Any:
+    model = make_model(family, dtype, **changes)
+    model.save_pretrained(folder)
+    return model
+
+
+class Driver:
+    """A loaded checkpoint, run span by span."""
+
+    def __init__(self, checkpoint: Checkpoint, max_len: int = 128) -> None:
+        self.checkpoint = checkpoint
+        decoder = Decoder(checkpoint.config, checkpoint.tensors, ReferenceOps("float32"), max_len)
+        self.runner = ModelRunner(decoder, KVCache(checkpoint.config, 32, prefix_caching=False))
+        self.kv = self.runner.kv
+        self.kv.open(0)
+        self.kv.poison_free()
+
+    @classmethod
+    def of(cls, source: Path, **options: Any) -> Driver:
+        return cls(load_checkpoint(source, with_tokenizer=False), **options)
+
+    def chunk(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Commit ``tokens``; logits of all of them."""
+        return self.run(DraftTree.chain(tokens[1:], [1.0] * len(tokens[1:]), "x"), tokens[0])
+
+    def run(self, draft: DraftTree, root: int, path: Sequence[int] | None = None) -> torch.Tensor:
+        """Run a root with a draft and commit ``path`` (default: all nodes); every node's logits."""
+        assert self.kv.reserve(0, len(draft) + 1)
+        span = Span.tree(0, self.kv[0].length, root, draft)
+        logits = self.runner.forward(self.runner.pack([span])).logits
+        self.kv.commit(0, range(len(draft) + 1) if path is None else path)
+        return logits

@@ -1,0 +1,139 @@
+"""Chat templates: what real ones use works, and what hostile ones do ends soon and harmlessly."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from paceline.errors import TemplateError
+from paceline.models import chat_template
+from paceline.models.chat_template import render_chat_template
+
+
+def render(template: str, **variables: Any) -> str:
+    return render_chat_template(template, variables)
+
+
+@pytest.mark.parametrize(
+    ("template", "want"),
+    [
+        ("{{ x }}", "<é> & 'q'"),
+        ("{{ x|tojson }}", "\"<é> & 'q'\""),
+        ("{{ {'a': [1, none]}|tojson(indent=1) }}", '{\n "a": [\n  1,\n  null\n ]\n}'),
+        ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
+        ("{% generation %}a{{ x[0] }}{% endgeneration %}b", "a<b"),
+        ("  {% if true %}\nline\n  {% endif %}\nend", "line\nend"),
+        ("{% set a = namespace(n=0) %}{% for i in [1, 2] %}{% set a.n = i %}{% endfor %}{{ a.n }}", "2"),
+        ("{{ missing }}|{{ missing is defined }}", "|False"),
+        ("{% macro f(a) %}[{{ a }}]{% endmacro %}{{ f(1) ~ f(2) }}", "[1][2]"),
+        ("{{ x.split(' ')[0]|trim }}", "<é>"),
+    ],
+)  # fmt: skip
+def test_what_templates_use(template: str, want: str) -> None:
+    assert render(template, x="<é> & 'q'") == want
+
+
+def test_the_date() -> None:
+    assert render("{{ strftime_now('%Y') }}") == time.strftime("%Y")
+
+
+def test_a_template_may_refuse() -> None:
+    with pytest.raises(TemplateError, match="roles must alternate"):
+        render("{{ raise_exception('roles must alternate') }}")
+
+
+ENDLESS = [
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "{{ 10 ** (10 ** 10) }}",
+    "{% set ns = namespace(s='ab') %}{% for i in range(99999) %}"
+    "{% set ns.s = (ns.s * 2)[:100000] %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+]
+
+
+@pytest.mark.parametrize("template", ENDLESS)
+def test_endless_templates_are_ended(template: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(TemplateError, match=r"longer than 0\.3 s"):
+        render_chat_template(template, {}, max_seconds=0.3)
+    assert time.monotonic() - began < 10
+    assert render("{{ 1 }}") == "1"
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ 'x' * 10**9 }}", "memory"),
+        ("{{ 'x'|center(10**10) }}", "memory"),
+        ("{{ '%2000000000d' % 1 }}", "memory"),
+        ("{{ [0] * 10**9 }}", "memory"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "without end"),
+        ("{{ " + "(" * 50_000 + "1" + ")" * 50_000 + " }}", "without end"),
+        ("{% for i in range(10**6) %}{% endfor %}", "Range too big"),
+        ("{% for i in range(99999) %}some more text{% endfor %}", "longer than 1048576 char"),
+        ("{{ 'x' * (2 * 10**6) }}", "longer than 1048576 char"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ cycler.__init__.__globals__.os.system('id') }}", "unsafe"),
+        ("{{ messages.append(1) }}", "unsafe"),
+        ("{% include '/etc/passwd' %}", "failed"),
+        ("{% if %}", "TemplateSyntaxError"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{{ none.x.y }}", "UndefinedError"),
+    ],
+)
+def test_hostile_templates(template: str, words: str) -> None:
+    with pytest.raises(TemplateError, match=words):
+        render(template, messages=[])
+    assert render("{{ 1 }}") == "1"
+
+
+def test_long_template_and_odd_values() -> None:
+    with pytest.raises(TemplateError, match="longer than"):
+        render("x" * (1 << 21))
+    with pytest.raises(TemplateError, match="must be JSON"):
+        render("{{ x }}", x=object())
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(TemplateError, match="must be JSON"):
+        render("{{ x }}", x=endless)
+
+
+def test_long_messages_and_threads() -> None:
+    """More than a pipe holds, from several threads at once."""
+    results: dict[int, str] = {}
+
+    def work(index: int) -> None:
+        results[index] = render("{{ x }}", x=str(index) * 300_000)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {i: str(i) * 300_000 for i in range(4)}
+
+
+def test_a_lost_process_is_replaced() -> None:
+    assert render("a") == "a"
+    worker = chat_template._SLOT._worker
+    assert worker is not None
+    worker._process.kill()
+    worker._process.wait()
+    assert render("b") == "b"
+    assert chat_template._SLOT._worker is not worker
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
+def test_a_forked_process_has_its_own() -> None:
+    assert render("a") == "a"
+    pid = os.fork()
+    if pid == 0:  # pragma: no cover
+        good = chat_template._SLOT._worker is None and render("c") == "c"
+        chat_template._SLOT.close()
+        os._exit(0 if good else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert render("d") == "d"

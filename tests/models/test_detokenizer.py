@@ -1,0 +1,184 @@
+"""Streams of text: nothing lost, nothing halved, nothing early; stop strings wherever they fall."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from paceline.models.detokenizer import TextStream
+from paceline.models.tokenizer import Tokenizer
+from tests.models.vocabularies import byte_fallback, byte_level
+
+MAKERS = {"byte-level": byte_level(), "byte-fallback": byte_fallback()}
+KINDS = st.sampled_from(sorted(MAKERS))
+IDS = st.lists(st.integers(0, 450), max_size=40)
+WORDS = st.lists(
+    st.sampled_from(["the ", "é", "€", "😀", "日本", "\n", " ", "an", "<", "\ufffd", "x" * 9]),
+    max_size=12,
+).map("".join)
+
+
+def stream(
+    tokenizer: Tokenizer, prompt: Sequence[int], output: Sequence[int], **options
+) -> tuple[list[str], str | None]:
+    """Text taken after each token and at the end, and the stop string that was met."""
+    checker = TextStream(tokenizer, prompt, **options)
+    pieces, met = [], None
+    for token_id in output:
+        met = checker.push(token_id)
+        pieces.append(checker.take_text(final=False))
+        if met is not None:
+            break
+    pieces.append(checker.take_text(final=True))
+    assert checker.text == "".join(pieces)
+    assert checker.take_text(final=True) == ""
+    return pieces, met
+
+
+def addition(tokenizer: Tokenizer, prompt: Sequence[int], output: Sequence[int]) -> str:
+    """What the output adds to the prompt's text."""
+    before = tokenizer.decode(prompt)
+    whole = tokenizer.decode([*prompt, *output])
+    assert whole.startswith(before)
+    return whole[len(before) :]
+
+
+@given(kind=KINDS, prompt=WORDS, text=WORDS, ids=IDS)
+@example("byte-fallback", "", " the", [3 + 0x20, 3 + 0xE2, 3 + 0x82, 290])
+@example(
+    "byte-fallback", "the", "", [3 + 0x0A, 3 + 0xFF, 3 + 0x0A, 290, 3 + 0xC3, 3 + 0xA9, 1, 290]
+)
+@example("byte-level", "the", "", [3 + 0x99] * 40)
+def test_stream_is_the_full_decoding(kind: str, prompt: str, text: str, ids: list[int]) -> None:
+    tokenizer = MAKERS[kind]
+    before = tokenizer.encode(prompt)
+    output = tokenizer.encode(text, add_special_tokens=False) + ids
+    # Bytes that are no UTF-8 can unmake a character of the prompt; a test of its own is below.
+    assume(tokenizer.decode([*before, *output]).startswith(tokenizer.decode(before)))
+    pieces, _ = stream(tokenizer, before, output)
+    assert "".join(pieces) == addition(tokenizer, before, output)
+
+
+@given(kind=KINDS, prompt=IDS, output=IDS)
+def test_any_prompt(kind: str, prompt: list[int], output: list[int]) -> None:
+    """A prompt may end inside a character; then the whole character is the output's."""
+    tokenizer = MAKERS[kind]
+    pieces, _ = stream(tokenizer, prompt, output)
+    before, whole = tokenizer.decode(prompt), tokenizer.decode([*prompt, *output])
+    if whole.startswith(before):
+        assert "".join(pieces) == whole[len(before) :]
+    else:
+        assert whole.endswith("".join(pieces))
+
+
+@given(kind=KINDS, text=WORDS.filter(lambda text: "\ufffd" not in text))
+def test_never_half_a_character(kind: str, text: str) -> None:
+    tokenizer = MAKERS[kind]
+    pieces, _ = stream(tokenizer, [], tokenizer.encode(text, add_special_tokens=False))
+    assert all("\ufffd" not in piece for piece in pieces)
+
+
+def test_a_prompt_cut_inside_a_character_is_completed() -> None:
+    for tokenizer in MAKERS.values():
+        ids = tokenizer.encode("the 🎈")
+        pieces, _ = stream(tokenizer, ids[:-2], ids[-2:])
+        assert "".join(pieces) == "🎈"
+
+
+def test_bytes_that_unmake_the_prompts_character_count_once_each() -> None:
+    tokenizer = MAKERS["byte-fallback"]
+    prompt, bad = tokenizer.encode("the €"), 3 + 0x80
+    assert tokenizer.decode([*prompt, bad, bad]) == "the " + "\ufffd" * 5
+    assert stream(tokenizer, prompt, [bad, bad])[0] == ["\ufffd", "\ufffd", ""]
+
+
+def test_spaces_between_words_are_kept() -> None:
+    """Decoding one token alone would lose its leading space."""
+    tokenizer = MAKERS["byte-fallback"]
+    the, and_ = tokenizer.encode("the", False), tokenizer.encode("and", False)
+    assert tokenizer.decode(and_) == "and"
+    assert "".join(stream(tokenizer, the, and_)[0]) == " and"
+    assert "".join(stream(tokenizer, [1], and_)[0]) == "and"
+    assert "".join(stream(tokenizer, [*the, 1], and_)[0]) == " and"
+
+
+def test_text_is_released_at_once_when_nothing_holds_it() -> None:
+    tokenizer = MAKERS["byte-level"]
+    output = tokenizer.encode("the quick brown fox")
+    pieces, _ = stream(tokenizer, [], output)
+    assert all(pieces[:-1])
+    assert pieces[-1] == ""
+
+
+@given(
+    kind=KINDS,
+    text=WORDS,
+    stop=st.lists(st.text("the é€\n😀x", min_size=1, max_size=4), min_size=1, max_size=3),
+    include=st.booleans(),
+)
+def test_stop_strings(kind: str, text: str, stop: list[str], include: bool) -> None:
+    """As if characters had arrived one by one, whatever the tokens; nothing after it is shown."""
+    tokenizer = MAKERS[kind]
+    output = tokenizer.encode("." + text, add_special_tokens=False)
+    full = addition(tokenizer, [], output)
+    pieces, met = stream(tokenizer, [], output, stop=stop, include_stop=include)
+    ends = [(full.find(s) + len(s), full.find(s), s) for s in stop if s in full]
+    if not ends:
+        assert met is None
+        assert "".join(pieces) == full
+    else:
+        end, start, _ = min(ends)
+        assert met == full[start:end]
+        assert "".join(pieces) == full[: end if include else start]
+
+
+def test_a_stop_string_ends_the_text_at_its_last_token() -> None:
+    """Also when that is a byte token, whose run might go on."""
+    tokenizer = MAKERS["byte-fallback"]
+    newline = 3 + 0x0A
+    checker = TextStream(tokenizer, tokenizer.encode("the"), stop=["\n"])
+    assert checker.push(tokenizer.encode("and", False)[0]) is None
+    assert checker.push(newline) == "\n"
+    assert checker.push(newline) is None
+    assert checker.take_text(final=True) == checker.text == " a"
+
+
+def test_what_may_begin_a_stop_string_is_held_back() -> None:
+    tokenizer = MAKERS["byte-level"]
+    checker = TextStream(tokenizer, [], stop=["xyz"])
+    taken = []
+    for character in "axyaxyxyb":
+        for token_id in tokenizer.encode(character):
+            checker.push(token_id)
+        taken.append(checker.take_text(final=False))
+    assert taken == ["a", "", "", "xya", "", "", "xy", "", "xyb"]
+
+
+def test_special_tokens_and_unknown_ids_say_nothing() -> None:
+    tokenizer = MAKERS["byte-level"]
+    the = tokenizer.encode("the")
+    assert "".join(stream(tokenizer, [], [0, *the, 0, 10**6, *the])[0]) == "thethe"
+
+
+@pytest.mark.parametrize("token_id", [3 + 0x80, 3 + 0x41, 290])
+@pytest.mark.parametrize("kind", sorted(MAKERS))
+def test_time_per_token_does_not_grow(kind: str, token_id: int) -> None:
+    """Endless rubbish included; quadratic work would take minutes."""
+    began = time.perf_counter()
+    checker = TextStream(MAKERS[kind], [], stop=["never", "ever" * 20])
+    for _ in range(20_000):
+        checker.push(token_id)
+    checker.take_text(final=True)
+    assert time.perf_counter() - began < 5
+    assert len(checker.text) >= 10_000
+
+
+def test_long_output_of_a_trained_tokenizer(shared_data) -> None:
+    tokenizer = Tokenizer.from_folder(shared_data / "models" / "starter-target")
+    text = (shared_data / "corpora" / "aider-chat-edits.txt").read_text()[:20_000]
+    pieces, _ = stream(tokenizer, [], tokenizer.encode(text))
+    assert "".join(pieces) == text

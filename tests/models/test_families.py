@@ -1,0 +1,116 @@
+"""Every family against transformers: prefill, decode and draft trees of tiny random checkpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from paceline.span import DraftTree
+from tests.models.reference import FAMILIES, VOCAB, Driver, save_model
+
+TOKENS = torch.randint(3, VOCAB, (40,), generator=torch.Generator().manual_seed(3)).tolist()
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Matrices this small only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(params=FAMILIES)
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Driver]:
+    """The same checkpoint on both sides. Short texts, so that tables are the short-text ones."""
+    model = save_model(request.param, tmp_path)
+    return model, Driver.of(tmp_path, max_len=64)
+
+
+def want(model: Any, tokens: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(torch.tensor([tokens])).logits[0].float()
+
+
+def close(got: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_prefill_and_decode(pair: tuple[Any, Driver]) -> None:
+    model, driver = pair
+    truth = want(model, TOKENS)
+    assert truth.std() > 0.05  # the tolerance would hide a model that says nothing
+    close(driver.chunk(TOKENS[:17]), truth[:17])
+    close(driver.chunk(TOKENS[17:23]), truth[17:23])
+    for position in range(23, 40):
+        close(driver.chunk(TOKENS[position : position + 1]), truth[position : position + 1])
+
+
+def test_tree(pair: tuple[Any, Driver]) -> None:
+    """Each node sees exactly the text on its own path; a committed branch goes on from there."""
+    model, driver = pair
+    prompt, root = TOKENS[:20], TOKENS[20]
+    driver.chunk(prompt)
+    tokens, parents = [5, 9, 7, 7, 11, 12], [-1, -1, 0, 1, 3, 3]
+    draft = DraftTree(tokens, parents, [1.0] * 6, ["x"] * 6)
+    logits = driver.run(draft, root, path=[0, 2, 4, 6])
+    for node in range(6):
+        path, at = [], node
+        while at >= 0:
+            path.insert(0, tokens[at])
+            at = parents[at]
+        close(logits[node + 1], want(model, [*prompt, root, *path])[-1])
+    text = [*prompt, root, 9, 7, 12, 33]
+    close(driver.chunk([33])[0], want(model, text)[-1])
+
+
+def test_bfloat16_embeddings_of_gemma_are_scaled_as_in_training(tmp_path: Path) -> None:
+    save_model("gemma3", tmp_path, "bfloat16", hidden_size=60, num_attention_heads=4)
+    config = Driver.of(tmp_path).checkpoint.config
+    assert config.dtype == "bfloat16"
+    assert config.embedding_multiplier == torch.tensor(60**0.5).bfloat16().item() != 60**0.5
+
+
+def test_long_factors_rule_a_long_context(tmp_path: Path) -> None:
+    """Beyond the trained length the other table is used, for the whole text."""
+    model = save_model("phi3-long", tmp_path)
+    text = (TOKENS * 2)[:80]  # longer than the 64 trained positions
+    close(Driver.of(tmp_path, max_len=128).chunk(text), want(model, text))
+
+
+def test_gemma3_inside_a_multimodal_checkpoint(tmp_path: Path) -> None:
+    """Old and present prefixes of the language model are both understood."""
+    model = save_model("gemma3", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    raw = json.loads((tmp_path / "config.json").read_text())
+    outer = {"model_type": "gemma3", "text_config": raw, "eos_token_id": [2, 7]}
+    outer["architectures"] = ["Gemma3ForConditionalGeneration"]
+    raw.pop("architectures")
+    (tmp_path / "config.json").write_text(json.dumps(outer))
+    truth = want(model, TOKENS)
+    for prefix in ("language_model.model.", "model.language_model."):
+        renamed = {prefix + name.removeprefix("model."): t for name, t in tensors.items()}
+        save_file(renamed | {"vision_tower.x": torch.ones(1)}, tmp_path / "model.safetensors")
+        close(Driver.of(tmp_path).chunk(TOKENS), truth)
+
+
+@pytest.mark.parametrize("name", ["tinystories-656k", "stories260k", "babyllama-tok105"])
+def test_trained_models_tell_the_same_story(shared_data: Path, name: str) -> None:
+    """200 greedy tokens: each is the reference's choice after the same text."""
+    folder = shared_data / "models" / name
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    driver = Driver.of(folder, max_len=256)
+    prompt = transformers.AutoTokenizer.from_pretrained(folder)("Once upon a time").input_ids
+    text = list(prompt)
+    logits = driver.chunk(prompt)
+    for _ in range(200):
+        text.append(int(logits[-1].argmax()))
+        logits = driver.chunk(text[-1:])
+    assert text[len(prompt) :] == want(model, text).argmax(-1)[len(prompt) - 1 : -1].tolist()

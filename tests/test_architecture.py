@@ -1,0 +1,288 @@
+"""The floors: imports go downward only, and some floors may not know some things.
+
+Owns the table of floors and the rules; reads source text alone and imports nothing of Paceline.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parent.parent / "src" / "paceline"
+
+FLOORS = {
+    **dict.fromkeys(("errors", "config", "request", "sampling_params", "span", "metrics"), 0),
+    **dict.fromkeys(("policy", "models"), 1),
+    "runtime": 2,
+    "proposers": 3,
+    "engine": 4,
+    **dict.fromkeys(("training", "workbench", "server"), 5),
+    **dict.fromkeys(("llm", "cli", "commands", "__main__", "__init__"), 6),
+}
+# Neighbours on these floors are one group; on every other floor they do not know each other.
+OPEN_FLOORS = {0, 6}
+TORCH_FREE = {"policy", "server", *(name for name, floor in FLOORS.items() if floor == 0)}
+DEVICE_QUESTIONS = {"cuda", "is_cuda", "is_cpu", "is_mps", "is_xpu"}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import: `target` is a dotted name, relative to the package if `internal`."""
+
+    module: str
+    target: str
+    internal: bool
+    type_checking: bool
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.line} imports {self.target}"
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A parsed package: module name (dotted, relative to the package) -> syntax tree."""
+
+    modules: dict[str, ast.Module]
+    packages: frozenset[str]
+
+    @classmethod
+    def read(cls, root: Path) -> Tree:
+        modules, packages = {}, set()
+        for path in sorted(root.rglob("*.py")):
+            parts = path.relative_to(root).with_suffix("").parts
+            if parts[-1] == "__init__" and len(parts) > 1:
+                parts = parts[:-1]
+                packages.add(".".join(parts))
+            modules[".".join(parts)] = ast.parse(path.read_text(encoding="utf-8"), str(path))
+        return cls(modules, frozenset(packages))
+
+    def imports(self) -> Iterator[Import]:
+        for module, syntax in self.modules.items():
+            yield from self._imports_of(module, syntax, type_checking=False)
+
+    def _imports_of(self, module: str, node: ast.AST, *, type_checking: bool) -> Iterator[Import]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import | ast.ImportFrom):
+                for target, internal in self._targets(module, child):
+                    yield Import(module, target, internal, type_checking, child.lineno)
+            elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+                body = ast.Module(body=child.body, type_ignores=[])
+                rest = ast.Module(body=child.orelse, type_ignores=[])
+                yield from self._imports_of(module, body, type_checking=True)
+                yield from self._imports_of(module, rest, type_checking=type_checking)
+            else:
+                yield from self._imports_of(module, child, type_checking=type_checking)
+
+    def _targets(
+        self, module: str, node: ast.Import | ast.ImportFrom
+    ) -> Iterator[tuple[str, bool]]:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield self._place(alias.name)
+            return
+        base = self._absolute(module, node)
+        for alias in node.names:
+            full = f"{base}.{alias.name}"
+            if full == "paceline.__version__":
+                continue  # A constant of the package root, of use on every floor.
+            is_module = full.removeprefix("paceline.") in self.modules
+            yield self._place(full if is_module else base)
+
+    def _absolute(self, module: str, node: ast.ImportFrom) -> str:
+        if not node.level:
+            return node.module or ""
+        here = ["paceline", *module.split(".")]
+        # A package's own name is the folder that one dot means; a module's is one deeper.
+        depth = node.level - 1 if module in self.packages else node.level
+        return ".".join([*here[: len(here) - depth], *filter(None, [node.module])])
+
+    @staticmethod
+    def _place(name: str) -> tuple[str, bool]:
+        if name == "paceline":
+            return "__init__", True
+        if name.startswith("paceline."):
+            return name.removeprefix("paceline."), True
+        return name, False
+
+
+def component(module: str) -> str:
+    return module.split(".")[0]
+
+
+def unplaced_modules(tree: Tree) -> list[str]:
+    return sorted({component(module) for module in tree.modules} - FLOORS.keys())
+
+
+def upward_imports(tree: Tree) -> list[str]:
+    """Every import that does not go down, those for type checking alone included."""
+    return [str(edge) for edge in tree.imports() if edge.internal and not _goes_down(edge)]
+
+
+def _goes_down(edge: Import) -> bool:
+    here, there = component(edge.module), component(edge.target)
+    if here == there:
+        return _proposers_stay_apart(edge) if here == "proposers" else True
+    below, above = FLOORS.get(there, 99), FLOORS.get(here, 99)
+    return below < above or (below == above and above in OPEN_FLOORS)
+
+
+def _proposers_stay_apart(edge: Import) -> bool:
+    if edge.module == "proposers":  # its __init__ is the registry
+        return True
+    own, other = (name.split(".")[1:2] for name in (edge.module, edge.target))
+    return other in (["base"], own)
+
+
+def import_cycles(tree: Tree) -> list[str]:
+    """Circles among modules that run; an import for type checking alone does not run."""
+    graph: dict[str, set[str]] = {module: set() for module in tree.modules}
+    for edge in tree.imports():
+        if edge.internal and not edge.type_checking and edge.target in graph:
+            graph[edge.module].add(edge.target)
+    done: set[str] = set()
+    cycles: list[str] = []
+
+    def visit(module: str, path: list[str]) -> None:
+        if module in path:
+            cycles.append(" -> ".join([*path[path.index(module) :], module]))
+        elif module not in done:
+            for target in sorted(graph[module] - {module}):
+                visit(target, [*path, module])
+            done.add(module)
+
+    for module in sorted(graph):
+        visit(module, [])
+    return cycles
+
+
+def forbidden_knowledge(tree: Tree) -> list[str]:
+    """Imports of libraries that the floor must not know."""
+    found = []
+    for edge in tree.imports():
+        here = component(edge.module)
+        if here in TORCH_FREE and component(edge.target) == "torch":
+            found.append(str(edge))
+        if here == "engine" and any("tokenizer" in part for part in edge.target.split(".")):
+            found.append(str(edge))
+    return found
+
+
+def device_questions(tree: Tree) -> list[str]:
+    """Places above `models/` that ask, or decide by, the device they run on."""
+    return [
+        f"{module}:{node.lineno} asks for .{node.attr}"
+        for module, syntax in tree.modules.items()
+        if FLOORS.get(component(module), 99) > FLOORS["models"]
+        for node in ast.walk(syntax)
+        if isinstance(node, ast.Attribute) and _is_device_question(node)
+    ]
+
+
+def _is_device_question(node: ast.Attribute) -> bool:
+    of_device = node.attr == "type" and ast.unparse(node.value).split(".")[-1] == "device"
+    return node.attr in DEVICE_QUESTIONS or of_device
+
+
+CHECKS = [
+    unplaced_modules,
+    upward_imports,
+    import_cycles,
+    forbidden_knowledge,
+    device_questions,
+]
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_paceline_keeps_its_floors(check) -> None:
+    problems = check(Tree.read(SOURCE))
+    assert not problems, "\n".join(problems)
+
+
+def make_tree(root: Path, files: dict[str, str]) -> Tree:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return Tree.read(root)
+
+
+@pytest.mark.parametrize(
+    ("check", "files", "problem"),
+    [
+        (unplaced_modules, {"gearbox.py": ""}, "gearbox"),
+        (upward_imports, {"span.py": "import paceline.engine.verifier"}, "engine.verifier"),
+        (upward_imports, {"span.py": "def f():\n    from paceline.llm import LLM"}, "span:2"),
+        (upward_imports, {"runtime/a.py": "from ..engine import step"}, "imports engine"),
+        (upward_imports, {"runtime/__init__.py": "from ..cli import app"}, "imports cli"),
+        (upward_imports, {"policy/a.py": "from paceline.models import decoder"}, "models"),
+        (upward_imports, {"server/a.py": "from paceline.training import lm"}, "training"),
+        (
+            upward_imports,
+            {"span.py": "if TYPE_CHECKING:\n    from paceline.runtime import batch"},
+            "runtime",
+        ),
+        (
+            upward_imports,
+            {"proposers/a.py": "from .b import x", "proposers/b.py": ""},
+            "proposers.b",
+        ),
+        (upward_imports, {"engine/a.py": "from paceline import LLM"}, "__init__"),
+        (
+            import_cycles,
+            {"span.py": "from paceline.request import R", "request.py": "from .span import S"},
+            "request -> span -> request",
+        ),
+        (
+            import_cycles,
+            {
+                "engine/a.py": "from paceline.engine import b",
+                "engine/b.py": "def f():\n    from . import a",
+                "engine/__init__.py": "",
+            },
+            "engine.a -> engine.b -> engine.a",
+        ),
+        (forbidden_knowledge, {"policy/a.py": "import torch.nn"}, "torch.nn"),
+        (forbidden_knowledge, {"span.py": "def f():\n    from torch import Tensor"}, "torch"),
+        (forbidden_knowledge, {"engine/a.py": "import tokenizers"}, "tokenizers"),
+        (
+            forbidden_knowledge,
+            {"engine/a.py": "from paceline.models.tokenizer import T", "models/tokenizer.py": ""},
+            "models.tokenizer",
+        ),
+        (device_questions, {"runtime/a.py": "fast = torch.cuda.is_available()"}, ".cuda"),
+        (device_questions, {"engine/a.py": "if x.device.type == 'cpu': pass"}, ".type"),
+        (device_questions, {"llm.py": "if logits.is_cuda: pass"}, ".is_cuda"),
+    ],
+)
+def test_each_rule_can_fail(tmp_path: Path, check, files: dict[str, str], problem: str) -> None:
+    problems = check(make_tree(tmp_path, files))
+    assert len(problems) == 1
+    assert problem in problems[0]
+
+
+def test_what_the_floors_allow_passes(tmp_path: Path) -> None:
+    tree = make_tree(
+        tmp_path,
+        {
+            "__init__.py": "def __getattr__(name):\n    from paceline.llm import LLM",
+            "errors.py": "from paceline import __version__",
+            "span.py": "import paceline.errors\nif TYPE_CHECKING:\n    from . import request",
+            "request.py": "from .span import Span",
+            "models/ops.py": "import torch\nfast = torch.cuda.is_available()",
+            "proposers/__init__.py": "from .a import A\nfrom .tree.grow import G",
+            "proposers/base.py": "from paceline.span import Span",
+            "proposers/a.py": "from paceline.proposers.base import merge",
+            "proposers/tree/grow.py": "from paceline.proposers.tree.node import N",
+            "proposers/tree/node.py": "from ..base import merge",
+            "engine/engine.py": "import torch\nfrom paceline.runtime.batch import pack",
+            "runtime/batch.py": "kind = type(x).type",
+            "llm.py": "from paceline.engine.engine import Engine\nimport tokenizers",
+            "cli.py": "from paceline import LLM",
+        },
+    )
+    assert not [problem for check in CHECKS for problem in check(tree)]

@@ -1,0 +1,204 @@
+"""A toy target with random weights and the harness that drives an engine step by step.
+
+Small enough for hundreds of engines per second of test time, real enough to have several heads
+per KV head, a chain of layers, and logits whose every bit can be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.engine.engine import Engine
+from paceline.models.config import ModelConfig
+from paceline.models.decoder import Decoder
+from paceline.models.ops.reference import ReferenceOps
+from paceline.proposers.base import Proposer
+from paceline.request import Request, StepOutput
+from paceline.runtime.kv_cache import KVCache
+from paceline.runtime.model_runner import ModelRunner
+from paceline.sampling_params import SamplingParams
+
+VOCAB = 48
+EOS = 0
+TOY = ModelConfig(
+    architecture="toy",
+    vocab_size=VOCAB,
+    hidden_size=32,
+    intermediate_size=44,  # not a multiple of any vector width
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    max_position=256,
+    tie_embeddings=True,
+    qk_norm=True,
+)
+
+
+def toy_tensors(seed: int = 0, config: ModelConfig = TOY, noise: float = 0.0) -> dict[str, Any]:
+    """Random weights; ``noise`` perturbs them, which makes a draft that is often right."""
+    generator = torch.Generator().manual_seed(seed)
+    c = config
+    shapes = {"model.embed_tokens.weight": (c.vocab_size, c.hidden_size)}
+    for i in range(c.num_layers):
+        p = f"model.layers.{i}."
+        shapes |= {
+            p + "self_attn.q_proj.weight": (c.num_heads * c.head_dim, c.hidden_size),
+            p + "self_attn.k_proj.weight": (c.num_kv_heads * c.head_dim, c.hidden_size),
+            p + "self_attn.v_proj.weight": (c.num_kv_heads * c.head_dim, c.hidden_size),
+            p + "self_attn.o_proj.weight": (c.hidden_size, c.num_heads * c.head_dim),
+            p + "mlp.gate_proj.weight": (c.intermediate_size, c.hidden_size),
+            p + "mlp.up_proj.weight": (c.intermediate_size, c.hidden_size),
+            p + "mlp.down_proj.weight": (c.hidden_size, c.intermediate_size),
+        }
+    tensors = {
+        name: torch.randn(shape, generator=generator) * 2.0 / shape[-1] ** 0.5
+        for name, shape in shapes.items()
+    }
+    for i in range(c.num_layers):
+        p = f"model.layers.{i}."
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"{p}{norm}.weight"] = torch.ones(c.hidden_size)
+        for norm in ("q_norm", "k_norm"):
+            tensors[f"{p}self_attn.{norm}.weight"] = torch.ones(c.head_dim)
+    tensors["model.norm.weight"] = torch.ones(c.hidden_size)
+    if noise:
+        tensors = {
+            name: t + noise * torch.randn(t.shape, generator=generator) / t.shape[-1] ** 0.5
+            for name, t in tensors.items()
+        }
+    return tensors
+
+
+def toy_runner(
+    dtype: str = "float32", num_blocks: int = 200, prefix_caching: bool = True, **tensors: Any
+) -> ModelRunner:
+    ops = ReferenceOps(dtype)
+    decoder = Decoder(TOY, toy_tensors(**tensors), ops, TOY.max_position)
+    return ModelRunner(decoder, KVCache(TOY, num_blocks, prefix_caching=prefix_caching))
+
+
+def toy_engine(
+    proposers: Sequence[Proposer] = (),
+    dtype: str = "float32",
+    num_blocks: int = 200,
+    poison: bool = True,
+    **config: Any,
+) -> Engine:
+    """An engine on the toy target whose free KV slots hold NaN."""
+    config.setdefault("max_model_len", TOY.max_position)
+    config.setdefault("max_num_seqs", 8)
+    runner = toy_runner(dtype, num_blocks, config.get("enable_prefix_caching", True))
+    engine = Engine(runner, EngineConfig(**config), proposers, eos_token_ids=[EOS])
+    if poison:
+        engine.kv.poison_free()
+    return engine
+
+
+@dataclass(slots=True)
+class Job:
+    """A request to be added before step ``at``."""
+
+    prompt: Sequence[int]
+    params: SamplingParams
+    at: int = 0
+
+
+@dataclass(slots=True)
+class Result:
+    """What one sample of one job produced."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Any] = field(default_factory=list)
+    prompt_logprobs: list[Any] = field(default_factory=list)
+    origins: list[str] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    error: Exception | None = None
+    request: Request | None = None
+
+    @property
+    def answer(self) -> tuple[Any, ...]:
+        """Everything that must not depend on how it was computed."""
+        return (
+            self.token_ids,
+            self.logprobs,
+            self.prompt_logprobs,
+            self.finish_reason,
+            self.stop_reason,
+        )
+
+
+def run_jobs(
+    engine: Engine,
+    jobs: Sequence[Job],
+    script: Mapping[int, Callable[[Engine, list[list[int]]], None]] | None = None,
+    max_steps: int = 3000,
+    checkers: Callable[[Job], Sequence[Any]] = lambda job: (),
+) -> list[list[Result]]:
+    """Drive an engine; ``script[step]`` runs before that step with the ids of the jobs so far."""
+    ids: list[list[int]] = []
+    results: dict[int, Result] = {}
+    pending = sorted(range(len(jobs)), key=lambda i: jobs[i].at)
+    ids = [[] for _ in jobs]
+    for step in range(max_steps):
+        while pending and jobs[pending[0]].at <= step:
+            index = pending.pop(0)
+            job = jobs[index]
+            ids[index] = engine.add_request(job.prompt, job.params, checkers(job))
+            for request_id in ids[index]:
+                results[request_id] = Result(request=engine.requests[request_id])
+        if script and step in script:
+            script[step](engine, ids)
+        if not engine.has_work and not pending:
+            break
+        for output in engine.step():
+            _collect(results[output.request_id], output)
+        check_contexts(engine)
+    else:
+        raise AssertionError(f"not done after {max_steps} steps")
+    for result in results.values():
+        assert result.request is not None
+        result.prompt_logprobs = result.request.prompt_logprobs
+    return [[results[i] for i in group] for group in ids]
+
+
+def _collect(result: Result, output: StepOutput) -> None:
+    result.token_ids += output.token_ids
+    result.logprobs += output.logprobs
+    result.origins += output.origins
+    result.finish_reason = output.finish_reason
+    result.stop_reason = output.stop_reason
+    result.error = output.error
+
+
+def check_contexts(engine: Engine) -> None:
+    """After every step each proposer's context is the request's tokens."""
+    for request in engine.scheduler.running:
+        if request.num_uncomputed != 1:
+            continue
+        for proposer in engine.drafting.proposers:
+            assert proposer.context_length(request) in (0, len(request.token_ids))
+
+
+def assert_no_leak(engine: Engine) -> None:
+    """Nobody runs, so every block is free or cached without a user."""
+    assert not engine.requests
+    pool = engine.kv.pool
+    assert pool.num_used == 0
+    assert all(pool.users(b) == 0 for b in range(pool.num_blocks))
+
+
+def lookup_config(**options: Any) -> SpeculativeConfig:
+    options = {"prompt_lookup_min": 1, "prompt_lookup_max": 3, "min_accept_prob": 0.0} | options
+    return SpeculativeConfig(method="prompt_lookup", **options)
+
+
+def draft_config(**options: Any) -> SpeculativeConfig:
+    options = {"min_accept_prob": 0.0, "deterministic": True} | options
+    return SpeculativeConfig(method="draft_model", model="toy", **options)

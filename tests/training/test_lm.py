@@ -1,0 +1,216 @@
+"""Training a language model: it learns, resumes exactly, and writes what it trained."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from paceline.errors import ConfigError, TrainingError
+from paceline.models.checkpoint import load_checkpoint
+from paceline.models.decoder import Decoder
+from paceline.training import lm, trainer
+from paceline.training.checkpoint import FILE_NAME
+from paceline.training.lm import LMTrainingResult, train_lm
+from paceline.training.losses import cross_entropy
+from paceline.training.model_files import load_model, load_tokenizer
+from paceline.training.ops import TrainingOps, dense_hidden, differentiable_decoder
+from paceline.training.options import learning_rate
+from tests.training.reference import reference_logits
+from tests.training.toy_text import lm_config
+
+TOKENS = torch.randint(0, 280, (1, 32), generator=torch.Generator().manual_seed(0))
+
+
+def _training_logits(folder: Path) -> torch.Tensor:
+    model = load_model(folder)
+    with torch.no_grad():
+        decoder = differentiable_decoder(model.config, model.params, TrainingOps(), 32)
+        return decoder.logits(dense_hidden(decoder, TOKENS))
+
+
+def test_loss_falls(trained: LMTrainingResult) -> None:
+    assert trained.held_out_before == pytest.approx(5.6, abs=0.4)  # log 280
+    assert trained.held_out_after < 0.6 * trained.held_out_before
+    assert trained.steps == 60
+    assert trained.train_tokens == 60 * 8 * 32
+
+
+def test_written_model_is_what_transformers_reads(trained: LMTrainingResult) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModelForCausalLM.from_pretrained(trained.folder, dtype=torch.float32)
+    assert type(model).__name__ == "Qwen3ForCausalLM"
+    with torch.no_grad():
+        expected = model(TOKENS).logits[0]
+    torch.testing.assert_close(_training_logits(trained.folder), expected, rtol=0, atol=1e-4)
+
+
+def test_written_model_is_what_the_engine_reads(trained: LMTrainingResult) -> None:
+    checkpoint = load_checkpoint(trained.folder)
+    logits = reference_logits(checkpoint.config, checkpoint.tensors, TOKENS[0])
+    torch.testing.assert_close(logits, _training_logits(trained.folder), rtol=0, atol=1e-4)
+
+
+def test_folder_is_complete(trained: LMTrainingResult) -> None:
+    names = {p.name for p in trained.folder.iterdir()}
+    assert names == {
+        "README.md",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    card = (trained.folder / "README.md").read_text()
+    assert "paceline train lm ..." in card
+    assert f"{trained.held_out_after:.3f}" in card
+    tokenizer = load_tokenizer(trained.folder)
+    assert tokenizer.token_to_id("<|endoftext|>") == 0
+    assert tokenizer.decode(tokenizer.encode("Zürich → 東京\n").ids) == "Zürich → 東京\n"
+
+
+def _stop_after(monkeypatch: pytest.MonkeyPatch, calls: int) -> None:
+    """Make the training's loss fail, as a killed process would stop it, after some calls."""
+    left = [calls]
+
+    def failing(*arguments: Any) -> torch.Tensor:
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        return cross_entropy(*arguments)
+
+    monkeypatch.setattr(lm, "cross_entropy", failing)
+
+
+def test_resumed_run_equals_uninterrupted_one(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"steps": 12, "grad_accumulation": 2, "batch_size": 4}
+    train_lm(lm_config(corpus, tmp_path / "whole", **options))
+    broken = lm_config(corpus, tmp_path / "broken", save_minutes=0.0, **options)
+    with monkeypatch.context() as patch:
+        _stop_after(patch, 20)  # in the middle of a step, in whichever epoch
+        with pytest.raises(KeyboardInterrupt):
+            train_lm(broken)
+    assert (tmp_path / "broken" / FILE_NAME).is_file()
+    assert not (tmp_path / "broken" / "model.safetensors").exists()
+    result = train_lm(broken)
+    assert result.steps == 12
+    assert not (tmp_path / "broken" / FILE_NAME).exists()
+    whole, resumed = (load_file(tmp_path / n / "model.safetensors") for n in ("whole", "broken"))
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_state_of_another_run_is_refused(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        _stop_after(patch, 4)
+        with pytest.raises(KeyboardInterrupt):
+            train_lm(lm_config(corpus, tmp_path, save_minutes=0.0, held_out_tokens=0))
+    with pytest.raises(TrainingError, match="other options"):
+        train_lm(lm_config(corpus, tmp_path, learning_rate=1e-4, held_out_tokens=0))
+    state = tmp_path / FILE_NAME
+    state.write_bytes(state.read_bytes()[:1000])
+    with pytest.raises(TrainingError, match="cannot be read"):
+        train_lm(lm_config(corpus, tmp_path, held_out_tokens=0))
+
+
+def test_continuing_a_model_keeps_shape_and_tokenizer(
+    corpus: Path, tmp_path: Path, trained: LMTrainingResult
+) -> None:
+    config = lm_config(corpus, tmp_path, init=str(trained.folder), steps=10, learning_rate=3e-3)
+    result = train_lm(config)
+    assert result.held_out_before == pytest.approx(trained.held_out_after, abs=1e-3)
+    assert result.held_out_after < result.held_out_before
+    same = (trained.folder / "tokenizer.json").read_bytes()
+    assert (tmp_path / "tokenizer.json").read_bytes() == same
+
+
+def test_finished_model_is_not_overwritten(corpus: Path, trained: LMTrainingResult) -> None:
+    with pytest.raises(TrainingError, match="already holds a model"):
+        train_lm(lm_config(corpus, trained.folder))
+
+
+def test_a_loss_that_is_not_finite_stops(corpus: Path, tmp_path: Path) -> None:
+    config = lm_config(corpus, tmp_path, learning_rate=10.0, grad_clip=1e9, warmup_steps=0)
+    original = trainer.differentiable_decoder
+
+    def poisoned(*arguments: Any) -> Decoder:
+        decoder = original(*arguments)
+        decoder.norm = decoder.norm * float("nan")
+        return decoder
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer, "differentiable_decoder", poisoned)
+        with pytest.raises(TrainingError, match="loss is nan"):
+            train_lm(config)
+
+
+def test_schedule_by_steps_and_by_time(tmp_path: Path) -> None:
+    by_steps = lm_config(tmp_path, tmp_path, steps=100, warmup_steps=9, learning_rate=1.0)
+    rates = [learning_rate(by_steps, s, 0.0) for s in (0, 4, 20, 50, 75, 100)]
+    assert rates == pytest.approx([0.1, 0.5, 1.0, 1.0, 0.515, 0.03])
+    by_time = lm_config(tmp_path, tmp_path, steps=0, max_minutes=2.0, learning_rate=1.0)
+    rates = [learning_rate(by_time, 50, seconds) for seconds in (0.0, 60.0, 90.0, 120.0, 500.0)]
+    assert rates == pytest.approx([1.0, 1.0, 0.515, 0.03, 0.03])
+
+
+def test_time_ends_the_training(corpus: Path, tmp_path: Path) -> None:
+    result = train_lm(lm_config(corpus, tmp_path, steps=0, max_minutes=0.01, held_out_tokens=0))
+    assert result.steps > 0
+    assert 0.6 <= result.seconds < 5
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"steps": 0},
+        {"dtype": "int8"},
+        {"seq_len": 1},
+        {"batch_size": True},
+        {"learning_rate": -1.0},
+        {"vocab_size": 10},
+        {"output": ""},
+    ],
+)
+def test_options_are_checked(tmp_path: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        lm_config(tmp_path, options.pop("output", str(tmp_path)), **options)
+
+
+@pytest.mark.slow
+def test_killed_process_continues(corpus: Path, tmp_path: Path) -> None:
+    script = (
+        "import sys, torch; torch.set_num_threads(1)\n"
+        "from tests.training.toy_text import lm_config\n"
+        "from paceline.training.lm import train_lm\n"
+        "train_lm(lm_config(sys.argv[1], sys.argv[2], save_minutes=0.0, steps=300))\n"
+    )
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"}
+
+    def start(folder: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", script, str(corpus), str(tmp_path / folder)]
+        return subprocess.Popen(command, env=environment, cwd=root)
+
+    assert start("whole").wait() == 0
+    process = start("killed")
+    while not (tmp_path / "killed" / FILE_NAME).exists():
+        time.sleep(0.01)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert start("killed").wait() == 0
+    weights = [(tmp_path / n / "model.safetensors").read_bytes() for n in ("whole", "killed")]
+    assert weights[0] == weights[1]
+    assert json.loads((tmp_path / "killed" / "config.json").read_text())["dtype"] == "float32"
