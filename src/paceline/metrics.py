@@ -7,6 +7,7 @@ plain steps counted.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -85,5 +86,8 @@ class EngineStats:
     kv_blocks_used: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
 
-    def add_seconds(self, phase: str, elapsed: float) -> None:
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + elapsed
+    def add_seconds(self, phase: str, began: float) -> float:
+        """Charge the time since ``began`` to a phase and return the time it is."""
+        ended = time.perf_counter()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + ended - began
+        return ended

@@ -106,7 +106,7 @@ class Request:
         return self.status is RequestStatus.FINISHED
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class VerifyResult:
     """What the target made of one request's draft in one step.
 
@@ -133,7 +133,7 @@ class VerifyResult:
         return len(self.path) - 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepOutput:
     """What one step added to one request; the unit of streaming."""
 

@@ -119,7 +119,8 @@ class Span:
 
     @property
     def is_chain(self) -> bool:
-        return all(parent == i - 1 for i, parent in enumerate(self.parents))
+        straight = range(-1, len(self.parents) - 1)
+        return self.parents == straight or list(self.parents) == list(straight)
 
     @classmethod
     def chunk(cls, request_id: int, start: int, token_ids: Sequence[int], sample: bool) -> Span:

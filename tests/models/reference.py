@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from paceline.models.ops.reference import ReferenceOps
 from paceline.runtime.kv_cache import KVCache
 from paceline.runtime.model_runner import ModelRunner
 from paceline.span import DraftTree, Span
+from tests.models.vocabularies import byte_level_json, save_tokenizer
 
 VOCAB = 300
 COMMON = {
@@ -125,6 +127,19 @@ def save_model(family: str, folder: Path, dtype: str = "float32", **changes: Any
     model = make_model(family, dtype, **changes)
     model.save_pretrained(folder)
     return model
+
+
+def save_folder(folder: Path) -> Path:
+    """A complete model folder, tokenizer included."""
+    save_model("qwen3", folder)
+    save_tokenizer(folder, byte_level_json(), eos_token="<|end|>")
+    return folder
+
+
+def edit(path: Path, **changes: Any) -> None:
+    """Change keys of a JSON file."""
+    raw = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**raw, **changes}))
 
 
 class Driver:

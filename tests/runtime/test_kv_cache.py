@@ -224,13 +224,14 @@ def spans(draw: st.DrawFn, request_id: int) -> Span:
     return Span(request_id, draw(st.integers(0, 40)), tokens, parents, sorted(rows), cached)
 
 
-@given(spans(1), spans(2))
-def test_a_row_sees_its_prefix_and_its_ancestors_in_order(*items: Span) -> None:
+@given(st.tuples(spans(1), spans(2)))
+def test_a_row_sees_its_prefix_and_its_ancestors_in_order(items: tuple[Span, Span]) -> None:
     kv = KVCache(TINY, NUM_BLOCKS)
     for span in items:
         kv.open(span.request_id)
         assert kv.reserve(span.request_id, span.start)
-        kv.commit(span.request_id, range(span.start)) if span.start else None
+        if span.start:
+            kv.commit(span.request_id, range(span.start))
         assert kv.reserve(span.request_id, len(span.token_ids))
     batch = build_batch(items, kv, row_multiple=4)
     seen: dict[int, list[int]] = {}
@@ -256,7 +257,7 @@ def test_a_row_sees_its_prefix_and_its_ancestors_in_order(*items: Span) -> None:
     assert len(batch.input_ids) % 4 == 0
 
 
-# --- single cases -----------------------------------------------------------------------------------
+# --- single cases ---------------------------------------------------------------------------------
 
 
 def test_a_cache_needs_room_for_a_block() -> None:

@@ -26,10 +26,14 @@ def is_embedded(model: str | None) -> bool:
 
 def default_speculative_config(model: str | None) -> tuple[SpeculativeConfig, ...]:
     """Who drafts when nothing was said: with the embedded model its own draft model too."""
-    lookup = SpeculativeConfig(method="prompt_lookup")
-    if is_embedded(model):
-        return SpeculativeConfig(method="draft_model", model=embedded_model("draft")), lookup
-    return (lookup,)
+    # A match costs nothing to find and can be long; each token of a draft model costs a forward.
+    lookup = SpeculativeConfig(method="prompt_lookup", num_speculative_tokens=8)
+    if not is_embedded(model):
+        return (lookup,)
+    draft = SpeculativeConfig(
+        method="draft_model", model=embedded_model("draft"), num_speculative_tokens=2
+    )
+    return draft, lookup
 
 
 def speculative_config(

@@ -18,7 +18,7 @@ from paceline.commands.prompts import Encoder, Prompt, read_prompts
 from paceline.commands.report import Figures, Report
 from paceline.commands.resolve import open_llm, sampling_params, speculative_config
 from paceline.commands.talk import talk
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, RequestError
 from paceline.llm import LLM, Completion, GenerationOutput
 from paceline.sampling_params import SamplingParams
 
@@ -59,10 +59,17 @@ def _prompts(options: RunOptions) -> list[Prompt] | None:
     if options.prompt is not None:
         return [Prompt(options.prompt)]
     if not sys.stdin.isatty():
-        return [Prompt(sys.stdin.read())]
+        return [Prompt(_piped_text())]
     if options.json or options.compare:
         raise ConfigError("--json and --compare need prompts: give -p, --prompts or a pipe")
     return None
+
+
+def _piped_text() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise RequestError(f"standard input is no text: {error}") from error
 
 
 def _answer(

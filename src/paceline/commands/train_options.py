@@ -58,6 +58,7 @@ DRAFT = (
     Own("drop_layers", int, 0, "layers to cut out of it first."),
     Own("mlp_width", int, 0, "feed-forward width to cut it to first; 0 leaves it."),
     Own("loss", str, "kl", "kl, tv or ce: what to bring closer to the target."),
+    Own("text_tokens", int, 0, "train on at most this many tokens of the texts; 0 means all."),
     Own("traces", tuple[str, ...], (), "folders that paceline trace wrote with this target."),
     Own("generate_tokens", int, 0, "tokens that the target writes to train on."),
     Own("generate_prompt_tokens", int, 64, "length of the text that it continues."),

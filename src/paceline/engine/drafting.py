@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.config import SpeculativeConfig
 from paceline.errors import ProposerError
@@ -20,6 +20,7 @@ from paceline.span import DraftTree
 
 log = logging.getLogger(__name__)
 MAX_FAILURES = 3
+NOTHING = DraftLimits(0, 0)
 
 
 @dataclass(slots=True)
@@ -44,6 +45,7 @@ class Drafting:
         self._entries = [_Entry(proposer) for proposer in proposers]
         self._vocab_size = vocab_size
         self._stats = stats
+        self._widest: dict[tuple[str, ...] | None, DraftLimits] = {}
 
     @property
     def is_on(self) -> bool:
@@ -56,15 +58,31 @@ class Drafting:
     def limits(self, request: Request) -> DraftLimits:
         """What a request may draft in this step, over all proposers."""
         wish = request.params.speculative
-        configs = [e.config for e in self._entries if _wants(request, e.config)]
-        if not wish.enabled or not configs:
-            return DraftLimits(0, 0)
+        widest = self._limits_of(wish.methods) if wish.enabled else NOTHING
         # The bonus token is always emitted, so one of the remaining tokens needs no draft.
-        depth = min(max(c.num_speculative_tokens for c in configs), request.remaining - 1)
+        depth = min(widest.max_depth, request.remaining - 1)
         if wish.num_speculative_tokens is not None:
             depth = min(depth, wish.num_speculative_tokens)
-        nodes = max(c.tree_nodes for c in configs) if depth > 0 else 0
-        return DraftLimits(nodes, max(0, depth), min(c.min_accept_prob for c in configs))
+        if depth == widest.max_depth:
+            return widest
+        return replace(widest, max_depth=depth) if depth > 0 else NOTHING
+
+    def _limits_of(self, methods: tuple[str, ...] | None) -> DraftLimits:
+        """The widest limits of the proposers of some methods, or of all; computed once."""
+        known = self._widest.get(methods)
+        if known is None:
+            configs = [
+                e.config for e in self._entries if methods is None or e.config.method in methods
+            ]
+            known = NOTHING
+            if configs:
+                known = DraftLimits(
+                    max(c.tree_nodes for c in configs),
+                    max(c.num_speculative_tokens for c in configs),
+                    min(c.min_accept_prob for c in configs),
+                )
+            self._widest[methods] = known
+        return known
 
     def propose(
         self, requests: Sequence[Request], limits: Sequence[DraftLimits]
@@ -128,6 +146,7 @@ class Drafting:
                 log.warning("proposer %s failed to forget a request: %r", name, again)
         if entry.failures >= MAX_FAILURES and entry in self._entries:
             self._entries.remove(entry)
+            self._widest.clear()
             log.error("proposer %s failed %d times in a row and is off", name, MAX_FAILURES)
 
 

@@ -12,18 +12,19 @@ import copy
 import logging
 import random
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from paceline.config import EngineConfig
+from paceline.engine.admission import check_prompt, make_requests
 from paceline.engine.commit import append_tokens, count_step
 from paceline.engine.drafting import Drafting
+from paceline.engine.prompt_logprobs import take_prompt_logprobs
 from paceline.engine.scheduler import Scheduled, Scheduler
 from paceline.engine.verifier import Verification, verify
-from paceline.errors import ContextLengthError, RequestError, RequestFailedError
+from paceline.errors import RequestFailedError
 from paceline.metrics import EngineStats
 from paceline.policy.cost import StepCost
-from paceline.policy.planner import FixedPlanner, Planner
+from paceline.policy.planner import DraftLimits, FixedPlanner, Planner
 from paceline.proposers.base import Proposer
 from paceline.request import (
     FinishReason,
@@ -33,12 +34,15 @@ from paceline.request import (
     StopChecker,
     VerifyResult,
 )
+from paceline.runtime.batch import Batch
 from paceline.runtime.model_runner import ForwardResult, ModelRunner
-from paceline.runtime.sampler import token_logprobs
 from paceline.sampling_params import SamplingParams
+from paceline.span import DraftTree
 
 log = logging.getLogger(__name__)
 Verdict = VerifyResult | RequestFailedError
+Drafted = tuple[Scheduled, DraftLimits, DraftTree]
+Committed = tuple[Request, VerifyResult | None]
 
 
 class Engine:
@@ -73,7 +77,7 @@ class Engine:
         self._eos = frozenset(eos_token_ids)
         self._seeds = random.Random(config.seed)
         self._next_id = 0
-        self._stepping = False
+        self._clock = 0.0
         self._aborted: list[int] = []
         self.set_speculation(proposers)
 
@@ -94,53 +98,26 @@ class Engine:
         Raises:
             RequestError: the prompt is empty, does not fit, or names tokens outside the vocabulary.
         """
-        self._check(prompt_token_ids, params)
-        limit = self.config.max_model_len
-        assert limit is not None
-        if params.max_tokens is not None:
-            limit = min(limit, len(prompt_token_ids) + params.max_tokens)
-        seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
-        first = self._next_id
-        self._next_id += params.n
-        group = [
-            Request(
-                request_id=first + index,
-                token_ids=list(prompt_token_ids),
-                prompt_len=len(prompt_token_ids),
-                params=params,
-                seed=seed,
-                max_len=limit,
-                eos_token_ids=self._eos,
-                sample_index=index,
-                fork_of=first if index else None,
-                cache_salt=cache_salt,
-                stop_checker=stop_checkers[index] if stop_checkers else None,
-            )
-            for index in range(params.n)
-        ]
+        context = self.config.max_model_len
+        assert context is not None
+        check_prompt(prompt_token_ids, params, context, self.vocab_size)
+        group = make_requests(
+            self._next_id,
+            prompt_token_ids,
+            params,
+            seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
+            context=context,
+            eos_token_ids=self._eos,
+            cache_salt=cache_salt,
+            stop_checkers=stop_checkers,
+        )
         for request in group:
             self.scheduler.add(request)
             self.requests[request.request_id] = request
+        self._next_id += len(group)
         self._stats.num_requests += len(group)
         self._stats.num_prompt_tokens += len(prompt_token_ids)
         return [request.request_id for request in group]
-
-    def _check(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
-        limit = self.config.max_model_len
-        assert limit is not None
-        if not prompt_token_ids:
-            raise RequestError("the prompt is empty; at least one token is needed")
-        if len(prompt_token_ids) >= limit:
-            raise ContextLengthError(
-                f"the prompt has {len(prompt_token_ids)} tokens; the context holds {limit}, at "
-                "least one of them for the answer: shorten the prompt"
-            )
-        for token_id in prompt_token_ids:
-            if not 0 <= token_id < self.vocab_size:
-                raise RequestError(
-                    f"prompt token {token_id} is not in the vocabulary 0 to {self.vocab_size - 1}"
-                )
-        params.check_vocabulary(self.vocab_size)
 
     def abort(self, request_id: int) -> None:
         """End a request. In the middle of a step it takes effect when the step commits."""
@@ -154,165 +131,170 @@ class Engine:
 
     def step(self) -> list[StepOutput]:
         """Advance every live request by at least one token or one prefill chunk."""
+        self._clock = time.perf_counter()
         outputs = self._end_aborted()
         items = self._schedule()
         if not items:
             return outputs
-        self._draft(items)
-        return outputs + self._run(items)
+        drafts = self._propose(items)
+        if drafts:
+            self._plan(items, drafts)
+        try:
+            result = self._forward(self._pack(items))
+            verdicts = self._verify(items, result)
+        except Exception as error:
+            verdicts = self._isolate(items, error)
+        committed = self._commit(items, verdicts)
+        self._observe(committed)
+        return outputs + [self._output(request, verdict) for request, verdict in committed]
 
     def _schedule(self) -> list[Scheduled]:
-        with self._timed("schedule"):
-            items = self.scheduler.schedule()
-            for request in self.scheduler.preempted:
-                self._stats.num_preemptions += 1
-                self.drafting.finish(request)
+        items = self.scheduler.schedule()
+        for request in self.scheduler.preempted:
+            self._stats.num_preemptions += 1
+            self.drafting.finish(request)
+        self._lap("schedule")
         return items
 
-    def _draft(self, items: Sequence[Scheduled]) -> None:
-        """Propose and plan; afterwards each item carries the draft that will be verified."""
+    def _propose(self, items: Sequence[Scheduled]) -> list[Drafted]:
+        """Ask the proposers for those requests that may draft; empty when there is no draft."""
         if not self.drafting.is_on:
-            return
-        limits = [self.drafting.limits(item.request) for item in items if item.may_draft]
-        able = [item for item in items if item.may_draft]
-        pairs = [(i, limit) for i, limit in zip(able, limits, strict=True) if limit.max_nodes]
-        if not pairs:
-            return
-        with self._timed("propose"):
-            trees = self.drafting.propose([i.request for i, _ in pairs], [x for _, x in pairs])
-        if not any(map(len, trees)):
-            return
-        with self._timed("plan"):
-            rows = sum(item.num_tokens for item in items)
-            room = self.config.max_num_batched_tokens - rows
-            chosen = self.planner.choose(trees, [limit for _, limit in pairs], room)
-            for (item, _), drafted, tree in zip(pairs, trees, chosen, strict=True):
-                item.request.counters.num_pruned_tokens += len(drafted) - len(tree)
-                self._stats.speculation.num_pruned_tokens += len(drafted) - len(tree)
-                if len(tree) and self.kv.reserve(item.request.request_id, 1 + len(tree)):
-                    item.draft = tree
+            return []
+        able = [(i, self.drafting.limits(i.request)) for i in items if i.may_draft]
+        able = [(item, limits) for item, limits in able if limits.max_nodes]
+        if not able:
+            return []
+        trees = self.drafting.propose([i.request for i, _ in able], [x for _, x in able])
+        self._lap("propose")
+        return [(i, x, tree) for (i, x), tree in zip(able, trees, strict=True) if len(tree)]
 
-    def _run(self, items: list[Scheduled]) -> list[StepOutput]:
-        """Pack, forward, verify, commit and observe; a failure undoes every reservation."""
-        try:
-            verdicts = self._forward_and_verify(items)
-        except Exception as error:
-            return self._isolate(items, error)
-        with self._timed("commit"):
-            return [
-                output
-                for item, verdict in zip(items, verdicts, strict=True)
-                if (output := self._commit(item, verdict)) is not None
-            ]
+    def _plan(self, items: Sequence[Scheduled], drafts: Sequence[Drafted]) -> None:
+        """Choose the nodes to verify; each item then carries them, their slots reserved."""
+        room = self.config.max_num_batched_tokens - sum(item.num_tokens for item in items)
+        chosen = self.planner.choose([t for _, _, t in drafts], [x for _, x, _ in drafts], room)
+        for (item, _, drafted), tree in zip(drafts, chosen, strict=True):
+            pruned = len(drafted) - len(tree)
+            item.request.counters.num_pruned_tokens += pruned
+            self._stats.speculation.num_pruned_tokens += pruned
+            if len(tree) and self.kv.reserve(item.request.request_id, 1 + len(tree)):
+                item.draft = tree
+        self._lap("plan")
 
-    def _forward_and_verify(self, items: Sequence[Scheduled]) -> list[Verdict | None]:
-        with self._timed("pack"):
-            batch = self.runner.pack([item.span() for item in items])
-        began = time.perf_counter()
-        with self._timed("forward"):
-            result = self.runner.forward(batch)
-        self.cost.observe(batch.num_rows, (time.perf_counter() - began) * 1e3)
+    def _pack(self, items: Sequence[Scheduled]) -> Batch:
+        batch = self.runner.pack([item.span() for item in items])
+        self._lap("pack")
+        return batch
+
+    def _forward(self, batch: Batch) -> ForwardResult:
+        before = self.runner.seconds
+        result = self.runner.forward(batch)
+        self.cost.observe(batch.num_rows, (self.runner.seconds - before) * 1e3)
         self._stats.num_rows += batch.num_rows
-        with self._timed("verify"):
-            return self._verify(items, result)
+        self._lap("forward")
+        return result
 
     def _verify(self, items: Sequence[Scheduled], result: ForwardResult) -> list[Verdict | None]:
         """What each item emits; None for a prefill chunk that does not reach the last token."""
-        sampled = [i for i, item in enumerate(items) if item.samples]
-        verifications = []
-        for i in sampled:
-            first = result.offsets[i + 1] - 1 - len(items[i].draft)
-            verifications.append(Verification(items[i].request, items[i].draft, first))
-        for i, item in enumerate(items):
+        verifications, sampled = [], []
+        for index, item in enumerate(items):
             if item.request.params.prompt_logprobs is not None:
-                self._take_prompt_logprobs(item, result, i)
+                take_prompt_logprobs(item.request, item.num_tokens, result, index)
+            if item.samples:
+                first = result.offsets[index + 1] - 1 - len(item.draft)
+                verifications.append(Verification(item.request, item.draft, first))
+                sampled.append(index)
         verdicts: list[Verdict | None] = [None] * len(items)
-        for i, verdict in zip(sampled, verify(result.logits, verifications), strict=True):
-            verdicts[i] = verdict
+        for index, verdict in zip(sampled, verify(result.logits, verifications), strict=True):
+            verdicts[index] = verdict
+        self._lap("verify")
         return verdicts
 
-    def _take_prompt_logprobs(self, item: Scheduled, result: ForwardResult, index: int) -> None:
-        request, wanted = item.request, item.request.params.prompt_logprobs
-        start = request.num_computed
-        known = len(request.prompt_logprobs)  # row i predicts token i + 1
-        end = min(start + item.num_tokens + 1, request.prompt_len)
-        if start >= request.prompt_len or end <= known or wanted is None:
-            return
-        if not known:
-            request.prompt_logprobs.append(None)
-            known = 1
-        first = result.offsets[index] - start - 1
-        rows = result.logits[first + known : first + end]
-        tokens = request.token_ids[known:end]
-        request.prompt_logprobs.extend(token_logprobs(rows, tokens, [wanted] * len(tokens)))
-
-    def _isolate(self, items: Sequence[Scheduled], error: Exception) -> list[StepOutput]:
+    def _isolate(self, items: Sequence[Scheduled], error: Exception) -> list[Verdict | None]:
         """Undo a failed step and run its requests singly and plainly: only the guilty fail."""
         log.warning("a step of %d requests failed and is run again singly: %r", len(items), error)
         for item in items:
             self.kv.rollback(item.request.request_id)
-        outputs = []
-        for item in items:
-            alone = Scheduled(item.request, item.num_tokens)
+            item.draft = DraftTree()
+        return [self._alone(item) for item in items]
+
+    def _alone(self, item: Scheduled) -> Verdict | None:
+        request_id = item.request.request_id
+        try:
+            # The failed step held these blocks, and nobody took them since.
+            reserved = self.kv.reserve(request_id, item.num_tokens)
+            assert reserved
+            return self._verify([item], self._forward(self._pack([item])))[0]
+        except Exception as error:
+            self.kv.rollback(request_id)
+            verdict = RequestFailedError(f"the forward failed for this request: {error!r}")
+            verdict.__cause__ = error
+            return verdict
+
+    def _commit(
+        self, items: Sequence[Scheduled], verdicts: Sequence[Verdict | None]
+    ) -> list[Committed]:
+        """Append what was emitted, cut at its end; make its KV contiguous and publish it."""
+        committed: list[Committed] = []
+        for item, verdict in zip(items, verdicts, strict=True):
+            request = item.request
+            if request.request_id in self._aborted:
+                self.kv.rollback(request.request_id)  # it ends when the next step starts
+                continue
             try:
-                if not self.kv.reserve(item.request.request_id, item.num_tokens):
-                    continue  # its turn comes in a later step
-                verdict = self._forward_and_verify([alone])[0]
-            except Exception as again:
-                self.kv.rollback(item.request.request_id)
-                verdict = RequestFailedError(f"the forward failed for this request: {again!r}")
-                verdict.__cause__ = again
-            output = self._commit(alone, verdict)
-            if output is not None:
-                outputs.append(output)
-        return outputs
+                result = self._commit_one(item, verdict)
+            except Exception as error:  # the forward, the sampler or the stop checker failed
+                request.error, request.finish_reason = error, FinishReason.ERROR
+                committed.append((request, None))
+                continue
+            if result is not None:
+                committed.append((request, result))
+        self._lap("commit")
+        return committed
 
-    # --- commit --------------------------------------------------------------------------------
-
-    def _commit(self, item: Scheduled, verdict: Verdict | None) -> StepOutput | None:
-        request = item.request
-        if request.request_id in self._aborted:
-            self.kv.rollback(request.request_id)
-            return None  # ends at the start of the next step
+    def _commit_one(self, item: Scheduled, verdict: Verdict | None) -> VerifyResult | None:
         if isinstance(verdict, RequestFailedError):
-            request.error = verdict
-            return self._end(request, FinishReason.ERROR)
-        if verdict is None:
-            self._commit_kv(request, range(item.num_tokens))
-            return None
-        verdict = append_tokens(request, verdict)
-        count_step(item.draft, verdict, request.counters, self._stats.speculation)
-        self._stats.num_output_tokens += len(verdict.token_ids)
-        self._commit_kv(request, verdict.path if item.may_draft else range(item.num_tokens))
-        if self.drafting.is_on:
-            with self._timed("observe"):
-                self.drafting.observe(request, verdict)
-        if request.finish_reason is not None:
-            return self._end(request, request.finish_reason, verdict)
-        return self._output(request, verdict)
-
-    def _commit_kv(self, request: Request, path: Sequence[int]) -> None:
-        self.kv.commit(request.request_id, path)
-        request.num_computed += len(path)
+            raise verdict
+        request, path = item.request, range(item.num_tokens)
+        if verdict is not None:
+            verdict = append_tokens(request, verdict)
+            count_step(item.draft, verdict, request.counters, self._stats.speculation)
+            self._stats.num_output_tokens += len(verdict.token_ids)
+        accepted = verdict.path if verdict is not None and item.may_draft else path
+        self.kv.commit(request.request_id, accepted)
+        request.num_computed += len(accepted)
         self.kv.publish(request.request_id, request.token_ids)
+        return verdict
+
+    def _observe(self, committed: Sequence[Committed]) -> None:
+        """Let every proposer learn, and end what has ended."""
+        for request, verdict in committed:
+            if verdict is not None and self.drafting.is_on:
+                self.drafting.observe(request, verdict)
+            if request.finish_reason is not None:
+                self._end(request, request.finish_reason)
+        self._lap("observe")
+
+    # --- ends and outputs ----------------------------------------------------------------------
 
     def _output(self, request: Request, verdict: VerifyResult | None) -> StepOutput:
-        ended = request.finish_reason is not None
         checker = request.stop_checker
+        text = ""
+        if checker is not None and request.error is None:
+            text = checker.take_text(final=request.finish_reason is not None)
+        if verdict is None:
+            verdict = VerifyResult((), (), ())
         return StepOutput(
             request_id=request.request_id,
-            token_ids=verdict.token_ids if verdict else (),
-            origins=verdict.origins if verdict else (),
-            text=checker.take_text(final=ended) if checker else "",
-            logprobs=verdict.logprobs if verdict else (),
+            token_ids=verdict.token_ids,
+            origins=verdict.origins,
+            text=text,
+            logprobs=verdict.logprobs,
             finish_reason=request.finish_reason,
             stop_reason=request.stop_reason,
             error=request.error,
         )
 
-    def _end(
-        self, request: Request, reason: FinishReason, verdict: VerifyResult | None = None
-    ) -> StepOutput:
+    def _end(self, request: Request, reason: FinishReason) -> None:
         request.finish_reason = reason
         request.status = RequestStatus.FINISHED
         self.scheduler.remove(request)
@@ -320,12 +302,13 @@ class Engine:
         del self.requests[request.request_id]
         self._stats.num_finished += 1
         self._stats.num_failed_requests += reason is FinishReason.ERROR
-        return self._output(request, verdict)
 
     def _end_aborted(self) -> list[StepOutput]:
         aborted, self._aborted = self._aborted, []
         live = [self.requests[i] for i in dict.fromkeys(aborted) if i in self.requests]
-        return [self._end(request, FinishReason.ABORT) for request in live]
+        for request in live:
+            self._end(request, FinishReason.ABORT)
+        return [self._output(request, None) for request in live]
 
     # --- the rest ------------------------------------------------------------------------------
 
@@ -355,10 +338,5 @@ class Engine:
     def _draft_forwards(self) -> int:
         return sum(getattr(p, "num_forwards", 0) for p in self.drafting.proposers)
 
-    @contextmanager
-    def _timed(self, phase: str) -> Iterator[None]:
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._stats.add_seconds(phase, time.perf_counter() - began)
+    def _lap(self, phase: str) -> None:
+        self._clock = self._stats.add_seconds(phase, self._clock)

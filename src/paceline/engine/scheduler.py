@@ -95,13 +95,8 @@ class Scheduler:
         """Reserve one span for every request that can take part in the next step."""
         self.preempted = []
         items = list(self._decodes())
-        budget = self._config.max_num_batched_tokens - len(items)
-        if items:
-            budget = min(budget, self._prefill_limit(len(items)))
-        for request in list(self.running):
-            if request.num_uncomputed > 1 and budget > 0:
-                budget -= self._add_chunk(request, budget, items)
-        self._admit(budget, items)
+        if self.waiting or len(items) < len(self.running):
+            self._prefill(items)
         if not items and self.running:  # prefills hold all blocks and none can go on
             self._preempt(self.running[-1])
             return self.schedule() if self.running else []
@@ -118,6 +113,16 @@ class Scheduler:
                     break
             else:
                 yield Scheduled(request, 1)
+
+    def _prefill(self, items: list[Scheduled]) -> None:
+        """Fill the step up with prefill chunks, of running requests before waiting ones."""
+        budget = self._config.max_num_batched_tokens - len(items)
+        if items:
+            budget = min(budget, self._prefill_limit(len(items)))
+        for request in self.running:
+            if request.num_uncomputed > 1 and budget > 0:
+                budget -= self._add_chunk(request, budget, items)
+        self._admit(budget, items)
 
     def _prefill_limit(self, decoding: int) -> int:
         """Prompt tokens that may share a step with decoding requests."""

@@ -7,7 +7,7 @@ reads a probability that a proposer estimated, and never looks at which proposer
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -33,28 +33,25 @@ class Verification:
     first_row: int
 
 
-@dataclass(slots=True)
 class _Walk:
     """A walk down one request's tree: accepted span nodes and the tokens emitted so far."""
 
-    item: Verification
-    children: dict[tuple[int, int], int] = field(default_factory=dict)
-    path: list[int] = field(default_factory=lambda: [0])
-    tokens: list[int] = field(default_factory=list)
-    done: bool = False
+    __slots__ = ("children", "done", "item", "path", "tokens")
 
-    def __post_init__(self) -> None:
-        draft = self.item.draft
+    def __init__(self, item: Verification) -> None:
+        self.item = item
+        self.path = [0]
+        self.tokens: list[int] = []
+        self.done = False
+        draft = item.draft
         self.children = {
-            (parent + 1, token): node
-            for node, (parent, token) in enumerate(
-                zip(draft.parents, draft.token_ids, strict=True), start=1
-            )
+            edge: node
+            for node, edge in enumerate(zip(draft.parents, draft.token_ids, strict=True), start=1)
         }
 
     def step(self, token: int) -> None:
         self.tokens.append(token)
-        node = self.children.get((self.path[-1], token))
+        node = self.children.get((self.path[-1] - 1, token))  # span nodes are one past draft nodes
         if node is None:
             self.done = True
         else:

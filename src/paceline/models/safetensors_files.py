@@ -110,14 +110,14 @@ def _shard_names(index: Path) -> list[str]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelLoadError(f"{index} has no weight_map")
-    names = list(dict.fromkeys(weight_map.values()))
-    for name in names:
+    for name in weight_map.values():
         plain = isinstance(name, str) and name == Path(name).name and "\\" not in name
         if not plain or not name.endswith(".safetensors"):
             raise ModelLoadError(
                 f"{index} names the shard {str(name)[:80]!r}; shards must be .safetensors files "
                 "in the same folder"
             )
+    names = list(dict.fromkeys(weight_map.values()))
     missing = [name for name in names if not (index.parent / name).is_file()]
     if missing:
         shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +15,6 @@ from paceline.runtime.kv_cache import KVCache
 from paceline.span import Span
 
 Ints = npt.NDArray[np.int64]
-NOTHING = np.float32(-np.inf)
 
 
 @dataclass(slots=True)
@@ -67,15 +65,15 @@ class _Rows:
 def _gather_rows(spans: Sequence[Span], kv: KVCache) -> _Rows:
     rows = _Rows([], [], [], [], [], [0], [])
     for index, span in enumerate(spans):
-        first = len(rows.tokens) - span.num_cached  # row of node 0, were it computed
-        count = len(span.token_ids) - span.num_cached
+        cached = span.num_cached
+        first = len(rows.tokens) - cached  # row of node 0, were it computed
+        begin, end = span.start + cached, span.start + len(span.token_ids)
         slots = kv[span.request_id].slots
-        begin = span.start + span.num_cached
-        rows.tokens.extend(span.token_ids[span.num_cached :])
-        rows.write_slots.extend(slots[begin : begin + count].tolist())
-        rows.span_index.extend([index] * count)
+        rows.tokens.extend(span.token_ids[cached:] if cached else span.token_ids)
+        rows.write_slots.extend(slots[begin:end].tolist())
+        rows.span_index.extend([index] * (end - begin))
         if span.is_chain:
-            rows.positions.extend(range(begin, begin + count))
+            rows.positions.extend(range(begin, end))
         else:
             _gather_tree(rows, span, slots, first)
         rows.samples.extend([first + node for node in span.sample_rows])
@@ -98,9 +96,9 @@ def _gather_tree(rows: _Rows, span: Span, slots: Ints, first: int) -> None:
                 rows.displaced.append((first + node, start + depth, slot))
 
 
-def _visible_slots(rows: _Rows, positions: Ints, spans: Sequence[Span], kv: KVCache) -> Ints:
-    """``[rows, lanes]``: the slot of every position up to the row's own, 0 beyond."""
-    lanes = lane_class(int(positions.max()) + 1)
+def _visible_slots(rows: _Rows, last: int, spans: Sequence[Span], kv: KVCache) -> Ints:
+    """``[rows, lanes]``: the slot of every position, for rows whose last position is ``last``."""
+    lanes = lane_class(last + 1)
     by_span = np.zeros((len(spans), lanes), dtype=np.int64)
     for index, span in enumerate(spans):
         slots = kv[span.request_id].slots[:lanes]
@@ -109,34 +107,46 @@ def _visible_slots(rows: _Rows, positions: Ints, spans: Sequence[Span], kv: KVCa
     if rows.displaced:
         row, position, slot = zip(*rows.displaced, strict=True)
         visible[row, position] = slot
-    visible[np.arange(lanes) > positions[:, None]] = 0
     return visible
 
 
 def _group(
     picked: Ints, visible: Ints, positions: Ints, window: int, device: torch.device
 ) -> AttentionGroup:
-    seen = visible != 0
-    mask = np.where(seen, np.float32(0), NOTHING)
+    lanes = np.arange(visible.shape[1])
+    own = positions[:, None]
+    hidden = lanes > own
+    visible[hidden] = 0
     sliding = None
     if window:
-        near = np.arange(visible.shape[1]) > positions[:, None] - window
-        sliding = torch.from_numpy(np.where(seen & near, np.float32(0), NOTHING))
-        sliding = sliding[:, None, None].to(device)
+        sliding = _mask(hidden | (lanes <= own - window)).to(device)
     return AttentionGroup(
         rows=torch.from_numpy(picked).to(device),
-        slots=torch.from_numpy(np.ascontiguousarray(visible)).to(device),
-        mask=torch.from_numpy(mask)[:, None, None].to(device),
+        slots=torch.from_numpy(visible).to(device),
+        mask=_mask(hidden).to(device),
         sliding_mask=sliding,
     )
 
 
-def _groups(visible: Ints, positions: Ints, window: int, device: torch.device) -> list[Any]:
-    classes = np.asarray([lane_class(p + 1) for p in positions.tolist()])
+def _mask(hidden: npt.NDArray[np.bool_]) -> torch.Tensor:
+    mask = np.zeros(hidden.shape, dtype=np.float32)
+    mask[hidden] = -np.inf
+    return torch.from_numpy(mask[:, None, None])
+
+
+def _groups(
+    rows: _Rows, positions: Ints, spans: Sequence[Span], kv: KVCache, window: int
+) -> list[AttentionGroup]:
+    device = kv.memory.device
+    visible = _visible_slots(rows, max(rows.positions), spans, kv)
+    if lane_class(min(rows.positions) + 1) == visible.shape[1]:  # as in most decode steps
+        return [_group(np.arange(len(positions)), visible, positions, window, device)]
+    classes = np.asarray([lane_class(position + 1) for position in rows.positions])
     groups = []
     for lanes in np.unique(classes):
         picked = np.flatnonzero(classes == lanes)
-        groups.append(_group(picked, visible[picked, :lanes], positions[picked], window, device))
+        seen = np.ascontiguousarray(visible[picked, :lanes])
+        groups.append(_group(picked, seen, positions[picked], window, device))
     return groups
 
 
@@ -152,18 +162,21 @@ def build_batch(spans: Sequence[Span], kv: KVCache, row_multiple: int, window: i
     rows = _gather_rows(spans, kv)
     count = len(rows.tokens)
     padding = [0] * (-count % row_multiple)
-    positions = np.asarray(rows.positions, dtype=np.int64)
+    positions = np.array(rows.positions, dtype=np.int64)
     device = kv.memory.device
-    attention = AttentionBatch(
-        cache=kv.memory,
-        write_slots=torch.tensor(rows.write_slots, device=device),
-        groups=_groups(_visible_slots(rows, positions, spans, kv), positions, window, device),
-    )
     return Batch(
-        input_ids=torch.tensor(rows.tokens + padding, device=device),
-        positions=torch.tensor(rows.positions + padding, device=device),
+        input_ids=_tensor(rows.tokens + padding, device),
+        positions=_tensor(rows.positions + padding, device),
         num_rows=count,
-        attention=attention,
-        sample_rows=np.asarray(rows.samples, dtype=np.int64),
+        attention=AttentionBatch(
+            cache=kv.memory,
+            write_slots=_tensor(rows.write_slots, device),
+            groups=_groups(rows, positions, spans, kv, window),
+        ),
+        sample_rows=np.array(rows.samples, dtype=np.int64),
         sample_offsets=rows.offsets,
     )
+
+
+def _tensor(values: list[int], device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(np.array(values, dtype=np.int64)).to(device)

@@ -216,9 +216,11 @@ class KVCache:
             self.pool.release(sequence.shrink(needed))
 
     def truncate(self, request_id: int, length: int) -> None:
-        """Forget committed tokens from ``length`` on; not for published sequences."""
+        """Forget committed tokens from ``length`` on; not where blocks are published or shared."""
         sequence = self._sequences[request_id]
+        kept = sequence.block_table[: blocks_for(length)]
         assert sequence.published == 0, "published blocks cannot be cut"
+        assert not kept or self.pool.users(kept[-1]) == 1, "shared blocks cannot be cut"
         sequence.length = min(sequence.length, length)
         self.rollback(request_id)
 

@@ -1,0 +1,171 @@
+"""A benchmark's outcome: its targets, its tables, and the JSON document that says where it ran.
+
+Knows nothing of what is measured. A target without a value (nothing was measured, or a sample
+behind it failed) is not met.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from harness import ROOT, Sample, note
+
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What was aimed at, and what was measured if anything was."""
+
+    name: str
+    value: float | None
+    target: float
+    bound: str = "at most"
+
+    def __post_init__(self) -> None:
+        if self.bound not in ("at most", "at least"):
+            raise ValueError(f"bound is {self.bound!r}; allowed are 'at most' and 'at least'")
+
+    @property
+    def met(self) -> bool:
+        if self.value is None or self.value != self.value:
+            return False
+        return self.value <= self.target if self.bound == "at most" else self.value >= self.target
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "met": self.met}
+
+
+@dataclass(slots=True)
+class Report:
+    """``samples`` are raw; ``results`` are derived from them, one mapping per table row."""
+
+    benchmark: str
+    config: dict[str, Any]
+    samples: list[Any] = field(default_factory=list)
+    results: list[dict[str, Any]] = field(default_factory=list)
+    targets: list[Target] = field(default_factory=list)
+
+    def document(self, device: str) -> dict[str, Any]:
+        return {
+            "benchmark": self.benchmark,
+            "device": device_name(device),
+            "commit": commit(),
+            "date": datetime.now(UTC).date().isoformat(),
+            "machine": machine(device),
+            "config": self.config,
+            "num_failed": sum(1 for sample in self.samples if _failed(sample)),
+            "results": self.results,
+            "targets": [target.to_json() for target in self.targets],
+            "samples": [asdict(s) if isinstance(s, Sample) else s for s in self.samples],
+        }
+
+    def finish(self, options: argparse.Namespace, tables: Sequence[str]) -> int:
+        """Print the tables and the targets, save, and end with the JSON line; the exit code."""
+        document = self.document(options.device)
+        line = json.dumps(document)
+        if not options.json:
+            print(*tables, sep="\n\n")
+            print(f"\n{target_table(self.targets)}\n" if self.targets else "")
+        files = [options.output] if options.output else []
+        if options.save:
+            files.append(RESULTS / slug(document["device"]) / f"{self.benchmark}.json")
+        for file in files:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(line + "\n", encoding="utf-8")
+            note(f"saved {file}")
+        print(line, flush=True)
+        return 0
+
+
+def _failed(sample: Any) -> bool:
+    return sample.failed if isinstance(sample, Sample) else sample.get("error") is not None
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Columns of text under their headers; the first to the left, numbers to the right."""
+    cells = [list(headers), *([str(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [
+        "  ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths)))  # noqa: B905
+        for row in cells
+    ]
+    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+
+
+def target_table(targets: Sequence[Target]) -> str:
+    rows = [
+        [t.name, number(t.value), f"{t.bound} {t.target:g}", "yes" if t.met else "NO"]
+        for t in targets
+    ]
+    return table(["target", "measured", "wanted", "met"], rows)
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """A cell; what was not measured is a dash."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+# --- where it ran ---------------------------------------------------------------------------------
+
+
+def device_name(device: str) -> str:
+    """The accelerator's name, or the processor's with its number of cores."""
+    import torch
+
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name(device)
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        found = re.search(r"^model name\s*: *(.+)$", cpuinfo.read_text(), re.MULTILINE)
+        model = found[1] if found else model
+    return f"{re.sub(r'[(]R[)]|[(]TM[)]', '', model)}, {os.cpu_count()} cores"
+
+
+def slug(device: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+
+
+def machine(device: str) -> dict[str, Any]:
+    """Versions, threads, and how busy the machine was when the benchmark ended."""
+    import torch
+
+    versions = {"python": platform.python_version()}
+    for package in ("paceline", "torch", "numpy"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "unknown"
+    return {
+        "torch_device": device,
+        "torch_threads": torch.get_num_threads(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
+        "versions": versions,
+    }
+
+
+def commit() -> str:
+    """The commit that ran; ``-modified`` when the measured code differs from it."""
+
+    def git(*words: str) -> str:
+        run = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
+        return run.stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--", "src", "csrc", "benchmarks/*.py")
+        return git("rev-parse", "--short=12", "HEAD") + ("-modified" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"

@@ -1,0 +1,66 @@
+"""Turns a prompt and its parameters into requests, or refuses them. Owns the limits' messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paceline.errors import ContextLengthError, RequestError
+from paceline.request import Request, StopChecker
+from paceline.sampling_params import SamplingParams
+
+
+def check_prompt(
+    prompt_token_ids: Sequence[int], params: SamplingParams, context: int, vocab_size: int
+) -> None:
+    """Refuse what cannot be served.
+
+    Raises:
+        ContextLengthError: the prompt leaves no room for an answer.
+        RequestError: the prompt is empty, or a token is outside the vocabulary.
+    """
+    if not prompt_token_ids:
+        raise RequestError("the prompt is empty; at least one token is needed")
+    if len(prompt_token_ids) >= context:
+        raise ContextLengthError(
+            f"the prompt has {len(prompt_token_ids)} tokens; the context holds {context}, at "
+            "least one of them for the answer: shorten the prompt"
+        )
+    for token_id in prompt_token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise RequestError(
+                f"prompt token {token_id} is not in the vocabulary 0 to {vocab_size - 1}"
+            )
+    params.check_vocabulary(vocab_size)
+
+
+def make_requests(
+    first_id: int,
+    prompt_token_ids: Sequence[int],
+    params: SamplingParams,
+    *,
+    seed: int,
+    context: int,
+    eos_token_ids: frozenset[int],
+    cache_salt: str,
+    stop_checkers: Sequence[StopChecker],
+) -> list[Request]:
+    """One request per sample; all but the first begin with the KV of the first one's prompt."""
+    limit = context
+    if params.max_tokens is not None:
+        limit = min(context, len(prompt_token_ids) + params.max_tokens)
+    return [
+        Request(
+            request_id=first_id + index,
+            token_ids=list(prompt_token_ids),
+            prompt_len=len(prompt_token_ids),
+            params=params,
+            seed=seed,
+            max_len=limit,
+            eos_token_ids=eos_token_ids,
+            sample_index=index,
+            fork_of=first_id if index else None,
+            cache_salt=cache_salt,
+            stop_checker=stop_checkers[index] if stop_checkers else None,
+        )
+        for index in range(params.n)
+    ]

@@ -1,0 +1,150 @@
+"""``paceline run --compare`` and ``paceline demo``: verdicts that follow from what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from paceline.commands.compare import Comparison, Pair, comparison_table, verdict
+from paceline.commands.demo import demo_prompts, demo_table
+from paceline.commands.prompts import Prompt
+from paceline.commands.report import Figures
+from paceline.llm import LLM, Completion, GenerationOutput
+from tests.commands.conftest import Result
+
+Cli = Callable[..., Result]
+QUICK = ("-p", "def add(a, b):", "--max-tokens", "8")
+
+
+def output() -> GenerationOutput:
+    return GenerationOutput([1], [Completion(0)])
+
+
+def comparison(plain: float, speculative: float, *differing: int) -> Comparison:
+    first = Pair(0, Figures(plain, 100, 100), Figures(speculative, 100, 40, 30, 90, 60))
+    second = Pair(1, Figures(plain, 100, 100), Figures(speculative, 100, 50, 30, 90, 60))
+    for pair in (first, second):
+        pair.outputs = [output()]
+        pair.differing = {index for index in differing if index == pair.first_prompt}
+    return Comparison([first, second])
+
+
+@pytest.mark.parametrize(
+    ("measured", "promised", "sentence"),
+    [
+        (comparison(4.2, 2.0), True, "identical output, 2.10x faster"),
+        (comparison(2.0, 2.0), True, "identical output, 1.00x faster"),
+        (comparison(1.0, 2.0), True, "identical output, slower: 0.50x the speed of plain decoding"),
+        (comparison(4.0, 2.0, 1), True, "DIFFERENT output for 1 of 2 prompts, 2.00x faster"),
+        (
+            comparison(1.0, 2.0, 0, 1),
+            False,
+            "DIFFERENT output for 2 of 2 prompts (this path promises identity up to rounding), "
+            "slower: 0.50x the speed of plain decoding",
+        ),
+    ],
+)
+def test_verdict(measured: Comparison, promised: bool, sentence: str) -> None:
+    assert verdict(measured, promised) == sentence
+
+
+def test_tables() -> None:
+    measured = comparison(4.0, 2.0, 1)
+    assert comparison_table(measured).splitlines()[2:] == [
+        "1              25.0               50.0     2.00x               2.50        yes",
+        "2              25.0               50.0     2.00x               2.00         NO",
+    ]
+    rows = demo_table([Prompt("a", "code"), Prompt("b", "prose")], measured).splitlines()[2:]
+    assert [row.split() for row in rows] == [
+        ["code", "25.0", "50.0", "2.00x", "2.50", "yes"],
+        ["prose", "25.0", "50.0", "2.00x", "2.00", "NO"],
+        ["all", "25.0", "50.0", "2.00x", "2.22", "NO"],
+    ]
+
+
+def test_compare(cli: Cli) -> None:
+    result = cli("run", *QUICK, "--temperature", "0.8", "--compare", "--repeat", "2", "--json")
+    document = result.document
+    assert result.code == 0
+    assert document["identical"] is True
+    assert document["plain"]["output_tokens"] == document["speculative"]["output_tokens"] == 16
+    ratio = document["plain"]["seconds"] / document["speculative"]["seconds"]
+    assert document["speedup"] == pytest.approx(ratio)
+    assert document["speculative"]["num_draft_tokens"] > 0
+    assert "identical output" in result.out
+
+
+def differ(monkeypatch: pytest.MonkeyPatch, change: Callable[[list[int]], object]) -> None:
+    """Change what the speculative arm says."""
+    generate = LLM.generate
+
+    def altered(self: LLM, *args: Any, **options: Any) -> Any:
+        outputs = generate(self, *args, **options)
+        if self.config.speculative:
+            change(outputs[0].completions[0].token_ids)
+        return outputs
+
+    monkeypatch.setattr(LLM, "generate", altered)
+
+
+@pytest.mark.parametrize("change", [lambda ids: ids.pop(), lambda ids: ids.append(ids.pop() ^ 1)])
+def test_a_difference_is_an_exit_code(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, change: Callable[[list[int]], object]
+) -> None:
+    differ(monkeypatch, change)
+    result = cli("run", *QUICK, "--compare", "--json")
+    assert result.code == 1
+    assert result.document["identical"] is False
+    assert "DIFFERENT output for 1 of 1 prompts" in result.out
+
+
+def test_a_difference_where_identity_is_not_promised(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    differ(monkeypatch, lambda ids: ids.pop())
+    start = LLM.__init__
+
+    def unpromising(self: LLM, *args: Any, **options: Any) -> None:
+        start(self, *args, **options)
+        self.promises_identity = False
+
+    monkeypatch.setattr(LLM, "__init__", unpromising)
+    result = cli("run", *QUICK, "--compare", "--json")
+    assert (result.code, result.document["identical"]) == (0, False)
+    assert "up to rounding" in result.out
+
+
+def test_groups_run_at_once(cli: Cli, tmp_path: Any) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "One"}\n{"prompt": "Two"}\n{"prompt": "Three"}\n')
+    arguments = ("--prompts", str(path), "--max-tokens", "3", "--max-num-seqs", "2")
+    result = cli("run", *arguments, "--compare", "--json")
+    assert result.document["num_prompts"] == 3
+    assert [line.split()[0] for line in result.out.splitlines()[2:4]] == ["1-2", "3"]
+
+
+def test_demo(cli: Cli) -> None:
+    result = cli("demo", "--quick", "--max-tokens", "4")
+    assert result.code == 0
+    *_, everything, empty, sentence = result.out.splitlines()
+    assert everything.split()[0] == "all"
+    assert everything.split()[-1] == "yes"
+    assert empty == ""
+    assert sentence.startswith("identical output, ")
+    assert "\x1b" not in result.out + result.err
+
+
+def test_demo_fails_on_a_difference(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    differ(monkeypatch, lambda ids: ids.pop())
+    result = cli("demo", "--quick", "--max-tokens", "4")
+    assert result.code == 1
+    assert "DIFFERENT output for 3 of 3 prompts" in result.out
+
+
+def test_demo_prompts() -> None:
+    prompts = demo_prompts(quick=False)
+    kinds = [prompt.kind for prompt in prompts]
+    assert {kind: kinds.count(kind) for kind in kinds} == {"code": 4, "prose": 4, "edit": 4}
+    assert [prompt.kind for prompt in demo_prompts(quick=True)] == ["code", "prose", "edit"]

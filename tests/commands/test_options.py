@@ -1,0 +1,158 @@
+"""From what was typed to configurations."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import typer
+
+from paceline.cli import app
+from paceline.commands.options import RunOptions
+from paceline.commands.resolve import (
+    default_speculative_config,
+    engine_options,
+    memory_bytes,
+    sampling_params,
+    speculative_config,
+)
+from paceline.commands.train import _config_values
+from paceline.commands.train_options import DRAFT, LM, SHAPE_NAMES
+from paceline.config import EngineConfig, environment_name
+from paceline.errors import ConfigError
+from paceline.llm import embedded_model
+from paceline.training.draft_options import DraftTrainingConfig
+from paceline.training.lm import LMTrainingConfig
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("512M", 512 << 20),
+        ("2G", 2 << 30),
+        ("1.5g", 3 << 29),
+        ("64KiB", 64 << 10),
+        ("10MB", 10 << 20),
+        ("1048576", 1 << 20),
+        ("1T", 1 << 40),
+    ],
+)
+def test_memory(text: str, size: int) -> None:
+    assert memory_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "G", "-1G", "1X", "0", "1 G B", "nan", "1e9"])
+def test_memory_that_is_none(text: str) -> None:
+    with pytest.raises(ConfigError, match="512M"):
+        memory_bytes(text)
+
+
+def methods(**options: Any) -> list[str]:
+    model = options.pop("model", None)
+    return [config.method for config in speculative_config(RunOptions(**options), model)]
+
+
+def test_who_drafts_by_default() -> None:
+    assert methods() == ["draft_model", "prompt_lookup"]
+    assert methods(model=embedded_model("target")) == ["draft_model", "prompt_lookup"]
+    assert methods(model="org/other") == ["prompt_lookup"]
+    assert methods(no_speculation=True, method="prompt_lookup") == []
+
+
+def test_one_proposer() -> None:
+    assert methods(method="ngram") == ["prompt_lookup"]
+    (config,) = speculative_config(RunOptions(draft="some/draft"), "org/other")
+    assert (config.method, config.model) == ("draft_model", "some/draft")
+    (config,) = speculative_config(RunOptions(method="draft_model"), None)
+    assert config.model == embedded_model("draft")
+
+
+def test_depth_applies_to_all() -> None:
+    found = speculative_config(RunOptions(num_speculative_tokens=3), None)
+    assert [config.num_speculative_tokens for config in found] == [3, 3]
+    assert [c.num_speculative_tokens for c in default_speculative_config(None)] != [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"speculative_config": "{}", "method": "prompt_lookup"}, "--method"),
+        ({"speculative_config": "{}", "num_speculative_tokens": 2}, "-k"),
+        ({"speculative_config": "{"}, "not JSON"),
+        ({"speculative_config": '{"gamma": 4}'}, "allowed are method, model"),
+        ({"speculative_config": '{"acceptance_threshold": 0.3}'}, "refused"),
+        ({"method": "prompt_lookup", "draft": "DIR"}, "takes no --draft"),
+        ({"method": "magic"}, "allowed are"),
+        ({"method": "draft_model", "model": "org/other"}, "needs"),
+        ({"num_speculative_tokens": 0}, "num_speculative_tokens is 0"),
+    ],
+)
+def test_options_that_do_not_fit(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        methods(**options)
+
+
+def test_options_reach_the_engine() -> None:
+    options = RunOptions(
+        dtype="float32",
+        kv_cache_memory="1M",
+        threads=3,
+        max_num_seqs=5,
+        enable_prefix_caching=False,
+        strict=True,
+    )
+    config = EngineConfig(**engine_options(options))
+    assert config.num_threads == 3
+    assert config.kv_cache_memory == 1 << 20
+    assert (config.dtype, config.max_num_seqs, config.strict) == ("float32", 5, True)
+    assert not config.enable_prefix_caching
+    with pytest.raises(ConfigError, match="max_num_seqs is 0"):
+        EngineConfig(**engine_options(RunOptions(max_num_seqs=0)))
+
+
+def test_defaults_are_those_of_the_engine() -> None:
+    assert EngineConfig(**engine_options(RunOptions())) == EngineConfig()
+
+
+def test_sampling() -> None:
+    params = sampling_params(RunOptions(temperature=0.5, top_k=7, min_p=0.1, ignore_eos=True), 9)
+    assert (params.temperature, params.top_k, params.min_p) == (0.5, 7, 0.1)
+    assert (params.seed, params.ignore_eos) == (9, True)
+    assert sampling_params(RunOptions(), 0).is_greedy
+
+
+def commands(command: Any, path: str = "paceline") -> list[tuple[str, Any]]:
+    found = [(path, command)]
+    for name, child in getattr(command, "commands", {}).items():
+        found += commands(child, f"{path} {name}")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("path", "command"), commands(typer.main.get_command(app)), ids=lambda each: str(each)
+)
+def test_every_option_has_its_variable(path: str, command: Any) -> None:
+    for parameter in command.params:
+        longs = [text for text in parameter.opts if text.startswith("--")]
+        if longs == ["--version"] or "--help" in longs:
+            continue
+        name = longs[0] if longs else parameter.name
+        assert parameter.envvar == environment_name(name), f"{path} {name}"
+
+
+@pytest.mark.parametrize(("own", "config"), [(LM, LMTrainingConfig), (DRAFT, DraftTrainingConfig)])
+def test_training_options_are_the_configurations_fields(own: Any, config: Any) -> None:
+    required = {name: name for name in ("output", "target")}
+    names = {field.name for field in dataclasses.fields(config)}
+    values = {each.name: required.get(each.name, each.default) for each in own}
+    given = config(
+        **{n: v for n, v in _config_values(values).items() if n != "command"},
+        output="output",
+        steps=1,
+    )
+    expected = config(**{name: value for name, value in required.items() if name in names}, steps=1)
+    assert given == expected
+    assert set(values) - set(SHAPE_NAMES) <= names
+    shared = {field.name for field in dataclasses.fields(config.__base__)}
+    assert names - shared - {"shape"} <= set(values)

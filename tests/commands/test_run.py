@@ -1,0 +1,217 @@
+"""``paceline run`` on the embedded model, as a user calls it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.commands import talk
+from paceline.commands.display import Screen
+from paceline.commands.prompts import Encoder
+from paceline.commands.resolve import default_speculative_config
+from paceline.llm import LLM
+from paceline.sampling_params import SamplingParams
+from tests.commands.conftest import Result
+
+Cli = Callable[..., Result]
+REPORTED = {
+    "device",
+    "model",
+    "dtype",
+    "speculative_config",
+    "num_prompts",
+    "plain",
+    "speculative",
+    "speedup",
+    "identical",
+    "outputs",
+}
+PLAIN = {"seconds", "output_tokens", "tokens_per_second"}
+SPECULATIVE = PLAIN | {
+    "num_steps",
+    "num_drafts",
+    "num_draft_tokens",
+    "num_accepted_tokens",
+    "acceptance_rate",
+    "mean_acceptance_length",
+}
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> str:
+    rows = [{"prompt": "def add(a, b):"}, {"question": "Once upon a time"}]
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return str(path)
+
+
+def test_one_prompt(cli: Cli) -> None:
+    result = cli("run", "-p", "def add(a, b):", "--max-tokens", "12")
+    assert result.code == 0
+    assert result.out.strip()
+    assert "\x1b" not in result.out + result.err
+    banner, closing = result.err.splitlines()
+    assert "draft_model + prompt_lookup" in banner
+    assert "identical to plain decoding" in banner
+    assert closing.startswith("12 tokens, ")
+    assert "mean acceptance length" in closing
+
+
+def test_standard_input_is_the_prompt(cli: Cli) -> None:
+    given = cli("run", "-p", "Once upon", "--max-tokens", "6")
+    assert cli("run", "--max-tokens", "6", stdin="Once upon").out == given.out
+
+
+def test_json_of_a_batch(cli: Cli, prompts: str) -> None:
+    result = cli("run", "--prompts", prompts, "--max-tokens", "8", "--json")
+    document = result.document
+    assert document.keys() >= REPORTED
+    assert (document["plain"], document["speedup"], document["identical"]) == (None, None, None)
+    assert document["speculative"].keys() == SPECULATIVE
+    assert document["speculative"]["output_tokens"] == 16
+    assert [c["method"] for c in document["speculative_config"]] == ["draft_model", "prompt_lookup"]
+    assert [output["prompt_index"] for output in document["outputs"]] == [0, 1]
+    for output in document["outputs"]:
+        assert len(output["token_ids"]) == 8
+        assert output["finish_reason"] == "length"
+        assert output["text"] in result.out
+
+
+def test_json_of_a_stream_is_the_last_line(cli: Cli) -> None:
+    result = cli("run", "-p", "Once upon", "--max-tokens", "4", "--no-speculation", "--json")
+    assert result.document["speculative"] is None
+    assert result.document["plain"].keys() == PLAIN
+    assert (
+        result.out
+        == result.document["outputs"][0]["text"] + "\n" + result.out.splitlines()[-1] + "\n"
+    )
+
+
+def test_repeat_counts_every_run_and_reports_one(cli: Cli, prompts: str) -> None:
+    arguments = ("--prompts", prompts, "--max-tokens", "4", "--repeat", "2", "--json")
+    document = cli("run", *arguments).document
+    assert document["num_prompts"] == len(document["outputs"]) == 2
+    assert document["speculative"]["output_tokens"] == 16
+
+
+def test_a_seed_repeats_a_sample(cli: Cli) -> None:
+    arguments = ("run", "-p", "Once upon", "--max-tokens", "12", "--temperature", "1", "--json")
+    first = cli(*arguments).document
+    again = cli(*arguments, "--seed", str(first["seed"]), "--no-speculation").document
+    assert first["outputs"] == again["outputs"]
+
+
+def test_options_from_the_environment(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_MAX_TOKENS", "3")
+    monkeypatch.setenv("PACELINE_NO_SPECULATION", "1")
+    monkeypatch.setenv("PACELINE_PROMPT", "Once")
+    document = cli("run", "--json").document
+    assert document["speculative_config"] == []
+    assert len(document["outputs"][0]["token_ids"]) == 3
+    assert cli("run", "--max-tokens", "2", "--json").document["plain"]["output_tokens"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["-p", "x", "--prompts", "y"], "exclude each other"),
+        (["-p", "x", "--speculative-config", '{"gamma": 1}'], "allowed are method, model"),
+        (["-p", "x", "--temperature", "-1"], "temperature is -1.0; allowed are"),
+        (["-p", "x", "--dtype", "int3"], "dtype is 'int3'; allowed are"),
+        (["-p", "x", "--kv-cache-memory", "lots"], "512M"),
+        (["/nowhere/model", "-p", "x"], "no model at /nowhere/model"),
+        (["--prompts", "/nowhere/prompts"], "cannot read prompts from /nowhere/prompts"),
+        (["-p", ""], "prompt is empty"),
+        (["-p", "x", "--compare", "--no-speculation"], "--compare needs speculation"),
+        (["-p", "x", "--chat"], "no chat template"),
+    ],
+)
+def test_mistakes_are_one_line(cli: Cli, arguments: list[str], problem: str) -> None:
+    result = cli("run", *arguments)
+    assert result.code == 2
+    assert result.out == ""
+    *_, line = result.err.splitlines()
+    assert line.startswith("error: ")
+    assert problem in line
+    assert "Traceback" not in result.err
+
+
+def test_a_bad_row_is_named(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "fine"}\n{"promt": "typo"}\n')
+    result = cli("run", "--prompts", str(path))
+    assert result.code == 2
+    assert f"error: {path}, line 2: no prompt" in result.err
+
+
+def test_unknown_options_are_usage_errors(cli: Cli) -> None:
+    result = cli("run", "--fast")
+    assert result.code == 2
+    assert "No such option" in result.err
+
+
+class TestTalk:
+    """The conversation, with a scripted person."""
+
+    def talk(
+        self, monkeypatch: pytest.MonkeyPatch, *lines: object, **encoder_options: Any
+    ) -> tuple[list[Any], int]:
+        """What was encoded, and the exit code; exceptions among the lines are raised."""
+        script = iter([*lines, EOFError()])
+        asked: list[Any] = []
+
+        def answer(prompt: str) -> str:
+            line = next(script)
+            if isinstance(line, BaseException):
+                raise line
+            return str(line)
+
+        class Listening(Encoder):
+            def encode(self, content: Any) -> list[int]:
+                asked.append(content)
+                return self.tokenizer.encode(content if isinstance(content, str) else "Hello")
+
+        monkeypatch.setattr("builtins.input", answer)
+        with LLM(speculative_config=default_speculative_config("other")) as llm:
+            encoder = Listening(llm.tokenizer, **encoder_options)
+            params = SamplingParams(max_tokens=5, temperature=0.0, seed=0)
+            return asked, talk.talk(llm, encoder, params, Screen(llm.proposers))
+
+    def test_a_chat_remembers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked, code = self.talk(monkeypatch, "first", "", "second", chat=True)
+        assert code == 0
+        assert [message["role"] for message in asked[1]] == ["user", "assistant", "user"]
+        assert asked[1][1]["content"]
+        assert asked[1][2]["content"] == "second"
+
+    def test_without_a_template_each_text_stands_alone(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked, _ = self.talk(monkeypatch, "first", KeyboardInterrupt(), "second")
+        assert asked == ["first", "second"]
+
+    def test_an_interrupt_ends_the_answer_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        write = Screen.write
+        interrupts = iter([True])
+
+        def interrupted(self: Screen, pieces: Any) -> None:
+            write(self, pieces)
+            if next(interrupts, False):
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(Screen, "write", interrupted)
+        asked, code = self.talk(monkeypatch, "first", "second", chat=True)
+        assert code == 0
+        assert len(asked) == 2
+
+    def test_an_error_does_not_end_it(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        asked, code = self.talk(monkeypatch, "too long " * 5000, "second")
+        assert code == 0
+        assert "error: the prompt has" in capsys.readouterr().err
+        assert len(asked) == 2

@@ -1,0 +1,193 @@
+"""What every proposer must do, one suite over all of them.
+
+A proposer may be wrong about the future; it may not be wrong about the past, exceed its budget,
+depend on who else is in the batch, or touch a request.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+
+from paceline.proposers.base import DraftBudget, Proposer
+from paceline.proposers.draft_model import DraftModelProposer
+from paceline.proposers.prompt_lookup import PromptLookupProposer
+from paceline.request import Request
+from paceline.span import DraftTree
+from tests.proposers.drive import Target, commit, make_request, propose
+from tests.toy import EOS, VOCAB, draft_config, lookup_config, toy_runner
+
+TREE = {"max_tree_nodes": 9, "max_branching": 3, "num_speculative_tokens": 5}
+
+
+def draft_model(**options: int) -> Proposer:
+    return DraftModelProposer(draft_config(**options), toy_runner(prefix_caching=False, noise=0.2))
+
+
+BUILDERS: dict[str, Callable[[], Proposer]] = {
+    "prompt_lookup": lambda: PromptLookupProposer(lookup_config()),
+    "prompt_lookup tree": lambda: PromptLookupProposer(lookup_config(**TREE)),
+    "draft_model": draft_model,
+    "draft_model tree": lambda: draft_model(**TREE),
+    "draft_model behind": lambda: draft_model(catch_up_tokens=6),
+}
+PROMPTS = [[3, 4, 3, 4, 3], [3, 4, 5, 3, 4, 6, 3, 4], [9], [1, 2, 1, 2, 1, 2] * 8, [7, 7, 7]]
+SAMPLING = [{}, {"temperature": 0.8}, {"temperature": 1.2, "top_k": 3, "frequency_penalty": 1.0}]
+
+
+@pytest.fixture(params=BUILDERS)
+def build(request: pytest.FixtureRequest) -> Callable[[], Proposer]:
+    return BUILDERS[request.param]
+
+
+def batch() -> list[Request]:
+    return [
+        make_request(i, prompt, **SAMPLING[i % len(SAMPLING)]) for i, prompt in enumerate(PROMPTS)
+    ]
+
+
+def run(proposer: Proposer, requests: list[Request], steps: int) -> list[list[DraftTree]]:
+    """Every request's draft of every step; the toy target decides what is committed."""
+    target = Target(toy_runner())
+    drafts = []
+    for _ in range(steps):
+        trees = propose(proposer, *requests)
+        for request, tree in zip(requests, trees, strict=True):
+            proposer.observe(request, target.verify(request, tree))
+        drafts.append(trees)
+    return drafts
+
+
+def test_one_valid_tree_per_request(build: Callable[[], Proposer]) -> None:
+    proposer = build()
+    limit = proposer.config
+    for trees in run(proposer, batch(), 6):
+        assert len(trees) == len(PROMPTS)
+        for tree in trees:
+            tree.validate(VOCAB)
+            assert len(tree) <= limit.tree_nodes
+            assert max(tree.depths(), default=0) <= limit.num_speculative_tokens
+            assert set(tree.origins) <= {proposer.name}
+
+
+def test_it_drafts_at_all(build: Callable[[], Proposer]) -> None:
+    assert any(len(tree) for trees in run(build(), batch(), 6) for tree in trees)
+
+
+@pytest.mark.parametrize("nodes", [0, 1, 2, 5])
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_budgets_are_kept(build: Callable[[], Proposer], nodes: int, depth: int) -> None:
+    proposer, requests = build(), batch()
+    for _ in range(4):
+        for tree in propose(proposer, *requests, nodes=nodes, depth=depth):
+            assert len(tree) <= (nodes if depth else 0)
+            assert max(tree.depths(), default=0) <= depth
+        for request in requests:
+            commit(proposer, request, [3])
+
+
+def test_budgets_are_each_requests_own(build: Callable[[], Proposer]) -> None:
+    proposer, requests = build(), batch()
+    nodes, depths = [0, 3, 4, 2, 1], [4, 0, 1, 2, 4]
+    for _ in range(5):
+        trees = proposer.propose(requests, DraftBudget(nodes, depths))
+        for tree, most, depth in zip(trees, nodes, depths, strict=True):
+            assert len(tree) <= most
+            assert max(tree.depths(), default=0) <= depth
+
+
+def test_no_requests_no_trees(build: Callable[[], Proposer]) -> None:
+    assert build().propose([], DraftBudget([], [])) == []
+
+
+def test_siblings_exclude_each_other(build: Callable[[], Proposer]) -> None:
+    for trees in run(build(), batch(), 6):
+        for tree in trees:
+            for parent in range(-1, len(tree)):
+                siblings = [i for i, above in enumerate(tree.parents) if above == parent]
+                assert sum(tree.accept_probs[i] for i in siblings) <= 1 + 1e-9
+
+
+def test_the_same_history_gives_the_same_drafts(build: Callable[[], Proposer]) -> None:
+    assert run(build(), batch(), 6) == run(build(), batch(), 6)
+
+
+# Those that lag share what is read per step, so there company may delay a draft.
+@pytest.mark.parametrize("build", [b for name, b in BUILDERS.items() if "behind" not in name])
+def test_company_changes_nothing(build: Callable[[], Proposer]) -> None:
+    together = run(build(), batch(), 6)
+    for i in range(len(PROMPTS)):
+        alone = run(build(), [batch()[i]], 6)
+        assert [trees[i] for trees in together] == [trees[0] for trees in alone]
+
+
+def test_its_context_is_the_requests(build: Callable[[], Proposer]) -> None:
+    proposer, requests = build(), batch()
+    target = Target(toy_runner())
+    for step in range(8):
+        drafted = requests[step % 2 :: 2]  # the others decode plainly
+        trees = dict(zip(map(id, drafted), propose(proposer, *drafted), strict=True))
+        for request in requests:
+            draft = trees.get(id(request), DraftTree())
+            proposer.observe(request, target.verify(request, draft))
+            assert proposer.context_length(request) == len(request.token_ids)
+    # Nothing of what it missed is left: it drafts what one drafts that sees it all at once.
+    fresh = build()
+    for _ in range(30):  # until those that lag have caught up
+        old, new = propose(proposer, *requests), propose(fresh, *requests)
+    assert old == new
+
+
+def test_others_drafts_are_learnt_from(build: Callable[[], Proposer]) -> None:
+    proposer, request = build(), make_request(1, PROMPTS[1])
+    propose(proposer, request)
+    for token in (8, 3, 4, 8, 3, 4):
+        commit(proposer, request, [token])
+    fresh = build()
+    for _ in range(10):
+        old, new = propose(proposer, request), propose(fresh, request)
+    assert old == new
+
+
+def test_finishing_is_always_allowed(build: Callable[[], Proposer]) -> None:
+    proposer, (first, second, *_) = build(), batch()
+    proposer.finish(first)
+    expected = propose(build(), second)
+    propose(proposer, first)
+    proposer.finish(first)
+    proposer.finish(first)
+    assert propose(proposer, second) == expected
+
+
+def test_a_request_may_come_back(build: Callable[[], Proposer]) -> None:
+    proposer, (request, *_) = build(), batch()
+    propose(proposer, request)
+    commit(proposer, request, [3, 4])
+    proposer.finish(request)  # preempted
+    assert propose(proposer, request) == propose(build(), request)
+
+
+def test_observing_an_unknown_request_is_allowed(build: Callable[[], Proposer]) -> None:
+    proposer, request = build(), make_request(1, PROMPTS[0])
+    commit(proposer, request, [4])
+    assert propose(proposer, request) == propose(build(), request)
+
+
+def test_the_shortest_prompt(build: Callable[[], Proposer]) -> None:
+    proposer, request = build(), make_request(1, [9])
+    (tree,) = propose(proposer, request)
+    tree.validate(VOCAB)
+    commit(proposer, request, [EOS])
+    (tree,) = propose(proposer, request)
+    tree.validate(VOCAB)
+
+
+def test_requests_are_read_only(build: Callable[[], Proposer]) -> None:
+    proposer, requests = build(), batch()
+    before = copy.deepcopy([[getattr(r, name) for name in r.__slots__] for r in requests])
+    propose(proposer, *requests)
+    propose(proposer, *requests)
+    after = [[getattr(r, name) for name in r.__slots__] for r in requests]
+    assert before == after

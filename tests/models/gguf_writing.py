@@ -1,0 +1,156 @@
+"""Writes GGUF files the way converters do: names from the gguf package, layouts as published."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+
+from tests.models.reference import make_model
+
+ARCHES = {"gemma3_text": "gemma3"}
+INTERLEAVED = {"llama", "granite"}
+IDS = {"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2}
+SOFTCAPS = {"ARCH.attn_logit_softcapping": 5.0, "ARCH.final_logit_softcapping": 8.0}
+GEMMA = {"ARCH.attention.scale": 20**-0.5}
+# family -> metadata beyond the sizes
+CASES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama-biased": {},
+    "llama-tied": {},
+    "linear": {"ARCH.rope.scaling.type": "linear", "ARCH.rope.scaling.factor": 2.0},
+    "qwen2": {},
+    "qwen2-yarn": {
+        "ARCH.rope.scaling.type": "yarn",
+        "ARCH.rope.scaling.factor": 4.0,
+        "ARCH.rope.scaling.original_context_length": 32,
+    },
+    "qwen3": {},
+    "phi3": {},
+    "granite": {
+        "ARCH.embedding_scale": 6.0,
+        "ARCH.residual_scale": 0.3,
+        "ARCH.attention.scale": 0.2,
+        "ARCH.logit_scale": 3.0,
+    },
+    "gemma2": {**GEMMA, **SOFTCAPS},
+    "gemma3": {
+        **GEMMA,
+        "ARCH.rope.scaling.type": "linear",
+        "ARCH.rope.scaling.factor": 4.0,
+        "ARCH.rope.freq_base_swa": 100.0,
+        "ARCH.attention.sliding_window_pattern": [True, False, True],
+    },
+}
+
+
+def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of each head from (half, pair) to (pair, half)."""
+    shape = weight.shape
+    return (
+        weight.reshape(heads, 2, shape[0] // heads // 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
+    )
+
+
+def write_gguf(
+    path: Path,
+    config: Any,
+    tensors: Mapping[str, torch.Tensor],
+    qtype: str = "F32",
+    metadata: Mapping[str, Any] | None = None,
+    extra_tensors: Mapping[str, np.ndarray] | None = None,
+) -> Path:
+    """Convert a transformers configuration and its state dict."""
+    arch = ARCHES.get(config.model_type, config.model_type)
+    writer = gguf.GGUFWriter(path, arch)
+    _write_sizes(writer, config)
+    for key, value in (metadata or {}).items():
+        _write_value(writer, key.replace("ARCH", arch), value)
+    names = gguf.get_tensor_name_map(
+        {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}[arch], config.num_hidden_layers
+    )
+    for name, tensor in tensors.items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        data = tensor.float().numpy()
+        if arch in INTERLEAVED and ".q_proj." in name:
+            data = interleaved(data, config.num_attention_heads)
+        if arch in INTERLEAVED and ".k_proj." in name:
+            data = interleaved(data, config.num_key_value_heads)
+        if arch.startswith("gemma") and name.endswith("norm.weight"):
+            data = data + 1
+        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert stored is not None, name
+        kind = gguf.GGMLQuantizationType[qtype if data.ndim == 2 else "F32"]
+        packed = gguf.quants.quantize(data, kind)
+        writer.add_tensor(stored, packed, raw_dtype=kind)
+    for name, data in (extra_tensors or {}).items():
+        writer.add_tensor(name, data.astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _write_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_name("a tiny model")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    rope = config.rope_parameters
+    rope = rope.get("full_attention", rope)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+    if getattr(config, "sliding_window", None):
+        writer.add_sliding_window(config.sliding_window)
+
+
+def _write_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    else:
+        writer.add_array(key, value)
+
+
+def tokenizer_metadata(tokenizer_json: Mapping[str, Any], kind: str, **more: Any) -> dict[str, Any]:
+    """The vocabulary of a BPE ``tokenizer.json`` as metadata; SPM scores follow the merges."""
+    model = tokenizer_json["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    special = {token["content"] for token in tokenizer_json["added_tokens"] if token["special"]}
+    types = [3 if token in special else 6 if token.startswith("<0x") else 1 for token in tokens]
+    merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
+    found = {"tokenizer.ggml.model": kind, "tokenizer.ggml.tokens": tokens}
+    found["tokenizer.ggml.token_type"] = types
+    if kind == "gpt2":
+        found["tokenizer.ggml.merges"] = merges
+    else:
+        ranks = {}
+        for rank, merge in enumerate(merges):
+            ranks.setdefault(merge.replace(" ", ""), rank)
+        found["tokenizer.ggml.scores"] = [-float(ranks.get(token, 0)) for token in tokens]
+    return found | {f"tokenizer.ggml.{key}": value for key, value in more.items()}
+
+
+def convert(family: str, path: Path, **options: Any) -> Any:
+    model = make_model(family, **options.pop("changes", {}))
+    metadata = {**IDS, **CASES.get(family, {}), **options.pop("metadata", {})}
+    write_gguf(path, model.config, model.state_dict(), metadata=metadata, **options)
+    return model

@@ -1,0 +1,124 @@
+"""Tokenizers rebuilt from GGUF metadata: the same ids as the ones they were taken from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.errors import ModelLoadError
+from paceline.models.checkpoint import load_checkpoint
+from paceline.models.tokenizer import Tokenizer
+from tests.models.gguf_writing import convert, tokenizer_metadata
+from tests.models.vocabularies import byte_fallback, byte_fallback_json, byte_level, byte_level_json
+
+TEXTS = ["the fox and the dog", " two  spaces\n", "é€😀 日本", "x=12345;", "<|im_start|>a</s>", ""]
+
+
+def vocabulary_file(tmp_path: Path, metadata: dict[str, Any]) -> Path:
+    convert("qwen3", tmp_path / "m.gguf", metadata=metadata, changes={"vocab_size": 600})
+    return tmp_path / "m.gguf"
+
+
+def loaded(tmp_path: Path, metadata: dict[str, Any]) -> Tokenizer:
+    tokenizer = load_checkpoint(vocabulary_file(tmp_path, metadata)).tokenizer
+    assert tokenizer is not None
+    return tokenizer
+
+
+def test_byte_level_tokenizer(tmp_path: Path) -> None:
+    meta = tokenizer_metadata(json.loads(byte_level_json()), "gpt2", pre="gpt-2", eos_token_id=0)
+    ours, origin = loaded(tmp_path, meta), byte_level()
+    for text in TEXTS:
+        assert ours.encode(text) == origin.encode(text)
+        assert ours.decode(origin.encode(text)) == origin.decode(origin.encode(text))
+    assert ours.fingerprint == origin.fingerprint
+    assert ours.eos_token_ids == (0, 2)  # the end of a turn is one too
+
+
+def test_score_tokenizer(tmp_path: Path) -> None:
+    meta = tokenizer_metadata(json.loads(byte_fallback_json()), "llama")
+    ours, origin = loaded(tmp_path, meta), byte_fallback()
+    for text in TEXTS:
+        assert ours.encode(text) == origin.encode(text)
+        assert ours.decode(origin.encode(text)) == origin.decode(origin.encode(text))
+    assert ours.encode("the")[0] == ours.bos_token_id == 1
+    assert ours.fingerprint == origin.fingerprint
+
+
+def test_trained_score_tokenizer(tmp_path: Path, shared_data: Path) -> None:
+    """A real vocabulary whose merges are rebuilt from scores splits stories the same way."""
+    folder = shared_data / "models" / "stories260k"
+    meta = tokenizer_metadata(json.loads((folder / "tokenizer.json").read_text()), "llama")
+    ours, origin = loaded(tmp_path, meta), Tokenizer.from_folder(folder)
+    stories = json.loads((shared_data / "corpora" / "tinystories_1000.json").read_text())
+    for story in stories[:50]:
+        text = story if isinstance(story, str) else json.dumps(story)
+        assert ours.encode(text) == origin.encode(text)
+
+
+def test_no_space_prefix(tmp_path: Path) -> None:
+    meta = tokenizer_metadata(
+        json.loads(byte_fallback_json()), "llama", add_space_prefix=False, add_bos_token=False
+    )
+    ours = loaded(tmp_path, meta)
+    assert ours.decode(ours.encode(" the")) == " the"
+    assert ours.encode("the") != ours.encode(" the")
+    assert 1 not in ours.encode("the")
+
+
+@pytest.mark.parametrize(
+    ("pre", "text", "pieces"),
+    [
+        ("gpt-2", "ab 123456's", ["ab", "Ġ123456", "'s"]),
+        ("llama-bpe", "ab 123456'S", ["ab", "Ġ", "123", "456", "'S"]),
+        ("qwen2", "ab 12'S\n\nx", ["ab", "Ġ", "1", "2", "'S", "ĊĊ", "x"]),
+        ("smollm", "ab 12", ["ab", "Ġ", "1", "2"]),
+        ("tekken", "abCd 12/", ["ab", "Cd", "Ġ", "1", "2", "/"]),
+    ],
+)
+def test_how_text_is_split(tmp_path: Path, pre: str, text: str, pieces: list[str]) -> None:
+    meta = tokenizer_metadata(json.loads(byte_level_json()), "gpt2", pre=pre)
+    ours = loaded(tmp_path, meta)
+    split = ours._backend.pre_tokenizer.pre_tokenize_str(text)
+    assert [piece for piece, _ in split] == pieces
+
+
+def test_templates_and_bos(tmp_path: Path) -> None:
+    meta = tokenizer_metadata(json.loads(byte_level_json()), "gpt2", pre="llama-bpe")
+    meta |= {"tokenizer.chat_template": "{{ bos_token }}!", "tokenizer.chat_template.tool_use": "T"}
+    tokenizer = loaded(tmp_path, meta)
+    assert tokenizer.apply_chat_template([]) == "<|im_start|>!"
+    assert tokenizer.apply_chat_template([], tools=[{}]) == "T"
+    assert tokenizer.encode("a")[0] == 1  # the family of that split begins texts so
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"tokenizer.ggml.model": "bert"}, "of kind 'bert'"),
+        ({"tokenizer.ggml.pre": "mystery"}, "'mystery'; supported are"),
+        ({"tokenizer.ggml.tokens": [1, 2]}, "no list of strings"),
+        ({"tokenizer.ggml.merges": ["ab"]}, "joins nothing"),
+        ({"tokenizer.ggml.merges": ["zz qq"]}, "does not fit"),
+        ({"tokenizer.ggml.token_type": [1]}, "token types"),
+        ({"tokenizer.huggingface.json": "{"}, "not a valid tokenizer"),
+    ],
+)
+def test_bad_vocabularies(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    meta = tokenizer_metadata(json.loads(byte_level_json()), "gpt2", pre="gpt-2")
+    with pytest.raises(ModelLoadError, match=words):
+        load_checkpoint(vocabulary_file(tmp_path, {**meta, **change}))
+
+
+@pytest.mark.parametrize(
+    "change", [{"tokenizer.ggml.scores": [0.0]}, {"tokenizer.ggml.tokens": ["a" * 2000]}]
+)
+def test_bad_scores(tmp_path: Path, change: dict[str, Any]) -> None:
+    meta = tokenizer_metadata(json.loads(byte_fallback_json()), "llama") | change
+    if len(meta["tokenizer.ggml.tokens"]) == 1:
+        meta |= {"tokenizer.ggml.scores": [0.0], "tokenizer.ggml.token_type": [1]}
+    with pytest.raises(ModelLoadError):
+        load_checkpoint(vocabulary_file(tmp_path, meta))
