@@ -44,7 +44,8 @@ class Target:
         return self.value <= self.target if self.bound == "at most" else self.value >= self.target
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "met": self.met}
+        value = None if self.value != self.value else self.value  # JSON knows no NaN
+        return {**asdict(self), "value": value, "met": self.met}
 
 
 @dataclass(slots=True)
@@ -72,7 +73,11 @@ class Report:
         }
 
     def finish(self, options: argparse.Namespace, tables: Sequence[str]) -> int:
-        """Print the tables and the targets, save, and end with the JSON line; the exit code."""
+        """Print, save, and end with the JSON line.
+
+        Returns:
+            The exit code: 1 when a sample failed. A target that is not met is a result.
+        """
         document = self.document(options.device)
         line = json.dumps(document)
         if not options.json:
@@ -83,10 +88,21 @@ class Report:
             files.append(RESULTS / slug(document["device"]) / f"{self.benchmark}.json")
         for file in files:
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(line + "\n", encoding="utf-8")
+            file.write_text(_by_key(document), encoding="utf-8")
             note(f"saved {file}")
         print(line, flush=True)
-        return 0
+        return 1 if document["num_failed"] else 0
+
+
+def _by_key(document: dict[str, Any]) -> str:
+    """The document with one key, or one row of the results, per line: small and readable diffs."""
+    lines = []
+    for key, value in document.items():
+        text = json.dumps(value)
+        if key in ("results", "targets") and value:
+            text = "[\n  " + ",\n  ".join(map(json.dumps, value)) + "\n ]"
+        lines.append(f" {json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def _failed(sample: Any) -> bool:

@@ -21,9 +21,7 @@ LOOSENING_KEYS = (
     "typical_acceptance_sampler_posterior_threshold",
     "typical_acceptance_sampler_posterior_alpha",
     "assistant_ensemble_weight",
-    "draft_sample_method",
-    "rejection_sample_method",
-    "synthetic_acceptance_rate",
+    "synthetic_acceptance_rates",
     "synthetic_acceptance_length",
 )
 MAX_SPECULATIVE_TOKENS = 64

@@ -123,7 +123,7 @@ class LLM:
     >>> from paceline import LLM, SamplingParams
     >>> with LLM(speculative_config={"method": "prompt_lookup"}) as llm:
     ...     output = llm.generate("def add(a, b):", SamplingParams(max_tokens=4, temperature=0))
-    >>> len(output.token_ids), output.finish_reason
+    >>> len(output.token_ids), str(output.finish_reason)
     (4, 'length')
     """
 

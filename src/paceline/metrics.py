@@ -8,7 +8,7 @@ plain steps counted.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -22,8 +22,8 @@ class SpeculationCounters:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_pruned_tokens: int = 0
-    num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
-    num_drafts_per_pos: list[int] = field(default_factory=list)
+    drafts_by_depth: dict[int, int] = field(default_factory=dict)
+    drafts_by_accepted: dict[int, int] = field(default_factory=dict)
     num_accepted_by_origin: dict[str, int] = field(default_factory=dict)
 
     def record(
@@ -45,15 +45,21 @@ class SpeculationCounters:
         self.num_drafts += 1
         self.num_draft_tokens += num_draft
         self.num_accepted_tokens += accepted
-        missing = draft_depth - len(self.num_drafts_per_pos)
-        if missing > 0:
-            self.num_drafts_per_pos.extend([0] * missing)
-            self.num_accepted_tokens_per_pos.extend([0] * missing)
-        for depth in range(draft_depth):
-            self.num_drafts_per_pos[depth] += 1
-        for depth, origin in enumerate(accepted_origins):
-            self.num_accepted_tokens_per_pos[depth] += 1
-            self.num_accepted_by_origin[origin] = self.num_accepted_by_origin.get(origin, 0) + 1
+        self.drafts_by_depth[draft_depth] = self.drafts_by_depth.get(draft_depth, 0) + 1
+        self.drafts_by_accepted[accepted] = self.drafts_by_accepted.get(accepted, 0) + 1
+        by_origin = self.num_accepted_by_origin
+        for origin in accepted_origins:
+            by_origin[origin] = by_origin.get(origin, 0) + 1
+
+    @property
+    def num_drafts_per_pos(self) -> list[int]:
+        """How many drafts reached each depth, from 1 up."""
+        return _at_least(self.drafts_by_depth, max(self.drafts_by_depth, default=0))
+
+    @property
+    def num_accepted_tokens_per_pos(self) -> list[int]:
+        """How many drafts were accepted to each depth, from 1 up."""
+        return _at_least(self.drafts_by_accepted, max(self.drafts_by_depth, default=0))
 
     @property
     def acceptance_rate(self) -> float:
@@ -62,6 +68,14 @@ class SpeculationCounters:
     @property
     def mean_acceptance_length(self) -> float:
         return self.num_emitted_tokens / self.num_steps if self.num_steps else 0.0
+
+
+def _at_least(counts: Mapping[int, int], highest: int) -> list[int]:
+    """For each value from 1 to ``highest``, how many were that or more."""
+    return [
+        sum(count for value, count in counts.items() if value >= floor)
+        for floor in range(1, highest + 1)
+    ]
 
 
 @dataclass(slots=True)

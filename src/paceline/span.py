@@ -46,6 +46,11 @@ class DraftTree:
             list(token_ids), list(range(-1, count - 1)), list(accept_probs), [origin] * count
         )
 
+    @property
+    def is_chain(self) -> bool:
+        """True when no node has more than one child and all follow one another."""
+        return self.parents == list(range(-1, len(self.parents) - 1))
+
     def depths(self) -> list[int]:
         """Depth of each node; a child of the last committed token has depth 1."""
         depths: list[int] = []
@@ -80,6 +85,8 @@ class DraftTree:
         count = len(self.token_ids)
         if not (len(self.parents) == len(self.accept_probs) == len(self.origins) == count):
             raise ProposerError("a draft tree's arrays differ in length")
+        if self._is_plain_chain(vocab_size):
+            return
         seen: set[tuple[int, int]] = set()
         for i in range(count):
             token, parent, prob = self.token_ids[i], self.parents[i], self.accept_probs[i]
@@ -94,6 +101,17 @@ class DraftTree:
             if (parent, token) in seen:
                 raise ProposerError(f"draft node {i}: a sibling carries token {token} already")
             seen.add((parent, token))
+
+    def _is_plain_chain(self, vocab_size: int) -> bool:
+        """The common case, told by a few calls for the whole tree; False means: look closer."""
+        tokens, probs = self.token_ids, self.accept_probs
+        return (
+            self.is_chain
+            and set(map(type, tokens)) == {int}
+            and min(tokens) >= 0
+            and max(tokens) < vocab_size
+            and all(0.0 <= prob <= 1.0 for prob in probs)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,6 @@ def _cut(result: VerifyResult, count: int) -> VerifyResult:
 def count_step(draft: DraftTree, result: VerifyResult, *counters: SpeculationCounters) -> None:
     """Record a committed step, after any cut."""
     accepted = [origin for origin in result.origins if origin != TARGET_ORIGIN]
-    depth = max(draft.depths(), default=0)
+    depth = len(draft) if draft.is_chain else max(draft.depths())
     for each in counters:
         each.record(len(result.token_ids), len(draft), accepted, depth)

@@ -58,7 +58,13 @@ class FixedPlanner:
         ]
 
     def _within(self, tree: DraftTree, limit: DraftLimits) -> list[int]:
-        probs, depths = tree.path_probs(), tree.depths()
+        probs = tree.path_probs()
+        if tree.is_chain:
+            longest = min(len(tree), limit.max_nodes, limit.max_depth)
+            if longest == 0 or probs[longest - 1] >= limit.min_path_prob:
+                return list(range(longest))
+            return list(range(sum(prob >= limit.min_path_prob for prob in probs[:longest])))
+        depths = tree.depths()
         nodes = [
             i
             for i in range(len(tree))

@@ -1,0 +1,231 @@
+"""Wall time of plain and speculative decoding, end to end, on the embedded models.
+
+The plain arm is an engine in which speculation was never configured, and a second such engine runs
+as a control: its ratio shows what the machine's own unrest looks like. All arms get the same
+prompts, in turns whose order is reversed every other time. A speed-up is plain seconds over
+speculative seconds, the reading of the prompt included; prefix caches are off, so that every
+repetition reads it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from harness import Sample, arguments, names, note, numbers, pair_up, paired_ratio, take_turns
+from prompt_sets import KINDS, SOURCES, PromptSets, load_prompts, spread
+from proposer_sets import DEFAULT, described, for_speedup
+from report import Report, Target, number, table
+
+from paceline import LLM, SamplingParams
+from paceline.llm import GenerationOutput, embedded_model
+from paceline.models.checkpoint import load_checkpoint
+
+TEMPERATURES = (0.0, 0.8)
+MAX_MODEL_LEN = 1024
+WARM_UP_TOKENS = 8
+PLAIN, CONTROL = "plain", "plain again"
+WANTED = 1.5
+COUNTED = ("num_steps", "num_drafts", "num_draft_tokens", "num_accepted_tokens")
+
+
+def open_arms(options: argparse.Namespace, stack: ExitStack) -> dict[str, LLM]:
+    """One engine per arm, all on one checkpoint."""
+    checkpoint = load_checkpoint(embedded_model("target"))
+    configs = {PLAIN: None, **for_speedup(), CONTROL: None}
+    wanted = {PLAIN, CONTROL, DEFAULT, *(options.proposers or configs)}
+    return {
+        name: stack.enter_context(
+            LLM(
+                checkpoint,
+                speculative_config=config,
+                device=options.device,
+                num_threads=options.threads,
+                max_num_seqs=max(8, *options.concurrency),
+                max_model_len=MAX_MODEL_LEN,
+                enable_prefix_caching=False,
+                strict=True,
+            )
+        )
+        for name, config in configs.items()
+        if name in wanted
+    }
+
+
+def count(outputs: Sequence[GenerationOutput]) -> dict[str, Any]:
+    """Tokens and counters of a run; the same code for every arm."""
+    facts: dict[str, Any] = {"output_tokens": 0, **dict.fromkeys(COUNTED, 0)}
+    for output in outputs:
+        if output.error is not None:
+            raise output.error
+        facts["output_tokens"] += len(output.token_ids)
+        for name in COUNTED:
+            facts[name] += getattr(output.completions[0].counters, name)
+    return {**facts, "token_ids": [output.token_ids for output in outputs]}
+
+
+def run_cell(
+    arms: Mapping[str, LLM],
+    groups: Sequence[Sequence[list[int]]],
+    options: argparse.Namespace,
+    temperature: float,
+) -> list[Sample]:
+    """All arms on all groups of prompts, in turns; a group runs as one batch."""
+
+    def generate(llm: LLM, max_tokens: int, item: int) -> Any:
+        wish = partial(SamplingParams, max_tokens=max_tokens, temperature=temperature)
+        params = [wish(seed=item * 1000 + index) for index in range(len(groups[item]))]
+        return llm.generate(groups[item], params)
+
+    for llm in arms.values():
+        generate(llm, WARM_UP_TOKENS, 0)
+    runs: dict[str, Callable[[Any], Any]] = {
+        name: partial(generate, llm, options.max_tokens) for name, llm in arms.items()
+    }
+    return take_turns(runs, range(len(groups)), options.repeat, count)
+
+
+def summary(samples: Sequence[Sample], arm: str) -> dict[str, Any]:
+    """One row: an arm against the plain one."""
+    own = [sample for sample in samples if sample.arm == arm]
+    plain = [sample for sample in samples if sample.arm == PLAIN]
+    error = next((sample.error for sample in [*own, *plain] if sample.failed), None)
+    if error is not None:
+        return {"arm": arm, "error": error}
+    expected = {(s.item, s.repeat): s.facts["token_ids"] for s in plain}
+    steps = sum(sample.facts["num_steps"] for sample in own)
+    tokens = sum(sample.facts["output_tokens"] for sample in own)
+    return {
+        "arm": arm,
+        "speedup": asdict(paired_ratio(pair_up(samples, PLAIN, arm))),
+        "plain_tokens_per_second": _rate(plain),
+        "tokens_per_second": _rate(own),
+        "output_tokens": tokens,
+        "mean_acceptance_length": tokens / steps if steps else 0.0,
+        "identical": all(s.facts["token_ids"] == expected[s.item, s.repeat] for s in own),
+    }
+
+
+def _rate(samples: Sequence[Sample]) -> float:
+    tokens = sum(sample.facts["output_tokens"] for sample in samples)
+    return tokens / sum(sample.seconds or 0.0 for sample in samples)
+
+
+def raw(sample: Sample, label: Mapping[str, Any]) -> dict[str, Any]:
+    """A sample as it is kept: everything but the tokens themselves."""
+    facts = {name: value for name, value in sample.facts.items() if name != "token_ids"}
+    kept = {"arm": sample.arm, "item": sample.item, "repeat": sample.repeat}
+    return {**label, **kept, "seconds": sample.seconds, **facts, "error": sample.error}
+
+
+def run_all(
+    arms: Mapping[str, LLM], source: PromptSets, options: argparse.Namespace, report: Report
+) -> None:
+    """Each kind of text, one request at a time at both temperatures, then several, greedily."""
+    llm = arms[PLAIN]
+    room = MAX_MODEL_LEN - options.max_tokens
+    few = {name: arms[name] for name in (PLAIN, DEFAULT, CONTROL)}
+    for kind in options.kinds:
+        texts = spread(source.kind(kind), max(options.num_prompts, *options.concurrency))
+        prompts = [llm.encode(text)[-room:] for text in texts]
+        single = [[prompt] for prompt in spread(prompts, options.num_prompts)]
+        cells = [(1, temperature, arms, single) for temperature in TEMPERATURES]
+        for requests in options.concurrency:
+            batch = [prompts[i % len(prompts)] for i in range(requests)]
+            cells.append((requests, 0.0, few, [batch]))
+        for requests, temperature, engines, groups in cells:
+            label = {"kind": kind, "requests": requests, "temperature": temperature}
+            note(", ".join(f"{name} {value}" for name, value in label.items()))
+            samples = run_cell(engines, groups, options, temperature)
+            report.samples += [raw(sample, label) for sample in samples]
+            report.results += [
+                {**label, **summary(samples, arm)} for arm in engines if arm != PLAIN
+            ]
+
+
+def targets(results: Sequence[Mapping[str, Any]]) -> list[Target]:
+    done = bool(results) and all("error" not in row for row in results)
+    identical = sum(bool(row.get("identical")) for row in results)
+    wanted = {"kind": "code", "requests": 1, "temperature": 0.0, "arm": DEFAULT}
+    code = [row for row in results if all(row[key] == value for key, value in wanted.items())]
+    value = code[0]["speedup"]["value"] if code and "speedup" in code[0] else None
+    return [
+        Target("speed-up, greedy code, default configuration, one request", value, WANTED, _LEAST),
+        Target(
+            "share of rows with identical output",
+            identical / len(results) if done else None,
+            1.0,
+            _LEAST,
+        ),
+    ]
+
+
+_LEAST = "at least"
+
+
+def tables(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    headers = ["text", "requests", "temperature", "arm", "plain tok/s", "tok/s", "speed-up"]
+    headers += ["95 % interval", "length", "identical"]
+    rows = []
+    for row in results:
+        ratio = row.get("speedup", {})
+        low, high = number(ratio.get("low")), number(ratio.get("high"))
+        rows.append(
+            [
+                *(row[key] for key in ("kind", "requests", "temperature", "arm")),
+                number(row.get("plain_tokens_per_second"), 1),
+                number(row.get("tokens_per_second"), 1),
+                number(ratio.get("value")),
+                f"{low} to {high}",
+                number(row.get("mean_acceptance_length")),
+                row.get("error") or ("yes" if row["identical"] else "NO"),
+            ]
+        )
+    return [table(headers, rows)]
+
+
+def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = arguments(__doc__)
+    parser.add_argument("--prompts", choices=SOURCES, default="auto")
+    parser.add_argument("--kinds", type=names, default=list(KINDS["public"]))
+    parser.add_argument("--proposers", type=names, help="only these, beside the default")
+    parser.add_argument("--concurrency", type=numbers, default=[4, 8], help="requests in a batch")
+    parser.add_argument("--num-prompts", type=int, help="of each kind (default: 6, quick: 2)")
+    parser.add_argument("--max-tokens", type=int, help="per prompt (default: 96, quick: 48)")
+    parser.add_argument("--repeat", type=int, help="of every run (default: 3, quick: 2)")
+    parser.add_argument("--threads", type=int, help="torch threads (default: torch's own choice)")
+    options = parser.parse_args(argv)
+    options.num_prompts = options.num_prompts or (2 if options.quick else 6)
+    options.max_tokens = options.max_tokens or (48 if options.quick else 96)
+    options.repeat = options.repeat or (2 if options.quick else 3)
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = options_of(argv)
+    source = load_prompts(options.prompts)
+    with ExitStack() as stack:
+        arms = open_arms(options, stack)
+        config = {
+            "model": arms[PLAIN].model,
+            "dtype": arms[PLAIN].config.dtype,
+            "prompts": source.source,
+            "prefix_caching": False,
+            **{name: getattr(options, name) for name in ("quick", *_SETTINGS)},
+            "proposers": {name: described(config) for name, config in for_speedup().items()},
+        }
+        report = Report("speedup", config)
+        run_all(arms, source, options, report)
+    report.targets = targets(report.results)
+    return report.finish(options, tables(report.results))
+
+
+_SETTINGS = ("num_prompts", "max_tokens", "repeat", "concurrency")
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,196 @@
+"""The Python API on the embedded models: what a user of the library does, as they would do it."""
+
+from __future__ import annotations
+
+import asyncio
+import doctest
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+import paceline.llm
+from paceline import LLM, AsyncLLM, SamplingParams, SpeculativeParams
+from paceline.errors import (
+    ConfigError,
+    ContextLengthError,
+    EngineClosedError,
+    ModelLoadError,
+    RequestError,
+)
+from paceline.llm import embedded_model
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
+PROMPTS = [
+    "def add(a, b):\n    return",
+    "Once upon a time there was",
+    "class Point:\n    def __init__(self, x, y):\n",
+]
+SPECULATIVE = [
+    {"method": "draft_model", "model": embedded_model("draft"), "num_speculative_tokens": 4},
+    {"method": "prompt_lookup"},
+]
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[LLM]:
+    with LLM() as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def speculative() -> Iterator[LLM]:
+    with LLM(speculative_config=SPECULATIVE) as llm:
+        yield llm
+
+
+def test_docstring_examples_run() -> None:
+    for module in (paceline, paceline.llm):
+        failures, tried = doctest.testmod(module)
+        assert tried
+        assert not failures
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_speculative_answers_are_the_plain_ones(
+    plain: LLM, speculative: LLM, temperature: float
+) -> None:
+    params = SamplingParams(temperature=temperature, seed=5, max_tokens=32, logprobs=3)
+    one, two = (
+        [(o.token_ids, o.text, o.completions[0].logprobs) for o in llm.generate(PROMPTS, params)]
+        for llm in (plain, speculative)
+    )
+    assert one == two
+    assert speculative.promises_identity
+    assert speculative.stats().speculation.num_accepted_tokens > 0
+    assert plain.stats().speculation.num_draft_tokens == 0
+
+
+def test_a_batch_keeps_its_order_and_a_prompt_stands_alone(plain: LLM) -> None:
+    batch = plain.generate(PROMPTS, GREEDY)
+    singles = [plain.generate(prompt, GREEDY) for prompt in PROMPTS]
+    assert [o.text for o in batch] == [o.text for o in singles]
+    assert plain.generate(plain.encode(PROMPTS[0]), GREEDY).text == batch[0].text
+
+
+def test_stream_adds_up_to_the_answer(speculative: LLM) -> None:
+    whole = speculative.generate(PROMPTS[2], GREEDY)
+    parts = list(speculative.stream(PROMPTS[2], GREEDY))
+    assert "".join(p.text for p in parts) == whole.text
+    assert [t for p in parts for t in p.token_ids] == whole.token_ids
+    assert [p.finish_reason for p in parts[:-1]] == [None] * (len(parts) - 1)
+    assert parts[-1].finish_reason == whole.finish_reason
+    origins = {o for p in parts for o in p.origins}
+    assert "target" in origins
+    assert origins <= {"target", "draft_model", "prompt_lookup"}
+
+
+def test_leaving_a_stream_ends_the_request(plain: LLM) -> None:
+    stream = plain.stream(PROMPTS[0], SamplingParams(temperature=0, max_tokens=500))
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    plain.generate(PROMPTS[1], GREEDY)
+    stats = plain.stats()
+    assert stats.num_running == 0
+    assert stats.num_waiting == 0
+
+
+def test_several_threads_share_a_model(speculative: LLM) -> None:
+    truth = [o.text for o in speculative.generate(PROMPTS, GREEDY)]
+    found: dict[int, str] = {}
+
+    def work(index: int) -> None:
+        found[index] = speculative.generate(PROMPTS[index % 3], GREEDY).text
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[i] for i in range(6)] == truth * 2
+
+
+def test_samples_differ_and_repeat(speculative: LLM) -> None:
+    params = SamplingParams(temperature=1.0, n=3, seed=11, max_tokens=16)
+    first, again = (speculative.generate(PROMPTS[1], params) for _ in range(2))
+    texts = [c.text for c in first.completions]
+    assert len(set(texts)) == 3
+    assert texts == [c.text for c in again.completions]
+
+
+def test_stop_strings_cut_text_not_tokens(plain: LLM, speculative: LLM) -> None:
+    free = plain.generate(PROMPTS[0], GREEDY).text
+    stop = free.strip()[4:7]
+    params = SamplingParams(temperature=0.0, max_tokens=24, stop=(stop,))
+    for llm in (plain, speculative):
+        output = llm.generate(PROMPTS[0], params)
+        assert output.text == free[: free.index(stop)]
+        assert output.completions[0].stop_reason == stop
+
+
+def test_speculation_can_be_replaced_while_requests_run(plain: LLM) -> None:
+    with LLM() as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=120, ignore_eos=True)
+        truth = plain.generate(PROMPTS[0], params).token_ids
+        stream = llm.stream(PROMPTS[0], params)
+        tokens = list(next(stream).token_ids)
+        llm.set_speculation({"method": "prompt_lookup", "prompt_lookup_min": 1})
+        tokens += [t for part in stream for t in part.token_ids]
+        assert tokens == truth
+        assert llm.stats().speculation.num_drafts > 0
+        llm.reset_stats()
+        assert llm.stats().num_output_tokens == 0
+
+
+def test_a_request_can_decline_speculation(speculative: LLM) -> None:
+    off = SpeculativeParams(enabled=False)
+    params = SamplingParams(temperature=0.0, max_tokens=8, speculative=off)
+    counters = speculative.generate(PROMPTS[0], params).completions[0].counters
+    assert counters.num_draft_tokens == 0
+    assert counters.num_steps == 8
+
+
+def test_prompt_logprobs(plain: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=2)
+    output = plain.generate(PROMPTS[0], params)
+    found = output.prompt_logprobs
+    assert len(found) == len(output.prompt_token_ids)
+    assert found[0] is None
+    assert [e.token_id for e in found[1:] if e] == output.prompt_token_ids[1:]
+
+
+def test_async_generate_and_stream(speculative: LLM) -> None:
+    async def go() -> tuple[list[str], str]:
+        with AsyncLLM(speculative_config=SPECULATIVE) as llm:
+            outputs = await asyncio.gather(*(llm.agenerate(p, GREEDY) for p in PROMPTS))
+            streamed = [part.text async for part in llm.astream(PROMPTS[0], GREEDY)]
+            return [o.text for o in outputs], "".join(streamed)
+
+    texts, streamed = asyncio.run(go())
+    assert texts == [o.text for o in speculative.generate(PROMPTS, GREEDY)]
+    assert streamed == texts[0]
+
+
+def test_refusals(plain: LLM) -> None:
+    with pytest.raises(ConfigError, match="allowed are dtype"):
+        LLM(temprature=1)
+    with pytest.raises(ModelLoadError):
+        LLM("/nowhere/at/all")
+    with pytest.raises(ConfigError, match="refused"):
+        plain.set_speculation({"method": "prompt_lookup", "acceptance_threshold": 0.5})
+    with pytest.raises(RequestError, match="empty"):
+        plain.generate([[]], GREEDY)
+    with pytest.raises(ContextLengthError, match="context holds 2048"):
+        plain.generate([1] * 5000, GREEDY)
+    with pytest.raises(RequestError, match="2 sampling parameters for 3 prompts"):
+        plain.generate(PROMPTS, [GREEDY] * 2)
+    with pytest.raises(RequestError, match="top_p is 2"):
+        SamplingParams(top_p=2)
+
+
+def test_a_closed_model_says_so() -> None:
+    llm = LLM()
+    llm.close()
+    llm.close()
+    with pytest.raises(EngineClosedError):
+        llm.generate("x", GREEDY)
