@@ -47,29 +47,22 @@ def counters_of(outputs: Sequence[GenerationOutput]) -> dict[str, Any]:
             raise output.error
     return {
         "token_ids": [output.token_ids for output in outputs],
-        "counters": [asdict(output.completions[0].counters) for output in outputs],
+        "counters": [output.completions[0].counters for output in outputs],
     }
 
 
-def summed(counters: Sequence[Mapping[str, Any]]) -> SpeculationCounters:
+def summed(counters: Sequence[SpeculationCounters]) -> SpeculationCounters:
     """One set of counters out of several."""
     total = SpeculationCounters()
     for each in counters:
-        for name, value in each.items():
-            if isinstance(value, int):
-                setattr(total, name, getattr(total, name) + value)
-        for name in ("num_accepted_tokens_per_pos", "num_drafts_per_pos"):
-            setattr(total, name, _added(getattr(total, name), each[name]))
-        for origin, count in each["num_accepted_by_origin"].items():
-            known = total.num_accepted_by_origin
-            known[origin] = known.get(origin, 0) + count
+        for name, value in asdict(each).items():
+            known = getattr(total, name)
+            if isinstance(value, dict):
+                for key, count in value.items():
+                    known[key] = known.get(key, 0) + count
+            else:
+                setattr(total, name, known + value)
     return total
-
-
-def _added(one: Sequence[int], other: Sequence[int]) -> list[int]:
-    count = max(len(one), len(other))
-    longer = ([*values, *[0] * (count - len(values))] for values in (one, other))
-    return [sum(pair) for pair in zip(*longer, strict=True)]
 
 
 def summary(sample: Sample, plain: Sample) -> dict[str, Any]:
@@ -124,7 +117,7 @@ def raw(sample: Sample, label: Mapping[str, Any]) -> dict[str, Any]:
     kept = {"arm": sample.arm, **label, "error": sample.error}
     if not sample.failed:
         kept["output_tokens"] = [len(tokens) for tokens in sample.facts["token_ids"]]
-        kept["counters"] = sample.facts["counters"]
+        kept["counters"] = [asdict(counters) for counters in sample.facts["counters"]]
     return kept
 
 

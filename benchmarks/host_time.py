@@ -20,8 +20,6 @@ from paceline.runtime.model_runner import ForwardResult, ModelRunner
 from paceline.span import Span
 
 PHASES = ("schedule", "propose", "plan", "pack", "forward", "verify", "commit", "observe")
-NESTED = {"observe": "commit"}
-"""Phases whose seconds are inside those of another one."""
 WARM_UP_STEPS = 10
 
 
@@ -102,9 +100,7 @@ def _measure_step(engine: Engine, found: Steps) -> None:
     spent = {
         phase: after.seconds.get(phase, 0.0) - before.seconds.get(phase, 0.0) for phase in PHASES
     }
-    rest = total - sum(seconds for phase, seconds in spent.items() if phase not in NESTED)
-    for inner, outer in NESTED.items():
-        spent[outer] -= spent[inner]
+    rest = total - sum(spent.values())
     spent["propose"] -= drafts
     spent["forward"] -= target  # what is left is entering and leaving it
     for phase, seconds in [*spent.items(), ("rest", rest)]:

@@ -24,16 +24,17 @@ def philox(key: U64, c0: U64, c1: U64, c2: U64, c3: U64) -> tuple[U64, U64, U64,
         c0, c1, c2, c3: the words of the counters, ``[n]`` each, below 2**32.
     """
     k0, k1 = key & _LOW, key >> _SHIFT
+    c0, c1, c2, c3 = c0.copy(), c1.copy(), c2.copy(), c3.copy()
     for turn in range(_ROUNDS):
-        p0, p1 = c0 * _M0, c2 * _M1
-        r0 = (k0 + np.uint64(turn * _W0 & 0xFFFFFFFFFFFFFFFF)) & _LOW
-        r1 = (k1 + np.uint64(turn * _W1 & 0xFFFFFFFFFFFFFFFF)) & _LOW
-        c0, c1, c2, c3 = (
-            (p1 >> _SHIFT) ^ c1 ^ r0,
-            p1 & _LOW,
-            (p0 >> _SHIFT) ^ c3 ^ r1,
-            p0 & _LOW,
-        )
+        c0 *= _M0  # now the products: high word left, low word right
+        c2 *= _M1
+        c1 ^= c2 >> _SHIFT
+        c1 ^= (k0 + np.uint64(turn * _W0)) & _LOW
+        c3 ^= c0 >> _SHIFT
+        c3 ^= (k1 + np.uint64(turn * _W1)) & _LOW
+        c2 &= _LOW
+        c0 &= _LOW
+        c0, c1, c2, c3 = c1, c2, c3, c0
     return c0, c1, c2, c3
 
 

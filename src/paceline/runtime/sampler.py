@@ -83,32 +83,31 @@ def sample_tokens(
 
 def rank_candidates(
     logits: torch.Tensor, rows: Sequence[SamplingRow], k: int
-) -> tuple[Ints, Floats, Floats]:
+) -> tuple[Ints, Floats]:
     """The ``k`` likeliest tokens of each row, in the order in which a draft should try them.
 
     Greedy rows rank by logit. Sampled rows rank by the perturbed score with the very noise that
     the target will use, so that the first candidate is what the target emits if it agrees.
 
     Returns:
-        Token ids, scores (logit over temperature, plus noise when sampled) and softmax
-        probabilities of the processed logits, ``[n, k]`` each; missing candidates have score -inf.
+        Token ids and scores (logit over temperature, plus noise when sampled), ``[n, k]`` each;
+        missing candidates have score -inf.
     """
+    k = min(k, logits.shape[1])
+    if all(row.sampling.is_plain_greedy for row in rows):
+        best = torch.topk(logits, k, dim=1)
+        return _in_order(best.indices.cpu().numpy(), best.values.cpu().double().numpy())
     edited = edit_logits(to_numpy(logits), rows)
-    k = min(k, edited.shape[1])
-    scaled = _scaled(edited, rows)
     tokens = np.zeros((len(rows), k), dtype=np.int64)
     scores = np.full((len(rows), k), -np.inf)
     greedy = [i for i, row in enumerate(rows) if row.sampling.is_greedy]
     if greedy:
-        tokens[greedy], scores[greedy] = _top(scaled[greedy], k)
+        tokens[greedy], scores[greedy] = _top(edited[greedy].astype(np.float64), k)
     sampled = [i for i, row in enumerate(rows) if not row.sampling.is_greedy]
     if sampled:
         perturbed = _Perturbed(edited[sampled], [rows[i] for i in sampled], k)
         tokens[sampled], scores[sampled] = perturbed.top(k)
-    peak = scaled.max(axis=1, keepdims=True)
-    total = np.exp(scaled - peak).sum(axis=1, keepdims=True)
-    probs = np.exp(np.take_along_axis(scaled, tokens, axis=1) - peak) / total
-    return tokens, scores, probs
+    return tokens, scores
 
 
 # --- logits to processed logits -----------------------------------------------------------------
@@ -170,8 +169,8 @@ def _penalise(z: npt.NDArray[np.float32], row: SamplingRow, params: SamplingPara
 
 
 def _scaled(edited: npt.NDArray[np.float32], rows: Sequence[SamplingRow]) -> Floats:
-    temperatures = [1.0 if r.sampling.is_greedy else r.sampling.temperature for r in rows]
-    scaled: Floats = edited.astype(np.float64) / np.asarray(temperatures)[:, None]
+    temperatures = np.asarray([row.sampling.temperature for row in rows])
+    scaled: Floats = edited / temperatures[:, None]  # float32 over float64 is float64
     return scaled
 
 
@@ -239,7 +238,11 @@ def _top(z: Floats, k: int) -> tuple[Ints, Floats]:
         ids = np.argpartition(-z, k - 1, axis=1)[:, :k]
     else:
         ids = np.broadcast_to(np.arange(z.shape[1]), z.shape)
-    values = np.take_along_axis(z, ids, axis=1)
+    return _in_order(ids, np.take_along_axis(z, ids, axis=1))
+
+
+def _in_order(ids: Ints, values: Floats) -> tuple[Ints, Floats]:
+    """Sort each row by value descending and id ascending."""
     order = np.lexsort((ids, -values), axis=1)
     return np.take_along_axis(ids, order, axis=1), np.take_along_axis(values, order, axis=1)
 

@@ -188,7 +188,7 @@ class DraftModelProposer:
             )
             for growth, node in nodes
         ]
-        tokens, scores, _ = rank_candidates(logits, rows, max(self._branching, RANKED))
+        tokens, scores = rank_candidates(logits, rows, max(self._branching, RANKED))
         estimates = acceptance_estimates(rows, scores)[:, : self._branching].tolist()
         ranked = tokens[:, : self._branching].tolist()
         for (growth, node), children, chances in zip(nodes, ranked, estimates, strict=True):
