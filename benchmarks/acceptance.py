@@ -14,7 +14,7 @@ from dataclasses import asdict
 from typing import Any
 
 from harness import Sample, arguments, names, note, run_sample
-from prompt_sets import SOURCES, load_prompts, spread
+from prompt_sets import SOURCES, PromptSets, load_prompts, spread
 from proposer_sets import described, for_acceptance
 from report import Report, Target, number, table
 
@@ -27,6 +27,7 @@ TEMPERATURES = (0.0, 0.8)
 BATCH = 8
 MAX_MODEL_LEN = 1024
 PLAIN = "plain"
+EVERY_SET = "all"
 
 
 def open_llm(options: argparse.Namespace, checkpoint: Any, speculative: Any = None) -> LLM:
@@ -69,11 +70,16 @@ def summary(sample: Sample, plain: Sample) -> dict[str, Any]:
     """One row: ratios from the counters, and how many outputs equal those of plain decoding."""
     if sample.failed or plain.failed:
         return {"error": sample.error or plain.error}
-    total = summed(sample.facts["counters"])
     pairs = zip(sample.facts["token_ids"], plain.facts["token_ids"], strict=True)
     return {
         "prompts": len(plain.facts["token_ids"]),
         "identical": sum(one == other for one, other in pairs),
+        **ratios(summed(sample.facts["counters"])),
+    }
+
+
+def ratios(total: SpeculationCounters) -> dict[str, Any]:
+    return {
         "mean_acceptance_length": total.mean_acceptance_length,
         "acceptance_rate": total.acceptance_rate,
         "acceptance_per_position": [
@@ -112,6 +118,14 @@ def run_set(
         yield sample, {"proposer": name, **summary(sample, plain)}
 
 
+def pooled(samples: Mapping[tuple[str, float], Sequence[Sample]]) -> Iterator[dict[str, Any]]:
+    """A row per proposer and temperature over all sets."""
+    for (name, temperature), group in samples.items():
+        row = {"set": EVERY_SET, "temperature": temperature, "proposer": name}
+        counters = [each for sample in group for each in sample.facts.get("counters", ())]
+        yield {**row, "prompts": len(counters), **ratios(summed(counters))}
+
+
 def raw(sample: Sample, label: Mapping[str, Any]) -> dict[str, Any]:
     """What is kept of a sample: its counters; no time, because none is claimed."""
     kept = {"arm": sample.arm, **label, "error": sample.error}
@@ -121,7 +135,30 @@ def raw(sample: Sample, label: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
+def run_sets(
+    options: argparse.Namespace, engines: tuple[LLM, LLM], source: PromptSets, report: Report
+) -> None:
+    """All sets at both temperatures; the prompts' ends where they are too long."""
+    room = MAX_MODEL_LEN - options.max_tokens
+    everything: dict[tuple[str, float], list[Sample]] = {}
+    for name, texts in source.sets.items():
+        if options.sets and name not in options.sets:
+            continue
+        chosen = spread(texts, options.num_prompts)
+        prompts = [engines[0].encode(text)[-room:] for text in chosen]
+        for temperature in TEMPERATURES:
+            note(f"{name}, temperature {temperature}")
+            label = {"set": name, "temperature": temperature}
+            for sample, row in run_set(options, engines, prompts, temperature):
+                report.samples.append(raw(sample, label))
+                if row:
+                    report.results.append({**label, **row})
+                    everything.setdefault((sample.arm, temperature), []).append(sample)
+    report.results += pooled(everything)
+
+
 def targets(results: Sequence[Mapping[str, Any]]) -> list[Target]:
+    results = [row for row in results if row["set"] != EVERY_SET]
     done = all("error" not in row for row in results) and bool(results)
     identical = sum(row.get("identical", 0) for row in results)
     outputs = sum(row.get("prompts", 0) for row in results)
@@ -139,7 +176,7 @@ def tables(results: Sequence[Mapping[str, Any]]) -> list[str]:
             number(row.get("mean_acceptance_length")),
             number(row.get("acceptance_rate")),
             " ".join(number(share) for share in row.get("acceptance_per_position", ())),
-            row.get("error") or f"{row['identical']}/{row['prompts']}",
+            row.get("error") or f"{row.get('identical', '')}/{row['prompts']}",
         ]
         for row in results
     ]
@@ -178,17 +215,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 "proposers": {name: described(c) for name, c in for_acceptance().items()},
             },
         )
-        room = MAX_MODEL_LEN - options.max_tokens
-        for name, texts in source.sets.items():
-            if options.sets and name not in options.sets:
-                continue
-            prompts = [llm.encode(text)[-room:] for text in spread(texts, options.num_prompts)]
-            for temperature in TEMPERATURES:
-                note(f"{name}, temperature {temperature}")
-                label = {"set": name, "temperature": temperature}
-                for sample, row in run_set(options, (plain, llm), prompts, temperature):
-                    report.samples.append(raw(sample, label))
-                    report.results += [{**label, **row}] if row else []
+        run_sets(options, (plain, llm), source, report)
     report.targets = targets(report.results)
     return report.finish(options, tables(report.results))
 

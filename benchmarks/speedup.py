@@ -28,7 +28,7 @@ from paceline.models.checkpoint import load_checkpoint
 
 TEMPERATURES = (0.0, 0.8)
 MAX_MODEL_LEN = 1024
-WARM_UP_TOKENS = 8
+WARM_UP_TOKENS = 16
 PLAIN, CONTROL = "plain", "plain again"
 WANTED = 1.5
 COUNTED = ("num_steps", "num_drafts", "num_draft_tokens", "num_accepted_tokens")
@@ -82,8 +82,9 @@ def run_cell(
         params = [wish(seed=item * 1000 + index) for index in range(len(groups[item]))]
         return llm.generate(groups[item], params)
 
-    for llm in arms.values():
-        generate(llm, WARM_UP_TOKENS, 0)
+    for _ in range(2):
+        for llm in arms.values():
+            generate(llm, WARM_UP_TOKENS, 0)
     runs: dict[str, Callable[[Any], Any]] = {
         name: partial(generate, llm, options.max_tokens) for name, llm in arms.items()
     }
@@ -123,6 +124,12 @@ def raw(sample: Sample, label: Mapping[str, Any]) -> dict[str, Any]:
     return {**label, **kept, "seconds": sample.seconds, **facts, "error": sample.error}
 
 
+def batches(prompts: Sequence[list[int]], size: int) -> list[list[list[int]]]:
+    """Full batches; where there are too few prompts for one, they are repeated."""
+    enough = [prompts[i % len(prompts)] for i in range(max(size, len(prompts)))]
+    return [enough[i : i + size] for i in range(0, len(enough) - size + 1, size)]
+
+
 def run_all(
     arms: Mapping[str, LLM], source: PromptSets, options: argparse.Namespace, report: Report
 ) -> None:
@@ -136,8 +143,7 @@ def run_all(
         single = [[prompt] for prompt in spread(prompts, options.num_prompts)]
         cells = [(1, temperature, arms, single) for temperature in TEMPERATURES]
         for requests in options.concurrency:
-            batch = [prompts[i % len(prompts)] for i in range(requests)]
-            cells.append((requests, 0.0, few, [batch]))
+            cells.append((requests, 0.0, few, batches(prompts, requests)))
         for requests, temperature, engines, groups in cells:
             label = {"kind": kind, "requests": requests, "temperature": temperature}
             note(", ".join(f"{name} {value}" for name, value in label.items()))
@@ -195,14 +201,13 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--kinds", type=names, default=list(KINDS["public"]))
     parser.add_argument("--proposers", type=names, help="only these, beside the default")
     parser.add_argument("--concurrency", type=numbers, default=[4, 8], help="requests in a batch")
-    parser.add_argument("--num-prompts", type=int, help="of each kind (default: 6, quick: 2)")
-    parser.add_argument("--max-tokens", type=int, help="per prompt (default: 96, quick: 48)")
-    parser.add_argument("--repeat", type=int, help="of every run (default: 3, quick: 2)")
+    parser.add_argument("--num-prompts", type=int, help="of each kind (default: 8, quick: 2)")
+    parser.add_argument("--max-tokens", type=int, help="per prompt (default: 80, quick: 48)")
+    parser.add_argument("--repeat", type=int, help="of every run (default: 2)", default=2)
     parser.add_argument("--threads", type=int, help="torch threads (default: torch's own choice)")
     options = parser.parse_args(argv)
-    options.num_prompts = options.num_prompts or (2 if options.quick else 6)
-    options.max_tokens = options.max_tokens or (48 if options.quick else 96)
-    options.repeat = options.repeat or (2 if options.quick else 3)
+    options.num_prompts = options.num_prompts or (2 if options.quick else 8)
+    options.max_tokens = options.max_tokens or (48 if options.quick else 80)
     return options
 
 

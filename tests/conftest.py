@@ -10,8 +10,8 @@ from hypothesis import settings
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
-# Read when torch is first imported: thread pools of parallel workers would only spin for each other,
-# and tests that are about threads set their number themselves.
+# Read when torch is first imported: thread pools of parallel workers would only spin for each
+# other, and tests that are about threads set their number themselves.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile("paceline", deadline=None, max_examples=50, print_blob=True)

@@ -67,7 +67,12 @@ def test_speculative_answers_are_the_plain_ones(
 
 
 def test_a_batch_keeps_its_order_and_a_prompt_stands_alone(plain: LLM) -> None:
-    batch = plain.generate(PROMPTS, GREEDY)
+    counts: list[int] = []
+    batch = plain.generate(PROMPTS, GREEDY, on_finished=counts.append)
+    assert counts == [1, 2, 3]
+    assert [o.text for o in plain.generate(PROMPTS, GREEDY, progress=True)] == [
+        o.text for o in batch
+    ]
     singles = [plain.generate(prompt, GREEDY) for prompt in PROMPTS]
     assert [o.text for o in batch] == [o.text for o in singles]
     assert plain.generate(plain.encode(PROMPTS[0]), GREEDY).text == batch[0].text

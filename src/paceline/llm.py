@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import queue
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -174,6 +175,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        progress: bool = False,
         on_finished: Callable[[int], None] | None = None,
     ) -> Any:
         """Complete one prompt or a batch of prompts.
@@ -183,6 +185,7 @@ class LLM:
 
         Args:
             params: for all prompts, or one per prompt.
+            progress: draw a progress bar on standard error.
             on_finished: called with the number of finished prompts whenever one finishes.
 
         Raises:
@@ -192,7 +195,9 @@ class LLM:
         """
         single = _is_single(prompts)
         batch: list[Any] = [prompts] if single else list(prompts)
-        outputs = self._run(batch, _params_for(params, len(batch)), on_finished)
+        wishes = _params_for(params, len(batch))
+        with _progress_bar(len(batch)) if progress else nullcontext(on_finished) as report:
+            outputs = self._run(batch, wishes, report)
         if not single:
             return outputs
         if outputs[0].error is not None:
@@ -369,6 +374,16 @@ def embedded_model(name: str) -> str:
     from importlib.resources import files
 
     return str(files("paceline") / "embedded" / name)
+
+
+@contextmanager
+def _progress_bar(total: int) -> Iterator[Callable[[int], None]]:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True)) as bar:
+        task = bar.add_task("prompts", total=total)
+        yield lambda finished: bar.update(task, completed=finished)
 
 
 def _is_single(prompts: Any) -> bool:

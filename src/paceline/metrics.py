@@ -86,7 +86,7 @@ class EngineStats:
     num_requests: int = 0
     num_finished: int = 0
     num_prompt_tokens: int = 0
-    num_cached_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
     num_output_tokens: int = 0
     num_target_forwards: int = 0
     num_draft_forwards: int = 0

@@ -227,6 +227,7 @@ def test_prefix_cache_hit(proposer: str, truth: Any) -> None:
     used = engine.stats().num_rows
     check(engine, jobs, truth)
     assert engine.stats().num_rows - used < used, "the second run recomputed all prompts"
+    assert engine.stats().num_cached_tokens > 0
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])

@@ -197,10 +197,13 @@ def verdict(comparison: Comparison, promises_identity: bool) -> str:
     """One sentence: identical or not, faster or not, as measured."""
     report = comparison.report()
     speedup = report.speedup or 0.0
-    if speedup >= 1.0:
-        speed = f"{speedup:.2f}x faster"
+    rounded = f"{speedup:.2f}x"
+    if rounded == "1.00x":
+        speed = "as fast as plain decoding"
+    elif speedup > 1.0:
+        speed = f"{rounded} faster"
     else:
-        speed = f"slower: {speedup:.2f}x the speed of plain decoding"
+        speed = f"slower: {rounded} the speed of plain decoding"
     different, total = len(comparison.differing), len(report.outputs)
     if not different:
         return f"identical output, {speed}"

@@ -9,7 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from paceline.metrics import SpeculationCounters
-from paceline.request import TARGET_ORIGIN, FinishReason, Request, VerifyResult
+from paceline.request import (
+    TARGET_ORIGIN,
+    FinishReason,
+    Request,
+    StepOutput,
+    VerifyResult,
+)
 from paceline.span import DraftTree
 
 
@@ -61,3 +67,22 @@ def count_step(draft: DraftTree, result: VerifyResult, *counters: SpeculationCou
     depth = len(draft) if draft.is_chain else max(draft.depths())
     for each in counters:
         each.record(len(result.token_ids), len(draft), accepted, depth)
+
+
+def step_output(request: Request, verdict: VerifyResult | None) -> StepOutput:
+    """What a step has to tell about a request: what it emitted, and whether it ended."""
+    checker, text = request.stop_checker, ""
+    if checker is not None and request.error is None:
+        text = checker.take_text(final=request.finish_reason is not None)
+    if verdict is None:
+        verdict = VerifyResult((), (), ())
+    return StepOutput(
+        request_id=request.request_id,
+        token_ids=verdict.token_ids,
+        origins=verdict.origins,
+        text=text,
+        logprobs=verdict.logprobs,
+        finish_reason=request.finish_reason,
+        stop_reason=request.stop_reason,
+        error=request.error,
+    )

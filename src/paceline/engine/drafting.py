@@ -55,6 +55,11 @@ class Drafting:
     def proposers(self) -> list[Proposer]:
         return [entry.proposer for entry in self._entries]
 
+    @property
+    def num_forwards(self) -> int:
+        """Draft model forwards of the proposers that are on."""
+        return sum(getattr(proposer, "num_forwards", 0) for proposer in self.proposers)
+
     def limits(self, request: Request) -> DraftLimits:
         """What a request may draft in this step, over all proposers."""
         wish = request.params.speculative

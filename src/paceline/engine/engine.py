@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from paceline.config import EngineConfig
 from paceline.engine.admission import check_prompt, make_requests
-from paceline.engine.commit import append_tokens, count_step
+from paceline.engine.commit import append_tokens, count_step, step_output
 from paceline.engine.drafting import Drafting
 from paceline.engine.prompt_logprobs import take_prompt_logprobs
 from paceline.engine.scheduler import Scheduled, Scheduler
@@ -79,7 +79,9 @@ class Engine:
         self._next_id = 0
         self._clock = 0.0
         self._aborted: list[int] = []
-        self.set_speculation(proposers)
+        self._past_draft_forwards = 0
+        self.drafting = Drafting(proposers, self.vocab_size, lambda: self._stats)
+        self._totals_at_reset = self._totals()
 
     # --- requests ------------------------------------------------------------------------------
 
@@ -146,7 +148,7 @@ class Engine:
             verdicts = self._isolate(items, error)
         committed = self._commit(items, verdicts)
         self._observe(committed)
-        return outputs + [self._output(request, verdict) for request, verdict in committed]
+        return outputs + [step_output(request, verdict) for request, verdict in committed]
 
     def _schedule(self) -> list[Scheduled]:
         items = self.scheduler.schedule()
@@ -274,25 +276,7 @@ class Engine:
                 self._end(request, request.finish_reason)
         self._lap("observe")
 
-    # --- ends and outputs ----------------------------------------------------------------------
-
-    def _output(self, request: Request, verdict: VerifyResult | None) -> StepOutput:
-        checker = request.stop_checker
-        text = ""
-        if checker is not None and request.error is None:
-            text = checker.take_text(final=request.finish_reason is not None)
-        if verdict is None:
-            verdict = VerifyResult((), (), ())
-        return StepOutput(
-            request_id=request.request_id,
-            token_ids=verdict.token_ids,
-            origins=verdict.origins,
-            text=text,
-            logprobs=verdict.logprobs,
-            finish_reason=request.finish_reason,
-            stop_reason=request.stop_reason,
-            error=request.error,
-        )
+    # --- ends --------------------------------------------------------------------------------
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         request.finish_reason = reason
@@ -308,35 +292,36 @@ class Engine:
         live = [self.requests[i] for i in dict.fromkeys(aborted) if i in self.requests]
         for request in live:
             self._end(request, FinishReason.ABORT)
-        return [self._output(request, None) for request in live]
+        return [step_output(request, None) for request in live]
 
     # --- the rest ------------------------------------------------------------------------------
 
     def set_speculation(self, proposers: Sequence[Proposer]) -> None:
         """Replace all proposers, between two steps. Outputs do not change."""
+        self._past_draft_forwards += self.drafting.num_forwards
         self.drafting = Drafting(proposers, self.vocab_size, lambda: self._stats)
 
     def stats(self) -> EngineStats:
         """A copy of the counters."""
         snapshot = copy.deepcopy(self._stats)
-        snapshot.num_target_forwards = self.runner.num_forwards - self._forwards_before
-        snapshot.num_draft_forwards = self._draft_forwards() - self._draft_forwards_before
+        totals, before = self._totals(), self._totals_at_reset
+        snapshot.num_target_forwards = totals[0] - before[0]
+        snapshot.num_draft_forwards = totals[1] - before[1]
+        snapshot.num_cached_tokens = totals[2] - before[2]
         snapshot.num_running = len(self.scheduler.running)
         snapshot.num_waiting = len(self.scheduler.waiting)
         snapshot.kv_blocks_total = self.kv.pool.num_blocks - 1
         snapshot.kv_blocks_used = self.kv.pool.num_used
         return snapshot
 
-    _forwards_before = 0
-    _draft_forwards_before = 0
-
     def reset_stats(self) -> None:
         self._stats = EngineStats()
-        self._forwards_before = self.runner.num_forwards
-        self._draft_forwards_before = self._draft_forwards()
+        self._totals_at_reset = self._totals()
 
-    def _draft_forwards(self) -> int:
-        return sum(getattr(p, "num_forwards", 0) for p in self.drafting.proposers)
+    def _totals(self) -> tuple[int, int, int]:
+        """What others count since they were made: forwards of target and drafts, cached tokens."""
+        drafts = self._past_draft_forwards + self.drafting.num_forwards
+        return self.runner.num_forwards, drafts, self.scheduler.num_cached_tokens
 
     def _lap(self, phase: str) -> None:
         self._clock = self._stats.add_seconds(phase, self._clock)

@@ -66,6 +66,8 @@ class Scheduler:
         self._cost = cost
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
+        self.num_cached_tokens = 0
+        """Tokens whose KV came out of the prefix cache, since the start."""
         self.preempted: list[Request] = []
         """Requests that the last :meth:`schedule` sent back to the queue."""
 
@@ -180,6 +182,7 @@ class Scheduler:
         self._kv.open(request.request_id, request.cache_salt)
         reuse = wanted if request.params.prompt_logprobs is None else 0
         request.num_computed = self._kv.attach_prefix(request.request_id, request.token_ids, reuse)
+        self.num_cached_tokens += request.num_computed
         return True
 
     def _preempt(self, request: Request) -> None:

@@ -1,0 +1,229 @@
+"""Writes the tables of the documentation from the results, between the markers that name them.
+
+    <!-- begin: step_overhead -->
+    <!-- end -->
+
+What stands between two markers is replaced, on every page that has some. ``--check`` writes nothing
+and exits 1 when a page differs from what the results say. Every figure comes from a JSON file of
+``benchmarks/results``; nothing is measured here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from acceptance import EVERY_SET
+from harness import ROOT
+from host_time import PHASES
+from proposer_sets import DEFAULT
+from report import RESULTS, number
+from speedup import CONTROL
+
+PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md")
+BLOCK = re.compile(r"(<!-- begin: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+NOTHING = "*Not measured yet.*\n"
+Document = Mapping[str, Any]
+Row = Mapping[str, Any]
+
+
+def markdown(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table; the first column is text, the others are aligned to the right."""
+    rule = ["---", *["---:"] * (len(headers) - 1)]
+    lines = [headers, rule, *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines) + "\n"
+
+
+def provenance(document: Document) -> str:
+    """Where and when, in one line, above the tables."""
+    machine, config = document["machine"], document["config"]
+    facts = [
+        f"**{document['device']}**",
+        f"torch threads: {machine['torch_threads']}",
+        f"torch {machine['versions']['torch']}",
+        f"commit `{document['commit']}`",
+        document["date"],
+        f"{config['prompts']} prompts",
+    ]
+    if config["quick"]:
+        facts.append("reduced run")
+    if document["num_failed"]:
+        facts.append(f"{document['num_failed']} failed samples")
+    return ", ".join(facts) + "\n"
+
+
+def target_lines(document: Document) -> str:
+    rows = [
+        [t["name"], number(t["value"]), f"{t['bound']} {t['target']:g}", _yes(t["met"])]
+        for t in document["targets"]
+    ]
+    return markdown(["target", "measured", "wanted", "met"], rows)
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "**no**"
+
+
+def _pick(rows: Sequence[Row], **wanted: object) -> list[Row]:
+    return [row for row in rows if all(row.get(key) == value for key, value in wanted.items())]
+
+
+# --- one function per marker ----------------------------------------------------------------------
+
+
+def step_overhead(document: Document) -> list[str]:
+    """Medians in microseconds: a line per case and number of requests."""
+    parts = [*PHASES, "rest"]
+    rows = []
+    for row in _pick(document["results"], forward="real"):
+        twin = _pick(
+            document["results"], case=row["case"], requests=row["requests"], forward="scripted"
+        )
+        scripted = twin[0].get("host_us") if twin else None
+        rows.append(
+            [
+                row["case"],
+                row["requests"],
+                number(row.get("host_us"), 0),
+                number(row.get("host_us_with_draft"), 0),
+                number(scripted, 0),
+                *(number(row.get("phases_us", {}).get(part), 0) for part in parts),
+                number(row.get("draft_forward_us"), 0),
+            ]
+        )
+    headers = ["case", "requests", "host", "with draft", "scripted", *parts, "draft forwards"]
+    return [markdown(headers, rows), target_lines(document)]
+
+
+def acceptance(document: Document) -> list[str]:
+    """Length and rate of every set and proposer, then the positions over all sets."""
+    results = document["results"]
+    proposers = list(dict.fromkeys(row["proposer"] for row in results))
+    sets = list(dict.fromkeys(row["set"] for row in results))
+    parts = []
+    for temperature in dict.fromkeys(row["temperature"] for row in results):
+        rows = []
+        for name in sets:
+            found = {r["proposer"]: r for r in _pick(results, set=name, temperature=temperature)}
+            rows.append([name, *(_acceptance_cell(found.get(p, {})) for p in proposers)])
+        parts += [f"Temperature {temperature}:\n", markdown(["set", *proposers], rows)]
+    parts += ["Acceptance per position, all sets:\n", _positions(results)]
+    return [*parts, target_lines(document)]
+
+
+def _acceptance_cell(row: Row) -> str:
+    if "mean_acceptance_length" not in row:
+        return "-"
+    return f"{row['mean_acceptance_length']:.2f} ({row['acceptance_rate']:.0%})"
+
+
+def _positions(results: Sequence[Row]) -> str:
+    rows = _pick(results, set=EVERY_SET)
+    depth = max((len(row["acceptance_per_position"]) for row in rows), default=0)
+    lines = []
+    for row in rows:
+        shares = [f"{share:.0%}" for share in row["acceptance_per_position"]]
+        shares += ["-"] * (depth - len(shares))
+        lines.append([row["proposer"], row["temperature"], *shares])
+    return markdown(["proposer", "temperature", *map(str, range(1, depth + 1))], lines)
+
+
+def speedup(document: Document) -> list[str]:
+    """A line per kind of text, number of requests and temperature; a column per arm."""
+    results = document["results"]
+    arms = list(dict.fromkeys(row["arm"] for row in results))
+    cells = dict.fromkeys((row["kind"], row["requests"], row["temperature"]) for row in results)
+    rows = []
+    for kind, requests, temperature in cells:
+        here = _pick(results, kind=kind, requests=requests, temperature=temperature)
+        found = {row["arm"]: row for row in here}
+        plain = number(here[0].get("plain_tokens_per_second"), 1)
+        ratios = [_ratio_cell(found.get(arm, {})) for arm in arms]
+        identical = all(row.get("identical") for row in here)
+        rows.append([kind, requests, temperature, plain, *ratios, _yes(identical)])
+    names = ["control" if arm == CONTROL else arm for arm in arms]
+    headers = ["text", "requests", "temperature", "plain tok/s", *names, "identical"]
+    return [markdown(headers, rows), target_lines(document)]
+
+
+def _ratio_cell(row: Row) -> str:
+    ratio = row.get("speedup")
+    return f"{ratio['value']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})" if ratio else "-"
+
+
+def demo(document: Document) -> list[str]:
+    """The short table: one request, greedy, default configuration."""
+    rows = [
+        [
+            row["kind"],
+            number(row.get("plain_tokens_per_second"), 0),
+            number(row.get("tokens_per_second"), 0),
+            f"{number(row.get('speedup', {}).get('value'))}x",
+            number(row.get("mean_acceptance_length")),
+            _yes(bool(row.get("identical"))),
+        ]
+        for row in _pick(document["results"], requests=1, temperature=0.0, arm=DEFAULT)
+    ]
+    headers = ["prompt kind", "plain tok/s", "speculative tok/s", "speed-up"]
+    return [markdown([*headers, "acceptance length", "identical"], rows)]
+
+
+BUILDERS: dict[str, tuple[str, Callable[[Document], list[str]]]] = {
+    "step_overhead": ("step_overhead", step_overhead),
+    "acceptance": ("acceptance", acceptance),
+    "speedup": ("speedup", speedup),
+    "demo": ("speedup", demo),
+}
+"""By marker: which benchmark's results it shows, and how."""
+
+
+# --- pages ----------------------------------------------------------------------------------------
+
+
+def block(marker: str, results: Path) -> str:
+    """What belongs between the markers: each device's tables, devices in order of their folders.
+
+    Raises:
+        ValueError: nothing can be shown under this name.
+    """
+    if marker not in BUILDERS:
+        raise ValueError(f"no table is called {marker!r}; there are {', '.join(BUILDERS)}")
+    benchmark, build = BUILDERS[marker]
+    parts = []
+    for file in sorted(results.glob(f"*/{benchmark}.json")):
+        document = json.loads(file.read_text(encoding="utf-8"))
+        parts += [provenance(document), *build(document)]
+    return "\n".join(parts or [NOTHING])
+
+
+def rendered(text: str, results: Path) -> str:
+    """A page with every block brought up to date."""
+    return BLOCK.sub(lambda found: f"{found[1]}\n{block(found[2], results)}\n{found[3]}", text)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Write the documentation's tables from results.")
+    parser.add_argument("--check", action="store_true", help="exit 1 when a page is out of date")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("pages", nargs="*", type=Path)
+    options = parser.parse_args(argv)
+    stale = []
+    for page in options.pages or [page for page in PAGES if page.exists()]:
+        text = page.read_text(encoding="utf-8")
+        current = rendered(text, options.results)
+        if current == text:
+            continue
+        stale.append(page)
+        if not options.check:
+            page.write_text(current, encoding="utf-8")
+        print(f"{page}: {'out of date' if options.check else 'written'}")
+    return 1 if options.check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,286 @@
+"""The benchmarks' common parts, and that each benchmark runs and ends with its JSON line."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "benchmarks"
+
+
+@pytest.fixture(autouse=True)
+def _benchmarks_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As for a program that is started by its path: its neighbours are top-level modules.
+    monkeypatch.syspath_prepend(str(FOLDER))
+
+
+def module(name: str) -> Any:
+    return importlib.import_module(name)
+
+
+def options(tmp_path: Path, **values: Any) -> argparse.Namespace:
+    found = {"device": "cpu", "json": False, "output": None, "save": False}
+    return argparse.Namespace(**found | values)
+
+
+# Samples
+
+
+def test_an_arm_that_raises_is_a_failed_sample_and_no_number() -> None:
+    harness = module("harness")
+
+    def fail(item: object) -> int:
+        raise RuntimeError("broken")
+
+    arms = {"good": lambda item: item, "bad": fail}
+    samples = harness.take_turns(arms, [1, 2], 1, lambda result: {"tokens": result})
+    bad = [sample for sample in samples if sample.arm == "bad"]
+    assert [sample.failed for sample in bad] == [True, True]
+    assert all(sample.seconds is None and not sample.facts for sample in bad)
+    assert "broken" in bad[0].error
+    assert all(sample.seconds >= 0 for sample in samples if sample.arm == "good")
+
+
+def test_a_result_that_cannot_be_counted_is_a_failed_sample() -> None:
+    sample = module("harness").run_sample("arm", 0, lambda: None, lambda result: result["tokens"])
+    assert sample.failed
+    assert sample.seconds is None
+
+
+def test_turns_alternate() -> None:
+    arms = {"a": lambda item: None, "b": lambda item: None}
+    samples = module("harness").take_turns(arms, ["x", "y"], 2, lambda result: {})
+    assert "".join(sample.arm for sample in samples) == "abbaabba"
+    assert [sample.item for sample in samples] == list("xxyyxxyy")
+
+
+# Statistics
+
+
+def sample(arm: str, item: int, repeat: int, seconds: float | None) -> Any:
+    error = "broken" if seconds is None else None
+    return module("harness").Sample(arm, item, repeat, seconds, {}, error)
+
+
+def test_ratio_of_known_durations() -> None:
+    ratio = module("harness").paired_ratio([[(2.0, 1.0), (2.0, 1.0)], [(4.0, 2.0), (4.0, 2.0)]])
+    assert (ratio.value, ratio.low, ratio.high, ratio.median) == (2.0, 2.0, 2.0, 2.0)
+    assert ratio.pairs == 4
+
+
+def test_interval_contains_the_ratio_and_widens_with_noise() -> None:
+    harness = module("harness")
+    quiet = harness.paired_ratio([[(2.0, 1.0), (2.02, 1.0)]] * 3)
+    noisy = harness.paired_ratio([[(2.0, 1.0), (3.0, 1.0), (1.5, 1.0)]] * 3)
+    assert quiet.low <= quiet.value <= quiet.high
+    assert noisy.low <= noisy.value <= noisy.high
+    assert noisy.high - noisy.low > quiet.high - quiet.low
+
+
+def test_ratio_of_nothing_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no pair"):
+        module("harness").paired_ratio([[], []])
+
+
+def test_pairs_leave_out_turns_with_a_failure() -> None:
+    samples = [
+        *(sample("plain", 0, repeat, 2.0) for repeat in (0, 1)),
+        sample("fast", 0, 0, None),
+        sample("fast", 0, 1, 1.0),
+    ]
+    assert module("harness").pair_up(samples, "plain", "fast") == [[(2.0, 1.0)]]
+
+
+# Targets
+
+
+@pytest.mark.parametrize(
+    ("value", "bound", "met"),
+    [
+        (1.5, "at least", True),
+        (1.49, "at least", False),
+        (1.5, "at most", True),
+        (1.51, "at most", False),
+        (None, "at most", False),
+        (None, "at least", False),
+        (float("nan"), "at least", False),
+    ],
+)
+def test_targets(value: float | None, bound: str, met: bool) -> None:
+    target = module("report").Target("name", value, 1.5, bound)
+    assert target.met is met
+    document = json.loads(json.dumps(target.to_json(), allow_nan=False))
+    assert document["met"] is met
+    assert {"name", "value", "target"} <= document.keys()
+
+
+def test_an_unknown_bound_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least"):
+        module("report").Target("name", 1.0, 1.5, "around")
+
+
+def test_a_failed_sample_leaves_its_target_without_a_value() -> None:
+    speedup = module("speedup")
+    key = {"kind": "code", "requests": 1, "temperature": 0.0}
+    samples = [sample(speedup.PLAIN, 0, 0, 2.0), sample(speedup.DEFAULT, 0, 0, None)]
+    row = speedup.summary(samples, speedup.DEFAULT)
+    assert row == {"arm": speedup.DEFAULT, "error": "broken"}
+    assert [target.value for target in speedup.targets([{**key, **row}])] == [None, None]
+
+
+def test_the_overhead_target_is_judged_on_the_real_forward() -> None:
+    rows = [
+        {
+            "case": "greedy, prompt_lookup",
+            "requests": 3,
+            "forward": forward,
+            "host_us_with_draft": x,
+        }
+        for forward, x in (("real", 181.0), ("scripted", 90.0))
+    ]
+    targets = module("step_overhead").targets(rows)
+    assert [(t.value, t.target, t.met) for t in targets] == [(181.0, 180.0, False)]
+
+
+# The report
+
+
+def test_the_json_line_is_last_and_complete(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = module("report")
+    file = tmp_path / "deep" / "out.json"
+    found = report.Report("name", {"quick": True}, [sample("a", 0, 0, 1.0)], [{"row": 1}])
+    found.targets = [report.Target("t", 1.0, 2.0)]
+    assert found.finish(options(tmp_path, output=file), ["a table"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    document = json.loads(lines[-1])
+    assert "a table" in lines
+    assert json.loads(file.read_text()) == document
+    assert document["targets"] == [
+        {"name": "t", "value": 1.0, "target": 2.0, "bound": "at most", "met": True}
+    ]
+    wanted = {"benchmark", "device", "commit", "date", "machine", "config", "results", "samples"}
+    assert wanted <= document.keys()
+    assert str(Path.home()) not in lines[-1]
+
+
+def test_with_json_there_is_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = module("report").Report("name", {}, [sample("a", 0, 0, None)])
+    assert found.finish(options(tmp_path, json=True), ["a table"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1
+    assert json.loads(lines[0])["num_failed"] == 1
+
+
+# Prompts
+
+
+def test_embedded_prompts_serve_where_the_public_ones_are_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_TEST_DATA", str(tmp_path / "absent"))
+    prompts = module("prompt_sets").load_prompts()
+    assert prompts.source == "embedded"
+    assert all(prompts.kind(kind) for kind in ("code", "prose", "edit"))
+
+
+def test_public_prompts(shared_data: Path) -> None:
+    prompts = module("prompt_sets").load_prompts("public")
+    assert {"humaneval", "mt_bench", "spec_bench", "gsm8k"} < prompts.sets.keys()
+    assert all(text.strip() for texts in prompts.sets.values() for text in texts)
+    assert all(len(texts) >= 4 for texts in prompts.sets.values())
+
+
+def test_an_unknown_source_is_refused() -> None:
+    with pytest.raises(ValueError, match="embedded"):
+        module("prompt_sets").load_prompts("private")
+
+
+def test_spread_reaches_through_the_whole_set() -> None:
+    spread = module("prompt_sets").spread
+    assert spread(range(10), 3) == [0, 3, 6]
+    assert spread(range(2), 5) == [0, 1]
+
+
+def test_configurations_name_no_folder_of_this_machine() -> None:
+    sets = module("proposer_sets")
+    configs = [*sets.for_acceptance().values(), *sets.for_speedup().values()]
+    assert str(ROOT) not in json.dumps([sets.described(config) for config in configs])
+
+
+# Pages
+
+
+def test_render_fills_and_checks_a_page(tmp_path: Path) -> None:
+    render, page = module("render"), tmp_path / "page.md"
+    page.write_text("before\n<!-- begin: speedup -->\nstale\n<!-- end -->\nafter\n")
+    arguments = ["--results", str(tmp_path), str(page)]
+    assert render.main(["--check", *arguments]) == 1
+    assert "stale" in page.read_text()
+    assert render.main(arguments) == 0
+    assert render.main(["--check", *arguments]) == 0
+    text = page.read_text()
+    assert render.NOTHING.strip() in text
+    assert "stale" not in text
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+
+
+def test_render_refuses_unknown_markers(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="step_overhead"):
+        module("render").block("coffee", tmp_path)
+
+
+def test_pages_show_the_results_that_are_saved() -> None:
+    assert module("render").main(["--check"]) == 0
+
+
+# Whole programs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("step_overhead", ["--requests", "1,2", "--steps", "5"]),
+        ("acceptance", ["--num-prompts", "1", "--max-tokens", "8", "--sets", "code"]),
+        (
+            "speedup",
+            ["--num-prompts", "1", "--max-tokens", "8", "--repeat", "1", "--kinds", "code"],
+        ),
+    ],
+)
+def test_benchmark_runs_and_its_results_can_be_shown(
+    tmp_path: Path, name: str, arguments: list[str]
+) -> None:
+    file = tmp_path / "device" / f"{name}.json"
+    command = [sys.executable, str(FOLDER / f"{name}.py"), "--prompts", "embedded", "--quick"]
+    run = subprocess.run(
+        [*command, *arguments, "--output", str(file)],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert run.returncode == 0, run.stderr
+    document = json.loads(run.stdout.splitlines()[-1])
+    assert document["benchmark"] == name
+    assert document["num_failed"] == 0
+    assert document["samples"]
+    assert str(ROOT) not in run.stdout
+    identical = [t for t in document["targets"] if "identical" in t["name"]]
+    assert all(target["met"] for target in identical)
+    assert "| ---" in module("render").block(name, tmp_path)
