@@ -171,7 +171,7 @@ def test_the_json_line_is_last_and_complete(
     ]
     wanted = {"benchmark", "device", "commit", "date", "machine", "config", "results", "samples"}
     assert wanted <= document.keys()
-    assert str(Path.home()) not in lines[-1]
+    assert str(ROOT) not in lines[-1]
 
 
 def test_with_json_there_is_nothing_else(

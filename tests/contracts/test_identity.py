@@ -39,6 +39,7 @@ class RandomTrees:
     """Drafts trees of random shape and tokens: what no sane proposer would do."""
 
     name = "random"
+    costs_forwards = False
 
     def __init__(self, seed: int = 0) -> None:
         self.config = SpeculativeConfig(

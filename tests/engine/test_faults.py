@@ -32,6 +32,7 @@ class Scripted:
     """A proposer whose draft is whatever a function makes of the request."""
 
     name = "scripted"
+    costs_forwards = False
 
     def __init__(self, make: Callable[[Request], Any], **config: Any) -> None:
         self.config = SpeculativeConfig(**{"min_accept_prob": 0.0} | config)

@@ -20,6 +20,7 @@ from paceline.span import DraftTree
 
 log = logging.getLogger(__name__)
 MAX_FAILURES = 3
+ENOUGH_TOKENS = 1.0
 NOTHING = DraftLimits(0, 0)
 
 
@@ -42,7 +43,8 @@ class Drafting:
         vocab_size: int,
         stats: Callable[[], EngineStats],
     ) -> None:
-        self._entries = [_Entry(proposer) for proposer in proposers]
+        free_first = sorted(proposers, key=lambda proposer: proposer.costs_forwards)
+        self._entries = [_Entry(proposer) for proposer in free_first]
         self._vocab_size = vocab_size
         self._stats = stats
         self._widest: dict[tuple[str, ...] | None, DraftLimits] = {}
@@ -92,10 +94,19 @@ class Drafting:
     def propose(
         self, requests: Sequence[Request], limits: Sequence[DraftLimits]
     ) -> list[DraftTree]:
-        """One merged tree per request."""
+        """One merged tree per request.
+
+        Proposers that cost nothing draft first; one that costs forwards is not asked where they
+        have found enough already.
+        """
         drafts: list[list[DraftTree]] = [[] for _ in requests]
         for entry in list(self._entries):
-            chosen = [i for i, r in enumerate(requests) if _wants(r, entry.config)]
+            chosen = [
+                i
+                for i, request in enumerate(requests)
+                if _wants(request, entry.config)
+                and not (entry.proposer.costs_forwards and _is_enough(drafts[i]))
+            ]
             if not chosen:
                 continue
             trees = self._ask(entry, [requests[i] for i in chosen], [limits[i] for i in chosen])
@@ -153,6 +164,11 @@ class Drafting:
             self._entries.remove(entry)
             self._widest.clear()
             log.error("proposer %s failed %d times in a row and is off", name, MAX_FAILURES)
+
+
+def _is_enough(trees: Sequence[DraftTree]) -> bool:
+    """Whether drafts are expected to bring so many tokens that a further one would not pay."""
+    return any(sum(tree.path_probs()) >= ENOUGH_TOKENS for tree in trees)
 
 
 def _wants(request: Request, config: SpeculativeConfig) -> bool:

@@ -35,6 +35,8 @@ class Proposer(Protocol):
     name: str
     config: SpeculativeConfig
     """Limits of its drafts; the engine reads them too."""
+    costs_forwards: bool
+    """True when drafting takes forwards of a model, so that it is worth asking whether to."""
 
     def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
         """One tree per request (possibly empty) below its last token."""

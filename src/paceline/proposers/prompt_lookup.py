@@ -123,6 +123,7 @@ def _continuation(tokens: list[int], at: int, count: int) -> list[int]:
 class PromptLookupProposer:
     """See the module's docstring. A request's own ``token_ids`` is the context."""
 
+    costs_forwards = False
     name = NAME
 
     def __init__(self, config: SpeculativeConfig) -> None:

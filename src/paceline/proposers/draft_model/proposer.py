@@ -40,6 +40,7 @@ class DraftModelProposer:
     """
 
     name = NAME
+    costs_forwards = True
 
     def __init__(self, config: SpeculativeConfig, runner: ModelRunner) -> None:
         self.config = config

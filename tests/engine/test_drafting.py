@@ -1,0 +1,42 @@
+"""Who is asked to draft, in which order, and how their trees become one."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.engine.drafting import Drafting
+from paceline.metrics import EngineStats
+from paceline.request import Request
+from paceline.sampling_params import SamplingParams
+from paceline.span import DraftTree
+from tests.engine.test_faults import Scripted
+from tests.toy import VOCAB
+
+
+def request(index: int) -> Request:
+    return Request(index, [1, 2, 3], 3, SamplingParams(), seed=0, max_len=100)
+
+
+@pytest.mark.parametrize(("prob", "asked"), [(0.9, [1]), (0.3, [0, 1])])
+def test_costly_drafts_are_not_made_where_free_ones_are_enough(
+    prob: float, asked: list[int]
+) -> None:
+    seen: list[int] = []
+
+    def costly(request: Request) -> DraftTree:
+        seen.append(request.request_id)
+        return DraftTree.chain([7], [0.5], "costly")
+
+    def free(request: Request) -> DraftTree:
+        sure = request.request_id == 0  # only the first request has a match
+        return DraftTree.chain([5, 6], [prob, prob], "free") if sure else DraftTree()
+
+    expensive = Scripted(costly)
+    expensive.costs_forwards = True
+    drafting = Drafting([expensive, Scripted(free)], VOCAB, EngineStats)
+    requests = [request(0), request(1)]
+    trees = drafting.propose(requests, [drafting.limits(r) for r in requests])
+    assert seen == asked
+    assert trees[0].token_ids[:2] == [5, 6]
+    assert trees[1].token_ids == [7]
+    assert (7 in trees[0].token_ids) == (0 in asked)
