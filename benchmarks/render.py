@@ -26,7 +26,7 @@ from report import RESULTS, number
 from speedup import CONTROL
 
 PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md")
-BLOCK = re.compile(r"(<!-- begin: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- begin: (\w+) -->\n)(.*?)(<!-- end(?:: \2)? -->)", re.DOTALL)
 NOTHING = "*Not measured yet.*\n"
 Document = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -202,8 +202,15 @@ def block(marker: str, results: Path) -> str:
 
 
 def rendered(text: str, results: Path) -> str:
-    """A page with every block brought up to date."""
-    return BLOCK.sub(lambda found: f"{found[1]}\n{block(found[2], results)}\n{found[3]}", text)
+    """A page brought up to date; an empty block stays empty until there are results."""
+
+    def fill(found: re.Match[str]) -> str:
+        tables = block(found[2], results)
+        if tables == NOTHING and not found[3].strip():
+            return found[0]
+        return f"{found[1]}\n{tables}\n{found[4]}"
+
+    return BLOCK.sub(fill, text)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

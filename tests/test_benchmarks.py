@@ -238,6 +238,12 @@ def test_render_fills_and_checks_a_page(tmp_path: Path) -> None:
     assert text.endswith("after\n")
 
 
+@pytest.mark.parametrize("end", ["<!-- end -->", "<!-- end: demo -->"])
+def test_render_leaves_an_empty_block_empty_without_results(tmp_path: Path, end: str) -> None:
+    page = f"<!-- begin: demo -->\n{end}\n"
+    assert module("render").rendered(page, tmp_path) == page
+
+
 def test_render_refuses_unknown_markers(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="step_overhead"):
         module("render").block("coffee", tmp_path)

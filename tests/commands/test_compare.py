@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.commands.compare import Comparison, Pair, comparison_table, verdict
-from paceline.commands.demo import demo_prompts, demo_table
+from paceline.commands.demo import by_kind, demo_prompts, demo_table
 from paceline.commands.prompts import Prompt
 from paceline.commands.report import Figures
 from paceline.llm import LLM, Completion, GenerationOutput
@@ -56,7 +56,8 @@ def test_tables() -> None:
         "1              25.0               50.0     2.00x               2.50        yes",
         "2              25.0               50.0     2.00x               2.00         NO",
     ]
-    rows = demo_table([Prompt("a", "code"), Prompt("b", "prose")], measured).splitlines()[2:]
+    prompts = [Prompt("a", "code"), Prompt("b", "prose")]
+    rows = demo_table(by_kind(prompts, measured)).splitlines()[2:]
     assert [row.split() for row in rows] == [
         ["code", "25.0", "50.0", "2.00x", "2.50", "yes"],
         ["prose", "25.0", "50.0", "2.00x", "2.00", "NO"],
@@ -126,13 +127,16 @@ def test_groups_run_at_once(cli: Cli, tmp_path: Any) -> None:
 
 
 def test_demo(cli: Cli) -> None:
-    result = cli("demo", "--quick", "--max-tokens", "4")
+    result = cli("demo", "--quick", "--max-tokens", "4", "--json")
     assert result.code == 0
-    *_, everything, empty, sentence = result.out.splitlines()
+    *_, everything, empty, sentence, _ = result.out.splitlines()
     assert everything.split()[0] == "all"
     assert everything.split()[-1] == "yes"
     assert empty == ""
     assert sentence.startswith("identical output, ")
+    kinds = [row["kind"] for row in result.document["kinds"]]
+    assert kinds == ["code", "prose", "edit", "all"]
+    assert result.document["kinds"][-1]["speedup"] == result.document["speedup"]
     assert "\x1b" not in result.out + result.err
 
 

@@ -54,8 +54,8 @@ def methods(**options: Any) -> list[str]:
 
 
 def test_who_drafts_by_default() -> None:
-    assert methods() == ["draft_model", "prompt_lookup"]
-    assert methods(model=embedded_model("target")) == ["draft_model", "prompt_lookup"]
+    assert methods() == ["prompt_lookup", "draft_model"]
+    assert methods(model=embedded_model("target")) == ["prompt_lookup", "draft_model"]
     assert methods(model="org/other") == ["prompt_lookup"]
     assert methods(no_speculation=True, method="prompt_lookup") == []
 

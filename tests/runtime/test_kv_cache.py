@@ -253,7 +253,7 @@ def test_a_row_sees_its_prefix_and_its_ancestors_in_order(items: tuple[Span, Spa
             sampled += [row] * (node in span.sample_rows)
             row += 1
     assert (row, len(seen)) == (batch.num_rows, batch.num_rows)
-    assert batch.sample_rows.tolist() == sampled
+    assert batch.sample_rows == sampled
     assert len(batch.input_ids) % 4 == 0
 
 

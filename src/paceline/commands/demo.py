@@ -6,7 +6,8 @@ speculative engine take turns, and the closing sentence is computed from them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from importlib.resources import files
 from typing import Any
 
@@ -30,6 +31,7 @@ from paceline.sampling_params import SamplingParams
 MAX_TOKENS = 96
 QUICK_MAX_TOKENS = 48
 REPEAT = 2
+ALL = "all"
 TAIL = 160
 """Characters of a prompt that are shown."""
 
@@ -45,13 +47,8 @@ def demo_command(options: DemoOptions) -> int:
     if wanted is None:
         wanted = QUICK_MAX_TOKENS if options.quick else MAX_TOKENS
     params = SamplingParams(max_tokens=wanted, temperature=0.0)
-    settings: dict[str, Any] = {"dtype": options.dtype, "num_threads": options.threads}
-    source = load_checkpoint(embedded_model("target"))
-    drafts = default_speculative_config(None)
-    with (
-        LLM(source, **settings) as plain,
-        LLM(source, speculative_config=drafts, strict=True, **settings) as speculative,
-    ):
+    with ExitStack() as stack:
+        plain, speculative = _open_arms(options, stack)
         screen = Screen(speculative.proposers)
         screen.note(banner(speculative))
         screen.legend()
@@ -60,11 +57,28 @@ def demo_command(options: DemoOptions) -> int:
         repeat = 1 if options.quick else REPEAT
         with screen.progress("measuring", repeat * len(ids)) as advance:
             comparison = compare(plain, speculative, ids, params, repeat=repeat, advance=advance)
-        screen.say("")
-        screen.say(demo_table(prompts, comparison))
-        screen.say("")
+        kinds = by_kind(prompts, comparison)
+        screen.say(f"\n{demo_table(kinds)}\n")
         screen.say(verdict(comparison, speculative.promises_identity))
+        if options.json:
+            results = {"max_tokens": wanted, "repeat": repeat, "kinds": _kind_results(kinds)}
+            screen.say(comparison.report().to_json(speculative, results))
     return EXIT_DIFFERENT if comparison.differing else 0
+
+
+def _open_arms(options: DemoOptions, stack: ExitStack) -> tuple[LLM, LLM]:
+    """The plain and the speculative engine, on one checkpoint."""
+    source = load_checkpoint(embedded_model("target"))
+    settings: dict[str, Any] = {
+        "dtype": options.dtype,
+        "num_threads": options.threads,
+        # Every measured run reads its prompt, whatever was streamed before.
+        "enable_prefix_caching": False,
+        "strict": True,
+    }
+    drafts = default_speculative_config(None)
+    plain = stack.enter_context(LLM(source, **settings))
+    return plain, stack.enter_context(LLM(source, speculative_config=drafts, **settings))
 
 
 def demo_prompts(quick: bool) -> list[Prompt]:
@@ -92,14 +106,31 @@ def _stream(
         screen.end_line()
 
 
-def demo_table(prompts: Sequence[Prompt], comparison: Comparison) -> str:
-    """A row per kind of prompt, and one for all."""
-    kinds: dict[str, Pair] = {}
-    total = Pair(0)
+def by_kind(prompts: Sequence[Prompt], comparison: Comparison) -> dict[str, Pair]:
+    """The comparison summed over each kind of prompt, and over all."""
+    kinds = {prompt.kind: Pair(0) for prompt in prompts} | {ALL: Pair(0)}
     for prompt, pair in zip(prompts, comparison.pairs, strict=True):
-        for sum_ in (kinds.setdefault(prompt.kind, Pair(0)), total):
-            sum_.plain.add_figures(pair.plain)
-            sum_.speculative.add_figures(pair.speculative)
-            sum_.differing |= pair.differing
-    rows = [[kind, *pair_cells(pair)] for kind, pair in [*kinds.items(), ("all", total)]]
+        for kind in (kinds[prompt.kind], kinds[ALL]):
+            kind.plain.add_figures(pair.plain)
+            kind.speculative.add_figures(pair.speculative)
+            kind.differing |= pair.differing
+    return kinds
+
+
+def demo_table(kinds: Mapping[str, Pair]) -> str:
+    """A row per kind of prompt, and one for all."""
+    rows = [[kind, *pair_cells(pair)] for kind, pair in kinds.items()]
     return table(["prompt kind", *PAIR_HEADERS], rows)
+
+
+def _kind_results(kinds: Mapping[str, Pair]) -> list[dict[str, Any]]:
+    return [
+        {
+            "kind": kind,
+            "plain": pair.plain.plain(),
+            "speculative": pair.speculative.speculative(),
+            "speedup": pair.speedup,
+            "identical": not pair.differing,
+        }
+        for kind, pair in kinds.items()
+    ]

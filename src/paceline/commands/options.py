@@ -241,3 +241,4 @@ class DemoOptions:
     ] = None
     dtype: Annotated[str, option("--dtype", help=f"Arithmetic: {', '.join(DTYPES)}.")] = "auto"
     threads: Annotated[int | None, option("--threads", help="Torch threads.")] = None
+    json: Annotated[bool, option("--json", help="End stdout with a line of JSON.")] = False

@@ -33,7 +33,7 @@ def default_speculative_config(model: str | None) -> tuple[SpeculativeConfig, ..
     draft = SpeculativeConfig(
         method="draft_model", model=embedded_model("draft"), num_speculative_tokens=2
     )
-    return draft, lookup
+    return lookup, draft
 
 
 def speculative_config(

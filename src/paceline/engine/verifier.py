@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from paceline.errors import RequestFailedError
@@ -86,7 +85,7 @@ def verify(
     while live:  # one level of all trees per turn
         rows = [SamplingRow(w.item.request, w.tokens) for w in live]
         tokens, valid = sample_tokens(table[[w.row for w in live]], rows)
-        for walk, token, fine in zip(live, tokens.tolist(), valid.tolist(), strict=True):
+        for walk, token, fine in zip(live, tokens, valid, strict=True):
             _take(walk, token, fine, failed)
         live = [w for w in live if not w.done]
     return [failed.get(w.item.request.request_id) or _result(w, logits) for w in walks]
@@ -94,14 +93,13 @@ def verify(
 
 def _walk_greedy(
     walks: Sequence[_Walk],
-    tokens: np.ndarray[tuple[int, ...], np.dtype[np.int64]],
-    valid: np.ndarray[tuple[int, ...], np.dtype[np.bool_]],
+    tokens: Sequence[int],
+    valid: Sequence[bool],
     failed: dict[int, RequestFailedError],
 ) -> None:
-    token_list, valid_list = tokens.tolist(), valid.tolist()
     for walk in walks:
         while not walk.done:
-            _take(walk, token_list[walk.row], valid_list[walk.row], failed)
+            _take(walk, tokens[walk.row], valid[walk.row], failed)
 
 
 def _take(walk: _Walk, token: int, valid: bool, failed: dict[int, RequestFailedError]) -> None:

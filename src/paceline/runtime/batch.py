@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -33,10 +34,11 @@ class Batch:
     positions: torch.Tensor
     num_rows: int
     attention: AttentionBatch
-    sample_rows: Ints
+    sample_rows: list[int]
     sample_offsets: list[int]
 
 
+@cache
 def lane_class(tokens: int) -> int:
     """Key lanes of a row that sees ``tokens`` positions: 1, 2, 3, 4, 6, 8, 12, ... tiles.
 
@@ -50,104 +52,83 @@ def lane_class(tokens: int) -> int:
 
 @dataclass(slots=True)
 class _Rows:
-    """Per-row columns, gathered span by span."""
+    """Per-row columns, gathered span by span.
 
-    tokens: list[int]
-    positions: list[int]
-    write_slots: list[int]
-    span_index: list[int]
-    samples: list[int]
-    offsets: list[int]
-    # KV slots of ancestors that are not where their position says: (row, position, slot)
-    displaced: list[tuple[int, int, int]]
+    Attributes:
+        slots: the KV slots of the row's sequence, by position.
+        displaced: for rows of a tree, ancestors that are not where their position says:
+            row to (position, slot) pairs.
+    """
 
+    tokens: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    write_slots: list[int] = field(default_factory=list)
+    slots: list[Ints] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=lambda: [0])
+    displaced: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
 
-def _gather_rows(spans: Sequence[Span], kv: KVCache) -> _Rows:
-    rows = _Rows([], [], [], [], [], [0], [])
-    for index, span in enumerate(spans):
+    def add(self, span: Span, slots: Ints) -> None:
         cached = span.num_cached
-        first = len(rows.tokens) - cached  # row of node 0, were it computed
+        first = len(self.tokens) - cached  # row of node 0, were it computed
         begin, end = span.start + cached, span.start + len(span.token_ids)
-        slots = kv[span.request_id].slots
-        rows.tokens.extend(span.token_ids[cached:] if cached else span.token_ids)
-        rows.write_slots.extend(slots[begin:end].tolist())
-        rows.span_index.extend([index] * (end - begin))
+        self.tokens.extend(span.token_ids[cached:] if cached else span.token_ids)
+        self.write_slots.extend(slots[begin:end].tolist())
+        self.slots.extend([slots] * (end - begin))
         if span.is_chain:
-            rows.positions.extend(range(begin, end))
+            self.positions.extend(range(begin, end))
         else:
-            _gather_tree(rows, span, slots, first)
-        rows.samples.extend([first + node for node in span.sample_rows])
-        rows.offsets.append(len(rows.samples))
-    return rows
+            self._add_tree(span, slots, first)
+        self.samples.extend([first + node for node in span.sample_rows])
+        self.offsets.append(len(self.samples))
+
+    def _add_tree(self, span: Span, slots: Ints, first: int) -> None:
+        start = span.start
+        paths: list[list[int]] = []
+        for node, parent in enumerate(span.parents):
+            path = [*paths[parent], node] if parent >= 0 else [node]
+            paths.append(path)
+            if node < span.num_cached:
+                continue
+            self.positions.append(start + len(path) - 1)
+            self.displaced[first + node] = [
+                (start + depth, int(slots[start + ancestor]))
+                for depth, ancestor in enumerate(path)
+                if ancestor != depth
+            ]
 
 
-def _gather_tree(rows: _Rows, span: Span, slots: Ints, first: int) -> None:
-    start = span.start
-    paths: list[list[int]] = []
-    for node, parent in enumerate(span.parents):
-        path = [*paths[parent], node] if parent >= 0 else [node]
-        paths.append(path)
-        if node < span.num_cached:
-            continue
-        rows.positions.append(start + len(path) - 1)
-        for depth, ancestor in enumerate(path):
-            if ancestor != depth:
-                slot = int(slots[start + ancestor])
-                rows.displaced.append((first + node, start + depth, slot))
+# The loops over rows below fill few, small slices: fewer kernels to warm up than one fancy index,
+# which is what counts right after a forward has emptied the caches.
 
 
-def _visible_slots(rows: _Rows, last: int, spans: Sequence[Span], kv: KVCache) -> Ints:
-    """``[rows, lanes]``: the slot of every position, for rows whose last position is ``last``."""
-    lanes = lane_class(last + 1)
-    by_span = np.zeros((len(spans), lanes), dtype=np.int64)
-    for index, span in enumerate(spans):
-        slots = kv[span.request_id].slots[:lanes]
-        by_span[index, : len(slots)] = slots
-    visible = by_span[rows.span_index]
+def _group(rows: _Rows, members: list[int], lanes: int, window: int) -> AttentionGroup:
+    slots = np.zeros((len(members), lanes), dtype=np.int64)
+    mask = np.full((len(members), 1, 1, lanes), -np.inf, dtype=np.float32)
+    sliding = mask.copy() if window else None
+    for at, row in enumerate(members):
+        end = rows.positions[row] + 1
+        slots[at, :end] = rows.slots[row][:end]
+        mask[at, 0, 0, :end] = 0.0
+        if sliding is not None:
+            sliding[at, 0, 0, max(0, end - window) : end] = 0.0
     if rows.displaced:
-        row, position, slot = zip(*rows.displaced, strict=True)
-        visible[row, position] = slot
-    return visible
-
-
-def _group(
-    picked: Ints, visible: Ints, positions: Ints, window: int, device: torch.device
-) -> AttentionGroup:
-    lanes = np.arange(visible.shape[1])
-    own = positions[:, None]
-    hidden = lanes > own
-    visible[hidden] = 0
-    sliding = None
-    if window:
-        sliding = _mask(hidden | (lanes <= own - window)).to(device)
+        for at, row in enumerate(members):
+            for position, slot in rows.displaced.get(row, ()):
+                slots[at, position] = slot
     return AttentionGroup(
-        rows=torch.from_numpy(picked).to(device),
-        slots=torch.from_numpy(visible).to(device),
-        mask=_mask(hidden).to(device),
-        sliding_mask=sliding,
+        rows=torch.from_numpy(np.array(members)),
+        slots=torch.from_numpy(slots),
+        mask=torch.from_numpy(mask),
+        sliding_mask=None if sliding is None else torch.from_numpy(sliding),
     )
 
 
-def _mask(hidden: npt.NDArray[np.bool_]) -> torch.Tensor:
-    mask = np.zeros(hidden.shape, dtype=np.float32)
-    mask[hidden] = -np.inf
-    return torch.from_numpy(mask[:, None, None])
-
-
-def _groups(
-    rows: _Rows, positions: Ints, spans: Sequence[Span], kv: KVCache, window: int
-) -> list[AttentionGroup]:
-    device = kv.memory.device
-    visible = _visible_slots(rows, max(rows.positions), spans, kv)
-    if lane_class(min(rows.positions) + 1) == visible.shape[1]:  # as in most decode steps
-        return [_group(np.arange(len(positions)), visible, positions, window, device)]
-    classes = np.asarray([lane_class(position + 1) for position in rows.positions])
-    groups = []
-    for lanes in np.unique(classes):
-        picked = np.flatnonzero(classes == lanes)
-        seen = np.ascontiguousarray(visible[picked, :lanes])
-        groups.append(_group(picked, seen, positions[picked], window, device))
-    return groups
+def _groups(rows: _Rows, window: int) -> list[AttentionGroup]:
+    by_class: dict[int, list[int]] = {}
+    for row, position in enumerate(rows.positions):
+        by_class.setdefault(lane_class(position + 1), []).append(row)
+    return [_group(rows, members, lanes, window) for lanes, members in by_class.items()]
 
 
 def build_batch(spans: Sequence[Span], kv: KVCache, row_multiple: int, window: int = 0) -> Batch:
@@ -159,24 +140,24 @@ def build_batch(spans: Sequence[Span], kv: KVCache, row_multiple: int, window: i
         row_multiple: the backend's padding.
         window: the model's sliding window, 0 for none.
     """
-    rows = _gather_rows(spans, kv)
+    rows = _Rows()
+    for span in spans:
+        rows.add(span, kv[span.request_id].slots)
     count = len(rows.tokens)
     padding = [0] * (-count % row_multiple)
-    positions = np.array(rows.positions, dtype=np.int64)
+    columns = torch.from_numpy(
+        np.array([rows.tokens + padding, rows.positions + padding, rows.write_slots + padding])
+    )
+    groups = _groups(rows, window)
     device = kv.memory.device
+    if columns.device != device:
+        columns = columns.to(device)
+        groups = [group.to(device) for group in groups]
     return Batch(
-        input_ids=_tensor(rows.tokens + padding, device),
-        positions=_tensor(rows.positions + padding, device),
+        input_ids=columns[0],
+        positions=columns[1],
         num_rows=count,
-        attention=AttentionBatch(
-            cache=kv.memory,
-            write_slots=_tensor(rows.write_slots, device),
-            groups=_groups(rows, positions, spans, kv, window),
-        ),
-        sample_rows=np.array(rows.samples, dtype=np.int64),
+        attention=AttentionBatch(kv.memory, columns[2, :count], groups),
+        sample_rows=rows.samples,
         sample_offsets=rows.offsets,
     )
-
-
-def _tensor(values: list[int], device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(np.array(values, dtype=np.int64)).to(device)

@@ -41,16 +41,19 @@ class ModelRunner:
         config = self.decoder.config
         return build_batch(spans, self.kv, self.decoder.ops.row_multiple, config.sliding_window)
 
-    @torch.inference_mode()
     def forward(self, batch: Batch) -> ForwardResult:
         """Write the KV of every row and return the logits that were asked for."""
         began = time.perf_counter()
-        hidden = self.decoder.hidden(batch.input_ids, batch.positions, batch.attention)
-        logits = self._logits(hidden, batch)
+        logits = self._forward(batch)
         self.num_forwards += 1
         self.num_rows += batch.num_rows
         self.seconds += time.perf_counter() - began
         return ForwardResult(logits, batch.sample_offsets)
+
+    @torch.inference_mode()
+    def _forward(self, batch: Batch) -> torch.Tensor:
+        hidden = self.decoder.hidden(batch.input_ids, batch.positions, batch.attention)
+        return self._logits(hidden, batch)
 
     def _logits(self, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
         count = len(batch.sample_rows)
@@ -58,7 +61,7 @@ class ModelRunner:
             return hidden.new_empty(0, self.decoder.config.vocab_size)
         if count == batch.num_rows:  # every row is wanted, and they are padded already
             return self.decoder.logits(hidden)[:count]
-        rows = torch.from_numpy(batch.sample_rows).to(hidden.device)
+        rows = torch.tensor(batch.sample_rows, device=hidden.device)
         padding = -count % self.decoder.ops.row_multiple
         picked = torch.nn.functional.pad(hidden.index_select(0, rows), (0, 0, 0, padding))
         return self.decoder.logits(picked)[:count]

@@ -6,6 +6,7 @@ forward a row was computed in or what was drafted. Knows nothing of trees, engin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -50,23 +51,23 @@ class SamplingRow:
 
 
 def to_numpy(logits: torch.Tensor) -> npt.NDArray[np.float32]:
-    array: npt.NDArray[np.float32] = logits.to("cpu", torch.float32).numpy()
+    array: npt.NDArray[np.float32] = logits.numpy(force=True)
     return array
 
 
-def argmax_rows(logits: npt.NDArray[np.float32]) -> tuple[Ints, npt.NDArray[np.bool_]]:
+def argmax_rows(logits: npt.NDArray[np.float32]) -> tuple[list[int], list[bool]]:
     """Lowest id of each row's maximum, and whether that maximum is a finite number."""
-    tokens = logits.argmax(axis=1)
-    return tokens, np.isfinite(logits[np.arange(len(tokens)), tokens])
+    tokens: list[int] = logits.argmax(axis=1).tolist()
+    return tokens, [math.isfinite(logits.item(row, token)) for row, token in enumerate(tokens)]
 
 
 def sample_tokens(
     logits: npt.NDArray[np.float32], rows: Sequence[SamplingRow]
-) -> tuple[Ints, npt.NDArray[np.bool_]]:
+) -> tuple[list[int], list[bool]]:
     """The target's token for each row of ``[n, vocab]`` logits.
 
     Returns:
-        Token ids ``[n]``, and for each row whether its logits allowed one (False for NaN, infinite
+        Token ids, and for each row whether its logits allowed one (False for NaN, infinite
         logits, or when every token is masked).
     """
     if all(row.sampling.is_plain_greedy for row in rows):
@@ -75,9 +76,9 @@ def sample_tokens(
     tokens, valid = argmax_rows(edited)
     picked = [i for i, row in enumerate(rows) if valid[i] and not row.sampling.is_greedy]
     if picked:
-        sampled = [rows[i] for i in picked]
-        scores = _Perturbed(edited[picked], sampled, 1)
-        tokens[picked] = scores.best()
+        best = _Perturbed(edited[picked], [rows[i] for i in picked], 1).best()
+        for index, token in zip(picked, best.tolist(), strict=True):
+            tokens[index] = token
     return tokens, valid
 
 

@@ -35,6 +35,15 @@ class AttentionGroup:
     mask: Tensor
     sliding_mask: Tensor | None = None
 
+    def to(self, device: torch.device) -> AttentionGroup:
+        sliding = self.sliding_mask
+        return AttentionGroup(
+            self.rows.to(device),
+            self.slots.to(device),
+            self.mask.to(device),
+            None if sliding is None else sliding.to(device),
+        )
+
 
 @dataclass(slots=True)
 class AttentionBatch:
