@@ -63,7 +63,8 @@ def run(options: RunOptions) -> None:
 
     Without a prompt: a chat on a terminal, otherwise the prompt is read from standard input.
 
-    Speculation is on: prompt lookup, and with the embedded model its draft model too. It changes the speed and never the tokens.
+    Speculation is on: prompt lookup, and with the embedded model its draft model too. It changes
+    the speed and never the tokens.
     """
     from paceline.commands.run import run_command
 

@@ -65,10 +65,16 @@ class SpeculativeConfig:
     catch_up_tokens: int = 512
 
     def __post_init__(self) -> None:
-        method = METHOD_ALIASES.get(self.method, self.method)
+        method = METHOD_ALIASES.get(str(self.method), self.method)
         if method not in METHODS:
             raise ConfigError(f"method is {self.method!r}; allowed are {', '.join(METHODS)}")
         object.__setattr__(self, "method", method)
+        if not isinstance(self.deterministic, bool):
+            raise ConfigError(
+                f"deterministic is {self.deterministic!r}; allowed are true and false"
+            )
+        if self.model is not None and not isinstance(self.model, str):
+            raise ConfigError(f"model is {self.model!r}; it must be a string")
         if method == "draft_model" and not self.model:
             raise ConfigError('method "draft_model" needs "model": the draft\'s folder or hub id')
         _check_range(
@@ -76,7 +82,7 @@ class SpeculativeConfig:
         )
         _check_range("max_tree_nodes", self.max_tree_nodes, 0, MAX_TREE_NODES)
         _check_range("max_branching", self.max_branching, 1, 16)
-        _check_range("min_accept_prob", self.min_accept_prob, 0.0, 1.0)
+        _check_range("min_accept_prob", self.min_accept_prob, 0.0, 1.0, float)
         _check_range("prompt_lookup_min", self.prompt_lookup_min, 1, 32)
         _check_range("prompt_lookup_max", self.prompt_lookup_max, self.prompt_lookup_min, 32)
         _check_range("prompt_lookup_window", self.prompt_lookup_window, 1, 1 << 24)
@@ -89,9 +95,12 @@ class SpeculativeConfig:
         return max(self.max_tree_nodes, self.num_speculative_tokens)
 
 
-def _check_range(name: str, value: float, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise ConfigError(f"{name} is {value!r}; allowed are {low} to {high}")
+def _check_range(name: str, value: float, low: float, high: float, kind: type = int) -> None:
+    """``kind`` int wants a whole number; float takes either. Booleans are neither."""
+    allowed = (int, float) if kind is float else int
+    if isinstance(value, bool) or not isinstance(value, allowed) or not low <= value <= high:
+        what = "numbers" if kind is float else "whole numbers"
+        raise ConfigError(f"{name} is {value!r}; allowed are {what} from {low} to {high}")
 
 
 def _check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
@@ -198,8 +207,12 @@ class EngineConfig:
             )
         if self.max_model_len is not None:
             _check_range("max_model_len", self.max_model_len, 2, 1 << 24)
+        if self.kv_cache_memory is not None:
+            _check_range("kv_cache_memory", self.kv_cache_memory, 1, 1 << 50)
+        if self.num_threads is not None:
+            _check_range("num_threads", self.num_threads, 1, 4096)
         if self.max_step_ms is not None:
-            _check_range("max_step_ms", self.max_step_ms, 0.001, 1e9)
+            _check_range("max_step_ms", self.max_step_ms, 0.001, 1e9, float)
 
     def without_speculation(self) -> EngineConfig:
         """The same engine with speculation never configured."""

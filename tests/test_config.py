@@ -1,0 +1,80 @@
+"""Speculative configurations and engine options: what is taken, what is refused and how."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paceline.config import (
+    LOOSENING_KEYS,
+    EngineConfig,
+    SpeculativeConfig,
+    environment_name,
+    parse_speculative_config,
+)
+from paceline.errors import ConfigError
+
+
+def test_json_object_list_and_alias() -> None:
+    text = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}'
+    (config,) = parse_speculative_config(text)
+    assert config == SpeculativeConfig("prompt_lookup", None, 4, prompt_lookup_max=3)
+    two = parse_speculative_config([config, {"method": "draft_model", "model": "x"}])
+    assert [c.method for c in two] == ["prompt_lookup", "draft_model"]
+    assert parse_speculative_config(None) == ()
+    assert parse_speculative_config({"max_tree_depth": 6})[0].num_speculative_tokens == 6
+
+
+@pytest.mark.parametrize("key", LOOSENING_KEYS)
+def test_keys_that_loosen_acceptance_are_refused_with_the_reason(key: str) -> None:
+    with pytest.raises(ConfigError, match="the target did not choose"):
+        parse_speculative_config({"method": "ngram", key: 0.5})
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{", "not JSON"),
+        ("3", "object or a list"),
+        ("[3]", "must be an object"),
+        ({"methd": "ngram"}, "unknown speculative key 'methd'; allowed are method, model"),
+        ({"method": "magic"}, "allowed are prompt_lookup, draft_model"),
+        ({"method": ["ngram"]}, "allowed are prompt_lookup"),
+        ({"method": "draft_model"}, 'needs "model"'),
+        ({"method": "draft_model", "model": 3}, "must be a string"),
+        ({"num_speculative_tokens": "4"}, "whole numbers"),
+        ({"num_speculative_tokens": 4.5}, "whole numbers"),
+        ({"num_speculative_tokens": True}, "whole numbers"),
+        ({"num_speculative_tokens": 0}, "from 1 to 64"),
+        ({"min_accept_prob": 1.5}, "from 0.0 to 1.0"),
+        ({"prompt_lookup_min": 4, "prompt_lookup_max": 3}, "prompt_lookup_max is 3"),
+        ({"dtype": "int3"}, "allowed are auto"),
+        ({"deterministic": "yes"}, "true and false"),
+    ],
+)
+def test_what_is_wrong_is_said(source: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_speculative_config(source)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dtype": "float8"},
+        {"max_num_seqs": 0},
+        {"max_num_seqs": 2.0},
+        {"max_num_batched_tokens": 4, "max_num_seqs": 8},
+        {"kv_cache_memory": -1},
+        {"max_step_ms": 0.0},
+        {"num_threads": 0},
+        {"load_format": "zip"},
+    ],
+)
+def test_engine_options_out_of_range(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"allowed|below"):
+        EngineConfig(**options)
+
+
+def test_environment_names() -> None:
+    assert environment_name("--max-num-seqs") == "PACELINE_MAX_NUM_SEQS"
