@@ -19,9 +19,10 @@ from proposer_sets import described, for_acceptance
 from report import Report, Target, number, table
 
 from paceline import LLM, SamplingParams
-from paceline.llm import GenerationOutput, embedded_model
+from paceline.llm import embedded_model
 from paceline.metrics import SpeculationCounters
 from paceline.models.checkpoint import load_checkpoint
+from paceline.outputs import GenerationOutput
 
 TEMPERATURES = (0.0, 0.8)
 BATCH = 8

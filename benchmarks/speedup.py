@@ -23,8 +23,9 @@ from proposer_sets import DEFAULT, described, for_speedup
 from report import Report, Target, number, table
 
 from paceline import LLM, SamplingParams
-from paceline.llm import GenerationOutput, embedded_model
+from paceline.llm import embedded_model
 from paceline.models.checkpoint import load_checkpoint
+from paceline.outputs import GenerationOutput
 
 TEMPERATURES = (0.0, 0.8)
 MAX_MODEL_LEN = 1024

@@ -176,6 +176,56 @@ def test_async_generate_and_stream(speculative: LLM) -> None:
     assert streamed == texts[0]
 
 
+def test_cancelling_ends_the_requests() -> None:
+    long = SamplingParams(temperature=0, max_tokens=1500, ignore_eos=True)
+
+    async def consume(llm: AsyncLLM) -> None:
+        async for _ in llm.astream(PROMPTS[0], long):
+            pass
+
+    async def go() -> None:
+        with AsyncLLM() as llm:
+            for wait in (0, 0, 0.05):
+                tasks = [
+                    asyncio.create_task(consume(llm)),
+                    asyncio.create_task(llm.agenerate(PROMPTS, long)),
+                ]
+                await asyncio.sleep(wait)
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+            await llm.agenerate("x", GREEDY)
+            assert llm.stats().num_running == 0
+            assert llm.stats().num_waiting == 0
+
+    asyncio.run(go())
+
+
+def test_many_concurrent_awaits_run_as_one_batch() -> None:
+    async def go() -> int:
+        with AsyncLLM() as llm:
+            await asyncio.gather(*(llm.agenerate(p, GREEDY) for p in PROMPTS * 6))
+            return llm.stats().num_target_forwards
+
+    assert asyncio.run(go()) < 3 * GREEDY.max_tokens  # type: ignore[operator]
+
+
+def test_one_callers_mistake_does_not_end_the_engine(plain: LLM) -> None:
+    wish = SpeculativeParams(methods=["ngram"])
+    assert wish.methods == ("prompt_lookup",)
+    assert plain.generate("x", SamplingParams(max_tokens=2, speculative=wish)).token_ids
+    assert plain.generate("x", GREEDY, cache_salt="\ud800").token_ids
+    for bad in ([None], [1.5], 3, {"role": "user"}, [True, 2]):
+        with pytest.raises(RequestError):
+            plain.generate(bad, GREEDY)  # type: ignore[arg-type]
+    for options in ({"temperature": "a"}, {"max_tokens": 6.5}, {"n": 2.0}, {"stop": [1]}):
+        with pytest.raises(RequestError):
+            SamplingParams(**options)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="prompt_lookup, draft_model"):
+        SpeculativeParams(methods=["magic"])
+    assert plain.generate("x", GREEDY).token_ids
+
+
 def test_refusals(plain: LLM) -> None:
     with pytest.raises(ConfigError, match="allowed are dtype"):
         LLM(temprature=1)

@@ -183,7 +183,7 @@ def check_contexts(engine: Engine) -> None:
         if request.num_uncomputed != 1:
             continue
         for proposer in engine.drafting.proposers:
-            assert proposer.context_length(request) in (0, len(request.token_ids))
+            assert proposer.context_length(request) == len(request.token_ids)
 
 
 def assert_no_leak(engine: Engine) -> None:

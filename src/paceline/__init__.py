@@ -13,13 +13,14 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from paceline.errors import PacelineError
-    from paceline.llm import LLM, AsyncLLM, GenerationOutput
+    from paceline.llm import LLM, AsyncLLM
+    from paceline.outputs import GenerationOutput
     from paceline.sampling_params import SamplingParams, SpeculativeParams
 
 _HOMES = {
     "LLM": "paceline.llm",
     "AsyncLLM": "paceline.llm",
-    "GenerationOutput": "paceline.llm",
+    "GenerationOutput": "paceline.outputs",
     "SamplingParams": "paceline.sampling_params",
     "SpeculativeParams": "paceline.sampling_params",
     "PacelineError": "paceline.errors",

@@ -127,7 +127,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app(args=arguments, prog_name="paceline")
     except PacelineError as error:
-        print(f"error: {error}", file=sys.stderr)
+        from paceline.commands.display import printable
+
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         sys.exit(EXIT_ERROR)
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from paceline.errors import ConfigError
@@ -36,7 +35,8 @@ class SpeculativeConfig:
         method: ``prompt_lookup`` (alias ``ngram``) or ``draft_model``.
         model: folder, GGUF file or hub id of the draft model.
         num_speculative_tokens: most tokens along one path of a draft.
-        max_tree_nodes: most nodes of one draft tree; 0 means a chain.
+        max_tree_nodes: most nodes of one draft tree; 0 means a chain, or as many as
+            ``max_branching`` chains have where that is above 1.
         max_branching: most children of one node.
         min_accept_prob: nodes less likely to be reached and accepted than this are not verified,
             the first one included. Chooses what is verified, never what is accepted.
@@ -69,6 +69,14 @@ class SpeculativeConfig:
         if method not in METHODS:
             raise ConfigError(f"method is {self.method!r}; allowed are {', '.join(METHODS)}")
         object.__setattr__(self, "method", method)
+        if self.max_branching > 1 and self.max_tree_nodes == 0:
+            nodes = min(MAX_TREE_NODES, self.num_speculative_tokens * self.max_branching)
+            object.__setattr__(self, "max_tree_nodes", nodes)
+        for key, low, high in (("temperature", 0.0, 100.0), ("top_p", 1e-9, 1.0)):
+            if getattr(self, key) is not None:
+                _check_range(key, getattr(self, key), low, high, float)
+        if self.top_k is not None:
+            _check_range("top_k", self.top_k, -1, 1 << 31)
         if not isinstance(self.deterministic, bool):
             raise ConfigError(
                 f"deterministic is {self.deterministic!r}; allowed are true and false"
@@ -112,7 +120,7 @@ _KEY_ALIASES = {"max_tree_depth": "num_speculative_tokens"}
 
 
 def parse_speculative_config(
-    source: str | Mapping[str, Any] | Sequence[Mapping[str, Any]] | None,
+    source: str | Mapping[str, Any] | SpeculativeConfig | Sequence[Any] | None,
 ) -> tuple[SpeculativeConfig, ...]:
     """Read a speculative configuration: JSON text, one mapping, or a list of mappings.
 
@@ -127,7 +135,7 @@ def parse_speculative_config(
             source = json.loads(source)
         except json.JSONDecodeError as error:
             raise ConfigError(f"the speculative configuration is not JSON: {error}") from error
-    items = [source] if isinstance(source, Mapping) else source
+    items = [source] if isinstance(source, Mapping | SpeculativeConfig) else source
     if not isinstance(items, Sequence) or isinstance(items, str):
         raise ConfigError("the speculative configuration must be an object or a list of objects")
     return tuple(_parse_one(item) for item in items)
@@ -150,8 +158,22 @@ def _parse_one(item: object) -> SpeculativeConfig:
         if name not in allowed:
             known = ", ".join([*allowed, *_KEY_ALIASES])
             raise ConfigError(f"unknown speculative key {key!r}; allowed are {known}")
+        if name in values:
+            raise ConfigError(f"{key!r} is given twice, under two names")
         values[name] = value
+    if "model" in values:
+        values.setdefault("method", "draft_model")
+    _widen_lookup(values)
     return SpeculativeConfig(**values)
+
+
+def _widen_lookup(values: dict[str, Any]) -> None:
+    """Let one bound of the match length, given alone, move the other's default."""
+    low, high = values.get("prompt_lookup_min"), values.get("prompt_lookup_max")
+    if low is None and isinstance(high, int) and high >= 1:
+        values["prompt_lookup_min"] = min(high, SpeculativeConfig().prompt_lookup_min)
+    elif high is None and isinstance(low, int):
+        values["prompt_lookup_max"] = max(low, SpeculativeConfig().prompt_lookup_max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +229,12 @@ class EngineConfig:
             )
         if self.max_model_len is not None:
             _check_range("max_model_len", self.max_model_len, 2, 1 << 24)
+        for name in ("enable_prefix_caching", "strict", "deterministic"):
+            value = getattr(self, name)
+            if not isinstance(value, bool) and (value is not None or name != "deterministic"):
+                raise ConfigError(f"{name} is {value!r}; allowed are True and False")
+        if self.seed is not None:
+            _check_range("seed", self.seed, -(2**63), 2**64 - 1)
         if self.kv_cache_memory is not None:
             _check_range("kv_cache_memory", self.kv_cache_memory, 1, 1 << 50)
         if self.num_threads is not None:
@@ -214,17 +242,7 @@ class EngineConfig:
         if self.max_step_ms is not None:
             _check_range("max_step_ms", self.max_step_ms, 0.001, 1e9, float)
 
-    def without_speculation(self) -> EngineConfig:
-        """The same engine with speculation never configured."""
-        return replace(self, speculative=())
-
 
 def environment_name(option: str) -> str:
     """The variable that an option also reads: PACELINE_MAX_TOKENS for ``--max-tokens``."""
     return "PACELINE_" + option.lstrip("-").replace("-", "_").upper()
-
-
-def default_cache_dir() -> str:
-    """Folder for what Paceline stores about this machine."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return os.path.join(base, "paceline")

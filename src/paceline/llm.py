@@ -8,104 +8,27 @@ from __future__ import annotations
 import asyncio
 import queue
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, fields
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from dataclasses import fields
+from functools import partial
 from typing import Any
 
-from paceline.config import EngineConfig, parse_speculative_config
+from paceline.config import EngineConfig, SpeculativeConfig, parse_speculative_config
 from paceline.engine.build import BuiltEngine, build_engine
 from paceline.engine.engine import Engine
-from paceline.engine.engine_thread import EngineThread
+from paceline.engine.engine_thread import EngineThread, Sink
 from paceline.errors import ConfigError, RequestError
-from paceline.metrics import EngineStats, SpeculationCounters
+from paceline.metrics import EngineStats
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.detokenizer import TextStream
 from paceline.models.tokenizer import Tokenizer
-from paceline.request import Request, StepOutput, StopChecker, TokenLogprobs
+from paceline.outputs import Collector, GenerationOutput, Job
+from paceline.request import StepOutput, StopChecker
 from paceline.sampling_params import SamplingParams
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
-SpeculativeSource = str | Mapping[str, Any] | Sequence[Any] | None
-
-
-@dataclass(slots=True)
-class Completion:
-    """One sample of one prompt.
-
-    Attributes:
-        index: which of the ``n`` samples.
-        token_ids: emitted tokens, the end-of-sequence token included.
-        origins: for each token the proposer that drafted it, or ``target``.
-        finish_reason: ``stop``, ``length``, ``abort`` or ``error``.
-        stop_reason: the stop string or stop token id that matched.
-        counters: what speculation did for this sample.
-    """
-
-    index: int
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    origins: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
-    counters: SpeculationCounters = field(default_factory=SpeculationCounters)
-    error: Exception | None = None
-
-    def add(self, output: StepOutput) -> None:
-        """Append what a step added."""
-        self.text += output.text
-        self.token_ids += output.token_ids
-        self.origins += output.origins
-        self.logprobs += output.logprobs
-        self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
-        self.error = output.error
-
-
-@dataclass(slots=True)
-class GenerationOutput:
-    """Everything generated for one prompt; ``text`` and ``token_ids`` are those of sample 0."""
-
-    prompt_token_ids: list[int]
-    completions: list[Completion]
-    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
-
-    @property
-    def text(self) -> str:
-        return self.completions[0].text
-
-    @property
-    def token_ids(self) -> list[int]:
-        return self.completions[0].token_ids
-
-    @property
-    def finish_reason(self) -> str | None:
-        return self.completions[0].finish_reason
-
-    @property
-    def error(self) -> Exception | None:
-        return next((c.error for c in self.completions if c.error is not None), None)
-
-
-@dataclass(slots=True)
-class _Job:
-    """A submitted prompt: its requests by id, kept alive to read their counters at the end."""
-
-    prompt_token_ids: list[int]
-    requests: list[Request] = field(default_factory=list)
-
-    @property
-    def ids(self) -> list[int]:
-        return [request.request_id for request in self.requests]
-
-    def output(self, collected: Mapping[int, Completion]) -> GenerationOutput:
-        for request in self.requests:
-            collected[request.request_id].counters = request.counters
-        return GenerationOutput(
-            self.prompt_token_ids,
-            [collected[i] for i in self.ids],
-            self.requests[0].prompt_logprobs,
-        )
+SpeculativeSource = str | Mapping[str, Any] | SpeculativeConfig | Sequence[Any] | None
 
 
 class LLM:
@@ -141,11 +64,15 @@ class LLM:
                 raise ConfigError(f"unknown option {name!r}; allowed are {', '.join(allowed)}")
         speculative = parse_speculative_config(speculative_config)
         config = EngineConfig(speculative=speculative, **options)
-        self._built: BuiltEngine = build_engine(model or embedded_model("target"), config)
-        self._thread = EngineThread(self._built.engine)
+        self._built: BuiltEngine
+        self._thread = EngineThread(partial(self._build, model, config))
         self.config = self._built.config
         self.model = self._built.checkpoint.name
         self.promises_identity = self._built.promises_identity
+
+    def _build(self, model: str | Checkpoint | None, config: EngineConfig) -> Engine:
+        self._built = build_engine(model or embedded_model("target"), config)
+        return self._built.engine
 
     # --- prompts -------------------------------------------------------------------------------
 
@@ -160,11 +87,11 @@ class LLM:
         """Token ids of a string, of token ids (as they are), or of a chat (a list of messages)."""
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
-        items: list[Any] = list(prompt)
+        items: list[Any] = list(prompt) if isinstance(prompt, Sequence) else [prompt]
         if items and isinstance(items[0], Mapping):
             text = self.tokenizer.apply_chat_template(items, **template_options)
             return self.tokenizer.encode(text, add_special_tokens=False)
-        if not all(isinstance(item, int) for item in items):
+        if not all(type(item) is int for item in items):
             raise RequestError("a prompt is a string, a list of token ids, or a list of messages")
         return items
 
@@ -177,6 +104,8 @@ class LLM:
         *,
         progress: bool = False,
         on_finished: Callable[[int], None] | None = None,
+        cache_salt: str = "",
+        **template_options: Any,
     ) -> Any:
         """Complete one prompt or a batch of prompts.
 
@@ -187,56 +116,39 @@ class LLM:
             params: for all prompts, or one per prompt.
             progress: draw a progress bar on standard error.
             on_finished: called with the number of finished prompts whenever one finishes.
+            cache_salt: prompts share cached prefixes only with those of the same salt.
+            template_options: for the chat template of a chat, such as ``enable_thinking=False``.
 
         Raises:
             RequestError: a prompt or its parameters cannot be served; nothing was started then.
             RequestFailedError: a single prompt failed while it ran. In a batch the failed ones
                 carry their ``error`` and their neighbours are complete.
         """
-        single = _is_single(prompts)
+        single = is_single(prompts)
         batch: list[Any] = [prompts] if single else list(prompts)
         wishes = _params_for(params, len(batch))
-        with _progress_bar(len(batch)) if progress else nullcontext(on_finished) as report:
-            outputs = self._run(batch, wishes, report)
-        if not single:
-            return outputs
-        if outputs[0].error is not None:
-            raise outputs[0].error
-        return outputs[0]
-
-    def _run(
-        self,
-        prompts: list[Any],
-        params: list[SamplingParams],
-        on_finished: Callable[[int], None] | None,
-    ) -> list[GenerationOutput]:
         inbox: queue.SimpleQueue[StepOutput] = queue.SimpleQueue()
-        jobs = self._submit(prompts, params, inbox.put)
-        collected = _completions(jobs)
-        owner = {i: job for job, entry in enumerate(jobs) for i in entry.ids}
-        open_ids = [set(job.ids) for job in jobs]
-        pending, finished = len(collected), 0
+        encoded = [self.encode(prompt, **template_options) for prompt in batch]
+        collector = Collector(self._submit(encoded, wishes, inbox.put, cache_salt))
         try:
-            while pending:
-                output = inbox.get()
-                collected[output.request_id].add(output)
-                if output.finish_reason is not None:
-                    pending -= 1
-                    left = open_ids[owner[output.request_id]]
-                    left.discard(output.request_id)
-                    if not left:
-                        finished += 1
-                        if on_finished is not None:
-                            on_finished(finished)
+            with _progress_bar(len(batch)) if progress else nullcontext() as bar:
+                while not collector.done:
+                    if collector.take(inbox.get()):
+                        for report in filter(None, (bar, on_finished)):
+                            report(collector.num_finished)
         except BaseException:
-            self._thread.abort([i for i, c in collected.items() if c.finish_reason is None])
+            self._thread.abort(collector.unfinished_ids)
             raise
-        return [job.output(collected) for job in jobs]
+        return _unpacked(collector.outputs(), single)
 
     def _submit(
-        self, prompts: list[Any], params: list[SamplingParams], sink: Callable[[StepOutput], None]
-    ) -> list[_Job]:
-        encoded = [self.encode(prompt) for prompt in prompts]
+        self,
+        prompts: list[list[int]],
+        params: list[SamplingParams],
+        sink: Sink,
+        cache_salt: str = "",
+    ) -> list[Job]:
+        """Add prompts to the engine as one batch: all of them, or none when one is refused."""
         tokenizer = self._built.checkpoint.tokenizer
 
         def checkers(token_ids: list[int], wish: SamplingParams) -> list[StopChecker]:
@@ -245,12 +157,13 @@ class LLM:
             cut = wish.include_stop_str_in_output
             return [TextStream(tokenizer, token_ids, wish.stop, cut) for _ in range(wish.n)]
 
-        def add(engine: Engine) -> list[_Job]:
-            jobs: list[_Job] = []
+        def add(engine: Engine) -> list[Job]:
+            jobs: list[Job] = []
             try:
-                for token_ids, wish in zip(encoded, params, strict=True):
-                    ids = engine.add_request(token_ids, wish, checkers(token_ids, wish))
-                    jobs.append(_Job(token_ids, [engine.requests[i] for i in ids]))
+                for token_ids, wish in zip(prompts, params, strict=True):
+                    stops = checkers(token_ids, wish)
+                    ids = engine.add_request(token_ids, wish, stops, cache_salt)
+                    jobs.append(Job(token_ids, [engine.requests[i] for i in ids]))
                     for request_id in ids:
                         self._thread.attach(request_id, sink)
             except Exception:
@@ -263,7 +176,12 @@ class LLM:
         return self._thread.call(add)
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, **template_options: Any
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        cache_salt: str = "",
+        **template_options: Any,
     ) -> Iterator[StepOutput]:
         """Yield what each step adds to one prompt: token ids, text, log-probs and origins.
 
@@ -271,9 +189,16 @@ class LLM:
 
         Raises:
             RequestError, RequestFailedError: as in :meth:`generate`.
+
+        >>> with LLM() as llm:
+        ...     steps = list(llm.stream("import", SamplingParams(max_tokens=3, temperature=0)))
+        >>> [len(step.token_ids) for step in steps], steps[0].origins
+        ([1, 1, 1], ['target'])
         """
+        wish = _for_stream(params)
         inbox: queue.SimpleQueue[StepOutput] = queue.SimpleQueue()
-        job = self._start_stream(prompt, params, inbox.put, template_options)
+        encoded = self.encode(prompt, **template_options)
+        (job,) = self._submit([encoded], [wish], inbox.put, cache_salt)
         done = False
         try:
             while not done:
@@ -286,28 +211,22 @@ class LLM:
             if not done:
                 self._thread.abort(job.ids)
 
-    def _start_stream(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None,
-        sink: Callable[[StepOutput], None],
-        template_options: Mapping[str, Any],
-    ) -> _Job:
-        params = params or SamplingParams()
-        if params.n != 1:
-            raise RequestError(f"n is {params.n}; a stream carries one sample, use generate()")
-        return self._submit([self.encode(prompt, **template_options)], [params], sink)[0]
-
     # --- the engine ----------------------------------------------------------------------------
 
     def set_speculation(self, speculative_config: SpeculativeSource) -> None:
         """Replace the proposers, also while requests run; their outputs do not change.
 
+        >>> with LLM() as llm:
+        ...     llm.set_speculation({"method": "prompt_lookup"})
+        ...     llm.proposers
+        ('prompt_lookup',)
+
         Raises:
             ConfigError: as in the constructor.
         """
-        proposers = self._built.proposers_for(parse_speculative_config(speculative_config))
-        self._thread.call(lambda engine: engine.set_speculation(proposers))
+        configs = parse_speculative_config(speculative_config)
+        # Drafts are loaded on the engine's thread too: see paceline.engine.compute_thread.
+        self._thread.call(lambda engine: engine.set_speculation(self._built.proposers_for(configs)))
 
     @property
     def proposers(self) -> tuple[str, ...]:
@@ -335,38 +254,78 @@ class LLM:
 
 
 class AsyncLLM(LLM):
-    """The same for asyncio: ``await llm.agenerate(..)``, ``async for x in llm.astream(..)``."""
+    """The same for asyncio: ``await llm.agenerate(..)``, ``async for x in llm.astream(..)``.
+
+    >>> import asyncio
+    >>> async def ask():
+    ...     with AsyncLLM() as llm:
+    ...         answer = await llm.agenerate("def f", SamplingParams(max_tokens=2, temperature=0))
+    ...         return len(answer.token_ids)
+    >>> asyncio.run(ask())
+    2
+    """
 
     async def agenerate(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        cache_salt: str = "",
+        **template_options: Any,
     ) -> Any:
-        """:meth:`LLM.generate` without blocking the event loop."""
-        return await asyncio.to_thread(self.generate, prompts, params)
+        """:meth:`LLM.generate` without blocking the event loop; cancelling it ends its requests."""
+        single = is_single(prompts)
+        batch: list[Any] = [prompts] if single else list(prompts)
+        wishes = _params_for(params, len(batch))
+        encoded = [self.encode(prompt, **template_options) for prompt in batch]
+        async with self._submitted(encoded, wishes, cache_salt) as (jobs, inbox):
+            collector = Collector(jobs)
+            while not collector.done:
+                collector.take(await inbox.get())
+        return _unpacked(collector.outputs(), single)
 
     async def astream(
-        self, prompt: Prompt, params: SamplingParams | None = None, **template_options: Any
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        cache_salt: str = "",
+        **template_options: Any,
     ) -> AsyncIterator[StepOutput]:
         """:meth:`LLM.stream` without blocking the event loop; cancelling it ends the request."""
-        loop = asyncio.get_running_loop()
-        inbox: asyncio.Queue[StepOutput] = asyncio.Queue()
-
-        def sink(output: StepOutput) -> None:
-            loop.call_soon_threadsafe(inbox.put_nowait, output)
-
-        job = await asyncio.to_thread(self._start_stream, prompt, params, sink, template_options)
-        done = False
-        try:
+        wish = _for_stream(params)
+        encoded = self.encode(prompt, **template_options)
+        async with self._submitted([encoded], [wish], cache_salt) as (_, inbox):
+            done = False
             while not done:
                 output = await inbox.get()
                 done = output.finish_reason is not None
                 if output.error is not None:
                     raise output.error
                 yield output
+
+    @asynccontextmanager
+    async def _submitted(
+        self, prompts: list[list[int]], params: list[SamplingParams], cache_salt: str
+    ) -> AsyncIterator[tuple[list[Job], asyncio.Queue[StepOutput]]]:
+        """Requests that end with the block, whichever way it is left."""
+        loop = asyncio.get_running_loop()
+        inbox: asyncio.Queue[StepOutput] = asyncio.Queue()
+
+        def sink(output: StepOutput) -> None:
+            loop.call_soon_threadsafe(inbox.put_nowait, output)
+
+        submit = partial(self._submit, prompts, params, sink, cache_salt)
+        submitting = asyncio.ensure_future(asyncio.to_thread(submit))
+        try:
+            yield await asyncio.shield(submitting), inbox
         finally:
-            if not done:
-                self._thread.abort(job.ids)
+            submitting.add_done_callback(self._abandon)
+
+    def _abandon(self, submitting: asyncio.Future[list[Job]]) -> None:
+        """Abort what was submitted; requests that have ended already do not mind."""
+        if not submitting.cancelled() and submitting.exception() is None:
+            self._thread.abort([i for job in submitting.result() for i in job.ids])
 
 
 def embedded_model(name: str) -> str:
@@ -386,10 +345,35 @@ def _progress_bar(total: int) -> Iterator[Callable[[int], None]]:
         yield lambda finished: bar.update(task, completed=finished)
 
 
-def _is_single(prompts: Any) -> bool:
+def is_single(prompts: Any) -> bool:
+    """Whether this is one prompt rather than a batch of them.
+
+    Raises:
+        RequestError: it is neither.
+    """
     if isinstance(prompts, str):
         return True
+    if not isinstance(prompts, Sequence):
+        raise RequestError(
+            f"prompts is a {type(prompts).__name__}; allowed are a string, a list of token ids, a "
+            "list of messages, or a list of these"
+        )
     return bool(prompts) and isinstance(prompts[0], int | Mapping)
+
+
+def _unpacked(outputs: list[GenerationOutput], single: bool) -> Any:
+    if not single:
+        return outputs
+    if outputs[0].error is not None:
+        raise outputs[0].error
+    return outputs[0]
+
+
+def _for_stream(params: SamplingParams | None) -> SamplingParams:
+    params = params or SamplingParams()
+    if params.n != 1:
+        raise RequestError(f"n is {params.n}; a stream carries one sample, use generate()")
+    return params
 
 
 def _params_for(
@@ -400,11 +384,3 @@ def _params_for(
     if len(params) != count:
         raise RequestError(f"{len(params)} sampling parameters for {count} prompts")
     return list(params)
-
-
-def _completions(jobs: Sequence[_Job]) -> dict[int, Completion]:
-    return {
-        request.request_id: Completion(request.sample_index)
-        for job in jobs
-        for request in job.requests
-    }

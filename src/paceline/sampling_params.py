@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from paceline.config import METHOD_ALIASES, METHODS
 from paceline.errors import RequestError
 
 GREEDY_TEMPERATURE = 1e-5
@@ -15,6 +15,25 @@ MAX_N = 16
 MAX_LOGPROBS = 128
 MAX_STOP_STRINGS = 32
 MAX_STOP_LENGTH = 1024
+
+_FLOAT_RANGES: tuple[tuple[str, float, float], ...] = (
+    ("temperature", 0.0, 100.0),
+    ("top_p", 0.0, 1.0),
+    ("min_p", 0.0, 1.0),
+    ("repetition_penalty", 1e-3, 100.0),
+    ("presence_penalty", -2.0, 2.0),
+    ("frequency_penalty", -2.0, 2.0),
+)
+_WHOLE_RANGES: tuple[tuple[str, int, int], ...] = (
+    ("max_tokens", 1, 1 << 31),
+    ("min_tokens", 0, 1 << 31),
+    ("top_k", -1, 1 << 31),
+    ("seed", -(2**63), 2**64 - 1),
+    ("logprobs", 0, MAX_LOGPROBS),
+    ("prompt_logprobs", 0, MAX_LOGPROBS),
+    ("n", 1, MAX_N),
+)
+_OPTIONAL = ("max_tokens", "seed", "logprobs", "prompt_logprobs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +47,30 @@ class SpeculativeParams:
     """
 
     enabled: bool = True
-    methods: tuple[str, ...] | None = None
+    methods: Sequence[str] | None = None
     num_speculative_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        k = self.num_speculative_tokens
-        if k is not None and not 0 <= k <= 64:
-            raise RequestError(f"num_speculative_tokens is {k}; allowed are 0 to 64")
+        if not isinstance(self.enabled, bool):
+            raise RequestError(
+                f"speculative.enabled is {self.enabled!r}; allowed are true and false"
+            )
+        if self.num_speculative_tokens is not None:
+            _check_number("num_speculative_tokens", self.num_speculative_tokens, 0, 64)
+        if self.methods is not None:
+            names = (self.methods,) if isinstance(self.methods, str) else self.methods
+            known = tuple(METHOD_ALIASES.get(str(name), str(name)) for name in names)
+            for name in known:
+                if name not in METHODS:
+                    raise RequestError(f"method is {name!r}; allowed are {', '.join(METHODS)}")
+            object.__setattr__(self, "methods", known)
+
+
+def _check_number(name: str, value: float, low: float, high: float, kind: type = int) -> None:
+    allowed = (int, float) if kind is float else int
+    if isinstance(value, bool) or not isinstance(value, allowed) or not low <= value <= high:
+        what = "numbers" if kind is float else "whole numbers"
+        raise RequestError(f"{name} is {value!r}; allowed are {what} from {low} to {high}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,45 +114,29 @@ class SamplingParams:
         self._check_lists()
 
     def _check_ranges(self) -> None:
-        limits: list[tuple[str, float, float]] = [
-            ("min_tokens", 0, math.inf),
-            ("temperature", 0.0, 100.0),
-            ("top_p", 0.0, 1.0),
-            ("top_k", -1, math.inf),
-            ("min_p", 0.0, 1.0),
-            ("repetition_penalty", 1e-3, 100.0),
-            ("presence_penalty", -2.0, 2.0),
-            ("frequency_penalty", -2.0, 2.0),
-            ("n", 1, MAX_N),
-        ]
-        for name, low, high in limits:
+        for name, low, high in _FLOAT_RANGES:
+            _check_number(name, getattr(self, name), low, high, float)
+        for name, low, high in _WHOLE_RANGES:
             value = getattr(self, name)
-            if not low <= value <= high:  # also false for NaN
-                raise RequestError(f"{name} is {value}; allowed are {low} to {high}")
+            if value is not None or name not in _OPTIONAL:
+                _check_number(name, value, low, high)
         if self.top_p == 0.0:
             raise RequestError("top_p is 0; allowed are values above 0 up to 1")
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise RequestError(f"max_tokens is {self.max_tokens}; allowed are 1 and more, or None")
-        for name in ("logprobs", "prompt_logprobs"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value <= MAX_LOGPROBS:
-                raise RequestError(f"{name} is {value}; allowed are 0 to {MAX_LOGPROBS}")
-        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
-            raise RequestError(f"seed is {self.seed}; allowed are 64-bit integers")
+        for name in ("ignore_eos", "include_stop_str_in_output"):
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(f"{name} is {getattr(self, name)!r}; allowed are true and false")
 
     def _check_lists(self) -> None:
         if len(self.stop) > MAX_STOP_STRINGS:
             raise RequestError(f"{len(self.stop)} stop strings; at most {MAX_STOP_STRINGS} allowed")
         for text in self.stop:
-            if not 0 < len(text) <= MAX_STOP_LENGTH:
+            if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_LENGTH:
                 raise RequestError(
-                    f"a stop string has {len(text)} characters; allowed are 1 to {MAX_STOP_LENGTH}"
+                    f"stop holds {str(text)[:40]!r}; allowed are strings of 1 to {MAX_STOP_LENGTH} "
+                    "characters"
                 )
         for token_id, bias in self.logit_bias.items():
-            if not math.isfinite(bias) or not -100.0 <= bias <= 100.0:
-                raise RequestError(
-                    f"logit_bias of token {token_id} is {bias}; allowed are -100 to 100"
-                )
+            _check_number(f"logit_bias of token {token_id!r}", bias, -100.0, 100.0, float)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise RequestError(
                 "allowed_token_ids is empty; name at least one token, or leave it out"
@@ -132,9 +152,9 @@ class SamplingParams:
         }
         for name, ids in named.items():
             for token_id in ids:
-                if not 0 <= token_id < vocab_size:
+                if type(token_id) is not int or not 0 <= token_id < vocab_size:
                     raise RequestError(
-                        f"{name} names token {token_id}; the vocabulary is 0 to {vocab_size - 1}"
+                        f"{name} names token {token_id!r}; the vocabulary is 0 to {vocab_size - 1}"
                     )
 
     @property

@@ -11,7 +11,8 @@ from paceline.commands.compare import Comparison, Pair, comparison_table, verdic
 from paceline.commands.demo import by_kind, demo_prompts, demo_table
 from paceline.commands.prompts import Prompt
 from paceline.commands.report import Figures
-from paceline.llm import LLM, Completion, GenerationOutput
+from paceline.llm import LLM
+from paceline.outputs import Completion, GenerationOutput
 from tests.commands.conftest import Result
 
 Cli = Callable[..., Result]

@@ -113,6 +113,8 @@ SAMPLING = {
     "ignore_eos": replace(WARM, logit_bias={0: 3.0}, ignore_eos=True),
     "n_3": replace(WARM, n=3),
     "prompt_logprobs": replace(GREEDY, prompt_logprobs=5),
+    "n_2_prompt_logprobs": replace(WARM, n=2, prompt_logprobs=3),
+    "stop_strings": replace(WARM, stop=("k", "no", "x")),
 }
 
 
@@ -194,29 +196,36 @@ def test_stop_strings(proposer: str, stop: tuple[str, ...], truth: Any) -> None:
         check(make(PROPOSERS[proposer]), [Job(prompts()[0], replace(base, stop=stop))], truth)
 
 
-def staggered() -> list[Job]:
+GROUPS = [
+    ("greedy", "penalties", "top_p", "n_3"),
+    ("min_p", "top_k", "logit_bias", "prompt_logprobs"),
+    ("all_filters", "min_tokens", "stop_strings", "n_2_prompt_logprobs"),
+]
+
+
+def staggered(group: int = 0) -> list[Job]:
     """Four requests with different lengths and settings that join and leave at different steps."""
-    modes = ["greedy", "penalties", "top_p", "n_3"]
     return [
         Job(prompt, replace(SAMPLING[mode], max_tokens=10 + 7 * i), at=2 * i)
-        for i, (prompt, mode) in enumerate(zip(prompts(), modes, strict=True))
+        for i, (prompt, mode) in enumerate(zip(prompts(), GROUPS[group], strict=True))
     ]
 
 
 MIXES: dict[str, dict[str, Any]] = {
     "staggered": {},
     "chunked": {"max_num_batched_tokens": 8, "max_step_ms": 1e6},
-    "preempted": {"num_blocks": 9, "enable_prefix_caching": False},
-    "preempted_cached": {"num_blocks": 9},
+    "preempted": {"num_blocks": 7, "enable_prefix_caching": False},
+    "preempted_cached": {"num_blocks": 7},
     "two_at_a_time": {"max_num_seqs": 2},
 }
 
 
+@pytest.mark.parametrize("group", range(len(GROUPS)))
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize("proposer", PROPOSERS)
-def test_batch_mixes(proposer: str, mix: str, truth: Any) -> None:
+def test_batch_mixes(proposer: str, mix: str, group: int, truth: Any) -> None:
     engine = make(PROPOSERS[proposer], **MIXES[mix])
-    check(engine, staggered(), truth)
+    check(engine, staggered(group), truth)
     assert (engine.stats().num_preemptions > 0) == mix.startswith("preempted")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -240,23 +241,43 @@ def test_logits_that_are_not_numbers_end_that_request_alone(temperature: float) 
     assert_no_leak(engine)
 
 
-class BrokenChecker:
-    def push(self, token_id: int, *, may_stop: bool = True) -> str | None:
-        raise ValueError("cannot decode")
-
-    def take_text(self, *, final: bool) -> str:
-        return ""
-
-
-def test_a_failing_stop_checker_ends_its_request_alone() -> None:
+@pytest.mark.parametrize("method", ["push", "take_text"])
+def test_a_failing_stop_checker_ends_its_request_alone(method: str) -> None:
     engine = toy_engine()
-    ids = engine.add_request(PROMPTS[0], GREEDY, [BrokenChecker()])
+    ids = engine.add_request(PROMPTS[0], GREEDY, [BrokenChecker(method)])
     other = engine.add_request(PROMPTS[1], GREEDY)
     reasons: dict[int, Any] = {}
     while engine.has_work:
         reasons |= {o.request_id: o.finish_reason for o in engine.step()}
     assert reasons == {ids[0]: "error", other[0]: "length"}
     assert_no_leak(engine)
+
+
+def test_a_planner_that_raises_costs_only_drafts() -> None:
+    def broken(*_: Any) -> Any:
+        raise ValueError("no plan")
+
+    engine = toy_engine([PromptLookupProposer(lookup_config())])
+    engine.planner.choose = broken  # type: ignore[method-assign]
+    results = run_jobs(engine, JOBS)
+    assert [group[0].token_ids for group in results] == plain()
+    assert engine.stats().speculation.num_draft_tokens == 0
+    assert_no_leak(engine)
+
+
+class BrokenChecker:
+    """Fails in one of its methods."""
+
+    def __init__(self, method: str) -> None:
+        self._method = method
+
+    def push(self, token_id: int, *, may_stop: bool = True) -> str | None:
+        if self._method == "push":
+            raise ValueError("cannot decode")
+        return None
+
+    def take_text(self, *, final: bool) -> str:
+        raise ValueError("cannot decode")
 
 
 def test_everything_masked_is_an_error_that_says_so() -> None:
@@ -274,13 +295,19 @@ def test_an_engine_that_dies_tells_everyone() -> None:
         raise MemoryError("no memory")
 
     engine.scheduler.schedule = dies  # type: ignore[method-assign]
-    thread = EngineThread(engine)
+    thread = EngineThread(lambda: engine)
     heard: list[StepOutput] = []
 
     def add(engine: Engine) -> None:
         thread.attach(engine.add_request([1], GREEDY)[0], heard.append)
 
+    neighbour = EngineThread(toy_engine)
     thread.call(add)
+    deadline = time.monotonic() + 5
+    while not heard and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert neighbour.call(lambda engine: engine.has_work) is False
+    neighbour.close()
     thread.close()
     assert isinstance(heard[0].error, EngineClosedError)
     with pytest.raises(EngineClosedError):

@@ -293,10 +293,8 @@ def test_many_requests_share_each_forward() -> None:
     assert proposer._kv.pool.num_used == 0
 
 
-def test_a_configuration_without_a_tree_is_a_chain() -> None:
-    config = SpeculativeConfig(
-        method="draft_model", model="toy", max_branching=4, min_accept_prob=0
-    )
+def test_a_configuration_without_branches_is_a_chain() -> None:
+    config = SpeculativeConfig(method="draft_model", model="toy", min_accept_prob=0)
     proposer = DraftModelProposer(config, toy_runner(prefix_caching=False))
     (tree,) = propose(proposer, make_request(1, PROMPT))
     assert tree.parents == [ROOT, 0, 1, 2]

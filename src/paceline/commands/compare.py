@@ -17,8 +17,9 @@ from paceline.commands.report import Figures, Report
 from paceline.commands.resolve import open_llm
 from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError, PacelineError
-from paceline.llm import LLM, GenerationOutput, embedded_model
+from paceline.llm import LLM, embedded_model
 from paceline.models.checkpoint import load_checkpoint
+from paceline.outputs import GenerationOutput
 from paceline.sampling_params import SamplingParams
 
 EXIT_DIFFERENT = 1
@@ -127,13 +128,17 @@ def compare_command(
     params: SamplingParams,
     speculative: tuple[SpeculativeConfig, ...],
 ) -> int:
-    """``paceline run --compare``; returns the exit code."""
+    """``paceline run --compare``; returns the exit code.
+
+    Prefix caches are off: with them only the first repetition would read its prompts.
+    """
     if not speculative:
         raise ConfigError("--compare needs speculation: leave out --no-speculation")
     # Both arms read the weights from one checkpoint.
     source = load_checkpoint(
         options.model or embedded_model("target"), load_format=options.load_format
     )
+    options = replace(options, enable_prefix_caching=False)
     with open_llm(options, (), source) as plain, open_llm(options, speculative, source) as llm:
         screen = Screen(llm.proposers)
         screen.note(banner(llm))

@@ -23,11 +23,19 @@ if TYPE_CHECKING:
 RESET = "\x1b[0m"
 DIM = "\x1b[2m"
 PALETTE = ("\x1b[32m", "\x1b[36m", "\x1b[33m", "\x1b[35m", "\x1b[34m")
-# On a terminal, control characters in generated text would be commands to it.
+# On a terminal, control characters in generated text would be commands to it, and those that turn
+# the direction of writing would make it read as something else.
 _CONTROLS = {
     **{code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"},
     **dict.fromkeys(range(0x7F, 0xA0), 0xFFFD),
+    **dict.fromkeys((0x200B, *range(0x200E, 0x2010), *range(0x2028, 0x202F)), 0xFFFD),
+    **dict.fromkeys(range(0x2066, 0x206A), 0xFFFD),
 }
+
+
+def printable(text: str) -> str:
+    """Text that came out of a model or its files, without power over the terminal."""
+    return text.translate(_CONTROLS)
 
 
 def wants_colour(stream: TextIO) -> bool:
@@ -89,7 +97,7 @@ class Screen:
     def write(self, pieces: Sequence[tuple[str, str]]) -> None:
         """Generated text, each piece with its origin."""
         for text, origin in pieces:
-            shown = text.translate(_CONTROLS) if self.out.isatty() else text
+            shown = printable(text) if self.out.isatty() else text
             colour = self._colours.get(origin, "") if self._coloured else ""
             self.out.write(f"{colour}{shown}{RESET}" if colour else shown)
             self._at_line_start = text.endswith("\n")
@@ -145,7 +153,7 @@ def banner(llm: LLM) -> str:
         else "output as plain decoding up to rounding: near-ties may fall differently"
     )
     config = llm.config
-    return f"{llm.model} | {config.dtype} on {config.device} | {proposers} | {promise}"
+    return f"{printable(llm.model)} | {config.dtype} on {config.device} | {proposers} | {promise}"
 
 
 def closing_line(figures: Figures) -> str:

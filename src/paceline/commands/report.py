@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paceline.llm import LLM, GenerationOutput
+    from paceline.llm import LLM
+    from paceline.outputs import GenerationOutput
 
 
 @dataclass(slots=True)

@@ -19,7 +19,8 @@ from paceline.commands.report import Figures, Report
 from paceline.commands.resolve import open_llm, sampling_params, speculative_config
 from paceline.commands.talk import talk
 from paceline.errors import ConfigError, RequestError
-from paceline.llm import LLM, Completion, GenerationOutput
+from paceline.llm import LLM
+from paceline.outputs import Completion, GenerationOutput
 from paceline.sampling_params import SamplingParams
 
 EXIT_FAILED = 2

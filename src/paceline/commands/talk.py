@@ -12,7 +12,8 @@ from paceline.commands.display import OriginSplitter, Screen, closing_line
 from paceline.commands.prompts import Encoder
 from paceline.commands.report import Figures
 from paceline.errors import RequestError
-from paceline.llm import LLM, Completion, GenerationOutput
+from paceline.llm import LLM
+from paceline.outputs import Completion, GenerationOutput
 from paceline.sampling_params import SamplingParams
 
 PROMPT = "> "

@@ -15,7 +15,8 @@ from paceline.commands.display import Screen, banner
 from paceline.commands.options import TraceOptions
 from paceline.commands.prompts import Encoder, read_prompts
 from paceline.commands.resolve import engine_options
-from paceline.llm import LLM, GenerationOutput
+from paceline.llm import LLM
+from paceline.outputs import GenerationOutput
 from paceline.sampling_params import SamplingParams
 from paceline.workbench.traces import Trace, TraceWriter
 

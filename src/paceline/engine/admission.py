@@ -26,9 +26,9 @@ def check_prompt(
             "least one of them for the answer: shorten the prompt"
         )
     for token_id in prompt_token_ids:
-        if not 0 <= token_id < vocab_size:
+        if type(token_id) is not int or not 0 <= token_id < vocab_size:
             raise RequestError(
-                f"prompt token {token_id} is not in the vocabulary 0 to {vocab_size - 1}"
+                f"prompt token {token_id!r} is not in the vocabulary 0 to {vocab_size - 1}"
             )
     params.check_vocabulary(vocab_size)
 

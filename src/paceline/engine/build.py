@@ -103,7 +103,7 @@ def build_engine(model: str | Checkpoint, config: EngineConfig) -> BuiltEngine:
         device=config.device,
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,
-        kv_bytes=budget // DRAFT_SHARE,
+        kv_bytes=budget - count * bytes_per_block(shape, config.kv_cache_dtype),
     )
     proposers = build_proposers(config.speculative, target, strict=config.strict)
     engine = Engine(ModelRunner(decoder, kv), config, proposers, shape.eos_token_ids)

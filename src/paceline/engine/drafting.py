@@ -47,6 +47,7 @@ class Drafting:
         self._entries = [_Entry(proposer) for proposer in free_first]
         self._vocab_size = vocab_size
         self._stats = stats
+        self._past_forwards = 0
         self._widest: dict[tuple[str, ...] | None, DraftLimits] = {}
 
     @property
@@ -59,13 +60,17 @@ class Drafting:
 
     @property
     def num_forwards(self) -> int:
-        """Draft model forwards of the proposers that are on."""
-        return sum(getattr(proposer, "num_forwards", 0) for proposer in self.proposers)
+        """Draft model forwards, those of proposers that are off by now included."""
+        return self._past_forwards + sum(map(_forwards, self.proposers))
 
     def limits(self, request: Request) -> DraftLimits:
         """What a request may draft in this step, over all proposers."""
         wish = request.params.speculative
-        widest = self._limits_of(wish.methods) if wish.enabled else NOTHING
+        widest = (
+            self._limits_of(tuple(wish.methods) if wish.methods is not None else None)
+            if wish.enabled
+            else NOTHING
+        )
         # The bonus token is always emitted, so one of the remaining tokens needs no draft.
         depth = min(widest.max_depth, request.remaining - 1)
         if wish.num_speculative_tokens is not None:
@@ -162,8 +167,14 @@ class Drafting:
                 log.warning("proposer %s failed to forget a request: %r", name, again)
         if entry.failures >= MAX_FAILURES and entry in self._entries:
             self._entries.remove(entry)
+            self._past_forwards += _forwards(entry.proposer)
             self._widest.clear()
             log.error("proposer %s failed %d times in a row and is off", name, MAX_FAILURES)
+
+
+def _forwards(proposer: Proposer) -> int:
+    count: int = getattr(proposer, "num_forwards", 0)
+    return count
 
 
 def _is_enough(trees: Sequence[DraftTree]) -> bool:

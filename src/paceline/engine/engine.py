@@ -42,7 +42,7 @@ from paceline.span import DraftTree
 log = logging.getLogger(__name__)
 Verdict = VerifyResult | RequestFailedError
 Drafted = tuple[Scheduled, DraftLimits, DraftTree]
-Committed = tuple[Request, VerifyResult | None]
+Committed = tuple[Request, VerifyResult | None, StepOutput]
 
 
 class Engine:
@@ -74,7 +74,7 @@ class Engine:
         self.planner = planner or FixedPlanner()
         self.requests: dict[int, Request] = {}
         self._stats = EngineStats()
-        self._eos = frozenset(eos_token_ids)
+        self._eos = frozenset(i for i in eos_token_ids if 0 <= i < self.vocab_size)
         self._seeds = random.Random(config.seed)
         self._next_id = 0
         self._clock = 0.0
@@ -138,9 +138,7 @@ class Engine:
         items = self._schedule()
         if not items:
             return outputs
-        drafts = self._propose(items)
-        if drafts:
-            self._plan(items, drafts)
+        self._draft(items)
         try:
             result = self._forward(self._pack(items))
             verdicts = self._verify(items, result)
@@ -148,7 +146,7 @@ class Engine:
             verdicts = self._isolate(items, error)
         committed = self._commit(items, verdicts)
         self._observe(committed)
-        return outputs + [step_output(request, verdict) for request, verdict in committed]
+        return outputs + [output for _, _, output in committed]
 
     def _schedule(self) -> list[Scheduled]:
         items = self.scheduler.schedule()
@@ -157,6 +155,17 @@ class Engine:
             self.drafting.finish(request)
         self._lap("schedule")
         return items
+
+    def _draft(self, items: Sequence[Scheduled]) -> None:
+        """Propose and plan; whatever goes wrong costs the drafts of this step, nothing else."""
+        try:
+            drafts = self._propose(items)
+            if drafts:
+                self._plan(items, drafts)
+        except Exception as error:
+            log.warning("drafting failed; the step goes on plainly: %r", error)
+            for item in items:
+                item.draft = DraftTree()
 
     def _propose(self, items: Sequence[Scheduled]) -> list[Drafted]:
         """Ask the proposers for those requests that may draft; empty when there is no draft."""
@@ -244,12 +253,11 @@ class Engine:
                 continue
             try:
                 result = self._commit_one(item, verdict)
+                if result is not None:
+                    committed.append((request, result, step_output(request, result)))
             except Exception as error:  # the forward, the sampler or the stop checker failed
                 request.error, request.finish_reason = error, FinishReason.ERROR
-                committed.append((request, None))
-                continue
-            if result is not None:
-                committed.append((request, result))
+                committed.append((request, None, step_output(request, None)))
         self._lap("commit")
         return committed
 
@@ -264,12 +272,13 @@ class Engine:
         accepted = verdict.path if verdict is not None and item.may_draft else path
         self.kv.commit(request.request_id, accepted)
         request.num_computed += len(accepted)
-        self.kv.publish(request.request_id, request.token_ids)
+        if verdict is not None:  # its logits are numbers, so the KV that they come from is too
+            self.kv.publish(request.request_id, request.token_ids)
         return verdict
 
     def _observe(self, committed: Sequence[Committed]) -> None:
         """Let every proposer learn, and end what has ended."""
-        for request, verdict in committed:
+        for request, verdict, _ in committed:
             if verdict is not None and self.drafting.is_on:
                 self.drafting.observe(request, verdict)
             if request.finish_reason is not None:

@@ -26,6 +26,7 @@ def take_prompt_logprobs(
         request.prompt_logprobs.append(None)
     if end <= known:
         return
+    assert start < known, "rows before this chunk are another request's"
     first = result.offsets[index] - start - 1
     rows, tokens = result.logits[first + known : first + end], request.token_ids[known:end]
     request.prompt_logprobs.extend(token_logprobs(rows, tokens, [wanted or 0] * len(tokens)))

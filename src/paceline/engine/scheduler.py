@@ -176,6 +176,7 @@ class Scheduler:
             if not self._kv.fork(parent.request_id, request.request_id, wanted):
                 return False
             request.num_computed = wanted
+            request.prompt_logprobs = list(parent.prompt_logprobs)
             return True
         if blocks_for(wanted + 1) > self._kv.pool.num_available and self.running:
             return False

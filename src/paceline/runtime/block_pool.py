@@ -30,6 +30,11 @@ def chain_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
     return xxhash.xxh3_128_digest(parent + np.asarray(token_ids, dtype="<i8").tobytes())
 
 
+def salt_hash(salt: str) -> bytes:
+    """What stands before a sequence's first block; never mistaken for a block's own hash."""
+    return b"salt:" + xxhash.xxh3_128_digest(salt.encode("utf-8", "surrogatepass"))
+
+
 class BlockPool:
     """Hands out blocks, counts their users, and finds blocks by the tokens they hold.
 

@@ -17,7 +17,7 @@ import torch
 
 from paceline.errors import ConfigError
 from paceline.models.config import ModelConfig
-from paceline.runtime.block_pool import BLOCK_SIZE, BlockPool
+from paceline.runtime.block_pool import BLOCK_SIZE, BlockPool, salt_hash
 
 DEFAULT_MEMORY_SHARE = 0.25
 KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -121,7 +121,7 @@ class KVCache:
     def open(self, request_id: int, salt: str = "") -> SequenceKV:
         """Start an empty sequence."""
         assert request_id not in self._sequences, "the sequence is open already"
-        sequence = SequenceKV(salt=salt, last_hash=salt.encode())
+        sequence = SequenceKV(salt=salt, last_hash=salt_hash(salt))
         self._sequences[request_id] = sequence
         return sequence
 

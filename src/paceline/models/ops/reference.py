@@ -15,8 +15,10 @@ Knows nothing of requests, spans or sampling.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +27,9 @@ from paceline.errors import ConfigError
 from paceline.models.config import ModelConfig
 from paceline.models.ops.base import AttentionBatch, AttentionGroup, Tensor
 
+log = logging.getLogger(__name__)
 ROW_TILE = 16
+EXACT_TERMS = 1024  # 1024 * 127 * 127 is below 2**24
 PIECE = 16384  # elements; below the size at which torch splits an element-wise op over threads
 LANES = 32  # elements per iteration of torch's widest element-wise loop
 GATHER_ELEMENTS = 1 << 22  # upper bound on keys gathered by one attention call
@@ -110,13 +114,22 @@ class ReferenceOps:
     def _int8_linear(self, x: Tensor, packed: Int8Linear) -> Tensor:
         scale = x.abs().amax(dim=1, keepdim=True).div_(127.0).clamp_min_(1e-30)
         q = torch.round(x / scale).to(torch.int8)
+        return self._int8_product(q, packed.weight).mul_(scale).mul_(packed.scale)
+
+    def _int8_product(self, q: Tensor, weight: Tensor) -> Tensor:
+        """Exact int8 product ``[rows, in] x [in, out]`` as float32 (rounded once)."""
+        rows = q.shape[0]
         if self.device.type == "cuda":  # the CUDA kernel wants more than 16 rows
-            rows = q.shape[0]
             q = F.pad(q, (0, 0, 0, max(0, 32 - rows)))
-            total = torch._int_mm(q, packed.weight)[:rows]
-        else:
-            total = torch._int_mm(q, packed.weight)
-        return total.float().mul_(scale).mul_(packed.scale)
+            return torch._int_mm(q, weight)[:rows].float()
+        if _int8_is_exact():
+            return torch._int_mm(q, weight).float()
+        # Sums of so few products are exact in float32, in any order; their total is one in float64.
+        total = torch.zeros(rows, weight.shape[1], dtype=torch.float64)
+        for at in range(0, q.shape[1], EXACT_TERMS):
+            part = q[:, at : at + EXACT_TERMS].float() @ weight[at : at + EXACT_TERMS].float()
+            total += part
+        return total.float()
 
     def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
         return F.embedding(ids, table).float()
@@ -216,6 +229,18 @@ class ReferenceOps:
         return F.scaled_dot_product_attention(
             torch.zeros_like(query), key, value, attn_mask=capped, scale=1.0
         )
+
+
+@cache
+def _int8_is_exact() -> bool:
+    """Whether the library's int8 product is: without VNNI it may saturate at 16 bits."""
+    q = torch.full((1, 64), 127, dtype=torch.int8)
+    exact = int(torch._int_mm(q, q.repeat(64, 1).t())[0, 0]) == 64 * 127 * 127
+    if not exact:
+        log.warning(
+            "this CPU's int8 product saturates: int8 is computed exactly in float32, slowly"
+        )
+    return exact
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:

@@ -13,6 +13,15 @@ from paceline.models.ops.reference import ReferenceOps
 log = logging.getLogger(__name__)
 
 
+def check_device(device: str) -> None:
+    """Raise :class:`ConfigError` unless tensors can live on the device."""
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device {device!r} cannot be used: {reason}") from error
+
+
 def has_fast_int8(device: str) -> bool:
     """True where 8-bit dot products are instructions (VNNI, AMX) rather than emulated."""
     if torch.device(device).type != "cpu":
@@ -23,6 +32,7 @@ def has_fast_int8(device: str) -> bool:
 
 def resolve_dtype(dtype: str, device: str, checkpoint_dtype: str) -> str:
     """``auto`` is int8 where that is fast, otherwise the checkpoint's own precision."""
+    check_device(device)
     if dtype != "auto":
         return dtype
     if has_fast_int8(device):
@@ -42,10 +52,7 @@ def resolve_ops(dtype: str, device: str, deterministic: bool | None = None) -> O
     Raises:
         ConfigError: the device does not exist here.
     """
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"device {device!r} cannot be used: {error}") from error
+    check_device(device)
     ops = ReferenceOps(dtype, device, deterministic)
     log.info("ops backend %s, %s on %s: no native kernels are built", ops.name, dtype, device)
     return ops
