@@ -26,12 +26,17 @@ def is_embedded(model: str | None) -> bool:
 
 def default_speculative_config(model: str | None) -> tuple[SpeculativeConfig, ...]:
     """Who drafts when nothing was said: with the embedded model its own draft model too."""
-    # A match costs nothing to find and can be long; each token of a draft model costs a forward.
+    # A match costs nothing to find and can be long. Each level of a draft model costs a forward,
+    # which for so small a target is a quarter of its own: one level, but several candidates.
     lookup = SpeculativeConfig(method="prompt_lookup", num_speculative_tokens=8)
     if not is_embedded(model):
         return (lookup,)
     draft = SpeculativeConfig(
-        method="draft_model", model=embedded_model("draft"), num_speculative_tokens=2
+        method="draft_model",
+        model=embedded_model("draft"),
+        num_speculative_tokens=1,
+        max_branching=4,
+        max_tree_nodes=4,
     )
     return lookup, draft
 
