@@ -202,12 +202,12 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--kinds", type=names, default=list(KINDS["public"]))
     parser.add_argument("--proposers", type=names, help="only these, beside the default")
     parser.add_argument("--concurrency", type=numbers, default=[4, 8], help="requests in a batch")
-    parser.add_argument("--num-prompts", type=int, help="of each kind (default: 8, quick: 2)")
+    parser.add_argument("--num-prompts", type=int, help="of each kind (default: 16, quick: 2)")
     parser.add_argument("--max-tokens", type=int, help="per prompt (default: 80, quick: 48)")
-    parser.add_argument("--repeat", type=int, help="of every run (default: 2)", default=2)
+    parser.add_argument("--repeat", type=int, help="of every run (default: 1)", default=1)
     parser.add_argument("--threads", type=int, help="torch threads (default: torch's own choice)")
     options = parser.parse_args(argv)
-    options.num_prompts = options.num_prompts or (2 if options.quick else 8)
+    options.num_prompts = options.num_prompts or (2 if options.quick else 16)
     options.max_tokens = options.max_tokens or (48 if options.quick else 80)
     return options
 

@@ -37,6 +37,7 @@ def default_speculative_config(model: str | None) -> tuple[SpeculativeConfig, ..
         num_speculative_tokens=1,
         max_branching=4,
         max_tree_nodes=4,
+        dtype="float32",  # at one row, quantising costs it more time than it saves
     )
     return lookup, draft
 
