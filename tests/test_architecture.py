@@ -21,7 +21,7 @@ FLOORS = {
     "proposers": 3,
     "engine": 4,
     **dict.fromkeys(("training", "workbench", "server"), 5),
-    **dict.fromkeys(("llm", "outputs", "cli", "commands", "__main__", "__init__"), 6),
+    **dict.fromkeys(("llm", "async_llm", "outputs", "cli", "commands", "__main__", "__init__"), 6),
 }
 # Neighbours on these floors are one group; on every other floor they do not know each other.
 OPEN_FLOORS = {0, 6}

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import paceline.async_llm
 import paceline.llm
 from paceline import LLM, AsyncLLM, SamplingParams, SpeculativeParams
 from paceline.errors import (
@@ -45,7 +46,7 @@ def speculative() -> Iterator[LLM]:
 
 
 def test_docstring_examples_run() -> None:
-    for module in (paceline, paceline.llm):
+    for module in (paceline, paceline.llm, paceline.async_llm):
         failures, tried = doctest.testmod(module)
         assert tried
         assert not failures

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from paceline.async_llm import AsyncLLM
     from paceline.errors import PacelineError
-    from paceline.llm import LLM, AsyncLLM
+    from paceline.llm import LLM
     from paceline.outputs import GenerationOutput
     from paceline.sampling_params import SamplingParams, SpeculativeParams
 
 _HOMES = {
     "LLM": "paceline.llm",
-    "AsyncLLM": "paceline.llm",
+    "AsyncLLM": "paceline.async_llm",
     "GenerationOutput": "paceline.outputs",
     "SamplingParams": "paceline.sampling_params",
     "SpeculativeParams": "paceline.sampling_params",

@@ -5,10 +5,9 @@ Owns texts and callers; everything about tokens is the engine's.
 
 from __future__ import annotations
 
-import asyncio
 import queue
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from functools import partial
 from typing import Any
@@ -126,7 +125,7 @@ class LLM:
         """
         single = is_single(prompts)
         batch: list[Any] = [prompts] if single else list(prompts)
-        wishes = _params_for(params, len(batch))
+        wishes = params_for(params, len(batch))
         inbox: queue.SimpleQueue[StepOutput] = queue.SimpleQueue()
         encoded = [self.encode(prompt, **template_options) for prompt in batch]
         collector = Collector(self._submit(encoded, wishes, inbox.put, cache_salt))
@@ -139,7 +138,7 @@ class LLM:
         except BaseException:
             self._thread.abort(collector.unfinished_ids)
             raise
-        return _unpacked(collector.outputs(), single)
+        return unpacked(collector.outputs(), single)
 
     def _submit(
         self,
@@ -195,7 +194,7 @@ class LLM:
         >>> [len(step.token_ids) for step in steps], steps[0].origins
         ([1, 1, 1], ['target'])
         """
-        wish = _for_stream(params)
+        wish = for_stream(params)
         inbox: queue.SimpleQueue[StepOutput] = queue.SimpleQueue()
         encoded = self.encode(prompt, **template_options)
         (job,) = self._submit([encoded], [wish], inbox.put, cache_salt)
@@ -253,81 +252,6 @@ class LLM:
         self.close()
 
 
-class AsyncLLM(LLM):
-    """The same for asyncio: ``await llm.agenerate(..)``, ``async for x in llm.astream(..)``.
-
-    >>> import asyncio
-    >>> async def ask():
-    ...     with AsyncLLM() as llm:
-    ...         answer = await llm.agenerate("def f", SamplingParams(max_tokens=2, temperature=0))
-    ...         return len(answer.token_ids)
-    >>> asyncio.run(ask())
-    2
-    """
-
-    async def agenerate(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        cache_salt: str = "",
-        **template_options: Any,
-    ) -> Any:
-        """:meth:`LLM.generate` without blocking the event loop; cancelling it ends its requests."""
-        single = is_single(prompts)
-        batch: list[Any] = [prompts] if single else list(prompts)
-        wishes = _params_for(params, len(batch))
-        encoded = [self.encode(prompt, **template_options) for prompt in batch]
-        async with self._submitted(encoded, wishes, cache_salt) as (jobs, inbox):
-            collector = Collector(jobs)
-            while not collector.done:
-                collector.take(await inbox.get())
-        return _unpacked(collector.outputs(), single)
-
-    async def astream(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        cache_salt: str = "",
-        **template_options: Any,
-    ) -> AsyncIterator[StepOutput]:
-        """:meth:`LLM.stream` without blocking the event loop; cancelling it ends the request."""
-        wish = _for_stream(params)
-        encoded = self.encode(prompt, **template_options)
-        async with self._submitted([encoded], [wish], cache_salt) as (_, inbox):
-            done = False
-            while not done:
-                output = await inbox.get()
-                done = output.finish_reason is not None
-                if output.error is not None:
-                    raise output.error
-                yield output
-
-    @asynccontextmanager
-    async def _submitted(
-        self, prompts: list[list[int]], params: list[SamplingParams], cache_salt: str
-    ) -> AsyncIterator[tuple[list[Job], asyncio.Queue[StepOutput]]]:
-        """Requests that end with the block, whichever way it is left."""
-        loop = asyncio.get_running_loop()
-        inbox: asyncio.Queue[StepOutput] = asyncio.Queue()
-
-        def sink(output: StepOutput) -> None:
-            loop.call_soon_threadsafe(inbox.put_nowait, output)
-
-        submit = partial(self._submit, prompts, params, sink, cache_salt)
-        submitting = asyncio.ensure_future(asyncio.to_thread(submit))
-        try:
-            yield await asyncio.shield(submitting), inbox
-        finally:
-            submitting.add_done_callback(self._abandon)
-
-    def _abandon(self, submitting: asyncio.Future[list[Job]]) -> None:
-        """Abort what was submitted; requests that have ended already do not mind."""
-        if not submitting.cancelled() and submitting.exception() is None:
-            self._thread.abort([i for job in submitting.result() for i in job.ids])
-
-
 def embedded_model(name: str) -> str:
     """Folder of an embedded model: ``target`` or ``draft``."""
     from importlib.resources import files
@@ -361,7 +285,7 @@ def is_single(prompts: Any) -> bool:
     return bool(prompts) and isinstance(prompts[0], int | Mapping)
 
 
-def _unpacked(outputs: list[GenerationOutput], single: bool) -> Any:
+def unpacked(outputs: list[GenerationOutput], single: bool) -> Any:
     if not single:
         return outputs
     if outputs[0].error is not None:
@@ -369,14 +293,14 @@ def _unpacked(outputs: list[GenerationOutput], single: bool) -> Any:
     return outputs[0]
 
 
-def _for_stream(params: SamplingParams | None) -> SamplingParams:
+def for_stream(params: SamplingParams | None) -> SamplingParams:
     params = params or SamplingParams()
     if params.n != 1:
         raise RequestError(f"n is {params.n}; a stream carries one sample, use generate()")
     return params
 
 
-def _params_for(
+def params_for(
     params: SamplingParams | Sequence[SamplingParams] | None, count: int
 ) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):

@@ -1,0 +1,89 @@
+"""The Python API for asyncio: awaiting and cancelling. The rest is :class:`~paceline.llm.LLM`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+from paceline.llm import LLM, Prompt, for_stream, is_single, params_for, unpacked
+from paceline.outputs import Collector, Job
+from paceline.request import StepOutput
+from paceline.sampling_params import SamplingParams
+
+
+class AsyncLLM(LLM):
+    """The same for asyncio: ``await llm.agenerate(..)``, ``async for x in llm.astream(..)``.
+
+    >>> import asyncio
+    >>> async def ask():
+    ...     with AsyncLLM() as llm:
+    ...         answer = await llm.agenerate("def f", SamplingParams(max_tokens=2, temperature=0))
+    ...         return len(answer.token_ids)
+    >>> asyncio.run(ask())
+    2
+    """
+
+    async def agenerate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        cache_salt: str = "",
+        **template_options: Any,
+    ) -> Any:
+        """:meth:`LLM.generate` without blocking the event loop; cancelling it ends its requests."""
+        single = is_single(prompts)
+        batch: list[Any] = [prompts] if single else list(prompts)
+        wishes = params_for(params, len(batch))
+        encoded = [self.encode(prompt, **template_options) for prompt in batch]
+        async with self._submitted(encoded, wishes, cache_salt) as (jobs, inbox):
+            collector = Collector(jobs)
+            while not collector.done:
+                collector.take(await inbox.get())
+        return unpacked(collector.outputs(), single)
+
+    async def astream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        cache_salt: str = "",
+        **template_options: Any,
+    ) -> AsyncIterator[StepOutput]:
+        """:meth:`LLM.stream` without blocking the event loop; cancelling it ends the request."""
+        wish = for_stream(params)
+        encoded = self.encode(prompt, **template_options)
+        async with self._submitted([encoded], [wish], cache_salt) as (_, inbox):
+            done = False
+            while not done:
+                output = await inbox.get()
+                done = output.finish_reason is not None
+                if output.error is not None:
+                    raise output.error
+                yield output
+
+    @asynccontextmanager
+    async def _submitted(
+        self, prompts: list[list[int]], params: list[SamplingParams], cache_salt: str
+    ) -> AsyncIterator[tuple[list[Job], asyncio.Queue[StepOutput]]]:
+        """Requests that end with the block, whichever way it is left."""
+        loop = asyncio.get_running_loop()
+        inbox: asyncio.Queue[StepOutput] = asyncio.Queue()
+
+        def sink(output: StepOutput) -> None:
+            loop.call_soon_threadsafe(inbox.put_nowait, output)
+
+        submit = partial(self._submit, prompts, params, sink, cache_salt)
+        submitting = asyncio.ensure_future(asyncio.to_thread(submit))
+        try:
+            yield await asyncio.shield(submitting), inbox
+        finally:
+            submitting.add_done_callback(self._abandon)
+
+    def _abandon(self, submitting: asyncio.Future[list[Job]]) -> None:
+        """Abort what was submitted; requests that have ended already do not mind."""
+        if not submitting.cancelled() and submitting.exception() is None:
+            self._thread.abort([i for job in submitting.result() for i in job.ids])
