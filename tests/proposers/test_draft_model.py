@@ -298,3 +298,15 @@ def test_a_configuration_without_branches_is_a_chain() -> None:
     proposer = DraftModelProposer(config, toy_runner(prefix_caching=False))
     (tree,) = propose(proposer, make_request(1, PROMPT))
     assert tree.parents == [ROOT, 0, 1, 2]
+
+
+def test_a_lag_that_cannot_pay_is_not_read() -> None:
+    proposer = drafter()
+    request = make_request(1, [3] * 90)
+    request.max_len = 92
+    (tree,) = propose(proposer, request)
+    assert len(tree) == 0
+    assert proposer.num_forwards == 0
+    request.max_len = 120
+    (tree,) = propose(proposer, request)
+    assert len(tree) > 0

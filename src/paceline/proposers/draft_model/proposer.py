@@ -30,6 +30,10 @@ from paceline.runtime.sampler import SamplingRow, rank_candidates
 from paceline.sampling_params import SamplingParams
 from paceline.span import ROOT, DraftTree, Span
 
+LAG_PER_TOKEN = 8
+"""Tokens worth reading per token that may still be emitted. Beyond that, as with a long prompt that
+the target finds in its prefix cache, reading takes longer than drafting can save."""
+
 
 class DraftModelProposer:
     """See the module's docstring.
@@ -106,6 +110,8 @@ class DraftModelProposer:
             draft = self._drafts[request.request_id] = DraftState(params)
             self._kv.open(request.request_id)
         self._settle(request, draft)
+        if len(request.token_ids) - len(draft.tokens) > LAG_PER_TOKEN * request.remaining:
+            return None
         return Growth(request, draft, nodes, depth)
 
     def _settle(self, request: Request, draft: DraftState) -> None:
