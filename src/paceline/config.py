@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, PacelineError
 
 DTYPES = ("auto", "float32", "bfloat16", "int8")
 KV_DTYPES = ("auto", "float32", "bfloat16")
@@ -74,9 +74,9 @@ class SpeculativeConfig:
             object.__setattr__(self, "max_tree_nodes", nodes)
         for key, low, high in (("temperature", 0.0, 100.0), ("top_p", 1e-9, 1.0)):
             if getattr(self, key) is not None:
-                _check_range(key, getattr(self, key), low, high, float)
+                check_number(key, getattr(self, key), low, high, float)
         if self.top_k is not None:
-            _check_range("top_k", self.top_k, -1, 1 << 31)
+            check_number("top_k", self.top_k, -1, 1 << 31)
         if not isinstance(self.deterministic, bool):
             raise ConfigError(
                 f"deterministic is {self.deterministic!r}; allowed are true and false"
@@ -85,16 +85,16 @@ class SpeculativeConfig:
             raise ConfigError(f"model is {self.model!r}; it must be a string")
         if method == "draft_model" and not self.model:
             raise ConfigError('method "draft_model" needs "model": the draft\'s folder or hub id')
-        _check_range(
+        check_number(
             "num_speculative_tokens", self.num_speculative_tokens, 1, MAX_SPECULATIVE_TOKENS
         )
-        _check_range("max_tree_nodes", self.max_tree_nodes, 0, MAX_TREE_NODES)
-        _check_range("max_branching", self.max_branching, 1, 16)
-        _check_range("min_accept_prob", self.min_accept_prob, 0.0, 1.0, float)
-        _check_range("prompt_lookup_min", self.prompt_lookup_min, 1, 32)
-        _check_range("prompt_lookup_max", self.prompt_lookup_max, self.prompt_lookup_min, 32)
-        _check_range("prompt_lookup_window", self.prompt_lookup_window, 1, 1 << 24)
-        _check_range("catch_up_tokens", self.catch_up_tokens, 1, 1 << 20)
+        check_number("max_tree_nodes", self.max_tree_nodes, 0, MAX_TREE_NODES)
+        check_number("max_branching", self.max_branching, 1, 16)
+        check_number("min_accept_prob", self.min_accept_prob, 0.0, 1.0, float)
+        check_number("prompt_lookup_min", self.prompt_lookup_min, 1, 32)
+        check_number("prompt_lookup_max", self.prompt_lookup_max, self.prompt_lookup_min, 32)
+        check_number("prompt_lookup_window", self.prompt_lookup_window, 1, 1 << 24)
+        check_number("catch_up_tokens", self.catch_up_tokens, 1, 1 << 20)
         _check_choice("dtype", self.dtype, DTYPES)
 
     @property
@@ -103,12 +103,22 @@ class SpeculativeConfig:
         return max(self.max_tree_nodes, self.num_speculative_tokens)
 
 
-def _check_range(name: str, value: float, low: float, high: float, kind: type = int) -> None:
-    """``kind`` int wants a whole number; float takes either. Booleans are neither."""
+def check_number(
+    name: str,
+    value: float,
+    low: float,
+    high: float,
+    kind: type = int,
+    error: type[PacelineError] = ConfigError,
+) -> None:
+    """Raise ``error`` unless a value is a number in its range.
+
+    ``kind`` int wants a whole number; float takes either. Booleans are neither.
+    """
     allowed = (int, float) if kind is float else int
     if isinstance(value, bool) or not isinstance(value, allowed) or not low <= value <= high:
         what = "numbers" if kind is float else "whole numbers"
-        raise ConfigError(f"{name} is {value!r}; allowed are {what} from {low} to {high}")
+        raise error(f"{name} is {value!r}; allowed are {what} from {low} to {high}")
 
 
 def _check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
@@ -220,27 +230,27 @@ class EngineConfig:
         _check_choice("dtype", self.dtype, DTYPES)
         _check_choice("kv_cache_dtype", self.kv_cache_dtype, KV_DTYPES)
         _check_choice("load_format", self.load_format, ("mmap", "memory"))
-        _check_range("max_num_seqs", self.max_num_seqs, 1, 4096)
-        _check_range("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1 << 20)
+        check_number("max_num_seqs", self.max_num_seqs, 1, 4096)
+        check_number("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1 << 20)
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, below max_num_seqs "
                 f"({self.max_num_seqs}); every running request needs one row"
             )
         if self.max_model_len is not None:
-            _check_range("max_model_len", self.max_model_len, 2, 1 << 24)
+            check_number("max_model_len", self.max_model_len, 2, 1 << 24)
         for name in ("enable_prefix_caching", "strict", "deterministic"):
             value = getattr(self, name)
             if not isinstance(value, bool) and (value is not None or name != "deterministic"):
                 raise ConfigError(f"{name} is {value!r}; allowed are True and False")
         if self.seed is not None:
-            _check_range("seed", self.seed, -(2**63), 2**64 - 1)
+            check_number("seed", self.seed, -(2**63), 2**64 - 1)
         if self.kv_cache_memory is not None:
-            _check_range("kv_cache_memory", self.kv_cache_memory, 1, 1 << 50)
+            check_number("kv_cache_memory", self.kv_cache_memory, 1, 1 << 50)
         if self.num_threads is not None:
-            _check_range("num_threads", self.num_threads, 1, 4096)
+            check_number("num_threads", self.num_threads, 1, 4096)
         if self.max_step_ms is not None:
-            _check_range("max_step_ms", self.max_step_ms, 0.001, 1e9, float)
+            check_number("max_step_ms", self.max_step_ms, 0.001, 1e9, float)
 
 
 def environment_name(option: str) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from paceline.config import METHOD_ALIASES, METHODS
+from paceline.config import METHOD_ALIASES, METHODS, check_number
 from paceline.errors import RequestError
 
 GREEDY_TEMPERATURE = 1e-5
@@ -66,11 +67,7 @@ class SpeculativeParams:
             object.__setattr__(self, "methods", known)
 
 
-def _check_number(name: str, value: float, low: float, high: float, kind: type = int) -> None:
-    allowed = (int, float) if kind is float else int
-    if isinstance(value, bool) or not isinstance(value, allowed) or not low <= value <= high:
-        what = "numbers" if kind is float else "whole numbers"
-        raise RequestError(f"{name} is {value!r}; allowed are {what} from {low} to {high}")
+_check_number = partial(check_number, error=RequestError)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,11 @@ ROOT = -1
 """Parent index of a draft node that follows the last committed token directly."""
 
 
+def _is_straight(parents: Sequence[int]) -> bool:
+    straight = range(-1, len(parents) - 1)
+    return parents == straight or list(parents) == list(straight)
+
+
 @dataclass(slots=True)
 class DraftTree:
     """Candidate continuations of one request, as flat arrays of equal length.
@@ -49,7 +54,7 @@ class DraftTree:
     @property
     def is_chain(self) -> bool:
         """True when no node has more than one child and all follow one another."""
-        return self.parents == list(range(-1, len(self.parents) - 1))
+        return _is_straight(self.parents)
 
     def depths(self) -> list[int]:
         """Depth of each node; a child of the last committed token has depth 1."""
@@ -137,8 +142,7 @@ class Span:
 
     @property
     def is_chain(self) -> bool:
-        straight = range(-1, len(self.parents) - 1)
-        return self.parents == straight or list(self.parents) == list(straight)
+        return _is_straight(self.parents)
 
     @classmethod
     def chunk(cls, request_id: int, start: int, token_ids: Sequence[int], sample: bool) -> Span:

@@ -43,12 +43,19 @@ class Drafting:
         vocab_size: int,
         stats: Callable[[], EngineStats],
     ) -> None:
-        free_first = sorted(proposers, key=lambda proposer: proposer.costs_forwards)
-        self._entries = [_Entry(proposer) for proposer in free_first]
         self._vocab_size = vocab_size
         self._stats = stats
         self._past_forwards = 0
+        self._entries: list[_Entry] = []
         self._widest: dict[tuple[str, ...] | None, DraftLimits] = {}
+        self.replace(proposers)
+
+    def replace(self, proposers: Sequence[Proposer]) -> None:
+        """Let other proposers draft from now on; the free ones are asked first."""
+        self._past_forwards = self.num_forwards
+        free_first = sorted(proposers, key=lambda proposer: proposer.costs_forwards)
+        self._entries = [_Entry(proposer) for proposer in free_first]
+        self._widest.clear()
 
     @property
     def is_on(self) -> bool:

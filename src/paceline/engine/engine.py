@@ -79,7 +79,6 @@ class Engine:
         self._next_id = 0
         self._clock = 0.0
         self._aborted: list[int] = []
-        self._past_draft_forwards = 0
         self.drafting = Drafting(proposers, self.vocab_size, lambda: self._stats)
         self._totals_at_reset = self._totals()
 
@@ -307,8 +306,7 @@ class Engine:
 
     def set_speculation(self, proposers: Sequence[Proposer]) -> None:
         """Replace all proposers, between two steps. Outputs do not change."""
-        self._past_draft_forwards += self.drafting.num_forwards
-        self.drafting = Drafting(proposers, self.vocab_size, lambda: self._stats)
+        self.drafting.replace(proposers)
 
     def stats(self) -> EngineStats:
         """A copy of the counters."""
@@ -329,7 +327,7 @@ class Engine:
 
     def _totals(self) -> tuple[int, int, int]:
         """What others count since they were made: forwards of target and drafts, cached tokens."""
-        drafts = self._past_draft_forwards + self.drafting.num_forwards
+        drafts = self.drafting.num_forwards
         return self.runner.num_forwards, drafts, self.scheduler.num_cached_tokens
 
     def _lap(self, phase: str) -> None:
