@@ -13,12 +13,15 @@ PIP_ARGS ?=
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
+CMAKE_BUILD = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
+  -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
+NATIVE_SOURCES := CMakeLists.txt $(wildcard csrc/*)
 # Stamps carry the time of the last good install, so an interrupted one starts over.
 RUN_READY := .venv/.ready-run
 DEV_READY := .venv/.ready-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint format clean
+.PHONY: help demo test test-slow test-emulated native sanitize lint format peers clean
 
 help: ## List these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -32,6 +35,13 @@ test: $(DEV_READY) ## Run the tests (without the slow ones)
 test-slow: $(DEV_READY) ## Run all tests, the slow ones included
 	$(BIN)/python -m pytest -n $(WORKERS) -m "slow or not slow" $(ARGS)
 
+test-emulated: $(DEV_READY) ## Test the native kernels of CPUs that this one is not (needs libsimde-dev)
+	$(BIN)/cmake -S . -B build/emulated -G Ninja -DPACELINE_EMULATE=ON \
+		-DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
+	$(BIN)/cmake --build build/emulated
+	PACELINE_NATIVE_MODULE=$$(ls $(CURDIR)/build/emulated/_native*.so) \
+		$(BIN)/python -m pytest -n $(WORKERS) tests/native $(ARGS)
+
 lint: $(DEV_READY) ## Check style (ruff) and types (mypy)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -41,15 +51,63 @@ format: $(DEV_READY) ## Apply the formatter and the safe fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+native: ## Build the native kernels into src/paceline (needs a C++17 compiler)
+	@$(PIP) cmake ninja nanobind
+	@$(CMAKE_BUILD) -B build/native > build-native.log 2>&1 \
+	  && $(BIN)/cmake --build build/native >> build-native.log 2>&1 \
+	  && rm -f build-native.log || (tail -20 build-native.log; exit 1)
+
+sanitize: $(DEV_READY) ## Run the kernel tests under the address and undefined-behaviour sanitizers
+	$(CMAKE_BUILD) -B build/sanitize -DPACELINE_SANITIZE=ON
+	$(BIN)/cmake --build build/sanitize
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 \
+	  PACELINE_NATIVE_MODULE=$$(ls $(CURDIR)/build/sanitize/_native*.so) \
+	  $(BIN)/python -m pytest -n 0 tests/native $(ARGS)
+
+peers: $(DEV_READY) .peers/.ready-llama .peers/.ready-openvino ## Install the engines of benchmarks/peers.py
+
+# llama.cpp's tools and the library that they share are compiled once, for this processor, from the
+# source that llama-cpp-python brings; the Python package is then installed without its own copy.
+LLAMA_TOOLS := llama-quantize llama-speculative-simple llama-batched-bench llama-bench llama-lookup
+PEER_PIP := -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
+JOBS ?= 1
+
+.peers/.ready-llama:
+	rm -rf .peers/llama .peers/src
+	$(PYTHON) -m venv .peers/llama
+	.peers/llama/bin/python -m pip download --quiet --disable-pip-version-check $(PIP_ARGS) \
+	  --no-binary llama-cpp-python --no-deps -d .peers/src llama-cpp-python
+	mkdir .peers/src/llama-cpp-python
+	tar -xzf .peers/src/llama_cpp_python-*.tar.gz --strip-components 1 -C .peers/src/llama-cpp-python
+	cmake -S .peers/src/llama-cpp-python/vendor/llama.cpp -B .peers/src/build \
+	  -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DLLAMA_BUILD_TESTS=OFF \
+	  -DLLAMA_BUILD_SERVER=OFF -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF
+	nice -n 10 cmake --build .peers/src/build -j$(JOBS) --target llama $(LLAMA_TOOLS)
+	CMAKE_ARGS="-DLLAMA_BUILD=OFF -DLLAVA_BUILD=OFF" .peers/llama/bin/python $(PEER_PIP) \
+	  numpy ./.peers/src/llama-cpp-python
+	@touch $@
+
+# torchvision as published asks for another torch and fails to import beside the CPU build.
+.peers/.ready-openvino:
+	rm -rf .peers/openvino
+	$(PYTHON) -m venv .peers/openvino
+	.peers/openvino/bin/python $(PEER_PIP) torch==2.13.0
+	.peers/openvino/bin/python $(PEER_PIP) torch==2.13.0 openvino-genai "optimum-intel[openvino]"
+	.peers/openvino/bin/python -m pip uninstall --quiet --yes torchvision
+	@touch $@
+
 clean: ## Remove .venv, builds and caches
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
-$(RUN_READY): pyproject.toml constraints.txt
+$(RUN_READY): pyproject.toml constraints.txt $(NATIVE_SOURCES)
 	@echo "Installing into .venv (a few minutes the first time) ..."
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) torch==2.13.0
 	$(PIP) -e .
+	@$(MAKE) --no-print-directory native \
+	  || echo "The native kernels were not built: the reference ops will serve, more slowly."
 	@touch $@
 
 $(DEV_READY): $(RUN_READY)

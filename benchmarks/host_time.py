@@ -41,7 +41,7 @@ class ScriptedRunner(ModelRunner):
         self._spans = spans
         return super().pack(spans)
 
-    def forward(self, batch: Batch) -> ForwardResult:
+    def forward(self, batch: Batch, greedy: bool = False) -> ForwardResult:
         began = time.perf_counter()
         positions, offsets = batch.positions.tolist(), batch.sample_offsets
         logits = torch.zeros(offsets[-1], self.decoder.config.vocab_size)

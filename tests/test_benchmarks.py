@@ -151,6 +151,16 @@ def test_the_overhead_target_is_judged_on_the_real_forward() -> None:
     assert [(t.value, t.target, t.met) for t in targets] == [(181.0, 180.0, False)]
 
 
+def test_the_sampler_is_judged_on_rows_that_look_like_text() -> None:
+    rows = [
+        {"case": "greedy", "logits": kind, "vocab": vocab, "native_us": 70.0}
+        for kind in ("text", "flat")
+        for vocab in (4096, 32_000)
+    ]
+    targets = module("sampler").targets(rows)
+    assert [(t.value, t.target, t.met) for t in targets] == [(70.0, 60.0, False)]
+
+
 # The report
 
 

@@ -16,6 +16,7 @@ from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine.engine import Engine
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
+from paceline.models.ops.cpu import CpuOps
 from paceline.models.ops.reference import ReferenceOps
 from paceline.proposers.base import Proposer
 from paceline.request import Request, StepOutput
@@ -75,12 +76,20 @@ def toy_tensors(seed: int = 0, config: ModelConfig = TOY, noise: float = 0.0) ->
     return tensors
 
 
+def toy_ops(dtype: str) -> Any:
+    """The backend of a dtype: ``native-int8`` and ``native-int4`` are the native kernels'."""
+    if dtype.startswith("native-"):
+        return CpuOps(dtype.removeprefix("native-"))
+    return ReferenceOps(dtype)
+
+
 def toy_runner(
     dtype: str = "float32", num_blocks: int = 200, prefix_caching: bool = True, **tensors: Any
 ) -> ModelRunner:
-    ops = ReferenceOps(dtype)
+    ops = toy_ops(dtype)
     decoder = Decoder(TOY, toy_tensors(**tensors), ops, TOY.max_position)
-    return ModelRunner(decoder, KVCache(TOY, num_blocks, prefix_caching=prefix_caching))
+    memory = ops.kv_memory(TOY, num_blocks, ops.default_kv_dtype)
+    return ModelRunner(decoder, KVCache(memory, prefix_caching))
 
 
 def toy_engine(

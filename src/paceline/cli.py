@@ -12,8 +12,10 @@ from typing import Annotated
 import typer
 
 from paceline import __version__
-from paceline.commands.options import DemoOptions, RunOptions, TraceOptions, takes
+from paceline.commands.options import ConvertOptions, DemoOptions, RunOptions, TraceOptions, takes
+from paceline.commands.profile_options import ProfileOptions
 from paceline.commands.train_options import DRAFT, LM, Values, takes_training
+from paceline.commands.verify_options import VerifyOptions
 from paceline.errors import PacelineError
 
 EXIT_ERROR = 2
@@ -82,6 +84,45 @@ def trace(options: TraceOptions) -> None:
     from paceline.commands.trace import trace_command
 
     raise typer.Exit(trace_command(options))
+
+
+@app.command(epilog=ENVIRONMENT_NOTE)
+@takes(ConvertOptions)
+def convert(options: ConvertOptions) -> None:
+    """Pack a model for the native kernels.
+
+    The folder that it writes loads at once: weights are mapped as they are, not quantised again.
+    """
+    from paceline.commands.convert import convert_command
+
+    raise typer.Exit(convert_command(options))
+
+
+@app.command(epilog=ENVIRONMENT_NOTE)
+@takes(ProfileOptions)
+def profile(options: ProfileOptions) -> None:
+    """Measure how long a step takes, by its width.
+
+    The target's steps and its draft model's are measured at every width, in shuffled rounds, as the
+    engine runs them. The result is kept for this machine, model, precision and number of threads.
+    """
+    from paceline.commands.profile import profile_command
+
+    raise typer.Exit(profile_command(options))
+
+
+@app.command(epilog=ENVIRONMENT_NOTE)
+@takes(VerifyOptions)
+def verify(options: VerifyOptions) -> None:
+    """Check that speculation changes no token.
+
+    Every prompt is decoded plainly and speculatively with one seed, and the speculative output is
+    scored again token by token. Exit code 1 when it fails. With --quality: what the arithmetic
+    costs in accuracy, against float32.
+    """
+    from paceline.commands.verify import verify_command
+
+    raise typer.Exit(verify_command(options))
 
 
 @app.command(epilog=ENVIRONMENT_NOTE)

@@ -9,8 +9,11 @@ from typing import Any
 
 from paceline.errors import ConfigError, PacelineError
 
-DTYPES = ("auto", "float32", "bfloat16", "int8")
+DTYPES = ("auto", "float32", "bfloat16", "int8", "int4")
+PACKED_DTYPES = ("int8", "int4")
+"""What weights are packed to for the native kernels."""
 KV_DTYPES = ("auto", "float32", "bfloat16")
+BACKENDS = ("auto", "native", "reference")
 METHODS = ("prompt_lookup", "draft_model")
 METHOD_ALIASES = {"ngram": "prompt_lookup"}
 LOOSENING_KEYS = (
@@ -204,10 +207,14 @@ class EngineConfig:
         enable_prefix_caching: whether committed blocks serve later requests.
         speculative: the proposers, in the order in which they were configured.
         strict: fail, instead of decoding plainly, when a draft cannot be used.
-        num_threads: torch threads; None leaves them.
+        backend: ``native`` kernels, ``reference`` ops in torch, or ``auto`` for the native ones
+            wherever they can run.
+        num_threads: of the kernels and of torch; None leaves them.
         seed: seeds the seeds that requests do not bring.
         load_format: ``mmap`` or ``memory``.
         deterministic: force or forbid the reproducible kernels; None means wherever they exist.
+        activation_scale_groups: in the native kernels, one activation scale per 128 inputs instead
+            of one per row: closer where few inputs are much larger than the others, and slower.
     """
 
     dtype: str = "auto"
@@ -225,10 +232,13 @@ class EngineConfig:
     seed: int | None = None
     load_format: str = "mmap"
     deterministic: bool | None = None
+    backend: str = "auto"
+    activation_scale_groups: bool = False
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, DTYPES)
         _check_choice("kv_cache_dtype", self.kv_cache_dtype, KV_DTYPES)
+        _check_choice("backend", self.backend, BACKENDS)
         _check_choice("load_format", self.load_format, ("mmap", "memory"))
         check_number("max_num_seqs", self.max_num_seqs, 1, 4096)
         check_number("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1 << 20)
@@ -239,7 +249,8 @@ class EngineConfig:
             )
         if self.max_model_len is not None:
             check_number("max_model_len", self.max_model_len, 2, 1 << 24)
-        for name in ("enable_prefix_caching", "strict", "deterministic"):
+        switches = ("enable_prefix_caching", "strict", "deterministic", "activation_scale_groups")
+        for name in switches:
             value = getattr(self, name)
             if not isinstance(value, bool) and (value is not None or name != "deterministic"):
                 raise ConfigError(f"{name} is {value!r}; allowed are True and False")

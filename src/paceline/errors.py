@@ -51,3 +51,7 @@ class TrainingError(PacelineError):
 
 class TraceError(PacelineError):
     """A trace on disk is damaged, or is of another model or other settings."""
+
+
+class ProfileError(PacelineError):
+    """A cost table or the file of one is damaged, or is of another machine, model or version."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from paceline.config import EngineConfig, SpeculativeConfig, parse_speculative_config
 from paceline.engine.build import BuiltEngine, build_engine
@@ -27,6 +27,7 @@ from paceline.sampling_params import SamplingParams
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
+Result = TypeVar("Result")
 SpeculativeSource = str | Mapping[str, Any] | SpeculativeConfig | Sequence[Any] | None
 
 
@@ -67,6 +68,7 @@ class LLM:
         self._thread = EngineThread(partial(self._build, model, config))
         self.config = self._built.config
         self.model = self._built.checkpoint.name
+        self.backend = self._built.backend
         self.promises_identity = self._built.promises_identity
 
     def _build(self, model: str | Checkpoint | None, config: EngineConfig) -> Engine:
@@ -211,6 +213,19 @@ class LLM:
                 self._thread.abort(job.ids)
 
     # --- the engine ----------------------------------------------------------------------------
+
+    def call(self, function: Callable[[Engine], Result]) -> Result:
+        """Run a function on the engine where it lives, between two steps; what measures it does so.
+
+        >>> with LLM() as llm:
+        ...     llm.call(lambda engine: engine.vocab_size)
+        4096
+
+        Raises:
+            EngineClosedError: the engine is closed.
+            Exception: whatever the function raises.
+        """
+        return self._thread.call(function)
 
     def set_speculation(self, speculative_config: SpeculativeSource) -> None:
         """Replace the proposers, also while requests run; their outputs do not change.

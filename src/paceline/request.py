@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from paceline.metrics import SpeculationCounters
 from paceline.sampling_params import SamplingParams
@@ -61,6 +61,7 @@ class Request:
 
     ``token_ids`` holds prompt and output; ``num_computed`` of them have committed KV. While a
     request decodes, ``num_computed == len(token_ids) - 1``: the last token is the next root.
+    ``sampling_rules`` is what the sampler keeps between steps, by parameters; nobody else reads it.
     """
 
     request_id: int
@@ -82,6 +83,9 @@ class Request:
     error: Exception | None = None
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     counters: SpeculationCounters = field(default_factory=SpeculationCounters)
+    sampling_rules: list[tuple[SamplingParams, Any]] = field(
+        default_factory=list, init=False, repr=False
+    )
 
     @property
     def num_output_tokens(self) -> int:

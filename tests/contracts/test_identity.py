@@ -16,6 +16,7 @@ import pytest
 
 from paceline.config import SpeculativeConfig
 from paceline.engine.engine import Engine
+from paceline.models.ops.native import why_not_native
 from paceline.proposers.base import DraftBudget, Proposer
 from paceline.proposers.draft_model import DraftModelProposer
 from paceline.proposers.prompt_lookup import PromptLookupProposer
@@ -240,7 +241,10 @@ def test_prefix_cache_hit(proposer: str, truth: Any) -> None:
     assert engine.stats().num_cached_tokens > 0
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int8"])
+NATIVE = [] if why_not_native() else ["native-int8", "native-int4"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8", *NATIVE])
 @pytest.mark.parametrize("proposer", ["draft_tree", "random"])
 def test_every_dtype(proposer: str, dtype: str) -> None:
     jobs = staggered()

@@ -14,28 +14,48 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from paceline.config import PACKED_DTYPES
 from paceline.errors import ConfigError
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
+from paceline.models.ops.cpu import CpuOps
+from paceline.models.ops.native import native_module, why_not_native
 from paceline.models.ops.reference import ReferenceOps
+from paceline.models.ops.resolve import resolve_ops
 from paceline.runtime.batch import lane_class
 from paceline.runtime.kv_cache import KVCache
 from paceline.runtime.model_runner import ModelRunner
 from paceline.span import Span
 from tests.toy import TOY, VOCAB, toy_tensors
 
-BACKENDS = {
+ROW_BACKENDS = {
     "reference-float32": lambda: ReferenceOps("float32"),
     "reference-bfloat16": lambda: ReferenceOps("bfloat16"),
     "reference-int8": lambda: ReferenceOps("int8"),
 }
+LEVELS = native_module().isas() if why_not_native() is None else []
+NATIVE = {f"native-{dtype}-{isa}": (dtype, isa) for dtype in PACKED_DTYPES for isa in LEVELS}
 WIDTHS = [1, 2, 5, 16, 17, 48]
 SHAPES = [(44, 32), (172, 64), (1728, 320), (320, 864), (105, 128), (512, 1024)]
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=ROW_BACKENDS)
 def ops(request: pytest.FixtureRequest) -> Any:
-    return BACKENDS[request.param]()
+    """Backends that compute step by step; tests/native has the same for the native kernels."""
+    return ROW_BACKENDS[request.param]()
+
+
+@pytest.fixture(params=[*ROW_BACKENDS, *NATIVE])
+def backend(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Every backend, the native one at every instruction-set level of this CPU."""
+    if request.param in ROW_BACKENDS:
+        yield ROW_BACKENDS[request.param]()
+        return
+    dtype, isa = NATIVE[request.param]
+    before = native_module().isa()
+    native_module().set_isa(isa)
+    yield CpuOps(dtype)
+    native_module().set_isa(before)
 
 
 @pytest.fixture(autouse=True)
@@ -150,8 +170,7 @@ def variant(name: str) -> ModelConfig:
 
 def runner(config: ModelConfig, ops: Any) -> ModelRunner:
     decoder = Decoder(config, toy_tensors(config=config), ops, config.max_position)
-    dtype = "bfloat16" if ops.dtype == "bfloat16" else "float32"
-    kv = KVCache(config, 40, dtype)
+    kv = KVCache(ops.kv_memory(config, 40, ops.default_kv_dtype))
     kv.poison_free()
     return ModelRunner(decoder, kv)
 
@@ -172,25 +191,25 @@ def logits_of(model: ModelRunner, tokens: list[int], chunks: list[int]) -> torch
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_chunking_does_not_change_a_bit(ops: Any, name: str) -> None:
+def test_chunking_does_not_change_a_bit(backend: Any, name: str) -> None:
     config = variant(name)
     tokens = [(7 * i * i + 3) % VOCAB for i in range(70)]
-    truth = logits_of(runner(config, ops), tokens, [70])
+    truth = logits_of(runner(config, backend), tokens, [70])
     assert torch.isfinite(truth).all()
     for count, chunks in ((1, [1] * 70), (2, [16, 16, 38]), (2, [3, 30, 1, 36]), (1, [69, 1])):
         torch.set_num_threads(count)
-        assert torch.equal(logits_of(runner(config, ops), tokens, chunks), truth), chunks
+        assert torch.equal(logits_of(runner(config, backend), tokens, chunks), truth), chunks
 
 
 @pytest.mark.parametrize("start", range(17))
 @pytest.mark.parametrize("name", ["plain", "sliding", "softcap"])
-def test_trees_equal_their_paths(ops: Any, name: str, start: int) -> None:
+def test_trees_equal_their_paths(backend: Any, name: str, start: int) -> None:
     """Every node of a tree has the bits of the same tokens decoded one after another."""
     config = variant(name)
     prompt = [(5 * i + 1) % VOCAB for i in range(start)]
     tokens = [9, 4, 8, 4, 6, 7, 2, 1, 3]
     parents = [-1, 0, 0, 1, 1, 2, 3, 6, 2]
-    model, other = runner(config, ops), runner(config, ops)
+    model, other = runner(config, backend), runner(config, backend)
     model.kv.open(0)
     if start:
         model.kv.reserve(0, start)
@@ -209,11 +228,11 @@ def test_trees_equal_their_paths(ops: Any, name: str, start: int) -> None:
         assert torch.equal(got[node], alone[-1]), node
 
 
-def test_batch_mix_does_not_change_a_bit(ops: Any) -> None:
+def test_batch_mix_does_not_change_a_bit(backend: Any) -> None:
     """Prefill, decode and tree spans of five requests in one forward."""
     config = variant("plain")
-    alone = {n: logits_of(runner(config, ops), [n] * 40, [40])[-1] for n in range(5)}
-    model = runner(config, ops)
+    alone = {n: logits_of(runner(config, backend), [n] * 40, [40])[-1] for n in range(5)}
+    model = runner(config, backend)
     spans = []
     for n in range(5):
         model.kv.open(n)
@@ -227,3 +246,37 @@ def test_batch_mix_does_not_change_a_bit(ops: Any) -> None:
     result = model.forward(model.pack(spans))
     for n in range(5):
         assert torch.equal(result.logits[n], alone[n])
+
+
+# --- one activation scale per 128 inputs ---------------------------------------------------------
+
+WIDE = replace(TOY, hidden_size=288, intermediate_size=300)  # groups of 128, 128 and what is left
+
+
+@pytest.mark.skipif(not LEVELS, reason=str(why_not_native()))
+@pytest.mark.parametrize("dtype", PACKED_DTYPES)
+def test_scale_groups_leave_rows_alone(dtype: str) -> None:
+    """Neither the chunks nor a neighbour, whatever it holds, changes a bit of a row."""
+    tokens = [(7 * i * i + 3) % VOCAB for i in range(40)]
+    truth = logits_of(runner(WIDE, CpuOps(dtype, scale_groups=True)), tokens, [40])
+    assert not torch.equal(truth, logits_of(runner(WIDE, CpuOps(dtype)), tokens, [40]))
+    for chunks in ([1] * 40, [3, 30, 7]):
+        model = runner(WIDE, CpuOps(dtype, scale_groups=True))
+        assert torch.equal(logits_of(model, tokens, chunks), truth)
+    model = runner(WIDE, CpuOps(dtype, scale_groups=True))
+    for n in range(3):
+        model.kv.open(n)
+        model.kv.reserve(n, 40)
+    parts = [[n] * 40 for n in range(2)] + [tokens]
+    spans = [Span(n, 0, part, range(-1, 39), range(40)) for n, part in enumerate(parts)]
+    assert torch.equal(model.forward(model.pack(spans)).logits[80:], truth)
+
+
+def test_scale_groups_are_a_matter_of_the_native_kernels() -> None:
+    for dtype, backend in (("int8", "reference"), ("float32", "auto")):
+        with pytest.raises(ConfigError, match="activation_scale_groups"):
+            resolve_ops(dtype, "cpu", None, backend, scale_groups=True)
+    if LEVELS:
+        ops = resolve_ops("int8", "cpu", scale_groups=True)
+        assert isinstance(ops, CpuOps)
+        assert ops.scale_groups

@@ -119,9 +119,9 @@ def test_drafts_never_exceed_the_rows_of_a_step() -> None:
     engine = toy_engine([wide], max_num_batched_tokens=12, max_num_seqs=3)
     forward, widths = engine.runner.forward, []
 
-    def watched(batch: Any) -> Any:
+    def watched(batch: Any, greedy: bool = False) -> Any:
         widths.append(batch.num_rows)
-        return forward(batch)
+        return forward(batch, greedy)
 
     engine.runner.forward = watched  # type: ignore[method-assign]
     results = run_jobs(engine, JOBS)
@@ -184,13 +184,13 @@ def break_forward(engine: Engine, guilty: int | None, times: int = 10**6) -> Non
         state["ids"] = {span.request_id for span in spans}
         return pack(spans)
 
-    def breaking(batch: Any) -> Any:
+    def breaking(batch: Any, greedy: bool = False) -> Any:
         ids = state["ids"]
         assert isinstance(ids, set)
         if state["left"] > 0 and (guilty is None or guilty in ids):  # type: ignore[operator]
             state["left"] -= 1  # type: ignore[operator]
             raise RuntimeError("the device fell over")
-        return forward(batch)
+        return forward(batch, greedy)
 
     engine.runner.pack = watched  # type: ignore[method-assign]
     engine.runner.forward = breaking  # type: ignore[method-assign, assignment]
@@ -226,8 +226,8 @@ def test_logits_that_are_not_numbers_end_that_request_alone(temperature: float) 
     engine = toy_engine()
     forward = engine.runner.forward
 
-    def poisoned(batch: Any) -> Any:
-        result = forward(batch)
+    def poisoned(batch: Any, greedy: bool = False) -> Any:
+        result = forward(batch, greedy)
         if len(result.offsets) == 4:  # all three requests are in the step
             result.logits = result.logits.clone()
             result.logits[result.offsets[1]] = float("nan")

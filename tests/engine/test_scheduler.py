@@ -92,9 +92,9 @@ def test_abort_in_the_middle_of_a_step() -> None:
     engine.step()
     forward = engine.runner.forward
 
-    def aborting(batch: Any) -> Any:
+    def aborting(batch: Any, greedy: bool = False) -> Any:
         engine.abort(ids[0])
-        return forward(batch)
+        return forward(batch, greedy)
 
     engine.runner.forward = aborting  # type: ignore[method-assign]
     outputs = engine.step()

@@ -63,8 +63,12 @@ def write_gguf(
     qtype: str = "F32",
     metadata: Mapping[str, Any] | None = None,
     extra_tensors: Mapping[str, np.ndarray] | None = None,
+    other_types: Mapping[str, str] | None = None,
 ) -> Path:
-    """Convert a transformers configuration and its state dict."""
+    """Convert a transformers configuration and its state dict.
+
+    ``other_types`` are those of matrices, by their names in the file, that are not ``qtype``.
+    """
     arch = ARCHES.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, arch)
     _write_sizes(writer, config)
@@ -85,7 +89,8 @@ def write_gguf(
             data = data + 1
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
-        kind = gguf.GGMLQuantizationType[qtype if data.ndim == 2 else "F32"]
+        named = (other_types or {}).get(f"{stored}", qtype)
+        kind = gguf.GGMLQuantizationType[named if data.ndim == 2 else "F32"]
         packed = gguf.quants.quantize(data, kind)
         writer.add_tensor(stored, packed, raw_dtype=kind)
     for name, data in (extra_tensors or {}).items():

@@ -143,12 +143,14 @@ def edit(path: Path, **changes: Any) -> None:
 
 
 class Driver:
-    """A loaded checkpoint, run span by span."""
+    """A loaded checkpoint, run span by span; keys and values are float32 on every backend."""
 
-    def __init__(self, checkpoint: Checkpoint, max_len: int = 128) -> None:
+    def __init__(self, checkpoint: Checkpoint, max_len: int = 128, ops: Any = None) -> None:
         self.checkpoint = checkpoint
-        decoder = Decoder(checkpoint.config, checkpoint.tensors, ReferenceOps("float32"), max_len)
-        self.runner = ModelRunner(decoder, KVCache(checkpoint.config, 32, prefix_caching=False))
+        ops = ops or ReferenceOps("float32")
+        decoder = Decoder(checkpoint.config, checkpoint.tensors, ops, max_len)
+        memory = ops.kv_memory(checkpoint.config, 32, "float32")
+        self.runner = ModelRunner(decoder, KVCache(memory, prefix_caching=False))
         self.kv = self.runner.kv
         self.kv.open(0)
         self.kv.poison_free()

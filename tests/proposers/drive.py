@@ -57,8 +57,8 @@ class Target:
             kv.commit(request_id, range(last - held))
         span = Span.tree(request_id, last, request.token_ids[-1], draft)
         assert kv.reserve(request_id, len(draft) + 1)
-        logits = self.runner.forward(self.runner.pack([span])).logits
-        (result,) = verify(logits, [Verification(request, draft, 0)])
+        rows = self.runner.forward(self.runner.pack([span]))
+        (result,) = verify(rows, [Verification(request, draft, 0)])
         assert isinstance(result, VerifyResult)
         kv.commit(request_id, result.path)
         request.token_ids.extend(result.token_ids)

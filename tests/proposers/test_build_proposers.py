@@ -18,6 +18,7 @@ from paceline.errors import ConfigError, ModelLoadError, PacelineError
 from paceline.models.checkpoint import Checkpoint
 from paceline.proposers import BUILDERS, TargetInfo, build_proposers
 from paceline.proposers.draft_model import DraftModelProposer
+from paceline.runtime.kv_cache import bytes_per_block
 from tests.proposers.drive import make_request, propose
 from tests.toy import TOY, VOCAB, toy_tensors
 
@@ -29,6 +30,7 @@ TARGET = TargetInfo(
     max_model_len=64,
     max_num_seqs=2,
     kv_bytes=1 << 20,
+    backend="reference",
 )
 
 
@@ -91,7 +93,7 @@ def kv_blocks(*configs: SpeculativeConfig, **target: Any) -> list[int]:
 
 
 def test_kv_memory_is_shared_by_all_drafts_and_never_more_than_useful(folder: Path) -> None:
-    block = 2 * 2 * TOY.num_kv_heads * TOY.head_dim * 16 * 4
+    block = bytes_per_block(TOY, "float32")
     config = draft(folder)
     assert kv_blocks(config, kv_bytes=7 * block) == [7]
     assert kv_blocks(config, config, kv_bytes=7 * block) == [3, 3]

@@ -264,11 +264,11 @@ def test_a_failed_forward_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch)
     expected = propose(drafter(), request)
     forward: Callable[..., ForwardResult] = proposer._runner.forward
 
-    def fail(self: ModelRunner, batch: object) -> ForwardResult:
+    def fail(self: ModelRunner, batch: object, greedy: bool = False) -> ForwardResult:
         if self.num_forwards == 2:
             self.num_forwards += 1
             raise RuntimeError("out of luck")
-        return forward(batch)
+        return forward(batch, greedy)
 
     monkeypatch.setattr(ModelRunner, "forward", fail)
     with pytest.raises(RuntimeError, match="out of luck"):

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from paceline.runtime.block_pool import BLOCK_SIZE, BlockPool, chain_hash
+from paceline.models.ops.base import BLOCK_SIZE
+from paceline.runtime.block_pool import BlockPool, chain_hash
 
 TOKENS = list(range(BLOCK_SIZE))
 OTHER = list(range(1, BLOCK_SIZE + 1))

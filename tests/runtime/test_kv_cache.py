@@ -16,8 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from paceline.errors import ConfigError
 from paceline.models.config import ModelConfig
+from paceline.models.ops.base import BLOCK_SIZE
+from paceline.models.ops.tensor_kv import TensorKV
 from paceline.runtime.batch import build_batch
-from paceline.runtime.block_pool import BLOCK_SIZE
 from paceline.runtime.kv_cache import KVCache
 from paceline.span import Span
 
@@ -43,14 +44,14 @@ def content(tokens: list[int]) -> float:
 def write(kv: KVCache, slot: int, value: float) -> None:
     for layer in range(2):
         for part in range(2):
-            kv.memory[layer, part, slot] = value + layer / 2 + part / 4
+            kv.memory.tensor[layer, part, slot] = value + layer / 2 + part / 4
 
 
 def check(kv: KVCache, slots: np.ndarray, tokens: list[int]) -> None:
     expected = torch.tensor([content(tokens[: i + 1]) for i in range(len(tokens))])
     for layer in range(2):
         for part in range(2):
-            found = kv.memory[layer, part, torch.from_numpy(slots), 0, 0]
+            found = kv.memory.tensor[layer, part, torch.from_numpy(slots), 0, 0]
             assert torch.equal(found, expected + layer / 2 + part / 4)
 
 
@@ -59,7 +60,7 @@ class KVMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.kv = KVCache(TINY, NUM_BLOCKS)
+        self.kv = KVCache(TensorKV(TINY, NUM_BLOCKS))
         self.kv.poison_free()
         self.tokens: dict[int, list[int]] = {}
         self.salts: dict[int, str] = {}
@@ -175,7 +176,7 @@ class KVMachine(RuleBasedStateMachine):
             assert sequence.length == len(tokens)
             assert len(sequence.slots) == len(sequence.block_table) * BLOCK_SIZE
             check(self.kv, sequence.slots[: len(tokens)], tokens)
-        assert not self.kv.memory[:, :, :BLOCK_SIZE].any()
+        assert not self.kv.memory.tensor[:, :, :BLOCK_SIZE].any()
 
     @invariant()
     def every_block_is_accounted_for(self) -> None:
@@ -226,7 +227,7 @@ def spans(draw: st.DrawFn, request_id: int) -> Span:
 
 @given(st.tuples(spans(1), spans(2)))
 def test_a_row_sees_its_prefix_and_its_ancestors_in_order(items: tuple[Span, Span]) -> None:
-    kv = KVCache(TINY, NUM_BLOCKS)
+    kv = KVCache(TensorKV(TINY, NUM_BLOCKS))
     for span in items:
         kv.open(span.request_id)
         assert kv.reserve(span.request_id, span.start)
@@ -262,15 +263,15 @@ def test_a_row_sees_its_prefix_and_its_ancestors_in_order(items: tuple[Span, Spa
 
 def test_a_cache_needs_room_for_a_block() -> None:
     with pytest.raises(ConfigError, match="raise --kv-cache-memory"):
-        KVCache(TINY, 1)
+        KVCache(TensorKV(TINY, 1))
 
 
 def test_unknown_sequences_may_be_freed() -> None:
-    KVCache(TINY, 3).free(99)
+    KVCache(TensorKV(TINY, 3)).free(99)
 
 
 def test_without_prefix_caching_nothing_is_shared() -> None:
-    kv = KVCache(TINY, NUM_BLOCKS, prefix_caching=False)
+    kv = KVCache(TensorKV(TINY, NUM_BLOCKS), prefix_caching=False)
     tokens = [1] * 2 * BLOCK_SIZE
     for request_id in (1, 2):
         kv.open(request_id)
@@ -284,7 +285,7 @@ def test_without_prefix_caching_nothing_is_shared() -> None:
 
 
 def test_salts_keep_callers_apart() -> None:
-    kv = KVCache(TINY, NUM_BLOCKS)
+    kv = KVCache(TensorKV(TINY, NUM_BLOCKS))
     tokens = [1] * BLOCK_SIZE
     kv.open(1, "mine")
     assert kv.reserve(1, BLOCK_SIZE)
@@ -296,7 +297,7 @@ def test_salts_keep_callers_apart() -> None:
 
 
 def test_shared_blocks_cannot_be_cut() -> None:
-    kv = KVCache(TINY, NUM_BLOCKS)
+    kv = KVCache(TensorKV(TINY, NUM_BLOCKS))
     kv.open(1)
     assert kv.reserve(1, BLOCK_SIZE)
     kv.commit(1, range(BLOCK_SIZE))

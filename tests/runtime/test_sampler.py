@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.request import Request
+from paceline.runtime import native
 from paceline.runtime.philox import philox, token_noise
 from paceline.runtime.sampler import (
     SamplingRow,
@@ -22,6 +24,17 @@ from paceline.runtime.sampler import (
     token_logprobs,
 )
 from paceline.sampling_params import SamplingParams
+
+
+@pytest.fixture(params=["native", "numpy"], autouse=True, scope="module")
+def _path(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Everything here holds with the native kernels and without them."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "numpy":
+            patch.setattr(native, "kernels", None)
+        elif native.kernels is None:
+            pytest.skip("the native kernels are not built")
+        yield
 
 
 def request(params: SamplingParams, seed: int = 0, tokens: Any = (1, 2), index: int = 0) -> Request:
@@ -246,7 +259,7 @@ def test_logprobs_are_the_log_softmax_of_raw_logits() -> None:
     found = token_logprobs(logits, [4, 5, 6], [2, 0, 3])
     table = torch.log_softmax(logits, dim=-1)
     for i, entry in enumerate(found):
-        assert entry.logprob == table[i, 4 + i].item()
+        assert entry.logprob == pytest.approx(table[i, 4 + i].item(), abs=1e-6)
         assert entry.rank == int((table[i] > table[i, 4 + i]).sum()) + 1
         best = table[i].topk(3)
         assert [t for t, _ in entry.top] == best.indices[: len(entry.top)].tolist()

@@ -152,8 +152,8 @@ def banner(llm: LLM) -> str:
         if llm.promises_identity
         else "output as plain decoding up to rounding: near-ties may fall differently"
     )
-    config = llm.config
-    return f"{printable(llm.model)} | {config.dtype} on {config.device} | {proposers} | {promise}"
+    place = f"{llm.config.device} ({llm.backend})"
+    return f"{printable(llm.model)} | {llm.config.dtype} on {place} | {proposers} | {promise}"
 
 
 def closing_line(figures: Figures) -> str:

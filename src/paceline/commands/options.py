@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from paceline.config import DTYPES, KV_DTYPES, METHODS, environment_name
+from paceline.config import BACKENDS, DTYPES, KV_DTYPES, METHODS, PACKED_DTYPES, environment_name
 
 Options = TypeVar("Options")
 
@@ -104,7 +104,17 @@ class EngineOptions:
     load_format: Annotated[
         str, option("--load-format", help="mmap reads weights when needed, memory at once.")
     ] = "mmap"
-    threads: Annotated[int | None, option("--threads", help="Torch threads.")] = None
+    threads: Annotated[int | None, option("--threads", help="Threads that compute.")] = None
+    backend: Annotated[
+        str, option("--backend", help=f"Kernels of the CPU: {', '.join(BACKENDS)}.")
+    ] = "auto"
+    activation_scale_groups: Annotated[
+        bool,
+        option(
+            "--activation-scale-groups",
+            help="Native kernels: quantise activations in groups of 128, for models with outliers.",
+        ),
+    ] = False
     strict: Annotated[
         bool, option("--strict", help="Fail, instead of decoding plainly, if a draft is unusable.")
     ] = False
@@ -232,6 +242,30 @@ class TraceOptions(EngineOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ConvertOptions:
+    """Options of ``paceline convert``."""
+
+    model: Annotated[str, argument("MODEL", help="Folder, GGUF file or hub id.")]
+    out: Annotated[str, argument("OUT", help="Folder to write; must not exist, or be empty.")]
+    dtype: Annotated[
+        str,
+        option(
+            "--dtype",
+            help=f"auto, {' or '.join(PACKED_DTYPES)}; auto is int4 for a GGUF file in Q4_0, "
+            "otherwise int8.",
+        ),
+    ] = "auto"
+    activation_scale_groups: Annotated[
+        bool,
+        option(
+            "--activation-scale-groups",
+            help="Whoever loads the folder quantises activations in groups of 128.",
+        ),
+    ] = False
+    threads: Annotated[int | None, option("--threads", help="Threads that compute.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class DemoOptions:
     """Options of ``paceline demo``."""
 
@@ -240,5 +274,8 @@ class DemoOptions:
         int | None, option("--max-tokens", help="Tokens per prompt (default: 96; quick: 48).")
     ] = None
     dtype: Annotated[str, option("--dtype", help=f"Arithmetic: {', '.join(DTYPES)}.")] = "auto"
-    threads: Annotated[int | None, option("--threads", help="Torch threads.")] = None
+    threads: Annotated[int | None, option("--threads", help="Threads that compute.")] = None
+    backend: Annotated[
+        str, option("--backend", help=f"Kernels of the CPU: {', '.join(BACKENDS)}.")
+    ] = "auto"
     json: Annotated[bool, option("--json", help="End stdout with a line of JSON.")] = False

@@ -100,6 +100,7 @@ class Report:
             "device": llm.config.device,
             "model": llm.model,
             "dtype": llm.config.dtype,
+            "backend": llm.backend,
             "speculative_config": [asdict(config) for config in llm.config.speculative],
             "promises_identity": llm.promises_identity,
             **settings,

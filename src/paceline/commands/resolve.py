@@ -37,7 +37,6 @@ def default_speculative_config(model: str | None) -> tuple[SpeculativeConfig, ..
         num_speculative_tokens=1,
         max_branching=4,
         max_tree_nodes=4,
-        dtype="float32",  # at one row, quantising costs it more time than it saves
     )
     return lookup, draft
 
@@ -129,6 +128,8 @@ def engine_options(options: EngineOptions) -> dict[str, Any]:
         "kv_cache_dtype": options.kv_cache_dtype,
         "enable_prefix_caching": options.enable_prefix_caching,
         "load_format": options.load_format,
+        "backend": options.backend,
+        "activation_scale_groups": options.activation_scale_groups,
         "num_threads": options.threads,
         "strict": options.strict,
     }

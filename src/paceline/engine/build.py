@@ -11,7 +11,8 @@ from paceline.engine.engine import Engine
 from paceline.errors import ConfigError
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.decoder import Decoder
-from paceline.models.ops.resolve import resolve_dtype, resolve_kv_dtype, resolve_ops
+from paceline.models.ops.base import Ops
+from paceline.models.ops.resolve import resolve_dtype, resolve_ops
 from paceline.proposers import TargetInfo, build_proposers
 from paceline.proposers.base import Proposer
 from paceline.runtime.kv_cache import (
@@ -32,8 +33,9 @@ class BuiltEngine:
     """An engine with what its callers need to know about it.
 
     Attributes:
-        config: with ``max_model_len``, ``dtype`` and ``kv_cache_dtype`` resolved.
+        config: with all that depends on the checkpoint and the machine resolved.
         target: what further proposers are built for.
+        backend: name of the ops, with the instruction-set level of native ones.
         promises_identity: plain and speculative outputs are bitwise identical by construction.
     """
 
@@ -41,14 +43,15 @@ class BuiltEngine:
     checkpoint: Checkpoint
     config: EngineConfig
     target: TargetInfo
+    backend: str
     promises_identity: bool
 
     def proposers_for(self, configs: tuple[SpeculativeConfig, ...]) -> list[Proposer]:
         return build_proposers(configs, self.target, strict=self.config.strict)
 
 
-def resolve_config(config: EngineConfig, checkpoint: Checkpoint) -> EngineConfig:
-    """Fill in what depends on the checkpoint.
+def resolve_config(config: EngineConfig, checkpoint: Checkpoint) -> tuple[EngineConfig, Ops]:
+    """Fill in what depends on the checkpoint and the machine, and choose the backend.
 
     Raises:
         ConfigError: ``max_model_len`` is beyond what the model was made for.
@@ -59,13 +62,19 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint) -> EngineConfig
         raise ConfigError(
             f"max_model_len is {wanted}; {checkpoint.name} was made for at most {limit} tokens"
         )
-    dtype = resolve_dtype(config.dtype, config.device, checkpoint.config.dtype)
-    return replace(
+    packed = checkpoint.packed
+    groups = config.activation_scale_groups or (packed is not None and packed.scale_groups)
+    dtype = resolve_dtype(config.dtype, config.device, checkpoint, config.backend)
+    ops = resolve_ops(dtype, config.device, config.deterministic, config.backend, groups)
+    kv_dtype = ops.default_kv_dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    resolved = replace(
         config,
         max_model_len=wanted,
         dtype=dtype,
-        kv_cache_dtype=resolve_kv_dtype(config.kv_cache_dtype, dtype),
+        kv_cache_dtype=kv_dtype,
+        activation_scale_groups=groups,
     )
+    return resolved, ops
 
 
 def kv_budget(config: EngineConfig) -> int:
@@ -85,26 +94,27 @@ def build_engine(model: str | Checkpoint, config: EngineConfig) -> BuiltEngine:
         checkpoint = model
     else:
         checkpoint = load_checkpoint(model, load_format=config.load_format)
-    config = resolve_config(config, checkpoint)
+    config, ops = resolve_config(config, checkpoint)
     assert config.max_model_len is not None
     shape = checkpoint.config
-    ops = resolve_ops(config.dtype, config.device, config.deterministic)
     decoder = Decoder(shape, checkpoint.tensors, ops, config.max_model_len)
     budget = kv_budget(config)
     drafts = budget // DRAFT_SHARE if any(c.model for c in config.speculative) else 0
     # One block is reserved, and every sequence may need one more for its draft's nodes.
     most = 1 + config.max_num_seqs * (blocks_for(config.max_model_len) + 17)
     count = min(most, (budget - drafts) // bytes_per_block(shape, config.kv_cache_dtype))
-    kv = KVCache(shape, count, config.kv_cache_dtype, config.device, config.enable_prefix_caching)
+    memory = ops.kv_memory(shape, max(0, count), config.kv_cache_dtype)
+    kv = KVCache(memory, config.enable_prefix_caching)
     tokenizer = checkpoint.tokenizer
     target = TargetInfo(
         vocab_size=shape.vocab_size,
         fingerprint=tokenizer.fingerprint if tokenizer else None,
         device=config.device,
+        backend=config.backend,
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,
         kv_bytes=budget - count * bytes_per_block(shape, config.kv_cache_dtype),
     )
     proposers = build_proposers(config.speculative, target, strict=config.strict)
     engine = Engine(ModelRunner(decoder, kv), config, proposers, shape.eos_token_ids)
-    return BuiltEngine(engine, checkpoint, config, target, ops.identity)
+    return BuiltEngine(engine, checkpoint, config, target, ops.name, ops.identity)

@@ -23,6 +23,7 @@ from paceline.engine.scheduler import Scheduled, Scheduler
 from paceline.engine.verifier import Verification, verify
 from paceline.errors import RequestFailedError
 from paceline.metrics import EngineStats
+from paceline.models.ops.base import PackedBatch
 from paceline.policy.cost import StepCost
 from paceline.policy.planner import DraftLimits, FixedPlanner, Planner
 from paceline.proposers.base import Proposer
@@ -34,7 +35,6 @@ from paceline.request import (
     StopChecker,
     VerifyResult,
 )
-from paceline.runtime.batch import Batch
 from paceline.runtime.model_runner import ForwardResult, ModelRunner
 from paceline.sampling_params import SamplingParams
 from paceline.span import DraftTree
@@ -139,7 +139,7 @@ class Engine:
             return outputs
         self._draft(items)
         try:
-            result = self._forward(self._pack(items))
+            result = self._forward(items)
             verdicts = self._verify(items, result)
         except Exception as error:
             verdicts = self._isolate(items, error)
@@ -190,14 +190,15 @@ class Engine:
                 item.draft = tree
         self._lap("plan")
 
-    def _pack(self, items: Sequence[Scheduled]) -> Batch:
+    def _pack(self, items: Sequence[Scheduled]) -> PackedBatch:
         batch = self.runner.pack([item.span() for item in items])
         self._lap("pack")
         return batch
 
-    def _forward(self, batch: Batch) -> ForwardResult:
+    def _forward(self, items: Sequence[Scheduled]) -> ForwardResult:
+        batch = self._pack(items)
         before = self.runner.seconds
-        result = self.runner.forward(batch)
+        result = self.runner.forward(batch, greedy=all(item.wants_argmax for item in items))
         self.cost.observe(batch.num_rows, (self.runner.seconds - before) * 1e3)
         self._stats.num_rows += batch.num_rows
         self._lap("forward")
@@ -214,7 +215,7 @@ class Engine:
                 verifications.append(Verification(item.request, item.draft, first))
                 sampled.append(index)
         verdicts: list[Verdict | None] = [None] * len(items)
-        for index, verdict in zip(sampled, verify(result.logits, verifications), strict=True):
+        for index, verdict in zip(sampled, verify(result, verifications), strict=True):
             verdicts[index] = verdict
         self._lap("verify")
         return verdicts
@@ -233,7 +234,7 @@ class Engine:
             # The failed step held these blocks, and nobody took them since.
             reserved = self.kv.reserve(request_id, item.num_tokens)
             assert reserved
-            return self._verify([item], self._forward(self._pack([item])))[0]
+            return self._verify([item], self._forward([item]))[0]
         except Exception as error:
             self.kv.rollback(request_id)
             verdict = RequestFailedError(f"the forward failed for this request: {error!r}")

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from paceline.config import EngineConfig
 from paceline.errors import RequestError
+from paceline.models.ops.base import BLOCK_SIZE
 from paceline.policy.cost import StepCost
 from paceline.request import Request, RequestStatus
-from paceline.runtime.block_pool import BLOCK_SIZE
 from paceline.runtime.kv_cache import KVCache, blocks_for
 from paceline.span import DraftTree, Span
 
@@ -44,6 +44,13 @@ class Scheduled:
     def __post_init__(self) -> None:  # fixed here: the request's own counts move when it commits
         self.samples = self.num_tokens == self.request.num_uncomputed
         self.may_draft = self.request.num_uncomputed == 1
+
+    @property
+    def wants_argmax(self) -> bool:
+        """Nothing of the logits is needed but the best token of each row."""
+        params = self.request.params
+        wants_logprobs = params.logprobs is not None or params.prompt_logprobs is not None
+        return params.is_plain_greedy and not wants_logprobs
 
     def span(self) -> Span:
         request = self.request

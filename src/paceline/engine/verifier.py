@@ -13,6 +13,7 @@ import torch
 
 from paceline.errors import RequestFailedError
 from paceline.request import TARGET_ORIGIN, Request, TokenLogprobs, VerifyResult
+from paceline.runtime.model_runner import ForwardResult
 from paceline.runtime.sampler import (
     SamplingRow,
     argmax_rows,
@@ -62,29 +63,37 @@ class _Walk:
 
 
 def verify(
-    logits: torch.Tensor, items: Sequence[Verification]
+    result: ForwardResult, items: Sequence[Verification]
 ) -> list[VerifyResult | RequestFailedError]:
     """Walk every request's tree.
 
     Args:
-        logits: ``[rows, vocab]`` raw logits of the target; a request's rows are its root and then
-            its draft nodes, in span order.
+        result: raw logits of the target, or, where all requests are plainly greedy and want no
+            log-probs, perhaps only their arg-max; a request's rows are its root and then its draft
+            nodes, in span order.
         items: the requests of this step.
 
     Returns:
         For each request what was accepted and emitted, or the error that ends that request alone
         (logits that are not numbers, or a mask that leaves no token).
     """
+    logits = result.logits
     table = to_numpy(logits)
     walks = [_Walk(item) for item in items]
     failed: dict[int, RequestFailedError] = {}
-    greedy = [w for w in walks if w.item.request.params.is_plain_greedy]
+    greedy: list[_Walk] = []
+    live: list[_Walk] = []
+    for walk in walks:
+        (greedy if walk.item.request.params.is_plain_greedy else live).append(walk)
     if greedy:
-        _walk_greedy(greedy, *argmax_rows(table), failed)
-    live = [w for w in walks if not w.done and not w.item.request.params.is_plain_greedy]
+        argmax = result.argmax
+        if argmax is None:
+            _walk_greedy(greedy, *argmax_rows(table), failed)
+        else:
+            _walk_greedy(greedy, argmax, [token >= 0 for token in argmax], failed)
     while live:  # one level of all trees per turn
         rows = [SamplingRow(w.item.request, w.tokens) for w in live]
-        tokens, valid = sample_tokens(table[[w.row for w in live]], rows)
+        tokens, valid = sample_tokens(table, rows, [w.row for w in live])
         for walk, token, fine in zip(live, tokens, valid, strict=True):
             _take(walk, token, fine, failed)
         live = [w for w in live if not w.done]

@@ -20,6 +20,7 @@ from paceline.models.gguf_file import MAGIC, load_gguf
 from paceline.models.hf_config import config_from_hf
 from paceline.models.hf_fields import Fields
 from paceline.models.json_file import read_json
+from paceline.models.packed_folder import PackedFormat, packed_format
 from paceline.models.safetensors_files import SafetensorsFolder
 from paceline.models.tokenizer import Tokenizer
 
@@ -41,6 +42,9 @@ class Checkpoint:
         tokenizer: None when it was not asked for.
         name: for banners and listings.
         generation: the model's own generation defaults, by their Hugging Face names.
+        hf_config: the configuration as a ``config.json`` would say it, dtype included.
+        quantised: ``int4`` where most of the weights are Q4_0 already, otherwise None.
+        packed: how ``paceline convert`` packed the weights; None where it did not.
     """
 
     config: ModelConfig
@@ -48,6 +52,9 @@ class Checkpoint:
     tokenizer: Tokenizer | None
     name: str
     generation: Mapping[str, Any] = field(default_factory=dict)
+    hf_config: Mapping[str, Any] = field(default_factory=dict)
+    quantised: str | None = None
+    packed: PackedFormat | None = None
 
 
 def load_checkpoint(
@@ -96,7 +103,8 @@ def _from_folder(folder: Path, name: str, in_memory: bool, with_tokenizer: bool)
     if config.tie_embeddings:  # one matrix, under either name
         tensors.alias(_EMBEDDING, "lm_head.weight")
     if not _says_dtype(raw) and _EMBEDDING in tensors:
-        config = config_from_hf({**raw, "dtype": str(tensors[_EMBEDDING].dtype)})
+        raw = {**raw, "dtype": str(tensors[_EMBEDDING].dtype).removeprefix("torch.")}
+        config = config_from_hf(raw)
     path = folder / "generation_config.json"
     generation = read_json(path) if path.is_file() else {}
     ends = Fields(generation).token_ids("eos_token_id", config.vocab_size)
@@ -104,7 +112,8 @@ def _from_folder(folder: Path, name: str, in_memory: bool, with_tokenizer: bool)
         config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *ends)))
     )
     tokenizer = Tokenizer.from_folder(folder) if with_tokenizer else None
-    return Checkpoint(config, tensors, tokenizer, name, generation)
+    packed = packed_format(tensors.metadata, folder)
+    return Checkpoint(config, tensors, tokenizer, name, generation, raw, packed=packed)
 
 
 def _says_dtype(raw: Mapping[str, Any]) -> bool:
@@ -124,7 +133,14 @@ def _from_file(path: Path, in_memory: bool, with_tokenizer: bool) -> Checkpoint:
             "config.json"
         )
     model = load_gguf(path, in_memory=in_memory, with_tokenizer=with_tokenizer)
-    return Checkpoint(model.config, model.tensors, model.tokenizer, model.name)
+    return Checkpoint(
+        model.config,
+        model.tensors,
+        model.tokenizer,
+        model.name,
+        hf_config=model.hf_config,
+        quantised="int4" if model.tensors.mostly_q4 else None,
+    )
 
 
 def _download(name: str) -> Path:

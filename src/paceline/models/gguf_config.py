@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -72,8 +72,10 @@ class _Keys:
         return self._metadata.get(self._prefix + key)
 
 
-def config_from_gguf(container: GgufContainer, read: Callable[[str], torch.Tensor]) -> ModelConfig:
-    """Read the configuration.
+def hf_config_from_gguf(
+    container: GgufContainer, read: Callable[[str], torch.Tensor]
+) -> dict[str, Any]:
+    """What a ``config.json`` of the model would say.
 
     Args:
         container: the parsed file.
@@ -91,14 +93,30 @@ def config_from_gguf(container: GgufContainer, read: Callable[[str], torch.Tenso
     head_dim = int(keys.get("attention.key_length") or keys.number("embedding_length") // heads)
     if keys.get("attention.value_length", head_dim) != head_dim:
         raise UnsupportedModelError("keys and values of different sizes are not supported")
-    config = config_from_hf(
-        {
-            **_sizes(container, keys, head_dim),
-            **_family_keys(keys, architecture, head_dim),
-            **_rope(container, keys, head_dim, read),
-        }
+    biases = _biases(container)
+    return {
+        **_sizes(container, keys, head_dim),
+        **_family_keys(keys, architecture, head_dim),
+        **_rope(container, keys, head_dim, read),
+        "attention_bias": biases["qkv_bias"] and biases["o_bias"],
+        "mlp_bias": biases["mlp_bias"],
+    }
+
+
+def config_from_gguf(container: GgufContainer, told: Mapping[str, Any]) -> ModelConfig:
+    """The configuration, from what :func:`hf_config_from_gguf` told.
+
+    Raises:
+        ModelLoadError, UnsupportedModelError: as there.
+    """
+    config = config_from_hf(told)
+    biases = _biases(container)
+    return dataclasses.replace(
+        config,
+        qkv_bias=biases["qkv_bias"] or config.qkv_bias,
+        o_bias=biases["o_bias"],
+        mlp_bias=biases["mlp_bias"],
     )
-    return dataclasses.replace(config, **_biases(container, config))
 
 
 def _sizes(container: GgufContainer, keys: _Keys, head_dim: int) -> dict[str, Any]:
@@ -223,12 +241,11 @@ def _scaling(keys: _Keys) -> dict[str, Any]:
     return found
 
 
-def _biases(container: GgufContainer, config: ModelConfig) -> dict[str, Any]:
+def _biases(container: GgufContainer) -> dict[str, bool]:
     """Biases are there or not; no key says so."""
     names = container.tensors
-    has_qkv = "blk.0.attn_q.bias" in names or "blk.0.attn_qkv.bias" in names
     return {
-        "qkv_bias": config.qkv_bias or has_qkv,
+        "qkv_bias": "blk.0.attn_q.bias" in names or "blk.0.attn_qkv.bias" in names,
         "o_bias": "blk.0.attn_output.bias" in names,
         "mlp_bias": "blk.0.ffn_down.bias" in names,
     }

@@ -1,12 +1,14 @@
 """A model in one GGUF file: configuration, tensors and tokenizer. Owns only how they fit together.
 
 Weights come out under their Hugging Face names and in their layout, unpacked when they are looked
-up: 16- and 32-bit floats as they are, every quantised type as float32.
+up: 16- and 32-bit floats as they are, every quantised type as float32. The blocks of Q4_0 can be
+had as they are, too.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +19,11 @@ import torch
 
 from paceline.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from paceline.models.config import ModelConfig
-from paceline.models.gguf_config import architecture_of, config_from_gguf
+from paceline.models.gguf_config import architecture_of, config_from_gguf, hf_config_from_gguf
 from paceline.models.gguf_container import MAGIC, GgufContainer, TensorInfo, read_container
 from paceline.models.gguf_names import Place, place_of
 from paceline.models.gguf_tokenizer import tokenizer_from_gguf
+from paceline.models.stored import StoredTensors, drop_pages
 from paceline.models.tokenizer import Tokenizer
 
 __all__ = ["MAGIC", "GgufModel", "GgufTensors", "load_gguf"]
@@ -28,12 +31,13 @@ __all__ = ["MAGIC", "GgufModel", "GgufTensors", "load_gguf"]
 
 @dataclass(frozen=True, slots=True)
 class GgufModel:
-    """What :func:`load_gguf` found."""
+    """What :func:`load_gguf` found; ``hf_config`` is the metadata told as a ``config.json``."""
 
     config: ModelConfig
-    tensors: Mapping[str, torch.Tensor]
+    tensors: GgufTensors
     tokenizer: Tokenizer | None
     name: str
+    hf_config: Mapping[str, Any]
 
 
 def load_gguf(path: Path, *, in_memory: bool = False, with_tokenizer: bool = True) -> GgufModel:
@@ -46,11 +50,12 @@ def load_gguf(path: Path, *, in_memory: bool = False, with_tokenizer: bool = Tru
     """
     container = read_container(path, in_memory=in_memory)
     reader = TensorReader(container)
-    config = config_from_gguf(container, reader.read)
+    told = hf_config_from_gguf(container, reader.read)
+    config = config_from_gguf(container, told)
     tokenizer = tokenizer_from_gguf(container.metadata, str(path)) if with_tokenizer else None
     title = container.metadata.get("general.name")
     name = title if isinstance(title, str) and title else path.stem
-    return GgufModel(config, GgufTensors(container, config, reader), tokenizer, name)
+    return GgufModel(config, GgufTensors(container, config, reader), tokenizer, name, told)
 
 
 class TensorReader:
@@ -92,33 +97,61 @@ class TensorReader:
 
     def _check(self, info: TensorInfo) -> None:
         """The tensor's bytes lie in the file."""
-        end = info.offset + math.prod(self._packed_shape(info))
+        end = self._end(info)
         if end > len(self._container.data):
             raise ModelLoadError(
                 f"{self._container.path} is truncated: tensor {info.name[:80]!r} ends at byte "
                 f"{end} of {len(self._container.data)}; download it again"
             )
 
-    def read(self, stored: str) -> torch.Tensor:
+    def type_of(self, stored: str) -> str:
+        return str(self._type(self._container.tensors[stored]).name)
+
+    def shape_of(self, stored: str) -> tuple[int, ...]:
+        return self._container.tensors[stored].shape
+
+    def size_of(self, stored: str) -> int:
+        return self._container.tensors[stored].num_elements
+
+    def packed(self, stored: str) -> torch.Tensor:
+        """The tensor's bytes, uint8 ``[..., bytes of a row]``, without a copy."""
+        info = self._container.tensors[stored]
+        shape = self._packed_shape(info)
+        return torch.from_numpy(self._bytes(info).reshape(shape))
+
+    def _bytes(self, info: TensorInfo) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        return self._container.data[info.offset : self._end(info)]
+
+    def _end(self, info: TensorInfo) -> int:
+        return info.offset + math.prod(self._packed_shape(info))
+
+    def release(self, stored: str) -> None:
+        """Let go of the mapped pages that hold the tensor."""
+        info = self._container.tensors[stored]
+        source = getattr(self._container.data, "_mmap", None)  # not where the file was read
+        if source is not None:
+            drop_pages(source, info.offset, self._end(info))
+
+    def read(self, stored: str, rows: slice = slice(None)) -> torch.Tensor:
         """The tensor as stored, 16- and 32-bit floats without a copy, the rest as float32."""
         info = self._container.tensors[stored]
         kind = self._type(info)
         shape = self._packed_shape(info)
-        packed = self._container.data[info.offset : info.offset + math.prod(shape)]
+        packed = self._bytes(info)
         floats = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
         if kind.name in floats:
-            return torch.from_numpy(packed).view(floats[kind.name]).view(info.shape)
+            return torch.from_numpy(packed).view(floats[kind.name]).view(info.shape)[rows]
         try:
-            plain = self._dequantize(packed.reshape(shape), kind)
+            plain = self._dequantize(packed.reshape(shape)[rows], kind)
         except NotImplementedError as error:
             raise UnsupportedModelError(
                 f"tensor {stored[:80]!r} is of type {kind.name}, which the gguf package cannot "
                 "unpack"
             ) from error
-        return torch.from_numpy(np.ascontiguousarray(plain, np.float32)).view(info.shape)
+        return torch.from_numpy(np.ascontiguousarray(plain, np.float32)).view(-1, *info.shape[1:])
 
 
-class GgufTensors(Mapping[str, torch.Tensor]):
+class GgufTensors(StoredTensors):
     """Lazy mapping from Hugging Face names to tensors in their Hugging Face layout."""
 
     def __init__(self, container: GgufContainer, config: ModelConfig, reader: TensorReader) -> None:
@@ -137,8 +170,9 @@ class GgufTensors(Mapping[str, torch.Tensor]):
             raise ModelLoadError(f"{self._path} has no tensor {name}")
         stored, place = self._where[name]
         tensor = self._reader.read(stored)
-        if place.minus_one:
-            return tensor.float() - 1.0
+        return tensor.float() - 1.0 if place.minus_one else self._placed(name, place, tensor)
+
+    def _placed(self, name: str, place: Place, tensor: torch.Tensor) -> torch.Tensor:
         if place.unpermute:
             heads = self._config.num_heads if place.unpermute == "q" else self._config.num_kv_heads
             return self._unpermuted(name, tensor, heads)
@@ -155,12 +189,42 @@ class GgufTensors(Mapping[str, torch.Tensor]):
         rows = tensor.view(heads, half, 2, *tensor.shape[1:])
         return rows.transpose(1, 2).reshape(tensor.shape)
 
-    # Mapping's own versions of these two wait for a KeyError.
+    def type_of(self, name: str) -> str:
+        return self._reader.type_of(self._where[name][0])
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        if name not in self._where:
+            return super().shape_of(name)  # which says so
+        return self._reader.shape_of(self._where[name][0])
+
+    def rows(self, name: str, first: int, last: int) -> torch.Tensor:
+        stored, place = self._where[name]
+        assert not place.unpermute
+        assert not place.minus_one
+        return self._reader.read(stored, slice(first, last))
+
+    def q4_blocks(self, name: str) -> torch.Tensor | None:
+        if name not in self._where or self.type_of(name) != "Q4_0":
+            return None
+        stored, place = self._where[name]
+        return self._placed(name, place, self._reader.packed(stored))
+
+    @property
+    def mostly_q4(self) -> bool:
+        """Whether most of the weights of the linears are stored as Q4_0."""
+        sizes: Counter[bool] = Counter()
+        for name, (stored, _) in self._where.items():
+            if name.startswith("model.layers."):
+                sizes[self.type_of(name) == "Q4_0"] += self._reader.size_of(stored)
+        return sizes[True] > sizes[False]
+
+    def release(self, name: str) -> None:
+        if name in self._where:
+            self._reader.release(self._where[name][0])
+
+    # Mapping's own version of this waits for a KeyError.
     def __contains__(self, name: object) -> bool:
         return name in self._where
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return self[name] if name in self._where else default
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._where)

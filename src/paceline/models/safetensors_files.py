@@ -5,6 +5,10 @@ Nothing but safetensors is ever read: other weight formats run code when they ar
 
 from __future__ import annotations
 
+import json
+import math
+import mmap
+import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,17 +18,35 @@ from safetensors import SafetensorError, safe_open
 
 from paceline.errors import ModelLoadError
 from paceline.models.json_file import read_json
+from paceline.models.stored import StoredTensors, drop_pages
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 # Multimodal checkpoints keep their language model under a prefix, of two generations.
 _PREFIXES = {"language_model.": "", "model.language_model.": "model."}
+_TYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 
 
-class SafetensorsFolder(Mapping[str, torch.Tensor]):
+class SafetensorsFolder(StoredTensors):
     """Lazy mapping from Hugging Face tensor names to tensors.
 
     Looking up maps the tensor into memory without copying; with ``in_memory`` all are read at once.
+
+    Attributes:
+        metadata: that of each file.
 
     Raises:
         ModelLoadError: no weights, a shard that is missing, corrupt or outside the folder; on
@@ -33,15 +55,17 @@ class SafetensorsFolder(Mapping[str, torch.Tensor]):
 
     def __init__(self, folder: Path, *, in_memory: bool = False) -> None:
         self._folder = folder
-        self._where: dict[str, tuple[Any, str]] = {}  # name -> (open file, its name there)
-        for path in _weight_files(folder):
-            file = _open(path)
-            for stored in file.keys():  # noqa: SIM118 (not a mapping)
+        self._where: dict[str, tuple[_MappedFile, str]] = {}  # name -> (file, its name there)
+        files = [_MappedFile(path) for path in _weight_files(folder)]
+        self.metadata = [file.metadata for file in files]
+        for file in files:
+            for stored in file.entries:
                 self._where[_plain_name(stored)] = (file, stored)
         self._read: dict[str, torch.Tensor] = {}
         if in_memory:
-            self._read = {name: self[name].clone() for name in self._where}
-            self._where = dict.fromkeys(self._where, (None, ""))
+            for name in self._where:
+                self._read[name] = self[name].clone()
+                self.release(name)
 
     def alias(self, name: str, stored_as: str) -> None:
         """Let ``name``, where it is not stored, mean what is stored under another name."""
@@ -56,18 +80,20 @@ class SafetensorsFolder(Mapping[str, torch.Tensor]):
         if name not in self._where:
             raise ModelLoadError(f"the checkpoint in {self._folder} has no tensor {name}")
         file, stored = self._where[name]
-        try:
-            tensor: torch.Tensor = file.get_tensor(stored)
-        except (SafetensorError, OSError, RuntimeError) as error:
-            raise ModelLoadError(f"tensor {name} in {self._folder} is corrupt: {error}") from error
-        return tensor
+        return file.tensor(stored)
 
-    # Mapping's own versions of these two wait for a KeyError.
+    def type_of(self, name: str) -> str:
+        file, stored = self._where[name]
+        return str(file.entries[stored]["dtype"])
+
+    def release(self, name: str) -> None:
+        if name in self._where:
+            file, stored = self._where[name]
+            file.release(stored)
+
+    # Mapping's own version of this waits for a KeyError.
     def __contains__(self, name: object) -> bool:
         return name in self._where
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return self[name] if name in self._where else default
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._where)
@@ -76,18 +102,53 @@ class SafetensorsFolder(Mapping[str, torch.Tensor]):
         return len(self._where)
 
 
+class _MappedFile:
+    """One file, mapped as a whole, whose pages can be let go tensor by tensor."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            # The library checks the header: names, types, and that the offsets tile the file.
+            with safe_open(str(path), framework="pt", device="cpu") as checked:
+                self.metadata: Mapping[str, str] = checked.metadata() or {}
+            with path.open("rb") as file:
+                (size,) = struct.unpack("<Q", file.read(8))
+                self.entries: dict[str, Any] = json.loads(file.read(size))
+                # Private and writable: torch insists on memory that may be written.
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        except (SafetensorError, OSError, RuntimeError, ValueError, struct.error) as error:
+            raise ModelLoadError(f"{path} is not a complete safetensors file: {error}") from error
+        self._path = path
+        self._start = 8 + size
+        self.entries.pop("__metadata__", None)
+
+    def tensor(self, stored: str) -> torch.Tensor:
+        entry = self.entries[stored]
+        kind, shape = _TYPES.get(entry["dtype"]), entry["shape"]
+        if kind is None:
+            raise ModelLoadError(
+                f"tensor {stored} in {self._path} is of type {entry['dtype']}; supported are "
+                f"{', '.join(_TYPES)}"
+            )
+        count, (first, last) = math.prod(shape), self._bytes(stored)
+        if count == 0:
+            return torch.empty(shape, dtype=kind)
+        if first % kind.itemsize:  # a file may have been packed more tightly than memory allows
+            return torch.frombuffer(bytearray(self._map[first:last]), dtype=kind).view(shape)
+        return torch.frombuffer(self._map, dtype=kind, count=count, offset=first).view(shape)
+
+    def _bytes(self, stored: str) -> tuple[int, int]:
+        first, last = self.entries[stored]["data_offsets"]
+        return self._start + first, self._start + last
+
+    def release(self, stored: str) -> None:
+        drop_pages(self._map, *self._bytes(stored))
+
+
 def _plain_name(stored: str) -> str:
     for prefix, plain in _PREFIXES.items():
         if stored.startswith(prefix):
             return plain + stored[len(prefix) :]
     return stored
-
-
-def _open(path: Path) -> Any:
-    try:
-        return safe_open(str(path), framework="pt", device="cpu")
-    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
-        raise ModelLoadError(f"{path} is not a complete safetensors file: {error}") from error
 
 
 def _weight_files(folder: Path) -> list[Path]:

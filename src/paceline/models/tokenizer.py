@@ -17,7 +17,11 @@ import tokenizers
 
 from paceline.errors import RequestError, TemplateError
 from paceline.models.chat_template import render_chat_template
-from paceline.models.tokenizer_files import read_tokenizer_folder
+from paceline.models.tokenizer_files import (
+    TokenizerParts,
+    read_tokenizer_folder,
+    write_tokenizer_folder,
+)
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -71,6 +75,11 @@ class Tokenizer:
             chat_templates=parts.chat_templates,
             add_bos_token=parts.add_bos_token,
         )
+
+    def save(self, folder: Path) -> None:
+        """Write the files that :meth:`from_folder` reads."""
+        parts = TokenizerParts(self._backend, self._special_tokens, self._templates, self._add_bos)
+        write_tokenizer_folder(folder, parts)
 
     def _id_of_role(self, role: str) -> int | None:
         token = self._special_tokens.get(role)

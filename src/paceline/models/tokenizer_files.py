@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,20 @@ def read_tokenizer_folder(folder: Path) -> TokenizerParts:
         _templates(folder, config),
         add_bos if isinstance(add_bos, bool) else None,
     )
+
+
+def write_tokenizer_folder(folder: Path, parts: TokenizerParts) -> None:
+    """Write ``tokenizer.json`` and ``tokenizer_config.json``, to be read back as they were."""
+    config: dict[str, Any] = dict(parts.special_tokens)
+    if parts.add_bos_token is not None:
+        config["add_bos_token"] = parts.add_bos_token
+    if parts.chat_templates:
+        config["chat_template"] = [
+            {"name": name, "template": text} for name, text in parts.chat_templates.items()
+        ]
+    (folder / "tokenizer.json").write_text(parts.backend.to_str(), encoding="utf-8")
+    text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+    (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
 
 
 def backend_from_json(text: str, where: str) -> tokenizers.Tokenizer:

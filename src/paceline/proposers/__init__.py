@@ -17,6 +17,7 @@ from paceline.proposers.base import Proposer
 if TYPE_CHECKING:
     from paceline.models.checkpoint import Checkpoint
     from paceline.models.config import ModelConfig
+    from paceline.models.ops.base import Ops
     from paceline.runtime.kv_cache import KVCache
     from paceline.runtime.model_runner import ModelRunner
 
@@ -31,6 +32,7 @@ class TargetInfo:
         vocab_size: width of the target's logits.
         fingerprint: hash of the target's vocabulary, None where it has no tokenizer.
         device: torch device string.
+        backend: of the ops, ``auto`` or what was forced.
         max_model_len: longest context, in tokens.
         max_num_seqs: most requests that run at once.
         kv_bytes: bytes for the KV caches of all draft models together.
@@ -42,6 +44,7 @@ class TargetInfo:
     max_model_len: int
     max_num_seqs: int
     kv_bytes: int
+    backend: str = "auto"
 
 
 def build_proposers(
@@ -92,17 +95,18 @@ def load_draft(config: SpeculativeConfig, target: TargetInfo, kv_bytes: int) -> 
     """
     from paceline.models.checkpoint import load_checkpoint
     from paceline.models.decoder import Decoder
-    from paceline.models.ops.resolve import resolve_dtype, resolve_kv_dtype, resolve_ops
+    from paceline.models.ops.resolve import resolve_dtype, resolve_ops
     from paceline.runtime.model_runner import ModelRunner
 
     assert config.model is not None
     checkpoint = load_checkpoint(config.model, with_tokenizer=target.fingerprint is not None)
     _check_vocabulary(checkpoint, target)
     shape = checkpoint.config
-    dtype = resolve_dtype(config.dtype, target.device, shape.dtype)
-    ops = resolve_ops(dtype, target.device, config.deterministic)
+    groups = checkpoint.packed is not None and checkpoint.packed.scale_groups
+    dtype = resolve_dtype(config.dtype, target.device, checkpoint, target.backend)
+    ops = resolve_ops(dtype, target.device, config.deterministic, target.backend, groups)
     max_len = min(target.max_model_len, shape.max_position)
-    kv = _draft_kv(shape, resolve_kv_dtype("auto", dtype), config, target, kv_bytes)
+    kv = _draft_kv(shape, ops, config, target, kv_bytes)
     return ModelRunner(Decoder(shape, checkpoint.tensors, ops, max_len), kv)
 
 
@@ -122,13 +126,15 @@ def _check_vocabulary(checkpoint: Checkpoint, target: TargetInfo) -> None:
 
 
 def _draft_kv(
-    shape: ModelConfig, kv_dtype: str, config: SpeculativeConfig, target: TargetInfo, kv_bytes: int
+    shape: ModelConfig, ops: Ops, config: SpeculativeConfig, target: TargetInfo, kv_bytes: int
 ) -> KVCache:
     """As many blocks as all requests at their longest could use, or as the bytes allow."""
     from paceline.runtime.kv_cache import KVCache, blocks_for, bytes_per_block
 
     per_request = blocks_for(target.max_model_len + config.tree_nodes)
     num_blocks = min(
-        kv_bytes // bytes_per_block(shape, kv_dtype), 1 + target.max_num_seqs * per_request
+        kv_bytes // bytes_per_block(shape, ops.default_kv_dtype),
+        1 + target.max_num_seqs * per_request,
     )
-    return KVCache(shape, num_blocks, kv_dtype, target.device, prefix_caching=False)
+    memory = ops.kv_memory(shape, max(0, num_blocks), ops.default_kv_dtype)
+    return KVCache(memory, prefix_caching=False)

@@ -1,4 +1,4 @@
-"""Spans to the flat arrays of one forward. Owns the packing, knows neither weights nor sampling."""
+"""Spans to the tensors that a backend of row ops needs. Owns the packing, knows no weights."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from paceline.models.ops.base import AttentionBatch, AttentionGroup
-from paceline.runtime.block_pool import BLOCK_SIZE
+from paceline.models.ops.base import BLOCK_SIZE, AttentionBatch, AttentionGroup
+from paceline.models.ops.tensor_kv import TensorKV
 from paceline.runtime.kv_cache import KVCache
 from paceline.span import Span
 
@@ -136,7 +136,7 @@ def build_batch(spans: Sequence[Span], kv: KVCache, row_multiple: int, window: i
 
     Args:
         spans: at least one, each with at least one node to compute.
-        kv: the cache in which the spans' sequences live.
+        kv: the cache in which the spans' sequences live, its memory a :class:`TensorKV`.
         row_multiple: the backend's padding.
         window: the model's sliding window, 0 for none.
     """
@@ -149,7 +149,9 @@ def build_batch(spans: Sequence[Span], kv: KVCache, row_multiple: int, window: i
         np.array([rows.tokens + padding, rows.positions + padding, rows.write_slots + padding])
     )
     groups = _groups(rows, window)
-    device = kv.memory.device
+    assert isinstance(kv.memory, TensorKV)
+    memory = kv.memory.tensor
+    device = memory.device
     if columns.device != device:
         columns = columns.to(device)
         groups = [group.to(device) for group in groups]
@@ -157,7 +159,7 @@ def build_batch(spans: Sequence[Span], kv: KVCache, row_multiple: int, window: i
         input_ids=columns[0],
         positions=columns[1],
         num_rows=count,
-        attention=AttentionBatch(kv.memory, columns[2, :count], groups),
+        attention=AttentionBatch(memory, columns[2, :count], groups),
         sample_rows=rows.samples,
         sample_offsets=rows.offsets,
     )

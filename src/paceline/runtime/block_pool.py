@@ -12,9 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 import xxhash
 
-BLOCK_SIZE = 16
-"""Tokens per block; equal to the number of key lanes in an attention tile."""
-
 
 @dataclass(frozen=True, slots=True)
 class CachedBlock:

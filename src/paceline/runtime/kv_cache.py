@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from paceline.errors import ConfigError
 from paceline.models.config import ModelConfig
-from paceline.runtime.block_pool import BLOCK_SIZE, BlockPool, salt_hash
+from paceline.models.ops.base import BLOCK_SIZE, KVMemory
+from paceline.runtime.block_pool import BlockPool, salt_hash
 
 DEFAULT_MEMORY_SHARE = 0.25
-KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 @dataclass(slots=True)
@@ -61,8 +61,10 @@ def blocks_for(tokens: int) -> int:
 
 
 def bytes_per_block(config: ModelConfig, dtype: str) -> int:
-    width = config.num_layers * 2 * config.num_kv_heads * config.head_dim
-    return width * BLOCK_SIZE * KV_DTYPES[dtype].itemsize
+    """Bytes of a block of 16 tokens; heads may be padded to a multiple of 16."""
+    head_dim = -(-config.head_dim // 16) * 16
+    width = config.num_layers * 2 * config.num_kv_heads * head_dim
+    return width * BLOCK_SIZE * ELEMENT_BYTES[dtype]
 
 
 def free_memory() -> int:
@@ -77,36 +79,22 @@ class KVCache:
     """Paged keys and values of one model for any number of sequences.
 
     Args:
-        config: sizes of the model.
-        num_blocks: blocks of 16 tokens, the reserved block 0 included.
-        dtype: ``float32`` or ``bfloat16``; what is read back is what attention sees.
-        device: where the memory lives.
+        memory: the backend's, with the reserved block 0; what is read back from it is what
+            attention sees.
         prefix_caching: whether committed blocks may serve later sequences.
+
+    Raises:
+        ConfigError: the memory holds fewer than two blocks.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        num_blocks: int,
-        dtype: str = "float32",
-        device: torch.device | str = "cpu",
-        prefix_caching: bool = True,
-    ) -> None:
-        if num_blocks < 2:
+    def __init__(self, memory: KVMemory, prefix_caching: bool = True) -> None:
+        if memory.num_blocks < 2:
             raise ConfigError(
-                f"the KV cache has room for {num_blocks} blocks of {BLOCK_SIZE} tokens; at least 2 "
-                "are needed: raise --kv-cache-memory"
+                f"the KV cache has room for {memory.num_blocks} blocks of {BLOCK_SIZE} tokens; at "
+                "least 2 are needed: raise --kv-cache-memory"
             )
-        shape = (
-            config.num_layers,
-            2,
-            num_blocks * BLOCK_SIZE,
-            config.num_kv_heads,
-            config.head_dim,
-        )
-        self.memory = torch.empty(shape, dtype=KV_DTYPES[dtype], device=device)
-        self.memory[:, :, :BLOCK_SIZE] = 0
-        self.pool = BlockPool(num_blocks)
+        self.memory = memory
+        self.pool = BlockPool(memory.num_blocks)
         self.prefix_caching = prefix_caching
         self._sequences: dict[int, SequenceKV] = {}
 
@@ -172,7 +160,7 @@ class KVCache:
         child.extend(parent.block_table[:full] + tail)
         if rest:
             source = parent.slots[full * BLOCK_SIZE : length]
-            self._move(source, child.slots[full * BLOCK_SIZE : length])
+            self.memory.move(source, child.slots[full * BLOCK_SIZE : length])
         child.length = length
         return True
 
@@ -204,7 +192,8 @@ class KVCache:
             nodes = np.asarray(path, dtype=np.int64)
             target = np.arange(len(path))
             moved = nodes != target
-            self._move(sequence.slots[start + nodes[moved]], sequence.slots[start + target[moved]])
+            slots = sequence.slots[start:]
+            self.memory.move(slots[nodes[moved]], slots[target[moved]])
         sequence.length = start + len(path)
         self.rollback(request_id)
 
@@ -235,17 +224,9 @@ class KVCache:
             sequence.last_hash = self.pool.publish(block, sequence.last_hash, tokens)
             sequence.published += 1
 
-    # --- memory --------------------------------------------------------------------------------
-
-    def _move(self, source: npt.NDArray[np.int64], target: npt.NDArray[np.int64]) -> None:
-        to, at = torch.from_numpy(target), torch.from_numpy(source)
-        device = self.memory.device
-        self.memory[:, :, to.to(device)] = self.memory[:, :, at.to(device)]
-
     def poison_free(self, value: float = float("nan")) -> None:
         """Overwrite what nobody may read: free blocks and slots past the committed tokens."""
         blocks = np.asarray(self.pool.free_blocks(), dtype=np.int64)
         free = (blocks[:, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE)).ravel()
         tails = [s.slots[s.length :] for s in self._sequences.values()]
-        slots = torch.from_numpy(np.concatenate([free, *tails]))
-        self.memory[:, :, slots.to(self.memory.device)] = value
+        self.memory.fill(np.concatenate([free, *tails]), value)

@@ -5,26 +5,33 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 
 from paceline.models.decoder import Decoder
+from paceline.models.ops.base import PackedBatch, RowOps
 from paceline.runtime.batch import Batch, build_batch
 from paceline.runtime.kv_cache import KVCache
 from paceline.span import Span
 
+NO_LOGITS = torch.empty(0, 0)
+
 
 @dataclass(slots=True)
 class ForwardResult:
-    """Logits of the sampled rows.
+    """What the forward says about the sampled rows.
 
     Attributes:
         logits: ``[samples, vocab]`` float32; span ``i`` owns rows ``offsets[i]:offsets[i + 1]``.
+            Empty where only the arg-max was asked for and the backend needs no logits for that.
         offsets: one more entry than there were spans.
+        argmax: each row's best token, -1 where a logit is not finite; None where logits are given.
     """
 
     logits: torch.Tensor
-    offsets: list[int]
+    offsets: Sequence[int]
+    argmax: Sequence[int] | None = None
 
 
 class ModelRunner:
@@ -33,25 +40,42 @@ class ModelRunner:
     def __init__(self, decoder: Decoder, kv: KVCache) -> None:
         self.decoder = decoder
         self.kv = kv
+        self._whole = decoder.ops.whole_forward(decoder, kv.memory)
         self.num_forwards = 0
         self.num_rows = 0
         self.seconds = 0.0
 
-    def pack(self, spans: Sequence[Span]) -> Batch:
-        config = self.decoder.config
-        return build_batch(spans, self.kv, self.decoder.ops.row_multiple, config.sliding_window)
+    def pack(self, spans: Sequence[Span]) -> PackedBatch:
+        if self._whole is not None:
+            return self._whole.pack(spans, [self.kv[s.request_id].block_table for s in spans])
+        window = self.decoder.config.sliding_window
+        return build_batch(spans, self.kv, self._row_multiple, window)
 
-    def forward(self, batch: Batch) -> ForwardResult:
-        """Write the KV of every row and return the logits that were asked for."""
+    @property
+    def _row_multiple(self) -> int:
+        return cast(RowOps, self.decoder.ops).row_multiple
+
+    def forward(self, batch: PackedBatch, greedy: bool = False) -> ForwardResult:
+        """Write the KV of every row and return the logits of the sampled ones.
+
+        Args:
+            greedy: nobody needs more of the logits than their arg-max.
+        """
         began = time.perf_counter()
-        logits = self._forward(batch)
+        argmax, logits = None, NO_LOGITS
+        if greedy and self._whole is not None:
+            argmax = self._whole.greedy(batch)
+        else:
+            logits = self._forward(batch)
         self.num_forwards += 1
         self.num_rows += batch.num_rows
         self.seconds += time.perf_counter() - began
-        return ForwardResult(logits, batch.sample_offsets)
+        return ForwardResult(logits, batch.sample_offsets, argmax)
 
     @torch.inference_mode()
-    def _forward(self, batch: Batch) -> torch.Tensor:
+    def _forward(self, batch: Any) -> torch.Tensor:
+        if self._whole is not None:
+            return self._whole.forward(batch)
         hidden = self.decoder.hidden(batch.input_ids, batch.positions, batch.attention)
         return self._logits(hidden, batch)
 
@@ -62,6 +86,6 @@ class ModelRunner:
         if count == batch.num_rows:  # every row is wanted, and they are padded already
             return self.decoder.logits(hidden)[:count]
         rows = torch.tensor(batch.sample_rows, device=hidden.device)
-        padding = -count % self.decoder.ops.row_multiple
+        padding = -count % self._row_multiple
         picked = torch.nn.functional.pad(hidden.index_select(0, rows), (0, 0, 0, padding))
         return self.decoder.logits(picked)[:count]

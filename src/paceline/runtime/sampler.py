@@ -1,7 +1,9 @@
 """The target's token as a deterministic function of logits, parameters, seed and position.
 
 Because the noise belongs to (seed, position, token) and not to a stream, it does not matter which
-forward a row was computed in or what was drafted. Knows nothing of trees, engines or tokenizers.
+forward a row was computed in or what was drafted. The native kernels do the work where they are
+present; what is written here in numpy is the same function without them. Knows nothing of trees,
+engines or tokenizers.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import numpy.typing as npt
 import torch
 
 from paceline.request import Request, TokenLogprobs
+from paceline.runtime import native
 from paceline.runtime.filters import filter_rows, in_order, top_of_rows
 from paceline.runtime.philox import token_noise
 from paceline.sampling_params import SamplingParams
@@ -26,7 +29,6 @@ GUMBEL_MAX = 22.9
 """No noise value is larger: u is at most 1 - 2**-33."""
 FIRST_CANDIDATES = 32
 FEW_SURVIVORS = 256  # per row; with fewer than these the bound costs more than it saves
-SEED_MASK = 2**64 - 1
 
 
 @dataclass(slots=True)
@@ -58,19 +60,27 @@ def to_numpy(logits: torch.Tensor) -> npt.NDArray[np.float32]:
 
 def argmax_rows(logits: npt.NDArray[np.float32]) -> tuple[list[int], list[bool]]:
     """Lowest id of each row's maximum, and whether that maximum is a finite number."""
+    if native.kernels:
+        return native.argmax_rows(logits)
     tokens: list[int] = logits.argmax(axis=1).tolist()
     return tokens, [math.isfinite(logits.item(row, token)) for row, token in enumerate(tokens)]
 
 
 def sample_tokens(
-    logits: npt.NDArray[np.float32], rows: Sequence[SamplingRow]
+    logits: npt.NDArray[np.float32], rows: Sequence[SamplingRow], at: Sequence[int] | None = None
 ) -> tuple[list[int], list[bool]]:
     """The target's token for each row of ``[n, vocab]`` logits.
+
+    Args:
+        at: the row of ``logits`` that each of ``rows`` reads; None where they are in order.
 
     Returns:
         Token ids, and for each row whether its logits allowed one (False for NaN, infinite
         logits, or when every token is masked).
     """
+    if native.kernels:
+        return native.sample_tokens(logits, rows, at)
+    logits = logits if at is None else logits[at]
     if all(row.sampling.is_plain_greedy for row in rows):
         return argmax_rows(logits)
     edited = edit_logits(logits, rows)
@@ -93,9 +103,12 @@ def rank_candidates(
 
     Returns:
         Token ids and scores (logit over temperature, plus noise when sampled), ``[n, k]`` each;
-        missing candidates have score -inf.
+        missing candidates have score -inf. A row whose logits allow no token has no finite score.
     """
     k = min(k, logits.shape[1])
+    array = native.in_host_memory(logits) if native.kernels else None
+    if array is not None:
+        return native.rank_candidates(array, rows, k)
     if all(row.sampling.is_plain_greedy for row in rows):
         best = torch.topk(logits, k, dim=1)
         return in_order(best.indices.cpu().numpy(), best.values.cpu().double().numpy())
@@ -187,7 +200,7 @@ class _Perturbed:
     ) -> None:
         self._scaled = _scaled(edited, rows)
         keep = filter_rows(self._scaled, [row.sampling for row in rows])
-        self._seeds = np.asarray([r.request.seed & SEED_MASK for r in rows], dtype=np.uint64)
+        self._seeds = np.asarray([r.request.seed & native.SEED_MASK for r in rows], dtype=np.uint64)
         self._positions = np.asarray([r.position for r in rows], dtype=np.uint64)
         self._samples = np.asarray([r.request.sample_index for r in rows], dtype=np.uint64)
         if np.count_nonzero(keep) > FEW_SURVIVORS * len(rows):
@@ -237,6 +250,9 @@ def token_logprobs(
     logits: torch.Tensor, token_ids: Sequence[int], top: Sequence[int]
 ) -> list[TokenLogprobs]:
     """Log-softmax of raw logits ``[n, vocab]`` at the emitted tokens, with the ``top[i]`` best."""
+    array = native.in_host_memory(logits.float()) if native.kernels else None
+    if array is not None:
+        return native.token_logprobs(array, token_ids, top)
     table = to_numpy(torch.log_softmax(logits.float(), dim=-1))
     found = []
     for values, token_id, count in zip(table, token_ids, top, strict=True):

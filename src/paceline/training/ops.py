@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -145,6 +145,7 @@ class TrainingOps:
     name = "training"
     row_multiple = 1
     identity = False
+    default_kv_dtype = "float32"
 
     def __init__(self, dtype: str = "float32", device: str = "cpu") -> None:
         self.device = torch.device(device)
@@ -159,6 +160,15 @@ class TrainingOps:
 
     def pack_embedding(self, weight: Tensor) -> Tensor:
         return weight.to(self.device, torch.float32)
+
+    def pack_head(self, weight: Tensor, embedding: Tensor | None) -> DenseLinear:
+        return self.pack_linear(weight, None)
+
+    def kv_memory(self, config: ModelConfig, num_blocks: int, dtype: str) -> NoReturn:
+        raise NotImplementedError("training holds keys and values in its own batches")
+
+    def whole_forward(self, decoder: object, memory: object) -> None:
+        return None
 
     def linear(self, x: Tensor, packed: DenseLinear) -> Tensor:
         return F.linear(x.to(self.compute), packed.weight, packed.bias)

@@ -1,21 +1,76 @@
 """What a device backend must offer to the decoder. Owns the interface, no arithmetic.
 
-A backend packs weights once and then computes on *rows*: every tensor that flows through the
-decoder is ``[rows, features]``, one row per node of some span. Which rows belong to which request
-is known only to :class:`AttentionBatch`.
+Every backend packs weights once and owns the layout of keys and values (:class:`Ops`). Then it
+either runs whole forwards by itself (:class:`WholeForward`), or computes the decoder's steps one by
+one on *rows* (:class:`RowOps`): tensors of ``[rows, features]``, one row per node of some span.
+Which rows belong to which request is then known only to :class:`AttentionBatch`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from paceline.models.config import ModelConfig
+from paceline.span import Span
+
+if TYPE_CHECKING:
+    from paceline.models.decoder import Decoder
 
 Tensor = torch.Tensor
+Slots = npt.NDArray[np.int64]
+
+BLOCK_SIZE = 16
+"""Tokens per KV block: slot ``s`` is lane ``s % 16`` of block ``s // 16``."""
+
+
+class KVMemory(Protocol):
+    """Keys and values of all layers, in the backend's layout. Block 0 belongs to nobody."""
+
+    num_blocks: int
+
+    def move(self, source: Slots, target: Slots) -> None:
+        """Copy slots ``source`` to ``target``, both ascending, no target after its source."""
+        ...
+
+    def fill(self, slots: Slots, value: float) -> None: ...
+
+
+class PackedBatch(Protocol):
+    """Spans packed for one forward.
+
+    Attributes:
+        num_rows: rows that are computed for a span.
+        sample_offsets: where each span's logits begin; one more entry than spans.
+    """
+
+    @property
+    def num_rows(self) -> int: ...
+
+    @property
+    def sample_offsets(self) -> Sequence[int]: ...
+
+
+class WholeForward(Protocol):
+    """A decoder and its KV memory as one call."""
+
+    def pack(self, spans: Sequence[Span], block_tables: Sequence[Sequence[int]]) -> PackedBatch:
+        """Pack spans whose KV slots are reserved; one block table per span."""
+        ...
+
+    def forward(self, batch: Any) -> Tensor:
+        """Write the KV of every row; logits ``[samples, vocab]`` float32 of the sampled ones."""
+        ...
+
+    def greedy(self, batch: Any) -> list[int]:
+        """As :meth:`forward`, but only each sampled row's arg-max (the lowest id of equal ones), -1
+        where a logit is not a finite number. The same tokens as from the logits."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,29 +115,112 @@ class AttentionBatch:
     groups: Sequence[AttentionGroup] = field(default_factory=list)
 
 
-class Ops(Protocol):
-    """A backend: packs weights for its device and computes the decoder's steps on rows."""
-
-    name: str
-    device: torch.device
-    row_multiple: int
-    """The batch is padded to a multiple of this many rows."""
-    identity: bool
-    """True when a row's bits never depend on what else is in the forward."""
+class WeightOps(Protocol):
+    """How a backend takes its weights."""
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Any:
-        """Prepare ``[out, in]`` weights for :meth:`linear`. The argument may be freed after."""
+        """Prepare ``[out, in]`` weights for :meth:`Ops.linear`. They may be freed after."""
         ...
 
     def pack_vector(self, weight: Tensor) -> Tensor:
         """Prepare a norm weight or any other float vector."""
         ...
 
-    def pack_embedding(self, weight: Tensor) -> Tensor: ...
+    def pack_embedding(self, weight: Tensor) -> Any: ...
+
+    def pack_head(self, weight: Tensor, embedding: Any) -> Any:
+        """Prepare the head's ``[vocab, hidden]`` weights.
+
+        Args:
+            embedding: the packed embedding where both share their weights, otherwise None.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLinear:
+    """Weights ``[n, k]`` in the layout of ``csrc/kernels.h``.
+
+    Attributes:
+        data: int8 for 8 bits, uint8 for 4 bits, flat.
+        scale: float32 per output, up to whole tiles of 16; None for 4 bits.
+        bias: float32 ``[n]``, or None.
+    """
+
+    data: npt.NDArray[Any]
+    scale: npt.NDArray[np.float32] | None
+    bias: npt.NDArray[np.float32] | None
+    n: int
+    k: int
+
+
+@dataclass(slots=True)
+class Rounding:
+    """What 4 bits have cost: sums over all weights that were rounded to them."""
+
+    squared_error: float = 0.0
+    squares: float = 0.0
+
+    @property
+    def relative(self) -> float:
+        """Root mean square of the error over that of the weights."""
+        return float((self.squared_error / self.squares) ** 0.5) if self.squares else 0.0
+
+
+@runtime_checkable
+class PackedOps(WeightOps, Protocol):
+    """A backend that also takes weights which are quantised already.
+
+    Attributes:
+        dtype: ``int8`` or ``int4``, of its linears; embedding and head are int8.
+        rounding: of the linears that were packed to 4 bits out of floats.
+    """
+
+    dtype: str
+    rounding: Rounding
+
+    def pack_q4_0(self, blocks: Tensor, bias: Tensor | None) -> Any:
+        """Prepare rows of GGUF Q4_0 blocks, uint8 ``[out, in / 32 * 18]``, as they are."""
+        ...
+
+    def pack_rows(self, read: Callable[[int, int], Tensor], n: int, k: int) -> Any:
+        """Embedding or head ``[n, k]``, of which ``read(first, last)`` gives some rows."""
+        ...
+
+    def adopt(self, packed: PackedLinear) -> Any:
+        """Prepare weights that are packed, without copying them.
+
+        Raises:
+            ValueError, TypeError: an array has another size or type than its linear needs.
+        """
+        ...
+
+
+class Ops(WeightOps, Protocol):
+    """A backend: packs weights and lays out keys and values for its device."""
+
+    name: str
+    device: torch.device
+    identity: bool
+    """True when a row's bits never depend on what else is in the forward."""
+    default_kv_dtype: str
 
     def linear(self, x: Tensor, packed: Any) -> Tensor:
         """``[rows, in]`` to ``[rows, out]``, float32."""
         ...
+
+    def kv_memory(self, config: ModelConfig, num_blocks: int, dtype: str) -> KVMemory: ...
+
+    def whole_forward(self, decoder: Decoder, memory: Any) -> WholeForward | None:
+        """The decoder over its KV memory as one call; None from a backend of :class:`RowOps`."""
+        ...
+
+
+class RowOps(Ops, Protocol):
+    """A backend that computes the decoder's steps on rows."""
+
+    row_multiple: int
+    """The batch is padded to a multiple of this many rows."""
 
     def embedding(self, ids: Tensor, table: Tensor) -> Tensor: ...
 

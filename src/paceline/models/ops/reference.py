@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from paceline.errors import ConfigError
 from paceline.models.config import ModelConfig
 from paceline.models.ops.base import AttentionBatch, AttentionGroup, Tensor
+from paceline.models.ops.tensor_kv import TensorKV
 
 log = logging.getLogger(__name__)
 ROW_TILE = 16
@@ -68,6 +69,7 @@ class ReferenceOps:
         self.dtype = dtype
         self.deterministic = on_cpu if deterministic is None else deterministic
         self.identity = self.deterministic and on_cpu
+        self.default_kv_dtype = "bfloat16" if dtype == "bfloat16" else "float32"
         tiled = self.deterministic and dtype != "int8"
         self.row_multiple = ROW_TILE if tiled else 1
         self._blocked = tiled and on_cpu and dtype == "float32" and _has_onednn()
@@ -93,6 +95,15 @@ class ReferenceOps:
     def pack_embedding(self, weight: Tensor) -> Tensor:
         kind = torch.float32 if self.dtype == "float32" else torch.bfloat16
         return weight.to(self.device, kind).contiguous()
+
+    def pack_head(self, weight: Tensor, embedding: Tensor | None) -> FloatLinear | Int8Linear:
+        return self.pack_linear(weight, None)
+
+    def kv_memory(self, config: ModelConfig, num_blocks: int, dtype: str) -> TensorKV:
+        return TensorKV(config, num_blocks, dtype, self.device)
+
+    def whole_forward(self, decoder: object, memory: object) -> None:
+        return None
 
     # --- rows ----------------------------------------------------------------------------------
 

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 import torch
 
+from paceline.config import PACKED_DTYPES
 from paceline.errors import ConfigError
 from paceline.models.ops.base import Ops
+from paceline.models.ops.cpu import CpuOps
+from paceline.models.ops.native import check_isa, why_not_native
 from paceline.models.ops.reference import ReferenceOps
 
+if TYPE_CHECKING:
+    from paceline.models.checkpoint import Checkpoint
+
 log = logging.getLogger(__name__)
+NATIVE_ONLY = ("int4",)
 
 
 def check_device(device: str) -> None:
@@ -22,37 +30,93 @@ def check_device(device: str) -> None:
         raise ConfigError(f"device {device!r} cannot be used: {reason}") from error
 
 
-def has_fast_int8(device: str) -> bool:
-    """True where 8-bit dot products are instructions (VNNI, AMX) rather than emulated."""
+def has_fast_int8(device: str, backend: str = "auto") -> bool:
+    """True where 8-bit dot products beat 16- and 32-bit floats."""
     if torch.device(device).type != "cpu":
         return False
-    probe = getattr(torch.cpu, "_is_vnni_supported", None)
+    if backend != "reference" and why_not_native() is None:
+        return True
+    probe = getattr(torch.cpu, "_is_vnni_supported", None)  # VNNI or AMX, not emulated
     return bool(probe and probe())
 
 
-def resolve_dtype(dtype: str, device: str, checkpoint_dtype: str) -> str:
-    """``auto`` is int8 where that is fast, otherwise the checkpoint's own precision."""
-    check_device(device)
-    if dtype != "auto":
-        return dtype
-    if has_fast_int8(device):
-        return "int8"
-    return "bfloat16" if checkpoint_dtype in ("bfloat16", "float16") else "float32"
-
-
-def resolve_kv_dtype(kv_dtype: str, dtype: str) -> str:
-    if kv_dtype != "auto":
-        return kv_dtype
-    return "bfloat16" if dtype == "bfloat16" else "float32"
-
-
-def resolve_ops(dtype: str, device: str, deterministic: bool | None = None) -> Ops:
-    """The backend for a resolved dtype on a device.
+def resolve_dtype(dtype: str, device: str, checkpoint: Checkpoint, backend: str = "auto") -> str:
+    """What ``auto`` is: the dtype that the weights are quantised or packed to, if the native
+    kernels can run it; else int8 where that is fast; else the checkpoint's own precision.
 
     Raises:
-        ConfigError: the device does not exist here.
+        ConfigError: the device does not exist here, or the weights are packed for another dtype.
     """
     check_device(device)
-    ops = ReferenceOps(dtype, device, deterministic)
-    log.info("ops backend %s, %s on %s: no native kernels are built", ops.name, dtype, device)
-    return ops
+    if checkpoint.packed is not None:
+        return _packed_dtype(dtype, device, checkpoint, backend)
+    if dtype != "auto":
+        return dtype
+    stored = checkpoint.quantised
+    if stored and backend != "reference" and _why_reference(stored, device) is None:
+        return stored
+    if has_fast_int8(device, backend):
+        return "int8"
+    own = checkpoint.config.dtype
+    return "bfloat16" if own in ("bfloat16", "float16") else "float32"
+
+
+def _packed_dtype(dtype: str, device: str, checkpoint: Checkpoint, backend: str) -> str:
+    assert checkpoint.packed is not None
+    packed = checkpoint.packed.dtype
+    if dtype not in ("auto", packed):
+        raise ConfigError(
+            f"{checkpoint.name} is packed as {packed} and cannot run as {dtype}: leave --dtype "
+            "away, or load the model that it was converted from"
+        )
+    reason = "they are switched off" if backend == "reference" else _why_reference(packed, device)
+    if reason is not None:
+        raise ConfigError(
+            f"{checkpoint.name} is packed for the native kernels, and {reason}: load the model "
+            "that it was converted from"
+        )
+    return packed
+
+
+def resolve_ops(
+    dtype: str,
+    device: str,
+    deterministic: bool | None = None,
+    backend: str = "auto",
+    scale_groups: bool = False,
+) -> Ops:
+    """The backend for a resolved dtype on a device.
+
+    Args:
+        scale_groups: one activation scale per 128 inputs.
+
+    Raises:
+        ConfigError: the device does not exist here, or the backend that was asked for cannot run.
+    """
+    check_device(device)
+    reason = _why_reference(dtype, device)
+    if backend != "reference" and reason is None:
+        check_isa()
+        ops: Ops = CpuOps(dtype, scale_groups)
+        log.info("ops backend %s, %s", ops.name, dtype)
+        return ops
+    if backend == "native" or dtype in NATIVE_ONLY:
+        raise ConfigError(
+            f"the native backend cannot run {dtype} on {device}: {reason or 'it is switched off'}"
+        )
+    if scale_groups:
+        raise ConfigError(
+            "activation_scale_groups is a matter of the native kernels, which do not run this "
+            f"model: {reason or 'they are switched off'}"
+        )
+    log.info("ops backend reference, %s on %s: %s", dtype, device, reason or "as asked for")
+    return ReferenceOps(dtype, device, deterministic)
+
+
+def _why_reference(dtype: str, device: str) -> str | None:
+    """Why the native kernels cannot be used; None where they can."""
+    if torch.device(device).type != "cpu":
+        return "the native kernels run on the CPU"
+    if dtype not in PACKED_DTYPES:
+        return f"the native kernels compute in {' and '.join(PACKED_DTYPES)}"
+    return why_not_native()

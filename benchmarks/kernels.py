@@ -1,0 +1,113 @@
+"""The native linears: time, bandwidth and products per second over rows and shapes.
+
+A sample is one call on quantised rows, by all threads. Calls go round more copies of the weights
+than the caches hold, so that every call reads them from memory, as a forward does. Few rows are
+bound by memory and judged by ``GB/s`` beside the machine's read bandwidth; many rows are bound by
+arithmetic and judged by ``GMAC/s``, or with ``--ghz`` by products per cycle and core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from harness import arguments, names, note, numbers
+from report import Report, number, table
+
+import paceline._native as native
+
+ROWS = [1, 2, 4, 6, 8, 12, 16, 24, 32, 64, 512]
+SHAPES = ((4096, 1024), (1024, 3072), (1024, 1024), (32000, 1024))
+KINDS = ("int8", "int4")
+OUT_OF_CACHE = 160_000_000  # bytes of weights that calls go round
+SECONDS, QUICK_SECONDS = 1.0, 0.15  # per cell
+PASSES = 3  # at least
+BANDWIDTH_MEGABYTES = 512
+
+
+def linears(kind: str, n: int, k: int) -> list[Any]:
+    """Copies of one linear, more than fit the caches."""
+    weight = np.random.default_rng(0).standard_normal((n, k), dtype=np.float32)
+    made: list[Any] = []
+    packed, scale = native.pack_int8(weight) if kind == "int8" else (native.pack_int4(weight), None)
+    for _ in range(OUT_OF_CACHE // packed.nbytes + 2):
+        data = packed.copy()
+        if kind == "int8":
+            made.append(native.Int8Linear(data, scale, None, n, k))
+        else:
+            made.append(native.Int4Linear(data, None, n, k))
+    return made
+
+
+def measure(copies: Sequence[Any], rows: int, seconds: float) -> list[float]:
+    first = native.time_linears(copies, rows, 1)  # touches every page
+    passes = max(PASSES, int(seconds / sum(first)))
+    return list(native.time_linears(copies, rows, passes))
+
+
+def summary(copies: Sequence[Any], rows: int, times: Sequence[float]) -> dict[str, float]:
+    linear, median = copies[0], statistics.median(times)
+    return {
+        "us": median * 1e6,
+        "best_us": min(times) * 1e6,
+        "gb_per_s": linear.nbytes / median / 1e9,
+        "gmac_per_s": rows * linear.n * linear.k / median / 1e9,
+        "calls": len(times),
+    }
+
+
+def run_shape(
+    report: Report, kind: str, shape: tuple[int, int], options: argparse.Namespace
+) -> None:
+    copies = linears(kind, *shape)
+    for rows in options.rows:
+        label = {"kind": kind, "n": shape[0], "k": shape[1], "rows": rows}
+        note(f"{kind} {shape[0]}x{shape[1]}: {rows} rows")
+        times = measure(copies, rows, QUICK_SECONDS if options.quick else SECONDS)
+        report.samples.append({**label, "us": [round(each * 1e6, 1) for each in times]})
+        report.results.append({**label, **summary(copies, rows, times)})
+
+
+def tables(results: Sequence[dict[str, Any]], threads: int, ghz: float | None) -> list[str]:
+    headers = ["linear", "rows", "us", "best us", "GB/s", "GMAC/s"]
+    rows = [
+        [
+            f"{row['kind']} {row['n']}x{row['k']}",
+            row["rows"],
+            *(number(row[key], 1) for key in ("us", "best_us", "gb_per_s", "gmac_per_s")),
+            *([number(row["gmac_per_s"] / threads / ghz, 1)] if ghz else []),
+        ]
+        for row in results
+    ]
+    return [table([*headers, *(["MAC/cycle"] if ghz else [])], rows)]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = arguments(__doc__)
+    parser.add_argument("--rows", type=numbers, default=ROWS)
+    parser.add_argument("--kinds", type=names, default=list(KINDS))
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--isa", help="instruction-set level (default: the best of this CPU)")
+    parser.add_argument("--ghz", type=float, help="clock, to state products per cycle and core")
+    options = parser.parse_args(argv)
+    if unknown := set(options.kinds) - set(KINDS):
+        parser.error(f"unknown kind {sorted(unknown)}; allowed are {', '.join(KINDS)}")
+    native.set_threads(options.threads)
+    if options.isa:
+        native.set_isa(options.isa)
+    bandwidth = native.bandwidth(BANDWIDTH_MEGABYTES)
+    config = {"threads": options.threads, "isa": native.isa(), "bandwidth_gb_per_s": bandwidth}
+    report = Report("kernels", {**config, "quick": options.quick})
+    for kind in options.kinds:
+        for shape in SHAPES[2:3] if options.quick else SHAPES:
+            run_shape(report, kind, shape, options)
+    roof = f"{native.isa()}, {options.threads} threads; read bandwidth {bandwidth:.1f} GB/s"
+    return report.finish(options, [roof, *tables(report.results, options.threads, options.ghz)])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+"""The benchmark's half of the talk with an engine's process; see ``peers_worker.py``.
+
+Starts the worker programs under their interpreters and asks them for tasks, one at a time. Knows
+which interpreter and which files each engine needs, nothing of what is measured.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import peers_models as models
+from harness import ROOT
+from peers_models import MissingPeerError
+
+WORKERS = ROOT / "benchmarks"
+Options = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One column of the comparison.
+
+    Attributes:
+        bits: of a weight; engines are compared at equal bits.
+        modes: how it generates beside ``plain``; the number is the most tokens of a draft.
+        python: the interpreter's environment, None for Paceline's own.
+        files: the worker's options for a model's name; makes the files where they are absent.
+    """
+
+    name: str
+    worker: str
+    bits: int
+    modes: tuple[str, ...]
+    python: str | None
+    files: Callable[[str], Options]
+
+
+def _folders(dtype: str) -> Callable[[str], Options]:
+    def files(name: str) -> Options:
+        target, draft = (models.hugging_face(name, role) for role in models.ROLES)
+        return {"model": str(target), "draft": str(draft), "dtype": dtype}
+
+    return files
+
+
+def _gguf(kind: str) -> Callable[[str], Options]:
+    def files(name: str) -> Options:
+        target, draft = (models.gguf(name, role, kind) for role in models.ROLES)
+        tool = models.LLAMA_BIN / "llama-speculative-simple"
+        return {"model": str(target), "draft": str(draft), "speculative_tool": str(tool)}
+
+    return files
+
+
+def _openvino(name: str) -> Options:
+    target, draft = (models.openvino(name, role) for role in models.ROLES)
+    return {"model": str(target), "draft": str(draft)}
+
+
+OWN = ("draft 4", "draft 8", "tree 4", "lookup 8", "both 4", "default")
+FEW = ("draft 4", "lookup 4")
+THEIRS = ("draft 2", "draft 4", "draft 8", "lookup 4", "lookup 8")
+ENGINES = {
+    engine.name: engine
+    for engine in (
+        Engine("paceline int8", "peers_paceline.py", 8, OWN, None, _folders("int8")),
+        Engine("paceline int4", "peers_paceline.py", 4, OWN, None, _folders("int4")),
+        Engine("llama.cpp Q8_0", "peers_llama.py", 8, THEIRS, "llama", _gguf("Q8_0")),
+        Engine("llama.cpp Q4_0", "peers_llama.py", 4, THEIRS, "llama", _gguf("Q4_0")),
+        Engine("openvino int8", "peers_openvino.py", 8, THEIRS, "openvino", _openvino),
+        Engine("transformers bf16", "peers_transformers.py", 16, FEW, None, _folders("bf16")),
+    )
+}
+
+
+class WorkerError(Exception):
+    """A task failed in its worker, or the worker died."""
+
+
+class Worker:
+    """A running engine.
+
+    Raises:
+        MissingPeerError: it cannot be started here; the text says why.
+    """
+
+    def __init__(self, engine: Engine, model: str, threads: int) -> None:
+        self.engine = engine
+        self._process: subprocess.Popen[str] | None = None
+        files = engine.files(model)
+        python = models.PYTHONS[engine.python] if engine.python else Path(sys.executable)
+        if not python.exists():
+            raise MissingPeerError(
+                f"the environment .peers/{engine.python} is absent; {models.HELP}"
+            )
+        logs = models.PEERS / "logs"
+        logs.mkdir(exist_ok=True)
+        self._log = logs / (engine.name.replace(" ", "-") + ".log")
+        with self._log.open("w", encoding="utf-8") as log:
+            self._process = subprocess.Popen(
+                [str(python), str(WORKERS / engine.worker)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=environment(threads),
+            )
+        try:
+            self.facts: dict[str, Any] = self.ask("open", **files, threads=threads)
+        except (WorkerError, MissingPeerError) as error:
+            self.close()
+            raise MissingPeerError(str(error)) from error
+
+    def ask(self, task: str, **args: Any) -> Any:
+        """Run a task and return its result.
+
+        Raises:
+            MissingPeerError: the engine has no such mode.
+            WorkerError: it failed, or the worker is gone.
+        """
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(json.dumps({"task": task, "args": args}) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except OSError:
+            line = ""
+        if not line:
+            tail = self._log.read_text(encoding="utf-8", errors="replace")[-300:]
+            raise WorkerError(f"the worker ended: {tail}")
+        answer = json.loads(line)
+        if "unsupported" in answer:
+            raise MissingPeerError(answer["unsupported"])
+        if "error" in answer:
+            raise WorkerError(answer["error"])
+        return answer["result"]
+
+    def close(self) -> None:
+        """End the process, which ends by itself when its pipe closes."""
+        process = self._process
+        if process is None or process.stdin is None:
+            return
+        self._process = None
+        process.stdin.close()
+        try:
+            process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def environment(threads: int) -> dict[str, str]:
+    """The worker's variables: one thread count for every library, and no network."""
+    fixed = {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "0"}
+    path = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH"))))
+    library = str(models.LLAMA_BIN)
+    return {**os.environ, **fixed, "PYTHONPATH": path, "LLAMA_CPP_LIB_PATH": library}

@@ -1,0 +1,178 @@
+"""Worker: llama.cpp, compiled for this processor, through its C API and its own tools.
+
+Forwards, plain decoding and parallel sequences run in this process over the library that the tools
+use too. Speculation is llama.cpp's own ``llama-speculative-simple``, one process per prompt, which
+times itself and is not charged for loading the model. Runs under ``.peers/llama``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import llama_cpp as api
+import numpy as np
+from peers_worker import UnsupportedError, generated, serve, timed
+
+CONTEXT = 1024
+SPECULATION = {
+    "draft": ("--spec-type", "draft-simple"),
+    "lookup": ("--spec-type", "ngram-simple"),
+}
+TIMES = re.compile(r"(encoded|decoded) +(\d+) tokens in +([\d.]+) seconds")
+COUNTS = re.compile(r"n_(drafted|accept) += +(\d+)")
+
+
+class Llama:
+    """One GGUF file on ``threads`` threads."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options = options
+        self.threads = options["threads"]
+        api.llama_backend_init()
+        self.model = api.llama_model_load_from_file(
+            options["model"].encode(), api.llama_model_default_params()
+        )
+        self.vocabulary = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self.model))
+        self.context = self._context(CONTEXT, 1)
+        self.batch = api.llama_batch_init(CONTEXT, 0, 1)
+        self._many: tuple[int, Any] | None = None
+
+    def _context(self, tokens: int, sequences: int) -> Any:
+        params = api.llama_context_default_params()
+        params.n_ctx, params.n_batch, params.n_ubatch = tokens, tokens, 512
+        params.n_seq_max = sequences
+        params.n_threads = params.n_threads_batch = self.threads
+        params.no_perf = True
+        context = api.llama_init_from_model(self.model, params)
+        if not context:
+            raise RuntimeError(f"llama.cpp makes no context of {tokens} tokens")
+        return context
+
+    def describe(self) -> dict[str, Any]:
+        info = api.llama_print_system_info().decode()
+        return {"engine": "llama.cpp", "python_package": api.__version__, "system_info": info}
+
+    # --- forwards ----------------------------------------------------------------------------
+
+    def _decode(self, rows: list[tuple[int, int, int]], context: Any, sample: bool = True) -> None:
+        """One forward over (token, position, sequence) rows; all have logits, or the last one."""
+        batch = self.batch
+        batch.n_tokens = len(rows)
+        for i, (token, position, sequence) in enumerate(rows):
+            batch.token[i], batch.pos[i] = token, position
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, sequence
+            batch.logits[i] = sample or i == len(rows) - 1
+        if api.llama_decode(context, batch):
+            raise RuntimeError("llama_decode failed")
+        api.llama_synchronize(context)
+
+    def _choose(self, row: int, context: Any) -> int:
+        logits = api.llama_get_logits_ith(context, row)
+        return int(np.ctypeslib.as_array(logits, (self.vocabulary,)).argmax())
+
+    def _keep(self, length: int, context: Any) -> None:
+        api.llama_memory_seq_rm(api.llama_get_memory(context), 0, length, -1)
+
+    def forward(self, width: int, context: int, repeats: int, tokens: list[int]) -> list[float]:
+        """Seconds of forwards over ``width`` tokens after ``context`` ones, without the first."""
+        self._keep(0, self.context)
+        self._decode([(tokens[i], i, 0) for i in range(context)], self.context, sample=False)
+        rows = [(tokens[context + i], context + i, 0) for i in range(width)]
+        times = timed(
+            lambda: self._decode(rows, self.context),
+            repeats + 1,
+            before=lambda: self._keep(context, self.context),
+        )
+        return times[1:]
+
+    def prefill(self, tokens: list[int], repeats: int) -> list[float]:
+        rows = [(token, i, 0) for i, token in enumerate(tokens)]
+        return timed(
+            lambda: self._decode(rows, self.context, sample=False),
+            repeats,
+            before=lambda: self._keep(0, self.context),
+        )
+
+    def parallel(self, sequences: int, tokens: list[int], steps: int) -> dict[str, Any]:
+        """Greedy steps of several sequences at once, after their prompts."""
+        if self._many is None or self._many[0] != sequences:
+            if self._many is not None:
+                api.llama_free(self._many[1])
+            self._many = sequences, self._context(sequences * 256, sequences)
+        context = self._many[1]
+        api.llama_memory_clear(api.llama_get_memory(context), False)
+        latest = []
+        for s in range(sequences):
+            self._decode([(t, i, s) for i, t in enumerate(tokens)], context, sample=False)
+            latest.append(self._choose(-1, context))
+        began = time.perf_counter()
+        for step in range(steps):
+            at = len(tokens) + step
+            self._decode([(token, at, s) for s, token in enumerate(latest)], context)
+            latest = [self._choose(s, context) for s in range(sequences)]
+        return {"seconds": time.perf_counter() - began, "tokens": sequences * steps}
+
+    # --- generating --------------------------------------------------------------------------
+
+    def prepare(self, mode: str) -> None:
+        """Nothing is kept between two runs of a tool."""
+
+    def generate(self, mode: str, prompt: dict[str, Any], max_tokens: int) -> dict[str, Any]:
+        if mode == "plain":
+            return self._plain(prompt["token_ids"], max_tokens)
+        return self._speculate(mode, prompt, max_tokens)
+
+    def _plain(self, prompt: list[int], max_tokens: int) -> dict[str, Any]:
+        self._keep(0, self.context)
+        began = time.perf_counter()
+        self._decode([(t, i, 0) for i, t in enumerate(prompt)], self.context, sample=False)
+        found, stamps = [self._choose(-1, self.context)], [time.perf_counter()]
+        while len(found) < max_tokens:
+            self._decode([(found[-1], len(prompt) + len(found) - 1, 0)], self.context)
+            found.append(self._choose(-1, self.context))
+            stamps.append(time.perf_counter())
+        return generated(began, stamps, found)
+
+    def _speculate(self, mode: str, prompt: dict[str, Any], max_tokens: int) -> dict[str, Any]:
+        """``draft K`` or ``lookup K``, by llama.cpp's tool."""
+        method, _, most = mode.partition(" ")
+        command = [self.options["speculative_tool"], *SPECULATION[method]]
+        if method == "draft":
+            command += ["-md", self.options["draft"], "--spec-draft-n-max", most]
+            command += ["-td", str(self.threads)]
+        else:
+            command += ["--spec-ngram-simple-size-n", "3", "--spec-ngram-simple-size-m", most]
+        command += ["-m", self.options["model"], "-c", str(CONTEXT), "-t", str(self.threads)]
+        command += ["-n", str(max_tokens), "--temp", "0", "--ignore-eos", "--no-escape"]
+        if not Path(command[0]).exists():
+            raise UnsupportedError("llama-speculative-simple was not built")
+        with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
+            file.write(prompt["text"] + "\n")  # the tool takes one line end away
+            file.flush()
+            done = subprocess.run(
+                [*command, "-f", file.name], capture_output=True, text=True, check=False
+            )
+        return self._read(done, prompt)
+
+    def _read(self, done: Any, prompt: dict[str, Any]) -> dict[str, Any]:
+        said = done.stdout + done.stderr
+        found = {what: (int(n), float(s)) for what, n, s in TIMES.findall(said)}
+        if done.returncode or len(found) != 2:
+            raise RuntimeError(f"llama-speculative-simple: {done.returncode}: {said[-600:]}")
+        if found["encoded"][0] != len(prompt["token_ids"]):
+            raise RuntimeError(f"llama.cpp read {found['encoded'][0]} tokens in the prompt")
+        counts = {what: int(number) for what, number in COUNTS.findall(said)}
+        reading, (tokens, decoding) = found["encoded"][1], found["decoded"]
+        total = reading + decoding
+        return {"seconds": total, "first": reading, "tokens": tokens, **counts}
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        serve(Llama)

@@ -1,0 +1,141 @@
+"""The same weights in every engine's own format, made once and kept under ``.peers/models``.
+
+Knows file formats and converters, no engine's speed. Whoever asks for a file gets its path, or a
+:class:`MissingPeerError` that says what is not installed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from harness import ROOT, note
+from inflate import PAIRS, embedded_folder, write_inflated
+
+PEERS = ROOT / ".peers"
+LLAMA_BIN = PEERS / "src" / "build" / "bin"
+PYTHONS = {name: PEERS / name / "bin" / "python" for name in ("llama", "openvino")}
+QUANTISED = ("Q8_0", "Q4_0")
+ROLES = ("target", "draft")
+HELP = "run `make peers` to install it"
+
+
+class MissingPeerError(Exception):
+    """Something that a peer needs is not there, or could not be made."""
+
+
+def made(path: Path, make: Callable[[Path], None]) -> Path:
+    """``path``, which ``make`` writes under another name first, so that it is whole or absent."""
+    if not path.exists():
+        note(f"making {path.relative_to(ROOT)}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_name(path.name + ".unfinished")
+        if unfinished.is_dir():
+            shutil.rmtree(unfinished)
+        make(unfinished)
+        os.replace(unfinished, path)
+    return path
+
+
+def run_tool(*command: object) -> None:
+    """Raises :class:`MissingPeerError` with the end of what the tool said."""
+    words = [str(word) for word in command]
+    if not Path(words[0]).exists():
+        raise MissingPeerError(f"{Path(words[0]).name} is not there; {HELP}")
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        tail = (done.stderr or done.stdout)[-400:]
+        raise MissingPeerError(f"{Path(words[0]).name} failed ({done.returncode}): {tail}")
+
+
+def hugging_face(name: str, role: str) -> Path:
+    """Folder of the inflated model."""
+    shape = getattr(PAIRS[name], role)
+    source = embedded_folder(role == "draft")
+    return made(
+        PEERS / "models" / name / role, lambda path: void(write_inflated(path, source, shape))
+    )
+
+
+def void(_: object) -> None:
+    """For a maker whose result is not wanted."""
+
+
+def gguf(name: str, role: str, kind: str) -> Path:
+    """GGUF file in ``BF16``, or quantised from that by llama.cpp's own tool."""
+    path = PEERS / "models" / name / f"{role}-{kind}.gguf"
+    if kind == "BF16":
+        return made(path, lambda out: write_gguf(hugging_face(name, role), out))
+    source, tool = gguf(name, role, "BF16"), LLAMA_BIN / "llama-quantize"
+    return made(path, lambda out: run_tool(tool, source, out, kind, os.cpu_count() or 1))
+
+
+def openvino(name: str, role: str) -> Path:
+    """Folder with OpenVINO's int8 form, exported by optimum."""
+    source, tool = hugging_face(name, role), PYTHONS["openvino"].parent / "optimum-cli"
+    wish = ("--task", "text-generation-with-past", "--weight-format", "int8")
+    path = PEERS / "models" / name / f"{role}-openvino-int8"
+    return made(
+        path, lambda out: run_tool(tool, "export", "openvino", "--model", source, *wish, out)
+    )
+
+
+# --- GGUF -----------------------------------------------------------------------------------------
+
+
+def write_gguf(folder: Path, out: Path) -> None:
+    """Write a Qwen3 folder as GGUF: matrices in bfloat16, vectors in float32."""
+    try:
+        import gguf as format_
+    except ImportError as error:
+        raise MissingPeerError("the package gguf is not installed") from error
+    from safetensors.torch import load_file
+
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    writer = format_.GGUFWriter(out, "qwen3")
+    _write_sizes(writer, config)
+    _write_tokenizer(writer, json.loads((folder / "tokenizer.json").read_text(encoding="utf-8")))
+    names = format_.get_tensor_name_map(format_.MODEL_ARCH.QWEN3, config["num_hidden_layers"])
+    types = format_.GGMLQuantizationType
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        kind = types.BF16 if tensor.ndim == 2 else types.F32
+        data = format_.quants.quantize(tensor.float().numpy(), kind)
+        writer.add_tensor(names.get_name(name, (".weight",)), data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _write_sizes(writer: Any, config: dict[str, Any]) -> None:
+    writer.add_name("inflated")
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+
+
+def _write_tokenizer(writer: Any, tokenizer: dict[str, Any]) -> None:
+    """The byte-level BPE of the embedded models, which splits text as GPT-2 does."""
+    control = {token["id"] for token in tokenizer["added_tokens"]}
+    tokens = sorted(tokenizer["model"]["vocab"].items(), key=lambda item: item[1])
+    end = next(iter(sorted(control)))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([text for text, _ in tokens])
+    writer.add_token_types([3 if index in control else 1 for _, index in tokens])
+    writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
+    writer.add_bos_token_id(end)
+    writer.add_eos_token_id(end)
+    writer.add_add_bos_token(False)

@@ -1,0 +1,182 @@
+"""Worker: Paceline, through its Python API.
+
+Single forwards are the engine's own ``ModelRunner``, packing included; everything else is the
+engine or :class:`~paceline.llm.LLM` as its users have it. Runs under Paceline's environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from peers_worker import UnsupportedError, generated, serve, timed
+
+from paceline import LLM, SamplingParams
+from paceline.commands.resolve import default_speculative_config
+from paceline.config import DTYPES
+from paceline.engine.engine import Engine
+from paceline.request import StepOutput
+from paceline.span import Span
+
+MAX_MODEL_LEN = 1024
+MAX_NUM_SEQS = 16
+CHUNK = 512
+REQUEST = -1
+"""The sequence on which single forwards run; the engine's own ids are not negative."""
+BYTES_PER_KEY = {"bfloat16": 2, "float32": 4}
+BYTES_PER_WEIGHT = {"int4": 0.5 + 2 / 32, "int8": 1.0, "bfloat16": 2.0, "float32": 4.0}
+
+
+class Paceline:
+    """One model in one arithmetic on ``threads`` threads."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        if options["dtype"] not in DTYPES:
+            raise UnsupportedError(f"this build of Paceline has no dtype {options['dtype']!r}")
+        self.options = options
+        self.llm = LLM(
+            options["model"],
+            dtype=options["dtype"],
+            num_threads=options["threads"],
+            max_num_seqs=MAX_NUM_SEQS,
+            max_model_len=MAX_MODEL_LEN,
+            enable_prefix_caching=False,
+            strict=True,
+        )
+        self._mode = "plain"
+
+    def describe(self) -> dict[str, Any]:
+        """Sizes as well: bytes of the weights as such, without padding or second copies."""
+        config = self._on_engine(lambda engine: engine.runner.decoder.config)
+        kv = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+        width, q = config.hidden_size, config.num_heads * config.head_dim
+        per_layer = 2 * q + 2 * config.num_kv_heads * config.head_dim + 3 * config.intermediate_size
+        weights = width * (config.num_layers * per_layer + config.vocab_size)
+        return {
+            "engine": "paceline",
+            "dtype": self.llm.config.dtype,
+            "kv_cache_dtype": self.llm.config.kv_cache_dtype,
+            "promises_identity": self.llm.promises_identity,
+            "weight_bytes": int(weights * BYTES_PER_WEIGHT[self.llm.config.dtype]),
+            "kv_bytes_per_token": kv * BYTES_PER_KEY.get(self.llm.config.kv_cache_dtype, 4),
+        }
+
+    def _on_engine(self, function: Any) -> Any:
+        return self.llm._thread.call(function)
+
+    # --- forwards ----------------------------------------------------------------------------
+
+    def forward(self, width: int, context: int, repeats: int, tokens: list[int]) -> list[float]:
+        """Seconds of forwards over ``width`` tokens after ``context`` ones, without the first."""
+        rows = range(width)
+        span = Span(REQUEST, context, tokens[context : context + width], range(-1, width - 1), rows)
+
+        def run(engine: Engine) -> list[float]:
+            read(engine, tokens[:context])
+            assert engine.kv.reserve(REQUEST, width)
+            times = timed(lambda: one_forward(engine, span), repeats + 1)
+            engine.kv.free(REQUEST)
+            return times[1:]
+
+        return self._on_engine(run)
+
+    def prefill(self, tokens: list[int], repeats: int) -> list[float]:
+        def run(engine: Engine) -> list[float]:
+            times = timed(
+                lambda: read(engine, tokens), repeats, before=lambda: engine.kv.free(REQUEST)
+            )
+            engine.kv.free(REQUEST)
+            return times
+
+        return self._on_engine(run)
+
+    def parallel(self, sequences: int, tokens: list[int], steps: int) -> dict[str, Any]:
+        """Greedy steps of several requests at once, from the moment when all of them decode."""
+        self.prepare("plain")
+        params = SamplingParams(max_tokens=steps + 8, temperature=0, ignore_eos=True)
+
+        def run(engine: Engine) -> dict[str, Any]:
+            ids = [engine.add_request(tokens, params)[0] for _ in range(sequences)]
+            waiting = set(ids)
+            while waiting:
+                waiting -= {out.request_id for out in stepped(engine) if out.token_ids}
+            began, count = time.perf_counter(), 0
+            while count < sequences * steps:
+                outputs = stepped(engine)
+                count += sum(len(out.token_ids) for out in outputs)
+                if any(out.finish_reason for out in outputs):
+                    break
+            seconds = time.perf_counter() - began
+            for id_ in ids:
+                engine.abort(id_)
+            engine.step()
+            return {"seconds": seconds, "tokens": count}
+
+        return self._on_engine(run)
+
+    # --- generating --------------------------------------------------------------------------
+
+    def prepare(self, mode: str) -> None:
+        """Switch the proposers; a draft model is loaded here, outside the measured time."""
+        if mode != self._mode:
+            self.llm.set_speculation(self._configuration(mode))
+            self._mode = mode
+
+    def _configuration(self, mode: str) -> Any:
+        method, _, most = mode.partition(" ")
+        draft = {
+            "method": "draft_model",
+            "model": self.options["draft"],
+            "num_speculative_tokens": int(most or 4),
+            "dtype": self.options["dtype"],
+        }
+        tree = {**draft, "max_tree_nodes": 8, "max_branching": 3}
+        lookup = {"method": "prompt_lookup", "num_speculative_tokens": int(most or 8)}
+        known = {"plain": None, "draft": draft, "tree": tree, "lookup": lookup}
+        known |= {"both": [tree, lookup], "default": default_speculative_config(self.llm.model)}
+        return known[method]
+
+    def generate(self, mode: str, prompt: dict[str, Any], max_tokens: int) -> dict[str, Any]:
+        params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
+        found: list[int] = []
+        stamps: list[float] = []
+        began = time.perf_counter()
+        for output in self.llm.stream(prompt["token_ids"], params):
+            stamps.append(time.perf_counter())
+            found += output.token_ids
+        return {**generated(began, stamps, found), "steps": len(stamps)}
+
+
+def stepped(engine: Engine) -> list[StepOutput]:
+    """One step; a request that failed in it ends the task, and all requests with it."""
+    outputs = engine.step()
+    error = next((out.error for out in outputs if out.error is not None), None)
+    if error is not None:
+        for request_id in list(engine.requests):
+            engine.abort(request_id)
+        engine.step()
+        raise error
+    return outputs
+
+
+def read(engine: Engine, tokens: Sequence[int]) -> None:
+    """Give the sequence of single forwards a committed context."""
+    kv = engine.kv
+    kv.open(REQUEST)
+    for start in range(0, len(tokens), CHUNK):
+        chunk = tokens[start : start + CHUNK]
+        last = start + len(chunk) == len(tokens)
+        assert kv.reserve(REQUEST, len(chunk))
+        one_forward(engine, Span.chunk(REQUEST, start, chunk, sample=last))
+        kv.commit(REQUEST, range(len(chunk)))
+
+
+def one_forward(engine: Engine, span: Span) -> None:
+    engine.runner.forward(engine.runner.pack([span]))
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        serve(Paceline)

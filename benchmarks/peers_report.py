@@ -1,0 +1,180 @@
+"""The comparison's rows and tables, derived from its samples. Measures nothing, judges nothing."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from harness import Sample
+from report import number, table
+
+Row = dict[str, Any]
+Rows = Sequence[Mapping[str, Any]]
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+def results_of(
+    samples: Sequence[Sample],
+    engines: Mapping[str, Mapping[str, Any]],
+    memory: Mapping[str, Mapping[str, Any]],
+    held: int,
+) -> list[Row]:
+    """One row per engine and thing measured.
+
+    Args:
+        memory: each worker's usage before any draft model was loaded.
+        held: the most tokens whose keys and values were held at once until then.
+    """
+    groups: dict[tuple[str, Any], list[Sample]] = {}
+    for sample in samples:
+        item = ("generate",) if sample.item[0] == "generate" else sample.item  # type: ignore[index]
+        groups.setdefault((sample.arm, item), []).append(sample)
+    rows = []
+    for (arm, item), group in groups.items():
+        engine, _, mode = arm.partition(", ")
+        kind, label = _KINDS[item[0]](item)
+        row = {"engine": engine, "measure": item[0], **label, **({"mode": mode} if mode else {})}
+        error = next((sample.error for sample in group if sample.failed), None)
+        rows.append({**row, "error": error} if error else {**row, **kind(group)})
+    _compare_with_plain(rows, samples)
+    return rows + [_memory_row(name, memory[name], engines[name], held) for name in memory]
+
+
+def _milliseconds(group: Sequence[Sample]) -> Row:
+    return {"ms": 1000 * statistics.median(s.seconds or 0.0 for s in group)}
+
+
+def _rate(group: Sequence[Sample]) -> Row:
+    return {
+        "tokens_per_second": statistics.median(s.facts["tokens"] / (s.seconds or 1) for s in group)
+    }
+
+
+def _generation(group: Sequence[Sample]) -> Row:
+    """Tokens over the sum of each prompt's median time, with and without the prompt's reading."""
+    prompts: dict[Any, list[Sample]] = {}
+    for sample in group:
+        prompts.setdefault(sample.item, []).append(sample)
+    tokens, whole, decoding = 0.0, 0.0, 0.0
+    for own in prompts.values():
+        count = own[0].facts["tokens"]
+        tokens += count
+        whole += statistics.median(s.seconds or 0.0 for s in own)
+        rest = statistics.median((s.seconds or 0.0) - s.facts["first"] for s in own)
+        decoding += rest * count / max(1, count - 1)
+    return {
+        "tokens_per_second": tokens / whole,
+        "decode_tokens_per_second": tokens / decoding if decoding else None,
+    }
+
+
+_KINDS: dict[str, Callable[[Any], tuple[Callable[[Sequence[Sample]], Row], Row]]] = {
+    "forward": lambda item: (_milliseconds, {"context": item[1], "width": item[2]}),
+    "prefill": lambda item: (_milliseconds, {"width": item[1]}),
+    "parallel": lambda item: (_rate, {"sequences": item[1]}),
+    "generate": lambda item: (_generation, {}),
+}
+
+
+def _compare_with_plain(rows: Sequence[Row], samples: Sequence[Sample]) -> None:
+    """Give each mode its gain over the engine's own plain text, and whether that is equal."""
+    texts = {(s.arm, s.item): s.facts.get("token_ids") for s in samples if not s.failed}
+    for row in rows:
+        plain = find(rows, engine=row["engine"], measure="generate", mode="plain")
+        if row.get("mode") and "error" not in row and plain and "error" not in plain:
+            row["speedup"] = row["tokens_per_second"] / plain["tokens_per_second"]
+            arm = f"{row['engine']}, {row['mode']}"
+            pairs = [
+                (text, texts.get((f"{row['engine']}, plain", item)))
+                for (of, item), text in texts.items()
+                if of == arm and text is not None
+            ]
+            row["identical"] = all(a == b for a, b in pairs) if pairs else None
+
+
+def _memory_row(
+    name: str, used: Mapping[str, Any], facts: Mapping[str, Any], held: int
+) -> dict[str, Any]:
+    row: Row = {"engine": name, "measure": "memory", "peak_bytes": used["peak"]}
+    row["loaded_bytes"] = used["peak"] - used["baseline"]
+    row["anonymous_bytes"], row["file_bytes"] = used["anonymous"], used["file"]
+    if "weight_bytes" in facts:
+        row["needed_bytes"] = facts["weight_bytes"] + held * facts["kv_bytes_per_token"]
+    return row
+
+
+def find(rows: Rows, **wanted: Any) -> Mapping[str, Any]:
+    """The row that has these values; empty where nothing like it was measured."""
+    found = (row for row in rows if all(row.get(k) == v for k, v in wanted.items()))
+    return next(found, {})
+
+
+def ratio(above: float | None, below: float | None) -> float | None:
+    return above / below if above and below else None
+
+
+def forward(rows: Rows, engine: str, width: int, context: int = 64) -> float | None:
+    return find(rows, engine=engine, measure="forward", width=width, context=context).get("ms")
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def tables(rows: Rows) -> list[str]:
+    """Forwards, several sequences and memory, generation, and what is missing."""
+    engines = list(dict.fromkeys(row["engine"] for row in rows if "missing" not in row))
+    made = [_forward_table(rows, engines), _engine_table(rows, engines), _generate_table(rows)]
+    missing = [[r["engine"], r.get("mode", "-"), r["missing"]] for r in rows if "missing" in r]
+    missing += [
+        [r["engine"], r.get("mode", r["measure"]), r["error"]] for r in rows if r.get("error")
+    ]
+    return made + ([table(["not measured", "what", "why"], missing)] if missing else [])
+
+
+def _forward_table(rows: Rows, engines: Sequence[str]) -> str:
+    some = [row for row in rows if row["measure"] == "forward"] if rows else []
+    widths = sorted({row["width"] for row in some})
+    lines = []
+    for context in sorted({row["context"] for row in some}):
+        for engine in engines:
+            times = [forward(rows, engine, width, context) for width in widths]
+            costs = [number(ratio(time, times[0])) for time in times[1:]]
+            lines.append([engine, context, *(number(time, 1) for time in times), *costs])
+    headers = [f"w={width}" for width in widths] + [f"T({w})/T(1)" for w in widths[1:]]
+    return table(["forward, ms", "context", *headers], lines)
+
+
+def _engine_table(rows: Rows, engines: Sequence[str]) -> str:
+    counts = sorted({row["sequences"] for row in rows if row.get("sequences")})
+    lines = []
+    for engine in engines:
+        parallel = [
+            find(rows, engine=engine, measure="parallel", sequences=count).get("tokens_per_second")
+            for count in counts
+        ]
+        memory = find(rows, engine=engine, measure="memory").get("loaded_bytes")
+        prefill = find(rows, engine=engine, measure="prefill").get("ms")
+        cells = [number(prefill, 0), *(number(rate, 1) for rate in parallel)]
+        lines.append([engine, *cells, number(memory / 1e6 if memory else None, 0)])
+    headers = [f"{count} seq, tok/s" for count in counts]
+    return table(["engine", "prefill 512, ms", *headers, "memory, MB"], lines)
+
+
+def _generate_table(rows: Rows) -> str:
+    lines = [
+        [
+            row["engine"],
+            row["mode"],
+            number(row.get("tokens_per_second"), 1),
+            number(row.get("decode_tokens_per_second"), 1),
+            number(row.get("speedup")),
+            {True: "yes", False: "NO", None: "-"}[row.get("identical")],
+        ]
+        for row in rows
+        if row.get("measure") == "generate"
+    ]
+    headers = ["code, greedy", "mode", "tok/s", "without the prompt", "over plain", "same text"]
+    return table(headers, lines)

@@ -1,0 +1,520 @@
+// Attention of a few rows over one chunk of keys, and the merging of chunks.
+//
+// The query vectors of a call are its rows times the query heads that share the KV head. They are
+// taken at most QUERIES at a time, in blocks of at most QUERY_BLOCK, through three stages: scores
+// (a small matrix product per K tile), the softmax of each vector, values (a small matrix product
+// per V tile). A row sees a contiguous range of logical positions. Up to its `straight` position
+// the slot of a key has the key's own number; what follows is reached through the row's path.
+//
+// A vector's bits depend on nothing but its logical keys: every score is one chain of fma over the
+// head's dimensions, every value one chain over ascending positions, and the exponentials are
+// summed by logical lane. Hence blocks, tiles and runs may be cut in any way. Keys that a row does
+// not see are masked out by selection, or never read; a scratch lane may hold anything.
+
+namespace paceline {
+namespace {
+
+constexpr int QUERIES = 32;                      // 2 KB of scores each, on the stack
+constexpr int SCORE_STRIDE = KEY_CHUNK + LANES;  // no power of two: rows spread over cache sets
+
+// Query vectors that share loaded keys, and tiles (or 16 dimensions) that share a loaded query:
+// as many sums as hide the latency of fma and still fit the registers.
+#if defined(__AVX512F__)
+constexpr int QUERY_BLOCK = 6;
+constexpr int width_of(int queries) { return queries == 1 ? 8 : queries <= 3 ? 4 : 2; }
+#elif defined(__AVX2__)
+constexpr int QUERY_BLOCK = 6;
+constexpr int width_of(int queries) { return queries == 1 ? 4 : queries == 2 ? 2 : 1; }
+#elif defined(__aarch64__)
+constexpr int QUERY_BLOCK = 6;
+constexpr int width_of(int queries) { return queries == 1 ? 4 : queries <= 3 ? 2 : 1; }
+#else
+constexpr int QUERY_BLOCK = 3;
+constexpr int width_of(int queries) { return queries == 1 ? 2 : 1; }
+#endif
+constexpr int TREE_TILES = 4;  // K tiles whose scores are held while paths pick from them
+
+// Blocks are scattered, so that no hardware foresees the next one: it is fetched while this one is
+// computed with. V tiles are fetched so many ahead. A single query reads several tiles at once,
+// which keeps the memory busy enough.
+constexpr int AHEAD_TILES = 2;
+constexpr bool fetches_ahead(int queries) { return queries > 1; }
+
+inline int at_least(int a, int b) { return a < b ? b : a; }
+inline int at_most(int a, int b) { return b < a ? b : a; }
+
+inline f32x16 load_kv(const float* p) { return load(p); }
+inline f32x16 load_kv(const uint16_t* p) { return load_bf16(p); }
+
+// One KV head of a request's cache.
+template <typename E> struct HeadCache {
+    const E* k;  // of block 0
+    const E* v;
+    const int32_t* blocks;
+    size_t k_block, v_block;  // elements from block to block
+    int head_dim, v_stride;
+    int start;   // of the span
+    int origin;  // first position of the chunk
+    int tile_begin, tile_end;  // tiles of which the queries see straight keys
+
+    const E* k_tile(int tile) const { return k + static_cast<size_t>(blocks[tile]) * k_block; }
+    const E* v_row(int slot) const {
+        return v + static_cast<size_t>(blocks[slot / TILE]) * v_block +
+               static_cast<size_t>(slot % TILE) * v_stride;
+    }
+    // What is read `width` K tiles after `tile`: a K tile, or a V tile once those are through.
+    const E* next_tile(int tile, int width) const {
+        const int next = tile + width;
+        if (next < tile_end) {
+            return k_tile(next);
+        }
+        const int v_tile = tile_begin + next - tile_end;
+        return v_tile < tile_end ? v_row(v_tile * TILE) : k_tile(tile);
+    }
+};
+
+struct Query {
+    const float* q;
+    float* out;           // the partial result
+    const int32_t* path;  // of positions from the span's start on; unused below `straight`
+    int begin, end;       // positions of the chunk that it sees
+    int straight;         // begin..end; below it a key's slot is its position
+};
+
+// V rows one after the other in memory.
+template <typename E> struct Run {
+    const E* row;
+    int count;
+    ptrdiff_t ahead;  // from each row to one that will be read soon; 0 if unknown
+};
+
+// Queries first..first + count - 1 of those at hand.
+struct QueryBlock {
+    int first, count;
+    int tile_begin, tile_end;  // straight keys of any of them
+    int same_begin, same_end;  // straight keys of all of them
+};
+
+template <int N> struct Count {
+    static constexpr int value = N;
+};
+
+// Calls f(Count<n>()) for n = 1..QUERY_BLOCK.
+template <int N = QUERY_BLOCK, typename F> inline void with_count(int n, const F& f) {
+    if constexpr (N > 1) {
+        if (n < N) {
+            return with_count<N - 1>(n, f);
+        }
+    }
+    f(Count<N>());
+}
+
+// Scores of R queries with tiles tile_begin..tile_end - 1, to `scores` + query * stride + position
+// - origin. A short last group repeats its last tile.
+template <int R, typename E>
+void score_tiles(const HeadCache<E>& cache, const Query* queries, int tile_begin, int tile_end,
+                 float scale, float* scores, int stride, int origin) {
+    constexpr int C = width_of(R);
+    const float* q[R];
+    for (int r = 0; r < R; ++r) {
+        q[r] = queries[r].q;
+    }
+    for (int tile = tile_begin; tile < tile_end; tile += C) {
+        const E *k[C], *next[C];
+        for (int c = 0; c < C; ++c) {
+            const int own = at_most(tile + c, tile_end - 1);
+            k[c] = cache.k_tile(own);
+            next[c] = cache.next_tile(own, C);
+        }
+        f32x16 total[R][C];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+            for (int c = 0; c < C; ++c) {
+                total[r][c] = zero();
+            }
+        }
+        for (size_t d = 0; d < static_cast<size_t>(cache.head_dim); ++d) {
+#pragma GCC unroll 8
+            for (int c = 0; c < C; ++c) {
+                const f32x16 keys = load_kv(k[c] + d * TILE);
+                if (fetches_ahead(R)) {
+                    __builtin_prefetch(next[c] + d * TILE);
+                }
+#pragma GCC unroll 8
+                for (int r = 0; r < R; ++r) {
+                    total[r][c] = fma(splat(q[r][d]), keys, total[r][c]);
+                }
+            }
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+            for (int c = 0; c < C; ++c) {
+                const int at = at_most(tile + c, tile_end - 1) * TILE - origin;
+                store(scores + r * stride + at, total[r][c] * splat(scale));
+            }
+        }
+    }
+}
+
+// Scores of keys that R queries reach through their paths: of the slots' tiles, a few at a time,
+// then picked into logical order.
+template <int R, typename E>
+void score_paths(const HeadCache<E>& cache, const Query* queries, float scale, float* scores) {
+    constexpr int STRIDE = TREE_TILES * TILE;
+    alignas(64) float picked[R * STRIDE];
+    int next[R];
+    int last_slot = -1;
+    for (int r = 0; r < R; ++r) {
+        next[r] = queries[r].straight;
+        if (next[r] < queries[r].end) {
+            last_slot = at_least(last_slot,
+                                 cache.start + queries[r].path[queries[r].end - 1 - cache.start]);
+        }
+    }
+    while (true) {
+        int slot = last_slot + 1;
+        for (int r = 0; r < R; ++r) {
+            if (next[r] < queries[r].end) {
+                slot = at_most(slot, cache.start + queries[r].path[next[r] - cache.start]);
+            }
+        }
+        if (slot > last_slot) {
+            return;
+        }
+        const int tile = slot / TILE;
+        const int tile_end = at_most(tile + TREE_TILES, last_slot / TILE + 1);
+        score_tiles<R>(cache, queries, tile, tile_end, scale, picked, STRIDE, tile * TILE);
+        for (int r = 0; r < R; ++r) {
+            for (; next[r] < queries[r].end; ++next[r]) {
+                slot = cache.start + queries[r].path[next[r] - cache.start];
+                if (slot >= tile_end * TILE) {
+                    break;
+                }
+                scores[r * SCORE_STRIDE + next[r] - cache.origin] =
+                    picked[r * STRIDE + slot - tile * TILE];
+            }
+        }
+    }
+}
+
+// Softmax without its division, in place: begin..end of `scores` are seen.
+inline void exponentials(float* scores, int begin, int end, float softcap, float* max_sum) {
+    const int first = begin / LANES, last = (end - 1) / LANES;
+    const auto seen = [&](int tile) {
+        const uint32_t from = tile == first ? 0xffffu << begin % LANES : 0xffffu;
+        const uint32_t to = tile == last ? 0xffffu >> (LANES - 1 - (end - 1) % LANES) : 0xffffu;
+        return mask_from_bits(from & to & 0xffffu);
+    };
+    const f32x16 lowest = splat(-__builtin_inff());
+    f32x16 highest = lowest;
+    for (int tile = first; tile <= last; ++tile) {
+        f32x16 score = load(scores + tile * LANES);
+        if (softcap > 0.0f) {
+            score = splat(softcap) * tanh(score / splat(softcap));
+            store(scores + tile * LANES, score);
+        }
+        if (tile == first || tile == last) {
+            score = select(seen(tile), score, lowest);
+        }
+        highest = max(highest, score);
+    }
+    const float maximum = max_lane(highest);
+    f32x16 total = zero();
+    for (int tile = first; tile <= last; ++tile) {
+        f32x16 weight = exp(load(scores + tile * LANES) - splat(maximum));
+        if (tile == first || tile == last) {
+            weight = select(seen(tile), weight, zero());
+        }
+        store(scores + tile * LANES, weight);
+        total = total + weight;
+    }
+    max_sum[0] = maximum;
+    max_sum[1] = sum(total);
+}
+
+// Adds the V rows of `runs`, weighted, to the values of R queries; `weights` + query * SCORE_STRIDE
+// are the weights from the first row on. A short last group repeats its last 16 dimensions.
+template <int R, typename E>
+void add_values(const Query* queries, const float* weights, const Run<E>* runs, int num_runs,
+                int v_stride) {
+    constexpr int C = width_of(R);
+    for (int d = 0; d < v_stride; d += C * LANES) {
+        size_t at[C];
+        for (int c = 0; c < C; ++c) {
+            at[c] = static_cast<size_t>(at_most(d + c * LANES, v_stride - LANES));
+        }
+        const float* w[R];
+        f32x16 total[R][C];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            w[r] = weights + r * SCORE_STRIDE;
+#pragma GCC unroll 8
+            for (int c = 0; c < C; ++c) {
+                total[r][c] = load(queries[r].out + TILE + at[c]);
+            }
+        }
+        size_t key = 0;
+        for (int run = 0; run < num_runs; ++run) {
+            const E* row = runs[run].row;
+            const ptrdiff_t ahead = runs[run].ahead;
+            for (const size_t stop = key + runs[run].count; key < stop; ++key, row += v_stride) {
+#pragma GCC unroll 8
+                for (int c = 0; c < C; ++c) {
+                    const f32x16 values = load_kv(row + at[c]);
+                    if (fetches_ahead(R)) {
+                        __builtin_prefetch(row + ahead + at[c]);
+                    }
+#pragma GCC unroll 8
+                    for (int r = 0; r < R; ++r) {
+                        total[r][c] = fma(splat(w[r][key]), values, total[r][c]);
+                    }
+                }
+            }
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+            for (int c = 0; c < C; ++c) {
+                store(queries[r].out + TILE + at[c], total[r][c]);
+            }
+        }
+    }
+}
+
+// The V rows of positions begin..end - 1 as one query sees them, added to `count` queries of which
+// that holds.
+template <typename E>
+void add_range(const HeadCache<E>& cache, const Query* queries, int count, const float* scores,
+               int begin, int end) {
+    if (begin >= end) {
+        return;
+    }
+    Run<E> runs[KEY_CHUNK];
+    int num_runs = 0;
+    const Query& query = queries[0];
+    for (int key = begin; key < end;) {
+        if (key < query.straight) {
+            const int stop = at_most(at_most(end, query.straight), (key / TILE + 1) * TILE);
+            const E* row = cache.v_row(key);
+            const int ahead = key + AHEAD_TILES * TILE;
+            const bool known = ahead < cache.tile_end * TILE;
+            runs[num_runs++] = {row, stop - key, known ? cache.v_row(ahead) - row : 0};
+            key = stop;
+        } else {
+            const int slot = cache.start + query.path[key - cache.start];
+            runs[num_runs++] = {cache.v_row(slot), 1, 0};
+            ++key;
+        }
+    }
+    with_count(count, [&](auto n) {
+        add_values<decltype(n)::value>(queries, scores + begin - cache.origin, runs, num_runs,
+                                       cache.v_stride);
+    });
+}
+
+// Positions begin..end - 1 of a block's queries: those that all of them see in the same slots are
+// shared, what comes before and after (a window's edge, the last rows, a tree) is each row's own.
+template <typename E>
+void add_block(const HeadCache<E>& cache, const QueryBlock& block, const Query* queries,
+               const float* scores, int begin, int end) {
+    const auto each_row = [&](int from, int to) {
+        for (int i = 0; from < to && i < block.count;) {
+            const Query& query = queries[i];
+            int next = i + 1;
+            while (next < block.count && queries[next].path == query.path &&
+                   queries[next].begin == query.begin && queries[next].end == query.end) {
+                ++next;
+            }
+            add_range(cache, queries + i, next - i, scores + i * SCORE_STRIDE,
+                      at_least(from, query.begin), at_most(to, query.end));
+            i = next;
+        }
+    };
+    each_row(begin, at_most(end, block.same_begin));
+    add_range(cache, queries, block.count, scores, at_least(begin, block.same_begin),
+              at_most(end, block.same_end));
+    each_row(at_least(begin, block.same_end), end);
+}
+
+// Cuts queries into blocks of nearly equal size.
+inline int make_blocks(const Query* queries, int count, QueryBlock* blocks) {
+    const int num_blocks = (count + QUERY_BLOCK - 1) / QUERY_BLOCK;
+    int first = 0;
+    for (int b = 0; b < num_blocks; ++b) {
+        const int left = num_blocks - b;
+        QueryBlock block = {first, (count - first + left - 1) / left, 1 << 30, 0, 0, 1 << 30};
+        for (const Query* query = queries + first; query < queries + first + block.count; ++query) {
+            if (query->begin < query->straight) {
+                block.tile_begin = at_most(block.tile_begin, query->begin / TILE);
+                block.tile_end = at_least(block.tile_end, (query->straight - 1) / TILE + 1);
+            }
+            block.same_begin = at_least(block.same_begin, query->begin);
+            block.same_end = at_most(block.same_end, query->straight);
+        }
+        block.same_end = at_least(block.same_begin, block.same_end);
+        first += block.count;
+        blocks[b] = block;
+    }
+    return num_blocks;
+}
+
+// All stages of at most QUERIES query vectors. Where several blocks share the keys, they take
+// turns on a few tiles at a time, lest every block fetch them anew.
+template <typename E>
+void attend_queries(HeadCache<E> cache, const AttentionShape& shape, const Query* queries,
+                    int count) {
+    alignas(64) float scores[QUERIES * SCORE_STRIDE];
+    QueryBlock blocks[QUERIES];
+    const int num_blocks = make_blocks(queries, count, blocks);
+    const int chunk_tile = cache.origin / TILE, chunk_tiles = KEY_CHUNK / TILE;
+    const int step = num_blocks > 1 ? 2 : chunk_tiles;
+    cache.tile_begin = chunk_tile + chunk_tiles;
+    cache.tile_end = 0;
+    for (const QueryBlock* block = blocks; block < blocks + num_blocks; ++block) {
+        cache.tile_begin = at_most(cache.tile_begin, block->tile_begin);
+        cache.tile_end = at_least(cache.tile_end, block->tile_end);
+    }
+
+    for (int tile = chunk_tile; tile < chunk_tile + chunk_tiles; tile += step) {
+        for (const QueryBlock* block = blocks; block < blocks + num_blocks; ++block) {
+            const int begin = at_least(tile, block->tile_begin);
+            const int end = at_most(tile + step, block->tile_end);
+            if (begin < end) {
+                with_count(block->count, [&](auto n) {
+                    score_tiles<decltype(n)::value>(
+                        cache, queries + block->first, begin, end, shape.scale,
+                        scores + block->first * SCORE_STRIDE, SCORE_STRIDE, cache.origin);
+                });
+            }
+        }
+    }
+    for (const QueryBlock* block = blocks; block < blocks + num_blocks; ++block) {
+        with_count(block->count, [&](auto n) {
+            score_paths<decltype(n)::value>(cache, queries + block->first, shape.scale,
+                                            scores + block->first * SCORE_STRIDE);
+        });
+    }
+    int key_begin = cache.origin + KEY_CHUNK, key_end = 0;
+    for (int i = 0; i < count; ++i) {
+        const Query& query = queries[i];
+        exponentials(scores + i * SCORE_STRIDE, query.begin - cache.origin,
+                     query.end - cache.origin, shape.softcap, query.out);
+        std::memset(query.out + TILE, 0, sizeof(float) * cache.v_stride);
+        key_begin = at_most(key_begin, query.begin);
+        key_end = at_least(key_end, query.end);
+    }
+    for (int key = key_begin / TILE * TILE; key < key_end; key += step * TILE) {
+        for (const QueryBlock* block = blocks; block < blocks + num_blocks; ++block) {
+            add_block(cache, *block, queries + block->first, scores + block->first * SCORE_STRIDE,
+                      key, at_most(key + step * TILE, key_end));
+        }
+    }
+}
+
+// The first position from `start` on that a row's path does not put into the slot of its own
+// number. Nodes ascend along a path, so that it never returns to its number.
+inline int straight_end(const AttentionRow& row, int start) {
+    int low = start, high = row.position + 1;
+    if (!row.path) {
+        return high;
+    }
+    while (low < high) {
+        const int middle = low + (high - low) / 2;
+        if (row.path[middle - start] == middle - start) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+template <typename E>
+void attend_as(const AttentionShape& shape, const E* k, const E* v, const AttentionSpan& span,
+               const AttentionRow* rows, int count, const float* q, int q_stride, int kv_head,
+               int chunk, float* partial, int row_stride) {
+    const size_t k_head = static_cast<size_t>(shape.head_dim) * TILE;
+    const size_t v_head = static_cast<size_t>(shape.v_stride) * TILE;
+    const size_t kv_heads = static_cast<size_t>(shape.kv_heads);
+    const HeadCache<E> cache = {k + k_head * kv_head, v + v_head * kv_head, span.blocks,
+                                k_head * kv_heads,    v_head * kv_heads,    shape.head_dim,
+                                shape.v_stride,       span.start,           chunk * KEY_CHUNK,
+                                0,                    0};
+    const int group = shape.heads / shape.kv_heads;
+    Query queries[QUERIES];
+    int num_queries = 0;
+    for (int r = 0; r < count; ++r) {
+        const int oldest = shape.window > 0 ? rows[r].position - shape.window + 1 : 0;
+        const int begin = at_least(cache.origin, oldest);
+        const int end = at_most(cache.origin + KEY_CHUNK, rows[r].position + 1);
+        if (begin >= end) {
+            continue;
+        }
+        const int straight = at_most(at_least(straight_end(rows[r], span.start), begin), end);
+        for (int h = kv_head * group; h < (kv_head + 1) * group; ++h) {
+            queries[num_queries++] = {
+                q + static_cast<size_t>(r) * q_stride + static_cast<size_t>(h) * shape.head_dim,
+                partial + (static_cast<size_t>(r) * shape.heads + h) * row_stride,
+                rows[r].path,
+                begin,
+                end,
+                straight};
+            if (num_queries == QUERIES) {
+                attend_queries(cache, shape, queries, num_queries);
+                num_queries = 0;
+            }
+        }
+    }
+    if (num_queries > 0) {
+        attend_queries(cache, shape, queries, num_queries);
+    }
+}
+
+void attend(const AttentionShape& shape, const KvLayer& layer, const AttentionSpan& span,
+            const AttentionRow* rows, int count, const float* q, int q_stride, int kv_head,
+            int chunk, float* partial, int row_stride) {
+    if (layer.bf16) {
+        attend_as(shape, static_cast<const uint16_t*>(layer.k),
+                  static_cast<const uint16_t*>(layer.v), span, rows, count, q, q_stride, kv_head,
+                  chunk, partial, row_stride);
+    } else {
+        attend_as(shape, static_cast<const float*>(layer.k), static_cast<const float*>(layer.v),
+                  span, rows, count, q, q_stride, kv_head, chunk, partial, row_stride);
+    }
+}
+
+void merge(const AttentionShape& shape, const float* partials, int stride, int first, int last,
+           float* y) {
+    const auto partial = [&](int chunk) { return partials + static_cast<size_t>(chunk) * stride; };
+    float highest = -__builtin_inff();
+    for (int chunk = first; chunk <= last; ++chunk) {
+        highest = partial(chunk)[0] > highest ? partial(chunk)[0] : highest;
+    }
+    for (int d = 0; d < shape.head_dim; d += 4 * LANES) {
+        // Past the end the last 16 dimensions are repeated.
+        int at[4];
+        f32x16 values[4], total = zero();
+        for (int c = 0; c < 4; ++c) {
+            at[c] = at_most(d + c * LANES, shape.v_stride - LANES);
+            values[c] = zero();
+        }
+        for (int chunk = first; chunk <= last; ++chunk) {
+            const f32x16 weight = exp(splat(partial(chunk)[0] - highest));
+            total = fma(weight, splat(partial(chunk)[1]), total);
+            for (int c = 0; c < 4; ++c) {
+                values[c] = fma(weight, load(partial(chunk) + TILE + at[c]), values[c]);
+            }
+        }
+        for (int c = 0; c < 4; ++c) {
+            alignas(64) float lane[LANES];
+            store(lane, values[c] / total);
+            const int n = at_most(LANES, shape.head_dim - at[c]);
+            std::memcpy(y + at[c], lane, sizeof(float) * static_cast<size_t>(n));
+        }
+    }
+}
+
+}  // namespace
+}  // namespace paceline

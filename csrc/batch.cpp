@@ -1,0 +1,118 @@
+#include "batch.h"
+
+#include <algorithm>
+#include <string>
+
+namespace nb = nanobind;
+
+namespace paceline {
+namespace {
+
+// A Python sequence of whole numbers. Items that are none raise TypeError.
+std::vector<int32_t> integers(nb::handle sequence) {
+    nb::object fast = nb::steal(PySequence_Fast(sequence.ptr(), "a span's fields are sequences"));
+    if (!fast.is_valid()) {
+        throw nb::python_error();
+    }
+    const Py_ssize_t count = PySequence_Fast_GET_SIZE(fast.ptr());
+    PyObject** items = PySequence_Fast_ITEMS(fast.ptr());
+    std::vector<int32_t> numbers(static_cast<size_t>(count));
+    for (Py_ssize_t i = 0; i < count; ++i) {
+        const long value = PyLong_AsLong(items[i]);
+        if (value == -1 && PyErr_Occurred()) {
+            throw nb::python_error();
+        }
+        numbers[static_cast<size_t>(i)] = static_cast<int32_t>(
+            std::clamp(value, static_cast<long>(INT32_MIN), static_cast<long>(INT32_MAX)));
+    }
+    return numbers;
+}
+
+void check(bool holds, const std::string& message) {
+    if (!holds) {
+        throw nb::value_error(message.c_str());
+    }
+}
+
+}  // namespace
+
+Batch::Batch(nb::sequence span_list, nb::sequence block_tables, int vocab, int max_len,
+             int num_blocks)
+    : vocab_(vocab), max_len_(max_len), num_blocks_(num_blocks) {
+    const size_t count = nb::len(span_list);
+    check(count == nb::len(block_tables), "as many block tables as spans are needed");
+    tables_.reserve(count);  // spans and rows point into what these vectors hold
+    sample_offsets.push_back(0);
+    for (size_t i = 0; i < count; ++i) {
+        add(span_list[i], block_tables[i]);
+    }
+    check(!tokens.empty(), "a batch needs at least one row");
+}
+
+void Batch::add(nb::handle span, nb::handle table) {
+    const std::vector<int32_t> ids = integers(span.attr("token_ids"));
+    const std::vector<int32_t> parents = integers(span.attr("parents"));
+    const std::vector<int32_t> samples = integers(span.attr("sample_rows"));
+    const int start = nb::cast<int>(span.attr("start"));
+    const int cached = nb::cast<int>(span.attr("num_cached"));
+    const int count = static_cast<int>(ids.size());
+    tables_.push_back(integers(table));
+    const std::vector<int32_t>& blocks = tables_.back();
+    check(parents.size() == ids.size(), "a span needs one parent per token");
+    check(0 <= cached && cached < count, "a span has no node to compute");
+    check(start >= 0 && start + count <= static_cast<int>(blocks.size()) * TILE,
+          "a span's slots are not reserved");
+    for (const int32_t block : blocks) {
+        check(0 <= block && block < num_blocks_, "a block table leaves the cache");
+    }
+    const int first_row = num_rows();
+    spans.push_back({blocks.data(), start});
+    bool chain = true;
+    for (int node = 0; node < count; ++node) {
+        check(-1 <= parents[node] && parents[node] < node && (parents[node] < 0) == (node == 0),
+              "a node's parent is not before it");
+        chain = chain && parents[node] == node - 1;
+        if (node < cached) {
+            continue;
+        }
+        check(0 <= ids[node] && ids[node] < vocab_, "a token is outside the vocabulary");
+        const int slot = start + node;
+        tokens.push_back(ids[node]);
+        write_slots.push_back(blocks[slot / TILE] * TILE + slot % TILE);
+        span_of.push_back(static_cast<int>(spans.size()) - 1);
+        rows.push_back({slot, nullptr});  // of a chain; a tree's follow
+    }
+    if (!chain) {
+        add_paths(parents, cached);
+    }
+    for (size_t row = static_cast<size_t>(first_row); row < rows.size(); ++row) {
+        check(rows[row].position < max_len_, "a position is beyond the context");
+        last_position = std::max(last_position, rows[row].position);
+    }
+    for (const int32_t node : samples) {
+        check(cached <= node && node < count, "a sampled node is not computed");
+        sample_rows.push_back(first_row - cached + node);
+    }
+    sample_offsets.push_back(static_cast<int32_t>(sample_rows.size()));
+}
+
+void Batch::add_paths(const std::vector<int32_t>& parents, int cached) {
+    const int count = static_cast<int>(parents.size());
+    const size_t first = paths_.size();
+    for (int node = 0; node < count; ++node) {
+        std::vector<int32_t> path;
+        if (node > 0) {
+            path = paths_[first + static_cast<size_t>(parents[node])];
+        }
+        path.push_back(node);
+        paths_.push_back(std::move(path));  // moving a vector leaves its elements where they are
+    }
+    for (int node = cached; node < count; ++node) {
+        const std::vector<int32_t>& path = paths_[first + static_cast<size_t>(node)];
+        AttentionRow& row = rows[rows.size() - static_cast<size_t>(count - node)];
+        row.position = spans.back().start + static_cast<int>(path.size()) - 1;
+        row.path = path.data();
+    }
+}
+
+}  // namespace paceline

@@ -1,0 +1,40 @@
+// Spans to the flat arrays of one forward: the native counterpart of paceline/runtime/batch.py.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels.h"
+
+namespace paceline {
+
+// Consecutive rows of one span, which attention treats together.
+struct RowBlock {
+    int first, count, span;
+};
+
+struct Batch {
+    // Raises ValueError where a span does not fit its block table, the vocabulary or the context.
+    Batch(nanobind::sequence spans, nanobind::sequence block_tables, int vocab, int max_len,
+          int num_blocks);
+
+    int num_rows() const { return static_cast<int>(tokens.size()); }
+
+    std::vector<int32_t> tokens, write_slots;  // [rows]; a slot is block * 16 + lane
+    std::vector<AttentionRow> rows;            // [rows]
+    std::vector<int32_t> span_of;              // [rows]
+    std::vector<AttentionSpan> spans;
+    std::vector<int32_t> sample_rows, sample_offsets;  // as in the Python Batch
+    int last_position = 0;                             // of any row
+
+  private:
+    void add(nanobind::handle span, nanobind::handle table);
+    void add_paths(const std::vector<int32_t>& parents, int cached);
+
+    int vocab_, max_len_, num_blocks_;
+    std::vector<std::vector<int32_t>> tables_, paths_;
+};
+
+}  // namespace paceline

@@ -1,0 +1,202 @@
+// paceline._native.Decoder and .Batch. Arguments are checked once, when the decoder is built.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+
+#include <string>
+
+#include "forward.h"
+#include "linear_objects.h"
+
+namespace nb = nanobind;
+
+namespace paceline {
+namespace {
+
+using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Table = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Logits = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
+using Tokens = nb::ndarray<nb::numpy, int32_t, nb::ndim<1>>;
+
+void check(bool holds, const std::string& message) {
+    if (!holds) {
+        throw nb::value_error(message.c_str());
+    }
+}
+
+// Reads the decoder's description, dictionaries of numbers, vectors and linears.
+class Reader {
+  public:
+    explicit Reader(nb::dict fields) : fields_(fields) {}
+
+    nb::handle get(const char* name) const {
+        check(fields_.contains(name), std::string("the decoder needs ") + name);
+        return fields_[name];
+    }
+    template <typename T> T number(const char* name) const { return nb::cast<T>(get(name)); }
+    int positive(const char* name) const {
+        const int value = number<int>(name);
+        check(value > 0, std::string(name) + " must be positive");
+        return value;
+    }
+    // A vector of `size` floats; null where the field is None.
+    const float* vector(const char* name, int size) const {
+        const nb::handle value = get(name);
+        if (value.is_none()) {
+            return nullptr;
+        }
+        const Vector array = nb::cast<Vector>(value);
+        check(static_cast<int>(array.shape(0)) == size, std::string(name) + " has another size");
+        return array.data();
+    }
+    Linear linear(const char* name, int n, int k) const {
+        const Linear found = linear_of(get(name));
+        check(found.n() == n && found.k() == k, std::string(name) + " has another shape");
+        return found;
+    }
+    RotaryTable rotary(int max_len, int head_dim) const {
+        const Table cos = nb::cast<Table>(get("cos")), sin = nb::cast<Table>(get("sin"));
+        const int dim = static_cast<int>(cos.shape(1));
+        check(static_cast<int>(cos.shape(0)) >= max_len && sin.shape(0) == cos.shape(0) &&
+                  sin.shape(1) == cos.shape(1) && dim <= head_dim && dim % 2 == 0,
+              "the rotary tables have another shape");
+        return {cos.data(), sin.data(), dim};
+    }
+
+  private:
+    nb::dict fields_;
+};
+
+DecoderShape shape_of(const Reader& r) {
+    DecoderShape s{};
+    s.hidden = r.positive("hidden_size");
+    s.intermediate = r.positive("intermediate_size");
+    s.vocab = r.positive("vocab_size");
+    s.max_len = r.positive("max_len");
+    AttentionShape& a = s.attention;
+    a.heads = r.positive("num_heads");
+    a.kv_heads = r.positive("num_kv_heads");
+    a.head_dim = r.positive("head_dim");
+    check(a.heads % a.kv_heads == 0, "num_heads must be a multiple of num_kv_heads");
+    a.v_stride = round_up(a.head_dim, TILE);
+    a.scale = r.number<float>("attention_scale");
+    a.softcap = r.number<float>("attention_softcap");
+    a.window = r.number<int>("sliding_window");
+    s.norm_eps = r.number<float>("norm_eps");
+    s.embedding_multiplier = r.number<float>("embedding_multiplier");
+    s.residual_multiplier = r.number<float>("residual_multiplier");
+    s.logits_divisor = r.number<float>("logits_divisor");
+    s.logits_softcap = r.number<float>("logits_softcap");
+    s.scale_groups = r.number<bool>("scale_groups");
+    const std::string activation = r.number<std::string>("activation");
+    check(activation == "silu" || activation == "gelu_tanh", "activation: silu or gelu_tanh");
+    s.activation = activation == "silu" ? Activation::silu : Activation::gelu_tanh;
+    return s;
+}
+
+DecoderLayer layer_of(const Reader& r, const DecoderShape& s) {
+    const AttentionShape& a = s.attention;
+    const int q_width = a.heads * a.head_dim, kv_width = a.kv_heads * a.head_dim;
+    DecoderLayer layer{};
+    layer.input_norm = r.vector("input_norm", s.hidden);
+    layer.mlp_norm = r.vector("mlp_norm", s.hidden);
+    check(layer.input_norm && layer.mlp_norm, "a layer needs its norms");
+    layer.q_norm = r.vector("q_norm", a.head_dim);
+    layer.k_norm = r.vector("k_norm", a.head_dim);
+    layer.post_attention_norm = r.vector("post_attention_norm", s.hidden);
+    layer.post_mlp_norm = r.vector("post_mlp_norm", s.hidden);
+    layer.qkv = r.linear("qkv", q_width + 2 * kv_width, s.hidden);
+    layer.o = r.linear("o", s.hidden, q_width);
+    layer.gate_up = r.linear("gate_up", 2 * s.intermediate, s.hidden);
+    layer.down = r.linear("down", s.hidden, s.intermediate);
+    layer.rotary = r.rotary(s.max_len, a.head_dim);
+    layer.sliding = r.number<bool>("sliding");
+    return layer;
+}
+
+// Fields of `spec`: see paceline/models/ops/cpu.py, which fills it.
+void make_decoder(Decoder* self, nb::dict spec) {
+    const Reader r(spec);
+    const DecoderShape shape = shape_of(r);
+    std::vector<DecoderLayer> layers;
+    for (nb::handle each : nb::cast<nb::list>(r.get("layers"))) {
+        layers.push_back(layer_of(Reader(nb::cast<nb::dict>(each)), shape));
+    }
+    check(!layers.empty(), "a decoder needs a layer");
+    const Linear embedding = r.linear("embedding", shape.vocab, shape.hidden);
+    check(!embedding.is_int4, "the embedding must be int8");
+    const Linear head = r.linear("head", shape.vocab, shape.hidden);
+    const float* norm = r.vector("norm", shape.hidden);
+    check(norm != nullptr, "a decoder needs its last norm");
+    new (self) Decoder(shape, std::move(layers), embedding, head, norm, spec);
+}
+
+template <typename Element>
+void set_cache(Decoder& decoder, nb::ndarray<Element, nb::ndim<5>, nb::c_contig, nb::device::cpu> k,
+               nb::ndarray<Element, nb::ndim<5>, nb::c_contig, nb::device::cpu> v, size_t layers) {
+    const AttentionShape& a = decoder.shape().attention;
+    const size_t dims[] = {static_cast<size_t>(a.kv_heads), static_cast<size_t>(a.head_dim),
+                           static_cast<size_t>(a.v_stride)};
+    check(k.shape(0) == layers && v.shape(0) == layers && k.shape(1) == v.shape(1) &&
+              k.shape(2) == dims[0] && v.shape(2) == dims[0] && k.shape(3) == dims[1] &&
+              k.shape(4) == TILE && v.shape(3) == TILE && v.shape(4) == dims[2],
+          "the cache has another shape than the decoder needs");
+    decoder.set_cache(k.data(), v.data(), sizeof(Element) == 2, static_cast<int>(k.shape(1)),
+                      nb::make_tuple(k, v));
+}
+
+Logits forward(Decoder& decoder, const Batch& batch) {
+    const size_t samples = batch.sample_rows.size();
+    const size_t vocab = static_cast<size_t>(decoder.shape().vocab);
+    float* memory = new float[samples * vocab + TILE];
+    nb::capsule owner(memory, [](void* p) noexcept { delete[] static_cast<float*>(p); });
+    {
+        nb::gil_scoped_release release;
+        decoder.forward(batch, memory);
+    }
+    return Logits(memory, {samples, vocab}, owner);
+}
+
+Tokens forward_greedy(Decoder& decoder, const Batch& batch) {
+    const size_t samples = batch.sample_rows.size();
+    int32_t* memory = new int32_t[samples + 1];
+    nb::capsule owner(memory, [](void* p) noexcept { delete[] static_cast<int32_t*>(p); });
+    {
+        nb::gil_scoped_release release;
+        decoder.forward_greedy(batch, memory);
+    }
+    return Tokens(memory, {samples}, owner);
+}
+
+}  // namespace
+
+void bind_forward(nb::module_& module) {
+    nb::class_<Batch>(module, "Batch")
+        .def_prop_ro("num_rows", &Batch::num_rows)
+        .def_prop_ro("sample_offsets", [](const Batch& batch) {
+            nb::list offsets;
+            for (const int32_t offset : batch.sample_offsets) {
+                offsets.append(offset);
+            }
+            return offsets;
+        });
+    nb::class_<Decoder>(module, "Decoder")
+        .def("__init__", &make_decoder, nb::arg("spec"))
+        .def("set_cache", [](Decoder& decoder, nb::ndarray<float, nb::ndim<5>, nb::c_contig, nb::device::cpu> k,
+                             nb::ndarray<float, nb::ndim<5>, nb::c_contig, nb::device::cpu> v) {
+            set_cache<float>(decoder, k, v, decoder.num_layers());
+        })
+        .def("set_cache", [](Decoder& decoder, nb::ndarray<uint16_t, nb::ndim<5>, nb::c_contig, nb::device::cpu> k,
+                             nb::ndarray<uint16_t, nb::ndim<5>, nb::c_contig, nb::device::cpu> v) {
+            set_cache<uint16_t>(decoder, k, v, decoder.num_layers());
+        })
+        .def("pack", [](Decoder& decoder, nb::sequence spans, nb::sequence block_tables) {
+            check(decoder.num_blocks() > 0, "the decoder has no cache yet");
+            const DecoderShape& s = decoder.shape();
+            return new Batch(spans, block_tables, s.vocab, s.max_len, decoder.num_blocks());
+        }, nb::rv_policy::take_ownership)
+        .def("forward", &forward)
+        .def("forward_greedy", &forward_greedy);
+}
+
+}  // namespace paceline

@@ -1,0 +1,270 @@
+// Python's view of the row kernels, for tests and for ops called one by one, and of the thread
+// pool. Kernels want rows padded with zeros to a multiple of 16; arrays from Python have no
+// padding, so that each row passes through a padded buffer here.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <initializer_list>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+#include "thread_pool.h"
+
+namespace nb = nanobind;
+
+namespace paceline {
+namespace {
+
+template <typename T, typename... Shape>
+using Array = nb::ndarray<T, Shape..., nb::c_contig, nb::device::cpu>;
+using Rows = Array<const float, nb::ndim<2>>;
+using Vector = Array<const float, nb::ndim<1>>;
+using Indices = Array<const int32_t, nb::ndim<1>>;
+using Any = nb::ndarray<nb::ndim<4>, nb::c_contig, nb::device::cpu>;
+
+void require(bool condition, const std::string& message) {
+    if (!condition) {
+        throw nb::value_error(message.c_str());
+    }
+}
+
+int size_of(size_t size) {
+    require(size < (1u << 30), "a dimension is larger than 2**30");
+    return static_cast<int>(size);
+}
+
+template <typename T>
+nb::ndarray<nb::numpy, T> to_numpy(std::unique_ptr<T[]> data, std::initializer_list<size_t> shape) {
+    nb::capsule owner(data.get(), [](void* p) noexcept { delete[] static_cast<T*>(p); });
+    return nb::ndarray<nb::numpy, T>(data.release(), shape, owner);
+}
+
+template <typename T> std::unique_ptr<T[]> zeros(size_t count) {
+    return std::unique_ptr<T[]>(new T[count]());
+}
+
+// Every kernel leaves zeros between the end of its row and the next multiple of 16.
+void check_padding(const std::vector<float>& row, size_t n) {
+    for (size_t i = n; i < row.size(); ++i) {
+        if (row[i] != 0.0f) {
+            throw std::logic_error("a kernel left something behind the end of its row");
+        }
+    }
+}
+
+// Calls work(x, y) for each row, both padded, and returns the first `out` elements of each y.
+template <typename Work> auto each_row(const Rows& x, size_t out, const Work& work) {
+    const size_t rows = x.shape(0), in = x.shape(1);
+    auto y = zeros<float>(rows * out);
+    {
+        const nb::gil_scoped_release unlocked;
+        std::vector<float> from(round_up(size_of(in), TILE)), to(round_up(size_of(out), TILE));
+        for (size_t row = 0; row < rows; ++row) {
+            std::memcpy(from.data(), x.data() + row * in, in * sizeof(float));
+            std::fill(to.begin(), to.end(), std::numeric_limits<float>::quiet_NaN());
+            work(from.data(), to.data());
+            check_padding(to, out);
+            std::memcpy(y.get() + row * out, to.data(), out * sizeof(float));
+        }
+    }
+    return to_numpy(std::move(y), {rows, out});
+}
+
+auto rms_norm(const Rows& x, const Vector& weight, float eps) {
+    const size_t n = x.shape(1);
+    require(n > 0, "x has no columns");
+    require(weight.shape(0) == n, "weight needs one element for each column of x");
+    const Kernels& use = kernels();
+    return each_row(x, n, [&](const float* from, float* to) {
+        use.rms_norm(from, weight.data(), eps, size_of(n), to);
+    });
+}
+
+auto gated(const Rows& gate_up, const std::string& activation) {
+    require(gate_up.shape(1) % 2 == 0, "gate_up needs an even number of columns: two halves");
+    require(activation == "silu" || activation == "gelu_tanh",
+            "activation is '" + activation + "'; allowed are silu, gelu_tanh");
+    const size_t width = gate_up.shape(1) / 2;
+    const Activation kind = activation == "silu" ? Activation::silu : Activation::gelu_tanh;
+    const Kernels& use = kernels();
+    return each_row(gate_up, width, [&](const float* from, float* to) {
+        use.gated(from, size_of(width), kind, to);
+    });
+}
+
+auto softcap(const Rows& x, float cap) {
+    require(cap > 0.0f, "cap is not positive");
+    const size_t rows = x.shape(0), n = x.shape(1);
+    auto y = zeros<float>(rows * n);
+    std::memcpy(y.get(), x.data(), rows * n * sizeof(float));
+    for (size_t row = 0; row < rows; ++row) {  // one after another, without padding
+        kernels().softcap(y.get() + row * n, size_of(n), cap);
+    }
+    return to_numpy(std::move(y), {rows, n});
+}
+
+auto vector(const Rows& x, void (*Kernels::*function)(const float*, int, float*)) {
+    const size_t n = x.shape(1);
+    const auto use = kernels().*function;
+    return each_row(x, n, [&](const float* from, float* to) { use(from, size_of(n), to); });
+}
+
+nb::tuple quantize(const Rows& x, bool scale_groups) {
+    const size_t rows = x.shape(0), k = x.shape(1);
+    require(k > 0, "x has no columns");
+    const size_t stride = round_up(size_of(k), K_MULTIPLE);
+    const size_t scales = scale_groups ? (k + SCALE_GROUP - 1) / SCALE_GROUP : 1;
+    const size_t sums = stride / GROUP;
+    auto q = zeros<int8_t>(rows * stride);
+    auto scale = zeros<float>(rows * scales);
+    auto group_sums = zeros<int32_t>(rows * sums), row_sums = zeros<int32_t>(rows);
+    const QuantRows out{q.get(), scale.get(), group_sums.get(), row_sums.get(),
+                        size_of(rows), size_of(k), size_of(stride), size_of(scales)};
+    {
+        const nb::gil_scoped_release unlocked;
+        std::vector<float> from(stride);
+        for (size_t row = 0; row < rows; ++row) {
+            std::memcpy(from.data(), x.data() + row * k, k * sizeof(float));
+            kernels().quantize(from.data(), out, size_of(row));
+        }
+    }
+    return nb::make_tuple(to_numpy(std::move(q), {rows, stride}),
+                          to_numpy(std::move(scale), {rows, scales}),
+                          to_numpy(std::move(group_sums), {rows, sums}),
+                          to_numpy(std::move(row_sums), {rows}));
+}
+
+// Rows `ids` of a packed int8 weight [tiles, k_padded / 4, 16, 4] with scales [tiles * 16].
+auto gather_int8(const Array<const int8_t, nb::ndim<4>>& data, const Vector& scale, int k,
+                 const Indices& ids, float multiplier) {
+    require(k > 0 && data.shape(1) == static_cast<size_t>(round_up(k, K_MULTIPLE) / QUAD) &&
+                data.shape(2) == TILE && data.shape(3) == QUAD,
+            "data is not [tiles, k rounded up to 64 / 4, 16, 4]");
+    require(scale.shape(0) == data.shape(0) * TILE, "scale is not [tiles * 16]");
+    const int n = size_of(scale.shape(0));
+    const size_t rows = ids.shape(0), width = static_cast<size_t>(k);
+    for (size_t row = 0; row < rows; ++row) {
+        require(ids.data()[row] >= 0 && ids.data()[row] < n, "an id is outside the weight");
+    }
+    const Int8Weights weights{data.data(), scale.data(), nullptr, n, k};
+    auto y = zeros<float>(rows * width);
+    std::vector<float> to(round_up(k, TILE), std::numeric_limits<float>::quiet_NaN());
+    for (size_t row = 0; row < rows; ++row) {
+        kernels().gather_int8(weights, ids.data()[row], multiplier, to.data());
+        check_padding(to, width);
+        std::memcpy(y.get() + row * width, to.data(), width * sizeof(float));
+    }
+    return to_numpy(std::move(y), {rows, width});
+}
+
+const float* norm_data(const std::optional<Vector>& norm, int head_dim) {
+    require(!norm || norm->shape(0) == static_cast<size_t>(head_dim),
+            "a norm's weight is not [head_dim]");
+    return norm ? norm->data() : nullptr;
+}
+
+// Row r of qkv [rows, (heads + 2 kv_heads) * head_dim] at the position of cos[r], sin[r], its key
+// and value into slot slots[r] of the caches [blocks, kv_heads, head_dim, 16] and
+// [blocks, kv_heads, 16, v_stride] (float32, or uint16 holding bfloat16). Returns the queries.
+auto rotary_kv(const Rows& qkv, const Rows& cos, const Rows& sin,
+               const std::optional<Vector>& q_norm, const std::optional<Vector>& k_norm, float eps,
+               const Any& k_cache, const Any& v_cache, const Indices& slots) {
+    const int kv_heads = size_of(k_cache.shape(1)), head_dim = size_of(k_cache.shape(2));
+    const size_t rows = qkv.shape(0), rotary_dim = cos.shape(1), v_stride = v_cache.shape(3);
+    require(head_dim >= 8 && head_dim <= 256, "head_dim is not in 8..256");
+    require(k_cache.shape(3) == TILE, "k_cache is not [blocks, kv_heads, head_dim, 16]");
+    require(v_cache.shape(0) == k_cache.shape(0) && v_cache.shape(1) == k_cache.shape(1) &&
+                v_cache.shape(2) == TILE &&
+                v_stride == static_cast<size_t>(round_up(head_dim, TILE)),
+            "v_cache is not [blocks, kv_heads, 16, head_dim rounded up to 16]");
+    const bool bf16 = k_cache.dtype() == nb::dtype<uint16_t>();
+    require(k_cache.dtype() == v_cache.dtype() && (bf16 || k_cache.dtype() == nb::dtype<float>()),
+            "the caches are neither both float32 nor both uint16");
+    const int heads = size_of(qkv.shape(1)) / head_dim - 2 * kv_heads;
+    require(heads > 0 && qkv.shape(1) == static_cast<size_t>(heads + 2 * kv_heads) * head_dim,
+            "qkv is not [rows, (heads + 2 * kv_heads) * head_dim]");
+    require(cos.shape(0) == rows && sin.shape(0) == rows && sin.shape(1) == rotary_dim &&
+                rotary_dim % 2 == 0 && rotary_dim <= static_cast<size_t>(head_dim),
+            "cos and sin are not [rows, rotary_dim], rotary_dim even and at most head_dim");
+    require(slots.shape(0) == rows, "slots is not [rows]");
+    for (size_t row = 0; row < rows; ++row) {
+        const int slot = slots.data()[row];
+        require(slot >= 0 && static_cast<size_t>(slot / TILE) < k_cache.shape(0),
+                "a slot is outside the cache");
+    }
+    const AttentionShape shape{heads, kv_heads, head_dim, size_of(v_stride), 1.0f, 0.0f, 0};
+    const KvLayer layer{k_cache.data(), v_cache.data(), bf16};
+    const float* q_weight = norm_data(q_norm, head_dim);
+    const float* k_weight = norm_data(k_norm, head_dim);
+    const size_t width = static_cast<size_t>(heads) * head_dim;
+    auto q = zeros<float>(rows * width);
+    for (size_t row = 0; row < rows; ++row) {
+        const RotaryArgs rotary{cos.data() + row * rotary_dim, sin.data() + row * rotary_dim,
+                                size_of(rotary_dim), q_weight, k_weight, eps};
+        const int slot = slots.data()[row];
+        kernels().rotary_kv(qkv.data() + row * qkv.shape(1), shape, rotary, layer, slot / TILE,
+                            slot % TILE, q.get() + row * width);
+    }
+    return to_numpy(std::move(q), {rows, width / head_dim, static_cast<size_t>(head_dim)});
+}
+
+// Exercises the pool: in each run every thread passes `barriers` pairs of barriers, between which
+// it looks for what its neighbour wrote before the first, and helps with 8 pieces per thread.
+// Returns how many looks and pieces went right: runs * threads * (barriers + 8).
+int64_t pool_stress(int runs, int barriers) {
+    const nb::gil_scoped_release unlocked;
+    ThreadPool& threads = pool();
+    const int size = threads.size();
+    std::vector<int64_t> written(size, 0);
+    std::vector<int> taken(static_cast<size_t>(size) * 8, 0);
+    std::atomic<int64_t> right{0};
+    Tickets tickets;
+    for (int run = 0; run < runs; ++run) {
+        tickets.reset(size * 8);
+        threads.run([&](int thread) {
+            int64_t count = 0;
+            for (int i = 0; i < barriers; ++i) {
+                const int64_t phase = static_cast<int64_t>(run) * barriers + i + 1;
+                written[thread] = phase;
+                threads.barrier();
+                count += written[(thread + 1) % size] == phase;
+                threads.barrier();
+            }
+            for (int piece = tickets.take(); piece >= 0; piece = tickets.take()) {
+                count += ++taken[piece] == run + 1;
+            }
+            right.fetch_add(count);
+        });
+    }
+    return right.load();
+}
+
+}  // namespace
+}  // namespace paceline
+
+void bind_rows(nb::module_& module) {
+    using namespace paceline;
+    module.def("rms_norm", &rms_norm, nb::arg("x"), nb::arg("weight"), nb::arg("eps"));
+    module.def("gated", &gated, nb::arg("gate_up"), nb::arg("activation"));
+    module.def("softcap", &softcap, nb::arg("x"), nb::arg("cap"));
+    const auto x = nb::arg("x");
+    module.def("exp", [](const Rows& rows) { return vector(rows, &Kernels::vector_exp); }, x);
+    module.def("tanh", [](const Rows& rows) { return vector(rows, &Kernels::vector_tanh); }, x);
+    module.def("quantize", &quantize, nb::arg("x"), nb::arg("scale_groups") = false);
+    module.def("gather_int8", &gather_int8, nb::arg("data"), nb::arg("scale"), nb::arg("k"),
+               nb::arg("ids"), nb::arg("multiplier") = 1.0f);
+    module.def("rotary_kv", &rotary_kv, nb::arg("qkv"), nb::arg("cos"), nb::arg("sin"),
+               nb::arg("q_norm").none(), nb::arg("k_norm").none(), nb::arg("eps"),
+               nb::arg("k_cache").noconvert(), nb::arg("v_cache").noconvert(), nb::arg("slots"));
+    module.def("pool_stress", &pool_stress, nb::arg("runs"), nb::arg("barriers"));
+}

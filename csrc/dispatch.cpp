@@ -1,0 +1,80 @@
+// Which level's kernels run: the best one that the CPU has, or the one that is asked for.
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+
+#include "kernels.h"
+
+namespace paceline {
+
+#if defined(__x86_64__)
+extern const Kernels level_avx512vnni, level_avxvnni, level_avx2, level_sse2;
+#endif
+#if defined(__aarch64__) || defined(PACELINE_EMULATED)
+extern const Kernels level_neon;
+#endif
+extern const Kernels level_plain;
+
+namespace {
+
+const Kernels* const levels[] = {
+#if defined(__x86_64__)
+    &level_avx512vnni, &level_avxvnni, &level_avx2, &level_sse2,
+#endif
+#if defined(__aarch64__) || defined(PACELINE_EMULATED)
+    &level_neon,
+#endif
+    &level_plain,
+};
+
+const Kernels* find(const char* isa) {
+    for (const Kernels* level : levels) {
+        if (std::strcmp(level->isa, isa) == 0) {
+            return level;
+        }
+    }
+    return nullptr;
+}
+
+const Kernels* first_supported() {
+    const char* asked = std::getenv("PACELINE_CPU_ISA");
+    const Kernels* level = asked ? find(asked) : nullptr;
+    if (level && level->supported()) {
+        return level;
+    }
+    for (const Kernels* each : levels) {
+        if (each->supported()) {
+            return each;
+        }
+    }
+    return &level_plain;
+}
+
+std::atomic<const Kernels*> chosen{nullptr};
+
+}  // namespace
+
+const Kernels& kernels() {
+    const Kernels* level = chosen.load(std::memory_order_acquire);
+    if (!level) {
+        level = first_supported();
+        chosen.store(level, std::memory_order_release);
+    }
+    return *level;
+}
+
+const Kernels* const* all_levels(int* count) {
+    *count = static_cast<int>(sizeof levels / sizeof levels[0]);
+    return levels;
+}
+
+bool set_level(const char* isa) {
+    const Kernels* level = find(isa);
+    if (!level || !level->supported()) {
+        return false;
+    }
+    chosen.store(level, std::memory_order_release);
+    return true;
+}
+
+}  // namespace paceline

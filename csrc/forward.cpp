@@ -1,0 +1,380 @@
+#include "forward.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace nb = nanobind;
+
+namespace paceline {
+namespace {
+
+constexpr int SLICE_ROWS = 128;        // bounds the buffers; weights are read once per slice
+constexpr int VECTORS_PER_BLOCK = 32;  // query vectors that share the loads of a key tile
+constexpr size_t PARTIAL_FLOATS = 2 << 20;
+constexpr int PIECES_PER_THREAD = 8;
+constexpr int HEAD_TILES = 32;  // tiles of logits that the greedy head holds at a time
+
+}  // namespace
+
+// One thread's way through the phases of a forward. In each phase the threads take pieces of work
+// until none is left, and go on together.
+class Decoder::Team {
+  public:
+    Team(ThreadPool& pool, std::atomic<int>* counters, int thread, float* scratch)
+        : thread(thread), scratch(scratch), pool_(pool), counters_(counters) {}
+
+    int size() const { return pool_.size(); }
+
+    template <typename Work> void each(int count, Work work) {
+        std::atomic<int>& counter = counters_[phase_ % 3];
+        if (thread == 0) {  // of the next phase: everyone has left its last use, two phases ago
+            counters_[(phase_ + 1) % 3].store(0, std::memory_order_relaxed);
+        }
+        for (int piece; (piece = counter.fetch_add(1, std::memory_order_relaxed)) < count;) {
+            work(piece);
+        }
+        pool_.barrier();
+        ++phase_;
+    }
+
+    const int thread;
+    float* const scratch;  // of this thread: two rows of any width
+
+  private:
+    ThreadPool& pool_;
+    std::atomic<int>* counters_;
+    int phase_ = 0;
+};
+
+QuantRows QuantBuffer::view(int rows, int k, bool scale_groups) {
+    const int stride = round_up(k, K_MULTIPLE);
+    const int groups = scale_groups ? (k + SCALE_GROUP - 1) / SCALE_GROUP : 1;
+    const size_t count = static_cast<size_t>(rows);
+    return {q_.need(count * stride),
+            scale_.need(count * groups),
+            group_sums_.need(count * (stride / GROUP)),
+            row_sums_.need(count),
+            rows,
+            k,
+            stride,
+            groups};
+}
+
+Decoder::Decoder(DecoderShape shape, std::vector<DecoderLayer> layers, Linear embedding,
+                 Linear head, const float* final_norm, nb::object keep_alive)
+    : shape_(shape),
+      layers_(std::move(layers)),
+      embedding_(embedding),
+      head_(head),
+      final_norm_(final_norm),
+      keep_alive_(std::move(keep_alive)),
+      q_width_(shape.attention.heads * shape.attention.head_dim),
+      qkv_width_(q_width_ + 2 * shape.attention.kv_heads * shape.attention.head_dim),
+      ld_hidden_(round_up(shape.hidden, TILE)),
+      ld_qkv_(round_up(qkv_width_, TILE)),
+      ld_q_(round_up(q_width_, TILE)),
+      ld_gate_up_(round_up(2 * shape.intermediate, TILE)),
+      ld_mlp_(round_up(shape.intermediate, TILE)) {}
+
+void Decoder::set_cache(void* k, void* v, bool bf16, int num_blocks, nb::object keep_alive) {
+    k_ = static_cast<char*>(k);
+    v_ = static_cast<char*>(v);
+    bf16_ = bf16;
+    num_blocks_ = num_blocks;
+    keep_cache_ = std::move(keep_alive);
+}
+
+KvLayer Decoder::cache(size_t layer) const {
+    const AttentionShape& a = shape_.attention;
+    const size_t element = bf16_ ? 2 : 4;
+    const size_t heads = static_cast<size_t>(num_blocks_) * a.kv_heads * TILE * element;
+    return {k_ + layer * heads * a.head_dim, v_ + layer * heads * a.v_stride, bf16_};
+}
+
+void Decoder::forward(const Batch& batch, float* logits) { run(batch, logits, nullptr); }
+
+void Decoder::forward_greedy(const Batch& batch, int32_t* tokens) { run(batch, nullptr, tokens); }
+
+void Decoder::run(const Batch& batch, float* logits, int32_t* tokens) {
+    ThreadPool& team_pool = pool();
+    const int threads = team_pool.size();
+    const int samples = static_cast<int>(batch.sample_rows.size());
+    scratch_stride_ = 2 * std::max({ld_hidden_, ld_q_, ld_mlp_});
+    scratch_.need(static_cast<size_t>(threads) * scratch_stride_);
+    sampled_.need(static_cast<size_t>(samples) * ld_hidden_);
+    if (tokens) {
+        head_chunk_.need(static_cast<size_t>(threads) * samples * HEAD_TILES * TILE);
+        best_values_.assign(static_cast<size_t>(threads) * samples, -INFINITY);
+        best_tokens_.assign(static_cast<size_t>(threads) * samples, 0);
+    }
+    const std::vector<Slice> parts = slices(batch);
+    for (size_t i = 0; i < parts.size(); ++i) {
+        prepare(batch, parts[i]);
+        const bool last = i + 1 == parts.size();
+        counters_[0].store(0);
+        const std::function<void(int)> work = [&](int thread) {
+            float* scratch = scratch_.get() + static_cast<size_t>(thread) * scratch_stride_;
+            Team team(team_pool, counters_, thread, scratch);
+            layers(team, batch, parts[i]);
+            if (last && samples > 0 && logits) {
+                head(team, samples, logits);
+            } else if (last && samples > 0) {
+                head_greedy(team, samples, tokens);
+            }
+        };
+        team_pool.run(work);
+    }
+}
+
+std::vector<Decoder::Slice> Decoder::slices(const Batch& batch) const {
+    std::vector<Slice> parts;
+    const int samples = static_cast<int>(batch.sample_rows.size());
+    int sample = 0;
+    for (int first = 0; first < batch.num_rows(); first += SLICE_ROWS) {
+        Slice part{first, std::min(first + SLICE_ROWS, batch.num_rows()), sample, sample};
+        while (part.samples_end < samples && batch.sample_rows[part.samples_end] < part.end) {
+            ++part.samples_end;
+        }
+        sample = part.samples_end;
+        parts.push_back(part);
+    }
+    return parts;
+}
+
+void Decoder::prepare(const Batch& batch, const Slice& slice) {
+    const int rows = slice.end - slice.first;
+    const size_t count = static_cast<size_t>(rows);
+    x_.need(count * ld_hidden_);
+    branch_.need(count * ld_hidden_);
+    qkv_.need(count * ld_qkv_);
+    q_.need(count * ld_q_);
+    attended_.need(count * ld_q_);
+    gate_up_.need(count * ld_gate_up_);
+    const int most = std::max(rows, static_cast<int>(batch.sample_rows.size()));
+    const int widest = std::max({shape_.hidden, q_width_, shape_.intermediate});
+    quant_.view(most, widest, shape_.scale_groups);  // room for all, so that no view moves another
+    in_hidden_ = quant_.view(rows, shape_.hidden, shape_.scale_groups);
+    in_attended_ = quant_.view(rows, q_width_, shape_.scale_groups);
+    in_mlp_ = quant_.view(rows, shape_.intermediate, shape_.scale_groups);
+    plan_attention(batch, slice);
+}
+
+void Decoder::plan_attention(const Batch& batch, const Slice& slice) {
+    const AttentionShape& a = shape_.attention;
+    const int most = std::max(1, VECTORS_PER_BLOCK / (a.heads / a.kv_heads));
+    blocks_.clear();
+    for (int row = slice.first; row < slice.end;) {
+        int end = row + 1;
+        while (end < slice.end && end - row < most && batch.span_of[end] == batch.span_of[row]) {
+            ++end;
+        }
+        blocks_.push_back({row, end - row, batch.span_of[row]});
+        row = end;
+    }
+    int last = 0;
+    for (int row = slice.first; row < slice.end; ++row) {
+        last = std::max(last, batch.rows[row].position);
+    }
+    chunks_ = last / KEY_CHUNK + 1;
+    const size_t per_row = static_cast<size_t>(a.heads) * chunks_ * partial_stride(a);
+    const int rows_per_pass = std::max<int>(most, static_cast<int>(PARTIAL_FLOATS / per_row));
+    passes_.clear();
+    for (int block = 0; block < static_cast<int>(blocks_.size()); ++block) {
+        const int end_row = blocks_[block].first + blocks_[block].count;
+        if (passes_.empty() || end_row - passes_.back().first_row > rows_per_pass) {
+            passes_.push_back({block, block, blocks_[block].first, end_row});
+        }
+        passes_.back().end_block = block + 1;
+        passes_.back().end_row = end_row;
+    }
+    partials_.need(per_row * std::min(rows_per_pass, slice.end - slice.first));
+}
+
+void Decoder::linear(Team& team, const Linear& weights, const QuantRows& x, const LinearOut& out) {
+    const int tiles = weights.tiles();
+    const int per_piece = std::max(1, tiles / (team.size() * PIECES_PER_THREAD));
+    team.each((tiles + per_piece - 1) / per_piece, [&](int piece) {
+        const int begin = piece * per_piece;
+        weights.run(x, out, begin, std::min(begin + per_piece, tiles));
+    });
+}
+
+void Decoder::norm_and_quantize(const float* x, const float* weight, int row, float* scratch) {
+    kernels().rms_norm(x, weight, shape_.norm_eps, shape_.hidden, scratch);
+    kernels().quantize(scratch, in_hidden_, row);
+}
+
+void Decoder::add_branch(int row, const float* norm) {
+    float* x = x_.get() + static_cast<size_t>(row) * ld_hidden_;
+    float* branch = branch_.get() + static_cast<size_t>(row) * ld_hidden_;
+    kernels().rms_norm(branch, norm, shape_.norm_eps, shape_.hidden, branch);
+    for (int i = 0; i < shape_.hidden; ++i) {
+        x[i] += shape_.residual_multiplier * branch[i];
+    }
+}
+
+void Decoder::layers(Team& team, const Batch& batch, const Slice& slice) {
+    const int rows = slice.end - slice.first;
+    const auto x_row = [&](int row) { return x_.get() + static_cast<size_t>(row) * ld_hidden_; };
+    team.each(rows, [&](int row) {
+        kernels().gather_int8(embedding_.int8, batch.tokens[slice.first + row],
+                              shape_.embedding_multiplier, x_row(row));
+        norm_and_quantize(x_row(row), layers_.front().input_norm, row, team.scratch);
+    });
+    for (size_t index = 0; index < layers_.size(); ++index) {
+        const DecoderLayer& layer = layers_[index];
+        const bool is_last = index + 1 == layers_.size();
+        attention(team, batch, slice, layer, cache(index));
+        feed_forward(team, layer, rows);
+        if (is_last) {
+            break;
+        }
+        team.each(rows, [&](int row) {
+            if (layer.post_mlp_norm) {
+                add_branch(row, layer.post_mlp_norm);
+            }
+            norm_and_quantize(x_row(row), layers_[index + 1].input_norm, row, team.scratch);
+        });
+    }
+    team.each(slice.samples_end - slice.samples, [&](int i) {
+        const int sample = slice.samples + i;
+        const int row = batch.sample_rows[sample] - slice.first;
+        if (layers_.back().post_mlp_norm) {
+            add_branch(row, layers_.back().post_mlp_norm);  // a row is sampled at most once
+        }
+        kernels().rms_norm(x_row(row), final_norm_, shape_.norm_eps, shape_.hidden,
+                           sampled_.get() + static_cast<size_t>(sample) * ld_hidden_);
+    });
+}
+
+void Decoder::attention(Team& team, const Batch& batch, const Slice& slice,
+                        const DecoderLayer& layer, const KvLayer& kv) {
+    AttentionShape shape = shape_.attention;
+    shape.window = layer.sliding ? shape.window : 0;
+    const int rows = slice.end - slice.first, heads = shape.heads;
+    linear(team, layer.qkv, in_hidden_, {qkv_.get(), nullptr, ld_qkv_, 1.0f});
+    team.each(rows, [&](int row) {
+        const int at = slice.first + row;
+        const RotaryTable& table = layer.rotary;
+        const size_t offset = static_cast<size_t>(batch.rows[at].position) * table.dim;
+        const RotaryArgs args{table.cos + offset, table.sin + offset, table.dim,
+                              layer.q_norm,       layer.k_norm,       shape_.norm_eps};
+        kernels().rotary_kv(qkv_.get() + static_cast<size_t>(row) * ld_qkv_, shape, args, kv,
+                            batch.write_slots[at] / TILE, batch.write_slots[at] % TILE,
+                            q_.get() + static_cast<size_t>(row) * ld_q_);
+    });
+    const int stride = partial_stride(shape), row_stride = chunks_ * stride;
+    for (const Pass& pass : passes_) {
+        const int blocks = pass.end_block - pass.first_block;
+        const auto partial_of = [&](int row, int chunk) {
+            return partials_.get() + static_cast<size_t>(row - pass.first_row) * heads * row_stride +
+                   static_cast<size_t>(chunk) * stride;
+        };
+        team.each(blocks * shape.kv_heads * chunks_, [&](int piece) {
+            const RowBlock& block = blocks_[pass.first_block + piece % blocks];
+            const int kv_head = piece / blocks % shape.kv_heads;
+            const int chunk = piece / blocks / shape.kv_heads;
+            const size_t row = static_cast<size_t>(block.first - slice.first);
+            kernels().attend(shape, kv, batch.spans[block.span], &batch.rows[block.first],
+                             block.count, q_.get() + row * ld_q_, ld_q_, kv_head, chunk,
+                             partial_of(block.first, chunk), row_stride);
+        });
+        team.each(pass.end_row - pass.first_row, [&](int i) {
+            const int at = pass.first_row + i, row = at - slice.first;
+            const int position = batch.rows[at].position;
+            const int first = shape.window ? std::max(0, position - shape.window + 1) : 0;
+            float* y = attended_.get() + static_cast<size_t>(row) * ld_q_;
+            for (int h = 0; h < heads; ++h) {
+                kernels().merge(shape, partial_of(at, 0) + static_cast<size_t>(h) * row_stride,
+                                stride, first / KEY_CHUNK, position / KEY_CHUNK,
+                                y + h * shape.head_dim);
+            }
+            kernels().quantize(y, in_attended_, row);
+        });
+    }
+    const bool branch = layer.post_attention_norm != nullptr;
+    linear(team, layer.o, in_attended_,
+           {branch ? branch_.get() : x_.get(), branch ? nullptr : x_.get(), ld_hidden_,
+            branch ? 1.0f : shape_.residual_multiplier});
+}
+
+void Decoder::feed_forward(Team& team, const DecoderLayer& layer, int rows) {
+    team.each(rows, [&](int row) {
+        if (layer.post_attention_norm) {
+            add_branch(row, layer.post_attention_norm);
+        }
+        norm_and_quantize(x_.get() + static_cast<size_t>(row) * ld_hidden_, layer.mlp_norm, row,
+                          team.scratch);
+    });
+    linear(team, layer.gate_up, in_hidden_, {gate_up_.get(), nullptr, ld_gate_up_, 1.0f});
+    team.each(rows, [&](int row) {
+        kernels().gated(gate_up_.get() + static_cast<size_t>(row) * ld_gate_up_,
+                        shape_.intermediate, shape_.activation, team.scratch);
+        kernels().quantize(team.scratch, in_mlp_, row);
+    });
+    const bool branch = layer.post_mlp_norm != nullptr;
+    linear(team, layer.down, in_mlp_,
+           {branch ? branch_.get() : x_.get(), branch ? nullptr : x_.get(), ld_hidden_,
+            branch ? 1.0f : shape_.residual_multiplier});
+}
+
+void Decoder::head(Team& team, int samples, float* logits) {
+    const QuantRows x = quant_.view(samples, shape_.hidden, shape_.scale_groups);
+    team.each(samples, [&](int row) {
+        kernels().quantize(sampled_.get() + static_cast<size_t>(row) * ld_hidden_, x, row);
+    });
+    linear(team, head_, x, {logits, nullptr, shape_.vocab, 1.0f / shape_.logits_divisor});
+    if (shape_.logits_softcap != 0.0f) {
+        team.each(samples, [&](int row) {
+            kernels().softcap(logits + static_cast<size_t>(row) * shape_.vocab, shape_.vocab,
+                              shape_.logits_softcap);
+        });
+    }
+}
+
+void Decoder::head_greedy(Team& team, int samples, int32_t* tokens) {
+    const QuantRows x = quant_.view(samples, shape_.hidden, shape_.scale_groups);
+    team.each(samples, [&](int row) {
+        kernels().quantize(sampled_.get() + static_cast<size_t>(row) * ld_hidden_, x, row);
+    });
+    constexpr int width = HEAD_TILES * TILE;
+    float* chunk = head_chunk_.get() + static_cast<size_t>(team.thread) * samples * width;
+    float* values = best_values_.data() + static_cast<size_t>(team.thread) * samples;
+    int32_t* ids = best_tokens_.data() + static_cast<size_t>(team.thread) * samples;
+    const int tiles = head_.tiles();
+    team.each((tiles + HEAD_TILES - 1) / HEAD_TILES, [&](int piece) {
+        const int begin = piece * HEAD_TILES, first = begin * TILE;
+        const int count = std::min(width, shape_.vocab - first);
+        head_.run(x, {chunk - first, nullptr, width, 1.0f / shape_.logits_divisor}, begin,
+                  std::min(begin + HEAD_TILES, tiles));
+        for (int row = 0; row < samples; ++row) {
+            float* z = chunk + static_cast<size_t>(row) * width;
+            if (shape_.logits_softcap != 0.0f) {
+                kernels().softcap(z, count, shape_.logits_softcap);
+            }
+            // A thread's pieces ascend, so the first of equal values has the lowest id.
+            for (int i = 0; i < count; ++i) {
+                if (z[i] > values[row]) {
+                    values[row] = z[i];
+                    ids[row] = first + i;
+                } else if (!(z[i] <= values[row])) {
+                    values[row] = INFINITY;  // a NaN: nothing is larger, and it is not finite
+                }
+            }
+        }
+    });
+    team.each(samples, [&](int row) {
+        float value = -INFINITY;
+        int32_t token = 0;
+        for (int thread = 0; thread < team.size(); ++thread) {
+            const size_t at = static_cast<size_t>(thread) * samples + row;
+            if (best_values_[at] > value || (best_values_[at] == value && best_tokens_[at] < token)) {
+                value = best_values_[at];
+                token = best_tokens_[at];
+            }
+        }
+        tokens[row] = std::isfinite(value) ? token : -1;
+    });
+}
+
+}  // namespace paceline

@@ -1,0 +1,152 @@
+// The whole forward of a decoder over a batch: one call, one team of threads, no Python between.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "batch.h"
+#include "linear.h"
+#include "thread_pool.h"
+
+namespace paceline {
+
+// Numbers that all layers share; the fields of paceline's ModelConfig.
+struct DecoderShape {
+    int hidden, intermediate, vocab, max_len;
+    AttentionShape attention;  // its window is that of sliding layers
+    float norm_eps, embedding_multiplier, residual_multiplier, logits_divisor, logits_softcap;
+    Activation activation;
+    bool scale_groups;  // one activation scale per SCALE_GROUP inputs instead of one per row
+};
+
+struct RotaryTable {
+    const float *cos, *sin;  // [max_len, dim]
+    int dim;
+};
+
+struct DecoderLayer {
+    const float *input_norm, *mlp_norm;
+    const float *q_norm, *k_norm;                          // null: none
+    const float *post_attention_norm, *post_mlp_norm;      // null: none
+    Linear qkv, o, gate_up, down;
+    RotaryTable rotary;
+    bool sliding;
+};
+
+// Cache-line aligned, zeroed, grows, never shrinks.
+template <typename T> class Buffer {
+  public:
+    T* need(size_t count) {
+        if (count > size_) {
+            const size_t bytes = (count * sizeof(T) + 63) / 64 * 64;
+            memory_.reset(static_cast<T*>(std::aligned_alloc(64, bytes)));
+            if (!memory_) {
+                throw std::bad_alloc();
+            }
+            std::memset(memory_.get(), 0, bytes);
+            size_ = count;
+        }
+        return memory_.get();
+    }
+    T* get() const { return memory_.get(); }
+
+  private:
+    struct Free {
+        void operator()(T* p) const { std::free(p); }
+    };
+    std::unique_ptr<T, Free> memory_;
+    size_t size_ = 0;
+};
+
+// Memory for the quantised rows of any layer's input.
+class QuantBuffer {
+  public:
+    // A view of `rows` rows of `k` inputs. Views share their memory; a later call may move it.
+    QuantRows view(int rows, int k, bool scale_groups);
+
+  private:
+    Buffer<int8_t> q_;
+    Buffer<float> scale_;
+    Buffer<int32_t> group_sums_, row_sums_;
+};
+
+class Decoder {
+  public:
+    Decoder(DecoderShape shape, std::vector<DecoderLayer> layers, Linear embedding, Linear head,
+            const float* final_norm, nanobind::object keep_alive);
+
+    // Keys and values: K [layers, blocks, kv_heads, head_dim, 16], V [.., 16, v_stride].
+    void set_cache(void* k, void* v, bool bf16, int num_blocks, nanobind::object keep_alive);
+
+    // Logits of the sampled rows, [samples, vocab].
+    void forward(const Batch& batch, float* logits);
+    // Only the lowest id of each sampled row's maximum; -1 where a logit is not a finite number.
+    void forward_greedy(const Batch& batch, int32_t* tokens);
+
+    const DecoderShape& shape() const { return shape_; }
+    size_t num_layers() const { return layers_.size(); }
+    int num_blocks() const { return num_blocks_; }
+
+  private:
+    class Team;
+    // Rows whose attention is computed together: its partial results fit the buffer.
+    struct Pass {
+        int first_block, end_block, first_row, end_row;
+    };
+    // A slice of the batch that goes through all layers before the next one does.
+    struct Slice {
+        int first, end;            // rows
+        int samples, samples_end;  // entries of the batch's sample_rows
+    };
+
+    void run(const Batch& batch, float* logits, int32_t* tokens);
+    std::vector<Slice> slices(const Batch& batch) const;
+    void prepare(const Batch& batch, const Slice& slice);
+    void plan_attention(const Batch& batch, const Slice& slice);
+    void layers(Team& team, const Batch& batch, const Slice& slice);
+    void attention(Team& team, const Batch& batch, const Slice& slice, const DecoderLayer& layer,
+                   const KvLayer& kv);
+    void feed_forward(Team& team, const DecoderLayer& layer, int rows);
+    void linear(Team& team, const Linear& weights, const QuantRows& x, const LinearOut& out);
+    // x[row] plus the branch's row, through its own norm where the family has one.
+    void add_branch(int row, const float* norm);
+    void norm_and_quantize(const float* x, const float* weight, int row, float* scratch);
+    void head(Team& team, int samples, float* logits);
+    void head_greedy(Team& team, int samples, int32_t* tokens);
+    KvLayer cache(size_t layer) const;
+
+    const DecoderShape shape_;
+    const std::vector<DecoderLayer> layers_;
+    const Linear embedding_, head_;
+    const float* const final_norm_;
+    nanobind::object keep_alive_, keep_cache_;
+
+    char *k_ = nullptr, *v_ = nullptr;
+    bool bf16_ = false;
+    int num_blocks_ = 0;
+
+    const int q_width_, qkv_width_;
+    const int ld_hidden_, ld_qkv_, ld_q_, ld_gate_up_, ld_mlp_;  // row strides, in floats
+    Buffer<float> x_, branch_, qkv_, q_, attended_, gate_up_, partials_, scratch_, sampled_;
+    Buffer<float> head_chunk_;
+    int scratch_stride_ = 0;
+    QuantBuffer quant_;
+    QuantRows in_hidden_{}, in_attended_{}, in_mlp_{};  // views of one memory, used in turn
+    std::vector<RowBlock> blocks_;
+    std::vector<Pass> passes_;
+    int chunks_ = 0;
+    std::atomic<int> counters_[3];
+    std::vector<float> best_values_;    // [threads, samples]
+    std::vector<int32_t> best_tokens_;  // [threads, samples]
+};
+
+void bind_forward(nanobind::module_& module);
+
+}  // namespace paceline

@@ -1,0 +1,155 @@
+// The kernels of one instruction-set level, and the data they work on. Knows no threads and no
+// Python: a kernel computes the rows or output tiles that it is given, on the calling thread.
+//
+// Every kernel treats each row by one fixed program, so that a row's bits depend neither on the
+// other rows nor on how the work was cut. Row buffers are float32 with a stride that is a multiple
+// of 16; what lies between a row's end and the next multiple of 16 is zero.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace paceline {
+
+constexpr int TILE = 16;         // outputs of a weight tile, tokens of a KV block, lanes of a vector
+constexpr int QUAD = 4;          // bytes of one dot-product lane
+constexpr int K_MULTIPLE = 64;   // quantised rows are padded with zeros to a multiple of this
+constexpr int GROUP = 32;        // inputs that share a 4-bit weight scale
+constexpr int SCALE_GROUP = 128; // inputs that share an activation scale, where that is asked for
+constexpr int KEY_CHUNK = 512;   // keys of one partial attention result; fixed, lest bits depend on it
+
+inline int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+// Activations quantised to -127..127, `k` inputs per row padded with zeros to `stride`.
+struct QuantRows {
+    int8_t* q;            // [rows, stride]
+    float* scale;         // [rows, scale_groups]: one per row, or one per SCALE_GROUP inputs
+    int32_t* group_sums;  // [rows, stride / GROUP]: sum of q over each group
+    int32_t* row_sums;    // [rows]: sum of q
+    int rows, k, stride, scale_groups;
+};
+
+// W8A8 weights: y[n] = sum_k w[n, k] x[k] * scale[n] + bias[n].
+struct Int8Weights {
+    const int8_t* data;  // [tiles, k_padded / 4, 16, 4], -127..127; padding is zero
+    const float* scale;  // [tiles * 16]
+    const float* bias;   // [tiles * 16] or null
+    int n, k;            // real outputs and inputs; k_padded = round_up(k, K_MULTIPLE)
+};
+
+// 4-bit weights in groups of 32 inputs, each with a 16-bit float scale; the value of nibble c is
+// (c - 8) * scale. A group of a tile is 288 bytes: scales [16] f16, then 4 x 64 bytes, of which
+// byte [i, output, lane] holds input 4 i + lane in its low and input 16 + 4 i + lane in its high
+// nibble: the pairing of a GGUF Q4_0 block.
+struct Int4Weights {
+    const uint8_t* data;  // [tiles, k_padded / 32, 288]; padded groups have scale 0 and nibbles 8
+    const float* bias;    // [tiles * 16] or null
+    int n, k;
+};
+constexpr int GROUP_BYTES = 2 * TILE + GROUP * TILE / 2;
+
+// Where a linear writes: y = alpha * (product + bias), added to `residual` if there is one.
+struct LinearOut {
+    float* y;               // [rows, ld]
+    const float* residual;  // [rows, ld] or null; may be y itself
+    int ld;                 // only the n real outputs of a row are written
+    float alpha;            // 1 multiplies nothing
+};
+
+enum class Activation : int { silu = 0, gelu_tanh = 1 };
+
+// Keys and values of one layer. K is [blocks, kv_heads, head_dim, 16]: lanes run over tokens.
+// V is [blocks, kv_heads, 16, v_stride], v_stride = head_dim rounded up to 16, its padding zero.
+struct KvLayer {
+    void* k;
+    void* v;
+    bool bf16;  // 16-bit elements, otherwise float32
+};
+
+struct AttentionShape {
+    int heads, kv_heads, head_dim, v_stride;
+    float scale;    // of the scores
+    float softcap;  // cap * tanh(score / cap); 0: none
+    int window;     // a key at distance >= window is not seen; 0: no window
+};
+
+// One request's rows in the batch. Node i of its span lies in the logical slot start + i.
+struct AttentionSpan {
+    const int32_t* blocks;  // block table: slot s is lane s % 16 of block blocks[s / 16]
+    int start;              // logical position of node 0
+};
+
+// What one row sees: all positions up to its own. Below span.start that is the slot of the same
+// number; from there on the slot of its ancestor at that depth.
+struct AttentionRow {
+    int position;
+    const int32_t* path;  // [position - start + 1] nodes from node 0 to the row's own; null: 0, 1, ...
+};
+
+// A partial result of one row and head over the keys of one chunk: [max, sum, 14 unused,
+// values[v_stride]].
+inline int partial_stride(const AttentionShape& s) { return TILE + s.v_stride; }
+
+// The chunks of which a row at `position` sees something are first_chunk..last_chunk.
+inline int first_chunk(const AttentionShape& s, int position) {
+    return s.window > 0 && position >= s.window ? (position - s.window + 1) / KEY_CHUNK : 0;
+}
+inline int last_chunk(int position) { return position / KEY_CHUNK; }
+
+struct RotaryArgs {
+    const float* cos;      // [rotary_dim] of this position, both halves
+    const float* sin;      // [rotary_dim], the first half negated
+    int rotary_dim;        // at most head_dim; the rest passes through
+    const float* q_norm;   // [head_dim] RMS-norm weight of each query head, or null
+    const float* k_norm;
+    float eps;
+};
+
+struct Kernels {
+    const char* isa;
+    bool (*supported)();  // whether this CPU has the level's instructions
+
+    // --- linear: tiles [tile_begin, tile_end) of all rows
+    void (*linear_int8)(const QuantRows&, const Int8Weights&, const LinearOut&, int tile_begin,
+                        int tile_end);
+    void (*linear_int4)(const QuantRows&, const Int4Weights&, const LinearOut&, int tile_begin,
+                        int tile_end);
+
+    // --- rows; x and y are one row each, n its real elements
+    void (*quantize)(const float* x, const QuantRows& out, int row);
+    void (*rms_norm)(const float* x, const float* weight, float eps, int n, float* y);
+    // y = activation(gate_up[:width]) * gate_up[width:2 * width]
+    void (*gated)(const float* gate_up, int width, Activation, float* y);
+    void (*softcap)(float* x, int n, float cap);  // in place; nothing past the n-th is written
+    void (*vector_exp)(const float* x, int n, float* y);
+    void (*vector_tanh)(const float* x, int n, float* y);
+    // Row of an int8 weight's packed tiles, dequantised: y[k] = w[row, k] * scale[row] * multiplier.
+    void (*gather_int8)(const Int8Weights&, int row, float multiplier, float* y);
+    // One row of the fused qkv: qk-norm, rotary; q [heads, head_dim] to `q`, k and v to the slot.
+    void (*rotary_kv)(const float* qkv, const AttentionShape&, const RotaryArgs&, const KvLayer&,
+                      int block, int lane, float* q);
+
+    // --- attention of `count` consecutive rows of one span with one KV head over one key chunk.
+    // q: row r's query heads at q + r * q_stride, [heads, head_dim]. Partial results of row r and
+    // query head h go to partial + ((r * heads) + h) * row_stride.
+    // Rows that see nothing of the chunk are left alone.
+    void (*attend)(const AttentionShape&, const KvLayer&, const AttentionSpan&,
+                   const AttentionRow* rows, int count, const float* q, int q_stride, int kv_head,
+                   int chunk, float* partial, int row_stride);
+    // Partials of chunks first..last of one row and head, chunk c's at partials + c * stride, to
+    // [head_dim] values.
+    void (*merge)(const AttentionShape&, const float* partials, int stride, int first, int last,
+                  float* y);
+
+    // --- sampling: see sampler.h
+    const struct SamplerKernels* sampler;
+};
+
+// The level in use, chosen once: PACELINE_CPU_ISA, or the best that this CPU has.
+const Kernels& kernels();
+// All levels that this build has; `count` of them, best first.
+const Kernels* const* all_levels(int* count);
+// Choose another level (tests). False where the level is unknown or the CPU lacks it.
+bool set_level(const char* isa);
+
+}  // namespace paceline

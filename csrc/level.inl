@@ -1,0 +1,29 @@
+// Assembles the table of one level. A level's source file defines LEVEL (the name of the table),
+// LEVEL_ISA (its text) and LEVEL_SUPPORTED (an expression), and is compiled with its own flags.
+#include "kernels.h"
+#include "simd.h"
+
+#include "mathematics.inl"
+#include "linear_int8.inl"
+#include "linear_int4.inl"
+#include "rows.inl"
+#include "attention.inl"
+#include "sampler.inl"
+
+#if defined(PACELINE_EMULATED)  // see CMakeLists.txt
+#undef LEVEL_SUPPORTED
+#define LEVEL_SUPPORTED true
+#endif
+
+namespace paceline {
+namespace {
+bool supported() { return LEVEL_SUPPORTED; }
+}  // namespace
+
+extern const Kernels LEVEL;
+const Kernels LEVEL = {
+    LEVEL_ISA,   supported,   linear_int8, linear_int4, quantize, rms_norm,
+    gated,       softcap,     vector_exp,  vector_tanh, gather_int8, rotary_kv,
+    attend,      merge,       &sampler_kernels,
+};
+}  // namespace paceline

@@ -1,0 +1,53 @@
+// exp and tanh of 16 lanes, each within 2 ulp of the exact value over all of float32, on every
+// level. Pure functions of the lane: no branch looks at another one. NaN gives NaN.
+//
+// The coefficients are minimax fits of the relative error of the whole function, found with the
+// Remez exchange at 40 digits on a grid of 1500 points and then rounded to float32.
+
+namespace paceline {
+namespace {
+
+// The nearest integer plus 127, in the lowest bits of a float: what a sum with this rounds to.
+// Shifted left by 23, those bits are the float that is two to the power of the integer.
+constexpr float EXPONENT_MAGIC = 0x1.8p23f + 127.0f;
+
+// e^x = 2^n e^r with n = round(x / ln 2), |r| <= ln 2 / 2. The upper part of ln 2 has 15 bits, so
+// that n times it is exact without a fused multiplication, and so is the first difference.
+inline f32x16 exp(f32x16 x) {
+    // Beyond these the result is 0 or inf, and stays so. The order of operands lets a NaN through.
+    x = max(splat(-104.0f), min(splat(89.0f), x));
+    const f32x16 magic = splat(EXPONENT_MAGIC);
+    const f32x16 n = fma(x, splat(0x1.715476p0f), magic) - magic;
+    f32x16 r = fma(n, splat(-0x1.62e4p-1f), x);
+    r = fma(n, splat(-0x1.7f7d1cp-20f), r);
+    // (e^r - 1 - r) / r^2, relative error of e^r 3.1e-9
+    f32x16 p = splat(0x1.6a23cap-10f);
+    p = fma(p, r, splat(0x1.123a2p-7f));
+    p = fma(p, r, splat(0x1.5558f2p-5f));
+    p = fma(p, r, splat(0x1.555492p-3f));
+    p = fma(p, r, splat(0x1.fffffcp-2f));
+    p = fma(r * r, p, r) + splat(1.0f);
+    // 2^n as a product of two powers: n = 128 and subnormal results are out of reach of one.
+    const f32x16 half = fma(n, splat(0.5f), magic);
+    const f32x16 rest = n - (half - magic) + magic;
+    return p * as_float(shift_left<23>(as_int(half))) * as_float(shift_left<23>(as_int(rest)));
+}
+
+// An odd polynomial where tanh is close to its argument; 1 - 2 / (e^2|x| + 1) beyond.
+inline f32x16 tanh(f32x16 x) {
+    const f32x16 size = abs(x), one = splat(1.0f), two = splat(2.0f);
+    // (tanh x - x) / x^3 in u = x^2 up to 0.625^2, relative error of tanh x 4.4e-9
+    const f32x16 u = x * x;
+    f32x16 p = splat(-0x1.75e1dp-8f);
+    p = fma(p, u, splat(0x1.52269cp-6f));
+    p = fma(p, u, splat(-0x1.b83c5ap-5f));
+    p = fma(p, u, splat(0x1.110726p-3f));
+    p = fma(p, u, splat(-0x1.555532p-2f));
+    const f32x16 small = fma(x * u, p, x);
+    const f32x16 large = one - two / (exp(size + size) + one);
+    const f32x16 signed_large = select(less(x, zero()), zero() - large, large);
+    return select(less(size, splat(0.625f)), small, signed_large);
+}
+
+}  // namespace
+}  // namespace paceline

@@ -1,0 +1,230 @@
+// What is done to one row: quantising, norms, activations, rotary embedding. Every function walks
+// the row in 16-lane steps; the last one works on a copy padded with zeros.
+
+namespace paceline {
+namespace {
+
+constexpr int MAX_HEAD_DIM = 256;
+constexpr int NORM_LANES = 4;  // accumulators of a sum of squares
+
+// The first `count` lanes from memory, the others zero; all 16 where count >= 16.
+inline f32x16 load_part(const float* p, int count) {
+    if (count >= LANES) {
+        return load(p);
+    }
+    alignas(64) float lane[LANES] = {};
+    std::memcpy(lane, p, sizeof(float) * static_cast<size_t>(count));
+    return load(lane);
+}
+
+// All 16 lanes to memory, zeros from the `count`-th on.
+inline void store_part(float* p, f32x16 a, int count) {
+    store(p, a);
+    for (int i = count; i < LANES; ++i) {
+        p[i] = 0.0f;
+    }
+}
+
+// --- quantising ---------------------------------------------------------------------------------
+
+// Quantises `steps` steps of 16 with one scale. That is the largest size / 127 rounded, so that no
+// quotient rounds to more than 127. A NaN or inf makes the scale NaN, and with it all that is ever
+// computed from these inputs: 0 * x is not 0 for those alone, whereas max() loses a NaN.
+inline float quantize_group(const float* x, int steps, int8_t* q) {
+    f32x16 largest = zero(), poison = zero();
+    for (int i = 0; i < steps; ++i) {
+        const f32x16 a = load(x + i * LANES);
+        largest = max(largest, abs(a));
+        poison = fma(a, zero(), poison);
+    }
+    if (sum(poison) != 0.0f) {
+        std::memset(q, 0, static_cast<size_t>(steps) * LANES);
+        return __builtin_nanf("");
+    }
+    float scale = max_lane(largest) / 127.0f;
+    scale = scale < 1e-30f ? 1e-30f : scale;
+    const f32x16 divisor = splat(scale);
+    for (int i = 0; i < steps; ++i) {
+        store_i8(q + i * LANES, round_to_int(load(x + i * LANES) / divisor));
+    }
+    return scale;
+}
+
+void quantize(const float* x, const QuantRows& out, int row) {
+    int8_t* q = out.q + static_cast<size_t>(row) * out.stride;
+    float* scale = out.scale + static_cast<size_t>(row) * out.scale_groups;
+    int32_t* group_sums = out.group_sums + static_cast<size_t>(row) * (out.stride / GROUP);
+    const int filled = round_up(out.k, LANES);
+    const int span = out.scale_groups > 1 ? SCALE_GROUP : filled;
+    for (int at = 0, group = 0; at < filled; at += span, ++group) {
+        const int inputs = filled - at < span ? filled - at : span;
+        scale[group] = quantize_group(x + at, inputs / LANES, q + at);
+    }
+    std::memset(q + filled, 0, static_cast<size_t>(out.stride - filled));
+    int32_t total = 0;
+    for (int group = 0; group < out.stride / GROUP; ++group) {
+        int32_t part = 0;
+        for (int i = 0; i < GROUP; ++i) {
+            part += q[group * GROUP + i];
+        }
+        group_sums[group] = part;
+        total += part;
+    }
+    out.row_sums[row] = total;
+}
+
+// --- norms and activations ----------------------------------------------------------------------
+
+void rms_norm(const float* x, const float* weight, float eps, int n, float* y) {
+    f32x16 squares[NORM_LANES] = {zero(), zero(), zero(), zero()};
+    int at = 0;
+    for (; at + NORM_LANES * LANES <= n; at += NORM_LANES * LANES) {
+        for (int i = 0; i < NORM_LANES; ++i) {
+            const f32x16 a = load(x + at + i * LANES);
+            squares[i] = fma(a, a, squares[i]);
+        }
+    }
+    for (int i = 0; at < n; at += LANES, ++i) {
+        const f32x16 a = load_part(x + at, n - at);
+        squares[i] = fma(a, a, squares[i]);
+    }
+    const float mean = sum((squares[0] + squares[1]) + (squares[2] + squares[3])) /
+                       static_cast<float>(n);
+    const f32x16 inverse = splat(1.0f / __builtin_sqrtf(mean + eps));
+    for (at = 0; at < n; at += LANES) {
+        const f32x16 a = load_part(x + at, n - at) * inverse;
+        store_part(y + at, a * load_part(weight + at, n - at), n - at);
+    }
+}
+
+// x / (1 + e^-x): an overflowing exponential gives 0, -inf and NaN give NaN.
+inline f32x16 silu(f32x16 x) { return x / (splat(1.0f) + exp(zero() - x)); }
+
+// x / 2 * (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
+inline f32x16 gelu_tanh(f32x16 x) {
+    const f32x16 inner = fma(x * x * x, splat(0.044715f), x) * splat(0.7978845608f);
+    return splat(0.5f) * x * (splat(1.0f) + tanh(inner));
+}
+
+void gated(const float* gate_up, int width, Activation act, float* y) {
+    const float* up = gate_up + width;
+    for (int at = 0; at < width; at += LANES) {
+        const f32x16 gate = load_part(gate_up + at, width - at);
+        const f32x16 active = act == Activation::silu ? silu(gate) : gelu_tanh(gate);
+        store_part(y + at, active * load_part(up + at, width - at), width - at);
+    }
+}
+
+// Rows of logits follow one another without padding: nothing past the n-th is written.
+void softcap(float* x, int n, float cap) {
+    for (int at = 0; at < n; at += LANES) {
+        const f32x16 y = splat(cap) * tanh(load_part(x + at, n - at) / splat(cap));
+        if (at + LANES <= n) {
+            store(x + at, y);
+        } else {
+            alignas(64) float lane[LANES];
+            store(lane, y);
+            std::memcpy(x + at, lane, sizeof(float) * static_cast<size_t>(n - at));
+        }
+    }
+}
+
+void vector_exp(const float* x, int n, float* y) {
+    for (int at = 0; at < n; at += LANES) {
+        store_part(y + at, exp(load_part(x + at, n - at)), n - at);
+    }
+}
+
+void vector_tanh(const float* x, int n, float* y) {
+    for (int at = 0; at < n; at += LANES) {
+        store_part(y + at, tanh(load_part(x + at, n - at)), n - at);
+    }
+}
+
+// --- embedding ----------------------------------------------------------------------------------
+
+void gather_int8(const Int8Weights& weights, int row, float multiplier, float* y) {
+    const int padded = round_up(weights.k, K_MULTIPLE);
+    const int8_t* quads = weights.data + static_cast<size_t>(row / TILE) * padded * TILE +
+                          static_cast<size_t>(row % TILE) * QUAD;
+    const f32x16 scale = splat(weights.scale[row]), times = splat(multiplier);
+    for (int at = 0; at < weights.k; at += LANES) {
+        int32_t lane[LANES];
+        for (int i = 0; i < LANES; ++i) {
+            lane[i] = quads[static_cast<size_t>((at + i) / QUAD) * (TILE * QUAD) + i % QUAD];
+        }
+        const f32x16 value = to_float(load_i32(lane)) * scale * times;
+        store_part(y + at, value, weights.k - at);
+    }
+}
+
+// --- rotary embedding and the cache -------------------------------------------------------------
+
+// out = x cos + swapped(x) sin, where swapped exchanges the halves of the first `width` elements;
+// the product with cos is rounded, the one with sin fused into the sum. cos and sin are padded.
+inline void rotate(float* head, const float* cos, const float* sin, int width) {
+    alignas(64) float swapped[MAX_HEAD_DIM];
+    const int half = width / 2;
+    const size_t half_bytes = sizeof(float) * static_cast<size_t>(half);
+    std::memcpy(swapped, head + half, half_bytes);
+    std::memcpy(swapped + half, head, half_bytes);
+    for (int at = 0; at < width; at += LANES) {
+        const int left = width - at;
+        const f32x16 product = load_part(head + at, left) * load(cos + at);
+        const f32x16 out = fma(load_part(swapped + at, left), load(sin + at), product);
+        if (left >= LANES) {
+            store(head + at, out);
+        } else {  // what follows passes through
+            alignas(64) float lane[LANES];
+            store(lane, out);
+            std::memcpy(head + at, lane, sizeof(float) * static_cast<size_t>(left));
+        }
+    }
+}
+
+// `count` values to every `step`-th element of a cache, from element `at` on.
+inline void write_cache(void* cache, bool bf16, size_t at, size_t step, const float* x,
+                        int count) {
+    for (int i = 0; i < count; ++i) {
+        if (bf16) {
+            static_cast<uint16_t*>(cache)[at + i * step] = to_bf16(x[i]);
+        } else {
+            static_cast<float*>(cache)[at + i * step] = x[i];
+        }
+    }
+}
+
+void rotary_kv(const float* qkv, const AttentionShape& shape, const RotaryArgs& rotary,
+               const KvLayer& layer, int block, int lane, float* q) {
+    const int dim = shape.head_dim;
+    const size_t bytes = sizeof(float) * static_cast<size_t>(dim);
+    alignas(64) float cos[MAX_HEAD_DIM] = {}, sin[MAX_HEAD_DIM] = {}, head[MAX_HEAD_DIM] = {};
+    std::memcpy(cos, rotary.cos, sizeof(float) * static_cast<size_t>(rotary.rotary_dim));
+    std::memcpy(sin, rotary.sin, sizeof(float) * static_cast<size_t>(rotary.rotary_dim));
+    const auto turned = [&](const float* norm) {
+        std::memcpy(head, qkv, bytes);
+        if (norm) {
+            rms_norm(head, norm, rotary.eps, dim, head);
+        }
+        rotate(head, cos, sin, rotary.rotary_dim);
+        qkv += dim;
+    };
+    for (int h = 0; h < shape.heads; ++h) {
+        turned(rotary.q_norm);
+        std::memcpy(q + static_cast<size_t>(h) * dim, head, bytes);
+    }
+    const size_t first = static_cast<size_t>(block) * shape.kv_heads;  // head of the block
+    for (int h = 0; h < shape.kv_heads; ++h) {
+        turned(rotary.k_norm);
+        write_cache(layer.k, layer.bf16, (first + h) * dim * TILE + lane, TILE, head, dim);
+    }
+    for (int h = 0; h < shape.kv_heads; ++h, qkv += dim) {
+        float value[MAX_HEAD_DIM] = {};
+        std::memcpy(value, qkv, bytes);
+        write_cache(layer.v, layer.bf16, ((first + h) * TILE + lane) * shape.v_stride, 1, value,
+                    shape.v_stride);
+    }
+}
+
+}  // namespace
+}  // namespace paceline

@@ -1,0 +1,391 @@
+// Sixteen float lanes as one value, whatever the instruction set: AVX-512, AVX2 + FMA, or the
+// compiler's own vectors (SSE2, NEON, anything). Every kernel is written once, over these, so that
+// a row's arithmetic is one fixed program of 16-lane steps. Included once per instruction set, by a
+// translation unit with its own compiler flags; everything lives in an unnamed namespace, lest the
+// linker mix code of different levels.
+//
+// `fma` rounds once where the level has the instruction and twice otherwise. Sums over lanes are a
+// fixed tree: (i, i+8), (i, i+4), (i, i+2), (i, i+1).
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__) || defined(__AVX512F__)
+#include <immintrin.h>
+#elif defined(__SSE2__) && !defined(PACELINE_PLAIN)
+#include <emmintrin.h>
+#elif defined(__ARM_NEON) && !defined(PACELINE_PLAIN)
+#include <arm_neon.h>
+#endif
+
+namespace paceline {
+namespace {
+
+constexpr int LANES = 16;
+
+// --- AVX-512 ------------------------------------------------------------------------------------
+#if defined(__AVX512F__)
+
+struct f32x16 {
+    __m512 v;
+};
+struct i32x16 {
+    __m512i v;
+};
+using mask16 = __mmask16;
+
+inline f32x16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline void store(float* p, f32x16 a) { _mm512_storeu_ps(p, a.v); }
+inline f32x16 splat(float a) { return {_mm512_set1_ps(a)}; }
+inline f32x16 operator+(f32x16 a, f32x16 b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline f32x16 operator-(f32x16 a, f32x16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline f32x16 operator*(f32x16 a, f32x16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline f32x16 operator/(f32x16 a, f32x16 b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline f32x16 fma(f32x16 a, f32x16 b, f32x16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline f32x16 max(f32x16 a, f32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }  // b where either is NaN
+inline f32x16 min(f32x16 a, f32x16 b) { return {_mm512_min_ps(a.v, b.v)}; }
+inline f32x16 abs(f32x16 a) {
+    const __m512i bits = _mm512_set1_epi32(0x7fffffff);
+    return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(a.v), bits))};
+}
+inline mask16 less(f32x16 a, f32x16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ); }
+inline mask16 equal(f32x16 a, f32x16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_EQ_OQ); }
+inline f32x16 select(mask16 m, f32x16 yes, f32x16 no) {
+    return {_mm512_mask_blend_ps(m, no.v, yes.v)};
+}
+inline mask16 mask_from_bits(uint32_t bits) { return static_cast<mask16>(bits); }
+inline uint32_t bits_of(mask16 m) { return m; }
+
+inline i32x16 load_i32(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
+inline void store_i32(int32_t* p, i32x16 a) { _mm512_storeu_si512(p, a.v); }
+inline i32x16 splat_i32(int32_t a) { return {_mm512_set1_epi32(a)}; }
+inline i32x16 operator+(i32x16 a, i32x16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
+inline i32x16 operator-(i32x16 a, i32x16 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+template <int N> inline i32x16 shift_left(i32x16 a) { return {_mm512_slli_epi32(a.v, N)}; }
+inline f32x16 to_float(i32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
+inline i32x16 round_to_int(f32x16 a) { return {_mm512_cvtps_epi32(a.v)}; }  // half to even
+inline f32x16 as_float(i32x16 a) { return {_mm512_castsi512_ps(a.v)}; }
+inline i32x16 as_int(f32x16 a) { return {_mm512_castps_si512(a.v)}; }
+
+inline f32x16 load_bf16(const uint16_t* p) {
+    const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16))};
+}
+inline f32x16 load_f16(const uint16_t* p) {
+    return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+// Lanes in -127..127 as bytes.
+inline void store_i8(int8_t* p, i32x16 a) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v));
+}
+
+// --- AVX2 ---------------------------------------------------------------------------------------
+#elif defined(__AVX2__)
+
+struct f32x16 {
+    __m256 lo, hi;
+};
+struct i32x16 {
+    __m256i lo, hi;
+};
+struct mask16 {
+    __m256 lo, hi;
+};
+
+inline f32x16 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline void store(float* p, f32x16 a) {
+    _mm256_storeu_ps(p, a.lo);
+    _mm256_storeu_ps(p + 8, a.hi);
+}
+inline f32x16 splat(float a) {
+    const __m256 v = _mm256_set1_ps(a);
+    return {v, v};
+}
+inline f32x16 operator+(f32x16 a, f32x16 b) {
+    return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)};
+}
+inline f32x16 operator-(f32x16 a, f32x16 b) {
+    return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)};
+}
+inline f32x16 operator*(f32x16 a, f32x16 b) {
+    return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)};
+}
+inline f32x16 operator/(f32x16 a, f32x16 b) {
+    return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)};
+}
+inline f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
+    return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
+}
+inline f32x16 max(f32x16 a, f32x16 b) {  // b where either is NaN
+    return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)};
+}
+inline f32x16 min(f32x16 a, f32x16 b) {
+    return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)};
+}
+inline f32x16 abs(f32x16 a) {
+    const __m256 bits = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+    return {_mm256_and_ps(a.lo, bits), _mm256_and_ps(a.hi, bits)};
+}
+inline mask16 less(f32x16 a, f32x16 b) {
+    return {_mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ)};
+}
+inline mask16 equal(f32x16 a, f32x16 b) {
+    return {_mm256_cmp_ps(a.lo, b.lo, _CMP_EQ_OQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_EQ_OQ)};
+}
+inline f32x16 select(mask16 m, f32x16 yes, f32x16 no) {
+    return {_mm256_blendv_ps(no.lo, yes.lo, m.lo), _mm256_blendv_ps(no.hi, yes.hi, m.hi)};
+}
+inline mask16 mask_from_bits(uint32_t bits) {
+    const __m256i lanes = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    const __m256i lo = _mm256_and_si256(_mm256_set1_epi32(static_cast<int>(bits & 255)), lanes);
+    const __m256i hi = _mm256_and_si256(_mm256_set1_epi32(static_cast<int>(bits >> 8)), lanes);
+    return {_mm256_castsi256_ps(_mm256_cmpeq_epi32(lo, lanes)),
+            _mm256_castsi256_ps(_mm256_cmpeq_epi32(hi, lanes))};
+}
+inline uint32_t bits_of(mask16 m) {
+    return static_cast<uint32_t>(_mm256_movemask_ps(m.lo)) |
+           static_cast<uint32_t>(_mm256_movemask_ps(m.hi)) << 8;
+}
+
+inline i32x16 load_i32(const int32_t* p) {
+    return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 8))};
+}
+inline void store_i32(int32_t* p, i32x16 a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.lo);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 8), a.hi);
+}
+inline i32x16 splat_i32(int32_t a) {
+    const __m256i v = _mm256_set1_epi32(a);
+    return {v, v};
+}
+inline i32x16 operator+(i32x16 a, i32x16 b) {
+    return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)};
+}
+inline i32x16 operator-(i32x16 a, i32x16 b) {
+    return {_mm256_sub_epi32(a.lo, b.lo), _mm256_sub_epi32(a.hi, b.hi)};
+}
+template <int N> inline i32x16 shift_left(i32x16 a) {
+    return {_mm256_slli_epi32(a.lo, N), _mm256_slli_epi32(a.hi, N)};
+}
+inline f32x16 to_float(i32x16 a) {
+    return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)};
+}
+inline i32x16 round_to_int(f32x16 a) {  // half to even
+    return {_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi)};
+}
+inline f32x16 as_float(i32x16 a) {
+    return {_mm256_castsi256_ps(a.lo), _mm256_castsi256_ps(a.hi)};
+}
+inline i32x16 as_int(f32x16 a) { return {_mm256_castps_si256(a.lo), _mm256_castps_si256(a.hi)}; }
+
+inline __m256 bf16_to_f32(__m128i half) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+}
+inline f32x16 load_bf16(const uint16_t* p) {
+    return {bf16_to_f32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+            bf16_to_f32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
+}
+inline f32x16 load_f16(const uint16_t* p) {
+    return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+            _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
+}
+// Lanes in -127..127 as bytes.
+inline void store_i8(int8_t* p, i32x16 a) {
+    const __m256i words = _mm256_packs_epi32(a.lo, a.hi);  // 0-3, 8-11 | 4-7, 12-15
+    const __m256i bytes = _mm256_packs_epi16(words, words);
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 0, 4, 1, 5);
+    const __m256i sorted = _mm256_permutevar8x32_epi32(bytes, order);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(sorted));
+}
+
+// --- the compiler's vectors: SSE2, NEON, any other ----------------------------------------------
+#else
+
+typedef float f32x4 __attribute__((vector_size(16)));
+typedef int32_t i32x4 __attribute__((vector_size(16)));
+
+struct f32x16 {
+    f32x4 q[4];
+};
+struct i32x16 {
+    i32x4 q[4];
+};
+using mask16 = i32x16;  // all bits set or none
+
+inline f32x16 load(const float* p) {
+    f32x16 a;
+    std::memcpy(&a, p, sizeof a);
+    return a;
+}
+inline void store(float* p, f32x16 a) { std::memcpy(p, &a, sizeof a); }
+inline f32x16 splat(float a) {
+    const f32x4 v = {a, a, a, a};
+    return {{v, v, v, v}};
+}
+inline i32x16 load_i32(const int32_t* p) {
+    i32x16 a;
+    std::memcpy(&a, p, sizeof a);
+    return a;
+}
+inline void store_i32(int32_t* p, i32x16 a) { std::memcpy(p, &a, sizeof a); }
+inline i32x16 splat_i32(int32_t a) {
+    const i32x4 v = {a, a, a, a};
+    return {{v, v, v, v}};
+}
+
+#define PACELINE_EACH(type, expression)        \
+    type r;                                    \
+    for (int i = 0; i < 4; ++i) {              \
+        r.q[i] = expression;                   \
+    }                                          \
+    return r
+
+inline f32x16 operator+(f32x16 a, f32x16 b) { PACELINE_EACH(f32x16, a.q[i] + b.q[i]); }
+inline f32x16 operator-(f32x16 a, f32x16 b) { PACELINE_EACH(f32x16, a.q[i] - b.q[i]); }
+inline f32x16 operator*(f32x16 a, f32x16 b) { PACELINE_EACH(f32x16, a.q[i] * b.q[i]); }
+inline f32x16 operator/(f32x16 a, f32x16 b) { PACELINE_EACH(f32x16, a.q[i] / b.q[i]); }
+inline i32x16 operator+(i32x16 a, i32x16 b) { PACELINE_EACH(i32x16, a.q[i] + b.q[i]); }
+inline i32x16 operator-(i32x16 a, i32x16 b) { PACELINE_EACH(i32x16, a.q[i] - b.q[i]); }
+template <int N> inline i32x16 shift_left(i32x16 a) { PACELINE_EACH(i32x16, a.q[i] << N); }
+inline f32x16 as_float(i32x16 a) { PACELINE_EACH(f32x16, (f32x4)a.q[i]); }
+inline i32x16 as_int(f32x16 a) { PACELINE_EACH(i32x16, (i32x4)a.q[i]); }
+inline f32x16 abs(f32x16 a) {
+    const i32x4 bits = {0x7fffffff, 0x7fffffff, 0x7fffffff, 0x7fffffff};
+    PACELINE_EACH(f32x16, (f32x4)((i32x4)a.q[i] & bits));
+}
+inline mask16 less(f32x16 a, f32x16 b) { PACELINE_EACH(mask16, a.q[i] < b.q[i]); }
+inline mask16 equal(f32x16 a, f32x16 b) { PACELINE_EACH(mask16, a.q[i] == b.q[i]); }
+inline f32x16 select(mask16 m, f32x16 yes, f32x16 no) {
+    PACELINE_EACH(f32x16, (f32x4)((m.q[i] & (i32x4)yes.q[i]) | (~m.q[i] & (i32x4)no.q[i])));
+}
+inline f32x16 max(f32x16 a, f32x16 b) { return select(less(b, a), a, b); }  // b where either is NaN
+inline f32x16 min(f32x16 a, f32x16 b) { return select(less(a, b), a, b); }
+inline mask16 mask_from_bits(uint32_t bits) {
+    mask16 m;
+    for (int i = 0; i < LANES; ++i) {
+        m.q[i / 4][i % 4] = -static_cast<int32_t>(bits >> i & 1);
+    }
+    return m;
+}
+inline uint32_t bits_of(mask16 m) {
+    uint32_t bits = 0;
+    for (int i = 0; i < LANES; ++i) {
+        bits |= static_cast<uint32_t>(m.q[i / 4][i % 4] & 1) << i;
+    }
+    return bits;
+}
+#if defined(__ARM_NEON) && !defined(PACELINE_PLAIN)
+inline f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
+    PACELINE_EACH(f32x16, (f32x4)vfmaq_f32((float32x4_t)c.q[i], (float32x4_t)a.q[i],
+                                           (float32x4_t)b.q[i]));
+}
+inline i32x16 round_to_int(f32x16 a) {
+    PACELINE_EACH(i32x16, (i32x4)vcvtnq_s32_f32((float32x4_t)a.q[i]));
+}
+inline f32x16 to_float(i32x16 a) { PACELINE_EACH(f32x16, (f32x4)vcvtq_f32_s32((int32x4_t)a.q[i])); }
+#elif defined(__SSE2__) && !defined(PACELINE_PLAIN)
+inline f32x16 fma(f32x16 a, f32x16 b, f32x16 c) { return a * b + c; }
+inline i32x16 round_to_int(f32x16 a) {
+    PACELINE_EACH(i32x16, (i32x4)_mm_cvtps_epi32((__m128)a.q[i]));
+}
+inline f32x16 to_float(i32x16 a) { PACELINE_EACH(f32x16, (f32x4)_mm_cvtepi32_ps((__m128i)a.q[i])); }
+#else
+inline f32x16 fma(f32x16 a, f32x16 b, f32x16 c) { return a * b + c; }
+inline i32x16 round_to_int(f32x16 a) {
+    i32x16 r;
+    for (int i = 0; i < LANES; ++i) {
+        r.q[i / 4][i % 4] = static_cast<int32_t>(__builtin_rintf(a.q[i / 4][i % 4]));
+    }
+    return r;
+}
+inline f32x16 to_float(i32x16 a) { PACELINE_EACH(f32x16, __builtin_convertvector(a.q[i], f32x4)); }
+#endif
+#undef PACELINE_EACH
+
+inline f32x16 load_bf16(const uint16_t* p) {
+    int32_t bits[LANES];
+    for (int i = 0; i < LANES; ++i) {
+        bits[i] = static_cast<int32_t>(static_cast<uint32_t>(p[i]) << 16);
+    }
+    return as_float(load_i32(bits));
+}
+inline float f16_to_f32(uint16_t h) {
+    const uint32_t sign = static_cast<uint32_t>(h & 0x8000) << 16;
+    const uint32_t exponent = h >> 10 & 31, mantissa = h & 1023;
+    uint32_t bits;
+    if (exponent == 31) {
+        bits = sign | 0x7f800000 | mantissa << 13;
+    } else if (exponent) {
+        bits = sign | (exponent + 112) << 23 | mantissa << 13;
+    } else {  // subnormal: exact in float
+        const float value = static_cast<float>(mantissa) * 0x1p-24f;
+        return sign ? -value : value;
+    }
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+inline f32x16 load_f16(const uint16_t* p) {
+    float lanes[LANES];
+    for (int i = 0; i < LANES; ++i) {
+        lanes[i] = f16_to_f32(p[i]);
+    }
+    return load(lanes);
+}
+// Lanes in -127..127 as bytes.
+inline void store_i8(int8_t* p, i32x16 a) {
+    int32_t lanes[LANES];
+    store_i32(lanes, a);
+    for (int i = 0; i < LANES; ++i) {
+        p[i] = static_cast<int8_t>(lanes[i]);
+    }
+}
+#endif
+
+// --- all levels ---------------------------------------------------------------------------------
+
+inline f32x16 zero() { return splat(0.0f); }
+
+// The fixed tree of a sum over lanes.
+inline float sum(f32x16 a) {
+    alignas(64) float lane[LANES];
+    store(lane, a);
+    for (int half = 8; half > 0; half /= 2) {
+        for (int i = 0; i < half; ++i) {
+            lane[i] += lane[i + half];
+        }
+    }
+    return lane[0];
+}
+
+inline float max_lane(f32x16 a) {
+    alignas(64) float lane[LANES];
+    store(lane, a);
+    for (int half = 8; half > 0; half /= 2) {
+        for (int i = 0; i < half; ++i) {
+            lane[i] = lane[i] < lane[i + half] ? lane[i + half] : lane[i];
+        }
+    }
+    return lane[0];
+}
+
+inline uint16_t to_bf16(float x) {  // to nearest, half to even; a NaN stays one
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    if ((bits & 0x7fffffff) > 0x7f800000) {
+        return static_cast<uint16_t>(bits >> 16 | 0x40);
+    }
+    return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+inline float from_bf16(uint16_t h) {
+    const uint32_t bits = static_cast<uint32_t>(h) << 16;
+    float x;
+    std::memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+}  // namespace
+}  // namespace paceline

@@ -1,0 +1,117 @@
+"""``paceline profile``: what a step costs on this machine, measured or imported, shown and kept."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from paceline.commands.display import Screen, printable
+from paceline.commands.profile_options import ProfileOptions
+from paceline.commands.profile_view import describe, draw_bars, tables
+from paceline.commands.resolve import default_speculative_config, engine_options
+from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.errors import ConfigError
+from paceline.llm import embedded_model
+from paceline.workbench.profile import Profile, ProfileSettings, measure_profiles
+from paceline.workbench.profile_import import import_tables
+from paceline.workbench.profile_plot import check_plot, plot_tables
+from paceline.workbench.profile_steps import CONTEXTS, WIDTHS
+from paceline.workbench.profile_store import store_profile, to_document, write_json
+
+MAX_WIDTH = 4096
+MAX_CONTEXT = 1 << 20
+MAX_NUMBERS = 1000
+_NUMBERS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
+
+
+def profile_command(options: ProfileOptions) -> int:
+    """Run the command; returns its exit code.
+
+    Raises:
+        PacelineError: the options, the model or a file cannot be used.
+    """
+    screen = Screen()
+    for path in filter(None, (options.output, options.plot)):  # before minutes are spent
+        if not Path(path).parent.is_dir():
+            raise ConfigError(f"{path} cannot be written: there is no folder {Path(path).parent}")
+    if options.plot is not None:
+        check_plot(options.plot)
+    imported = options.import_file is not None
+    profiles, notes = _imported(options) if imported else _measured(options, screen)
+    for note in notes:
+        screen.note(printable(note))
+    _show(profiles, screen)
+    stored = [str(store_profile(profile)) for profile in profiles]
+    screen.note("kept in " + ", ".join(stored))
+    document = {"profiles": [to_document(p) for p in profiles], "notes": notes, "files": stored}
+    if options.plot is not None:
+        plot_tables([profile.table for profile in profiles], options.plot)
+    if options.output is not None:
+        write_json(Path(options.output), document)
+    if options.json:
+        screen.say(json.dumps(document))
+    return 0
+
+
+def _imported(options: ProfileOptions) -> tuple[list[Profile], list[str]]:
+    if options.model is not None or options.draft is not None:
+        raise ConfigError("--import measures nothing: leave out MODEL and --draft")
+    assert options.import_file is not None
+    return [Profile(table) for table in import_tables(options.import_file)], []
+
+
+def _measured(options: ProfileOptions, screen: Screen) -> tuple[list[Profile], list[str]]:
+    settings = ProfileSettings(
+        widths=numbers("--widths", options.widths, 1, MAX_WIDTH) or WIDTHS,
+        contexts=numbers("--contexts", options.contexts, 1, MAX_CONTEXT) or CONTEXTS,
+        budget_seconds=options.budget,
+    )
+    config = EngineConfig(**engine_options(options))
+    with screen.progress("measuring", 100) as advance:
+        return measure_profiles(
+            options.model or embedded_model("target"),
+            config,
+            draft_config(options),
+            settings,
+            lambda share: advance(int(share * 100)),
+        )
+
+
+def draft_config(options: ProfileOptions) -> SpeculativeConfig | None:
+    """The draft model as a proposer runs it: the one that was named, or the command line's own."""
+    if options.draft is not None:
+        return SpeculativeConfig(method="draft_model", model=options.draft)
+    defaults = default_speculative_config(options.model)
+    return next((config for config in defaults if config.model is not None), None)
+
+
+def numbers(option: str, text: str | None, least: int, most: int) -> list[int]:
+    """Whole numbers out of ``1-4,8``, ascending; none where nothing was said.
+
+    Raises:
+        ConfigError: it is no such list, or a number is out of range.
+    """
+    found: set[int] = set()
+    for part in text.split(",") if text else ():
+        match = _NUMBERS.fullmatch(part.strip())
+        low = int(match[1]) if match else 0
+        high = int(match[2] or match[1]) if match else 0
+        if not match or not least <= low <= high <= most:
+            raise ConfigError(
+                f"{option} has {part.strip()!r}; write numbers from {least} to {most} and ranges "
+                "of them with commas between, such as 1-16,32"
+            )
+        found.update(range(low, high + 1) if high - low < MAX_NUMBERS else ())
+        if high - low >= MAX_NUMBERS or len(found) > MAX_NUMBERS:
+            raise ConfigError(f"{option} has more than {MAX_NUMBERS} numbers")
+    return sorted(found)
+
+
+def _show(profiles: list[Profile], screen: Screen) -> None:
+    for profile in profiles:
+        screen.say(describe(profile) + "\n")
+        for text in tables(profile):
+            screen.say(text + "\n")
+        draw_bars(profile.table, screen.out)
+        screen.say("")

@@ -1,0 +1,158 @@
+"""The native CPU kernels as a backend. Owns how they are called; the arithmetic is in ``csrc/``.
+
+A forward is one call (:class:`NativeForward`). Rows are bitwise independent of everything that
+shares the forward, as in the reference: integers are exact in any order, and every other kernel
+computes a row by one fixed program. Knows no requests and no sampling.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from paceline.models.config import ModelConfig
+from paceline.models.decoder import Decoder
+from paceline.models.ops.base import BLOCK_SIZE, PackedLinear, Slots, Tensor
+from paceline.models.ops.native import native_module
+from paceline.models.ops.packing import Floats, Packer, floats
+from paceline.models.weights import Layer
+from paceline.span import Span
+
+CACHE_LINE = 64
+ELEMENTS = {"float32": np.float32, "bfloat16": np.uint16}
+
+
+class CpuOps(Packer):
+    """Backend over ``paceline._native``.
+
+    Args:
+        dtype: ``int8`` (W8A8) or ``int4`` (4-bit weights in groups of 32; embedding and head int8).
+        scale_groups: one activation scale per 128 inputs instead of one per row.
+    """
+
+    identity = True
+    default_kv_dtype = "bfloat16"
+    device = torch.device("cpu")
+
+    def __init__(self, dtype: str = "int8", scale_groups: bool = False) -> None:
+        super().__init__(dtype)
+        self.scale_groups = scale_groups
+        self.name = f"native {self._native.isa()}"
+
+    def adopt(self, packed: PackedLinear) -> Any:
+        if packed.scale is None:
+            return self._native.Int4Linear(packed.data, packed.bias, packed.n, packed.k)
+        return self._native.Int8Linear(packed.data, packed.scale, packed.bias, packed.n, packed.k)
+
+    def linear(self, x: Tensor, packed: Any) -> Tensor:
+        return torch.from_numpy(packed.linear(floats(x)))
+
+    # --- the forward ---------------------------------------------------------------------------
+
+    def kv_memory(self, config: ModelConfig, num_blocks: int, dtype: str) -> NativeKV:
+        return NativeKV(config, num_blocks, dtype)
+
+    def whole_forward(self, decoder: Decoder, memory: NativeKV) -> NativeForward:
+        return NativeForward(decoder, memory, self.scale_groups)
+
+
+class NativeKV:
+    """Keys ``[layers, blocks, kv_heads, head_dim, 16]``, so that the lanes of a vector run over
+    tokens, and values ``[layers, blocks, kv_heads, 16, head_dim rounded up to 16]``. Elements of
+    ``bfloat16`` are held as 16-bit integers, which is all that numpy knows of them.
+    """
+
+    def __init__(self, config: ModelConfig, num_blocks: int, dtype: str = "bfloat16") -> None:
+        self.num_blocks = num_blocks
+        self._native = native_module()
+        outer = (config.num_layers, num_blocks, config.num_kv_heads)
+        stride = -(-config.head_dim // BLOCK_SIZE) * BLOCK_SIZE
+        self.keys = _zeros((*outer, config.head_dim, BLOCK_SIZE), dtype)
+        self.values = _zeros((*outer, BLOCK_SIZE, stride), dtype)
+
+    def move(self, source: Slots, target: Slots) -> None:
+        self._native.move_kv(self.keys, self.values, source, target)
+
+    def fill(self, slots: Slots, value: float) -> None:
+        self._native.fill_kv(self.keys, self.values, slots, value)
+
+
+def _zeros(shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:
+    """Zeros that begin on a cache line. They are mapped when they are first written, so blocks that
+    nobody has used take no memory."""
+    element = np.dtype(ELEMENTS[dtype])
+    count = math.prod(shape)
+    memory = np.zeros(count + CACHE_LINE // element.itemsize, element)
+    first = -memory.ctypes.data % CACHE_LINE // element.itemsize
+    return memory[first : first + count].reshape(shape)
+
+
+class NativeForward:
+    """A decoder whose weights :class:`CpuOps` packed, over its KV memory."""
+
+    def __init__(self, decoder: Decoder, memory: NativeKV, scale_groups: bool) -> None:
+        self._native = native_module()
+        self._decoder = self._native.Decoder(_description(decoder, scale_groups))
+        self._decoder.set_cache(memory.keys, memory.values)
+
+    def pack(self, spans: Sequence[Span], block_tables: Sequence[Sequence[int]]) -> Any:
+        return self._decoder.pack(spans, block_tables)
+
+    def forward(self, batch: Any) -> Tensor:
+        self._native.set_threads(torch.get_num_threads())
+        return torch.from_numpy(self._decoder.forward(batch))
+
+    def greedy(self, batch: Any) -> list[int]:
+        self._native.set_threads(torch.get_num_threads())
+        tokens: list[int] = self._decoder.forward_greedy(batch).tolist()
+        return tokens
+
+
+def _description(decoder: Decoder, scale_groups: bool) -> dict[str, Any]:
+    """What ``csrc/bind_forward.cpp`` reads."""
+    c = decoder.config
+    numbers = (
+        *("hidden_size", "intermediate_size", "vocab_size", "num_heads", "num_kv_heads"),
+        *("head_dim", "attention_softcap", "sliding_window", "norm_eps", "embedding_multiplier"),
+        *("residual_multiplier", "logits_divisor", "logits_softcap", "activation"),
+    )
+    return {
+        **{name: getattr(c, name) for name in numbers},
+        "max_len": decoder.max_len,
+        "attention_scale": c.scale,
+        "scale_groups": scale_groups,
+        "embedding": decoder.embedding,
+        "head": decoder.head,
+        "norm": decoder.norm.numpy(),
+        "layers": [_layer(decoder, index, layer) for index, layer in enumerate(decoder.layers)],
+    }
+
+
+def _layer(decoder: Decoder, index: int, layer: Layer) -> dict[str, Any]:
+    sliding = decoder.config.is_sliding(index)
+    cos, sin = decoder.local_rope if sliding else decoder.rope
+    qk_norm = layer.qk_norm  # one row per head, equal for all query and for all key heads
+    return {
+        "qkv": layer.qkv,
+        "o": layer.o,
+        "gate_up": layer.gate_up,
+        "down": layer.down,
+        "input_norm": layer.input_norm.numpy(),
+        "mlp_norm": layer.mlp_norm.numpy(),
+        "post_attention_norm": _optional(layer.post_attention_norm),
+        "post_mlp_norm": _optional(layer.post_mlp_norm),
+        "q_norm": None if qk_norm is None else qk_norm[0].contiguous().numpy(),
+        "k_norm": None if qk_norm is None else qk_norm[-1].contiguous().numpy(),
+        "cos": cos.contiguous().numpy(),
+        "sin": sin.contiguous().numpy(),
+        "sliding": sliding,
+    }
+
+
+def _optional(vector: Tensor | None) -> Floats | None:
+    return None if vector is None else vector.numpy()

@@ -1,0 +1,202 @@
+"""Folders of weights that are packed for the native kernels: mapped when loaded, not packed again.
+
+Owns the format: a Hugging Face folder (configuration, tokenizer) whose safetensors files say
+``{"format": "paceline-packed", "version": "1", "dtype": ...}`` and hold, per linear of the decoder,
+``NAME.data``, ``NAME.scale`` (8 bits) and ``NAME.bias`` (where it has one) as
+:class:`~paceline.models.ops.base.PackedLinear` describes them, with stacked linears under their
+fused names, and the norms under their own names as float32. Knows no arithmetic.
+
+A file is not trusted: versions, names, types and sizes are checked when it is opened and adopted.
+Values are not, because that would read every page. 8-bit weights are -127..127; with a -128 the
+kernels stay within their memory, and what they compute is not specified.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import save_file
+
+from paceline.config import PACKED_DTYPES
+from paceline.errors import ConfigError, ModelLoadError, UnsupportedModelError
+from paceline.models.hf_config import config_from_hf
+from paceline.models.ops.base import PackedLinear, Tensor
+from paceline.models.safetensors_files import INDEX_FILE
+from paceline.models.weights import EMBEDDING, HEAD, WeightReader
+
+if TYPE_CHECKING:
+    from paceline.models.checkpoint import Checkpoint
+    from paceline.models.ops.packing import Packer
+
+FORMAT, VERSION = "paceline-packed", "1"
+SHARD_BYTES = 512 << 20
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedFormat:
+    """What the files of such a folder say of themselves.
+
+    Attributes:
+        dtype: of the linears, ``int8`` or ``int4``.
+        scale_groups: activations are meant to have one scale per 128 inputs.
+    """
+
+    dtype: str
+    scale_groups: bool = False
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        groups = str(self.scale_groups).lower()
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "dtype": self.dtype,
+            "activation_scale_groups": groups,
+        }
+
+
+def packed_format(files: Sequence[Mapping[str, str]], where: Path) -> PackedFormat | None:
+    """The format that the metadata of a folder's files speak of; None for other checkpoints.
+
+    Raises:
+        ModelLoadError: the files differ, or are of a version or a dtype that is not known.
+    """
+    if not any(metadata.get("format") == FORMAT for metadata in files):
+        return None
+    said = files[0]
+    if any(metadata != said for metadata in files):
+        raise ModelLoadError(f"the files in {where} were not converted together; convert again")
+    if said.get("version") != VERSION or said.get("dtype") not in PACKED_DTYPES:
+        raise ModelLoadError(
+            f"{where} is packed as {str(said.get('dtype'))[:20]!r} in version "
+            f"{str(said.get('version'))[:20]!r} of the format; {' and '.join(PACKED_DTYPES)} in "
+            f"version {VERSION} are supported: convert the model again"
+        )
+    return PackedFormat(said["dtype"], said.get("activation_scale_groups") == "true")
+
+
+def write_packed(
+    checkpoint: Checkpoint, folder: Path, packer: Packer, scale_groups: bool = False
+) -> int:
+    """Pack a model into a folder that does not exist yet, or is empty.
+
+    The configuration is written last: without it the folder is not taken for a model.
+
+    Returns:
+        bytes of weights.
+
+    Raises:
+        ConfigError: the folder has something in it, or the model is packed already.
+        ModelLoadError: the model's weights cannot be used.
+        UnsupportedModelError: no ``config.json`` says what the model is.
+        OSError: the folder cannot be written.
+    """
+    if checkpoint.packed is not None:
+        raise ConfigError(f"{checkpoint.name} is packed already, as {checkpoint.packed.dtype}")
+    if checkpoint.tokenizer is None:
+        raise ConfigError(f"{checkpoint.name} was opened without its tokenizer")
+    _check_config(checkpoint)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} exists and is not an empty folder; choose another one")
+    folder.mkdir(parents=True, exist_ok=True)
+    shards = _Shards(folder, PackedFormat(packer.dtype, scale_groups))
+    reader = _RecordingReader(checkpoint, packer)
+    reader.ends()
+    for index in range(checkpoint.config.num_layers):
+        reader.layer(index)
+        shards.add(reader.take_recorded())
+    reader.norm("model.norm.weight", checkpoint.config.hidden_size)
+    shards.add(reader.take_recorded())
+    shards.finish()
+    reader.log_rounding()
+    checkpoint.tokenizer.save(folder)
+    if checkpoint.generation:
+        _write_json(folder / "generation_config.json", checkpoint.generation)
+    _write_json(folder / "config.json", checkpoint.hf_config)
+    return shards.num_bytes
+
+
+def _check_config(checkpoint: Checkpoint) -> None:
+    """The configuration that will be written is read as the model's own.
+
+    A GGUF file may have biases in places that its family's ``config.json`` has no words for.
+    """
+    written = config_from_hf(json.loads(json.dumps(checkpoint.hf_config)))
+    ends = checkpoint.config.eos_token_ids  # those of generation_config.json too
+    if replace(written, eos_token_ids=ends) != checkpoint.config:
+        raise UnsupportedModelError(
+            f"{checkpoint.name} has biases that no config.json describes, so it cannot be "
+            "converted; load it as it is"
+        )
+
+
+class _RecordingReader(WeightReader):
+    """Reads a model as the decoder does, and keeps the packed arrays by their names."""
+
+    def __init__(self, checkpoint: Checkpoint, packer: Packer) -> None:
+        super().__init__(checkpoint.tensors, checkpoint.config, packer)
+        self._recorded: dict[str, Array] = {}
+
+    def take_recorded(self) -> dict[str, Array]:
+        recorded, self._recorded = self._recorded, {}
+        return recorded
+
+    def norm(self, name: str, size: int) -> Tensor:
+        self._recorded[name] = self.take(name, size).float().numpy()
+        return super().norm(name, size)
+
+    def linear(self, names: list[str], fused: str, outs: list[int], width: int, bias: bool) -> Any:
+        return self._record(fused, super().linear(names, fused, outs, width, bias))
+
+    def ends(self) -> tuple[Any, Any]:
+        embedding, head = super().ends()
+        self._record(EMBEDDING, embedding)
+        return embedding, embedding if head is embedding else self._record(HEAD, head)
+
+    def _record(self, name: str, packed: PackedLinear) -> PackedLinear:
+        arrays = {"data": packed.data, "scale": packed.scale, "bias": packed.bias}
+        self._recorded |= {f"{name}.{key}": a for key, a in arrays.items() if a is not None}
+        return packed
+
+
+class _Shards:
+    """Files of about :data:`SHARD_BYTES`, so that one of them is in memory at a time."""
+
+    def __init__(self, folder: Path, form: PackedFormat) -> None:
+        self._folder = folder
+        self._form = form
+        self._waiting: dict[str, Array] = {}
+        self._places: dict[str, str] = {}
+        self._files = 0
+        self.num_bytes = 0
+
+    def add(self, arrays: Mapping[str, Array]) -> None:
+        self._waiting |= arrays
+        if sum(array.nbytes for array in self._waiting.values()) >= SHARD_BYTES:
+            self._write()
+
+    def _write(self) -> None:
+        self._files += 1
+        name = f"packed-{self._files:05}.safetensors"
+        arrays = {key: np.ascontiguousarray(array) for key, array in self._waiting.items()}
+        save_file(arrays, self._folder / name, self._form.metadata)
+        self._places |= dict.fromkeys(self._waiting, name)
+        self.num_bytes += sum(array.nbytes for array in self._waiting.values())
+        self._waiting = {}
+
+    def finish(self) -> None:
+        if self._waiting:
+            self._write()
+        index = {"metadata": self._form.metadata, "weight_map": self._places}
+        _write_json(self._folder / INDEX_FILE, index)
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,0 +1,51 @@
+"""A checkpoint's tensors under their Hugging Face names, and how they lie in its files.
+
+Owns what a source of weights may offer beyond a lookup; knows no format and no arithmetic.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+PAGE = mmap.PAGESIZE
+
+
+class StoredTensors(Mapping[str, torch.Tensor]):
+    """Lazy mapping; a lookup of what is not there raises ``ModelLoadError``."""
+
+    def type_of(self, name: str) -> str:
+        """The stored type, by the format's own name."""
+        raise NotImplementedError
+
+    def q4_blocks(self, name: str) -> torch.Tensor | None:
+        """Q4_0 blocks of a matrix ``[n, k]`` that is stored as such.
+
+        Returns:
+            uint8 ``[n, k / 32 * 18]``, rows in their Hugging Face order; None for other types.
+        """
+        return None
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        return tuple(self[name].shape)
+
+    def rows(self, name: str, first: int, last: int) -> torch.Tensor:
+        """Rows ``first:last`` of the embedding or the head, without unpacking the others."""
+        return self[name][first:last]
+
+    def release(self, name: str) -> None:
+        """Let go of the pages through which a tensor was read; it can be read again."""
+
+    # Mapping's own version of this waits for a KeyError.
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self else default  # noqa: SIM401 (this is `get`)
+
+
+def drop_pages(source: mmap.mmap, start: int, end: int) -> None:
+    """Give back the memory of whole pages within bytes ``start:end`` that nobody wrote to."""
+    first, last = -(-start // PAGE) * PAGE, end // PAGE * PAGE
+    if first < last and hasattr(source, "madvise"):
+        source.madvise(mmap.MADV_DONTNEED, first, last - first)

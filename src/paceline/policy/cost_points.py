@@ -1,0 +1,122 @@
+"""The records of a cost table, what a valid one is, and the line between two of them.
+
+Owns no prediction: that is :mod:`paceline.policy.cost_table`'s.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields
+from math import inf
+from typing import Any
+
+from paceline.errors import ProfileError
+
+MAX_POINTS = 100_000
+MAX_COUNT = 1 << 24
+MAX_MS = 1e12
+_LEAST = {"requests": 1, "context": 0, "width": 1, "samples": 0}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class CostPoint:
+    """One measured step: equal spans of some requests.
+
+    Attributes:
+        requests: spans in the step.
+        context: committed tokens of each request.
+        width: rows of each span.
+        samples: sampled rows of each span.
+        ms: median time in milliseconds; in a relative table, in plain steps.
+        spread: range that the middle half of the measurements covers, in the same unit.
+    """
+
+    requests: int
+    context: int
+    width: int
+    samples: int
+    ms: float
+    spread: float = 0.0
+
+
+COLUMNS = [field.name for field in fields(CostPoint)]
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """What the cost of any step depends on.
+
+    Attributes:
+        rows: over all requests, which need not have equally many.
+        rows_x_context: sum over rows of the committed tokens of the row's request.
+        context_sum: sum over requests of their committed tokens.
+        samples: rows whose logits are needed.
+        requests: spans in the step.
+    """
+
+    rows: int
+    rows_x_context: float
+    context_sum: float
+    samples: int
+    requests: int = 1
+
+
+def to_rows(points: Sequence[CostPoint]) -> list[list[Any]]:
+    """A list of numbers per point, in the order of :data:`COLUMNS`."""
+    return [list(astuple(point)) for point in points]
+
+
+def from_rows(rows: object) -> list[CostPoint]:
+    """Points out of what :func:`to_rows` made.
+
+    Raises:
+        ProfileError: naming the first row that is not a point.
+    """
+    if not isinstance(rows, list) or len(rows) > MAX_POINTS:
+        raise ProfileError(f"the points of a cost table must be a list of at most {MAX_POINTS}")
+    for index, row in enumerate(rows):
+        if not isinstance(row, list) or len(row) != len(COLUMNS):
+            raise ProfileError(f"point {index} must be a list of {len(COLUMNS)} numbers")
+    return [CostPoint(*row) for row in rows]
+
+
+def check_points(points: Sequence[CostPoint]) -> None:
+    """Raise :class:`ProfileError` unless each point could be one and no two are of one step."""
+    steps = set()
+    for point in points:
+        for name, least in _LEAST.items():
+            value = getattr(point, name)
+            if type(value) is not int or not least <= value <= MAX_COUNT:
+                raise ProfileError(
+                    f"{name} of a cost point is {value!r}; allowed are whole numbers from {least} "
+                    f"to {MAX_COUNT}"
+                )
+        if point.samples > point.width:
+            raise ProfileError(f"{point.samples} of {point.width} rows of a point are sampled")
+        if type(point.ms) not in (int, float) or not 0 < point.ms <= MAX_MS:
+            raise ProfileError(f"ms of a cost point is {point.ms!r}; allowed are numbers above 0")
+        if type(point.spread) not in (int, float) or not 0 <= point.spread <= MAX_MS:
+            raise ProfileError(f"spread of a cost point is {point.spread!r}; allowed are 0 or more")
+        steps.add((point.requests, point.context, point.width, point.samples))
+    if len(steps) != len(points):
+        raise ProfileError("a cost table has two points of the same step")
+
+
+Curve = Sequence[tuple[float, float]]
+"""Points (x, y) with ascending x."""
+
+
+def on_curve(curve: Curve, x: float) -> float:
+    """A curve's value: linear between its points, constant before the first.
+
+    Beyond the last point the last slope goes on, unless it falls: more work is not free.
+    """
+    at = bisect_left(curve, (x, -inf))
+    if at < len(curve) and (at == 0 or curve[at][0] == x):
+        return curve[at][1]
+    if len(curve) == 1:
+        return curve[0][1]
+    (x0, y0), (x1, y1) = curve[at - 1 : at + 1] if at < len(curve) else curve[-2:]
+    slope = (y1 - y0) / (x1 - x0)
+    return y0 + slope * (x - x0) if at < len(curve) else y1 + max(0.0, slope) * (x - x1)

@@ -1,0 +1,201 @@
+"""What a step costs, read off measured steps. Owns the table and how it is read between its points.
+
+A step's cost depends on five things: its rows, the context that each of them looks at (rows x
+context), the context that is read (once per request), the rows that are sampled, and the requests.
+A measured :class:`~paceline.policy.cost_points.CostPoint` fixes all five; the table takes them
+apart:
+
+* **base**: one request, all rows sampled. A measured width is returned as it was measured, never
+  smoothed, because real machines have cliffs, also downward ones. Between widths and between
+  contexts it is linear.
+* **saving** of rows that are not sampled, as in a prefill chunk, against the base.
+* **surcharge** of the same rows coming from several requests, against the base.
+
+Knows no clock, no model and no file; :meth:`CostTable.to_dict` is what files hold.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.errors import ProfileError
+from paceline.policy.cost_points import (
+    COLUMNS,
+    CostPoint,
+    Curve,
+    StepShape,
+    check_points,
+    from_rows,
+    on_curve,
+    to_rows,
+)
+
+MAX_NAME = 300
+_KEYS = ("name", "is_relative", "columns", "points")
+
+
+class CostTable:
+    """Predicts the time of a step.
+
+    Args:
+        name: what was measured, for people.
+        points: in any order. At every context with a point of one request whose rows are all
+            sampled, there must be one of width 1 among these.
+        is_relative: times are multiples of the target's plain step, because nothing is known about
+            milliseconds; wherever milliseconds are spoken of, the table gives such multiples.
+
+    Raises:
+        ProfileError: the points contradict each other, or lack what every table needs.
+    """
+
+    def __init__(self, name: str, points: Sequence[CostPoint], is_relative: bool = False) -> None:
+        if not 1 <= len(name) <= MAX_NAME:
+            raise ProfileError(f"a cost table's name must have 1 to {MAX_NAME} characters")
+        check_points(points)
+        self.name = name
+        self.points = tuple(sorted(points))
+        self.is_relative = is_relative
+        base: dict[int, list[tuple[float, float]]] = {}
+        for p in self.points:
+            if p.requests == 1 and p.samples == p.width:
+                base.setdefault(p.context, []).append((p.width, p.ms))
+        if not base or any(curve[0][0] != 1 for curve in base.values()):
+            raise ProfileError(f"the cost table {name!r} has contexts without a step of width 1")
+        self._base: list[tuple[int, Curve]] = sorted(base.items())
+        self.contexts = [context for context, _ in self._base]
+        self._saved_but_one, self._saved_all = self._savings()
+        self._surcharges, self._per_context = self._request_costs()
+
+    # --- reading -------------------------------------------------------------------------------
+
+    def base_points(self, context: int) -> list[CostPoint]:
+        """What was measured of one request with all rows sampled, by ascending width."""
+        return [
+            p
+            for p in self.points
+            if p.requests == 1 and p.samples == p.width and p.context == context
+        ]
+
+    def milliseconds(
+        self, rows: int, context: float = 0, samples: int | None = None, requests: int = 1
+    ) -> float:
+        """Time of a step whose requests all have ``context`` committed tokens.
+
+        Args:
+            rows: over all requests.
+            samples: rows whose logits are needed; None is all of them.
+        """
+        sampled = rows if samples is None else samples
+        return self.step(StepShape(rows, rows * context, requests * context, sampled, requests))
+
+    def step(self, shape: StepShape) -> float:
+        """Time of any step in milliseconds; 0 for one without rows."""
+        if shape.rows < 1:
+            return 0.0
+        time = self._one_request(shape.rows, shape.rows_x_context / shape.rows)
+        if shape.samples < shape.rows:
+            time -= self._saving(shape.rows, shape.samples)
+        if shape.requests > 1:
+            time += self._surcharge(shape)
+        return max(0.0, time)
+
+    def cost_ratio(self, width: int, context: float = 0) -> float:
+        """Time of one request's step of this width over that of width 1."""
+        return self.milliseconds(width, context) / self.milliseconds(1, context)
+
+    # --- the base ------------------------------------------------------------------------------
+
+    def _one_request(self, rows: float, context: float) -> float:
+        """Below the shortest context as there; beyond the longest the last slope goes on."""
+        if len(self._base) == 1 or context <= self.contexts[0]:
+            return on_curve(self._base[0][1], rows)
+        at = min(bisect_left(self.contexts, context), len(self._base) - 1)
+        near = self._base[at - 1 : at + 1]
+        return on_curve([(c, on_curve(curve, rows)) for c, curve in near], context)
+
+    # --- the saving ----------------------------------------------------------------------------
+
+    def _saving(self, rows: int, samples: int) -> float:
+        """What rows without samples save: linear between none, one and all of them sampled."""
+        if samples < 1:
+            return on_curve(self._saved_all, rows)
+        return on_curve(self._saved_but_one, rows) * (rows - samples) / (rows - 1)
+
+    def _savings(self) -> tuple[Curve, Curve]:
+        """By rows: what it saves to sample only one of them, and none."""
+        but_one: dict[int, list[float]] = {1: [0.0]}
+        everything: dict[int, list[float]] = {}
+        for p in self.points:
+            if p.requests == 1 and p.samples < min(2, p.width):
+                # Sampling fewer rows is never more work: less than nothing is the clock's noise.
+                saved = max(0.0, self._one_request(p.width, p.context) - p.ms)
+                (but_one if p.samples else everything).setdefault(p.width, []).append(saved)
+        return _means(but_one), _means(everything or but_one)
+
+    # --- the surcharge -------------------------------------------------------------------------
+
+    def _surcharge(self, shape: StepShape) -> float:
+        """What further requests add to the base of as many rows."""
+        if not self._surcharges:
+            return 0.0
+        curves = [(width, on_curve(curve, shape.requests)) for width, curve in self._surcharges]
+        width = min(shape.rows / shape.requests, curves[-1][0])
+        # The base has read one context, the mean over the rows; the curves, the shortest ones.
+        read = shape.rows_x_context / shape.rows + (shape.requests - 1) * self.contexts[0]
+        beyond = max(0.0, shape.context_sum - read)
+        return on_curve(curves, width) + beyond * self._per_context
+
+    def _request_costs(self) -> tuple[list[tuple[int, Curve]], float]:
+        """Surcharges at the shortest context, by width and requests, and how context adds to them.
+
+        The latter in milliseconds per further request and token of its context.
+        """
+        curves: dict[int, list[tuple[float, float]]] = {}
+        longer: list[tuple[CostPoint, float]] = []
+        for p in self.points:
+            if p.requests > 1 and p.samples == p.width:
+                more = p.ms - self._one_request(p.requests * p.width, p.context)
+                if p.context == self.contexts[0]:
+                    curves.setdefault(p.width, [(1, 0.0)]).append((p.requests, more))
+                elif p.context > self.contexts[0]:
+                    longer.append((p, more))
+        slopes = [
+            (more - on_curve(curves[p.width], p.requests))
+            / ((p.requests - 1) * (p.context - self.contexts[0]))
+            for p, more in longer
+            if p.width in curves
+        ]
+        per_context = max(0.0, sum(slopes) / len(slopes)) if slopes else 0.0
+        return sorted(curves.items()), per_context
+
+    # --- as data -------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists and numbers, which :meth:`from_dict` takes back."""
+        return {
+            "name": self.name,
+            "is_relative": self.is_relative,
+            "columns": COLUMNS,
+            "points": to_rows(self.points),
+        }
+
+    @classmethod
+    def from_dict(cls, data: object) -> CostTable:
+        """The table that a document describes.
+
+        Raises:
+            ProfileError: a key is missing or unknown, or a value is not what it must be.
+        """
+        if not isinstance(data, Mapping) or set(data) != set(_KEYS):
+            raise ProfileError(f"a cost table must be an object with {', '.join(_KEYS)}")
+        if data["columns"] != COLUMNS:
+            raise ProfileError(f"the columns of a cost table must be {', '.join(COLUMNS)}")
+        if not isinstance(data["name"], str) or not isinstance(data["is_relative"], bool):
+            raise ProfileError("a cost table's name must be text, and is_relative true or false")
+        return cls(data["name"], from_rows(data["points"]), data["is_relative"])
+
+
+def _means(values: Mapping[int, Sequence[float]]) -> Curve:
+    return [(x, sum(ys) / len(ys)) for x, ys in sorted(values.items())]

@@ -1,0 +1,110 @@
+"""The sampler's native kernels, where the extension was built: packs rows for them.
+
+Owns what a request's parameters look like to the kernels, and keeps it with the request. Without
+the extension :data:`kernels` is None, and :mod:`paceline.runtime.sampler` does the work itself.
+Knows no rule of sampling.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from paceline.models.ops.native import native_module, why_not_native
+from paceline.request import Request, TokenLogprobs
+from paceline.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from paceline.runtime.sampler import SamplingRow
+
+Logits = npt.NDArray[np.float32]
+
+SEED_MASK = 2**64 - 1
+MOST_TOP_K = 2**31 - 1
+KEPT_RULES = 4  # a request's own parameters and those of whoever drafts for it
+
+
+kernels: Any = native_module() if why_not_native() is None else None
+
+
+def in_host_memory(logits: torch.Tensor) -> Logits | None:
+    """The tensor's own memory as an array; None where it lies on a device of its own."""
+    try:
+        array: Logits = logits.detach().numpy()
+    except TypeError:
+        return None
+    return array
+
+
+def argmax_rows(logits: Logits) -> tuple[list[int], list[bool]]:
+    found: tuple[list[int], list[bool]] = kernels.argmax_rows(logits)
+    return found
+
+
+def sample_tokens(
+    logits: Logits, rows: Sequence[SamplingRow], at: Sequence[int] | None
+) -> tuple[list[int], list[bool]]:
+    found: tuple[list[int], list[bool]] = kernels.sample_tokens(logits, *_packed(rows), at)
+    return found
+
+
+def rank_candidates(
+    logits: Logits, rows: Sequence[SamplingRow], k: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    tokens, scores = kernels.rank_candidates(logits, *_packed(rows), k)
+    return tokens, scores
+
+
+def token_logprobs(
+    logits: Logits, token_ids: Sequence[int], top: Sequence[int]
+) -> list[TokenLogprobs]:
+    found = kernels.token_logprobs(logits, token_ids, top)
+    return [
+        TokenLogprobs(token_id, *entry) for token_id, entry in zip(token_ids, found, strict=True)
+    ]
+
+
+def _packed(rows: Sequence[SamplingRow]) -> tuple[list[Any], list[list[int]], list[Sequence[int]]]:
+    """Rules, tokens so far, and path of each row."""
+    return (
+        [_rules(row.request, row.params or row.request.params) for row in rows],
+        [row.request.token_ids for row in rows],
+        [row.path for row in rows],
+    )
+
+
+def _rules(request: Request, params: SamplingParams) -> Any:
+    """The request's rules under these parameters, which also count its tokens."""
+    for known, rules in request.sampling_rules:
+        if known is params:
+            return rules
+    rules = _new_rules(request, params)
+    request.sampling_rules.append((params, rules))
+    del request.sampling_rules[:-KEPT_RULES]
+    return rules
+
+
+def _new_rules(request: Request, params: SamplingParams) -> Any:
+    return kernels.SamplingRules(
+        temperature=0.0 if params.is_greedy else params.temperature,
+        top_k=min(params.top_k, MOST_TOP_K),
+        top_p=params.top_p,
+        log_min_p=math.log(params.min_p) if params.min_p else -math.inf,
+        seed=request.seed & SEED_MASK,
+        sample_index=request.sample_index,
+        prompt_len=request.prompt_len,
+        min_tokens=params.min_tokens,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        bias_ids=list(params.logit_bias),
+        biases=list(params.logit_bias.values()),
+        allowed=None if params.allowed_token_ids is None else list(params.allowed_token_ids),
+        banned=list(params.banned_token_ids),
+        ending=[*request.eos_token_ids, *params.stop_token_ids],
+    )

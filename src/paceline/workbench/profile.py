@@ -1,0 +1,175 @@
+"""How long a model's steps take on this machine: the measurement behind ``paceline profile``.
+
+Target and draft model are measured in the same rounds, on the process's compute thread, as the
+engine builds and runs them. Owns a profile and its making; how it is kept is
+:mod:`paceline.workbench.profile_store`'s.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.engine.build import DRAFT_SHARE, BuiltEngine, build_engine, kv_budget
+from paceline.engine.compute_thread import COMPUTE
+from paceline.models.checkpoint import load_checkpoint
+from paceline.models.ops.resolve import resolve_dtype
+from paceline.policy.cost_points import CostPoint
+from paceline.policy.cost_table import CostTable
+from paceline.proposers import load_draft
+from paceline.runtime.model_runner import ModelRunner
+from paceline.workbench.profile_key import ProfileKey, profile_key
+from paceline.workbench.profile_roofs import Roofs, Work, measure_roofs
+from paceline.workbench.profile_rounds import Task, Timing, measure
+from paceline.workbench.profile_steps import CONTEXTS, WIDTHS, Step, StepBench, plan_steps
+
+BUDGET_SECONDS = 30.0
+BUSY = 0.25
+"""A median spread, relative to the time, from which on the machine is called busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileSettings:
+    """What is measured, and for how long.
+
+    Attributes:
+        widths: rows of one request's step.
+        contexts: committed tokens; those beyond a model's limit are left out.
+        budget_seconds: of the rounds; see :func:`paceline.workbench.profile_rounds.measure`.
+    """
+
+    widths: Sequence[int] = WIDTHS
+    contexts: Sequence[int] = CONTEXTS
+    budget_seconds: float = BUDGET_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The measured steps of one model.
+
+    Attributes:
+        table: what its steps cost.
+        key: of what and where; None for a table that was imported.
+        roofs, work: for comparing the steps with the machine; None likewise.
+    """
+
+    table: CostTable
+    key: ProfileKey | None = None
+    roofs: Roofs | None = None
+    work: Work | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """A model that is measured, with its resolved precisions."""
+
+    name: str
+    runner: ModelRunner
+    dtype: str
+    kv_dtype: str
+
+
+def measure_profiles(
+    model: str,
+    config: EngineConfig,
+    draft: SpeculativeConfig | None = None,
+    settings: ProfileSettings | None = None,
+    advance: Callable[[float], None] = lambda share: None,
+) -> tuple[list[Profile], list[str]]:
+    """Profiles of a target and of its draft model, if there is one, and remarks on what was left.
+
+    Args:
+        model: folder, GGUF file or hub id.
+        config: how the engine is built.
+        draft: as a proposer would be configured with it.
+        advance: told the share that is done, on another thread.
+
+    Raises:
+        ConfigError, ModelLoadError: a model cannot be loaded, or nothing can be measured.
+    """
+    wish = settings or ProfileSettings()
+    return COMPUTE.call(lambda: _measure(model, config, draft, wish, advance))
+
+
+def _measure(
+    model: str,
+    config: EngineConfig,
+    draft: SpeculativeConfig | None,
+    settings: ProfileSettings,
+    advance: Callable[[float], None],
+) -> tuple[list[Profile], list[str]]:
+    built = build_engine(model, config)
+    subjects = [_target(built)] + ([] if draft is None else [_draft(draft, built)])
+    benches = [StepBench(subject.runner) for subject in subjects]
+    tasks: dict[tuple[int, Step], Task] = {}
+    notes: list[str] = []
+    try:
+        for index, (subject, bench) in enumerate(zip(subjects, benches, strict=True)):
+            steps, remarks = _plan(subject, built.config, settings)
+            notes += remarks
+            tasks |= {(index, step): task for step, task in bench.tasks(steps).items()}
+        timings = measure(tasks, settings.budget_seconds, advance)
+    finally:
+        for bench in benches:
+            bench.close()
+    unrest = statistics.median(timing.spread / timing.ms for timing in timings.values())
+    if unrest > BUSY:
+        notes.append(
+            f"times vary by {unrest:.0%}: the machine is busy, measure again when it rests"
+        )
+    found: list[dict[Step, Timing]] = [{} for _ in subjects]
+    for (index, step), timing in timings.items():
+        found[index][step] = timing
+    return [_profile(*each) for each in zip(subjects, found, strict=True)], notes
+
+
+def _plan(
+    subject: _Subject, config: EngineConfig, settings: ProfileSettings
+) -> tuple[list[Step], list[str]]:
+    steps, remarks = plan_steps(
+        settings.widths,
+        settings.contexts,
+        subject.runner.decoder.max_len,
+        config.max_num_seqs,
+        config.max_num_batched_tokens,
+    )
+    return steps, [f"{subject.name}: {remark}" for remark in remarks]
+
+
+def _target(built: BuiltEngine) -> _Subject:
+    config = built.config
+    return _Subject(built.checkpoint.name, built.engine.runner, config.dtype, config.kv_cache_dtype)
+
+
+def _draft(draft: SpeculativeConfig, built: BuiltEngine) -> _Subject:
+    kv_bytes = max(built.target.kv_bytes, kv_budget(built.config) // DRAFT_SHARE)
+    runner = load_draft(draft, built.target, kv_bytes)
+    assert draft.model is not None
+    checkpoint = load_checkpoint(draft.model, with_tokenizer=False)
+    dtype = resolve_dtype(draft.dtype, built.target.device, checkpoint, built.target.backend)
+    return _Subject(checkpoint.name, runner, dtype, runner.decoder.ops.default_kv_dtype)
+
+
+def _profile(subject: _Subject, timings: dict[Step, Timing]) -> Profile:
+    decoder = subject.runner.decoder
+    points = [
+        CostPoint(step.requests, step.context, step.width, step.samples, timing.ms, timing.spread)
+        for step, timing in timings.items()
+    ]
+    return Profile(
+        table=CostTable(subject.name, points),
+        key=profile_key(
+            subject.name,
+            decoder.config,
+            decoder.ops,
+            subject.dtype,
+            subject.kv_dtype,
+            torch.get_num_threads(),
+        ),
+        roofs=measure_roofs(decoder.ops),
+        work=Work.of(decoder.config, subject.dtype, subject.kv_dtype),
+    )

@@ -1,0 +1,106 @@
+"""What a machine can do at most, and how much of it a step's forward is.
+
+A forward reads every weight and the KV of its context once, and multiplies and adds twice per
+weight and row (Williams, Waterman and Patterson's roofline, 2009). The two roofs are measured:
+reading an array that no cache holds, and a matrix product through the model's own backend.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from paceline.models.config import ModelConfig
+from paceline.models.ops.base import Ops
+
+READ_BYTES = 256 << 20
+GEMM_ROWS, GEMM_WIDTH = 256, 2048
+REPEATS = 5
+WEIGHT_BITS = {"float32": 32.0, "bfloat16": 16.0, "int8": 8.0, "int4": 4.5}
+"""Bits per weight; int4 has a 16-bit scale for every 32 weights."""
+KV_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Roofs:
+    """The best of several runs: GB/s read, and GFLOP/s of a matrix product."""
+
+    read_gb_per_s: float
+    gflop_per_s: float
+
+
+def measure_roofs(ops: Ops) -> Roofs:
+    """Measure both roofs with the current number of threads; on the compute thread."""
+    read = _best_seconds(torch.ones(READ_BYTES // 4, device=ops.device).sum)
+    weights = ops.pack_linear(torch.randn(GEMM_WIDTH, GEMM_WIDTH), None)
+    rows = torch.randn(GEMM_ROWS, GEMM_WIDTH, device=ops.device)
+    product = _best_seconds(lambda: ops.linear(rows, weights))
+    operations = 2 * GEMM_ROWS * GEMM_WIDTH**2
+    return Roofs(READ_BYTES / read / 1e9, operations / product / 1e9)
+
+
+@torch.inference_mode()
+def _best_seconds(run: Callable[[], torch.Tensor]) -> float:
+    best = float("inf")
+    for _ in range(REPEATS + 1):
+        began = time.perf_counter()
+        run().flatten()[0].item()  # waits for the device
+        best = min(best, time.perf_counter() - began)
+    return best
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """How much a forward reads and computes.
+
+    Attributes:
+        weights: of all matrices that rows are multiplied with, the head's included.
+        weight_bytes: as they lie in memory.
+        kv_bytes: keys and values of one token in one layer.
+        attention_ops: operations per row and key, in one layer.
+        full_layers, sliding_layers: layers that see everything, and only the window.
+        window: tokens that those see.
+    """
+
+    weights: int
+    weight_bytes: int
+    kv_bytes: int
+    attention_ops: int
+    full_layers: int
+    sliding_layers: int
+    window: int
+
+    @classmethod
+    def of(cls, config: ModelConfig, dtype: str, kv_dtype: str) -> Work:
+        """The work of a model; dtypes are resolved ones."""
+        c = config
+        heads, kv_heads = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+        layer = c.hidden_size * (2 * heads + 2 * kv_heads + 3 * c.intermediate_size)
+        weights = c.num_layers * layer + c.vocab_size * c.hidden_size
+        sliding = sum(c.is_sliding(index) for index in range(c.num_layers))
+        return cls(
+            weights=weights,
+            weight_bytes=round(weights * WEIGHT_BITS[dtype] / 8),
+            kv_bytes=2 * kv_heads * KV_BYTES[kv_dtype],
+            attention_ops=4 * heads,
+            full_layers=c.num_layers - sliding,
+            sliding_layers=sliding,
+            window=c.sliding_window,
+        )
+
+    def bytes_read(self, width: int, context: int) -> int:
+        """Weights, and the KV that one request's rows look at."""
+        tokens = context + width
+        near = min(tokens, self.window + width)
+        seen = self.full_layers * tokens + self.sliding_layers * near
+        return self.weight_bytes + self.kv_bytes * seen
+
+    def operations(self, width: int, context: int) -> int:
+        """Multiplications and additions, all rows sampled."""
+        lengths = range(context + 1, context + width + 1)
+        full = self.full_layers * sum(lengths)
+        near = self.sliding_layers * sum(min(length, self.window) for length in lengths)
+        return 2 * self.weights * width + self.attention_ops * (full + near)

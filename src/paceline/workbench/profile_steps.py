@@ -1,0 +1,197 @@
+"""The steps that a profile measures, run exactly as the engine runs its own.
+
+Spans are reserved in the KV cache, packed and forwarded by the model runner, and rolled back, so
+that each measurement finds the context as the one before did. Owns which steps are measured and the
+requests that they need; knows neither clock statistics nor files.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from paceline.errors import ConfigError
+from paceline.runtime.model_runner import ModelRunner
+from paceline.span import Span
+from paceline.workbench.profile_rounds import Task
+
+WIDTHS = (*range(1, 34), 40, 48, 64, 96, 128, 192, 256, 512)
+CONTEXTS = (64, 512, 2048)
+FEWER_SAMPLES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+"""Widths that are measured without samples, and with one, as prefill chunks have them."""
+REQUESTS = (2, 4, 8, 16)
+REQUEST_WIDTHS = (1, 4)
+LONGER_REQUESTS = 4
+"""How many requests are measured at the second context too: that takes long to fill."""
+WIDE = 64
+WIDE_EVERY = 4
+FILL_ROWS = 512
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Step:
+    """What is forwarded: equal spans, in the terms of a cost point."""
+
+    requests: int
+    context: int
+    width: int
+    samples: int
+
+    @property
+    def rows(self) -> int:
+        return self.requests * self.width
+
+
+def plan_steps(
+    widths: Sequence[int], contexts: Sequence[int], max_len: int, max_seqs: int, max_rows: int
+) -> tuple[list[Step], list[str]]:
+    """The steps to measure, and a remark for everything that does not fit.
+
+    Args:
+        widths: of one request's steps; width 1 is always measured.
+        max_len: most tokens of a request.
+        max_seqs: most requests of a step.
+        max_rows: most rows of a step.
+
+    Raises:
+        ConfigError: no context fits.
+    """
+    all_widths = sorted({1, *widths})
+    fitting = [context for context in sorted(set(contexts)) if context < max_len]
+    notes = [
+        f"context {context} is left out: the limit is {max_len} tokens"
+        for context in sorted(set(contexts) - set(fitting))
+    ]
+    if not fitting:
+        raise ConfigError(
+            f"no context of {', '.join(map(str, contexts))} is below the limit of {max_len} tokens"
+        )
+    steps = _wanted(all_widths, fitting)
+    kept = [
+        step
+        for step in sorted(steps)
+        if step.context + step.width <= max_len
+        and step.requests <= max_seqs
+        and step.rows <= max_rows
+    ]
+    return kept, notes + _left_out(steps - set(kept))
+
+
+def _wanted(widths: Sequence[int], contexts: Sequence[int]) -> set[Step]:
+    """All widths at all contexts; other samples and several requests at the shortest one."""
+    first = contexts[0]
+    alone = {Step(1, context, width, width) for context in contexts for width in widths}
+    sampled = {
+        Step(1, first, width, samples)
+        for width in widths
+        if width in FEWER_SAMPLES
+        for samples in {0, min(1, width - 1)}
+    }
+    together = {Step(r, first, width, width) for r in REQUESTS for width in REQUEST_WIDTHS}
+    longer = {Step(LONGER_REQUESTS, c, w, w) for c in contexts[1:2] for w in REQUEST_WIDTHS}
+    return alone | sampled | together | longer
+
+
+def _left_out(steps: set[Step]) -> list[str]:
+    notes = []
+    for context in sorted({step.context for step in steps}):
+        here = [step for step in steps if step.context == context]
+        shown = ", ".join(
+            f"{step.requests} x {step.width}" if step.requests > 1 else str(step.width)
+            for step in sorted(here)
+            if step.samples == step.width
+        )
+        notes.append(f"at context {context} these steps are beyond the limits: {shown}")
+    return notes
+
+
+class StepBench:
+    """Runs steps on a model and knows how long they took.
+
+    Args:
+        runner: with a KV cache that nobody else uses meanwhile.
+
+    Use it on the process's compute thread, and close it.
+    """
+
+    def __init__(self, runner: ModelRunner, seed: int = 0) -> None:
+        self._runner = runner
+        self._random = random.Random(seed)
+        self._requests: dict[int, list[int]] = {}
+        self._next_id = 0
+
+    def tasks(self, steps: Sequence[Step]) -> dict[Step, Task]:
+        """What to measure, its requests filled with context.
+
+        Raises:
+            ConfigError: the KV cache is too small.
+        """
+        return {
+            step: Task(partial(self._seconds, self._spans(step)), _every(step)) for step in steps
+        }
+
+    def close(self) -> None:
+        """Give back the KV of all requests."""
+        for requests in self._requests.values():
+            for request_id in requests:
+                self._runner.kv.free(request_id)
+        self._requests.clear()
+
+    def _spans(self, step: Step) -> list[Span]:
+        requests = self._requests.setdefault(step.context, [])
+        while len(requests) < step.requests:
+            requests.append(self._fill(step.context))
+        return [
+            Span(
+                request_id,
+                step.context,
+                self._tokens(step.width),
+                range(-1, step.width - 1),
+                range(step.width - step.samples, step.width),
+            )
+            for request_id in requests[: step.requests]
+        ]
+
+    def _tokens(self, count: int) -> list[int]:
+        return self._random.choices(range(self._runner.decoder.config.vocab_size), k=count)
+
+    def _fill(self, context: int) -> int:
+        """A request that has read so many tokens."""
+        request_id, kv = self._next_id, self._runner.kv
+        self._next_id += 1
+        kv.open(request_id)
+        for start in range(0, context, FILL_ROWS):
+            count = min(FILL_ROWS, context - start)
+            self._reserve(request_id, count)
+            chunk = Span.chunk(request_id, start, self._tokens(count), sample=False)
+            self._runner.forward(self._runner.pack([chunk]))
+            kv.commit(request_id, range(count))
+        return request_id
+
+    def _reserve(self, request_id: int, count: int) -> None:
+        if not self._runner.kv.reserve(request_id, count):
+            raise ConfigError(
+                "the KV cache is too small for the steps to be measured: raise --kv-cache-memory, "
+                "or take shorter --contexts or a smaller --max-num-seqs"
+            )
+
+    def _seconds(self, spans: Sequence[Span]) -> float:
+        """Pack and forward once. Both grow with the rows; what was reserved is rolled back."""
+        runner = self._runner
+        try:
+            for span in spans:
+                self._reserve(span.request_id, len(span.token_ids))
+            began = time.perf_counter()
+            result = runner.forward(runner.pack(spans))
+            result.logits.new_zeros(1).item()  # returns when the device has done all before it
+            return time.perf_counter() - began
+        finally:
+            for span in spans:
+                runner.kv.rollback(span.request_id)
+
+
+def _every(step: Step) -> int:
+    return WIDE_EVERY if step.rows >= WIDE else 1

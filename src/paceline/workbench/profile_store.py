@@ -1,0 +1,170 @@
+"""Profiles on disk: one JSON file each in the user's cache directory, found by their key.
+
+Files are untrusted: what does not carry the format's version, the key that was asked for and a
+valid table is refused. Writing replaces a file as a whole, so readers never see half of one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import tempfile
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import xxhash
+
+from paceline.errors import ProfileError
+from paceline.policy.cost_table import CostTable
+from paceline.workbench.profile import Profile
+from paceline.workbench.profile_key import ProfileKey
+from paceline.workbench.profile_roofs import Roofs, Work
+
+log = logging.getLogger(__name__)
+FORMAT = "paceline-profile"
+FORMAT_VERSION = 1
+MAX_FILE_BYTES = 16 << 20
+_KEYS = ("format", "format_version", "key", "table", "roofs", "work")
+MOST = float(1 << 60)
+"""Numbers of a record are below this, which leaves out those that are none."""
+Record = TypeVar("Record", ProfileKey, Roofs, Work)
+
+
+def profiles_folder() -> Path:
+    """``paceline/profiles`` in ``$XDG_CACHE_HOME``, by default ``~/.cache``."""
+    # A relative path there is invalid and to be ignored, says the XDG base directory specification.
+    configured = os.environ.get("XDG_CACHE_HOME", "")
+    base = Path(configured) if os.path.isabs(configured) else Path.home() / ".cache"
+    return base / "paceline" / "profiles"
+
+
+def find_profile(key: ProfileKey) -> Profile | None:
+    """The profile with exactly this key, or None. A file that cannot be used is a warning."""
+    return _find(_path(key, ""), key, "")
+
+
+def find_imported(name: str) -> Profile | None:
+    """The imported table of this name, or None. A file that cannot be used is a warning."""
+    return _find(_path(None, name), None, name)
+
+
+def _find(path: Path, key: ProfileKey | None, name: str) -> Profile | None:
+    if not path.exists():
+        return None
+    try:
+        profile = read_profile(path)
+        if profile.key != key or (name and profile.table.name != name):
+            raise ProfileError(f"{path} is the profile of something else")
+    except ProfileError as error:
+        log.warning("a stored profile is ignored; measure it again: %s", error)
+        return None
+    return profile
+
+
+def _path(key: ProfileKey | None, name: str) -> Path:
+    digest = key.digest if key else "imported-" + xxhash.xxh3_128(name.encode()).hexdigest()
+    return profiles_folder() / f"{digest}.json"
+
+
+def store_profile(profile: Profile) -> Path:
+    """Keep a profile for :func:`find_profile` or :func:`find_imported`; returns where.
+
+    Raises:
+        ProfileError: it cannot be written.
+    """
+    path = _path(profile.key, profile.table.name)
+    write_json(path, to_document(profile))
+    return path
+
+
+def write_json(path: Path, document: object) -> None:
+    """Write a JSON file as a whole or not at all.
+
+    Raises:
+        ProfileError: it cannot be written.
+    """
+    partial = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, partial = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".partial")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(document, file)
+        os.replace(partial, path)
+    except OSError as error:
+        if partial is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(partial)
+        raise ProfileError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def read_profile(path: Path) -> Profile:
+    """The profile in a file.
+
+    Raises:
+        ProfileError: it cannot be read, is damaged, or has another version of the format.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+        if len(data) > MAX_FILE_BYTES:
+            raise ProfileError(f"{path} is larger than {MAX_FILE_BYTES} bytes")
+        document = json.loads(data)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ProfileError(f"{path} cannot be read: {error}") from error
+    try:
+        return from_document(document)
+    except ProfileError as error:
+        raise ProfileError(f"{path}: {error}") from error
+
+
+# --- documents -----------------------------------------------------------------------------------
+
+
+def to_document(profile: Profile) -> dict[str, Any]:
+    """What a file holds."""
+    parts = {name: getattr(profile, name) for name in ("key", "roofs", "work")}
+    return {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "table": profile.table.to_dict(),
+        **{name: None if part is None else asdict(part) for name, part in parts.items()},
+    }
+
+
+def from_document(document: object) -> Profile:
+    """The profile that a document describes.
+
+    Raises:
+        ProfileError: it is none, or of another version.
+    """
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise ProfileError("this is no profile")
+    if document.get("format_version") != FORMAT_VERSION:
+        raise ProfileError(
+            f"the format's version is {document.get('format_version')!r}; known is {FORMAT_VERSION}"
+        )
+    if set(document) != set(_KEYS):
+        raise ProfileError(f"a profile must have {', '.join(_KEYS)}")
+    return Profile(
+        table=CostTable.from_dict(document["table"]),
+        key=_record(ProfileKey, document["key"]),
+        roofs=_record(Roofs, document["roofs"]),
+        work=_record(Work, document["work"]),
+    )
+
+
+def _record(kind: type[Record], data: object) -> Record | None:
+    """A dataclass of texts and numbers out of its fields."""
+    if data is None:
+        return None
+    kinds = {field.name: str(field.type) for field in fields(kind)}
+    if not isinstance(data, dict) or set(data) != set(kinds):
+        raise ProfileError(f"{kind.__name__} must have {', '.join(kinds)}")
+    for name, expected in kinds.items():
+        value = data[name]
+        if type(value).__name__ != expected or not (expected == "str" or 0 <= value < MOST):
+            raise ProfileError(f"{name} of {kind.__name__} is {value!r}; it must be {expected}")
+    return kind(**data)

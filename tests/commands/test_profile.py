@@ -1,0 +1,175 @@
+"""``paceline profile`` on the embedded models: what it shows, keeps, draws, imports and refuses."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.commands.profile import numbers
+from paceline.errors import ConfigError
+from paceline.llm import embedded_model
+from paceline.workbench.profile_store import find_imported, find_profile, from_document
+from tests.commands.conftest import Result
+
+Cli = Callable[..., Result]
+QUICK = ("--dtype", "float32", "--widths", "2,4", "--contexts", "16,40", "--budget", "0.01")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    # The roofs are of a size that no cache holds; here it is enough that they are there.
+    monkeypatch.setattr("paceline.workbench.profile_roofs.READ_BYTES", 1 << 20)
+    monkeypatch.setattr("paceline.workbench.profile_roofs.GEMM_WIDTH", 64)
+    return tmp_path / "cache"
+
+
+def test_the_embedded_pair(cli: Cli, tmp_path: Path) -> None:
+    file, plot = tmp_path / "profile.json", tmp_path / "profile.png"
+    result = cli("profile", *QUICK, "--json", "-o", str(file), "--plot", str(plot))
+    assert result.code == 0, result.err
+    profiles = [from_document(each) for each in result.document["profiles"]]
+    assert [profile.table.name for profile in profiles] == ["target", "draft"]
+    for profile in profiles:
+        assert profile.table.contexts == [16, 40]
+        assert [point.width for point in profile.table.base_points(40)] == [1, 2, 4]
+        assert profile.key is not None
+        found = find_profile(profile.key)
+        assert found is not None
+        assert found.table.points == profile.table.points
+    assert "deterministic" in profiles[0].key.backend  # type: ignore[union-attr]
+    assert json.loads(file.read_text()) == result.document
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    for shown in ("one request, context 40", "GFLOP/s", "sampled rows", "16 x 4", "cost ratio to"):
+        assert shown in result.out
+
+
+def test_one_model_within_its_limits(cli: Cli) -> None:
+    small = ("--max-model-len", "50", "--max-num-seqs", "2", "--contexts", "16,40,50,9999")
+    result = cli("profile", embedded_model("draft"), *QUICK, *small, "--widths", "20", "--json")
+    (profile,) = map(from_document, result.document["profiles"])
+    assert {point.requests for point in profile.table.points} == {1, 2}
+    assert profile.table.contexts == [16, 40]
+    assert [point.width for point in profile.table.base_points(40)] == [1]
+    notes = "\n".join(result.document["notes"])
+    assert "draft: context 9999 is left out" in notes
+    assert "at context 40 these steps are beyond the limits: 20" in notes
+    assert "context 50 is left out" in result.err
+
+
+def test_another_draft(cli: Cli) -> None:
+    model = embedded_model("draft")
+    result = cli("profile", model, *QUICK, "--draft", model, "--json")
+    target, draft = (from_document(each).key for each in result.document["profiles"])
+    assert target is not None
+    assert draft is not None
+    assert target.model == draft.model
+    assert target.backend != draft.backend  # a draft need not be reproducible
+
+
+# --- imports -------------------------------------------------------------------------------------
+
+BENCH = '{"pp": 128, "tg": 64, "pl": %d, "t_pp": 0.1, "t_tg": %s}'
+CURVES = {
+    "source": "a bench [1]",
+    "curves": [{"name": "GPU", "cost_ratio": [1.0, 1.1], "draft_step_ratio": 0.25}],
+}
+
+
+def test_import(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "my-bench.jsonl"
+    path.write_text(f"{BENCH % (1, 0.64)}\n{BENCH % (4, 0.96)}\n")
+    result = cli("profile", "--import", str(path), "--json")
+    assert result.code == 0
+    assert "1.500" in result.out
+    found = find_imported("my-bench")
+    assert found is not None
+    assert found.table.cost_ratio(4) == pytest.approx(1.5)
+    assert found.key is None
+
+    path.write_text(json.dumps(CURVES))
+    plot = tmp_path / "curves.svg"
+    result = cli("profile", "--import", str(path), "--plot", str(plot))
+    assert result.code == 0
+    assert "plain steps" in result.out
+    assert plot.read_text().startswith("<?xml")
+    draft = find_imported("GPU: draft")
+    assert draft is not None
+    assert (draft.table.milliseconds(1), draft.table.is_relative) == (0.25, True)
+
+
+def test_names_have_no_power_over_the_terminal(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "curves.json"
+    path.write_text(json.dumps({"curves": [{"name": "\x1b[2Jx", "cost_ratio": [1.0]}]}))
+    result = cli("profile", "--import", str(path))
+    assert result.code == 0
+    assert "\x1b" not in result.out
+
+
+# --- refusals ------------------------------------------------------------------------------------
+
+
+def never(*_: object) -> Any:
+    raise AssertionError("nothing may be measured")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--widths", "0"), "--widths has '0'"),
+        (("--widths", "1,5000"), "--widths has '5000'"),
+        (("--contexts", "64;512"), "--contexts has '64;512'"),
+        (("--plot", "curve.bmp"), "allowed are files in .png, .svg, .pdf"),
+        (("--plot", "nowhere/curve.png"), "no folder nowhere"),
+        (("-o", "nowhere/x.json"), "no folder nowhere"),
+        (("--import", "missing.jsonl"), "missing.jsonl cannot be read"),
+        (("--import", "x", "MODEL"), "leave out MODEL"),
+        (("--draft", "x", "--import", "x"), "leave out MODEL and --draft"),
+        (("--threads", "0"), "num_threads is 0"),
+        (("--budget", "0"), "--budget"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_measured(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.setattr("paceline.commands.profile.measure_profiles", never)
+    result = cli("profile", *arguments)
+    assert result.code == 2
+    assert message in result.err
+
+
+def test_without_matplotlib(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.commands.profile.measure_profiles", never)
+    for module in [name for name in sys.modules if name.startswith("matplotlib")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = cli("profile", "--plot", "curve.png")
+    assert result.code == 2
+    assert "pip install 'paceline[plot]'" in result.err
+
+
+def test_a_malformed_import_names_its_line(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "bench.jsonl"
+    path.write_text(f"{BENCH % (1, 0.64)}\n{BENCH % (2, 0)}\n")
+    result = cli("profile", "--import", str(path))
+    assert result.code == 2
+    assert "line 2: t_tg is 0" in result.err
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("1-4,8", [1, 2, 3, 4, 8]), ("8, 1", [1, 8]), ("3,3,2-3", [2, 3]), (None, []), ("7-7", [7])],
+)
+def test_lists_of_numbers(text: str | None, expected: list[int]) -> None:
+    assert numbers("--widths", text, 1, 100) == expected
+
+
+@pytest.mark.parametrize("text", ["4-2", "x", "1,,2", "-3", "1-", "1.5", "1-99999", "²"])
+def test_lists_that_are_none(text: str) -> None:
+    with pytest.raises(ConfigError, match="--widths has"):
+        numbers("--widths", text, 1, 50_000)

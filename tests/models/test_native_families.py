@@ -1,0 +1,109 @@
+"""Every family in the native kernels against the reference's int8 arithmetic, at every level.
+
+Both quantise weights and activations by the same rule, so they differ by float rounding alone,
+which here and there moves an activation to the next of its 255 steps. A flag that is not heeded
+(a norm, a bias, a cap, a window, a multiplier) moves the logits by their own size.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.models.checkpoint import Checkpoint, load_checkpoint
+from paceline.models.ops.cpu import CpuOps
+from paceline.models.ops.native import native_module, why_not_native
+from paceline.models.ops.reference import ReferenceOps
+from paceline.span import DraftTree
+from tests.models.reference import FAMILIES, VOCAB, Driver, save_model
+
+pytestmark = pytest.mark.skipif(why_not_native() is not None, reason=str(why_not_native()))
+LEVELS = native_module().isas() if why_not_native() is None else []
+TOKENS = torch.randint(3, VOCAB, (40,), generator=torch.Generator().manual_seed(3)).tolist()
+# Of the logits' standard deviation: where nothing flips, and where an activation does.
+USUAL, AT_MOST = 1e-4, 0.05
+
+
+class RoundedReference(ReferenceOps):
+    """The reference's int8 with the native backend's embedding: rounded to 8 bits per row."""
+
+    def __init__(self) -> None:
+        super().__init__("int8")
+
+    def pack_embedding(self, weight: torch.Tensor) -> torch.Tensor:
+        scale = weight.float().abs().amax(dim=1, keepdim=True).div_(127.0).clamp_min_(1e-30)
+        return torch.round(weight / scale) * scale
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(params=LEVELS)
+def level(request: pytest.FixtureRequest) -> Iterator[str]:
+    before = native_module().isa()
+    native_module().set_isa(request.param)
+    yield request.param
+    native_module().set_isa(before)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Checkpoint:
+    folder: Path = tmp_path_factory.mktemp("model")
+    save_model(request.param, folder)
+    return load_checkpoint(folder, with_tokenizer=False)
+
+
+def drivers(checkpoint: Checkpoint) -> tuple[Driver, Driver]:
+    return (
+        Driver(checkpoint, max_len=64, ops=CpuOps("int8")),
+        Driver(checkpoint, max_len=64, ops=RoundedReference()),
+    )
+
+
+def close(got: torch.Tensor, expected: torch.Tensor) -> None:
+    spread = expected.std()
+    assert spread > 0.05  # a model that says nothing would hide a mistake
+    difference = (got - expected).abs() / spread
+    assert difference.median() < USUAL
+    assert difference.max() < AT_MOST
+
+
+def test_prefill_and_decode(checkpoint: Checkpoint, level: str) -> None:
+    native, reference = drivers(checkpoint)
+    for first, last in ((0, 17), (17, 23), *((i, i + 1) for i in range(23, 40))):
+        close(native.chunk(TOKENS[first:last]), reference.chunk(TOKENS[first:last]))
+
+
+def test_tree(checkpoint: Checkpoint, level: str) -> None:
+    draft = DraftTree([5, 9, 7, 7, 11, 12], [-1, -1, 0, 1, 3, 3], [1.0] * 6, ["x"] * 6)
+    native, reference = drivers(checkpoint)
+    for driver in (native, reference):
+        driver.chunk(TOKENS[:20])
+    path = [0, 2, 4, 6]
+    close(native.run(draft, TOKENS[20], path), reference.run(draft, TOKENS[20], path))
+    close(native.chunk([33]), reference.chunk([33]))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+@pytest.mark.parametrize("scale_groups", [False, True])
+def test_chunks_do_not_change_a_bit(
+    checkpoint: Checkpoint, level: str, dtype: str, scale_groups: bool
+) -> None:
+    whole, parts = (
+        Driver(checkpoint, max_len=64, ops=CpuOps(dtype, scale_groups)) for _ in range(2)
+    )
+    truth = whole.chunk(TOKENS)
+    assert torch.isfinite(truth).all()
+    cuts = [0, 1, 17, 20, 33, 40]
+    chunks = [parts.chunk(TOKENS[a:b]) for a, b in itertools.pairwise(cuts)]
+    assert torch.equal(torch.cat(chunks), truth)

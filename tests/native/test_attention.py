@@ -1,0 +1,397 @@
+"""The attention kernels against a float64 softmax, and the independence of a row's bits."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+native = pytest.importorskip("paceline._native")
+
+TILE = 16
+NAN = float("nan")
+
+
+@pytest.fixture(params=native.isas(), autouse=True)
+def level(request):
+    before, threads = native.isa(), native.num_threads()
+    native.set_isa(request.param)
+    yield request.param
+    native.set_isa(before)
+    native.set_threads(threads)
+
+
+def to_bf16(x):
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def from_bf16(x):
+    return (x.astype(np.uint32) << 16).view(np.float32)
+
+
+@dataclass
+class Heads:
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 64
+    bf16: bool = False
+    window: int = 0
+    softcap: float = 0.0
+    magnitude: float = 1.0  # of the queries
+
+    @property
+    def scale(self):
+        return self.head_dim**-0.5
+
+
+@dataclass
+class Context:
+    """Logical keys and values of `length` positions, and queries for any of them."""
+
+    shape: Heads
+    length: int
+    seed: int = 0
+    k: np.ndarray = field(init=False)
+    v: np.ndarray = field(init=False)
+    q: np.ndarray = field(init=False)
+
+    def __post_init__(self):
+        rng = np.random.default_rng(self.seed)
+        s = self.shape
+        self.k = rng.standard_normal((self.length, s.kv_heads, s.head_dim), np.float32)
+        self.v = rng.standard_normal((self.length, s.kv_heads, s.head_dim), np.float32)
+        q = rng.standard_normal((self.length, s.heads, s.head_dim), np.float32)
+        self.q = q * np.float32(s.magnitude)
+        if s.bf16:
+            self.k, self.v = from_bf16(to_bf16(self.k)), from_bf16(to_bf16(self.v))
+
+    def reference(self, position, q=None):
+        """[heads, head_dim] of the row at `position`, in float64."""
+        s = self.shape
+        first = max(0, position - s.window + 1) if s.window else 0
+        group = s.heads // s.kv_heads
+        k = np.repeat(self.k[first : position + 1].astype(np.float64), group, axis=1)
+        v = np.repeat(self.v[first : position + 1].astype(np.float64), group, axis=1)
+        q = self.q[position] if q is None else q
+        scores = np.einsum("hd,khd->hk", q.astype(np.float64), k) * s.scale
+        if s.softcap:
+            scores = s.softcap * np.tanh(scores / s.softcap)
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        weights /= weights.sum(axis=1, keepdims=True)
+        return np.einsum("hk,khd->hd", weights, v)
+
+
+class Cache:
+    """One layer's cache with randomly placed blocks, every slot poisoned until it is written."""
+
+    def __init__(self, shape, slots, seed=0):
+        rng = np.random.default_rng(seed)
+        self.shape = shape
+        needed = -(-slots // TILE)
+        total = needed + 3
+        self.blocks = rng.permutation(total)[:needed].astype(np.int32)
+        v_stride = -(-shape.head_dim // TILE) * TILE
+        poison = np.uint16(0x7FC0) if shape.bf16 else np.float32(NAN)
+        dtype = np.uint16 if shape.bf16 else np.float32
+        self.k = np.full((total, shape.kv_heads, shape.head_dim, TILE), poison, dtype)
+        self.v = np.full((total, shape.kv_heads, TILE, v_stride), poison, dtype)
+        self.v[..., shape.head_dim :] = 0
+
+    def write(self, slots, k, v):
+        convert = to_bf16 if self.shape.bf16 else np.asarray
+        slots = np.asarray(slots)
+        block, lane = self.blocks[slots // TILE], slots % TILE
+        self.k[block, :, :, lane] = convert(k)
+        self.v[block, :, lane, : self.shape.head_dim] = convert(v)
+        return self
+
+    def attend(self, q, start, positions, paths=None, rows_per_item=8):
+        s = self.shape
+        return native.attend(
+            np.ascontiguousarray(q),
+            self.k,
+            self.v,
+            self.blocks,
+            start,
+            np.asarray(positions, np.int32),
+            [None] * len(positions) if paths is None else paths,
+            s.scale,
+            s.softcap,
+            s.window,
+            rows_per_item,
+        )
+
+
+def chain(context, first, last, seed=0, rows_per_item=8):
+    """Rows first..last - 1 of the context, as one span of a fresh cache."""
+    cache = Cache(context.shape, last, seed).write(range(last), context.k[:last], context.v[:last])
+    rows = range(first, last)
+    return cache.attend(context.q[first:last], first, rows, rows_per_item=rows_per_item)
+
+
+def assert_same_bits(a, b):
+    assert np.isfinite(a).all()
+    np.testing.assert_array_equal(a.view(np.uint32), np.ascontiguousarray(b).view(np.uint32))
+
+
+SHAPES = [
+    Heads(heads=2, kv_heads=2, head_dim=8),
+    Heads(heads=3, kv_heads=1, head_dim=12),
+    Heads(heads=9, kv_heads=3, head_dim=64),
+    Heads(heads=4, kv_heads=4, head_dim=64, bf16=True),
+    Heads(heads=10, kv_heads=2, head_dim=80),
+    Heads(heads=8, kv_heads=1, head_dim=128, bf16=True),
+    Heads(heads=7, kv_heads=1, head_dim=40, bf16=True, window=100),
+    Heads(heads=6, kv_heads=1, head_dim=64, window=37),
+    Heads(heads=4, kv_heads=2, head_dim=256, softcap=5.0, window=530),
+    Heads(heads=12, kv_heads=1, head_dim=64, softcap=2.0, bf16=True, magnitude=8.0),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("first", "last"), [(0, 37), (505, 530), (1090, 1100)])
+def test_matches_a_softmax_in_float64(shape, first, last):
+    context = Context(shape, last)
+    expected = np.stack([context.reference(p) for p in range(first, last)])
+    np.testing.assert_allclose(chain(context, first, last), expected, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("first", [0, 501, 1020])
+def test_a_row_does_not_depend_on_its_span(shape, first):
+    """Any number of rows, of rows per item, any placement, one or two threads: equal bits."""
+    last = first + 21
+    context = Context(shape, last)
+    whole = chain(context, first, last)
+    for count in range(1, 10):
+        begin = first + count
+        part = chain(context, begin, begin + count, seed=count, rows_per_item=count)
+        assert_same_bits(part, whole[count : 2 * count])
+    assert_same_bits(chain(context, first, last, seed=77, rows_per_item=21), whole)
+    assert_same_bits(chain(context, first, last, seed=78, rows_per_item=1), whole)
+    native.set_threads(2)
+    assert_same_bits(chain(context, first, last, seed=79, rows_per_item=3), whole)
+
+
+def test_prefill_of_any_chunk_size_gives_equal_bits():
+    context = Context(Heads(heads=2, kv_heads=1, head_dim=32), 560)
+    cache = Cache(context.shape, 560).write(range(560), context.k, context.v)
+    whole = cache.attend(context.q, 0, range(560), rows_per_item=64)
+    for size in (16, 61, 200):
+        for first in range(0, 560, size):
+            rows = range(first, min(first + size, 560))
+            part = cache.attend(context.q[first : rows.stop], first, rows)
+            assert_same_bits(part, whole[first : rows.stop])
+
+
+def random_tree(rng, nodes, branching):
+    """Parents, each lower than its child; the higher `branching`, the wider."""
+    parents = [-1]
+    for node in range(1, nodes):
+        back = 1 if rng.random() > branching else int(rng.integers(1, node + 1))
+        parents.append(node - back)
+    return parents
+
+
+def paths_of(parents):
+    paths = []
+    for node, parent in enumerate(parents):
+        paths.append([*(paths[parent] if parent >= 0 else []), node])
+    return paths
+
+
+def check_tree(shape, start, parents, rng, rows_per_item):
+    """Every node's bits equal those of its path as a chain elsewhere, siblings being NaN."""
+    paths = paths_of(parents)
+    nodes = len(parents)
+    context = Context(shape, start + nodes, seed=int(rng.integers(1 << 30)))
+    full = Cache(shape, start + nodes, seed=1)
+    full.write(range(start + nodes), context.k, context.v)
+    positions = [start + len(path) - 1 for path in paths]
+    as_arrays = [np.array(path, np.int32) for path in paths]
+    got = full.attend(context.q[start:], start, positions, as_arrays, rows_per_item)
+    for node, path in enumerate(paths):
+        logical = [*range(start), *(start + n for n in path)]
+        last = len(logical)
+        alone = Cache(shape, last, seed=2 + node)
+        alone.write(range(last), context.k[logical], context.v[logical])
+        expected = alone.attend(context.q[[start + node]], last - 1, [last - 1])
+        assert_same_bits(got[[node]], expected)
+        poisoned = Cache(shape, start + nodes, seed=3 + node)
+        poisoned.write(logical, context.k[logical], context.v[logical])
+        rows = poisoned.attend(context.q[start:], start, positions, as_arrays, rows_per_item)
+        assert_same_bits(rows[[node]], expected)
+
+
+TREE_SHAPES = [
+    Heads(heads=3, kv_heads=1, head_dim=24),
+    Heads(heads=2, kv_heads=2, head_dim=16, bf16=True),
+    Heads(heads=8, kv_heads=1, head_dim=12, window=19),
+    Heads(heads=2, kv_heads=1, head_dim=64, bf16=True, softcap=3.0, window=3),
+]
+
+
+@pytest.mark.parametrize("shape", TREE_SHAPES, ids=str)
+@pytest.mark.parametrize("offset", range(TILE))
+def test_a_tree_node_equals_its_path_as_a_chain(shape, offset):
+    rng = np.random.default_rng(offset)
+    for base, branching in ((0, 0.8), (32, 0.3), (496, 0.5)):
+        nodes = int(rng.integers(2, 25))
+        parents = random_tree(rng, nodes, branching)
+        rows_per_item = int(rng.integers(1, 9))
+        check_tree(shape, base + offset, parents, rng, rows_per_item)
+
+
+def test_a_deep_tree_across_chunks_equals_its_paths():
+    """A spine of even nodes, each with a leaf: far from its slots in logical order."""
+    parents = [-1, *(max(0, node - 2 + node % 2) for node in range(1, 90))]
+    check_tree(Heads(2, 1, 16), 470, parents, np.random.default_rng(5), 4)
+
+
+def test_straight_paths_equal_no_paths():
+    context = Context(Heads(), 540)
+    cache = Cache(context.shape, 540).write(range(540), context.k, context.v)
+    rows = range(500, 540)
+    paths = [np.arange(p - 500 + 1, dtype=np.int32) for p in rows]
+    expected = cache.attend(context.q[500:], 500, rows)
+    assert_same_bits(cache.attend(context.q[500:], 500, rows, paths), expected)
+    mixed = [path if i % 3 else None for i, path in enumerate(paths)]
+    assert_same_bits(cache.attend(context.q[500:], 500, rows, mixed), expected)
+
+
+def test_ties_by_soft_capping_weigh_equally():
+    """Scores that the cap makes equal: the mean of the values, whoever shares the span."""
+    shape = Heads(heads=2, kv_heads=1, head_dim=16, softcap=1.0)
+    context = Context(shape, 530)
+    context.k[:] = 1e4
+    context.q[:] = 1e4
+    got = chain(context, 510, 530)
+    for i, position in enumerate(range(510, 530)):
+        mean = context.v[: position + 1, 0].astype(np.float64).mean(axis=0)
+        np.testing.assert_allclose(got[i], np.stack([mean, mean]), atol=1e-6)
+        assert_same_bits(chain(context, position, position + 1, seed=i), got[[i]])
+
+
+@pytest.mark.parametrize("bad", [NAN, float("inf")])
+def test_a_bad_row_harms_no_other(bad):
+    context = Context(Heads(), 530)
+    expected = chain(context, 505, 530)
+    context.q[512, 1, 3] = bad
+    got = chain(context, 505, 530)
+    assert not np.isfinite(got[512 - 505, 1]).any()
+    keep = np.ones(got.shape[:2], bool)
+    keep[512 - 505, 1] = False
+    assert_same_bits(got[keep], expected[keep])
+
+
+@pytest.mark.parametrize("at", [3, 511, 512, 525])
+def test_a_key_that_is_nan_shows_in_every_row_that_sees_it(at):
+    context = Context(Heads(heads=2, kv_heads=1), 530)
+    expected = chain(context, 500, 530)
+    context.k[at, 0, 5] = NAN
+    got = chain(context, 500, 530)
+    blind = max(0, at - 500)
+    assert_same_bits(got[:blind], expected[:blind])
+    assert not np.isfinite(got[blind:]).any()
+
+
+def test_attend_refuses_what_does_not_fit():
+    context = Context(Heads(), 40)
+    cache = Cache(context.shape, 40).write(range(40), context.k, context.v)
+
+    def path(*nodes):
+        return [np.array(nodes, np.int32)]
+
+    q = context.q[:1]
+    with pytest.raises(ValueError, match="beyond the block table"):
+        cache.attend(q, 48, [48])
+    with pytest.raises(ValueError, match="below start"):
+        cache.attend(q, 30, [29])
+    with pytest.raises(ValueError, match="does not ascend"):
+        cache.attend(q, 30, [32], path(0, 2, 2))
+    with pytest.raises(ValueError, match="does not hold"):
+        cache.attend(q, 30, [32], path(0, 1))
+    with pytest.raises(ValueError, match="beyond the block table"):
+        cache.attend(q, 30, [31], path(0, 18))
+    with pytest.raises(ValueError, match="head dimensions"):
+        cache.attend(q[..., :32], 30, [30])
+    with pytest.raises(ValueError, match="no multiple"):
+        cache.attend(q[:, :3], 30, [30])
+    cache.blocks[0] = 99
+    with pytest.raises(ValueError, match="not in the cache"):
+        cache.attend(q, 30, [30])
+
+
+# --- slots of the cache -------------------------------------------------------------------------
+
+
+def whole_cache(bf16, layers=3, blocks=5, kv_heads=2, head_dim=20):
+    rng = np.random.default_rng(0)
+    k = rng.standard_normal((layers, blocks, kv_heads, head_dim, TILE), np.float32)
+    v = rng.standard_normal((layers, blocks, kv_heads, TILE, 32), np.float32)
+    v[..., head_dim:] = 0
+    return (to_bf16(k), to_bf16(v)) if bf16 else (k, v)
+
+
+def by_slot(k, v, head_dim=20):
+    """[layers, slots, kv_heads, head_dim] of both, as stored."""
+    layers, blocks, kv_heads = k.shape[:3]
+    keys = k.transpose(0, 1, 4, 2, 3).reshape(layers, blocks * TILE, kv_heads, head_dim)
+    values = v.transpose(0, 1, 3, 2, 4)[..., :head_dim].reshape(keys.shape)
+    return keys.copy(), values.copy()
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_slots_move_in_order(bf16, threads):
+    native.set_threads(threads)
+    k, v = whole_cache(bf16)
+    source = np.array([40, 42, 45, 47, 49, 79])
+    target = np.array([40, 41, 42, 43, 45, 47])
+    keys, values = by_slot(k, v)
+    for a, b in zip(source, target, strict=True):
+        keys[:, b], values[:, b] = keys[:, a].copy(), values[:, a].copy()
+    native.move_kv(k, v, source, target)
+    moved_keys, moved_values = by_slot(k, v)
+    np.testing.assert_array_equal(moved_keys, keys)
+    np.testing.assert_array_equal(moved_values, values)
+    assert not v[..., 20:].any()
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_slots_are_filled_and_read(bf16):
+    k, v = whole_cache(bf16)
+    slots = np.array([3, 16, 31, 79])
+    keys, values = by_slot(k, v)
+    read = native.read_kv(k, v, slots)
+    for got, stored in zip(read, (keys, values), strict=True):
+        expected = stored[:, slots]
+        np.testing.assert_array_equal(got, from_bf16(expected) if bf16 else expected)
+    native.fill_kv(k, v, slots, NAN)
+    others = np.setdiff1d(np.arange(80), slots)
+    for got, before in zip(by_slot(k, v), (keys, values), strict=True):
+        np.testing.assert_array_equal(got[:, others], before[:, others])
+    assert all(np.isnan(each).all() for each in native.read_kv(k, v, slots))
+    assert not v[..., 20:].any()
+    native.fill_kv(k, v, slots, 1.5)
+    assert all((each == 1.5).all() for each in native.read_kv(k, v, slots))
+
+
+def test_slots_outside_the_cache_are_refused():
+    k, v = whole_cache(False)
+    good = np.array([0, 1])
+    for bad in (np.array([-1, 1]), np.array([0, 80])):
+        with pytest.raises(ValueError, match="is not in the cache of 80 slots"):
+            native.move_kv(k, v, bad, good)
+        with pytest.raises(ValueError, match="is not in the cache of 80 slots"):
+            native.move_kv(k, v, good, bad)
+        with pytest.raises(ValueError, match="is not in the cache of 80 slots"):
+            native.fill_kv(k, v, bad, 0.0)
+        with pytest.raises(ValueError, match="is not in the cache of 80 slots"):
+            native.read_kv(k, v, bad)
+    with pytest.raises(ValueError, match="different lengths"):
+        native.move_kv(k, v, good, good[:1])
+    with pytest.raises(ValueError, match="element types"):
+        native.read_kv(k, v.astype(np.uint16), good)
+    with pytest.raises(ValueError, match="layers, blocks"):
+        native.read_kv(k[0], v[0], good)

@@ -1,0 +1,311 @@
+"""The row kernels against torch and numpy, at every level, odd sizes and non-finite rows included.
+
+Row independence is bitwise: any selection of rows gives each of them the bits it has in the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import paceline._native as native
+from paceline.models.ops.reference import ReferenceOps
+
+WIDTHS = [1, 15, 16, 17, 40, 63, 64, 65, 100, 128, 300, 1024]
+REFERENCE = ReferenceOps("float32", deterministic=False)
+
+
+@pytest.fixture(params=native.isas(), autouse=True)
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    before = native.isa()
+    native.set_isa(request.param)
+    yield request.param
+    native.set_isa(before)
+
+
+def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0.0, scale, shape).astype(np.float32)
+
+
+def with_bad_values(x: np.ndarray) -> np.ndarray:
+    """A copy whose row 1 has a NaN, row 2 an inf and row 3 a -inf."""
+    bad = x.copy()
+    for row, value in ((1, np.nan), (2, np.inf), (3, -np.inf)):
+        bad[row, (row * 5) % x.shape[1]] = value
+    return bad
+
+
+# --- quantising -----------------------------------------------------------------------------------
+
+
+def rows_to_quantise(k: int) -> np.ndarray:
+    x = normal(6, k, seed=k)
+    x[1] *= 1e-34  # below the least scale
+    x[2] = 0.0
+    x[3] *= np.float32(1e36)
+    scale = np.float32(0.37)  # quotients that lie on a half, or all but
+    x[4] = np.round(x[4] * 20) / 2 * scale
+    x[4, 0] = 127 * scale
+    return x
+
+
+def reference_quantize(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    tensor = torch.from_numpy(x)
+    scale = tensor.abs().amax(dim=1, keepdim=True).div_(127.0).clamp_min_(1e-30)
+    return torch.round(tensor / scale).to(torch.int8).numpy(), scale.numpy()
+
+
+@pytest.mark.parametrize("k", WIDTHS)
+def test_quantize_is_the_reference(k: int) -> None:
+    x = rows_to_quantise(k)
+    q, scale, group_sums, row_sums = native.quantize(x)
+    expected_q, expected_scale = reference_quantize(x)
+    stride = -(-k // 64) * 64
+    assert q.shape == (6, stride)
+    np.testing.assert_array_equal(q[:, :k], expected_q)
+    np.testing.assert_array_equal(q[:, k:], 0)
+    np.testing.assert_array_equal(scale, expected_scale)
+    np.testing.assert_array_equal(group_sums, q.reshape(6, -1, 32).sum(axis=2, dtype=np.int32))
+    np.testing.assert_array_equal(row_sums, q.sum(axis=1, dtype=np.int32))
+
+
+@pytest.mark.parametrize("k", WIDTHS)
+def test_quantize_with_a_scale_per_group(k: int) -> None:
+    x = rows_to_quantise(k)
+    q, scale, group_sums, row_sums = native.quantize(x, scale_groups=True)
+    assert scale.shape == (6, -(-k // 128))
+    for group in range(scale.shape[1]):
+        part = slice(128 * group, min(k, 128 * group + 128))
+        expected_q, expected_scale = reference_quantize(np.ascontiguousarray(x[:, part]))
+        np.testing.assert_array_equal(q[:, part], expected_q)
+        np.testing.assert_array_equal(scale[:, group : group + 1], expected_scale)
+    np.testing.assert_array_equal(q[:, k:], 0)
+    np.testing.assert_array_equal(group_sums, q.reshape(6, -1, 32).sum(axis=2, dtype=np.int32))
+    np.testing.assert_array_equal(row_sums, q.sum(axis=1, dtype=np.int32))
+
+
+@pytest.mark.parametrize("scale_groups", [False, True])
+@pytest.mark.parametrize("k", [5, 64, 300])
+def test_quantize_marks_non_finite_rows(k: int, scale_groups: bool) -> None:
+    x = normal(5, k)
+    bad = with_bad_values(x)
+    good, marked = native.quantize(x, scale_groups), native.quantize(bad, scale_groups)
+    for expected, got in zip(good, marked, strict=True):
+        np.testing.assert_array_equal(got[[0, 4]], expected[[0, 4]])
+    assert np.isnan(marked[1][1:4]).any(axis=1).all()
+    if not scale_groups:
+        assert not marked[0][1:4].any()
+        assert not marked[3][1:4].any()
+
+
+def test_quantize_never_exceeds_127() -> None:
+    bits = np.random.default_rng(3).integers(0x0DA24260, 0x7F800000, 4000)
+    x = np.repeat(bits.astype(np.uint32).view(np.float32)[:, None], 2, axis=1)
+    x[:, 1] *= -1.0
+    q = native.quantize(x)[0]
+    assert q.max() == 127
+    assert q.min() == -127
+
+
+# --- norms and activations ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", WIDTHS)
+def test_rms_norm(n: int) -> None:
+    x, weight = normal(4, n, seed=n, scale=3.0), normal(n, seed=1)
+    exact = x / np.sqrt((x.astype(np.float64) ** 2).mean(axis=1, keepdims=True) + 1e-5) * weight
+    np.testing.assert_allclose(native.rms_norm(x, weight, 1e-5), exact, rtol=1e-6)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_gated(width: int, activation: str) -> None:
+    x = normal(4, 2 * width, seed=width, scale=4.0)
+    gate, up = torch.from_numpy(x).double().chunk(2, dim=1)
+    active = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+    exact = (active * up).numpy()
+    np.testing.assert_allclose(native.gated(x, activation), exact, rtol=2e-6, atol=2e-6)
+
+
+def test_gated_far_from_zero() -> None:
+    gate = np.array([[-1e38, -200.0, -90.0, 90.0, 1e30, np.inf, -np.inf, np.nan]], np.float32)
+    x = np.concatenate([gate, np.ones_like(gate)], axis=1)
+    for activation in ("silu", "gelu_tanh"):
+        y = native.gated(x, activation)[0]
+        np.testing.assert_allclose(y[:5], [0.0, 0.0, 0.0, 90.0, 1e30], rtol=1e-6, atol=1e-30)
+        assert not np.isfinite(y[5:]).any()
+
+
+@pytest.mark.parametrize("n", WIDTHS)
+def test_softcap(n: int) -> None:
+    x = normal(3, n, seed=n, scale=60.0)
+    exact = 30.0 * np.tanh(x.astype(np.float64) / 30.0)
+    np.testing.assert_allclose(native.softcap(x, 30.0), exact, rtol=5e-7)
+
+
+ROW_KERNELS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "rms_norm": lambda x: native.rms_norm(x, normal(x.shape[1], seed=2), 1e-6),
+    "silu": lambda x: native.gated(x, "silu"),
+    "gelu_tanh": lambda x: native.gated(x, "gelu_tanh"),
+    "softcap": lambda x: native.softcap(x, 5.0),
+    "quantised": lambda x: native.quantize(x)[0].astype(np.float32),
+    "scales": lambda x: native.quantize(x, True)[1],
+}
+
+
+@pytest.mark.parametrize("name", ROW_KERNELS)
+def test_rows_are_independent(name: str) -> None:
+    kernel = ROW_KERNELS[name]
+    x = with_bad_values(normal(7, 90, scale=2.0))
+    whole = kernel(x)
+    for rows in ([0], [6, 0, 3], [5, 4, 2, 2], list(range(7))[::-1]):
+        np.testing.assert_array_equal(kernel(x[rows]), whole[rows])
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "silu", "gelu_tanh"])
+def test_non_finite_values_stay_visible_in_their_row(name: str) -> None:
+    x = with_bad_values(normal(5, 90))
+    finite = np.isfinite(ROW_KERNELS[name](x)).all(axis=1)
+    np.testing.assert_array_equal(finite, [True, False, False, False, True])
+
+
+# --- embedding ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n", "k"), [(5, 7), (16, 64), (50, 100), (33, 192)])
+def test_gather_int8(n: int, k: int) -> None:
+    tiles, padded = -(-n // 16), -(-k // 64) * 64
+    q = np.zeros((tiles * 16, padded), np.int8)
+    q[:n, :k] = np.random.default_rng(4).integers(-127, 128, (n, k))
+    data = q.reshape(tiles, 16, padded // 4, 4).transpose(0, 2, 1, 3).copy()
+    scale = np.abs(normal(tiles * 16))
+    ids = np.array([n - 1, 0, n // 2], np.int32)
+    expected = q[ids, :k].astype(np.float32) * scale[ids, None] * np.float32(1.5)
+    np.testing.assert_array_equal(native.gather_int8(data, scale, k, ids, 1.5), expected)
+
+
+# --- rotary embedding and the cache ---------------------------------------------------------------
+
+
+def to_bf16(x: np.ndarray) -> np.ndarray:
+    return torch.from_numpy(x.copy()).bfloat16().view(torch.int16).numpy().view(np.uint16)
+
+
+class RotaryCase:
+    """Five rows at scattered slots of caches that hold a mark wherever nothing is written."""
+
+    heads, kv_heads, blocks = 4, 2, 3
+    slots = np.array([17, 0, 47, 16, 5], np.int32)
+
+    def __init__(self, head_dim: int, rotary_dim: int, norm: bool) -> None:
+        rows, angles = len(self.slots), normal(5, rotary_dim // 2, seed=9, scale=3.0)
+        self.head_dim, self.padded = head_dim, -(-head_dim // 16) * 16
+        self.qkv = normal(rows, (self.heads + 2 * self.kv_heads) * head_dim, seed=head_dim)
+        self.cos = np.concatenate([np.cos(angles)] * 2, axis=1)
+        self.sin = np.concatenate([-np.sin(angles), np.sin(angles)], axis=1)
+        self.norms = [normal(head_dim, seed=s) if norm else None for s in (5, 6)]
+
+    def run(self, kind: type, rows: list[int] | None = None) -> tuple[np.ndarray, ...]:
+        pick = list(range(len(self.slots))) if rows is None else rows
+        k = np.full((self.blocks, self.kv_heads, self.head_dim, 16), 7, kind)
+        v = np.full((self.blocks, self.kv_heads, 16, self.padded), 7, kind)
+        tables = self.cos[pick], self.sin[pick]
+        q = native.rotary_kv(
+            self.qkv[pick], *tables, *self.norms, 1e-5, k, v, np.ascontiguousarray(self.slots[pick])
+        )
+        return q, k, v
+
+    def reference(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        x = torch.from_numpy(self.qkv).view(len(self.slots), -1, self.head_dim)
+        parts = list(x.split([self.heads, self.kv_heads, self.kv_heads], dim=1))
+        tables = [torch.from_numpy(t)[:, None] for t in (self.cos, self.sin)]
+        for i, norm in enumerate(self.norms):
+            if norm is not None:
+                parts[i] = F.rms_norm(parts[i], (self.head_dim,), torch.from_numpy(norm), 1e-5)
+            parts[i] = REFERENCE.rotary(parts[i], *tables)
+        return parts[0].numpy(), parts[1].numpy(), parts[2].numpy()
+
+
+SHAPES = [(8, 8), (16, 16), (24, 10), (64, 64), (80, 20), (128, 128), (256, 256)]
+
+
+@pytest.mark.parametrize("norm", [False, True], ids=["plain", "qk_norm"])
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), SHAPES)
+def test_rotary_kv(head_dim: int, rotary_dim: int, norm: bool) -> None:
+    case = RotaryCase(head_dim, rotary_dim, norm)
+    q, k, v = case.run(np.float32)
+    expected_q, expected_k, expected_v = case.reference()
+    np.testing.assert_allclose(q, expected_q, rtol=1e-5, atol=1e-6)
+    block, lane = case.slots // 16, case.slots % 16
+    np.testing.assert_allclose(k[block, :, :, lane], expected_k, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(v[block, :, lane, :head_dim], expected_v)
+    np.testing.assert_array_equal(v[block, :, lane, head_dim:], 0.0)
+    k[block, :, :, lane] = 7  # and nothing else was touched
+    v[block, :, lane] = 7
+    assert (k == 7).all()
+    assert (v == 7).all()
+
+
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), SHAPES)
+def test_the_cache_in_bf16_is_the_float_one_rounded(head_dim: int, rotary_dim: int) -> None:
+    case = RotaryCase(head_dim, rotary_dim, norm=True)
+    case.qkv[0, -1] = np.nan
+    case.qkv[1, -1] = -np.inf
+    q, k, v = case.run(np.float32)
+    q16, k16, v16 = case.run(np.uint16)
+    block, lane = case.slots // 16, case.slots % 16
+    np.testing.assert_array_equal(q16, q)
+    np.testing.assert_array_equal(k16[block, :, :, lane], to_bf16(k[block, :, :, lane]))
+    values = v16[block, :, lane].astype(np.uint32) << 16
+    expected = to_bf16(v[block, :, lane]).astype(np.uint32) << 16
+    np.testing.assert_array_equal(values.view(np.float32), expected.view(np.float32))
+
+
+def test_rotary_kv_rows_are_independent() -> None:
+    case = RotaryCase(24, 10, norm=True)
+    q, k, v = case.run(np.float32)
+    for row, slot in enumerate(case.slots):
+        one_q, one_k, one_v = case.run(np.float32, [row])
+        block, lane = slot // 16, slot % 16
+        np.testing.assert_array_equal(one_q[0], q[row])
+        np.testing.assert_array_equal(one_k[block, :, :, lane], k[block, :, :, lane])
+        np.testing.assert_array_equal(one_v[block, :, lane], v[block, :, lane])
+
+
+def test_a_cache_of_more_than_2_to_the_31_elements() -> None:
+    case = RotaryCase(256, 256, norm=False)
+    _, k, v = case.run(np.uint16)
+    block, lane = case.slots // 16, case.slots % 16
+    first = (1 << 31) // (2 * 256 * 16)  # block; pages that nobody touches take no memory
+    try:
+        far_k = np.zeros((first + 3, 2, 256, 16), np.uint16)
+        far_v = np.zeros((first + 3, 2, 16, 256), np.uint16)
+    except MemoryError:
+        pytest.skip("this machine does not lend that much address space")
+    far = (case.slots + 16 * first).astype(np.int32)
+    native.rotary_kv(case.qkv, case.cos, case.sin, None, None, 1e-5, far_k, far_v, far)
+    np.testing.assert_array_equal(far_k[first + block, :, :, lane], k[block, :, :, lane])
+    np.testing.assert_array_equal(far_v[first + block, :, lane], v[block, :, lane])
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+def test_wrong_shapes_are_refused() -> None:
+    x = normal(2, 6)
+    with pytest.raises(ValueError, match="one element for each column"):
+        native.rms_norm(x, normal(5), 1e-5)
+    with pytest.raises(ValueError, match="even number of columns"):
+        native.gated(normal(2, 5), "silu")
+    with pytest.raises(ValueError, match="allowed are silu, gelu_tanh"):
+        native.gated(x, "relu")
+    with pytest.raises(ValueError, match="not positive"):
+        native.softcap(x, 0.0)
+    case = RotaryCase(16, 16, norm=False)
+    case.slots = case.slots + 48
+    with pytest.raises(ValueError, match="outside the cache"):
+        case.run(np.float32)

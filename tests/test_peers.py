@@ -1,0 +1,212 @@
+"""The comparison with peers: the talk with workers, the rows and targets, and one short run."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
+WORKER = """
+import os, sys
+sys.path.insert(0, {folder!r})
+from peers_worker import UnsupportedError, serve
+
+class Engine:
+    def __init__(self, options):
+        if options.get("refuse"):
+            raise UnsupportedError("not here")
+    def describe(self): return {{"engine": "toy"}}
+    def double(self, number):
+        os.write(1, b"native code prints\\n")
+        print("so does Python")
+        return 2 * number
+    def fail(self): raise ValueError("broken")
+    def leave(self): os._exit(3)
+
+serve(Engine)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _benchmarks_on_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.setattr(module("peers_models"), "PEERS", tmp_path / ".peers")
+    (tmp_path / ".peers").mkdir()
+
+
+def module(name: str) -> Any:
+    return importlib.import_module(name)
+
+
+def toy_engine(tmp_path: Path, python: str | None = None, **options: Any) -> Any:
+    client = module("peers_client")
+    (tmp_path / "toy.py").write_text(WORKER.format(folder=str(FOLDER)), encoding="utf-8")
+    return client.Engine("toy", str(tmp_path / "toy.py"), 8, (), python, lambda name: options)
+
+
+# Workers
+
+
+def test_a_worker_answers_and_survives_what_fails(tmp_path: Path) -> None:
+    client, missing = module("peers_client"), module("peers_models").MissingPeerError
+    worker = client.Worker(toy_engine(tmp_path), "any", 1)
+    try:
+        assert worker.facts == {"engine": "toy"}
+        assert worker.ask("double", number=21) == 42
+        with pytest.raises(client.WorkerError, match="broken"):
+            worker.ask("fail")
+        assert worker.ask("double", number=2) == 4
+        used = worker.ask("usage")
+        assert used["peak"] >= used["resident"] > 0
+        with pytest.raises(client.WorkerError, match="ended"):
+            worker.ask("leave")
+    finally:
+        worker.close()
+    with pytest.raises(missing, match="not here"):
+        client.Worker(toy_engine(tmp_path, refuse=True), "any", 1)
+
+
+def test_an_absent_environment_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, models = module("peers_client"), module("peers_models")
+    monkeypatch.setattr(models, "PYTHONS", {"llama": tmp_path / "absent"})
+    with pytest.raises(models.MissingPeerError, match="make peers"):
+        client.Worker(toy_engine(tmp_path, python="llama"), "any", 1)
+
+
+def test_what_is_half_made_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = module("peers_models")
+    monkeypatch.setattr(models, "ROOT", tmp_path)
+
+    def broken(path: Path) -> None:
+        path.write_text("half")
+        raise RuntimeError("power cut")
+
+    wanted = tmp_path / "file"
+    with pytest.raises(RuntimeError):
+        models.made(wanted, broken)
+    assert not wanted.exists()
+    assert models.made(wanted, lambda path: path.write_text("whole")).read_text() == "whole"
+    assert models.made(wanted, broken) == wanted
+
+
+def test_a_converted_model_says_what_its_folder_says(tmp_path: Path) -> None:
+    models, check = module("peers_models"), module("inflate_check")
+    source = module("inflate").embedded_folder(draft=True)
+    models.write_gguf(source, tmp_path / "draft.gguf")
+    prompt = [300, 1000, 17, 42, 2000, 7]
+    (a, a_text), (b, b_text) = (
+        check.paceline_says(path, prompt) for path in (source, tmp_path / "draft.gguf")
+    )
+    assert (a - b).abs().max() < 1e-4
+    assert a_text == b_text
+    load = module("paceline.models.checkpoint").load_checkpoint
+    text = "def add(a, b):\n    return  a +\t12345 # it's\n\n"
+    folder, file = (load(str(p)).tokenizer for p in (source, tmp_path / "draft.gguf"))
+    assert folder.encode(text) == file.encode(text)
+
+
+# Rows and targets
+
+
+def forward(engine: str, width: int, seconds: float, context: int = 64) -> Any:
+    harness = module("harness")
+    return [harness.Sample(engine, ("forward", context, width), 0, seconds, {})]
+
+
+def text(arm: str, index: int, seconds: float, tokens: list[int]) -> Any:
+    facts = {"tokens": len(tokens), "first": seconds / 2, "token_ids": tokens}
+    return module("harness").Sample(arm, ("generate", index), 0, seconds, facts)
+
+
+def judged(samples: list[Any], facts: Any = None) -> dict[str, Any]:
+    rows = module("peers_report").results_of(samples, facts or {}, {}, 0)
+    roof = {"bytes_per_second": 1e9}
+    return {t.name: t for t in module("peers_targets").targets(rows, facts or {}, roof)}
+
+
+def test_widths_are_compared_within_and_between_engines() -> None:
+    samples = [
+        *forward("paceline int8", 1, 0.010),
+        *forward("paceline int8", 8, 0.012),
+        *forward("llama.cpp Q8_0", 8, 0.060),
+    ]
+    facts = {"paceline int8": {"weight_bytes": 8_000_000, "kv_bytes_per_token": 15_625}}
+    found = judged(samples, facts)
+    assert found["paceline int8, T(8)/T(1), context 64"].value == pytest.approx(1.2)
+    gain = found["verifying 8 tokens, paceline int8 over llama.cpp Q8_0"]
+    assert gain.value == pytest.approx(5)
+    assert gain.met
+    share = found["paceline int8, share of the read bandwidth at width 1"]
+    assert share.value == pytest.approx(0.9)  # 9 MB in 10 ms, of 1 GB/s
+    assert found["paceline int8, T(8)/T(1), context 512"].value is None
+    assert not found["verifying 8 tokens, paceline int4 over llama.cpp Q4_0"].met
+
+
+def test_speculation_is_compared_at_equal_bits_and_with_the_best_of_the_others() -> None:
+    samples = [
+        text("paceline int8, plain", 0, 2.0, [1, 2, 3, 4]),
+        text("paceline int8, draft 4", 0, 1.0, [1, 2, 3, 4]),
+        text("paceline int8, tree 4", 0, 0.5, [1, 2, 3, 4]),
+        text("llama.cpp Q8_0, draft 4", 0, 1.0, [1, 2, 3, 4]),
+        text("openvino int8, draft 4", 0, 0.8, [1, 2, 9, 4]),
+        text("openvino int8, plain", 0, 1.6, [1, 2, 3, 4]),
+    ]
+    found = judged(samples)
+    best = found["draft model, paceline int8 over the best 8-bit peer's"]
+    assert best.value == pytest.approx(0.8 / 0.5)
+    assert found["speculation over plain, paceline int8"].value == pytest.approx(4)
+    rows = module("peers_report").results_of(samples, {}, {}, 0)
+    row = module("peers_report").find(rows, engine="openvino int8", mode="draft 4")
+    assert row["speedup"] == pytest.approx(2)
+    assert row["identical"] is False
+
+
+def test_a_failed_sample_is_no_number() -> None:
+    failed = module("harness").Sample("paceline int8", ("forward", 64, 8), 1, error="broken")
+    samples = [*forward("paceline int8", 1, 0.01), *forward("paceline int8", 8, 0.01), failed]
+    assert judged(samples)["paceline int8, T(8)/T(1), context 64"].value is None
+    report = module("peers_report")
+    rows = report.results_of(samples, {}, {}, 0)
+    assert any("broken" in part for part in report.tables(rows))
+
+
+# The program
+
+
+def test_it_runs_and_absent_peers_are_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inflate, models = module("inflate"), module("peers_models")
+    same = inflate.Shape(1, 1, 1, 1, 8), inflate.Shape(1, 1, 1, 1, 2)
+    monkeypatch.setitem(inflate.PAIRS, "tiny", inflate.Pair(*same))
+    monkeypatch.setattr(models, "ROOT", tmp_path)
+    monkeypatch.setattr(models, "PYTHONS", dict.fromkeys(models.PYTHONS, tmp_path / "absent"))
+    monkeypatch.setattr(models, "LLAMA_BIN", tmp_path / "absent")
+    monkeypatch.setattr(module("peers_roof"), "ARRAY_BYTES", 1 << 20)
+    monkeypatch.setattr(module("peers"), "IDLE_SECONDS", 0.1)
+    words = ["--quick", "--model", "tiny", "--prompts", "embedded", "--threads", "1"]
+    words += ["--max-tokens", "8", "--engines", "paceline int8,llama.cpp Q8_0", "--json"]
+    assert module("peers").main(words) == 0
+    document = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    rows = document["results"]
+    absent = [row for row in rows if row["engine"] == "llama.cpp Q8_0"]
+    assert len(absent) == 1
+    assert "make peers" in absent[0]["missing"]
+    assert {row["measure"] for row in rows} >= {"forward", "prefill", "parallel", "generate"}
+    assert all(row["identical"] for row in rows if row["measure"] == "generate")
+    assert document["num_failed"] == 0
+    assert document["config"]["engines"]["paceline int8"]["dtype"] == "int8"
+
+
+def test_an_unknown_engine_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        module("peers").options_of(["--engines", "nobody"])
+    assert "nobody" in capsys.readouterr().err
+    assert sys.modules["peers_client"].ENGINES

@@ -1,0 +1,55 @@
+"""Bytes and operations of a forward, counted anew from tensors and row by row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from paceline.models.ops.reference import ReferenceOps
+from paceline.workbench import profile_roofs
+from paceline.workbench.profile_roofs import Work, measure_roofs
+from tests.toy import TOY, toy_tensors
+
+MATRICES = sum(t.numel() for t in toy_tensors().values() if t.dim() == 2)
+"""The embedding among them, which is the head too."""
+
+
+def test_weights_are_those_of_the_tensors() -> None:
+    work = Work.of(TOY, "float32", "bfloat16")
+    assert work.weights == MATRICES
+    assert work.weight_bytes == 4 * MATRICES
+    assert Work.of(TOY, "int8", "float32").weight_bytes == MATRICES
+    kv = TOY.num_layers * 2 * TOY.num_kv_heads * TOY.head_dim * 2
+    assert work.bytes_read(3, 10) == 4 * MATRICES + 13 * kv
+
+
+@pytest.mark.parametrize("window", [0, 6])
+def test_operations_row_by_row(window: int) -> None:
+    config = replace(TOY, sliding_window=window, sliding_layers=(True, False) if window else ())
+    work = Work.of(config, "float32", "float32")
+    width, context = 5, 4
+    expected = 2 * MATRICES * width
+    for layer in range(config.num_layers):
+        for row in range(width):
+            keys = list(range(context + row + 1))
+            if config.is_sliding(layer):
+                keys = [p for p in keys if context + row - p < window]
+            # A dot product with each key, and each value weighed and added.
+            expected += len(keys) * config.num_heads * config.head_dim * 4
+    assert work.operations(width, context) == expected
+
+
+def test_a_window_is_read_once() -> None:
+    config = replace(TOY, sliding_window=6)
+    work = Work.of(config, "int8", "float32")
+    far, farther = work.bytes_read(2, 100), work.bytes_read(2, 200)
+    assert far == farther == MATRICES + 8 * TOY.num_layers * 2 * TOY.num_kv_heads * 8 * 4
+
+
+def test_roofs_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile_roofs, "READ_BYTES", 1 << 20)
+    monkeypatch.setattr(profile_roofs, "GEMM_WIDTH", 64)
+    roofs = measure_roofs(ReferenceOps("float32"))
+    assert 0.01 < roofs.read_gb_per_s < 1e5
+    assert 0.01 < roofs.gflop_per_s < 1e6
