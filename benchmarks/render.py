@@ -21,6 +21,7 @@ from typing import Any
 from acceptance import EVERY_SET
 from harness import ROOT
 from host_time import PHASES
+from peers_report import tables as peer_tables
 from proposer_sets import DEFAULT
 from report import RESULTS, number
 from speedup import CONTROL
@@ -156,6 +157,12 @@ def _ratio_cell(row: Row) -> str:
     return f"{ratio['value']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})" if ratio else "-"
 
 
+def peers(document: Document) -> list[str]:
+    """The tables as the program prints them, then the targets."""
+    text = "\n\n".join(peer_tables(document["results"]))
+    return [f"```\n{text}\n```\n", target_lines(document)]
+
+
 def demo(document: Document) -> list[str]:
     """The short table: one request, greedy, default configuration."""
     rows = [
@@ -178,6 +185,7 @@ BUILDERS: dict[str, tuple[str, Callable[[Document], list[str]]]] = {
     "acceptance": ("acceptance", acceptance),
     "speedup": ("speedup", speedup),
     "demo": ("speedup", demo),
+    "peers": ("peers", peers),
 }
 """By marker: which benchmark's results it shows, and how."""
 
