@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import torch
 
 from paceline.engine.engine import Engine
+from paceline.models.ops.base import PackedBatch
 from paceline.request import Request
-from paceline.runtime.batch import Batch
 from paceline.runtime.model_runner import ForwardResult, ModelRunner
 from paceline.span import Span
 
@@ -37,18 +37,21 @@ class ScriptedRunner(ModelRunner):
         self.scripts: dict[int, list[int]] = {}
         self._spans: Sequence[Span] = ()
 
-    def pack(self, spans: Sequence[Span]) -> Batch:
+    def pack(self, spans: Sequence[Span]) -> PackedBatch:
         self._spans = spans
         return super().pack(spans)
 
-    def forward(self, batch: Batch, greedy: bool = False) -> ForwardResult:
+    def forward(self, batch: PackedBatch, greedy: bool = False) -> ForwardResult:
         began = time.perf_counter()
-        positions, offsets = batch.positions.tolist(), batch.sample_offsets
+        offsets = batch.sample_offsets
         logits = torch.zeros(offsets[-1], self.decoder.config.vocab_size)
         for index, span in enumerate(self._spans):
             script = self.scripts[span.request_id]
-            for at in range(offsets[index], offsets[index + 1]):
-                following = positions[batch.sample_rows[at]] + 1
+            depths: list[int] = []
+            for parent in span.parents:
+                depths.append(depths[parent] + 1 if parent >= 0 else 0)
+            for at, node in enumerate(span.sample_rows, start=offsets[index]):
+                following = span.start + depths[node] + 1
                 logits[at, script[min(following, len(script) - 1)]] = self.PEAK
         self.num_forwards += 1
         self.seconds += time.perf_counter() - began
