@@ -175,7 +175,7 @@ void Decoder::plan_attention(const Batch& batch, const Slice& slice) {
     for (int row = slice.first; row < slice.end; ++row) {
         last = std::max(last, batch.rows[row].position);
     }
-    chunks_ = last / KEY_CHUNK + 1;
+    chunks_ = last_chunk(last) + 1;
     const size_t per_row = static_cast<size_t>(a.heads) * chunks_ * partial_stride(a);
     const int rows_per_pass = std::max<int>(most, static_cast<int>(PARTIAL_FLOATS / per_row));
     passes_.clear();
@@ -282,11 +282,10 @@ void Decoder::attention(Team& team, const Batch& batch, const Slice& slice,
         team.each(pass.end_row - pass.first_row, [&](int i) {
             const int at = pass.first_row + i, row = at - slice.first;
             const int position = batch.rows[at].position;
-            const int first = shape.window ? std::max(0, position - shape.window + 1) : 0;
             float* y = attended_.get() + static_cast<size_t>(row) * ld_q_;
             for (int h = 0; h < heads; ++h) {
                 kernels().merge(shape, partial_of(at, 0) + static_cast<size_t>(h) * row_stride,
-                                stride, first / KEY_CHUNK, position / KEY_CHUNK,
+                                stride, first_chunk(shape, position), last_chunk(position),
                                 y + h * shape.head_dim);
             }
             kernels().quantize(y, in_attended_, row);
