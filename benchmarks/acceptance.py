@@ -38,6 +38,7 @@ def open_llm(options: argparse.Namespace, checkpoint: Any, speculative: Any = No
         device=options.device,
         max_num_seqs=BATCH,
         max_model_len=MAX_MODEL_LEN,
+        planner="fixed",
         strict=True,
     )
 

@@ -21,6 +21,8 @@ from typing import Any
 from acceptance import EVERY_SET
 from harness import ROOT
 from host_time import PHASES
+from never_slower_cells import RUNS
+from never_slower_tables import tables as never_slower_tables
 from peers_report import tables as peer_tables
 from proposer_sets import DEFAULT
 from report import RESULTS, number
@@ -31,6 +33,7 @@ BLOCK = re.compile(r"(<!-- begin: (\w+) -->\n)(.*?)(<!-- end(?:: \2)? -->)", re.
 NOTHING = "*Not measured yet.*\n"
 Document = Mapping[str, Any]
 Row = Mapping[str, Any]
+Builder = Callable[[Document], list[str]]
 
 
 def markdown(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -157,10 +160,12 @@ def _ratio_cell(row: Row) -> str:
     return f"{ratio['value']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})" if ratio else "-"
 
 
-def peers(document: Document) -> list[str]:
+def printed(tables: Callable[[Sequence[Row]], list[str]]) -> Builder:
     """The tables as the program prints them, then the targets."""
-    text = "\n\n".join(peer_tables(document["results"]))
-    return [f"```\n{text}\n```\n", target_lines(document)]
+    return lambda document: [
+        "```\n" + "\n\n".join(tables(document["results"])) + "\n```\n",
+        target_lines(document),
+    ]
 
 
 def demo(document: Document) -> list[str]:
@@ -180,12 +185,13 @@ def demo(document: Document) -> list[str]:
     return [markdown([*headers, "acceptance length", "identical"], rows)]
 
 
-BUILDERS: dict[str, tuple[str, Callable[[Document], list[str]]]] = {
+BUILDERS: dict[str, tuple[str, Builder]] = {
     "step_overhead": ("step_overhead", step_overhead),
     "acceptance": ("acceptance", acceptance),
     "speedup": ("speedup", speedup),
     "demo": ("speedup", demo),
-    "peers": ("peers", peers),
+    "peers": ("peers", printed(peer_tables)),
+    **{name: (name, printed(never_slower_tables)) for name in RUNS.values()},
 }
 """By marker: which benchmark's results it shows, and how."""
 

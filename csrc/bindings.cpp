@@ -1,4 +1,5 @@
-// The Python module paceline._native. What it offers is described in paceline/models/ops/cpu.py.
+// The Python module paceline._native. What it offers is described in paceline/models/ops/cpu.py;
+// its choice of draft nodes in paceline/policy/choice.py.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -11,6 +12,7 @@ namespace nb = nanobind;
 void bind_linear(nb::module_&);
 void bind_rows(nb::module_&);
 void bind_attention(nb::module_&);
+void bind_plan(nb::module_&);
 void bind_sampler(nb::module_&);
 namespace paceline {
 void bind_forward(nb::module_&);
@@ -46,6 +48,7 @@ NB_MODULE(_native, module) {
     bind_linear(module);
     bind_rows(module);
     bind_attention(module);
+    bind_plan(module);
     bind_sampler(module);
     bind_forward(module);
 }

@@ -41,7 +41,7 @@ def plain() -> Iterator[LLM]:
 
 @pytest.fixture(scope="module")
 def speculative() -> Iterator[LLM]:
-    with LLM(speculative_config=SPECULATIVE) as llm:
+    with LLM(speculative_config=SPECULATIVE, planner="fixed") as llm:
         yield llm
 
 
@@ -135,7 +135,7 @@ def test_stop_strings_cut_text_not_tokens(plain: LLM, speculative: LLM) -> None:
 
 
 def test_speculation_can_be_replaced_while_requests_run(plain: LLM) -> None:
-    with LLM() as llm:
+    with LLM(planner="fixed") as llm:
         params = SamplingParams(temperature=0.0, max_tokens=120, ignore_eos=True)
         truth = plain.generate(PROMPTS[0], params).token_ids
         stream = llm.stream(PROMPTS[0], params)

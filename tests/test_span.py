@@ -77,9 +77,6 @@ def drop_item(name: str) -> Callable[[DraftTree], None]:
         (set_item("parents", 1, 2), "draft node 1: parent 2"),
         (set_item("parents", 2, -2), "draft node 2: parent -2"),
         (set_item("parents", 2, 0.0), "draft node 2: parent 0.0"),
-        (set_item("accept_probs", 0, 1.5), "draft node 0: accept_prob 1.5 is not in 0..1"),
-        (set_item("accept_probs", 2, -0.1), "draft node 2: accept_prob -0.1"),
-        (set_item("accept_probs", 2, float("nan")), "draft node 2: accept_prob nan"),
         (set_item("token_ids", 2, 2), "draft node 2: a sibling carries token 2 already"),
     ],
 )
@@ -156,3 +153,11 @@ def test_a_chunk_samples_its_last_row_at_most(sample: bool, rows: list[int]) -> 
     assert list(span.parents) == [-1, 0, 1]
     assert list(span.sample_rows) == rows
     assert span.is_chain
+
+
+def test_estimates_are_brought_into_their_range() -> None:
+    probs = [0.5, 1.5, -0.1, float("nan"), float("inf"), 1.0]
+    tree = DraftTree.chain(range(6), probs, "a")
+    assert tree.clamp_probs() == 4
+    assert tree.accept_probs == [0.5, 1.0, 0.0, 0.0, 1.0, 1.0]
+    assert tree.clamp_probs() == 0

@@ -12,9 +12,16 @@ from typing import Annotated
 import typer
 
 from paceline import __version__
-from paceline.commands.options import ConvertOptions, DemoOptions, RunOptions, TraceOptions, takes
+from paceline.commands.convert_options import ConvertOptions
+from paceline.commands.demo_options import DemoOptions
+from paceline.commands.environment import warn_of_unknown_variables
+from paceline.commands.explain_options import ExplainOptions
+from paceline.commands.options import RunOptions, takes
 from paceline.commands.profile_options import ProfileOptions
+from paceline.commands.simulate_options import SimulateOptions
+from paceline.commands.trace_options import TraceOptions
 from paceline.commands.train_options import DRAFT, LM, Values, takes_training
+from paceline.commands.tune_options import TuneOptions
 from paceline.commands.verify_options import VerifyOptions
 from paceline.errors import PacelineError
 
@@ -51,11 +58,12 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Say which.")
     ] = False,
 ) -> None:
-    pass
+    warn_of_unknown_variables(context.command)
 
 
 @app.command(epilog=ENVIRONMENT_NOTE)
@@ -84,6 +92,36 @@ def trace(options: TraceOptions) -> None:
     from paceline.commands.trace import trace_command
 
     raise typer.Exit(trace_command(options))
+
+
+@app.command(epilog=ENVIRONMENT_NOTE)
+@takes(SimulateOptions)
+def simulate(options: SimulateOptions) -> None:
+    """Predict from traces what speculation brings.
+
+    Drafts do not change what a model answers, so its traced answers tell what every draft would
+    have been worth: they are replayed through real proposers and the planner, and each step takes
+    what the cost table says. Beside them: fixed configurations, and the best that hindsight could
+    have chosen.
+    """
+    from paceline.commands.simulate import simulate_command
+
+    raise typer.Exit(simulate_command(options))
+
+
+@app.command(epilog=ENVIRONMENT_NOTE)
+@takes(TuneOptions)
+def tune(options: TuneOptions) -> None:
+    """Find the best way to speculate for a model.
+
+    Its answers to usual prompts are replayed with every proposer in many settings, with what a
+    step costs on this machine. The ranking says how sure it is, and whether anything beats plain
+    decoding at all. The best is written as options, and each draft model is compared with the
+    target.
+    """
+    from paceline.commands.tune import tune_command
+
+    raise typer.Exit(tune_command(options))
 
 
 @app.command(epilog=ENVIRONMENT_NOTE)
@@ -135,6 +173,19 @@ def demo(options: DemoOptions) -> None:
     from paceline.commands.demo import demo_command
 
     raise typer.Exit(demo_command(options))
+
+
+@app.command(epilog=ENVIRONMENT_NOTE)
+@takes(ExplainOptions)
+def explain(options: ExplainOptions) -> None:
+    """See step by step what was drafted, verified and accepted, and why.
+
+    The prompt is answered speculatively and then plainly. Each step shows its candidates, where
+    they were cut and why, what was accepted, and what it cost as predicted and as measured.
+    """
+    from paceline.commands.explain import explain_command
+
+    raise typer.Exit(explain_command(options))
 
 
 @train.command("lm", epilog=ENVIRONMENT_NOTE)

@@ -5,6 +5,7 @@ Owns texts and callers; everything about tokens is the engine's.
 
 from __future__ import annotations
 
+import logging
 import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -24,7 +25,9 @@ from paceline.models.tokenizer import Tokenizer
 from paceline.outputs import Collector, GenerationOutput, Job
 from paceline.request import StepOutput, StopChecker
 from paceline.sampling_params import SamplingParams
+from paceline.workbench.profile_store import stored_table
 
+log = logging.getLogger(__name__)
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
 Result = TypeVar("Result")
@@ -72,8 +75,15 @@ class LLM:
         self.promises_identity = self._built.promises_identity
 
     def _build(self, model: str | Checkpoint | None, config: EngineConfig) -> Engine:
-        self._built = build_engine(model or embedded_model("target"), config)
-        return self._built.engine
+        self._built = build_engine(model or embedded_model("target"), config, stored_table)
+        engine = self._built.engine
+        if config.speculative and config.planner == "auto" and not engine.cost.has_profile:
+            log.warning(
+                "no profile of %s on this machine: what a step costs is assumed at first, and "
+                "learnt; `paceline profile` measures it",
+                self._built.checkpoint.name,
+            )
+        return engine
 
     # --- prompts -------------------------------------------------------------------------------
 

@@ -94,6 +94,7 @@ class EngineStats:
     num_preemptions: int = 0
     num_failed_requests: int = 0
     num_proposer_failures: int = 0
+    num_clamped_estimates: int = 0
     num_running: int = 0
     num_waiting: int = 0
     kv_blocks_total: int = 0

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from paceline.metrics import SpeculationCounters
 from paceline.sampling_params import SamplingParams
+from paceline.span import DraftTree
 
 TARGET_ORIGIN = "target"
 """Origin of a token that no proposer drafted."""
@@ -118,18 +119,14 @@ class VerifyResult:
         path: span nodes that were accepted, from the root (node 0) down.
         token_ids: emitted tokens: those of the accepted draft nodes, then the bonus token.
         origins: for each emitted token the proposer that drafted it, or :data:`TARGET_ORIGIN`.
-        draft_token_ids: the draft nodes that were verified, in span order without the root.
-        draft_parents: their parents as in :class:`~paceline.span.DraftTree`.
-        draft_origins: who drafted each of them.
+        draft: the nodes that were verified, in span order without the root.
         logprobs: one entry per emitted token when the request asked for them, otherwise empty.
     """
 
     path: Sequence[int]
     token_ids: Sequence[int]
     origins: Sequence[str]
-    draft_token_ids: Sequence[int] = ()
-    draft_parents: Sequence[int] = ()
-    draft_origins: Sequence[str] = ()
+    draft: DraftTree = field(default_factory=DraftTree)
     logprobs: Sequence[TokenLogprobs] = ()
 
     @property

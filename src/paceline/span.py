@@ -31,12 +31,16 @@ class DraftTree:
         accept_probs: estimated probability that the node is accepted, given that its parent is.
             An estimate for the planner; the verifier never reads it.
         origins: name of the proposer that drafted each node.
+        evidence: what the estimate rests on, as the key under which
+            :class:`~paceline.policy.acceptance.Calibration` learns; empty where it is the
+            proposer's own.
     """
 
     token_ids: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     accept_probs: list[float] = field(default_factory=list)
     origins: list[str] = field(default_factory=list)
+    evidence: list[int] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -79,6 +83,7 @@ class DraftTree:
             [position[self.parents[i]] for i in nodes],
             [self.accept_probs[i] for i in nodes],
             [self.origins[i] for i in nodes],
+            [self.evidence[i] for i in nodes] if self.evidence else [],
         )
 
     def validate(self, vocab_size: int) -> None:
@@ -94,29 +99,35 @@ class DraftTree:
             return
         seen: set[tuple[int, int]] = set()
         for i in range(count):
-            token, parent, prob = self.token_ids[i], self.parents[i], self.accept_probs[i]
+            token, parent = self.token_ids[i], self.parents[i]
             if type(token) is not int or not 0 <= token < vocab_size:
                 raise ProposerError(
                     f"draft node {i}: token {token!r} is not in 0..{vocab_size - 1}"
                 )
             if type(parent) is not int or not ROOT <= parent < i:
                 raise ProposerError(f"draft node {i}: parent {parent!r} is not in -1..{i - 1}")
-            if not 0.0 <= prob <= 1.0:
-                raise ProposerError(f"draft node {i}: accept_prob {prob!r} is not in 0..1")
             if (parent, token) in seen:
                 raise ProposerError(f"draft node {i}: a sibling carries token {token} already")
             seen.add((parent, token))
 
     def _is_plain_chain(self, vocab_size: int) -> bool:
         """The common case, told by a few calls for the whole tree; False means: look closer."""
-        tokens, probs = self.token_ids, self.accept_probs
+        tokens = self.token_ids
         return (
             self.is_chain
             and set(map(type, tokens)) == {int}
             and min(tokens) >= 0
             and max(tokens) < vocab_size
-            and all(0.0 <= prob <= 1.0 for prob in probs)
         )
+
+    def clamp_probs(self) -> int:
+        """Bring estimates into 0..1, numbers that are none to 0; returns how many were not."""
+        invalid = sum(not 0.0 <= prob <= 1.0 for prob in self.accept_probs)
+        if invalid:
+            self.accept_probs = [
+                min(prob, 1.0) if prob >= 0.0 else 0.0 for prob in self.accept_probs
+            ]
+        return invalid
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from paceline.commands.train_options import DRAFT, LM, SHAPE_NAMES
 from paceline.config import EngineConfig, environment_name
 from paceline.errors import ConfigError
 from paceline.llm import embedded_model
+from paceline.objective import Objective
 from paceline.training.draft_options import DraftTrainingConfig
 from paceline.training.lm import LMTrainingConfig
 
@@ -72,13 +73,16 @@ def test_depth_applies_to_all() -> None:
     found = speculative_config(RunOptions(num_speculative_tokens=3), None)
     assert [config.num_speculative_tokens for config in found] == [3, 3]
     assert [c.num_speculative_tokens for c in default_speculative_config(None)] != [3, 3]
+    both = '[{"method": "ngram"}, {"model": "DIR", "num_speculative_tokens": 7}]'
+    options = RunOptions(speculative_config=both, num_speculative_tokens=3)
+    assert [c.num_speculative_tokens for c in speculative_config(options, None)] == [3, 3]
 
 
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
         ({"speculative_config": "{}", "method": "prompt_lookup"}, "--method"),
-        ({"speculative_config": "{}", "num_speculative_tokens": 2}, "-k"),
+        ({"speculative_config": "{}", "draft": "DIR"}, "--draft"),
         ({"speculative_config": "{"}, "not JSON"),
         ({"speculative_config": '{"gamma": 4}'}, "allowed are method, model"),
         ({"speculative_config": '{"acceptance_threshold": 0.3}'}, "refused"),
@@ -101,12 +105,15 @@ def test_options_reach_the_engine() -> None:
         max_num_seqs=5,
         enable_prefix_caching=False,
         strict=True,
+        planner="fixed",
+        objective='{"tpot_ms": 20}',
     )
     config = EngineConfig(**engine_options(options))
     assert config.num_threads == 3
     assert config.kv_cache_memory == 1 << 20
     assert (config.dtype, config.max_num_seqs, config.strict) == ("float32", 5, True)
     assert not config.enable_prefix_caching
+    assert (config.planner, config.objective) == ("fixed", Objective("tpot", 20))
     with pytest.raises(ConfigError, match="max_num_seqs is 0"):
         EngineConfig(**engine_options(RunOptions(max_num_seqs=0)))
 

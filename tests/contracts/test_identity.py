@@ -277,7 +277,7 @@ class Watched(DraftModelProposer):
     """Checks that each tree is accepted along its first-ranked children, to their end."""
 
     def observe(self, request: Request, result: VerifyResult) -> None:
-        parents, depth, node = list(result.draft_parents), 0, -1
+        parents, depth, node = list(result.draft.parents), 0, -1
         while node in parents:  # the first of a node's children is the likeliest
             node = parents.index(node)
             depth += 1

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from paceline.engine.drafting import Drafting
+from paceline.engine.scheduler import Scheduled
 from paceline.metrics import EngineStats
+from paceline.policy.planner import FixedPlanner
 from paceline.request import Request
 from paceline.sampling_params import SamplingParams
 from paceline.span import DraftTree
@@ -14,7 +16,7 @@ from tests.toy import VOCAB
 
 
 def request(index: int) -> Request:
-    return Request(index, [1, 2, 3], 3, SamplingParams(), seed=0, max_len=100)
+    return Request(index, [1, 2, 3], 3, SamplingParams(), seed=0, max_len=100, num_computed=2)
 
 
 @pytest.mark.parametrize(("prob", "asked"), [(0.9, [1]), (0.3, [0, 1])])
@@ -33,9 +35,8 @@ def test_costly_drafts_are_not_made_where_free_ones_are_enough(
 
     expensive = Scripted(costly)
     expensive.costs_forwards = True
-    drafting = Drafting([expensive, Scripted(free)], VOCAB, EngineStats)
-    requests = [request(0), request(1)]
-    trees = drafting.propose(requests, [drafting.limits(r) for r in requests])
+    drafting = Drafting([expensive, Scripted(free)], FixedPlanner(), VOCAB, EngineStats)
+    trees = [draft.tree for draft in drafting.propose([Scheduled(request(i), 1) for i in (0, 1)])]
     assert seen == asked
     assert trees[0].token_ids[:2] == [5, 6]
     assert trees[1].token_ids == [7]

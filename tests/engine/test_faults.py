@@ -13,6 +13,7 @@ from paceline.config import SpeculativeConfig
 from paceline.engine.engine import Engine
 from paceline.engine.engine_thread import EngineThread
 from paceline.errors import EngineClosedError, RequestFailedError
+from paceline.policy.cost_aware import CostAwarePlanner
 from paceline.proposers.base import DraftBudget
 from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.request import Request, StepOutput, VerifyResult
@@ -70,8 +71,7 @@ MALFORMED: dict[str, Callable[[Request], Any]] = {
     "parent_is_itself": lambda r: tree([1], [0]),
     "parent_too_low": lambda r: tree([1], [-2]),
     "uneven_arrays": lambda r: DraftTree([1, 2], [-1], [0.5], ["scripted"]),
-    "nan_probability": lambda r: tree([1], [-1], [float("nan")]),
-    "probability_above_one": lambda r: tree([1], [-1], [1.5]),
+    "probability_is_text": lambda r: tree([1], [-1], ["likely"]),
     "twin_siblings": lambda r: tree([4, 4], [-1, -1]),
 }
 
@@ -85,6 +85,23 @@ def test_a_broken_proposer_changes_nothing_and_is_switched_off(kind: str) -> Non
     assert stats.num_proposer_failures == 3
     assert [p.name for p in engine.drafting.proposers] == ["prompt_lookup"]
     assert stats.speculation.num_accepted_tokens > 0, "the other proposer goes on"
+    assert_no_leak(engine)
+
+
+@pytest.mark.parametrize("prob", [float("nan"), 1.5, -0.1, float("inf")])
+@pytest.mark.parametrize("is_cost_aware", [False, True])
+def test_an_estimate_out_of_range_is_clamped_counted_and_logged_once(
+    prob: float, is_cost_aware: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = toy_engine([Scripted(lambda r: tree([1, 2], [-1, 0], [prob, 0.5]))])
+    if is_cost_aware:
+        engine.drafting.planner = CostAwarePlanner(engine.cost)
+    results = run_jobs(engine, JOBS)
+    assert [group[0].token_ids for group in results] == plain()
+    stats = engine.stats()
+    assert stats.num_proposer_failures == 0
+    assert stats.num_clamped_estimates >= 1
+    assert sum("clamped" in record.message for record in caplog.records) == 1
     assert_no_leak(engine)
 
 
@@ -144,14 +161,14 @@ def test_draft_depth_stops_at_what_may_still_be_emitted() -> None:
     depths = []
     deep = Scripted(lambda r: tree([1] * 6, list(range(-1, 5))), num_speculative_tokens=6)
     engine = toy_engine([deep], max_model_len=24)
-    choose = engine.planner.choose
+    choose = engine.drafting.planner.choose
 
     def watched(trees: Any, limits: Any, budget: int) -> Any:
         chosen = choose(trees, limits, budget)
         depths.append((limits[0].max_depth, max(chosen[0].depths(), default=0)))
         return chosen
 
-    engine.planner.choose = watched  # type: ignore[method-assign]
+    engine.drafting.planner.choose = watched  # type: ignore[method-assign]
     ((result,),) = run_jobs(engine, [Job([3] * 15, GREEDY)])
     assert result.finish_reason == "length"
     assert len(result.token_ids) == 9
@@ -258,7 +275,7 @@ def test_a_planner_that_raises_costs_only_drafts() -> None:
         raise ValueError("no plan")
 
     engine = toy_engine([PromptLookupProposer(lookup_config())])
-    engine.planner.choose = broken  # type: ignore[method-assign]
+    engine.drafting.planner.choose = broken  # type: ignore[method-assign]
     results = run_jobs(engine, JOBS)
     assert [group[0].token_ids for group in results] == plain()
     assert engine.stats().speculation.num_draft_tokens == 0

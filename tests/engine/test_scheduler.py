@@ -8,6 +8,7 @@ import pytest
 
 from paceline.engine.engine import Engine
 from paceline.errors import ContextLengthError, RequestError
+from paceline.policy.cost_points import StepShape
 from paceline.request import RequestStatus
 from paceline.sampling_params import SamplingParams
 from tests.toy import Job, assert_no_leak, run_jobs, toy_engine
@@ -39,7 +40,7 @@ def test_prefill_is_bounded_while_others_decode() -> None:
     engine.add_request([1, 2, 3], GREEDY)
     rows_of(engine, 3)
     for rows in (1, 64, 200):  # teach the cost model that a row costs a millisecond
-        engine.cost.observe(rows, float(rows))
+        engine.cost.observe(StepShape(rows, 0, 0, 1), float(rows))
     engine.add_request([4] * 100, GREEDY)
     assert rows_of(engine, 1) == [17]  # the least chunk, not the whole prompt
 

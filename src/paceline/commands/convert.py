@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
+from paceline.commands.convert_options import ConvertOptions
 from paceline.commands.display import Screen
-from paceline.commands.options import ConvertOptions
 from paceline.config import PACKED_DTYPES, check_number
 from paceline.errors import ConfigError
 from paceline.models.checkpoint import load_checkpoint

@@ -20,8 +20,8 @@ from paceline.commands.compare import (
     pair_cells,
     verdict,
 )
+from paceline.commands.demo_options import DemoOptions
 from paceline.commands.display import OriginSplitter, Screen, banner, table
-from paceline.commands.options import DemoOptions
 from paceline.commands.prompts import Prompt, read_prompts
 from paceline.commands.resolve import default_speculative_config
 from paceline.llm import LLM, embedded_model

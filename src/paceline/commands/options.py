@@ -13,9 +13,11 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from paceline.config import BACKENDS, DTYPES, KV_DTYPES, METHODS, PACKED_DTYPES, environment_name
+from paceline.commands.config_file import take_config_file, without_overruled
+from paceline.config import BACKENDS, DTYPES, KV_DTYPES, METHODS, PLANNERS, environment_name
 
 Options = TypeVar("Options")
+TRACE_HELP = "Write the steps' phases to this file, which Perfetto and chrome://tracing open."
 
 # Typer reads a default out of the dataclass, so options here only carry names and help.
 
@@ -58,9 +60,10 @@ def with_parameters(
 ) -> Callable[..., None]:
     """A function with these parameters, as Typer reads them, that calls ``body(pack(values))``."""
 
-    def command(**values: Any) -> None:
-        body(pack(values))
+    def command(context: typer.Context, **values: Any) -> None:
+        body(pack(without_overruled(context, values)))
 
+    parameters = [parameter("context", typer.Context), *parameters]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     command.__name__, command.__doc__ = body.__name__, body.__doc__
@@ -115,9 +118,34 @@ class EngineOptions:
             help="Native kernels: quantise activations in groups of 128, for models with outliers.",
         ),
     ] = False
+    objective: Annotated[
+        str,
+        option(
+            "--objective",
+            help='What drafts are chosen for: throughput, latency, or {"tpot_ms": 20} to keep a '
+            "time per token.",
+        ),
+    ] = "throughput"
+    planner: Annotated[
+        str,
+        option(
+            "--planner",
+            help=f"{' or '.join(PLANNERS)}: verify what pays, or all that was drafted.",
+        ),
+    ] = "auto"
     strict: Annotated[
         bool, option("--strict", help="Fail, instead of decoding plainly, if a draft is unusable.")
     ] = False
+    config: Annotated[
+        str | None,
+        option(
+            "--config",
+            is_eager=True,
+            callback=take_config_file,
+            help="A JSON or YAML file of options by their long names; what the command line and "
+            "the environment say comes first.",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,72 +238,10 @@ class ReportOptions:
         ),
     ] = False
     repeat: Annotated[int, option("--repeat", min=1, help="Run the prompts this often.")] = 1
+    trace: Annotated[str | None, option("--trace", help=TRACE_HELP)] = None
     json: Annotated[bool, option("--json", help="End stdout with a line of JSON.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(EngineOptions, ReportOptions, SpeculationOptions, SamplingOptions, PromptOptions):
     """Options of ``paceline run``."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TraceOptions(EngineOptions):
-    """Options of ``paceline trace``."""
-
-    model: Annotated[str, argument("MODEL", help="Folder, GGUF file or hub id.")]
-    prompts: Annotated[str, option("--prompts", help="A JSONL file, as for paceline run.")]
-    output: Annotated[str, option("-o", "--output", help="Folder of the trace.")]
-    top_logprobs: Annotated[
-        int, option("--top-logprobs", min=1, help="Log-probabilities kept per token.")
-    ] = 32
-    max_tokens: Annotated[int, option("--max-tokens", help="Most tokens of one answer.")] = 256
-    temperature: Annotated[float, option("--temperature", help="0 is greedy.")] = 0.0
-    seed: Annotated[int, option("--seed", help="Prompt i samples with seed + i.")] = 0
-    shard_size: Annotated[int, option("--shard-size", min=1, help="Prompts per file.")] = 64
-    chat: Annotated[
-        bool | None,
-        option("--chat/--no-chat", help="Use the chat template (default: if there is one)."),
-    ] = None
-    no_thinking: Annotated[
-        bool, option("--no-thinking", help="Ask the chat template for no thoughts.")
-    ] = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConvertOptions:
-    """Options of ``paceline convert``."""
-
-    model: Annotated[str, argument("MODEL", help="Folder, GGUF file or hub id.")]
-    out: Annotated[str, argument("OUT", help="Folder to write; must not exist, or be empty.")]
-    dtype: Annotated[
-        str,
-        option(
-            "--dtype",
-            help=f"auto, {' or '.join(PACKED_DTYPES)}; auto is int4 for a GGUF file in Q4_0, "
-            "otherwise int8.",
-        ),
-    ] = "auto"
-    activation_scale_groups: Annotated[
-        bool,
-        option(
-            "--activation-scale-groups",
-            help="Whoever loads the folder quantises activations in groups of 128.",
-        ),
-    ] = False
-    threads: Annotated[int | None, option("--threads", help="Threads that compute.")] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class DemoOptions:
-    """Options of ``paceline demo``."""
-
-    quick: Annotated[bool, option("--quick", help="One prompt of each kind, shorter.")] = False
-    max_tokens: Annotated[
-        int | None, option("--max-tokens", help="Tokens per prompt (default: 96; quick: 48).")
-    ] = None
-    dtype: Annotated[str, option("--dtype", help=f"Arithmetic: {', '.join(DTYPES)}.")] = "auto"
-    threads: Annotated[int | None, option("--threads", help="Threads that compute.")] = None
-    backend: Annotated[
-        str, option("--backend", help=f"Kernels of the CPU: {', '.join(BACKENDS)}.")
-    ] = "auto"
-    json: Annotated[bool, option("--json", help="End stdout with a line of JSON.")] = False

@@ -17,8 +17,19 @@ Every command and option, as `--help` prints them. This page is written by
 `python -m paceline.commands.reference > docs/cli.md`.
 
 Every option also reads an environment variable, named after its long name: `--max-tokens` reads
-`PACELINE_MAX_TOKENS`, and the argument MODEL reads `PACELINE_MODEL`. An option on the command line
-has priority. Switches take 1 or 0.
+`PACELINE_MAX_TOKENS`, and the argument MODEL reads `PACELINE_MODEL`. Switches take 1 or 0.
+
+Commands that build an engine take `--config FILE`: a JSON file, or a YAML file where PyYAML is
+installed, whose keys are the long names of options and arguments, with dashes or underscores:
+
+```
+{"model": "models/target", "speculative_config": [{"method": "prompt_lookup"}], "threads": 4}
+```
+
+One file serves several commands, and each takes what it has an option for. Paths are relative to
+the working directory. The command line comes before the environment, that before the file, and the
+file before the defaults. What says the same differently is replaced as well: `--method` on the
+command line replaces the `speculative_config` of a file.
 """
 
 

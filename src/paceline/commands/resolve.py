@@ -12,6 +12,7 @@ from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.errors import ConfigError
 from paceline.llm import LLM, embedded_model
 from paceline.models.checkpoint import Checkpoint
+from paceline.objective import parse_objective
 from paceline.sampling_params import SamplingParams
 
 DEFAULT_MAX_NUM_SEQS = 32
@@ -51,21 +52,19 @@ def speculative_config(
     """
     if options.no_speculation:
         return ()
-    single = {
-        "--method": options.method,
-        "--draft": options.draft,
-        "-k": options.num_speculative_tokens,
-    }
+    single = {"--method": options.method, "--draft": options.draft}
     given = [name for name, value in single.items() if value is not None]
     if options.speculative_config is not None:
         if given:
             raise ConfigError(
-                f"--speculative-config says it all: put what {', '.join(given)} says into it"
+                f"--speculative-config names the proposers: put what {', '.join(given)} says into "
+                "it"
             )
-        return parse_speculative_config(options.speculative_config)
-    configs = default_speculative_config(model)
-    if options.method or options.draft:
+        configs = parse_speculative_config(options.speculative_config)
+    elif given:
         configs = (_single_config(options, model),)
+    else:
+        configs = default_speculative_config(model)
     k = options.num_speculative_tokens
     return configs if k is None else tuple(replace(c, num_speculative_tokens=k) for c in configs)
 
@@ -131,6 +130,8 @@ def engine_options(options: EngineOptions) -> dict[str, Any]:
         "backend": options.backend,
         "activation_scale_groups": options.activation_scale_groups,
         "num_threads": options.threads,
+        "objective": parse_objective(options.objective),
+        "planner": options.planner,
         "strict": options.strict,
     }
 

@@ -22,6 +22,7 @@ from paceline.errors import ConfigError, RequestError
 from paceline.llm import LLM
 from paceline.outputs import Completion, GenerationOutput
 from paceline.sampling_params import SamplingParams
+from paceline.workbench.chrome_trace import StepClock, check_folder, write_trace
 
 EXIT_FAILED = 2
 
@@ -38,6 +39,10 @@ def run_command(options: RunOptions) -> int:
     assert options.seed is not None
     params = sampling_params(options, options.seed)
     speculative = speculative_config(options, options.model)
+    if options.trace is not None:
+        if options.compare:
+            raise ConfigError("--trace and --compare exclude each other: tracing takes time")
+        check_folder(options.trace)
     if options.compare:
         return compare_command(options, prompts or [], params, speculative)
     with open_llm(options, speculative) as llm:
@@ -46,9 +51,14 @@ def run_command(options: RunOptions) -> int:
         if options.no_thinking and not llm.tokenizer.template_mentions("enable_thinking"):
             screen.note("--no-thinking has no effect: the chat template does not know thinking")
         encoder = Encoder(llm.tokenizer, options.chat, not options.no_thinking)
+        clock = llm.call(lambda engine: StepClock(engine).start()) if options.trace else None
         if prompts is None:
-            return talk(llm, encoder, params, screen)
-        return _answer(llm, encoder.encode_all(prompts), params, options, screen)
+            code = talk(llm, encoder, params, screen)
+        else:
+            code = _answer(llm, encoder.encode_all(prompts), params, options, screen)
+        if options.trace is not None and clock is not None:
+            write_trace(options.trace, {"run": list(clock.steps)})
+        return code
 
 
 def _prompts(options: RunOptions) -> list[Prompt] | None:

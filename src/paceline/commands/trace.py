@@ -12,9 +12,9 @@ import numpy as np
 import xxhash
 
 from paceline.commands.display import Screen, banner
-from paceline.commands.options import TraceOptions
 from paceline.commands.prompts import Encoder, read_prompts
 from paceline.commands.resolve import engine_options
+from paceline.commands.trace_options import TraceOptions
 from paceline.llm import LLM
 from paceline.outputs import GenerationOutput
 from paceline.sampling_params import SamplingParams

@@ -93,3 +93,12 @@ class VerifyOptions(
     PromptOptions,
 ):
     """Options of ``paceline verify``."""
+
+    planner: Annotated[
+        str,
+        option(
+            "--planner",
+            help="What is verified: fixed takes every draft up to its caps, as many as there can "
+            "be; auto only what pays.",
+        ),
+    ] = "fixed"

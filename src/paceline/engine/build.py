@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,9 +11,14 @@ from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine.engine import Engine
 from paceline.errors import ConfigError
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
+from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
 from paceline.models.ops.base import Ops
 from paceline.models.ops.resolve import resolve_dtype, resolve_ops
+from paceline.policy.choice import choose_nodes
+from paceline.policy.cost import CostModel
+from paceline.policy.cost_aware import CostAwarePlanner
+from paceline.policy.cost_table import CostTable
 from paceline.proposers import TargetInfo, build_proposers
 from paceline.proposers.base import Proposer
 from paceline.runtime.kv_cache import (
@@ -23,6 +29,7 @@ from paceline.runtime.kv_cache import (
     free_memory,
 )
 from paceline.runtime.model_runner import ModelRunner
+from paceline.runtime.native import kernels
 
 DRAFT_SHARE = 5
 """A draft model's KV gets one part in this many of the byte budget."""
@@ -82,8 +89,17 @@ def kv_budget(config: EngineConfig) -> int:
     return config.kv_cache_memory or int(free_memory() * DEFAULT_MEMORY_SHARE)
 
 
-def build_engine(model: str | Checkpoint, config: EngineConfig) -> BuiltEngine:
+FindTable = Callable[[str, ModelConfig, Ops, str, str], CostTable | None]
+"""From a model's name and shape, its ops, its dtype and its KV's to what its steps cost here."""
+
+
+def build_engine(
+    model: str | Checkpoint, config: EngineConfig, find_table: FindTable | None = None
+) -> BuiltEngine:
     """Load a model and its drafts.
+
+    Args:
+        find_table: looks for a profile of the model on this machine.
 
     Raises:
         ModelLoadError, ConfigError: the model cannot be loaded, or the configuration does not fit.
@@ -116,5 +132,15 @@ def build_engine(model: str | Checkpoint, config: EngineConfig) -> BuiltEngine:
         kv_bytes=budget - count * bytes_per_block(shape, config.kv_cache_dtype),
     )
     proposers = build_proposers(config.speculative, target, strict=config.strict)
-    engine = Engine(ModelRunner(decoder, kv), config, proposers, shape.eos_token_ids)
+    cost = CostModel(
+        find_table(checkpoint.name, shape, ops, config.dtype, config.kv_cache_dtype)
+        if find_table
+        else None
+    )
+    planner = None
+    if config.planner == "auto":
+        choose = kernels.choose_nodes if kernels is not None else choose_nodes
+        planner = CostAwarePlanner(cost, config.objective, choose=choose)
+    runner = ModelRunner(decoder, kv)
+    engine = Engine(runner, config, proposers, shape.eos_token_ids, planner, cost)
     return BuiltEngine(engine, checkpoint, config, target, ops.name, ops.identity)

@@ -7,26 +7,29 @@ with the requests concerned, and is switched off after :data:`MAX_FAILURES` fail
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from paceline.config import SpeculativeConfig
+from paceline.engine.scheduler import Scheduled, step_shape
 from paceline.errors import ProposerError
 from paceline.metrics import EngineStats
-from paceline.policy.planner import DraftLimits
+from paceline.policy.cost_points import StepShape
+from paceline.policy.planner import DraftLimits, Planner, Source, StepReport
 from paceline.proposers.base import DraftBudget, Proposer, merge
 from paceline.request import Request, VerifyResult
 from paceline.span import DraftTree
 
 log = logging.getLogger(__name__)
 MAX_FAILURES = 3
-ENOUGH_TOKENS = 1.0
 NOTHING = DraftLimits(0, 0)
 
 
 @dataclass(slots=True)
 class _Entry:
     proposer: Proposer
+    source: Source
     failures: int = 0
 
     @property
@@ -34,15 +37,27 @@ class _Entry:
         return self.proposer.config
 
 
+@dataclass(slots=True)
+class Draft:
+    """What was drafted for one request of a step, and what it may use of it."""
+
+    item: Scheduled
+    limits: DraftLimits
+    tree: DraftTree
+
+
 class Drafting:
-    """The proposers that are on."""
+    """The proposers that are on, and the planner that decides who of them drafts."""
 
     def __init__(
         self,
         proposers: Sequence[Proposer],
+        planner: Planner,
         vocab_size: int,
         stats: Callable[[], EngineStats],
     ) -> None:
+        self.planner = planner
+        self._is_active = False
         self._vocab_size = vocab_size
         self._stats = stats
         self._past_forwards = 0
@@ -54,7 +69,10 @@ class Drafting:
         """Let other proposers draft from now on; the free ones are asked first."""
         self._past_forwards = self.num_forwards
         free_first = sorted(proposers, key=lambda proposer: proposer.costs_forwards)
-        self._entries = [_Entry(proposer) for proposer in free_first]
+        self._entries = [
+            _Entry(proposer, Source(proposer.name, proposer.costs_forwards))
+            for proposer in free_first
+        ]
         self._widest.clear()
 
     @property
@@ -80,11 +98,12 @@ class Drafting:
         )
         # The bonus token is always emitted, so one of the remaining tokens needs no draft.
         depth = min(widest.max_depth, request.remaining - 1)
+        is_forced = wish.num_speculative_tokens is not None
         if wish.num_speculative_tokens is not None:
             depth = min(depth, wish.num_speculative_tokens)
-        if depth == widest.max_depth:
+        if depth == widest.max_depth and not is_forced:
             return widest
-        return replace(widest, max_depth=depth) if depth > 0 else NOTHING
+        return replace(widest, max_depth=depth, is_forced=is_forced) if depth > 0 else NOTHING
 
     def _limits_of(self, methods: tuple[str, ...] | None) -> DraftLimits:
         """The widest limits of the proposers of some methods, or of all; computed once."""
@@ -103,36 +122,50 @@ class Drafting:
             self._widest[methods] = known
         return known
 
-    def propose(
+    def propose(self, items: Sequence[Scheduled]) -> list[Draft]:
+        """A merged tree for every request that may draft; empty when nothing was drafted."""
+        able = [item for item in items if item.may_draft] if self._entries else []
+        requests = [item.request for item in able]
+        self._is_active = bool(able) and self.planner.begin(step_shape(items), requests)
+        if not self._is_active:
+            return []
+        limits = [self.limits(request) for request in requests]
+        trees = self._merged(requests, limits)
+        drafts = [Draft(*each) for each in zip(able, limits, trees, strict=True)]
+        return drafts if any(map(len, trees)) else []
+
+    def choose(self, drafts: Sequence[Draft], node_budget: int) -> list[DraftTree]:
+        """The part of each draft that is verified."""
+        trees, limits = [d.tree for d in drafts], [d.limits for d in drafts]
+        return self.planner.choose(trees, limits, node_budget)
+
+    def _merged(
         self, requests: Sequence[Request], limits: Sequence[DraftLimits]
     ) -> list[DraftTree]:
-        """One merged tree per request.
-
-        Proposers that cost nothing draft first; one that costs forwards is not asked where they
-        have found enough already.
-        """
+        """One tree per request, of the proposers that the planner asks, free ones first."""
         drafts: list[list[DraftTree]] = [[] for _ in requests]
         for entry in list(self._entries):
-            chosen = [
+            able = [
                 i
                 for i, request in enumerate(requests)
-                if _wants(request, entry.config)
-                and not (entry.proposer.costs_forwards and _is_enough(drafts[i]))
+                if limits[i].max_nodes and _wants(request, entry.config)
             ]
+            chosen = self.planner.ask(entry.source, able, drafts) if able else []
             if not chosen:
                 continue
-            trees = self._ask(entry, [requests[i] for i in chosen], [limits[i] for i in chosen])
+            nodes = [min(limits[i].max_nodes, entry.config.tree_nodes) for i in chosen]
+            depth = [min(limits[i].max_depth, entry.config.num_speculative_tokens) for i in chosen]
+            prices = self.planner.prices(entry.source, chosen, sum(nodes))
+            budget = DraftBudget(nodes, depth, prices)
+            began = time.perf_counter()
+            trees = self._ask(entry, [requests[i] for i in chosen], budget)
+            milliseconds = (time.perf_counter() - began) * 1e3
+            self.planner.drafted(entry.source, chosen, trees, milliseconds)
             for index, tree in zip(chosen, trees, strict=True):
                 drafts[index].append(tree)
         return [trees[0] if len(trees) == 1 else merge(trees) for trees in drafts]
 
-    def _ask(
-        self, entry: _Entry, requests: list[Request], limits: list[DraftLimits]
-    ) -> list[DraftTree]:
-        budget = DraftBudget(
-            [min(limit.max_nodes, entry.config.tree_nodes) for limit in limits],
-            [min(limit.max_depth, entry.config.num_speculative_tokens) for limit in limits],
-        )
+    def _ask(self, entry: _Entry, requests: list[Request], budget: DraftBudget) -> list[DraftTree]:
         try:
             trees = entry.proposer.propose(requests, budget)
             if len(trees) != len(requests):
@@ -140,19 +173,53 @@ class Drafting:
             for tree in trees:
                 if len(tree):
                     tree.validate(self._vocab_size)
+                    self._clamp(entry, tree)
         except Exception as error:
             self._failed(entry, requests, error)
             return [DraftTree() for _ in requests]
         entry.failures = 0
         return trees
 
+    def _clamp(self, entry: _Entry, tree: DraftTree) -> None:
+        count = tree.clamp_probs()
+        if count:
+            stats = self._stats()
+            if not stats.num_clamped_estimates:
+                log.warning(
+                    "proposer %s estimates probabilities outside of 0..1: they are clamped, and "
+                    "counted from here on",
+                    entry.proposer.name,
+                )
+            stats.num_clamped_estimates += count
+
     def observe(self, request: Request, result: VerifyResult) -> None:
-        """Tell every proposer what was committed, whoever proposed it."""
+        """Tell the planner and every proposer what was committed, whoever proposed it.
+
+        While nobody drafts they are not told; a proposer catches up when it is asked again.
+        """
+        if not self._is_active:
+            return
+        self.planner.observe(request, result)
         for entry in list(self._entries):
             try:
                 entry.proposer.observe(request, result)
             except Exception as error:
                 self._failed(entry, [request], error)
+
+    def end(
+        self,
+        items: Sequence[Scheduled],
+        shape: StepShape,
+        emitted: int,
+        forward_ms: float,
+        total_ms: float,
+    ) -> None:
+        """Tell the planner what the step as a whole took and brought."""
+        if not self._entries:
+            return
+        decoding = sum(item.may_draft for item in items)
+        first_tokens = sum(item.samples for item in items) - decoding
+        self.planner.end(StepReport(shape, forward_ms, total_ms, decoding, emitted - first_tokens))
 
     def finish(self, request: Request) -> None:
         """Let every proposer forget a request."""
@@ -182,11 +249,6 @@ class Drafting:
 def _forwards(proposer: Proposer) -> int:
     count: int = getattr(proposer, "num_forwards", 0)
     return count
-
-
-def _is_enough(trees: Sequence[DraftTree]) -> bool:
-    """Whether drafts are expected to bring so many tokens that a further one would not pay."""
-    return any(sum(tree.path_probs()) >= ENOUGH_TOKENS for tree in trees)
 
 
 def _wants(request: Request, config: SpeculativeConfig) -> bool:

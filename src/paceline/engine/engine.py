@@ -17,15 +17,16 @@ from collections.abc import Sequence
 from paceline.config import EngineConfig
 from paceline.engine.admission import check_prompt, make_requests
 from paceline.engine.commit import append_tokens, count_step, step_output
-from paceline.engine.drafting import Drafting
+from paceline.engine.drafting import Draft, Drafting
 from paceline.engine.prompt_logprobs import take_prompt_logprobs
-from paceline.engine.scheduler import Scheduled, Scheduler
+from paceline.engine.scheduler import Scheduled, Scheduler, step_shape
 from paceline.engine.verifier import Verification, verify
 from paceline.errors import RequestFailedError
 from paceline.metrics import EngineStats
 from paceline.models.ops.base import PackedBatch
-from paceline.policy.cost import StepCost
-from paceline.policy.planner import DraftLimits, FixedPlanner, Planner
+from paceline.policy.cost import CostModel
+from paceline.policy.cost_points import NO_STEP
+from paceline.policy.planner import FixedPlanner, Planner
 from paceline.proposers.base import Proposer
 from paceline.request import (
     FinishReason,
@@ -41,7 +42,6 @@ from paceline.span import DraftTree
 
 log = logging.getLogger(__name__)
 Verdict = VerifyResult | RequestFailedError
-Drafted = tuple[Scheduled, DraftLimits, DraftTree]
 Committed = tuple[Request, VerifyResult | None, StepOutput]
 
 
@@ -54,6 +54,7 @@ class Engine:
         proposers: who drafts; their trees are merged.
         eos_token_ids: tokens that end a request unless it ignores them.
         planner: chooses which draft nodes are verified.
+        cost: what steps cost; the engine teaches it.
     """
 
     def __init__(
@@ -63,15 +64,15 @@ class Engine:
         proposers: Sequence[Proposer] = (),
         eos_token_ids: Sequence[int] = (),
         planner: Planner | None = None,
+        cost: CostModel | None = None,
     ) -> None:
         assert config.max_model_len is not None
         self.runner = runner
         self.kv = runner.kv
         self.config = config
         self.vocab_size = runner.decoder.config.vocab_size
-        self.cost = StepCost()
+        self.cost = cost or CostModel()
         self.scheduler = Scheduler(config, self.kv, self.cost)
-        self.planner = planner or FixedPlanner()
         self.requests: dict[int, Request] = {}
         self._stats = EngineStats()
         self._eos = frozenset(i for i in eos_token_ids if 0 <= i < self.vocab_size)
@@ -79,7 +80,10 @@ class Engine:
         self._next_id = 0
         self._clock = 0.0
         self._aborted: list[int] = []
-        self.drafting = Drafting(proposers, self.vocab_size, lambda: self._stats)
+        self._shape, self._forward_ms = NO_STEP, 0.0
+        self.drafting = Drafting(
+            proposers, planner or FixedPlanner(), self.vocab_size, lambda: self._stats
+        )
         self._totals_at_reset = self._totals()
 
     # --- requests ------------------------------------------------------------------------------
@@ -132,7 +136,7 @@ class Engine:
 
     def step(self) -> list[StepOutput]:
         """Advance every live request by at least one token or one prefill chunk."""
-        self._clock = time.perf_counter()
+        began = self._clock = time.perf_counter()
         outputs = self._end_aborted()
         items = self._schedule()
         if not items:
@@ -145,6 +149,9 @@ class Engine:
             verdicts = self._isolate(items, error)
         committed = self._commit(items, verdicts)
         self._observe(committed)
+        emitted = sum(len(output.token_ids) for _, _, output in committed)
+        seconds = self._clock - began
+        self.drafting.end(items, self._shape, emitted, self._forward_ms, seconds * 1e3)
         return outputs + [output for _, _, output in committed]
 
     def _schedule(self) -> list[Scheduled]:
@@ -166,24 +173,17 @@ class Engine:
             for item in items:
                 item.draft = DraftTree()
 
-    def _propose(self, items: Sequence[Scheduled]) -> list[Drafted]:
-        """Ask the proposers for those requests that may draft; empty when there is no draft."""
-        if not self.drafting.is_on:
-            return []
-        able = [(i, self.drafting.limits(i.request)) for i in items if i.may_draft]
-        able = [(item, limits) for item, limits in able if limits.max_nodes]
-        if not able:
-            return []
-        trees = self.drafting.propose([i.request for i, _ in able], [x for _, x in able])
+    def _propose(self, items: Sequence[Scheduled]) -> list[Draft]:
+        """Ask the proposers that are worth asking; empty when there is no draft."""
+        drafts = self.drafting.propose(items)
         self._lap("propose")
-        return [(i, x, tree) for (i, x), tree in zip(able, trees, strict=True) if len(tree)]
+        return drafts
 
-    def _plan(self, items: Sequence[Scheduled], drafts: Sequence[Drafted]) -> None:
+    def _plan(self, items: Sequence[Scheduled], drafts: Sequence[Draft]) -> None:
         """Choose the nodes to verify; each item then carries them, their slots reserved."""
         room = self.config.max_num_batched_tokens - sum(item.num_tokens for item in items)
-        chosen = self.planner.choose([t for _, _, t in drafts], [x for _, x, _ in drafts], room)
-        for (item, _, drafted), tree in zip(drafts, chosen, strict=True):
-            pruned = len(drafted) - len(tree)
+        for draft, tree in zip(drafts, self.drafting.choose(drafts, room), strict=True):
+            item, pruned = draft.item, len(draft.tree) - len(tree)
             item.request.counters.num_pruned_tokens += pruned
             self._stats.speculation.num_pruned_tokens += pruned
             if len(tree) and self.kv.reserve(item.request.request_id, 1 + len(tree)):
@@ -199,7 +199,9 @@ class Engine:
         batch = self._pack(items)
         before = self.runner.seconds
         result = self.runner.forward(batch, greedy=all(item.wants_argmax for item in items))
-        self.cost.observe(batch.num_rows, (self.runner.seconds - before) * 1e3)
+        self._forward_ms = (self.runner.seconds - before) * 1e3
+        self._shape = step_shape(items)  # as it is before the commit moves the requests on
+        self.cost.observe(self._shape, self._forward_ms)
         self._stats.num_rows += batch.num_rows
         self._lap("forward")
         return result
@@ -277,9 +279,9 @@ class Engine:
         return verdict
 
     def _observe(self, committed: Sequence[Committed]) -> None:
-        """Let every proposer learn, and end what has ended."""
+        """Let planner and proposers learn, unless nobody drafts, and end what has ended."""
         for request, verdict, _ in committed:
-            if verdict is not None and self.drafting.is_on:
+            if verdict is not None:
                 self.drafting.observe(request, verdict)
             if request.finish_reason is not None:
                 self._end(request, request.finish_reason)
@@ -292,6 +294,7 @@ class Engine:
         request.status = RequestStatus.FINISHED
         self.scheduler.remove(request)
         self.drafting.finish(request)
+        self.drafting.planner.finish(request)
         del self.requests[request.request_id]
         self._stats.num_finished += 1
         self._stats.num_failed_requests += reason is FinishReason.ERROR

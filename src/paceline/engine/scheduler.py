@@ -8,13 +8,14 @@ computed again later; its output does not change, because its noise depends on p
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from paceline.config import EngineConfig
 from paceline.errors import RequestError
 from paceline.models.ops.base import BLOCK_SIZE
-from paceline.policy.cost import StepCost
+from paceline.policy.cost import CostModel
+from paceline.policy.cost_points import StepShape
 from paceline.request import Request, RequestStatus
 from paceline.runtime.kv_cache import KVCache, blocks_for
 from paceline.span import DraftTree, Span
@@ -64,10 +65,22 @@ class Scheduled:
         return Span(span.request_id, start, tokens, span.parents, range(len(tokens)))
 
 
+def step_shape(items: Sequence[Scheduled]) -> StepShape:
+    """What the cost of a step with these spans, drafts included, depends on."""
+    rows, attended, context, samples = 0, 0, 0, 0
+    for item in items:
+        count, start = item.num_tokens + len(item.draft), item.request.num_computed
+        rows += count
+        attended += count * start
+        context += start
+        samples += (1 + len(item.draft)) if item.samples else 0
+    return StepShape(rows, attended, context, samples, len(items))
+
+
 class Scheduler:
     """Queues of one engine. See the module's docstring for the order of service."""
 
-    def __init__(self, config: EngineConfig, kv: KVCache, cost: StepCost) -> None:
+    def __init__(self, config: EngineConfig, kv: KVCache, cost: CostModel) -> None:
         self._config = config
         self._kv = kv
         self._cost = cost
@@ -104,7 +117,8 @@ class Scheduler:
         """Reserve one span for every request that can take part in the next step."""
         self.preempted = []
         items = list(self._decodes())
-        if self.waiting or len(items) < len(self.running):
+        can_admit = self.waiting and len(self.running) < self._config.max_num_seqs
+        if can_admit or len(items) < len(self.running):
             self._prefill(items)
         if not items and self.running:  # prefills hold all blocks and none can go on
             self._preempt(self.running[-1])
@@ -127,20 +141,20 @@ class Scheduler:
         """Fill the step up with prefill chunks, of running requests before waiting ones."""
         budget = self._config.max_num_batched_tokens - len(items)
         if items:
-            budget = min(budget, self._prefill_limit(len(items)))
+            budget = min(budget, self._prefill_limit(step_shape(items)))
         for request in self.running:
             if request.num_uncomputed > 1 and budget > 0:
                 budget -= self._add_chunk(request, budget, items)
         self._admit(budget, items)
 
-    def _prefill_limit(self, decoding: int) -> int:
+    def _prefill_limit(self, decodes: StepShape) -> int:
         """Prompt tokens that may share a step with decoding requests."""
         limit = self._config.max_step_ms
         if limit is None:
-            plain = self._cost.predict(decoding)
+            plain = self._cost.predict(decodes)
             limit = max(DEFAULT_STEP_MS, DEFAULT_STEP_RATIO * plain)
-        rows = self._cost.rows_within(limit, self._config.max_num_batched_tokens)
-        return max(MIN_CHUNK, rows - decoding)
+        rows = self._cost.rows_within(decodes, limit, self._config.max_num_batched_tokens)
+        return max(MIN_CHUNK, rows)
 
     def _add_chunk(self, request: Request, budget: int, items: list[Scheduled]) -> int:
         """Schedule the next prefill chunk; returns how many rows it takes."""

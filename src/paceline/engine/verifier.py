@@ -130,9 +130,7 @@ def _result(walk: _Walk, logits: torch.Tensor) -> VerifyResult:
         path=walk.path,
         token_ids=walk.tokens,
         origins=[*origins, TARGET_ORIGIN],
-        draft_token_ids=draft.token_ids,
-        draft_parents=draft.parents,
-        draft_origins=draft.origins,
+        draft=draft,
         logprobs=_logprobs(walk, logits),
     )
 

@@ -13,6 +13,7 @@ import torch
 
 from paceline.models.config import ModelConfig, RopeConfig
 from paceline.models.ops.base import Ops, RowOps, Tensor
+from paceline.models.ops.pages import give_back_freed
 from paceline.models.rope import rope_tables
 from paceline.models.weights import Layer, WeightReader
 
@@ -42,6 +43,7 @@ class Decoder:
         self.layers = [reader.layer(i) for i in range(config.num_layers)]
         self.norm = reader.norm("model.norm.weight", config.hidden_size)
         reader.log_rounding()
+        give_back_freed()
         self.rope = self._tables(config.rope)
         self.local_rope = self._tables(config.local_rope) if config.local_rope else self.rope
 

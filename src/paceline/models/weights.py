@@ -77,8 +77,8 @@ class WeightReader:
         with _naming(fused):
             packed = self._from_blocks(names, sum(outs), width, vector)
             if packed is None:
-                weight = torch.cat([self.take(f"{n}.weight", out, width) for n, out in pairs])
-                packed = self._ops.pack_linear(weight, vector)
+                parts = [self.take(f"{n}.weight", out, width) for n, out in pairs]
+                packed = self._from_floats(parts, sum(outs), width, vector)
                 self._rounded.update(self._type_of(f"{name}.weight") for name in names)
         self._release([f"{name}.weight" for name in names])
         return packed
@@ -100,7 +100,13 @@ class WeightReader:
                 f"{', '.join(names)}: {rows} rows of Q4_0 blocks; the configuration needs "
                 f"{n} of {width} weights"
             )
-        return ops.pack_q4_0(torch.cat(blocks), bias)
+        return ops.pack_q4_0(partial(_stacked_rows, blocks), n, width, bias)
+
+    def _from_floats(self, parts: list[Tensor], n: int, width: int, bias: Tensor | None) -> Any:
+        ops = self._ops
+        if isinstance(ops, PackedOps):
+            return ops.pack_linear_rows(partial(_stacked_rows, parts), n, width, bias)
+        return ops.pack_linear(torch.cat(parts), bias)
 
     def ends(self) -> tuple[Any, Any]:
         """The embedding and the head; they may be one object where they are tied."""
@@ -209,6 +215,17 @@ class WeightReader:
         if isinstance(self._tensors, StoredTensors):
             for name in names:
                 self._tensors.release(name)
+
+
+def _stacked_rows(parts: list[Tensor], first: int, last: int) -> Tensor:
+    """Rows ``first:last`` of matrices on top of each other, without stacking the others."""
+    found = []
+    for part in parts:
+        rows = part[max(first, 0) : max(last, 0)]
+        if len(rows):
+            found.append(rows)
+        first, last = first - len(part), last - len(part)
+    return torch.cat(found)
 
 
 def _is_packed(tensors: Mapping[str, Tensor], linear: str) -> bool:

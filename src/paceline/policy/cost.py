@@ -1,51 +1,115 @@
-"""What a step costs. Owns the prediction of its time from its rows; measures nothing itself."""
+"""What a step costs on this machine at this moment. Owns the prediction; measures nothing itself.
+
+    T(step) = table(step) x mood x residual(rows)
+
+* **table**: what was measured, read as it is and never smoothed. Without a profile: the prior.
+* **mood**: one factor for all steps, which follows the machine within a few of them.
+* **residual**: a factor per width for what the table has wrong there. It fades with the steps that
+  pass without that width, and speaks for its neighbours while they have not been seen themselves.
+
+Knows neither clock nor model; what it learns is :mod:`paceline.policy.cost_correction`'s.
+"""
 
 from __future__ import annotations
 
-LEAST_SPREAD = 0.05
-"""Variance of the rows over their squared mean below which the last known slope is kept."""
+from bisect import bisect_right
+from math import log
+
+import numpy as np
+
+from paceline.policy.cost_correction import ASSUMED, MEASURED, Correction, Floats
+from paceline.policy.cost_points import MAX_MS, StepShape
+from paceline.policy.cost_prior import prior_table
+from paceline.policy.cost_table import CostTable
+
+CurveKey = tuple[int, int, int, int, int]
+
+CONTEXT_GRAIN = 64
+"""Contexts are rounded to multiples of this, so that curves can be kept."""
+COUNT_GRAIN = 16
+"""Curves are read from the table in pieces of so many nodes."""
+MAX_CURVES = 4096
 
 
-class StepCost:
-    """Time of a step as ``base + slope * rows``, fitted online with exponential forgetting.
+class CostModel:
+    """Predicts the time of a step in milliseconds.
 
-    Weighted least squares on (rows, milliseconds); the memory is about ``1 / (1 - decay)`` steps.
+    Before the first observation a table of relative times predicts multiples of the plain step,
+    and goes on to do so where nothing is learnt.
+
+    Args:
+        table: of this machine and model; None where there is no profile.
+        learns: False freezes the predictions: :meth:`observe` does nothing.
     """
 
-    def __init__(self, decay: float = 0.98) -> None:
-        self._decay = decay
-        self._weight = self._rows = self._ms = self._rows2 = self._cross = 0.0
-        self._slope = 0.0
+    def __init__(self, table: CostTable | None = None, *, learns: bool = True) -> None:
+        self.has_profile = table is not None
+        """False where the table is only the prior."""
+        self.table = prior_table() if table is None else table
+        self.learns = learns
+        trust = MEASURED if self.has_profile else ASSUMED
+        self._correction = Correction(trust, self.table.is_relative)
+        self._curves: dict[CurveKey, Floats] = {}
 
-    def observe(self, rows: int, milliseconds: float) -> None:
-        """Learn from one step that forwarded ``rows`` rows."""
-        d = self._decay
-        self._weight = self._weight * d + 1
-        self._rows = self._rows * d + rows
-        self._ms = self._ms * d + milliseconds
-        self._rows2 = self._rows2 * d + rows * rows
-        self._cross = self._cross * d + rows * milliseconds
-        mean_rows, mean_ms = self._rows / self._weight, self._ms / self._weight
-        variance = self._rows2 / self._weight - mean_rows**2
-        if variance > LEAST_SPREAD * mean_rows**2:  # steps of one width say nothing of the slope
-            covariance = self._cross / self._weight - mean_rows * mean_ms
-            self._slope = max(0.0, covariance / variance)
+    def predict(self, shape: StepShape) -> float:
+        """Milliseconds of a step; contexts count as rounded to :data:`CONTEXT_GRAIN`."""
+        return float(self._curve(shape, 0)[0]) * self._correction.factor(shape.rows)
 
-    def _fit(self) -> tuple[float, float]:
-        """Base and slope, both at least zero."""
-        if not self._weight:
-            return 0.0, 0.0
-        base = (self._ms - self._slope * self._rows) / self._weight
-        return max(0.0, base), self._slope
+    def growth(self, shape: StepShape, count: int) -> list[float]:
+        """Milliseconds of the step with 0 to ``count`` further draft nodes, ``[count + 1]``.
 
-    def predict(self, rows: int) -> float:
-        """Milliseconds of a step with ``rows`` rows; 0 before anything was observed."""
-        base, slope = self._fit()
-        return base + slope * rows
+        Each node is a sampled row whose context is the mean context of the step's requests.
+        """
+        factors = self._correction.factors(range(shape.rows, shape.rows + count + 1))
+        times: list[float] = (self._curve(shape, count)[: count + 1] * factors).tolist()
+        return times
 
-    def rows_within(self, milliseconds: float, limit: int) -> int:
-        """Most rows, up to ``limit``, whose step is predicted to stay within the time."""
-        base, slope = self._fit()
-        if slope <= 0.0:
+    def rows_within(self, shape: StepShape, milliseconds: float, limit: int) -> int:
+        """Further prefill rows, up to ``limit``, with which the step stays within the time.
+
+        The most of them where time rises with rows, which it is taken to do here: behind a cliff
+        there may be more. Rows are not sampled, and see the mean context of the step's requests.
+        """
+        if self.learns and not self._correction.knows_unit:
             return limit
-        return max(0, min(limit, int((milliseconds - base) / slope)))
+        context = shape.context_sum / max(1, shape.requests)
+
+        def time(count: int) -> float:
+            rows, seen = shape.rows + count, shape.rows_x_context + count * context
+            whole = StepShape(rows, seen, shape.context_sum, shape.samples, shape.requests)
+            return self.predict(whole)
+
+        return max(0, bisect_right(range(limit + 1), milliseconds, key=time) - 1)
+
+    def observe(self, shape: StepShape, milliseconds: float) -> None:
+        """Learn from one step. What is no step's time is ignored: NaN, infinite, 0, negative."""
+        if not self.learns or not 0.0 < milliseconds <= MAX_MS:
+            return
+        time = float(self._curve(shape, 0)[0])
+        if time > 0.0:
+            self._correction.observe(shape.rows, log(milliseconds / time))
+
+    def _curve(self, shape: StepShape, count: int) -> Floats:
+        """The table's times of a step with 0 to at least ``count`` further nodes."""
+        key = (
+            shape.rows,
+            shape.samples,
+            shape.requests,
+            round(shape.rows_x_context / (shape.rows or 1) / CONTEXT_GRAIN),
+            round(shape.context_sum / (shape.requests or 1) / CONTEXT_GRAIN),
+        )
+        curve = self._curves.get(key)
+        if curve is None or len(curve) <= count:
+            if len(self._curves) >= MAX_CURVES:
+                del self._curves[next(iter(self._curves))]
+            curve = self._curves[key] = self._read(key, count + -count % COUNT_GRAIN)
+        return curve
+
+    def _read(self, key: CurveKey, count: int) -> Floats:
+        rows, samples, requests, of_row, of_request = key
+        seen, read = of_row * CONTEXT_GRAIN * rows, of_request * CONTEXT_GRAIN
+        shapes = [
+            StepShape(rows + n, seen + n * read, requests * read, samples + n, requests)
+            for n in range(count + 1)
+        ]
+        return np.array([self.table.step(shape) for shape in shapes])

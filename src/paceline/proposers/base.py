@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from paceline.config import SpeculativeConfig
+from paceline.policy.prices import FREE, Prices
 from paceline.request import Request, VerifyResult
 from paceline.span import ROOT, DraftTree
 
@@ -19,10 +20,13 @@ class DraftBudget:
         max_nodes: most nodes of the request's tree.
         max_depth: most tokens along one path (never more than the request may still emit, less the
             bonus token).
+        prices: what further drafting must promise; a proposer whose drafting takes time stops
+            where it does not.
     """
 
     max_nodes: Sequence[int]
     max_depth: Sequence[int]
+    prices: Prices = FREE
 
 
 class Proposer(Protocol):
@@ -66,12 +70,14 @@ def merge(trees: Sequence[DraftTree]) -> DraftTree:
     if len(full) <= 1:
         return full[0] if full else DraftTree()
     merged = DraftTree()
+    is_calibrated = all(tree.evidence for tree in full)
     index: dict[tuple[int, int], int] = {}
     surest: list[float] = []
     for tree in full:
         node_of: list[int] = []
-        for token, parent, prob, origin in zip(
-            tree.token_ids, tree.parents, tree.accept_probs, tree.origins, strict=True
+        evidence = tree.evidence if is_calibrated else [0] * len(tree)
+        for token, parent, prob, origin, key in zip(
+            tree.token_ids, tree.parents, tree.accept_probs, tree.origins, evidence, strict=True
         ):
             above = node_of[parent] if parent >= 0 else ROOT
             node = index.get((above, token))
@@ -81,12 +87,16 @@ def merge(trees: Sequence[DraftTree]) -> DraftTree:
                 merged.parents.append(above)
                 merged.accept_probs.append(prob)
                 merged.origins.append(origin)
+                merged.evidence.append(key)
                 surest.append(prob)
             else:
                 merged.accept_probs[node] = 1 - (1 - merged.accept_probs[node]) * (1 - prob)
                 if prob > surest[node]:
                     surest[node], merged.origins[node] = prob, origin
+                    merged.evidence[node] = key
             node_of.append(node)
+    if not is_calibrated:
+        merged.evidence = []
     _normalise_siblings(merged)
     return merged
 

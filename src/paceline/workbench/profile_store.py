@@ -15,12 +15,15 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 import xxhash
 
 from paceline.errors import ProfileError
+from paceline.models.config import ModelConfig
+from paceline.models.ops.base import Ops
 from paceline.policy.cost_table import CostTable
 from paceline.workbench.profile import Profile
-from paceline.workbench.profile_key import ProfileKey
+from paceline.workbench.profile_key import ProfileKey, profile_key
 from paceline.workbench.profile_roofs import Roofs, Work
 
 log = logging.getLogger(__name__)
@@ -49,6 +52,15 @@ def find_profile(key: ProfileKey) -> Profile | None:
 def find_imported(name: str) -> Profile | None:
     """The imported table of this name, or None. A file that cannot be used is a warning."""
     return _find(_path(None, name), None, name)
+
+
+def stored_table(
+    name: str, config: ModelConfig, ops: Ops, dtype: str, kv_dtype: str
+) -> CostTable | None:
+    """What the steps of a model that runs like this here cost, if it was measured."""
+    key = profile_key(name, config, ops, dtype, kv_dtype, torch.get_num_threads())
+    profile = find_profile(key)
+    return profile.table if profile else None
 
 
 def _find(path: Path, key: ProfileKey | None, name: str) -> Profile | None:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 Slots = npt.NDArray[np.int64]
+ReadRows = Callable[[int, int], Tensor]
+"""Rows of a matrix, from the first one up to the last."""
 
 BLOCK_SIZE = 16
 """Tokens per KV block: slot ``s`` is lane ``s % 16`` of block ``s // 16``."""
@@ -169,7 +171,7 @@ class Rounding:
 
 @runtime_checkable
 class PackedOps(WeightOps, Protocol):
-    """A backend that also takes weights which are quantised already.
+    """A backend that reads its weights a few rows at a time, and takes quantised ones as well.
 
     Attributes:
         dtype: ``int8`` or ``int4``, of its linears; embedding and head are int8.
@@ -179,12 +181,17 @@ class PackedOps(WeightOps, Protocol):
     dtype: str
     rounding: Rounding
 
-    def pack_q4_0(self, blocks: Tensor, bias: Tensor | None) -> Any:
-        """Prepare rows of GGUF Q4_0 blocks, uint8 ``[out, in / 32 * 18]``, as they are."""
+    def pack_q4_0(self, read: ReadRows, n: int, k: int, bias: Tensor | None) -> Any:
+        """Prepare weights ``[n, k]`` as they are, from rows of GGUF Q4_0 blocks: uint8
+        ``[rows, k / 32 * 18]``."""
         ...
 
-    def pack_rows(self, read: Callable[[int, int], Tensor], n: int, k: int) -> Any:
-        """Embedding or head ``[n, k]``, of which ``read(first, last)`` gives some rows."""
+    def pack_linear_rows(self, read: ReadRows, n: int, k: int, bias: Tensor | None) -> Any:
+        """As :meth:`pack_linear`, of weights ``[n, k]``."""
+        ...
+
+    def pack_rows(self, read: ReadRows, n: int, k: int) -> Any:
+        """Prepare an embedding or head ``[n, k]``."""
         ...
 
     def adopt(self, packed: PackedLinear) -> Any:

@@ -7,12 +7,10 @@ computes a row by one fixed program. Knows no requests and no sampling.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from paceline.models.config import ModelConfig
@@ -20,10 +18,10 @@ from paceline.models.decoder import Decoder
 from paceline.models.ops.base import BLOCK_SIZE, PackedLinear, Slots, Tensor
 from paceline.models.ops.native import native_module
 from paceline.models.ops.packing import Floats, Packer, floats
+from paceline.models.ops.pages import mapped_zeros
 from paceline.models.weights import Layer
 from paceline.span import Span
 
-CACHE_LINE = 64
 ELEMENTS = {"float32": np.float32, "bfloat16": np.uint16}
 
 
@@ -64,7 +62,8 @@ class CpuOps(Packer):
 class NativeKV:
     """Keys ``[layers, blocks, kv_heads, head_dim, 16]``, so that the lanes of a vector run over
     tokens, and values ``[layers, blocks, kv_heads, 16, head_dim rounded up to 16]``. Elements of
-    ``bfloat16`` are held as 16-bit integers, which is all that numpy knows of them.
+    ``bfloat16`` are held as 16-bit integers, which is all that numpy knows of them. Blocks that
+    nobody has used take no memory.
     """
 
     def __init__(self, config: ModelConfig, num_blocks: int, dtype: str = "bfloat16") -> None:
@@ -72,24 +71,14 @@ class NativeKV:
         self._native = native_module()
         outer = (config.num_layers, num_blocks, config.num_kv_heads)
         stride = -(-config.head_dim // BLOCK_SIZE) * BLOCK_SIZE
-        self.keys = _zeros((*outer, config.head_dim, BLOCK_SIZE), dtype)
-        self.values = _zeros((*outer, BLOCK_SIZE, stride), dtype)
+        self.keys = mapped_zeros((*outer, config.head_dim, BLOCK_SIZE), ELEMENTS[dtype])
+        self.values = mapped_zeros((*outer, BLOCK_SIZE, stride), ELEMENTS[dtype])
 
     def move(self, source: Slots, target: Slots) -> None:
         self._native.move_kv(self.keys, self.values, source, target)
 
     def fill(self, slots: Slots, value: float) -> None:
         self._native.fill_kv(self.keys, self.values, slots, value)
-
-
-def _zeros(shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:
-    """Zeros that begin on a cache line. They are mapped when they are first written, so blocks that
-    nobody has used take no memory."""
-    element = np.dtype(ELEMENTS[dtype])
-    count = math.prod(shape)
-    memory = np.zeros(count + CACHE_LINE // element.itemsize, element)
-    first = -memory.ctypes.data % CACHE_LINE // element.itemsize
-    return memory[first : first + count].reshape(shape)
 
 
 class NativeForward:

@@ -6,7 +6,7 @@ of whole tiles are packed on their own and no more than one slice is in memory a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,14 +14,14 @@ import numpy.typing as npt
 import torch
 
 from paceline.config import PACKED_DTYPES
-from paceline.models.ops.base import PackedLinear, Rounding, Tensor
+from paceline.models.ops.base import PackedLinear, ReadRows, Rounding, Tensor
 from paceline.models.ops.native import native_module
+from paceline.models.ops.pages import mapped_zeros
 
 Floats = npt.NDArray[np.float32]
-Read = Callable[[int, int], Tensor]  # rows from the first up to the last
 
 TILE, K_MULTIPLE, GROUP, GROUP_BYTES = 16, 64, 32, 288  # kernels.h
-SLICE_ELEMENTS = 1 << 18  # of weights that are floats at once
+SLICE_ELEMENTS = 1 << 18  # of weights that are packed at once
 
 
 class Packer:
@@ -38,10 +38,11 @@ class Packer:
         return packed
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Any:
-        if self.dtype == "int4":
-            return self._int4(weight, bias)
         n, k = weight.shape
-        return self._int8(_reading(weight), n, k, bias)
+        return self.pack_linear_rows(_reading(weight), n, k, bias)
+
+    def pack_linear_rows(self, read: ReadRows, n: int, k: int, bias: Tensor | None) -> Any:
+        return (self._int4 if self.dtype == "int4" else self._int8)(read, n, k, bias)
 
     def pack_vector(self, weight: Tensor) -> Tensor:
         return weight.to(torch.float32).contiguous()
@@ -49,31 +50,32 @@ class Packer:
     def pack_embedding(self, weight: Tensor) -> Any:
         return self.pack_rows(_reading(weight), *weight.shape)
 
-    def pack_rows(self, read: Read, n: int, k: int) -> Any:
+    def pack_rows(self, read: ReadRows, n: int, k: int) -> Any:
         return self._int8(read, n, k, None)
 
     def pack_head(self, weight: Tensor, embedding: Any) -> Any:
         return self.pack_embedding(weight) if embedding is None else embedding
 
-    def pack_q4_0(self, blocks: Tensor, bias: Tensor | None) -> Any:
-        n, k = blocks.shape[0], blocks.shape[1] // 18 * GROUP
-        data = self._native.pack_q4_0(np.ascontiguousarray(blocks.numpy()))
+    def pack_q4_0(self, read: ReadRows, n: int, k: int, bias: Tensor | None) -> Any:
+        data, tile_bytes = _int4_data(n, k)
+        for first, last, blocks in _slices(read, n, k):
+            packed = self._native.pack_q4_0(np.ascontiguousarray(blocks.numpy()))
+            data[first // TILE * tile_bytes : last // TILE * tile_bytes] = packed
         return self.adopt(PackedLinear(data, None, _vector(bias), n, k))
 
-    def _int8(self, read: Read, n: int, k: int, bias: Tensor | None) -> Any:
+    def _int8(self, read: ReadRows, n: int, k: int, bias: Tensor | None) -> Any:
         row_bytes = _round_up(k, K_MULTIPLE)
-        data = np.empty(_round_up(n, TILE) * row_bytes, np.int8)
+        data = mapped_zeros((_round_up(n, TILE) * row_bytes,), np.int8)
         scale = np.empty(_round_up(n, TILE), np.float32)
         for first, last, rows in _slices(read, n, k):
             part = slice(first * row_bytes, last * row_bytes)
-            data[part], scale[first:last] = self._native.pack_int8(rows)
+            data[part], scale[first:last] = self._native.pack_int8(floats(rows))
         return self.adopt(PackedLinear(data, scale, _vector(bias), n, k))
 
-    def _int4(self, weight: Tensor, bias: Tensor | None) -> Any:
-        n, k = weight.shape
-        tile_bytes = _round_up(k, K_MULTIPLE) // GROUP * GROUP_BYTES
-        data = np.empty(_round_up(n, TILE) // TILE * tile_bytes, np.uint8)
-        for first, last, rows in _slices(_reading(weight), n, k):
+    def _int4(self, read: ReadRows, n: int, k: int, bias: Tensor | None) -> Any:
+        data, tile_bytes = _int4_data(n, k)
+        for first, last, part in _slices(read, n, k):
+            rows = floats(part)
             packed = self._native.pack_int4(rows)
             data[first // TILE * tile_bytes : last // TILE * tile_bytes] = packed
             error = self._native.unpack_int4(packed, *rows.shape)
@@ -83,16 +85,22 @@ class Packer:
         return self.adopt(PackedLinear(data, None, _vector(bias), n, k))
 
 
-def _reading(weight: Tensor) -> Read:
+def _reading(weight: Tensor) -> ReadRows:
     return lambda first, last: weight[first:last]
 
 
-def _slices(read: Read, n: int, k: int) -> Iterator[tuple[int, int, Floats]]:
-    """Rows of whole tiles as floats: the first, the last plus one up to a whole tile, the rows."""
+def _int4_data(n: int, k: int) -> tuple[npt.NDArray[np.uint8], int]:
+    """Memory for the tiles of a 4-bit linear, and the bytes of one."""
+    tile_bytes = _round_up(k, K_MULTIPLE) // GROUP * GROUP_BYTES
+    return mapped_zeros((_round_up(n, TILE) // TILE * tile_bytes,), np.uint8), tile_bytes
+
+
+def _slices(read: ReadRows, n: int, k: int) -> Iterator[tuple[int, int, Tensor]]:
+    """Rows of whole tiles: the first, the last plus one up to a whole tile, the rows."""
     step = max(TILE, SLICE_ELEMENTS // k // TILE * TILE)
     for first in range(0, n, step):
         rows = read(first, min(first + step, n))
-        yield first, first + _round_up(len(rows), TILE), floats(rows)
+        yield first, first + _round_up(len(rows), TILE), rows
 
 
 def floats(tensor: Tensor) -> Floats:

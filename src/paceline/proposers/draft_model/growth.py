@@ -5,12 +5,13 @@ Owns the choice of nodes: those with the highest path probability. Knows no mode
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from paceline.config import SpeculativeConfig
 from paceline.request import Request
 from paceline.runtime.sampler import SamplingRow
 from paceline.sampling_params import SamplingParams
@@ -61,9 +62,13 @@ class DraftState:
 class Growth:
     """One request's tree while it grows; arrays are parallel over nodes, parents first.
 
-    ``kv_nodes`` is each node's index in the draft's span, -1 while it has not been forwarded.
+    ``index`` is the request's place among those that are drafted for. ``kv_nodes`` is each node's
+    index in the draft's span, -1 while it has not been forwarded. ``num_levels`` counts the levels
+    that were ranked, hopeless ones included; 0 while the draft model has not read all of the
+    request.
     """
 
+    index: int
     request: Request
     draft: DraftState
     max_nodes: int
@@ -74,6 +79,7 @@ class Growth:
     kv_nodes: list[int] = field(default_factory=list)
     frontier: list[int] = field(default_factory=list)
     last_level: int = 0
+    num_levels: int = 0
 
     def add(self, parent: int, tokens: list[int], probs: list[float], min_prob: float) -> None:
         """Hang a node's candidates below it, best first; those that are hopeless are left out."""
@@ -98,11 +104,26 @@ class Growth:
         """Pick the last level's nodes that may have a child among the best; False without any."""
         level = range(self.last_level, len(self.path_probs))
         self.last_level = len(self.path_probs)
+        self.num_levels += 1
         self.frontier = []
-        if level and len(self.paths[level[0]]) < self.max_depth:
+        if level and self.num_levels < self.max_depth:
             # The last of the best is not worth a forward: its children rank behind it.
             self.frontier = [n for n in self.best(self.max_nodes - 1) if n in level]
         return bool(self.frontier)
+
+    def promise(self, estimate: Callable[[int, int, float], float]) -> tuple[float, int]:
+        """How likely the frontier's best node is to be reached and accepted, and its depth.
+
+        Args:
+            estimate: from index, depth and own estimate to how likely a node is accepted.
+        """
+        probs = self.path_probs
+        node = max(self.frontier, key=probs.__getitem__)
+        depth, product = len(self.paths[node]), 1.0
+        for at in range(depth, 0, -1):
+            product *= estimate(self.index, at, self.tree.accept_probs[node])
+            node = self.tree.parents[node]
+        return product, depth
 
     def span(self) -> Span:
         """The chosen nodes below everything that was forwarded before them."""
@@ -118,9 +139,25 @@ class Growth:
         return Span(self.request.request_id, start, tokens, parents, rows, cached)
 
     def finished(self) -> DraftTree:
+        """The best nodes of all levels so far."""
         self.tree.origins = [NAME] * len(self.tree)
         order = self.best(self.max_nodes)
         return self.tree if order == list(range(len(self.tree))) else self.tree.select(order)
+
+
+def branching(config: SpeculativeConfig) -> int:
+    """Most children of one node; 1 where a configuration asks for no tree."""
+    return config.max_branching if config.max_tree_nodes else 1
+
+
+def ranking_params(config: SpeculativeConfig, params: SamplingParams) -> SamplingParams:
+    """How candidates for a request are ranked: as it is sampled, unless a draft ranks otherwise.
+
+    Raises:
+        RequestError: the configuration asks for values that no request may have.
+    """
+    overrides = {key: getattr(config, key) for key in ("temperature", "top_p", "top_k")}
+    return replace(params, **{key: value for key, value in overrides.items() if value is not None})
 
 
 def acceptance_estimates(rows: Sequence[SamplingRow], scores: Floats) -> Floats:

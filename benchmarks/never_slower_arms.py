@@ -1,0 +1,237 @@
+"""The arms of ``never_slower.py``: engines that differ in who drafts and in who decides about it.
+
+All engines share one target model and one KV memory; they take turns and never have requests at the
+same time. Each has a cost model of its own, which starts from the same table as the others and
+learns from its own steps only, and a planner that keeps what it learned between its runs. The plain
+ones are engines to which no proposer was ever given.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any
+
+from harness import note
+from never_slower_report import CONTROL, OURS, PLAIN
+from peers_models import hugging_face
+from proposer_sets import chain
+
+from paceline.commands.resolve import default_speculative_config
+from paceline.config import EngineConfig, SpeculativeConfig, parse_speculative_config
+from paceline.engine.build import BuiltEngine, FindTable, build_engine
+from paceline.engine.engine import Engine
+from paceline.llm import embedded_model
+from paceline.metrics import EngineStats
+from paceline.policy.cost import CostModel
+from paceline.policy.cost_points import StepShape
+from paceline.policy.cost_table import CostTable
+from paceline.policy.planner import Planner
+from paceline.proposers.base import Proposer
+from paceline.request import StepOutput
+from paceline.sampling_params import SamplingParams
+from paceline.workbench.profile import measure_profiles
+from paceline.workbench.profile_store import stored_table
+from paceline.workbench.rivals import RIVALS
+
+LONGEST = 8
+"""Tokens along a path of the drafts whose length a rule decides."""
+DEPTHS = {"gate, accepted per draft": 4, "gate, accepted/drafted": 4}
+"""The same for rules that decide only whether there is a draft."""
+COUNTED = ("num_steps", "num_drafts", "num_draft_tokens", "num_accepted_tokens")
+
+
+# --- who drafts -----------------------------------------------------------------------------------
+
+
+def chains(draft: str, depth: int) -> tuple[SpeculativeConfig, ...]:
+    """Both proposers, each with one continuation of up to ``depth`` tokens."""
+    model = {"method": "draft_model", "model": draft, "num_speculative_tokens": depth}
+    return parse_speculative_config([chain(depth), model])
+
+
+def wide(draft: str) -> tuple[SpeculativeConfig, ...]:
+    """Both proposers with caps that leave every choice to the planner, trees included."""
+    lookup, model = chains(draft, LONGEST)
+    return lookup, replace(model, max_branching=4, max_tree_nodes=16)
+
+
+def default(draft: str) -> tuple[SpeculativeConfig, ...]:
+    """What the command line takes when nothing is said, with this draft model."""
+    configs = default_speculative_config(None)
+    return tuple(replace(c, model=draft) if c.model else c for c in configs)
+
+
+OUR_PROPOSERS = {"default": default, "wide": wide}
+
+
+# --- engines --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Arms:
+    """The engines by arm, in the order in which they take turns, and what they are made of.
+
+    Attributes:
+        cost: where the table of the cost models comes from.
+    """
+
+    engines: dict[str, Engine]
+    built: BuiltEngine
+    cost: str
+    ours: tuple[SpeculativeConfig, ...]
+
+    def encode(self, text: str) -> list[int]:
+        tokenizer = self.built.checkpoint.tokenizer
+        assert tokenizer is not None
+        return tokenizer.encode(text)
+
+
+def pair_folders(pair: str) -> tuple[str, str]:
+    """Target and draft model: the embedded ones, or as large as a real pair."""
+    if pair == "embedded":
+        return embedded_model("target"), embedded_model("draft")
+    return str(hugging_face("0.5b", "target")), str(hugging_face("0.5b", "draft"))
+
+
+def open_arms(pair: str, config: EngineConfig, proposers: str, profile: bool) -> Arms:
+    """Build every engine. Call it on the compute thread.
+
+    Args:
+        proposers: key of :data:`OUR_PROPOSERS`.
+        profile: measure the costs of the model's steps before; otherwise they are what a user
+            has: the profile that is stored, or the prior.
+    """
+    target, draft = pair_folders(pair)
+    find_table: FindTable = stored_table
+    if profile:
+        profiles, remarks = measure_profiles(target, config)
+        for remark in remarks:
+            note(remark)
+
+        def find_table(*_: object) -> CostTable:
+            return profiles[0].table
+
+    configs = OUR_PROPOSERS[proposers](draft)
+    built = build_engine(target, replace(config, speculative=configs), find_table)
+    ours = built.engine
+    source = "measured before the run" if profile else "a stored profile"
+    cost = source if ours.cost.has_profile else "the prior"
+    plain, control, rivals = _engine(built), _engine(built), _rival_engines(built, draft)
+    engines = {PLAIN: plain, **rivals, OURS: ours, CONTROL: control}
+    return Arms(engines, built, cost, configs)
+
+
+def _rival_engines(built: BuiltEngine, draft: str) -> dict[str, Engine]:
+    depths = {name: DEPTHS.get(name, LONGEST) for name in RIVALS}
+    proposers = {
+        depth: built.proposers_for(chains(draft, depth)) for depth in sorted(set(depths.values()))
+    }
+    return {name: _engine(built, proposers[depths[name]], RIVALS[name]) for name in RIVALS}
+
+
+def _engine(
+    built: BuiltEngine,
+    proposers: Sequence[Proposer] = (),
+    planner: Callable[[CostModel], Planner] | None = None,
+) -> Engine:
+    """Another engine on the same model."""
+    known = built.engine.cost
+    cost = CostModel(known.table if known.has_profile else None)
+    ends = built.checkpoint.config.eos_token_ids
+    chosen = planner(cost) if planner else None
+    return Engine(built.engine.runner, built.config, proposers, ends, chosen, cost)
+
+
+# --- one run --------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Served:
+    """What an engine did for one batch: when each step ended, and what it gave out."""
+
+    engine: Engine
+    ids: list[int]
+    steps: list[tuple[float, list[StepOutput]]]
+
+
+def serve(
+    engine: Engine, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
+) -> Served:
+    """Run a batch from its arrival to its last token."""
+    engine.reset_stats()
+    ids = [engine.add_request(*each)[0] for each in zip(prompts, params, strict=True)]
+    served = Served(engine, ids, [])
+    try:
+        while engine.has_work:
+            outputs = engine.step()
+            served.steps.append((time.perf_counter(), outputs))
+    except BaseException:
+        for request_id in ids:
+            engine.abort(request_id)
+        engine.step()
+        raise
+    return served
+
+
+def count(served: Served, prose: Sequence[int] = ()) -> dict[str, Any]:
+    """Tokens and counters of a run; the same code for every arm.
+
+    Args:
+        prose: places in the batch of the requests whose pace beside the others is wanted.
+    """
+    tokens: dict[int, list[int]] = {request_id: [] for request_id in served.ids}
+    for _, outputs in served.steps:
+        for output in outputs:
+            if output.error is not None:
+                raise output.error
+            tokens[output.request_id] += output.token_ids
+    stats = served.engine.stats()
+    return {
+        "token_ids": [tokens[request_id] for request_id in served.ids],
+        "output_tokens": stats.num_output_tokens,
+        **{name: getattr(stats.speculation, name) for name in COUNTED},
+        "num_forwards": stats.num_target_forwards,
+        "phases": dict(stats.seconds),
+        "verification": verification_seconds(served.engine, stats),
+        "seconds_per_prose_token": pace_beside(served, [served.ids[i] for i in prose]),
+    }
+
+
+def pace_beside(served: Served, prose: Sequence[int]) -> float | None:
+    """Seconds per token of these requests while all the others have not ended.
+
+    It begins when every request has its first token, so that no prompt is read meanwhile.
+    """
+    if not prose:
+        return None
+    waiting, wanted = set(served.ids), set(prose)
+    began, tokens = None, 0
+    for now, outputs in served.steps:
+        if began is not None:
+            tokens += sum(len(o.token_ids) for o in outputs if o.request_id in wanted)
+        if any(o.finish_reason is not None and o.request_id not in wanted for o in outputs):
+            return (now - began) / tokens if began is not None and tokens else None
+        waiting -= {o.request_id for o in outputs if o.token_ids}
+        if began is None and not waiting:
+            began = now
+    return None
+
+
+def verification_seconds(engine: Engine, stats: EngineStats) -> float:
+    """What the draft nodes added to the forwards of a single request, as its cost model has it."""
+    counters = stats.speculation
+    if not counters.num_drafts:
+        return 0.0
+    context = stats.num_prompt_tokens + stats.num_output_tokens // 2
+    nodes = ceil(counters.num_draft_tokens / counters.num_drafts)
+    growth = engine.cost.growth(StepShape(1, context, context, 1, 1), nodes)
+    return counters.num_drafts * (growth[nodes] - growth[0]) / 1e3
+
+
+def described(configs: Sequence[SpeculativeConfig]) -> list[Mapping[str, Any]]:
+    """Configurations without the folder in which a model lies on this machine."""
+    kept = ("method", "num_speculative_tokens", "max_branching", "max_tree_nodes")
+    return [{name: getattr(config, name) for name in kept} for config in configs]

@@ -1,0 +1,76 @@
+"""Traces of the embedded target on the benchmarks' prompts, made once and kept.
+
+Every answer has the full number of tokens: it goes on past the model's own end, so that all
+programs weigh their texts alike.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import xxhash
+from harness import ROOT, note
+
+from paceline import LLM, SamplingParams, __version__
+from paceline.llm import embedded_model
+from paceline.outputs import GenerationOutput
+from paceline.workbench.traces import Trace, TraceWriter
+
+FOLDER = ROOT / "traces" / "benchmarks"
+MAX_MODEL_LEN = 1024
+BATCH = 8
+
+
+def traced(
+    name: str, texts: Sequence[str], max_tokens: int, temperature: float, folder: Path = FOLDER
+) -> Path:
+    """The folder of the answers to some texts; the prompts' ends where they are too long.
+
+    Args:
+        name: for people; what is in it is told by the rest of the folder's name.
+    """
+    said = json.dumps([__version__, MAX_MODEL_LEN, *texts, max_tokens, temperature])
+    place = folder / f"{name}-{xxhash.xxh3_64_hexdigest(said.encode())}"
+    if not any(place.glob("shard-*.npz")):
+        note(f"answering: {name}")
+        _make(place, texts, max_tokens, temperature)
+    return place
+
+
+def _make(place: Path, texts: Sequence[str], max_tokens: int, temperature: float) -> None:
+    params = [
+        SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=i, ignore_eos=True)
+        for i in range(len(texts))
+    ]
+    with LLM(
+        embedded_model("target"), max_num_seqs=BATCH, max_model_len=MAX_MODEL_LEN, planner="fixed"
+    ) as llm:
+        prompts = [llm.encode(text)[-(MAX_MODEL_LEN - max_tokens) :] for text in texts]
+        outputs = llm.generate(prompts, params)
+        meta = {
+            "model": llm.model,
+            "dtype": llm.config.dtype,
+            "vocab_fingerprint": llm.tokenizer.fingerprint,
+            "params": {
+                "max_tokens": max_tokens,
+                "temperature": temperature,
+                "seed": 0,
+                "max_model_len": MAX_MODEL_LEN,
+            },
+        }
+    writer = TraceWriter(place, meta)
+    writer.write_shard([_trace(index, output) for index, output in enumerate(outputs)])
+
+
+def _trace(index: int, output: GenerationOutput) -> Trace:
+    """Without log-probabilities, which no replay reads."""
+    if output.error is not None:
+        raise output.error
+    tokens = np.array([*output.prompt_token_ids, *output.token_ids], np.int32)
+    rows = np.zeros((len(output.token_ids), 1), np.float32)
+    return Trace(
+        index, len(output.prompt_token_ids), tokens, rows[:, 0], rows.astype(np.int32), rows
+    )

@@ -1,0 +1,164 @@
+// The choice of draft nodes on the Python side: takes the arguments of
+// paceline.policy.choice.choose_nodes as they are. Reads the lists where they lie and checks what
+// would be read out of bounds; what the numbers mean is the caller's business.
+#include <nanobind/nanobind.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "plan.h"
+
+namespace nb = nanobind;
+
+namespace paceline {
+namespace {
+
+// The elements of a list or tuple; of anything else that can be iterated over, of a copy of it.
+class Items {
+  public:
+    explicit Items(nb::handle source, const char* what)
+        : owner_(nb::steal(PySequence_Fast(source.ptr(), what))) {
+        if (!owner_.is_valid()) {
+            throw nb::python_error();
+        }
+        size_ = static_cast<size_t>(PySequence_Fast_GET_SIZE(owner_.ptr()));
+    }
+    size_t size() const { return size_; }
+    PyObject* operator[](size_t i) const { return PySequence_Fast_ITEMS(owner_.ptr())[i]; }
+
+  private:
+    nb::object owner_;
+    size_t size_;
+};
+
+double to_double(PyObject* value) {
+    if (PyFloat_CheckExact(value)) {
+        return PyFloat_AS_DOUBLE(value);
+    }
+    const double number = PyFloat_AsDouble(value);
+    if (number == -1.0 && PyErr_Occurred()) {
+        throw nb::python_error();
+    }
+    return number;
+}
+
+long to_long(PyObject* value) {
+    const long number = PyLong_AsLong(value);
+    if (number == -1 && PyErr_Occurred()) {
+        throw nb::python_error();
+    }
+    return number;
+}
+
+// Attribute names, made once: a request's arrays and limits are read in every step.
+struct Names {
+    PyObject* parents = PyUnicode_InternFromString("parents");
+    PyObject* accept_probs = PyUnicode_InternFromString("accept_probs");
+    PyObject* max_nodes = PyUnicode_InternFromString("max_nodes");
+    PyObject* max_depth = PyUnicode_InternFromString("max_depth");
+    PyObject* min_path_prob = PyUnicode_InternFromString("min_path_prob");
+    PyObject* is_forced = PyUnicode_InternFromString("is_forced");
+};
+
+nb::object attribute(PyObject* owner, PyObject* name) {
+    PyObject* value = PyObject_GetAttr(owner, name);
+    if (!value) {
+        throw nb::python_error();
+    }
+    return nb::steal(value);
+}
+
+void read_tree(PyObject* tree, const Names& names, Plan* plan, PlanRequest* request) {
+    const Items parents(attribute(tree, names.parents), "parents are no sequence");
+    const Items probs(attribute(tree, names.accept_probs), "accept_probs are no sequence");
+    if (parents.size() != probs.size()) {
+        throw nb::value_error("a tree's parents and accept_probs differ in length");
+    }
+    request->first = static_cast<int>(plan->parents.size());
+    request->count = static_cast<int>(parents.size());
+    plan->parents.resize(plan->parents.size() + parents.size());
+    plan->accept_probs.resize(plan->parents.size());
+    for (int i = 0; i < request->count; ++i) {
+        const long parent = to_long(parents[i]);
+        if (parent < -1 || parent >= i) {
+            throw nb::value_error(("the parent of draft node " + std::to_string(i) + " is " +
+                                   std::to_string(parent) + "; allowed are -1 to " +
+                                   std::to_string(i - 1))
+                                      .c_str());
+        }
+        plan->parents[request->first + i] = static_cast<int32_t>(parent);
+        plan->accept_probs[request->first + i] = to_double(probs[i]);
+    }
+}
+
+void read_limit(PyObject* limit, const Names& names, PlanRequest* request) {
+    request->max_nodes = to_long(attribute(limit, names.max_nodes).ptr());
+    request->max_depth = to_long(attribute(limit, names.max_depth).ptr());
+    request->min_path_prob = to_double(attribute(limit, names.min_path_prob).ptr());
+    request->is_forced = PyObject_IsTrue(attribute(limit, names.is_forced).ptr()) == 1;
+}
+
+nb::list to_list(const std::vector<int32_t>& nodes) {
+    nb::list list;
+    for (const int32_t node : nodes) {
+        list.append(node);
+    }
+    return list;
+}
+
+nb::list choose(nb::handle trees, nb::handle limits, nb::handle growth, double rate,
+                nb::handle weights, nb::handle slowdown, int64_t node_budget) {
+    static const Names names;
+    const Items tree_items(trees, "trees are no sequence");
+    const Items limit_items(limits, "limits are no sequence");
+    const size_t count = tree_items.size();
+    if (limit_items.size() != count) {
+        throw nb::value_error("trees and limits differ in number");
+    }
+    Plan plan{{}, {}, {}, {}, rate, !slowdown.is_none(), 0.0, node_budget};
+    if (plan.is_fair) {
+        plan.slowdown = to_double(slowdown.ptr());
+    }
+    plan.requests.resize(count);
+    for (size_t r = 0; r < count; ++r) {
+        PlanRequest& request = plan.requests[r];
+        if (r > 0 && limit_items[r] == limit_items[r - 1]) {
+            request = plan.requests[r - 1];  // requests of one configuration share their limits
+        } else {
+            read_limit(limit_items[r], names, &request);
+        }
+        read_tree(tree_items[r], names, &plan, &request);
+        request.weight = 1.0;
+    }
+    if (!weights.is_none()) {
+        const Items weight_items(weights, "weights are no sequence");
+        if (weight_items.size() != count) {
+            throw nb::value_error("trees and weights differ in number");
+        }
+        for (size_t r = 0; r < count; ++r) {
+            plan.requests[r].weight = to_double(weight_items[r]);
+        }
+    }
+    const Items times(growth, "growth is no sequence");
+    const int64_t end = std::min(plan.most_nodes() + 1, static_cast<int64_t>(times.size()));
+    plan.growth.resize(static_cast<size_t>(std::max<int64_t>(0, end)));
+    for (size_t n = 0; n < plan.growth.size(); ++n) {
+        plan.growth[n] = to_double(times[n]);
+    }
+    nb::list result;
+    for (const std::vector<int32_t>& nodes : choose_nodes(plan)) {
+        result.append(to_list(nodes));
+    }
+    return result;
+}
+
+}  // namespace
+}  // namespace paceline
+
+void bind_plan(nb::module_& module) {
+    using nb::arg;
+    module.def("choose_nodes", &paceline::choose, arg("trees"), arg("limits"), arg("growth"),
+               arg("rate"), nb::kw_only(), arg("weights").none() = nb::none(),
+               arg("slowdown").none() = nb::none(), arg("node_budget"));
+}

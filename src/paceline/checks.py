@@ -1,0 +1,31 @@
+"""Checks that every configuration makes of its values. Knows no configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paceline.errors import ConfigError, PacelineError
+
+
+def check_number(
+    name: str,
+    value: float,
+    low: float,
+    high: float,
+    kind: type = int,
+    error: type[PacelineError] = ConfigError,
+) -> None:
+    """Raise ``error`` unless a value is a number in its range.
+
+    ``kind`` int wants a whole number; float takes either. Booleans are neither.
+    """
+    allowed = (int, float) if kind is float else int
+    if isinstance(value, bool) or not isinstance(value, allowed) or not low <= value <= high:
+        what = "numbers" if kind is float else "whole numbers"
+        raise error(f"{name} is {value!r}; allowed are {what} from {low} to {high}")
+
+
+def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
+    """Raise :class:`ConfigError` unless a value is one of those allowed."""
+    if value not in allowed:
+        raise ConfigError(f"{name} is {value!r}; allowed are {', '.join(allowed)}")

@@ -1,0 +1,33 @@
+"""The options of ``paceline convert``. Imports nothing slow: ``paceline --help`` reads them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from paceline.commands.options import argument, option
+from paceline.config import PACKED_DTYPES
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertOptions:
+    """Options of ``paceline convert``."""
+
+    model: Annotated[str, argument("MODEL", help="Folder, GGUF file or hub id.")]
+    out: Annotated[str, argument("OUT", help="Folder to write; must not exist, or be empty.")]
+    dtype: Annotated[
+        str,
+        option(
+            "--dtype",
+            help=f"auto, {' or '.join(PACKED_DTYPES)}; auto is int4 for a GGUF file in Q4_0, "
+            "otherwise int8.",
+        ),
+    ] = "auto"
+    activation_scale_groups: Annotated[
+        bool,
+        option(
+            "--activation-scale-groups",
+            help="Whoever loads the folder quantises activations in groups of 128.",
+        ),
+    ] = False
+    threads: Annotated[int | None, option("--threads", help="Threads that compute.")] = None

@@ -1,0 +1,140 @@
+"""``paceline explain``: one prompt step by step, with what the planner saw and what came of it."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from paceline.commands.display import Screen, banner, wants_colour
+from paceline.commands.explain_options import ExplainOptions
+from paceline.commands.explain_view import StepView, summary_lines
+from paceline.commands.profile import numbers
+from paceline.commands.prompts import Encoder
+from paceline.commands.resolve import engine_options, sampling_params, speculative_config
+from paceline.errors import ConfigError
+from paceline.llm import LLM
+from paceline.models.detokenizer import IncrementalDecoder
+from paceline.models.tokenizer import Tokenizer
+from paceline.workbench.chrome_trace import check_folder, write_trace
+from paceline.workbench.explain import MAX_STEPS
+from paceline.workbench.explain_plot import plot_steps
+from paceline.workbench.explain_run import Explanation, explain
+from paceline.workbench.explain_steps import StepRecord
+from paceline.workbench.explain_summary import cost_error, summarise
+from paceline.workbench.profile_plot import check_plot
+
+
+def explain_command(options: ExplainOptions) -> int:
+    """Run the command; returns its exit code.
+
+    Raises:
+        PacelineError: the options, the prompt or the model cannot be used.
+    """
+    wanted = numbers("--steps", options.steps, 1, MAX_STEPS)
+    for path in filter(None, (options.plot, options.trace)):  # before minutes are spent
+        check_folder(path)
+    if options.plot is not None:
+        check_plot(options.plot)
+    speculative = speculative_config(options, options.model)
+    if not speculative:
+        raise ConfigError("explain needs speculation: leave out --no-speculation")
+    seed = secrets.randbits(32) if options.seed is None else options.seed
+    params = sampling_params(options, seed)
+    with LLM(options.model, speculative_config=speculative, **engine_options(options)) as llm:
+        screen = Screen(llm.proposers)
+        screen.note(banner(llm))
+        encoder = Encoder(llm.tokenizer, options.chat, not options.no_thinking)
+        prompt = encoder.encode(options.prompt)
+        with screen.progress("answering", 2 * options.max_tokens) as advance:
+            run = llm.call(lambda engine: explain(engine, prompt, params, advance))
+        pieces = token_texts(llm.tokenizer, run)
+        _show(run, llm.tokenizer, pieces, wanted, screen)
+        _write_files(run, pieces, options)
+        if options.json:
+            settings = {"seed": seed, "temperature": options.temperature}
+            screen.say(json.dumps(_document(run, llm, pieces) | settings))
+    return 0
+
+
+def token_texts(tokenizer: Tokenizer, run: Explanation) -> list[str]:
+    """What each token of the answer adds to its text."""
+    decoder = IncrementalDecoder(tokenizer, run.prompt_token_ids)
+    pieces = [decoder.push(token_id) for token_id in run.token_ids]
+    if pieces:
+        pieces[-1] += decoder.flush()
+    return pieces
+
+
+def _show(
+    run: Explanation,
+    tokenizer: Tokenizer,
+    pieces: Sequence[str],
+    wanted: Sequence[int],
+    screen: Screen,
+) -> None:
+    prompt = tokenizer.decode(run.prompt_token_ids)
+    view = StepView(run, prompt, pieces, _readable(tokenizer), wants_colour(screen.out))
+    for line in view.lines(wanted):
+        screen.say(line)
+    screen.say("")
+    for line in summary_lines(run):
+        screen.say(line)
+
+
+def _readable(tokenizer: Tokenizer) -> Callable[[int], str]:
+    """Texts of single tokens; those that are no text of their own by their names."""
+
+    def text(token_id: int) -> str:
+        decoded = tokenizer.decode([token_id], skip_special_tokens=False)
+        is_partial = not decoded or "\ufffd" in decoded
+        return (tokenizer.id_to_token(token_id) or decoded) if is_partial else decoded
+
+    return text
+
+
+def _write_files(run: Explanation, pieces: Sequence[str], options: ExplainOptions) -> None:
+    if options.plot is not None:
+        texts = ["".join(pieces[run.emitted_by(record)]) for record in run.records]
+        plot_steps(run.records, texts, options.plot)
+    if options.trace is not None:
+        runs = {"speculative": run.speculative.steps, "plain": run.plain.steps}
+        write_trace(options.trace, runs)
+
+
+def _document(run: Explanation, llm: LLM, pieces: Sequence[str]) -> dict[str, Any]:
+    speedups, summaries = run.speedups(), summarise(run.records)
+    text_of = _readable(llm.tokenizer)
+    return {
+        "device": llm.config.device,
+        "model": llm.model,
+        "dtype": llm.config.dtype,
+        "backend": llm.backend,
+        "speculative_config": [asdict(config) for config in llm.config.speculative],
+        "planner": llm.config.planner,
+        "objective": asdict(llm.config.objective),
+        "num_prompt_tokens": len(run.prompt_token_ids),
+        "token_ids": run.token_ids,
+        "text": "".join(pieces),
+        "identical": run.is_identical,
+        "speedup": speedups[-1] if speedups else None,
+        "cost_error": cost_error(run.records),
+        "proposers": [
+            asdict(each) | {"calibration_error": each.calibration_error} for each in summaries
+        ],
+        "num_dropped_steps": run.num_dropped,
+        "steps": [
+            _step(record, "".join(pieces[run.emitted_by(record)]), text_of)
+            for record in run.records
+        ],
+    }
+
+
+def _step(record: StepRecord, text: str, text_of: Callable[[int], str]) -> dict[str, Any]:
+    found = asdict(record) | {"shape": record.shape._asdict(), "text": text}
+    for part in found["requests"]:
+        for node in part["nodes"]:
+            node["text"] = text_of(node["token_id"])
+    return found

@@ -1,0 +1,184 @@
+"""``paceline tune``: the best way to speculate for a model, its drafts, prompts and machine.
+
+Owns the order of the work and what is written at its end; the search is
+:mod:`paceline.workbench.tune`'s.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, fields
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from paceline.commands.config_file import write_config_file
+from paceline.commands.display import Screen, printable
+from paceline.commands.options import EngineOptions
+from paceline.commands.resolve import engine_options
+from paceline.commands.simulate import figures
+from paceline.commands.tune_options import TuneOptions
+from paceline.commands.tune_setup import check_files, draft_models, simulator_for, traced
+from paceline.commands.tune_view import chart, nodes_per_step, quality_table, ranking, verdict
+from paceline.config import SpeculativeConfig
+from paceline.llm import LLM
+from paceline.workbench.draft_quality import DraftQuality, draft_quality
+from paceline.workbench.simulate import PLANNERS, Simulator
+from paceline.workbench.tune import Row, Tuning, tune
+from paceline.workbench.tune_plot import plot_tuning
+
+QUALITY_TOKENS = 2048
+"""On which draft models are compared with their target."""
+NOT_WRITTEN = ("config", "max_num_seqs", "planner")
+"""Options of the engine that are no part of what was tuned, or are written by themselves."""
+
+
+def tune_command(options: TuneOptions) -> int:
+    """Run the command; returns its exit code.
+
+    Raises:
+        PacelineError: the prompts, answers, a model or a file cannot be used.
+    """
+    check_files(options)
+    screen, seconds = Screen(), dict[str, float]()
+    drafts = draft_models(options)
+    with TemporaryDirectory(prefix="paceline-") as spare:
+        with _timed(seconds, "answers"):
+            folder = traced(options, spare)
+        with _timed(seconds, "costs and drafts"):
+            simulator, notes = simulator_for(options, folder, drafts, screen)
+    for note in notes:
+        screen.note(f"note: {printable(note)}")
+    screen.note(f"searching for about {options.budget:g} s")
+    planners = [name for name in PLANNERS if options.planner in ("auto", name)]
+    tuning = tune(simulator, drafts, planners, options.budget)
+    seconds["search"] = tuning.seconds
+    with _timed(seconds, "comparing drafts"):
+        qualities = _qualities(options, simulator, drafts)
+    _show(simulator, tuning, qualities, drafts, screen)
+    screen.note(", ".join(f"{name}: {each:.1f} s" for name, each in seconds.items()))
+    found = configuration(options, tuning.best)
+    if options.output is not None:
+        write_config_file(options.output, found)
+        screen.note(f"written to {options.output}: paceline run --config {options.output}")
+    if options.plot is not None:
+        plot_tuning(tuning, options.plot)
+    if options.json:
+        more = {"notes": notes, "seconds": seconds, "config": found}
+        screen.say(json.dumps(_document(simulator, tuning, qualities) | more))
+    return 0
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    began = time.perf_counter()
+    yield
+    seconds[name] = time.perf_counter() - began
+
+
+def _qualities(
+    options: TuneOptions, simulator: Simulator, drafts: Mapping[str, str]
+) -> dict[str, DraftQuality]:
+    if not drafts:
+        return {}
+    with LLM(options.model, **engine_options(options)) as llm:
+        return {
+            name: llm.call(
+                lambda engine, model=model: draft_quality(  # type: ignore[misc]
+                    engine,
+                    SpeculativeConfig("draft_model", model),
+                    simulator.traces,
+                    simulator.meta,
+                    QUALITY_TOKENS,
+                )
+            )
+            for name, model in drafts.items()
+        }
+
+
+def _show(
+    simulator: Simulator,
+    tuning: Tuning,
+    qualities: Mapping[str, DraftQuality],
+    drafts: Mapping[str, str],
+    screen: Screen,
+) -> None:
+    tokens = tuning.plain.result.total("num_emitted_tokens")
+    screen.say(
+        f"predicted, not measured: {len(simulator.traces)} answers, {tokens} tokens, concurrency "
+        f"{simulator.config.max_num_seqs}; costs: {printable(simulator.table.name)}\n"
+    )
+    screen.say(ranking(tuning, simulator.table.is_relative) + "\n")
+    if qualities:
+        screen.say(quality_table(qualities, tuning) + "\n")
+    screen.say(chart(tuning) + "\n")
+    for line in verdict(tuning, drafts):
+        screen.say(line)
+
+
+def configuration(options: TuneOptions, best: Row | None) -> dict[str, Any]:
+    """Options of ``paceline run`` for what was found; without speculation where nothing pays."""
+    found: dict[str, Any] = {
+        field.name: getattr(options, field.name)
+        for field in fields(EngineOptions)
+        if field.name not in NOT_WRITTEN and getattr(options, field.name) != field.default
+    }
+    if options.model is not None:
+        found["model"] = options.model
+    if best is None:
+        return found | {"no_speculation": True}
+    assert best.candidate is not None
+    proposers = [_said(config) for config in best.candidate.configs]
+    return found | {"speculative_config": proposers, "planner": best.candidate.planner}
+
+
+def _said(config: SpeculativeConfig) -> dict[str, Any]:
+    """A configuration without what it would have anyway."""
+    usual = SpeculativeConfig("prompt_lookup")
+    kept = ("method", "num_speculative_tokens")
+    return {
+        name: value
+        for name, value in asdict(config).items()
+        if name in kept or value != getattr(usual, name)
+    }
+
+
+def _document(
+    simulator: Simulator, tuning: Tuning, qualities: Mapping[str, DraftQuality]
+) -> dict[str, Any]:
+    """What was found, as plain values."""
+    relative = simulator.table.is_relative
+    return {
+        "model": simulator.meta.get("model"),
+        "cost_table": simulator.table.name,
+        "draft_cost_tables": {name: t.name for name, t in simulator.draft_tables.items()},
+        "time_unit": "plain steps" if relative else "ms",
+        "concurrency": simulator.config.max_num_seqs,
+        "num_traces": len(simulator.traces),
+        "num_candidates": tuning.num_candidates,
+        "num_left_out": tuning.num_left_out,
+        "best": tuning.best and tuning.best.name,
+        "plain": _row(tuning.plain, relative),
+        "rows": [_row(row, relative) for row in tuning.rows],
+        "oracles": [_row(row, relative) for row in tuning.oracles],
+        "drafts": {name: asdict(found) for name, found in qualities.items()},
+    }
+
+
+def _row(row: Row, is_relative: bool) -> dict[str, Any]:
+    counted = figures(row.result).speculative()
+    if is_relative:
+        counted |= {"seconds": None, "tokens_per_second": None}
+    found: dict[str, Any] = {
+        "name": row.name,
+        "speedup": row.speedup.value,
+        "interval": [row.speedup.low, row.speedup.high],
+        "nodes_per_step": nodes_per_step(row),
+        **counted,
+    }
+    if row.candidate is not None:
+        configs = [asdict(config) for config in row.candidate.configs]
+        found |= {"planner": row.candidate.planner, "speculative_config": configs}
+    return found

@@ -1,0 +1,143 @@
+"""What ``paceline tune`` needs before it can search: answers, costs and drafts.
+
+Answers and profiles are made by what makes them for the commands of these names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from pathlib import Path
+
+from paceline.commands.display import Screen, printable
+from paceline.commands.options import EngineOptions
+from paceline.commands.resolve import (
+    DEFAULT_MAX_NUM_SEQS,
+    default_speculative_config,
+    engine_options,
+)
+from paceline.commands.trace import trace_command
+from paceline.commands.trace_options import TraceOptions
+from paceline.commands.tune_options import TuneOptions
+from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.errors import ConfigError
+from paceline.llm import embedded_model
+from paceline.models.checkpoint import load_checkpoint
+from paceline.policy.cost_table import CostTable
+from paceline.workbench.profile import measure_profiles
+from paceline.workbench.profile_plot import check_plot
+from paceline.workbench.profile_store import store_profile
+from paceline.workbench.simulate import Simulator
+from paceline.workbench.simulate_setup import draft_table_of, open_simulator, profile_named
+from paceline.workbench.tune import wanted_configs
+
+
+def check_files(options: TuneOptions) -> None:
+    """Before minutes are spent."""
+    if options.prompts is None and options.traces is None:
+        raise ConfigError("tune needs --prompts FILE, or --traces FOLDER with answers in it")
+    for path in filter(None, (options.output, options.plot)):
+        if not Path(path).parent.is_dir():
+            raise ConfigError(f"{path} cannot be written: there is no folder {Path(path).parent}")
+    if options.plot is not None:
+        check_plot(options.plot)
+    EngineConfig(**engine_options(options))
+
+
+def draft_models(options: TuneOptions) -> dict[str, str]:
+    """The draft models, by names for people."""
+    defaults = [config.model for config in default_speculative_config(options.model)]
+    target = load_checkpoint(target_model(options))
+    found: dict[str, str] = {}
+    for model in dict.fromkeys(options.draft or filter(None, defaults)):
+        draft = load_checkpoint(model)
+        if draft.config.vocab_size != target.config.vocab_size:
+            raise ConfigError(
+                f"{model} has {draft.config.vocab_size} tokens and {target.name} "
+                f"{target.config.vocab_size}; a draft model needs the target's vocabulary"
+            )
+        found[model if draft.name in found else draft.name] = model
+    return found
+
+
+def target_model(options: TuneOptions) -> str:
+    return options.model or embedded_model("target")
+
+
+def traced(options: TuneOptions, spare: str) -> str:
+    """The folder of the answers, which are made if there is a file of prompts."""
+    if options.prompts is None:
+        assert options.traces is not None
+        return options.traces
+    engine = {field.name: getattr(options, field.name) for field in fields(EngineOptions)}
+    wish = TraceOptions(
+        **engine | {"max_num_seqs": None},
+        model=target_model(options),
+        prompts=options.prompts,
+        output=options.traces or spare,
+        top_logprobs=1,
+        max_tokens=options.max_tokens,
+        temperature=options.temperature,
+        chat=options.chat,
+        no_thinking=options.no_thinking,
+    )
+    trace_command(wish)
+    return wish.output
+
+
+def simulator_for(
+    options: TuneOptions, folder: str, drafts: Mapping[str, str], screen: Screen
+) -> tuple[Simulator, list[str]]:
+    """The simulator; what its costs would have to assume is measured, unless they were named."""
+    simulator, notes = _opened(options, folder, drafts, screen)
+    if notes and options.cost is None:
+        measured = [] if options.draft_cost else drafts.values()
+        for remark in _profile(options, measured, screen):
+            screen.note(printable(remark))
+        simulator, notes = _opened(options, folder, drafts, screen)
+    return simulator, notes
+
+
+def _opened(
+    options: TuneOptions, folder: str, drafts: Mapping[str, str], screen: Screen
+) -> tuple[Simulator, list[str]]:
+    table, draft_table = _costs(options)
+    with screen.progress("drafting", 100) as advance:
+        return open_simulator(
+            folder,
+            target_model(options),
+            EngineConfig(**engine_options(options)),
+            wanted_configs(drafts),
+            table=table,
+            draft_table=draft_table,
+            advance=lambda share: advance(int(share * 100)),
+        )
+
+
+def _costs(options: TuneOptions) -> tuple[CostTable | None, CostTable | float | None]:
+    """What the options say of the target's costs and of the draft models'; None is nothing."""
+    table = None if options.cost is None else profile_named(options.cost).table
+    if options.draft_cost is None:
+        return table, None if options.cost is None else draft_table_of(options.cost)
+    try:
+        return table, float(options.draft_cost)
+    except ValueError:
+        return table, profile_named(options.draft_cost).table
+
+
+def _profile(options: TuneOptions, drafts: Iterable[str], screen: Screen) -> list[str]:
+    """Measure and keep what steps cost here; returns remarks."""
+    remarks: list[str] = []
+    # For any number of requests: the profile serves more than this command.
+    config = EngineConfig(**engine_options(options) | {"max_num_seqs": DEFAULT_MAX_NUM_SEQS})
+    models: list[str | None] = [*drafts] or [None]
+    for draft in models:
+        model = SpeculativeConfig("draft_model", draft) if draft else None
+        with screen.progress("measuring", 100) as advance:
+            profiles, found = measure_profiles(
+                target_model(options), config, model, None, lambda share: advance(int(share * 100))
+            )
+        remarks += found
+        for profile in profiles:
+            store_profile(profile)
+    return remarks

@@ -1,0 +1,215 @@
+"""How likely draft nodes are to be accepted, learnt from what the target made of others like them.
+
+A proposer's own estimate was fitted to other text and other models. Here the log-odds of a node are
+those of its estimate by a prior, taken times a slope, plus an offset, plus a correction. Slope and
+offset are of the request and the proposer and follow its text within some tokens; the correction is
+of the node's cell (:mod:`paceline.policy.evidence`), which all requests share, and moves slowly.
+All of them descend the gradient of the log-loss.
+
+Labels are censored: which token the target chose is known after nodes of the accepted path alone,
+so exactly the children of those are labelled. Knows no proposer, no model and no cost.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from math import exp
+
+from paceline.policy.evidence import (
+    CELLS_PER_ORIGIN,
+    MAX_DEPTH,
+    STEPS,
+    Row,
+    logits_of,
+    origin_of,
+    rows_of,
+)
+from paceline.request import VerifyResult
+from paceline.span import DraftTree
+
+logger = logging.getLogger(__name__)
+
+# Chosen on the prompts that the priors are fitted to. Around these values the log-loss is flat, so
+# haste is as large as it may be without a loss: a change of text is followed within 32 tokens.
+CELL_RATE = 0.02
+SHRINKAGE = 0.05
+"""How strongly a correction is drawn back to none; it also bounds the correction."""
+OFFSET_RATE = 0.1
+SLOPE_RATE = 0.03
+DRIFT_RATE = 0.08
+"""The drift is a mean over about the inverse of this, in labelled nodes."""
+HASTE = 6.0
+"""How much faster the offset moves per squared unit of drift: chance alone drifts by a tenth."""
+START_RATE = 0.2
+"""How far a finished request moves the state in which the next one starts towards its own."""
+MAX_OFFSET = 8.0
+SLOPES = (0.0, 4.0)
+"""Limits that hardly a text reaches: a surer proposer is never the less likely one."""
+CURVATURE = 0.25
+"""The most that the log-loss of one label bends, over its log-odds."""
+
+
+class Calibration:
+    """See the module's docstring. Requests are told apart by their ids.
+
+    Attributes:
+        num_invalid: estimates of proposers that were not in 0..1, or no numbers.
+    """
+
+    def __init__(self) -> None:
+        self.num_invalid = 0
+        self._numbers: dict[str, int] = {}
+        self._rows: list[list[Row]] = []  # by origin's number, then depth
+        self._starts: list[_Fit] = []  # by origin's number
+        self._corrections: list[float] = []  # by cell
+        self._logits: list[float] = []  # by cell
+        self._fits: dict[int, list[_Fit]] = {}  # by request, then origin's number
+
+    def calibrate(self, request_id: int, tree: DraftTree) -> None:
+        """Replace a tree's estimates in place, and fill in its evidence.
+
+        Siblings' estimates sum to at most 1 afterwards.
+        """
+        probs = tree.accept_probs
+        if not probs:
+            return
+        # A sum is not a number if one of its terms is not; min and max overlook that.
+        if not (min(probs) >= 0.0 and max(probs) <= 1.0 and sum(probs) >= 0.0):
+            probs = self._clamped(probs)
+        is_chain = tree.is_chain
+        depths = range(1, len(probs) + 1) if is_chain else tree.depths()
+        corrections = self._corrections
+        evidence, calibrated, known = [], [], None
+        for origin, depth, prob in zip(tree.origins, depths, probs, strict=True):
+            if origin is not known:
+                known, (rows, fit) = origin, self._of(request_id, origin)
+                offset, slope = fit.offset, fit.slope
+            row = rows[depth] if depth < MAX_DEPTH else rows[MAX_DEPTH]
+            cell, logit = row[int(prob * STEPS)]
+            evidence.append(cell)
+            calibrated.append(1.0 / (1.0 + exp(-slope * logit - offset - corrections[cell])))
+        tree.evidence, tree.accept_probs = evidence, calibrated
+        if not is_chain:
+            limit_siblings(tree)
+
+    def estimate(self, request_id: int, origin: str, depth: int, prob: float) -> float:
+        """What :meth:`calibrate` would make of one node that a proposer gives ``prob``."""
+        if not 0.0 <= prob <= 1.0:
+            prob = self._clamped([prob])[0]
+        rows, fit = self._of(request_id, origin)
+        row = rows[depth] if depth < MAX_DEPTH else rows[MAX_DEPTH]
+        cell, logit = row[int(prob * STEPS)]
+        return 1.0 / (1.0 + exp(-fit.slope * logit - fit.offset - self._corrections[cell]))
+
+    def observe(self, request_id: int, result: VerifyResult) -> None:
+        """Learn from the labelled nodes of a draft that was calibrated."""
+        draft = result.draft
+        if not draft.evidence:
+            return
+        targets = {
+            node - 1: token for node, token in zip(result.path, result.token_ids, strict=True)
+        }
+        corrections, logits = self._corrections, self._logits
+        sums: dict[int, list[float]] = {}
+        for token, parent, prob, cell in zip(
+            draft.token_ids, draft.parents, draft.accept_probs, draft.evidence, strict=True
+        ):
+            if parent not in targets:
+                continue
+            error = 1.0 - prob if targets[parent] == token else -prob
+            corrections[cell] += CELL_RATE * (error - SHRINKAGE * corrections[cell])
+            number = origin_of(cell)
+            found = sums.get(number)
+            if found is None:
+                found = sums[number] = [0.0, 0.0, 0.0, 0.0]
+            logit = logits[cell]
+            found[0] += 1.0
+            found[1] += error
+            found[2] += error * logit
+            found[3] += logit * logit
+        fits = self._fits_of(request_id)
+        for number, found in sums.items():
+            fits[number].learn(*found)
+
+    def finish(self, request_id: int) -> None:
+        """Forget a request; those to come start nearer to where it ended."""
+        fits = self._fits.pop(request_id, [])
+        for start, fit in zip(self._starts, fits, strict=False):
+            start.offset += START_RATE * (fit.offset - start.offset)
+            start.slope += START_RATE * (fit.slope - start.slope)
+
+    def _of(self, request_id: int, origin: str) -> tuple[list[Row], _Fit]:
+        number = self._numbers.get(origin)
+        if number is None:
+            number = self._register(origin)
+        fits = self._fits.get(request_id)
+        if fits is None or len(fits) <= number:
+            fits = self._fits_of(request_id)
+        return self._rows[number], fits[number]
+
+    def _fits_of(self, request_id: int) -> list[_Fit]:
+        """What was learnt of a request, for every origin that is known."""
+        fits = self._fits.setdefault(request_id, [])
+        fits += [_Fit(start.offset, start.slope) for start in self._starts[len(fits) :]]
+        return fits
+
+    def _register(self, origin: str) -> int:
+        number = self._numbers[origin] = len(self._numbers)
+        self._rows.append(rows_of(origin, number))
+        self._logits += logits_of(self._rows[number])
+        self._corrections += [0.0] * CELLS_PER_ORIGIN
+        self._starts.append(_Fit())
+        return number
+
+    def _clamped(self, probs: Sequence[float]) -> list[float]:
+        invalid = [prob for prob in probs if not 0.0 <= prob <= 1.0]
+        if not self.num_invalid:
+            logger.warning("a proposer estimates acceptance at %r: clamped to 0..1", invalid[0])
+        self.num_invalid += len(invalid)
+        return [min(prob, 1.0) if prob >= 0.0 else 0.0 for prob in probs]
+
+
+class _Fit:
+    """Logistic regression on one proposer's log-odds within one request.
+
+    A draft's labels arrive together, under estimates made before any of them. So each step goes to
+    the minimum of a parabola that lies above the log-loss: ``rate * gradient / (1 + rate *
+    curvature)``, which many labels cannot overshoot.
+    """
+
+    __slots__ = ("drift", "offset", "slope")
+
+    def __init__(self, offset: float = 0.0, slope: float = 1.0) -> None:
+        self.offset = offset
+        self.slope = slope
+        self.drift = 0.0
+
+    def learn(self, count: float, error: float, tilt: float, spread: float) -> None:
+        """Take in sums over labelled nodes.
+
+        Args:
+            count: nodes.
+            error: outcomes less estimates.
+            tilt: errors times log-odds.
+            spread: squared log-odds.
+        """
+        # Errors that keep one sign are no accident: the text has changed.
+        self.drift = (self.drift + DRIFT_RATE * error) / (1.0 + DRIFT_RATE * count)
+        rate = OFFSET_RATE + HASTE * self.drift**2
+        offset = self.offset + rate * error / (1.0 + rate * CURVATURE * count)
+        self.offset = min(max(offset, -MAX_OFFSET), MAX_OFFSET)
+        slope = self.slope + SLOPE_RATE * tilt / (1.0 + SLOPE_RATE * CURVATURE * spread)
+        self.slope = min(max(slope, SLOPES[0]), SLOPES[1])
+
+
+def limit_siblings(tree: DraftTree) -> None:
+    """Scale siblings' estimates down where they sum to more than 1."""
+    probs, parents = tree.accept_probs, tree.parents
+    total = [0.0] * (len(probs) + 1)  # by parent; the last place is that of ROOT, which is -1
+    for parent, prob in zip(parents, probs, strict=True):
+        total[parent] += prob
+    if max(total) > 1.0:
+        tree.accept_probs = [
+            prob / max(1.0, total[parent]) for parent, prob in zip(parents, probs, strict=True)
+        ]

@@ -1,0 +1,284 @@
+"""The planner: for each step of the whole batch the draft that pays best on this machine.
+
+It maximises, over all draft nodes of all requests at once,
+
+    sum of path probabilities - rate * (T(step + nodes) - T(step))
+
+with T from the cost model, path probabilities from the calibration, and the rate at which the
+engine makes tokens as the price of time. Drafting is decided before it is paid, by accounts of what
+asking each proposer brought. Owns the order of these parts; each is a module of its own. Knows no
+forwards, and nothing that it decides can change a token.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from paceline.objective import Objective
+from paceline.policy.acceptance import Calibration
+from paceline.policy.asking import Ask, Asking, asks_for_drafts
+from paceline.policy.choice import choose_nodes
+from paceline.policy.cost import CostModel
+from paceline.policy.cost_points import NO_STEP, StepShape
+from paceline.policy.drafting_cost import DraftingCost
+from paceline.policy.pace import Pace, PlainCheck
+from paceline.policy.planner import (
+    DraftLimits,
+    Drafts,
+    Source,
+    StepReport,
+    selected,
+)
+from paceline.policy.prices import FREE, Prices, cheapest_ahead
+from paceline.request import Request, VerifyResult
+from paceline.span import ROOT, DraftTree
+
+SLOWDOWN = 0.04
+"""Share of its plain speed that a request may lose to its neighbours' drafts."""
+MAX_NODES = 64
+NODES_PER_REQUEST = 8
+"""Draft nodes of a step that are considered: the former, or the latter per request if more."""
+BEHIND_WEIGHT = 4.0
+"""What a token of a request that is behind its target counts."""
+
+Choose = Callable[..., list[list[int]]]
+
+
+@dataclass(slots=True)
+class PlannedStep:
+    """The step that is being planned.
+
+    Attributes:
+        requests: that may draft.
+        growth: milliseconds of the forward with 0, 1, 2, ... draft nodes; empty until it is needed.
+        plain_ms: predicted forward without drafts.
+        rate: tokens that a millisecond is worth.
+        weights: of the requests in the choice; None is equal ones.
+        asks: who drafts for whom.
+        trees: what was drafted, by request id.
+        draft_ms, host_ms: time of the proposers, and of planning.
+    """
+
+    shape: StepShape = NO_STEP
+    requests: Sequence[Request] = ()
+    growth: Sequence[float] = ()
+    plain_ms: float = 0.0
+    rate: float = 0.0
+    weights: Sequence[float] | None = None
+    asks: list[Ask] = field(default_factory=list)
+    trees: dict[int, DraftTree] = field(default_factory=dict)
+    draft_ms: float = 0.0
+    host_ms: float = 0.0
+    began: float = 0.0
+
+
+class CostAwarePlanner:
+    """See the module's docstring.
+
+    Args:
+        cost: shared with the engine, which teaches it.
+        objective: what is to be made small.
+        drafting: what drafting costs; None learns it from the clock. With fixed times and a cost
+            model that does not learn, no clock is read at all and a replay decides the same.
+        choose: the choice of nodes; the default is in Python.
+    """
+
+    def __init__(
+        self,
+        cost: CostModel,
+        objective: Objective | None = None,
+        drafting: DraftingCost | None = None,
+        choose: Choose = choose_nodes,
+    ) -> None:
+        self.cost = cost
+        self.objective = objective or Objective()
+        self.calibration = Calibration()
+        self.drafting = drafting or DraftingCost()
+        self.pace = Pace()
+        self._plain_check = PlainCheck()
+        self._is_frozen = not cost.learns
+        self._choose = choose
+        self._asking = Asking(self.drafting)
+        self._step = PlannedStep()
+        self._elapsed_ms = 0.0
+        self._starts: dict[int, tuple[float, int]] = {}
+
+    @property
+    def planned(self) -> PlannedStep:
+        """The latest step, for whoever wants to show how it was planned."""
+        return self._step
+
+    # --- before drafting -----------------------------------------------------------------------
+
+    def begin(self, step: StepShape, requests: Sequence[Request]) -> bool:
+        if self.objective.tpot_ms is not None:
+            for request in requests:
+                start = (self._elapsed_ms, len(request.token_ids))
+                self._starts.setdefault(request.request_id, start)
+        self._step = PlannedStep(step, requests)
+        is_forced = any(map(asks_for_drafts, requests))
+        if not (is_forced or self._asking.is_anyone_worth_asking(requests)):
+            return False
+        self._step.began = time.perf_counter()
+        self._step.plain_ms = self.cost.predict(step)
+        if self._plain_check.is_due and not is_forced:
+            return False
+        self._step.rate = self._rate(step, len(requests))
+        return True
+
+    def _rate(self, step: StepShape, decoding: int) -> float:
+        """The value of time is that of decoding alone: a prefill chunk does not lower it."""
+        plain_ms = self._step.plain_ms
+        if step.requests > decoding:
+            seen = decoding * step.context_sum / step.requests
+            plain_ms = self.cost.predict(StepShape(decoding, seen, seen, decoding, decoding))
+        return self.pace.tokens_per_ms(decoding, plain_ms)
+
+    def _growth(self) -> Sequence[float]:
+        step = self._step
+        if not step.growth:
+            count = max(MAX_NODES, NODES_PER_REQUEST * len(step.requests))
+            step.growth = self.cost.growth(step.shape, count)
+        return step.growth
+
+    def ask(self, source: Source, candidates: Sequence[int], drafts: Drafts) -> list[int]:
+        step = self._step
+        asks = self._asking.ask(source, step.requests, candidates, drafts, step.rate)
+        step.asks += asks
+        return [asked.index for asked in asks]
+
+    def prices(self, source: Source, chosen: Sequence[int], max_nodes: int) -> Prices:
+        step = self._step
+        if not source.costs_forwards or any(asks_for_drafts(step.requests[i]) for i in chosen):
+            return FREE
+        ids = [step.requests[i].request_id for i in chosen]
+        calibration, name = self.calibration, source.name
+        return Prices(
+            nodes=[step.rate * ms for ms in cheapest_ahead(self._growth()[: max_nodes + 1])],
+            level=step.rate * self.drafting.of(name).level,
+            estimate=lambda index, depth, prob: calibration.estimate(ids[index], name, depth, prob),
+        )
+
+    # --- after drafting ------------------------------------------------------------------------
+
+    def drafted(
+        self, source: Source, chosen: Sequence[int], trees: Sequence[DraftTree], milliseconds: float
+    ) -> None:
+        step, name = self._step, source.name
+        levels = max((max(tree.depths()) for tree in trees if len(tree)), default=1)
+        asks = [asked for asked in step.asks if asked.key[0] == name]
+        lag = sum(asked.lag for asked in asks)
+        self.drafting.observe(name, levels, lag, milliseconds, source.costs_forwards)
+        usual_ms = self.drafting.milliseconds(name, levels)
+        if self.drafting.is_fixed:
+            milliseconds = usual_ms + self.drafting.catch_up(name, lag)
+        step.draft_ms += milliseconds
+        for asked in asks:  # what a request had to catch up with was decided on by itself
+            asked.cost_ms = usual_ms / len(asks)
+        for i, tree in zip(chosen, trees, strict=True):
+            if len(tree):
+                self.calibration.calibrate(step.requests[i].request_id, tree)
+
+    def choose(
+        self, trees: Sequence[DraftTree], limits: Sequence[DraftLimits], node_budget: int
+    ) -> list[DraftTree]:
+        step = self._step
+        step.weights = self._weights()
+        chosen = self._choose(
+            trees,
+            limits,
+            self._growth(),
+            step.rate,
+            weights=step.weights,
+            slowdown=0.0 if self.objective.kind == "latency" else SLOWDOWN,
+            node_budget=node_budget,
+        )
+        step.trees = {
+            request.request_id: tree
+            for request, tree in zip(step.requests, trees, strict=True)
+            if len(tree)
+        }
+        picked = [selected(tree, nodes) for tree, nodes in zip(trees, chosen, strict=True)]
+        self._credit(picked)
+        if not self._is_frozen:
+            step.host_ms = (time.perf_counter() - step.began) * 1e3 - step.draft_ms
+        return picked
+
+    def _weights(self) -> list[float] | None:
+        """With a target per token, requests that are behind it come first."""
+        target = self.objective.tpot_ms
+        if target is None:
+            return None
+        weights = []
+        for request in self._step.requests:
+            began, tokens = self._starts[request.request_id]
+            emitted = len(request.token_ids) - tokens
+            behind = self._elapsed_ms - began > target * emitted
+            weights.append(BEHIND_WEIGHT if behind else 1.0)
+        return weights
+
+    def _credit(self, picked: Sequence[DraftTree]) -> None:
+        """Note what each proposer's nodes promise beyond the time in which they are verified."""
+        step = self._step
+        total = sum(map(len, picked))
+        if not total:
+            return
+        price = step.rate * (step.growth[min(total, len(step.growth) - 1)] - step.growth[0]) / total
+        worth = [[prob - price for prob in tree.path_probs()] for tree in picked]
+        for asked in step.asks:
+            name, origins = asked.key[0], picked[asked.index].origins
+            pairs = zip(worth[asked.index], origins, strict=True)
+            asked.gain = sum(gain for gain, origin in pairs if origin == name)
+
+    # --- after the step ------------------------------------------------------------------------
+
+    def observe(self, request: Request, result: VerifyResult) -> None:
+        tree = self._step.trees.get(request.request_id)
+        if tree is not None:
+            self.calibration.observe(request.request_id, as_if_verified(tree, result))
+
+    def end(self, report: StepReport) -> None:
+        step = self._step
+        forward_ms = self.cost.predict(report.shape) if self._is_frozen else report.forward_ms
+        total_ms = forward_ms + step.draft_ms if self._is_frozen else report.total_ms
+        if not self._is_frozen:
+            self.pace.observe_overhead(total_ms - forward_ms - step.draft_ms - step.host_ms)
+        self._elapsed_ms += total_ms
+        self._asking.settle(step.asks, step.rate, step.host_ms, total_ms)
+        self._keep_pace(report, forward_ms, total_ms)
+
+    def _keep_pace(self, report: StepReport, forward_ms: float, total_ms: float) -> None:
+        step, decoding = self._step, report.num_decoding
+        is_mixed = report.shape.requests > decoding
+        if not decoding or is_mixed or total_ms <= 0.0:
+            return
+        drafted = report.shape.rows > decoding
+        plain = step.plain_ms if drafted else forward_ms
+        if drafted and not self._is_frozen:
+            self._plain_check.observe_draft()
+        elif not drafted:
+            self._plain_check.observe_plain(step.plain_ms, forward_ms)
+        self.pace.observe(report.num_emitted / decoding, total_ms / self.pace.plain_ms(plain))
+
+    def finish(self, request: Request) -> None:
+        self.calibration.finish(request.request_id)
+        self._asking.finish(request)
+        self._starts.pop(request.request_id, None)
+
+
+def as_if_verified(tree: DraftTree, result: VerifyResult) -> VerifyResult:
+    """What verification would have said, had all that was drafted been verified.
+
+    The target's tokens do not depend on that, so every node below the emitted path is labelled.
+    """
+    tokens = result.token_ids
+    path, at = [0], ROOT
+    for node, (token, parent) in enumerate(zip(tree.token_ids, tree.parents, strict=True)):
+        if len(path) == len(tokens):
+            break
+        if parent == at and token == tokens[len(path) - 1]:
+            path.append(node + 1)
+            at = node
+    return VerifyResult(path, tokens[: len(path)], (), tree)

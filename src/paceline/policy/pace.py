@@ -1,0 +1,87 @@
+"""The value of time: how many tokens a millisecond is worth. Owns this estimate and its checks.
+
+What a draft node costs in time is charged at the rate at which the engine makes tokens anyway. The
+rate is kept as a factor over plain decoding, because that factor stays when requests come and go
+while tokens per millisecond do not.
+"""
+
+from __future__ import annotations
+
+MEMORY = 0.95
+"""Weight of the past in each step: about twenty steps."""
+FIRST_INTERVAL, LAST_INTERVAL = 8, 512
+"""Steps with drafts between two plain ones."""
+TOLERANCE = 0.15
+"""Error of a prediction, relative to the measured time, that still confirms it."""
+
+
+class Pace:
+    """Smoothed rate of committed decode tokens per millisecond; at first that of plain decoding."""
+
+    def __init__(self) -> None:
+        self._tokens = 0.0
+        self._time = 0.0
+        self.overhead_ms = 0.0
+        """Time of a step outside of drafting and the forward."""
+
+    @property
+    def factor(self) -> float:
+        """Speed over plain decoding; at least 1, since plain decoding is always at hand."""
+        return max(1.0, self._tokens / self._time) if self._time else 1.0
+
+    def plain_ms(self, forward_ms: float) -> float:
+        """Time of a plain step whose forward takes this long."""
+        return forward_ms + self.overhead_ms
+
+    def tokens_per_ms(self, num_decoding: int, plain_forward_ms: float) -> float:
+        """What a millisecond is worth while so many requests decode.
+
+        Args:
+            plain_forward_ms: of a forward without any draft.
+        """
+        time = self.plain_ms(plain_forward_ms)
+        return self.factor * num_decoding / time if time > 0 else 0.0
+
+    def observe_overhead(self, milliseconds: float) -> None:
+        if not self.overhead_ms:
+            self.overhead_ms = max(0.0, milliseconds)
+        else:  # a hiccup of the machine counts as little as a usual step
+            bounded = min(max(0.0, milliseconds), 2 * self.overhead_ms)
+            self.overhead_ms += (1 - MEMORY) * (bounded - self.overhead_ms)
+
+    def observe(self, tokens_per_request: float, relative_time: float) -> None:
+        """Learn from a step.
+
+        Args:
+            tokens_per_request: emitted, over requests that decoded.
+            relative_time: of the whole step, in plain steps.
+        """
+        self._tokens = MEMORY * self._tokens + tokens_per_request
+        self._time = MEMORY * self._time + relative_time
+
+
+class PlainCheck:
+    """Says when a step should be plain, so that the time of plain steps stays known.
+
+    An engine that always speculates never sees what it is compared with: a cost model that has the
+    price of width wrong would look right. The check gets rarer while it confirms the prediction.
+    """
+
+    def __init__(self) -> None:
+        self._interval = FIRST_INTERVAL
+        self._since = 0
+
+    @property
+    def is_due(self) -> bool:
+        return self._since >= self._interval
+
+    def observe_draft(self) -> None:
+        """A step had draft nodes."""
+        self._since += 1
+
+    def observe_plain(self, predicted_ms: float, measured_ms: float) -> None:
+        """A step had none."""
+        if self.is_due:
+            confirmed = abs(measured_ms - predicted_ms) <= TOLERANCE * measured_ms
+            self._interval = min(2 * self._interval, LAST_INTERVAL) if confirmed else FIRST_INTERVAL
+        self._since = 0

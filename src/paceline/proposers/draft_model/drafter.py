@@ -1,0 +1,202 @@
+"""Drafts level by level over the KV of a draft model. Knows neither the model nor any logits.
+
+Per request the draft's KV holds a prefix of ``request.token_ids``. Before it drafts, the model
+reads what it lacks, always at least the last token, below which the first level of the tree hangs.
+Each further level is one forward over all requests, for the nodes that can still have a child among
+the best: the tree is exactly the ``max_nodes`` nodes with the highest path probability. After
+verification the KV of drafted nodes that were committed is kept and the rest is rolled back.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+
+from paceline.config import SpeculativeConfig
+from paceline.errors import ConfigError, RequestError
+from paceline.policy.prices import Prices
+from paceline.proposers.base import DraftBudget
+from paceline.proposers.draft_model.growth import NAME, DraftState, Growth, ranking_params
+from paceline.request import Request, VerifyResult
+from paceline.runtime.kv_cache import KVCache
+from paceline.runtime.sampler import SamplingRow
+from paceline.sampling_params import SamplingParams
+from paceline.span import ROOT, DraftTree, Span
+
+LAG_PER_TOKEN = 8
+"""Tokens worth reading per token that may still be emitted. Beyond that, as with a long prompt that
+the target finds in its prefix cache, reading takes longer than drafting can save."""
+
+Candidates = tuple[list[int], list[float]]
+"""Tokens that may follow a node, best first, and how likely each is to be the target's."""
+
+
+class Drafter(ABC):
+    """See the module's docstring. Subclasses say where candidates come from.
+
+    Args:
+        config: how to draft.
+        kv: of the draft model alone, without prefix caching.
+        max_len: the draft model's context, in tokens.
+    """
+
+    name = NAME
+    costs_forwards = True
+
+    def __init__(self, config: SpeculativeConfig, kv: KVCache, max_len: int) -> None:
+        self.config = config
+        self._kv = kv
+        self._max_len = max_len
+        try:
+            ranking_params(config, SamplingParams())
+        except RequestError as error:
+            raise ConfigError(f"speculative configuration of the draft model: {error}") from error
+        self._drafts: dict[int, DraftState] = {}
+
+    @abstractmethod
+    def _candidates(
+        self, spans: Sequence[Span], rows: Sequence[SamplingRow]
+    ) -> Iterable[Candidates]:
+        """Forward spans; what may follow each of their sampled rows.
+
+        Args:
+            rows: those that the spans sample, in order.
+        """
+
+    def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
+        growths = self.grow(requests, budget)
+        return [DraftTree() if growth is None else growth.finished() for growth in growths]
+
+    def grow(self, requests: Sequence[Request], budget: DraftBudget) -> list[Growth | None]:
+        """What :meth:`propose` chooses its nodes from: every candidate of every level.
+
+        None for a request that has no budget, or no room in the draft's context.
+        """
+        growths = [
+            self._start(index, *each)
+            for index, each in enumerate(
+                zip(requests, budget.max_nodes, budget.max_depth, strict=True)
+            )
+        ]
+        wanted = [growth for growth in growths if growth is not None]
+        try:
+            self._add_levels(*self._read(wanted), budget.prices)
+        except BaseException:
+            for growth in wanted:  # what was written is unknown: begin anew
+                self.finish(growth.request)
+            raise
+        return growths
+
+    def observe(self, request: Request, result: VerifyResult) -> None:
+        draft = self._drafts.get(request.request_id)
+        if draft is not None:
+            self._settle(request, draft)
+
+    def finish(self, request: Request) -> None:
+        if self._drafts.pop(request.request_id, None) is not None:
+            self._kv.free(request.request_id)
+
+    def context_length(self, request: Request) -> int:
+        """The request's length, unless the draft holds KV of a token that the request does not."""
+        draft = self._drafts.get(request.request_id)
+        for at, token in enumerate(draft.tokens if draft else ()):
+            if at >= len(request.token_ids) or request.token_ids[at] != token:
+                return at
+        return len(request.token_ids)
+
+    def _start(self, index: int, request: Request, nodes: int, depth: int) -> Growth | None:
+        """A tree to grow, or None where there is no budget or no room in the draft's context."""
+        room = self._max_len + 1 - len(request.token_ids)
+        nodes = min(nodes, self.config.tree_nodes)
+        depth = min(depth, self.config.num_speculative_tokens, room)
+        if nodes < 1 or depth < 1:
+            return None
+        draft = self._drafts.get(request.request_id)
+        if draft is None:
+            draft = DraftState(ranking_params(self.config, request.params))
+            self._drafts[request.request_id] = draft
+            self._kv.open(request.request_id)
+        self._settle(request, draft)
+        if len(request.token_ids) - len(draft.tokens) > LAG_PER_TOKEN * request.remaining:
+            return None
+        return Growth(index, request, draft, nodes, depth)
+
+    def _settle(self, request: Request, draft: DraftState) -> None:
+        """Keep the KV of drafted tokens that were committed; roll the rest back.
+
+        KV of the request's last token is never kept: its logits begin the next tree.
+        """
+        tokens, held = request.token_ids, len(draft.tokens)
+        if draft.kv_tokens:
+            path = draft.walk(tokens[held:-1])
+            if path:
+                self._kv.commit(request.request_id, path)
+                draft.tokens += tokens[held : held + len(path)]
+            else:
+                self._kv.rollback(request.request_id)
+            draft.kv_tokens, draft.kv_parents = [], []
+        if len(draft.tokens) >= len(tokens):
+            del draft.tokens[len(tokens) - 1 :]
+            self._kv.truncate(request.request_id, len(draft.tokens))
+
+    def _read(self, growths: Sequence[Growth]) -> tuple[list[Growth], Iterable[Candidates]]:
+        """Forward the tokens that the draft lacks, first come first served.
+
+        What one step of the request leaves behind is always read; more than that shares the
+        step's ``catch_up_tokens``.
+
+        Returns:
+            The requests that lack nothing any more, and what may follow their last tokens.
+        """
+        room = self.config.catch_up_tokens
+        spans, readers, ready = [], [], []
+        for growth in growths:
+            request_id, tokens = growth.request.request_id, growth.request.token_ids
+            held = len(growth.draft.tokens)
+            count = lag = len(tokens) - held
+            if lag > self.config.num_speculative_tokens + 1:
+                count = min(lag, room)
+                room -= count
+            # Room for all of it, lest many requests each hold a part and none can go on.
+            fits = self._kv.blocks_missing(request_id, lag) <= self._kv.pool.num_available
+            if not count or not fits or not self._kv.reserve(request_id, count):
+                continue
+            chunk = tokens[held : held + count]
+            spans.append(Span.chunk(request_id, held, chunk, sample=count == lag))
+            readers.append((growth, chunk))
+            if count == lag:
+                ready.append(growth)
+        if not spans:
+            return [], ()
+        candidates = self._candidates(spans, [_row(growth, ROOT) for growth in ready])
+        for growth, chunk in readers:
+            self._kv.commit(growth.request.request_id, range(len(chunk)))
+            growth.draft.tokens += chunk
+        return ready, candidates
+
+    def _add_levels(
+        self, growths: list[Growth], candidates: Iterable[Candidates], prices: Prices
+    ) -> None:
+        """Level by level, until no request has a node left whose children could count or pay."""
+        nodes = [(growth, ROOT) for growth in growths]
+        for growth in growths:
+            growth.draft.kv_tokens, growth.draft.kv_parents = [growth.request.token_ids[-1]], [ROOT]
+        while nodes:
+            for (growth, node), (tokens, estimates) in zip(nodes, candidates, strict=True):
+                growth.add(node, tokens, estimates, self.config.min_accept_prob)
+            growths = [growth for growth in growths if growth.choose()]
+            pays = prices.are_met([growth.promise(prices.estimate) for growth in growths])
+            growths = [g for g, pay in zip(growths, pays, strict=True) if pay and self._reserve(g)]
+            nodes = [(growth, node) for growth in growths for node in growth.frontier]
+            if nodes:
+                spans = [growth.span() for growth in growths]
+                candidates = self._candidates(spans, [_row(*each) for each in nodes])
+
+    def _reserve(self, growth: Growth) -> bool:
+        drafted = len(growth.draft.kv_tokens) - 1 + len(growth.frontier)
+        return self._kv.reserve(growth.request.request_id, drafted)
+
+
+def _row(growth: Growth, node: int) -> SamplingRow:
+    path = growth.paths[node] if node >= 0 else ()
+    return SamplingRow(growth.request, path, growth.draft.params)

@@ -1,0 +1,163 @@
+"""Proposers as a user configures them, checked key by key. Knows no models and no files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from paceline.checks import check_choice, check_number
+from paceline.errors import ConfigError
+
+DTYPES = ("auto", "float32", "bfloat16", "int8", "int4")
+METHODS = ("prompt_lookup", "draft_model")
+METHOD_ALIASES = {"ngram": "prompt_lookup"}
+LOOSENING_KEYS = (
+    "acceptance_threshold",
+    "min_acceptance_ratio",
+    "typical_acceptance",
+    "typical_acceptance_sampler_posterior_threshold",
+    "typical_acceptance_sampler_posterior_alpha",
+    "assistant_ensemble_weight",
+    "synthetic_acceptance_rates",
+    "synthetic_acceptance_length",
+)
+MAX_SPECULATIVE_TOKENS = 64
+MAX_TREE_NODES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeConfig:
+    """One proposer and how it drafts. Keys are vLLM's where it has one.
+
+    Attributes:
+        method: ``prompt_lookup`` (alias ``ngram``) or ``draft_model``.
+        model: folder, GGUF file or hub id of the draft model.
+        num_speculative_tokens: most tokens along one path of a draft.
+        max_tree_nodes: most nodes of one draft tree; 0 means a chain, or as many as
+            ``max_branching`` chains have where that is above 1.
+        max_branching: most children of one node.
+        min_accept_prob: nodes less likely to be reached and accepted than this are not verified,
+            the first one included. Chooses what is verified, never what is accepted.
+        prompt_lookup_min, prompt_lookup_max: shortest and longest match, in tokens.
+        prompt_lookup_window: how far back a match may lie, in tokens.
+        temperature, top_p, top_k: how the draft model ranks candidates; None takes the request's.
+        dtype: precision of the draft model.
+        deterministic: run the draft on the target's reproducible kernels (slower).
+        catch_up_tokens: most tokens per step with which a lagging draft model catches up.
+    """
+
+    method: str = "prompt_lookup"
+    model: str | None = None
+    num_speculative_tokens: int = 4
+    max_tree_nodes: int = 0
+    max_branching: int = 1
+    min_accept_prob: float = 0.02
+    prompt_lookup_min: int = 2
+    prompt_lookup_max: int = 4
+    prompt_lookup_window: int = 8192
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    dtype: str = "auto"
+    deterministic: bool = False
+    catch_up_tokens: int = 512
+
+    def __post_init__(self) -> None:
+        method = METHOD_ALIASES.get(str(self.method), self.method)
+        if method not in METHODS:
+            raise ConfigError(f"method is {self.method!r}; allowed are {', '.join(METHODS)}")
+        object.__setattr__(self, "method", method)
+        if self.max_branching > 1 and self.max_tree_nodes == 0:
+            nodes = min(MAX_TREE_NODES, self.num_speculative_tokens * self.max_branching)
+            object.__setattr__(self, "max_tree_nodes", nodes)
+        for key, low, high in (("temperature", 0.0, 100.0), ("top_p", 1e-9, 1.0)):
+            if getattr(self, key) is not None:
+                check_number(key, getattr(self, key), low, high, float)
+        if self.top_k is not None:
+            check_number("top_k", self.top_k, -1, 1 << 31)
+        if not isinstance(self.deterministic, bool):
+            raise ConfigError(
+                f"deterministic is {self.deterministic!r}; allowed are true and false"
+            )
+        if self.model is not None and not isinstance(self.model, str):
+            raise ConfigError(f"model is {self.model!r}; it must be a string")
+        if method == "draft_model" and not self.model:
+            raise ConfigError('method "draft_model" needs "model": the draft\'s folder or hub id')
+        check_number(
+            "num_speculative_tokens", self.num_speculative_tokens, 1, MAX_SPECULATIVE_TOKENS
+        )
+        check_number("max_tree_nodes", self.max_tree_nodes, 0, MAX_TREE_NODES)
+        check_number("max_branching", self.max_branching, 1, 16)
+        check_number("min_accept_prob", self.min_accept_prob, 0.0, 1.0, float)
+        check_number("prompt_lookup_min", self.prompt_lookup_min, 1, 32)
+        check_number("prompt_lookup_max", self.prompt_lookup_max, self.prompt_lookup_min, 32)
+        check_number("prompt_lookup_window", self.prompt_lookup_window, 1, 1 << 24)
+        check_number("catch_up_tokens", self.catch_up_tokens, 1, 1 << 20)
+        check_choice("dtype", self.dtype, DTYPES)
+
+    @property
+    def tree_nodes(self) -> int:
+        """Node cap of one draft, the chain's length when no tree was asked for."""
+        return max(self.max_tree_nodes, self.num_speculative_tokens)
+
+
+_KEY_ALIASES = {"max_tree_depth": "num_speculative_tokens"}
+
+
+def parse_speculative_config(
+    source: str | Mapping[str, Any] | SpeculativeConfig | Sequence[Any] | None,
+) -> tuple[SpeculativeConfig, ...]:
+    """Read a speculative configuration: JSON text, one mapping, or a list of mappings.
+
+    Raises:
+        ConfigError: not JSON, an unknown key (the allowed ones are listed), a key that would
+            loosen acceptance, or a value out of range.
+    """
+    if source is None:
+        return ()
+    if isinstance(source, str):
+        try:
+            source = json.loads(source)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"the speculative configuration is not JSON: {error}") from error
+    items = [source] if isinstance(source, Mapping | SpeculativeConfig) else source
+    if not isinstance(items, Sequence) or isinstance(items, str):
+        raise ConfigError("the speculative configuration must be an object or a list of objects")
+    return tuple(_parse_one(item) for item in items)
+
+
+def _parse_one(item: object) -> SpeculativeConfig:
+    if isinstance(item, SpeculativeConfig):
+        return item
+    if not isinstance(item, Mapping):
+        raise ConfigError(f"a speculative configuration must be an object, not {item!r}")
+    allowed = [f.name for f in fields(SpeculativeConfig)]
+    values: dict[str, Any] = {}
+    for key, value in item.items():
+        if key in LOOSENING_KEYS:
+            raise ConfigError(
+                f"{key!r} is refused: it would accept tokens that the target did not choose. "
+                "Outputs here are always those of plain decoding"
+            )
+        name = _KEY_ALIASES.get(key, key)
+        if name not in allowed:
+            known = ", ".join([*allowed, *_KEY_ALIASES])
+            raise ConfigError(f"unknown speculative key {key!r}; allowed are {known}")
+        if name in values:
+            raise ConfigError(f"{key!r} is given twice, under two names")
+        values[name] = value
+    if "model" in values:
+        values.setdefault("method", "draft_model")
+    _widen_lookup(values)
+    return SpeculativeConfig(**values)
+
+
+def _widen_lookup(values: dict[str, Any]) -> None:
+    """Let one bound of the match length, given alone, move the other's default."""
+    low, high = values.get("prompt_lookup_min"), values.get("prompt_lookup_max")
+    if low is None and isinstance(high, int) and high >= 1:
+        values["prompt_lookup_min"] = min(high, SpeculativeConfig().prompt_lookup_min)
+    elif high is None and isinstance(low, int):
+        values["prompt_lookup_max"] = max(low, SpeculativeConfig().prompt_lookup_max)

@@ -1,0 +1,219 @@
+"""How close a draft model is to its target, along outputs of the target.
+
+Both models score every output token given the true ones before it; their distributions are compared
+a few rows at a time, so that memory does not grow with text or vocabulary. Knows neither trees nor
+steps: what a draft is worth in a batch is for a replay to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.engine.engine import Engine
+from paceline.errors import ConfigError, TraceError
+from paceline.proposers import TargetInfo, load_draft
+from paceline.proposers.draft_model.growth import RANKED, acceptance_estimates, ranking_params
+from paceline.runtime.model_runner import ModelRunner
+from paceline.runtime.sampler import SamplingRow, rank_candidates
+from paceline.workbench.divergence import Floats, Logits, coupled_acceptance, log_softmax, ranks
+from paceline.workbench.drafts_key import check_vocabulary
+from paceline.workbench.teacher_forcing import forced_logits
+from paceline.workbench.trace_requests import trace_request
+from paceline.workbench.traces import Trace
+
+TOP = (1, 2, 4, 8)
+BINS = 10
+ELEMENTS = 1 << 20
+"""Numbers of one array of a slice of rows: 8 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftQuality:
+    """Means over ``num_tokens`` positions; shares and probabilities from 0 to 1.
+
+    Attributes:
+        kl: KL(target || draft) of the models' own distributions (temperature 1, no filters), nats.
+        total_variation: distance of these distributions.
+        agreement: how often the target's likeliest token is among the draft's k likeliest, by k.
+        temperature: of the two figures below.
+        rejection_acceptance: chance of a token that is sampled from the draft under classic
+            rejection sampling, ``sum min(p, q)``.
+        coupled_acceptance: chance of the draft's first choice where both add the same noise,
+            ``sum_i 1 / sum_j max(p_j / p_i, q_j / q_i)``.
+        acceptance: how often the traces' token was the draft's first choice, sampled as they were.
+        estimated_acceptance: what the draft itself expected of its first choices.
+        calibration_error: expected calibration error of these estimates, over :data:`BINS` bins of
+            equal width.
+    """
+
+    num_tokens: int
+    kl: float
+    total_variation: float
+    agreement: Mapping[int, float]
+    temperature: float
+    rejection_acceptance: float
+    coupled_acceptance: float
+    acceptance: float
+    estimated_acceptance: float
+    calibration_error: float
+
+    @property
+    def greedy_acceptance(self) -> float:
+        """Chance of the draft's first choice at temperature 0."""
+        return self.agreement[1]
+
+
+def draft_quality(
+    engine: Engine,
+    config: SpeculativeConfig,
+    traces: Sequence[Trace],
+    meta: Mapping[str, Any],
+    max_tokens: int = 2048,
+    temperature: float = 0.8,
+) -> DraftQuality:
+    """Load a draft model and measure it.
+
+    Call it where the engine is stepped, between two steps.
+
+    Args:
+        engine: of the target, whose traces these are.
+        config: the draft model, and how it ranks candidates.
+        meta: of the traces.
+        max_tokens: output tokens that are scored, those of the first traces.
+        temperature: for the predicted acceptance, above 0.
+
+    Raises:
+        ConfigError, ModelLoadError: the draft model cannot be used, or the KV cache has no room.
+        TraceError: the traces are of another vocabulary, do not say how they were sampled, or hold
+            no output token within both contexts.
+    """
+    assert engine.config.max_model_len is not None
+    target = TargetInfo(
+        vocab_size=engine.vocab_size,
+        fingerprint=meta.get("vocab_fingerprint"),
+        device=engine.config.device,
+        max_model_len=engine.config.max_model_len,
+        max_num_seqs=1,
+        kv_bytes=1 << 50,  # as much as one sequence takes
+        backend=engine.config.backend,
+    )
+    check_vocabulary(traces, meta, target)
+    runner = load_draft(config, target, target.kv_bytes)
+    return compare_models(engine, runner, config, traces, meta, max_tokens, temperature)
+
+
+def compare_models(
+    engine: Engine,
+    runner: ModelRunner,
+    config: SpeculativeConfig,
+    traces: Sequence[Trace],
+    meta: Mapping[str, Any],
+    max_tokens: int,
+    temperature: float,
+) -> DraftQuality:
+    """:func:`draft_quality` of a draft model that is loaded already; its KV cache must be free."""
+    if not temperature > 0:
+        raise ConfigError(f"temperature is {temperature}; allowed are numbers above 0")
+    draft = Engine(runner, EngineConfig(max_model_len=runner.decoder.max_len))
+    sums = _Sums(temperature)
+    assert engine.config.max_model_len is not None
+    limit = min(engine.config.max_model_len, runner.decoder.max_len)
+    for index, trace in enumerate(traces):
+        first = trace.prompt_len
+        end = min(len(trace.token_ids), limit, first + max_tokens - sums.num_tokens)
+        if end <= first:
+            continue
+        request = trace_request(index, trace, meta)
+        params = ranking_params(config, request.params)
+        tokens: list[int] = trace.token_ids[:end].tolist()
+        for begin, wanted, offered in _both(engine, draft, tokens, first):
+            targets = tokens[begin : begin + len(wanted)]
+            rows = [
+                SamplingRow(request, tokens[first : begin + i], params) for i in range(len(targets))
+            ]
+            sums.add_choices(offered, rows, targets)
+            sums.add_rows(wanted.numpy(force=True), offered.numpy(force=True))
+    return sums.quality()
+
+
+def _both(
+    engine: Engine, draft: Engine, tokens: Sequence[int], first: int
+) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """The logits of both models for ``tokens[first:]``, piece by piece."""
+    ours, theirs = (forced_logits(each, tokens, first) for each in (engine, draft))
+    for (begin, wanted), (also, offered) in zip(ours, theirs, strict=True):
+        assert begin == also
+        yield begin, wanted.float(), offered.float()
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Totals so far."""
+
+    temperature: float
+    num_tokens: int = 0
+    kl: float = 0.0
+    variation: float = 0.0
+    rejection: float = 0.0
+    coupled: float = 0.0
+    agreed: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(TOP), np.int64))
+    # Per bin: first choices, what was expected of them, how many were right.
+    bins: Floats = field(default_factory=lambda: np.zeros((3, BINS)))
+
+    def add_choices(
+        self, offered: torch.Tensor, rows: Sequence[SamplingRow], targets: Sequence[int]
+    ) -> None:
+        """Compare the draft's first choices with the tokens that came."""
+        tokens, scores = rank_candidates(offered, rows, RANKED)
+        estimates = np.nan_to_num(acceptance_estimates(rows, scores)[:, 0])
+        hits = tokens[:, 0] == np.asarray(targets)
+        places = np.minimum((estimates * BINS).astype(np.int64), BINS - 1)
+        for row, weights in enumerate((np.ones(len(hits)), estimates, hits)):
+            self.bins[row] += np.bincount(places, weights, BINS)
+
+    def add_rows(self, wanted: Logits, offered: Logits) -> None:
+        """Compare distributions; both ``[n, vocab]``."""
+        step = max(1, ELEMENTS // wanted.shape[1])
+        for start in range(0, len(wanted), step):
+            rows = slice(start, start + step)
+            self._add_slice(wanted[rows], offered[rows])
+        self.num_tokens += len(wanted)
+
+    def _add_slice(self, wanted: Logits, offered: Logits) -> None:
+        log_p, log_q = log_softmax(wanted), log_softmax(offered)
+        p, q = np.exp(log_p), np.exp(log_q)
+        with np.errstate(invalid="ignore"):  # -inf minus -inf
+            self.kl += float(np.where(p > 0, p * (log_p - log_q), 0.0).sum())
+        self.variation += float(np.abs(p - q).sum()) / 2
+        placed = ranks(offered, wanted.argmax(axis=1))
+        self.agreed += [int((placed < k).sum()) for k in TOP]
+        if self.temperature != 1.0:
+            log_p, log_q = (log_softmax(z, self.temperature) for z in (wanted, offered))
+            p, q = np.exp(log_p), np.exp(log_q)
+        self.rejection += float(np.minimum(p, q).sum())
+        self.coupled += float(coupled_acceptance(log_p, log_q).sum())
+
+    def quality(self) -> DraftQuality:
+        count = self.num_tokens
+        if not count:
+            raise TraceError("the traces hold no output token within the context of both models")
+        _, expected, right = self.bins
+        return DraftQuality(
+            num_tokens=count,
+            kl=self.kl / count,
+            total_variation=self.variation / count,
+            agreement=dict(zip(TOP, (self.agreed / count).tolist(), strict=True)),
+            temperature=self.temperature,
+            rejection_acceptance=self.rejection / count,
+            coupled_acceptance=self.coupled / count,
+            acceptance=float(right.sum()) / count,
+            estimated_acceptance=float(expected.sum()) / count,
+            calibration_error=float(np.abs(expected - right).sum()) / count,
+        )

@@ -1,0 +1,137 @@
+"""Which estimator of acceptance is best: their scores on one log, and the priors that fit it.
+
+Knows no engine and no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import log
+
+import numpy as np
+
+from paceline.policy.acceptance import Calibration
+from paceline.policy.evidence import AS_ESTIMATED, LEAST_DEPTHS
+from paceline.workbench.estimators import (
+    BetaCounts,
+    Estimator,
+    KalmanOnLogit,
+    LogisticOnMargin,
+    Node,
+    NodeEstimator,
+    PowerOfEstimate,
+)
+from paceline.workbench.estimators_log import Log, Outcome, replay
+
+AS_PROPOSED = "as proposed"
+KEPT = "calibration"
+ESTIMATORS: Mapping[str, Callable[[], Estimator]] = {
+    AS_PROPOSED: NodeEstimator,
+    "Beta counts": BetaCounts,
+    "Beta counts, by request": lambda: BetaCounts(by_request=True),
+    "logistic on margin": LogisticOnMargin,
+    "Kalman on logit": KalmanOnLogit,
+    "power": PowerOfEstimate,
+    KEPT: Calibration,
+}
+"""What is compared; :data:`KEPT` is what planners use."""
+NUM_BINS = 10
+LEAST_LOSS_PROB = 0.001
+"""A certainty that turns out wrong costs as much as this probability would."""
+RIDGE = 3.0
+"""How many labels the assumption is worth that a proposer's estimates are right as they are."""
+NEWTON_STEPS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """Estimates within a tenth of the range: how many, their mean, and the share accepted."""
+
+    count: int
+    estimate: float
+    accepted: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """How good estimates are; lower is better.
+
+    Attributes:
+        log_loss: in nats per label.
+        brier: mean squared error.
+        calibration_error: expected calibration error: mean over the labels of how far their bin's
+            mean estimate is from its share of accepted nodes.
+        bins: of the reliability diagram, those without labels left out.
+    """
+
+    count: int
+    log_loss: float
+    brier: float
+    calibration_error: float
+    bins: Sequence[Bin]
+
+
+def score(outcomes: Sequence[Outcome]) -> Scores:
+    """Scores of one or more labels."""
+    grouped: dict[int, list[Outcome]] = {}
+    loss = brier = 0.0
+    for outcome in outcomes:
+        prob = outcome.estimate
+        grouped.setdefault(min(int(prob * NUM_BINS), NUM_BINS - 1), []).append(outcome)
+        loss -= log(max(prob if outcome.accepted else 1.0 - prob, LEAST_LOSS_PROB))
+        brier += (outcome.accepted - prob) ** 2
+    bins = [_bin(grouped[at]) for at in sorted(grouped)]
+    error = sum(each.count * abs(each.estimate - each.accepted) for each in bins)
+    count = len(outcomes)
+    return Scores(count, loss / count, brier / count, error / count, bins)
+
+
+def _bin(outcomes: Sequence[Outcome]) -> Bin:
+    count = len(outcomes)
+    estimate = sum(outcome.estimate for outcome in outcomes) / count
+    return Bin(count, estimate, sum(outcome.accepted for outcome in outcomes) / count)
+
+
+class _Labels(NodeEstimator):
+    """Collects log-odds and outcomes by origin and range of depths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[tuple[str, int], list[tuple[float, bool]]] = {}
+
+    def learn(self, node: Node, estimate: float, accepted: bool) -> None:
+        self.found.setdefault(node.place, []).append((node.logit, accepted))
+
+
+def fit_priors(logs: Sequence[Log]) -> dict[str, list[tuple[float, float]]]:
+    """Slope and intercept per origin and range of depths, as :mod:`paceline.policy.evidence` has.
+
+    Args:
+        logs: of one proposer each. A range of depths without labels goes by the one before it.
+    """
+    labels = _Labels()
+    for drafts in logs:
+        replay(drafts, labels)
+    priors: dict[str, list[tuple[float, float]]] = {}
+    for origin in sorted({origin for origin, _ in labels.found}):
+        line, priors[origin] = AS_ESTIMATED[0], []
+        for place in range(len(LEAST_DEPTHS)):
+            found = labels.found.get((origin, place))
+            line = _fit_line(found) if found else line
+            priors[origin].append(line)
+    return priors
+
+
+def _fit_line(labels: Sequence[tuple[float, bool]]) -> tuple[float, float]:
+    """Logistic regression by Newton's method, with a ridge towards the proposer's estimate."""
+    x = np.asarray([(logit, 1.0) for logit, _ in labels])  # [n, 2]
+    accepted = np.asarray([accepted for _, accepted in labels], dtype=float)
+    prior = line = np.asarray(AS_ESTIMATED[0])
+    for _ in range(NEWTON_STEPS):
+        probs = 1.0 / (1.0 + np.exp(-x @ line))
+        gradient = x.T @ (accepted - probs) - RIDGE * (line - prior)
+        curvature = (x * (probs * (1.0 - probs))[:, None]).T @ x + RIDGE * np.eye(2)
+        line = line + np.linalg.solve(curvature, gradient)
+    slope, intercept = line.tolist()
+    return slope, intercept

@@ -1,0 +1,179 @@
+"""Records what a planner was given, what it answered and what came of it, without taking part.
+
+:class:`RecordingPlanner` stands in for a planner and passes every call on. What a step leaves
+behind is worked out in its last call, which no clock of engine or planner sees.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from paceline.engine.engine import Engine
+from paceline.policy.cost_aware import CostAwarePlanner
+from paceline.policy.cost_points import StepShape
+from paceline.policy.planner import DraftLimits, Drafts, Planner, Source, StepReport
+from paceline.policy.prices import Prices
+from paceline.request import Request, VerifyResult
+from paceline.span import DraftTree
+from paceline.workbench.explain_cuts import Terms, cut_reasons, request_nodes
+from paceline.workbench.explain_steps import Asked, Node, RequestPart, StepRecord
+
+MAX_STEPS = 10_000
+MAX_NODES = 200_000
+"""Steps, and candidate nodes in them, that are kept: some tens of megabytes."""
+
+
+@dataclass(slots=True)
+class _Step:
+    """What is known of the step that is under way."""
+
+    shape: StepShape | None = None
+    requests: Sequence[Request] = ()
+    positions: Sequence[int] = ()
+    asks: list[Asked] = field(default_factory=list)
+    trees: Sequence[DraftTree] = ()
+    limits: Sequence[DraftLimits] = ()
+    node_budget: int = 0
+    chosen: Sequence[DraftTree] = ()
+    verified: dict[int, DraftTree] = field(default_factory=dict)
+
+
+class RecordingPlanner:
+    """A planner that decides as ``inner`` does and keeps a record of every step.
+
+    A planner that learns from a clock sees the microseconds of noting things down while it plans.
+
+    Args:
+        inner: who decides.
+        max_steps, max_nodes: of the latest steps, what is kept.
+
+    Attributes:
+        steps: the records, the oldest first.
+        num_dropped: older steps that are no longer kept.
+    """
+
+    def __init__(
+        self, inner: Planner, max_steps: int = MAX_STEPS, max_nodes: int = MAX_NODES
+    ) -> None:
+        self.inner = inner
+        self.steps: deque[StepRecord] = deque()
+        self.num_dropped = 0
+        self._max_steps, self._max_nodes = max_steps, max_nodes
+        self._num_nodes = 0
+        self._step = _Step()
+
+    def begin(self, step: StepShape, requests: Sequence[Request]) -> bool:
+        positions = [len(request.token_ids) for request in requests]
+        self._step = _Step(step, list(requests), positions)
+        return self.inner.begin(step, requests)
+
+    def ask(self, source: Source, candidates: Sequence[int], drafts: Drafts) -> list[int]:
+        chosen = self.inner.ask(source, candidates, drafts)
+        ids = [request.request_id for request in self._step.requests]
+        passed_over = [ids[i] for i in candidates if i not in chosen]
+        asked = Asked(source.name, source.costs_forwards, [ids[i] for i in chosen], passed_over)
+        self._step.asks.append(asked)
+        return chosen
+
+    def prices(self, source: Source, chosen: Sequence[int], max_nodes: int) -> Prices:
+        prices = self.inner.prices(source, chosen, max_nodes)
+        asked = self._step.asks[-1]
+        asked.node_price = prices.nodes[0] if prices.nodes else 0.0
+        asked.level_price = prices.level
+        return prices
+
+    def drafted(
+        self, source: Source, chosen: Sequence[int], trees: Sequence[DraftTree], milliseconds: float
+    ) -> None:
+        self.inner.drafted(source, chosen, trees, milliseconds)
+        asked = self._step.asks[-1]
+        asked.milliseconds, asked.num_nodes = milliseconds, sum(map(len, trees))
+
+    def choose(
+        self, trees: Sequence[DraftTree], limits: Sequence[DraftLimits], node_budget: int
+    ) -> list[DraftTree]:
+        chosen = self.inner.choose(trees, limits, node_budget)
+        step = self._step
+        step.trees, step.limits, step.node_budget = trees, limits, node_budget
+        step.chosen = chosen
+        return chosen
+
+    def observe(self, request: Request, result: VerifyResult) -> None:
+        self.inner.observe(request, result)
+        self._step.verified[request.request_id] = result.draft
+
+    def end(self, report: StepReport) -> None:
+        terms = self._terms()
+        self.inner.end(report)
+        step, self._step = self._step, _Step()
+        self._keep(_record(self.num_dropped + len(self.steps), step, terms, report))
+
+    def finish(self, request: Request) -> None:
+        self.inner.finish(request)
+
+    def _terms(self) -> Terms:
+        if self._step.shape is None or not isinstance(self.inner, CostAwarePlanner):
+            return Terms()
+        planned = self.inner.planned
+        plain = [planned.plain_ms] if planned.plain_ms else []
+        return Terms(planned.growth or plain, planned.rate, planned.weights)
+
+    def _keep(self, record: StepRecord) -> None:
+        self.steps.append(record)
+        self._num_nodes += len(record.nodes)
+        while len(self.steps) > self._max_steps or self._num_nodes > self._max_nodes:
+            self._num_nodes -= len(self.steps.popleft().nodes)
+            self.num_dropped += 1
+
+
+def _record(index: int, step: _Step, terms: Terms, report: StepReport) -> StepRecord:
+    growth = list(terms.growth[: 1 + sum(map(len, step.trees))])
+    num_nodes = report.shape.rows - step.shape.rows if step.shape else 0
+    return StepRecord(
+        index=index,
+        shape=report.shape,
+        asks=step.asks,
+        requests=_parts(step, terms),
+        growth=growth,
+        rate=terms.rate,
+        predicted_ms=growth[num_nodes] if 0 <= num_nodes < len(growth) else None,
+        forward_ms=report.forward_ms,
+        total_ms=report.total_ms,
+        num_decoding=report.num_decoding,
+        num_emitted=report.num_emitted,
+    )
+
+
+def _parts(step: _Step, terms: Terms) -> list[RequestPart]:
+    """What became of each request that decoded."""
+    emitted = [
+        request.token_ids[position:]
+        for request, position in zip(step.requests, step.positions, strict=True)
+    ]
+    ids = [request.request_id for request in step.requests]
+    nodes: list[list[Node]] = [[] for _ in ids]
+    if step.trees:
+        verified = [step.verified.get(i, tree) for i, tree in zip(ids, step.chosen, strict=True)]
+        reasons = cut_reasons(
+            step.trees, step.chosen, verified, step.limits, step.node_budget, terms
+        )
+        nodes = [request_nodes(*each) for each in zip(step.trees, reasons, emitted, strict=True)]
+    weights = terms.weights or [1.0] * len(ids)
+    return [
+        RequestPart(*part)
+        for part in zip(ids, step.positions, emitted, nodes, weights, strict=True)
+    ]
+
+
+@contextmanager
+def recording(engine: Engine) -> Iterator[RecordingPlanner]:
+    """Record the steps that an engine takes meanwhile. Call it where the engine lives."""
+    recorder = RecordingPlanner(engine.drafting.planner)
+    engine.drafting.planner = recorder
+    try:
+        yield recorder
+    finally:
+        engine.drafting.planner = recorder.inner

@@ -1,0 +1,250 @@
+"""The best drafts of every step, in hindsight: a bound beside which planners are shown.
+
+Of what the proposers would draft, exactly nodes that are going to be accepted, and of these as many
+as pay; who does not bring what is used is not asked. For one request at a time this is the shortest
+of all sequences of steps, found backwards from the last token (dynamic programming): over the same
+proposers no planner is faster. For several, every step is the best one at the rate of tokens over
+all steps, which is found by repetition (Dinkelbach's method for a ratio).
+
+Knows no model and no files.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from paceline.config import EngineConfig
+from paceline.policy.cost import CostModel
+from paceline.policy.cost_points import NO_STEP, StepShape
+from paceline.policy.drafting_cost import DraftingCost
+from paceline.policy.planner import DraftLimits, Drafts, FixedPlanner, Source, StepReport
+from paceline.proposers.base import Proposer
+from paceline.request import Request
+from paceline.span import DraftTree
+from paceline.workbench.replay import NO_TIME, ReplayResult, accepted_nodes, replay
+from paceline.workbench.traces import Trace
+
+REPETITIONS = 3
+"""Of the search for the rate; it hardly moves after the second."""
+Reach = dict[Source, int]
+"""How many of its tokens come true, for each proposer that has drafted for a request."""
+
+
+def best_steps(
+    traces: Sequence[Trace],
+    meta: Mapping[str, Any],
+    proposers: Callable[[], Sequence[Proposer]],
+    cost: CostModel,
+    *,
+    drafting: DraftingCost = NO_TIME,
+    concurrency: int = 1,
+    config: EngineConfig | None = None,
+) -> ReplayResult:
+    """A replay with the best drafts of every step; see the module's docstring.
+
+    Args:
+        proposers: makes fresh ones: there are several replays.
+
+    The other arguments, and what is raised, are as in :func:`~paceline.workbench.replay.replay`.
+    """
+    logs: list[list[int]] = [trace.token_ids.tolist() for trace in traces]
+
+    def run(oracle: _Oracle) -> ReplayResult:
+        result = replay(
+            traces, meta, proposers(), oracle, cost, concurrency=concurrency, config=config
+        )
+        for trace, draft_ms in zip(result.traces, oracle.draft_ms, strict=True):
+            trace.draft_ms = draft_ms
+            trace.ms += draft_ms
+        return result
+
+    scout = _Scout(logs, cost, drafting)
+    best = run(scout)
+    if concurrency == 1:
+        lengths = [scout.shortest(index, trace.prompt_len) for index, trace in enumerate(traces)]
+        return run(_Planned(logs, cost, drafting, lengths))
+    rate = scout.rate
+    for _ in range(REPETITIONS):
+        oracle = _Rated(logs, cost, drafting, rate)
+        best = min(best, run(oracle), key=lambda result: result.ms)
+        rate = oracle.rate
+    return best
+
+
+class _Oracle(FixedPlanner, ABC):
+    """Asks everybody, and verifies of each request's accepted path as much as a subclass says."""
+
+    def __init__(self, logs: Sequence[list[int]], cost: CostModel, drafting: DraftingCost) -> None:
+        self.cost = cost
+        self.drafting = drafting
+        self.draft_ms = [0.0] * len(logs)
+        self._logs = logs
+        self._step: StepShape = NO_STEP
+        self._requests: Sequence[Request] = ()
+        self._reaches: list[Reach] = []
+        self._step_draft_ms = 0.0
+        self._tokens, self._ms = 0, 0.0
+
+    @abstractmethod
+    def lengths(
+        self, requests: Sequence[Request], reaches: Sequence[Reach], most: int
+    ) -> tuple[list[int], float]:
+        """Nodes to verify for each request, ``most`` in all, and milliseconds of drafting them."""
+
+    @property
+    def rate(self) -> float:
+        """Tokens per millisecond over the steps in which no prompt was read."""
+        return self._tokens / self._ms if self._ms else 0.0
+
+    def begin(self, step: StepShape, requests: Sequence[Request]) -> bool:
+        self._step, self._requests = step, requests
+        self._reaches = [{} for _ in requests]
+        self._step_draft_ms = 0.0
+        return True
+
+    def ask(self, source: Source, candidates: Sequence[int], drafts: Drafts) -> list[int]:
+        return list(candidates)
+
+    def drafted(
+        self, source: Source, chosen: Sequence[int], trees: Sequence[DraftTree], milliseconds: float
+    ) -> None:
+        for i, tree in zip(chosen, trees, strict=True):
+            if nodes := self._accepted(i, tree):
+                reach = self._reaches[i]
+                reach[source] = max(len(nodes), reach.get(source, 0))
+
+    def _accepted(self, index: int, tree: DraftTree) -> list[int]:
+        request = self._requests[index]
+        return accepted_nodes(tree, self._logs[request.request_id], len(request.token_ids))
+
+    def choose(
+        self, trees: Sequence[DraftTree], limits: Sequence[DraftLimits], node_budget: int
+    ) -> list[DraftTree]:
+        lengths, draft_ms = self.lengths(self._requests, self._reaches, node_budget)
+        self._step_draft_ms = draft_ms
+        for request in self._requests:
+            self.draft_ms[request.request_id] += draft_ms / len(self._requests)
+        return [
+            tree.select(self._accepted(i, tree)[:length])
+            for i, (tree, length) in enumerate(zip(trees, lengths, strict=True))
+        ]
+
+    def end(self, report: StepReport) -> None:
+        if report.num_decoding == report.shape.requests:
+            self._tokens += report.num_emitted
+            self._ms += report.total_ms + self._step_draft_ms
+
+
+class _Scout(_Oracle):
+    """Verifies nothing, and notes what could have been verified at every length of a request."""
+
+    def __init__(self, logs: Sequence[list[int]], cost: CostModel, drafting: DraftingCost) -> None:
+        super().__init__(logs, cost, drafting)
+        self._seen: list[dict[int, list[float]]] = [{} for _ in logs]
+
+    def lengths(
+        self, requests: Sequence[Request], reaches: Sequence[Reach], most: int
+    ) -> tuple[list[int], float]:
+        for request, reach in zip(requests, reaches, strict=True):
+            times = [
+                min(self.drafting.milliseconds(s.name, n) for s in reach if reach[s] >= n)
+                for n in range(1, min(most, max(reach.values(), default=0)) + 1)
+            ]
+            self._seen[request.request_id][len(request.token_ids)] = [0.0, *times]
+        return [0] * len(requests), 0.0
+
+    def shortest(self, index: int, prompt_len: int) -> dict[int, tuple[int, float]]:
+        """By length of the request: nodes of the shortest way to its end, and their drafting."""
+        end = len(self._logs[index])
+        best: dict[int, tuple[int, float]] = {}
+        to_go = {end: 0.0}
+        for length in range(end - 1, prompt_len - 1, -1):
+            times = self._seen[index].get(length, [0.0])
+            ways = [
+                (self._alone(length - 1, n) + ms + to_go[min(end, length + n + 1)], n, ms)
+                for n, ms in enumerate(times)
+            ]
+            to_go[length], nodes, draft_ms = min(ways)
+            best[length] = nodes, draft_ms
+        return best
+
+    def _alone(self, context: int, nodes: int) -> float:
+        rows = 1 + nodes
+        return self.cost.predict(StepShape(rows, rows * context, context, rows))
+
+
+class _Planned(_Oracle):
+    """Verifies what :meth:`_Scout.shortest` found."""
+
+    def __init__(
+        self,
+        logs: Sequence[list[int]],
+        cost: CostModel,
+        drafting: DraftingCost,
+        plans: Sequence[Mapping[int, tuple[int, float]]],
+    ) -> None:
+        super().__init__(logs, cost, drafting)
+        self._plans = plans
+
+    def lengths(
+        self, requests: Sequence[Request], reaches: Sequence[Reach], most: int
+    ) -> tuple[list[int], float]:
+        plans = [self._plans[r.request_id][len(r.token_ids)] for r in requests]
+        return [nodes for nodes, _ in plans], sum(ms for _, ms in plans)
+
+
+class _Rated(_Oracle):
+    """Verifies in each step what pays best where a millisecond is worth ``price`` tokens."""
+
+    def __init__(
+        self,
+        logs: Sequence[list[int]],
+        cost: CostModel,
+        drafting: DraftingCost,
+        price: float,
+    ) -> None:
+        super().__init__(logs, cost, drafting)
+        self._price = price
+
+    def lengths(
+        self, requests: Sequence[Request], reaches: Sequence[Reach], most: int
+    ) -> tuple[list[int], float]:
+        nobody = [0] * len(requests)
+        best, chosen, draft_ms = 0.0, nobody, 0.0
+        growth = self.cost.growth(self._step, sum(max(r.values(), default=0) for r in reaches))
+        for options, ms in self._options(reaches):
+            total = min(most, sum(options))
+            for count in range(1, total + 1):
+                gain = count - self._price * (growth[count] - growth[0] + ms)
+                if gain > best:
+                    best, chosen, draft_ms = gain, _dealt(options, count), ms
+        return chosen, draft_ms
+
+    def _options(self, reaches: Sequence[Reach]) -> list[tuple[list[int], float]]:
+        """What can be had of each request, and at what price: with one costly proposer at most."""
+        sources = {source for reach in reaches for source in reach}
+        free = [source for source in sources if not source.costs_forwards]
+        base = [max((reach.get(s, 0) for s in free), default=0) for reach in reaches]
+        base_ms = sum(self.drafting.milliseconds(source.name) for source in free)
+        options = [(base, base_ms)]
+        for source in sources - set(free):
+            depths = [reach.get(source, 0) for reach in reaches]
+            for depth in range(1, max(depths) + 1):
+                have = [max(b, min(d, depth)) for b, d in zip(base, depths, strict=True)]
+                options.append((have, base_ms + self.drafting.milliseconds(source.name, depth)))
+        return options
+
+
+def _dealt(have: Sequence[int], count: int) -> list[int]:
+    """``count`` nodes dealt out level by level, to each request no more than it has."""
+    dealt = [0] * len(have)
+    level = 0
+    while count:
+        level += 1
+        for i, most in enumerate(have):
+            if most >= level and count:
+                dealt[i] += 1
+                count -= 1
+    return dealt

@@ -1,0 +1,249 @@
+"""Replays traces through real proposers and a real planner: the engine without its forwards.
+
+What a target answers depends neither on drafts nor on who shares a step, so logged tokens say what
+every verification would have accepted. Scheduler, drafting and planner are the engine's own; a
+forward takes the time that the cost model predicts, and drafting what it is said to take. With the
+same frozen costs an engine takes exactly the same steps, as long as its KV cache has room and its
+prefix cache is off.
+
+Knows no model and no files.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+from paceline.config import EngineConfig
+from paceline.engine.commit import count_step
+from paceline.engine.drafting import Draft, Drafting
+from paceline.engine.scheduler import Scheduled, Scheduler, step_shape
+from paceline.errors import ProposerError, TraceError
+from paceline.metrics import EngineStats, SpeculationCounters
+from paceline.policy.cost import CostModel
+from paceline.policy.cost_points import StepShape
+from paceline.policy.drafting_cost import DraftingCost
+from paceline.policy.planner import Planner
+from paceline.proposers.base import Proposer
+from paceline.request import TARGET_ORIGIN, FinishReason, Request, VerifyResult
+from paceline.runtime.kv_cache import KVCache
+from paceline.span import ROOT, DraftTree
+from paceline.workbench.replay_parts import Charged, EndlessKV
+from paceline.workbench.trace_requests import trace_request
+from paceline.workbench.traces import Trace
+
+ANY_TOKEN = 1 << 31
+"""Size of a vocabulary that has every token id of a trace."""
+NO_TIME = DraftingCost({})
+
+
+@dataclass(slots=True)
+class ReplayedTrace:
+    """What became of one trace.
+
+    Attributes:
+        counters: as an engine keeps them for a request.
+        emitted: tokens of each of its verify steps.
+        ms: its share of the time: what a step would take without drafts is divided evenly among its
+            requests, the rest by their draft nodes. In plain steps if the cost table is relative.
+        draft_ms: its share of the drafting, which is in ``ms``.
+    """
+
+    counters: SpeculationCounters
+    emitted: list[int] = field(default_factory=list)
+    ms: float = 0.0
+    draft_ms: float = 0.0
+
+
+@dataclass(slots=True)
+class ReplayResult:
+    """What a replay took.
+
+    Attributes:
+        traces: in the order of the traces.
+        rows: of each step's forward.
+    """
+
+    traces: list[ReplayedTrace]
+    rows: list[int] = field(default_factory=list)
+
+    @property
+    def ms(self) -> float:
+        return sum(trace.ms for trace in self.traces)
+
+    @property
+    def draft_ms(self) -> float:
+        return sum(trace.draft_ms for trace in self.traces)
+
+    def total(self, counter: str) -> int:
+        """A counter of :class:`~paceline.metrics.SpeculationCounters` over all traces."""
+        return sum(getattr(trace.counters, counter) for trace in self.traces)
+
+
+def replay(
+    traces: Sequence[Trace],
+    meta: Mapping[str, Any],
+    proposers: Sequence[Proposer],
+    planner: Planner,
+    cost: CostModel,
+    *,
+    drafting: DraftingCost = NO_TIME,
+    concurrency: int = 1,
+    config: EngineConfig | None = None,
+) -> ReplayResult:
+    """Replay traces as an engine would serve their prompts, all of them waiting from the start.
+
+    Args:
+        meta: of the traces; it says how many tokens each might have had.
+        proposers: fresh ones; a request's id is the place of its trace.
+        planner: a fresh one, for it learns. Made with the same ``cost`` and ``drafting`` it reads
+            no clock.
+        cost: frozen.
+        drafting: fixed times of the proposers; one without takes none.
+        concurrency: most requests at a time.
+        config: further limits of the engine.
+
+    Raises:
+        TraceError: a trace has no output, or more than ``meta`` allows.
+        ConfigError: ``concurrency`` is out of range.
+        ProposerError: a proposer failed, so that the figures are not its own.
+    """
+    assert not cost.learns, "nothing is measured here that it could learn from"
+    limits = replace(config or EngineConfig(), max_num_seqs=concurrency)
+    loop = _Replay([Charged(each, drafting) for each in proposers], planner, cost, limits)
+    for index, trace in enumerate(traces):
+        loop.add(trace_request(index, trace, meta), trace.token_ids.tolist())
+    return loop.run()
+
+
+class _Replay:
+    def __init__(
+        self,
+        proposers: Sequence[Charged],
+        planner: Planner,
+        cost: CostModel,
+        config: EngineConfig,
+    ) -> None:
+        self._proposers = proposers
+        self._planner = planner
+        self._cost = cost
+        self._config = config
+        self._scheduler = Scheduler(config, cast(KVCache, EndlessKV()), cost)
+        self._stats = EngineStats()
+        self._drafting = Drafting(proposers, planner, ANY_TOKEN, lambda: self._stats)
+        self._waiting: deque[Request] = deque()
+        self._logs: list[list[int]] = []
+        self._result = ReplayResult([])
+
+    def add(self, request: Request, log: list[int]) -> None:
+        """Queue a request that is to become ``log``; ids count up from 0."""
+        if not request.prompt_len < len(log) <= request.max_len:
+            raise TraceError(
+                f"trace {request.request_id} has {len(log)} tokens; with its prompt and the limits "
+                f"of its traces it must have {request.prompt_len + 1} to {request.max_len}"
+            )
+        self._waiting.append(request)
+        self._logs.append(log)
+        self._result.traces.append(ReplayedTrace(request.counters))
+
+    def run(self) -> ReplayResult:
+        scheduler, most = self._scheduler, self._config.max_num_seqs
+        while self._waiting or scheduler.running:
+            # The scheduler gets those that it can admit: it would look at a queue in every step.
+            while self._waiting and len(scheduler.running) + len(scheduler.waiting) < most:
+                scheduler.add(self._waiting.popleft())
+            self._step(scheduler.schedule())
+        if self._stats.num_proposer_failures:
+            raise ProposerError("a proposer failed in a replay; the log has the reason")
+        return self._result
+
+    def _step(self, items: Sequence[Scheduled]) -> None:
+        shape = roots = step_shape(items)
+        drafts = self._drafting.propose(items)
+        if drafts:
+            self._plan(items, drafts)
+            shape = step_shape(items)
+        forward_ms, draft_ms = self._cost.predict(shape), 0.0
+        for proposer in self._proposers:
+            draft_ms += proposer.take_ms()
+        self._result.rows.append(shape.rows)
+        self._share(items, roots, shape, forward_ms, draft_ms)
+        emitted = 0
+        for item in items:
+            emitted += self._commit(item)
+        self._drafting.end(items, shape, emitted, forward_ms, forward_ms + draft_ms)
+
+    def _share(
+        self,
+        items: Sequence[Scheduled],
+        roots: StepShape,
+        shape: StepShape,
+        forward_ms: float,
+        draft_ms: float,
+    ) -> None:
+        nodes, count = shape.rows - roots.rows, len(items)
+        plain_ms = self._cost.predict(roots) if nodes and count > 1 else forward_ms
+        node_ms = (forward_ms - plain_ms) / nodes if nodes else 0.0
+        even, drafted = (plain_ms + draft_ms) / count, draft_ms / count
+        for item in items:
+            trace = self._result.traces[item.request.request_id]
+            trace.ms += even + len(item.draft) * node_ms
+            trace.draft_ms += drafted
+
+    def _plan(self, items: Sequence[Scheduled], drafts: Sequence[Draft]) -> None:
+        room = self._config.max_num_batched_tokens - sum(item.num_tokens for item in items)
+        for draft, tree in zip(drafts, self._drafting.choose(drafts, room), strict=True):
+            draft.item.request.counters.num_pruned_tokens += len(draft.tree) - len(tree)
+            draft.item.draft = tree
+
+    def _commit(self, item: Scheduled) -> int:
+        """Let a request go on as its log says; returns how many tokens it emitted."""
+        request, draft = item.request, item.draft
+        if not item.samples:
+            request.num_computed += item.num_tokens
+            return 0
+        log, trace = self._logs[request.request_id], self._result.traces[request.request_id]
+        verdict = verdict_of(draft, log, len(request.token_ids))
+        count = len(verdict.token_ids)
+        request.token_ids += verdict.token_ids
+        request.num_computed += len(verdict.path) if item.may_draft else item.num_tokens
+        count_step(draft, verdict, request.counters)
+        trace.emitted.append(count)
+        if len(request.token_ids) == len(log):
+            ended = len(log) == request.max_len
+            request.finish_reason = FinishReason.LENGTH if ended else FinishReason.STOP
+        self._drafting.observe(request, verdict)
+        if request.finish_reason is not None:
+            self._scheduler.remove(request)
+            self._drafting.finish(request)
+            self._planner.finish(request)
+        return count
+
+
+def accepted_nodes(draft: DraftTree, log: Sequence[int], start: int) -> list[int]:
+    """The nodes of a draft that carry the tokens of ``log`` from ``start`` on."""
+    nodes: list[int] = []
+    at, end, last = start, len(log), ROOT
+    # Children come after their parents, and no two of them carry one token: one pass finds all.
+    for node, (parent, token) in enumerate(zip(draft.parents, draft.token_ids, strict=True)):
+        if parent == last and at < end and token == log[at]:
+            nodes.append(node)
+            last = node
+            at += 1
+    return nodes
+
+
+def verdict_of(draft: DraftTree, log: Sequence[int], start: int) -> VerifyResult:
+    """What a target makes of a draft if it emits ``log`` from ``start`` on and then ends."""
+    if not len(draft):
+        return VerifyResult((0,), (log[start],), (TARGET_ORIGIN,), draft)
+    nodes = accepted_nodes(draft, log, start)
+    tokens = log[start : start + len(nodes) + 1]
+    origins = [draft.origins[node] for node in nodes]
+    if len(tokens) > len(nodes):
+        origins.append(TARGET_ORIGIN)
+    # Where the last token of all was drafted itself, it is no root of another step.
+    path = [0, *(node + 1 for node in nodes)][: len(tokens)]
+    return VerifyResult(path, tokens, origins, draft)

@@ -1,0 +1,68 @@
+"""What a replay puts around, and in the place of, parts of an engine. Knows no traces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paceline.policy.drafting_cost import DraftingCost
+from paceline.proposers.base import DraftBudget, Proposer
+from paceline.request import Request
+from paceline.span import DraftTree
+
+
+class Charged:
+    """A proposer whose calls are charged the time that they are said to take."""
+
+    def __init__(self, proposer: Proposer, cost: DraftingCost) -> None:
+        self._proposer = proposer
+        self._cost = cost
+        self._ms = 0.0
+        self._lengths: dict[int, int] = {}
+        self.name = proposer.name
+        self.config = proposer.config
+        self.costs_forwards = proposer.costs_forwards
+        self.observe = proposer.observe
+        self.context_length = proposer.context_length
+
+    def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
+        trees = self._proposer.propose(requests, budget)
+        if not self.costs_forwards:
+            self._ms += self._cost.milliseconds(self.name)
+            return trees
+        levels = max((max(tree.depths()) for tree in trees if len(tree)), default=1)
+        self._ms += self._cost.milliseconds(self.name, levels)
+        for request in requests:
+            length = len(request.token_ids)
+            lag = length - self._lengths.get(request.request_id, 0)
+            self._ms += self._cost.catch_up(self.name, lag)
+            self._lengths[request.request_id] = length
+        return trees
+
+    def finish(self, request: Request) -> None:
+        self._proposer.finish(request)
+        self._lengths.pop(request.request_id, None)
+
+    def take_ms(self) -> float:
+        """What was charged since the last call."""
+        ms, self._ms = self._ms, 0.0
+        return ms
+
+
+class EndlessKV:
+    """A KV cache for the scheduler: there is always room, and nothing is kept."""
+
+    num_blocks = num_available = 1 << 40
+
+    @property
+    def pool(self) -> EndlessKV:
+        return self
+
+    def open(self, request_id: int, salt: str) -> None: ...
+
+    def free(self, request_id: int) -> None: ...
+
+    def reserve(self, request_id: int, num_nodes: int) -> bool:
+        return True
+
+    def attach_prefix(self, request_id: int, token_ids: Sequence[int], limit: int) -> int:
+        return 0

@@ -1,0 +1,182 @@
+"""The same traces replayed with several planners and configurations, and with hindsight.
+
+Owns which fixed configurations hindsight may choose from. Knows no files: drafts of draft models
+and cost tables are handed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.errors import ProfileError
+from paceline.objective import Objective
+from paceline.policy.cost import CostModel
+from paceline.policy.cost_aware import CostAwarePlanner
+from paceline.policy.cost_table import CostTable
+from paceline.policy.drafting_cost import DraftingCost, DraftTime
+from paceline.policy.planner import FixedPlanner, Planner
+from paceline.proposers.base import Proposer
+from paceline.proposers.prompt_lookup import PromptLookupProposer
+from paceline.workbench.drafts import CachedDrafts
+from paceline.workbench.drafts_store import RecordedDrafts
+from paceline.workbench.oracle import best_steps
+from paceline.workbench.replay import ReplayResult, replay
+from paceline.workbench.traces import Trace
+
+LENGTHS = range(1, 9)
+"""Draft lengths that hindsight may choose from."""
+TREES = ((8, 2), (16, 4))
+"""Nodes and branching of trees of the longest length that it may choose from, too."""
+CATCH_UP_ROWS = 128
+"""Rows of a step from which the time of reading one more token is taken."""
+
+Configs = Sequence[SpeculativeConfig]
+MakePlanner = Callable[[CostModel, DraftingCost, Objective], Planner]
+PLANNERS: dict[str, MakePlanner] = {
+    "auto": lambda cost, drafting, objective: CostAwarePlanner(cost, objective, drafting),
+    "fixed": lambda cost, drafting, objective: FixedPlanner(),
+}
+
+
+@dataclass(slots=True)
+class Simulator:
+    """Replays one set of traces in as many ways as are wanted.
+
+    Attributes:
+        traces, meta: what the target answered.
+        table: what the target's steps cost.
+        draft_tables: what the steps of each draft model cost, by its name in configurations.
+        drafts: finds the recorded drafts of a draft model's configuration.
+        config: limits of the engine; its ``max_num_seqs`` is how many requests run at a time.
+    """
+
+    traces: Sequence[Trace]
+    meta: Mapping[str, Any]
+    table: CostTable
+    draft_tables: Mapping[str, CostTable]
+    drafts: Callable[[SpeculativeConfig], RecordedDrafts]
+    config: EngineConfig
+
+    def __post_init__(self) -> None:
+        for name, table in self.draft_tables.items():
+            if table.is_relative != self.table.is_relative:
+                raise ProfileError(
+                    f"the costs of {name} ({table.name}) and of the target ({self.table.name}) are "
+                    "in different units: milliseconds and multiples of a plain step"
+                )
+
+    def run(self, configs: Configs, make_planner: MakePlanner) -> ReplayResult:
+        """A replay with the proposers of ``configs``; none at all is plain decoding."""
+        cost, drafting = self._cost(), self._drafting(configs)
+        planner = make_planner(cost, drafting, self.config.objective)
+        return replay(
+            self.traces,
+            self.meta,
+            self._proposers(configs),
+            planner,
+            cost,
+            drafting=drafting,
+            concurrency=self.config.max_num_seqs,
+            config=self.config,
+        )
+
+    def plain(self) -> ReplayResult:
+        return self.run((), PLANNERS["fixed"])
+
+    def best_steps(self, configs: Configs) -> ReplayResult:
+        """The per-step oracle over the proposers of ``configs``."""
+        return best_steps(
+            self.traces,
+            self.meta,
+            lambda: self._proposers(configs),
+            self._cost(),
+            drafting=self._drafting(configs),
+            concurrency=self.config.max_num_seqs,
+            config=self.config,
+        )
+
+    def _cost(self) -> CostModel:
+        return CostModel(self.table, learns=False)
+
+    def _proposers(self, configs: Configs) -> list[Proposer]:
+        return [self._proposer(config) for config in configs]
+
+    def _proposer(self, config: SpeculativeConfig) -> Proposer:
+        if config.model is None:
+            return PromptLookupProposer(config)
+        places = {index: index for index in range(len(self.traces))}
+        return CachedDrafts(config, self.drafts(config), places)
+
+    def _drafting(self, configs: Configs) -> DraftingCost:
+        """Drafting by forwards takes their time; what takes none is taken to cost nothing."""
+        requests = min(self.config.max_num_seqs, len(self.traces))
+        times = {
+            config.method: draft_time(
+                self.draft_tables[config.model],
+                requests,
+                -(-config.tree_nodes // config.num_speculative_tokens),
+            )
+            for config in configs
+            if config.model is not None
+        }
+        return DraftingCost(times)
+
+
+def draft_time(table: CostTable, requests: int, nodes: int = 1) -> DraftTime:
+    """What a draft model's table says of so many requests at a time.
+
+    The first forward reads the token that the target added and the one before it.
+
+    Args:
+        nodes: of each level of a request's tree.
+    """
+    context = table.contexts[0]
+    level = table.milliseconds(requests * nodes, context, requests=requests)
+    call = table.milliseconds(2 * requests, context, samples=requests, requests=requests)
+    chunk = table.milliseconds(1 + CATCH_UP_ROWS, context, samples=1)
+    token = (chunk - table.milliseconds(1, context)) / CATCH_UP_ROWS
+    return DraftTime(call, level, max(0.0, token))
+
+
+def fixed_configs(configs: Configs) -> dict[str, tuple[SpeculativeConfig, ...]]:
+    """What hindsight may choose from: plain decoding, ``configs``, and each of them by itself.
+
+    The latter as chains of :data:`LENGTHS`, and those that need no forwards as :data:`TREES` too.
+    """
+    found: dict[str, tuple[SpeculativeConfig, ...]] = {"plain": ()}
+    for number, config in enumerate(configs, start=1):
+        twins = sum(other.method == config.method for other in configs) > 1
+        name = f"{config.method} ({number})" if twins else config.method
+        found |= {f"{name} {length}": (_sized(config, length),) for length in LENGTHS}
+        if config.model is None:
+            sized = {nodes: _sized(config, LENGTHS[-1], nodes, width) for nodes, width in TREES}
+            found |= {f"{name}, tree of {nodes}": (each,) for nodes, each in sized.items()}
+    if configs:
+        found["as configured"] = tuple(configs)
+    return found
+
+
+def _sized(
+    config: SpeculativeConfig, length: int, nodes: int = 0, width: int = 1
+) -> SpeculativeConfig:
+    return replace(config, num_speculative_tokens=length, max_branching=width, max_tree_nodes=nodes)
+
+
+def largest_configs(fixed: Mapping[str, Configs]) -> list[SpeculativeConfig]:
+    """Of everything that :func:`fixed_configs` found what has no larger one of its kind."""
+    everything = dict.fromkeys(config for configs in fixed.values() for config in configs)
+    shorter = {_sized(config, length) for config in everything for length in LENGTHS[:-1]}
+    return [config for config in everything if config not in shorter]
+
+
+def best_of_each(results: Sequence[ReplayResult]) -> ReplayResult:
+    """Each trace as it was in the replay that was shortest for it.
+
+    Of a single request at a time this is exact. Of several, a trace's time is its share of steps
+    whose other requests were in the same configuration as itself. The result has no rows.
+    """
+    columns = zip(*(result.traces for result in results), strict=True)
+    return ReplayResult([min(column, key=lambda trace: trace.ms) for column in columns])

@@ -1,0 +1,210 @@
+"""From a folder of traces and a model to a simulator: whose traces, which costs, which drafts.
+
+No weights of the target are read. A draft model is run once per set of traces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+
+from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.engine.build import DRAFT_SHARE, kv_budget, resolve_config
+from paceline.engine.compute_thread import COMPUTE
+from paceline.errors import ProfileError, TraceError
+from paceline.models.checkpoint import Checkpoint, load_checkpoint
+from paceline.models.ops.base import Ops
+from paceline.models.ops.resolve import resolve_dtype, resolve_ops
+from paceline.policy.cost_points import CostPoint
+from paceline.policy.cost_prior import prior_table
+from paceline.policy.cost_table import CostTable
+from paceline.proposers import TargetInfo
+from paceline.proposers.draft_model.growth import branching
+from paceline.workbench.drafts import cached_drafts
+from paceline.workbench.drafts_key import check_vocabulary
+from paceline.workbench.drafts_store import RecordedDrafts
+from paceline.workbench.profile import Profile
+from paceline.workbench.profile_roofs import Work
+from paceline.workbench.profile_store import find_imported, read_profile, stored_table
+from paceline.workbench.simulate import Simulator
+from paceline.workbench.traces import read_meta, read_traces
+
+Advance = Callable[[float], None]
+
+
+def profile_named(source: str) -> Profile:
+    """The profile in a file, or the imported curve of a name.
+
+    Raises:
+        ProfileError: there is no such file and no such name, or the file is damaged.
+    """
+    if Path(source).is_file():
+        return read_profile(Path(source))
+    profile = find_imported(source)
+    if profile is None:
+        raise ProfileError(
+            f"{source!r} is neither the file of a profile nor the name of an imported curve; "
+            "paceline profile --import FILE keeps curves by their names"
+        )
+    return profile
+
+
+def draft_table_of(source: str) -> CostTable | None:
+    """The draft model's table that was imported together with the curve of a name."""
+    profile = None if Path(source).is_file() else find_imported(f"{source}: draft")
+    return profile.table if profile else None
+
+
+def open_simulator(
+    folder: str | Path,
+    model: str,
+    config: EngineConfig,
+    wanted: Sequence[SpeculativeConfig],
+    *,
+    table: CostTable | None = None,
+    draft_table: CostTable | float | None = None,
+    advance: Advance = lambda share: None,
+) -> tuple[Simulator, list[str]]:
+    """A simulator of traces, and remarks on what it rests on.
+
+    Args:
+        config: how the engine would be built.
+        wanted: every configuration that is going to be replayed.
+        table: of the target; None takes its profile on this machine, else what is assumed.
+        draft_table: of every draft model, or the time of each of its steps in the target's unit;
+            None takes its profile beside the target's, else goes by its size.
+        advance: told the share of the traces that a draft model has been run on, on another thread.
+
+    Raises:
+        TraceError: there are no traces, or they are of another model.
+        ConfigError, ModelLoadError: a model cannot be used.
+        ProfileError: tables that do not go together.
+    """
+    meta, traces = read_meta(folder), list(read_traces(folder))
+    if not traces:
+        raise TraceError(f"{folder} holds no traces")
+    checkpoint = load_checkpoint(model, load_format=config.load_format)
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    config, ops = COMPUTE.call(lambda: resolve_config(config, checkpoint))
+    target = _target(checkpoint, config)
+    check_vocabulary(traces, meta, target)
+    costs = _Costs(checkpoint, config, ops, is_elsewhere=table is not None)
+    table = table or costs.of_target()
+    if isinstance(draft_table, float):
+        draft_table = CostTable("as given", [CostPoint(1, 0, 1, 1, draft_table)], table.is_relative)
+    models = {each.model: each for each in wanted if each.model is not None}
+    drafts = {
+        name: draft_table or costs.of_draft(each, target, table) for name, each in models.items()
+    }
+    count = sum(len(trace.output_token_ids) for trace in traces)
+
+    def record(each: SpeculativeConfig) -> RecordedDrafts:
+        return cached_drafts(folder, traces, meta, each, target, lambda done: advance(done / count))
+
+    found = record_all(wanted, record)
+    return Simulator(traces, meta, table, drafts, found, config), costs.notes
+
+
+def _target(checkpoint: Checkpoint, config: EngineConfig) -> TargetInfo:
+    assert config.max_model_len is not None
+    return TargetInfo(
+        vocab_size=checkpoint.config.vocab_size,
+        fingerprint=checkpoint.tokenizer.fingerprint if checkpoint.tokenizer else None,
+        device=config.device,
+        backend=config.backend,
+        max_model_len=config.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        kv_bytes=kv_budget(config) // DRAFT_SHARE,
+    )
+
+
+@dataclass(slots=True)
+class _Costs:
+    """Looks for cost tables, and says where one is missing.
+
+    Attributes:
+        is_elsewhere: the target's table was named: this machine's times may not go with it.
+    """
+
+    checkpoint: Checkpoint
+    config: EngineConfig
+    ops: Ops
+    is_elsewhere: bool
+    notes: list[str] = field(default_factory=list)
+
+    def of_target(self) -> CostTable:
+        name, config = self.checkpoint.name, self.config
+        found = stored_table(
+            name, self.checkpoint.config, self.ops, config.dtype, config.kv_cache_dtype
+        )
+        if found is None:
+            self.notes.append(
+                f"there is no profile of {name} on this machine: what wide steps cost is assumed; "
+                "measure it with paceline profile, or name one with --cost"
+            )
+        return found or prior_table()
+
+    def of_draft(self, draft: SpeculativeConfig, target: TargetInfo, table: CostTable) -> CostTable:
+        assert draft.model is not None
+        checkpoint = load_checkpoint(draft.model, with_tokenizer=False)
+        dtype = resolve_dtype(draft.dtype, target.device, checkpoint, target.backend)
+        groups = checkpoint.packed is not None and checkpoint.packed.scale_groups
+        ops = COMPUTE.call(
+            lambda: resolve_ops(dtype, target.device, draft.deterministic, target.backend, groups)
+        )
+        kv_dtype, shape = ops.default_kv_dtype, checkpoint.config
+        found = stored_table(checkpoint.name, shape, ops, dtype, kv_dtype)
+        if found and not self.is_elsewhere and found.is_relative == table.is_relative:
+            return found
+        own = Work.of(self.checkpoint.config, self.config.dtype, self.config.kv_cache_dtype)
+        share = Work.of(shape, dtype, kv_dtype).weight_bytes / own.weight_bytes
+        self.notes.append(
+            f"what {checkpoint.name} costs is assumed by its size, {share:.0%} of the target's; "
+            "name its costs with --draft-cost"
+        )
+        points = [replace(point, ms=point.ms * share) for point in table.points]
+        return CostTable(checkpoint.name, points, table.is_relative)
+
+
+def record_all(
+    wanted: Sequence[SpeculativeConfig], record: Callable[[SpeculativeConfig], RecordedDrafts]
+) -> Callable[[SpeculativeConfig], RecordedDrafts]:
+    """Recorded drafts of every configuration of a draft model, found by it.
+
+    Configurations whose trees are parts of the same largest ones share a recording.
+
+    Args:
+        record: makes or reads one.
+    """
+    widest: dict[SpeculativeConfig, SpeculativeConfig] = {}
+    for config in wanted:
+        if config.model is not None:
+            kind = _kind(config)
+            widest[kind] = _wider(widest.get(kind, config), config)
+    found = {kind: record(config) for kind, config in widest.items()}
+    return lambda config: found[_kind(config)]
+
+
+def _kind(config: SpeculativeConfig) -> SpeculativeConfig:
+    """Equal for configurations that differ in the size of their trees alone."""
+    children = branching(config)
+    return replace(
+        config,
+        num_speculative_tokens=1,
+        max_tree_nodes=children if children > 1 else 0,
+        max_branching=children,
+        min_accept_prob=0.0,
+    )
+
+
+def _wider(one: SpeculativeConfig, two: SpeculativeConfig) -> SpeculativeConfig:
+    return replace(
+        one,
+        num_speculative_tokens=max(one.num_speculative_tokens, two.num_speculative_tokens),
+        max_tree_nodes=max(one.max_tree_nodes, two.max_tree_nodes),
+        min_accept_prob=min(one.min_accept_prob, two.min_accept_prob),
+    )

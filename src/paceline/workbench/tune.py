@@ -1,0 +1,176 @@
+"""The best way to speculate on a set of traces, and how sure that is.
+
+Owns the order of the search, the bootstrap and what counts as worthwhile; candidates are
+:mod:`paceline.workbench.tune_candidates`', replays :mod:`paceline.workbench.simulate`'s. Knows no
+files.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.config import SpeculativeConfig
+from paceline.workbench.replay import ReplayResult
+from paceline.workbench.simulate import Simulator, best_of_each
+from paceline.workbench.tune_candidates import (
+    LOOKUP,
+    Candidate,
+    all_configs,
+    draft_candidates,
+    joint_candidates,
+    lookup_candidates,
+    widest,
+)
+from paceline.workbench.tune_search import Clock, search
+
+WORTHWHILE = 1.01
+"""The speed-up whose interval must lie above it: a replay knows the machine no better."""
+SINGLE_SHARE = 0.65
+"""Of the time, for each proposer by itself; the rest is for two at once."""
+DRAWS = 2000
+TAILS = (0.025, 0.975)
+PLAIN, BEST_FIXED, BEST_STEPS = "plain", "best fixed of each prompt", "best drafts of each step"
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedUp:
+    """Plain time over a row's time on all traces, with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One way to decode all traces. ``candidate`` is None for plain decoding and for hindsight."""
+
+    name: str
+    candidate: Candidate | None
+    result: ReplayResult
+    speedup: SpeedUp
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What was found.
+
+    Attributes:
+        rows: candidates that were replayed in full, the best first.
+        oracles: hindsight: the best fixed setting of each trace out of ``rows``, and the best
+            drafts of each step.
+        num_candidates: that were tried at all.
+        num_left_out: that there was no time for, in one round or another.
+        seconds: of searching, hindsight included.
+    """
+
+    plain: Row
+    rows: list[Row]
+    oracles: list[Row]
+    num_candidates: int
+    num_left_out: int
+    seconds: float
+
+    @property
+    def best(self) -> Row | None:
+        """The fastest candidate that surely beats plain decoding; None where none does."""
+        return next(filter(is_worthwhile, self.rows), None)
+
+    def best_of(self, family: str) -> Row | None:
+        """The fastest candidate of a family, whether it pays or not."""
+        return next((row for row in self.rows if _candidate(row).family == family), None)
+
+    def by_budget(self) -> dict[tuple[str, str], list[Row]]:
+        """The fastest candidate of every node budget, by family and planner."""
+        found: dict[tuple[str, str], dict[int, Row]] = {}
+        for row in self.rows:
+            each = _candidate(row)
+            found.setdefault((each.family, each.planner), {}).setdefault(each.nodes, row)
+        return {key: [rows[n] for n in sorted(rows)] for key, rows in sorted(found.items())}
+
+
+def is_worthwhile(row: Row) -> bool:
+    return row.speedup.low > WORTHWHILE
+
+
+def _candidate(row: Row) -> Candidate:
+    assert row.candidate is not None
+    return row.candidate
+
+
+def wanted_configs(drafts: Mapping[str, str]) -> list[SpeculativeConfig]:
+    """Every configuration of draft models that :func:`tune` may replay."""
+    candidates = [draft_candidates(name, model, ("auto",)) for name, model in drafts.items()]
+    return all_configs(each for found in candidates for each in found)
+
+
+def tune(
+    simulator: Simulator,
+    drafts: Mapping[str, str],
+    planners: Sequence[str],
+    budget_seconds: float,
+    clock: Clock = time.perf_counter,
+) -> Tuning:
+    """Search among all proposers and settings.
+
+    Args:
+        simulator: opened with :func:`wanted_configs`.
+        drafts: draft models as configurations name them, by names for people.
+        planners: keys of :data:`~paceline.workbench.simulate.PLANNERS`.
+        budget_seconds: for replaying candidates; hindsight comes after it.
+    """
+    began = clock()
+    singles = lookup_candidates(planners)
+    for name, model in drafts.items():
+        singles += draft_candidates(name, model, planners)
+    share = SINGLE_SHARE if drafts else 1.0
+    found = search(simulator, singles, began + share * budget_seconds, clock)
+    plain = simulator.plain()
+    scores = {each: plain.ms / result.ms for each, result in found.results.items()}
+    joint = [each for name in drafts for each in joint_candidates(scores, name, planners)]
+    more = search(simulator, joint, began + budget_seconds, clock)
+    results = found.results | more.results
+    rows = [Row(c.name, c, result, speedup(plain, result)) for c, result in results.items()]
+    return Tuning(
+        plain=Row(PLAIN, None, plain, speedup(plain, plain)),
+        rows=sorted(rows, key=lambda row: -row.speedup.value),
+        oracles=_oracles(simulator, drafts, plain, results),
+        num_candidates=len(singles) + len(joint),
+        num_left_out=found.num_left_out + more.num_left_out,
+        seconds=clock() - began,
+    )
+
+
+def _oracles(
+    simulator: Simulator,
+    drafts: Mapping[str, str],
+    plain: ReplayResult,
+    results: Mapping[Candidate, ReplayResult],
+) -> list[Row]:
+    fixed = [result for each, result in results.items() if each.planner == "fixed"]
+    found = {BEST_FIXED: best_of_each([plain, *fixed])}
+    lookups = lookup_candidates(("fixed",))
+    for name, model in drafts.items():
+        candidates = [*lookups, *draft_candidates(name, model, ("fixed",))]
+        found[f"{BEST_STEPS}: {LOOKUP} + {name}"] = _best_steps(simulator, candidates)
+    if not drafts:
+        found[f"{BEST_STEPS}: {LOOKUP}"] = _best_steps(simulator, lookups)
+    return [Row(name, None, result, speedup(plain, result)) for name, result in found.items()]
+
+
+def _best_steps(simulator: Simulator, candidates: Iterable[Candidate]) -> ReplayResult:
+    return simulator.best_steps(widest(all_configs(candidates)))
+
+
+def speedup(plain: ReplayResult, result: ReplayResult) -> SpeedUp:
+    """The ratio of total times; its interval is a bootstrap over the traces (Efron, 1979)."""
+    times = np.array([[trace.ms for trace in each.traces] for each in (plain, result)])
+    count = times.shape[1]
+    drawn = np.random.default_rng(0).integers(count, size=(DRAWS, count))
+    above, below = times[:, drawn].sum(axis=2)  # [draws] each
+    low, high = np.quantile(above / below, TAILS)
+    return SpeedUp(plain.ms / result.ms, float(low), float(high))

@@ -1,0 +1,155 @@
+"""The settings that ``paceline tune`` tries. Owns their grid and their names; replays nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from paceline.config import SpeculativeConfig
+
+LOOKUP = "prompt_lookup"
+LOOKUP_NODES = (1, 2, 3, 4, 6, 8, 12, 16, 32)
+MATCHES = ((1, 3), (2, 4), (3, 6))
+"""Shortest and longest matches, in tokens."""
+LOOKUP_BRANCHING = 4
+DRAFT_NODES = (1, 2, 3, 4, 6, 8, 12, 16)
+DEPTHS = (1, 2, 4, 8)
+BRANCHINGS = (2, 4)
+"""Of a draft model's trees; each takes a recording of its own."""
+JOINED = 3
+"""The best of each proposer that are tried together, whatever their budgets."""
+
+Scores = Mapping["Candidate", float]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to speculate.
+
+    Attributes:
+        who: the proposers' names.
+        nodes: draft nodes that a step may verify for a request.
+        configs: the proposers.
+        planner: a key of :data:`~paceline.workbench.simulate.PLANNERS`.
+    """
+
+    who: tuple[str, ...]
+    nodes: int
+    configs: tuple[SpeculativeConfig, ...]
+    planner: str
+
+    @property
+    def family(self) -> str:
+        return " + ".join(self.who)
+
+    @property
+    def group(self) -> tuple[str, int, str]:
+        return self.family, self.nodes, self.planner
+
+    @property
+    def name(self) -> str:
+        pairs = zip(self.who, self.configs, strict=True)
+        return " + ".join(f"{name} {_shape(config)}" for name, config in pairs)
+
+
+def _shape(config: SpeculativeConfig) -> str:
+    depth, nodes = config.num_speculative_tokens, config.max_tree_nodes
+    size = f"tree of {nodes}, {depth} deep, {config.max_branching} wide" if nodes else str(depth)
+    if config.model is not None:
+        return size
+    return f"{size}, match {config.prompt_lookup_min}-{config.prompt_lookup_max}"
+
+
+# --- the settings --------------------------------------------------------------------------------
+
+
+def lookup_candidates(planners: Sequence[str]) -> list[Candidate]:
+    """Prompt lookup: chains and trees of every budget, by several lengths of matches."""
+    return [
+        Candidate((LOOKUP,), nodes, (config,), planner)
+        for nodes, planner in product(LOOKUP_NODES, planners)
+        for config in _lookup_shapes(nodes)
+    ]
+
+
+def _lookup_shapes(nodes: int) -> list[SpeculativeConfig]:
+    chains = [
+        SpeculativeConfig(
+            num_speculative_tokens=nodes, prompt_lookup_min=low, prompt_lookup_max=high
+        )
+        for low, high in MATCHES
+    ]
+    if nodes < LOOKUP_BRANCHING:
+        return chains
+    return chains + [
+        replace(chain, max_tree_nodes=nodes, max_branching=LOOKUP_BRANCHING) for chain in chains
+    ]
+
+
+def draft_candidates(name: str, model: str, planners: Sequence[str]) -> list[Candidate]:
+    """A draft model: a chain of every budget, and trees by depth and branching."""
+    return [
+        Candidate((name,), nodes, (config,), planner)
+        for nodes, planner in product(DRAFT_NODES, planners)
+        for config in _draft_shapes(model, nodes)
+    ]
+
+
+def _draft_shapes(model: str, nodes: int) -> list[SpeculativeConfig]:
+    chain = SpeculativeConfig("draft_model", model, min(nodes, DEPTHS[-1]))
+    trees = [
+        replace(chain, num_speculative_tokens=depth, max_tree_nodes=nodes, max_branching=width)
+        for depth, width in product(DEPTHS, BRANCHINGS)
+        if depth < nodes <= depth * width
+    ]
+    return trees if nodes > DEPTHS[-1] else [chain, *trees]
+
+
+def joint_candidates(scores: Scores, name: str, planners: Sequence[str]) -> list[Candidate]:
+    """Prompt lookup and a draft model together: the best of both at each budget, and the best.
+
+    Args:
+        scores: speed-ups of both by themselves.
+    """
+    lookups, drafts = (_best_by_nodes(scores, family) for family in (LOOKUP, name))
+    pairs = {(lookups[nodes], drafts[nodes]): None for nodes in sorted(lookups.keys() & drafts)}
+    best = [list(found.values())[:JOINED] for found in (lookups, drafts)]
+    pairs |= dict.fromkeys((lookup, draft) for lookup in best[0] for draft in best[1])
+    return [
+        Candidate((LOOKUP, name), max(c.tree_nodes for c in pair), pair, planner)
+        for pair, planner in product(pairs, planners)
+    ]
+
+
+def _best_by_nodes(scores: Scores, family: str) -> dict[int, SpeculativeConfig]:
+    """The best configuration of each budget, the best of all first."""
+    found: dict[int, SpeculativeConfig] = {}
+    ours = [candidate for candidate in scores if candidate.family == family]
+    for candidate in sorted(ours, key=lambda each: -scores[each]):
+        found.setdefault(candidate.nodes, candidate.configs[0])
+    return found
+
+
+def widest(configs: Iterable[SpeculativeConfig]) -> list[SpeculativeConfig]:
+    """Of configurations that differ in size alone the largest one, whose drafts hold the others'.
+
+    Sizes are depth and nodes.
+    """
+    found: dict[SpeculativeConfig, SpeculativeConfig] = {}
+    for config in configs:
+        is_tree = config.max_tree_nodes > 0
+        nodes = config.max_branching if is_tree else 0
+        kind = replace(config, num_speculative_tokens=1, max_tree_nodes=nodes)
+        known = found.get(kind, config)
+        found[kind] = replace(
+            config,
+            num_speculative_tokens=max(known.num_speculative_tokens, config.num_speculative_tokens),
+            max_tree_nodes=max(known.max_tree_nodes, config.max_tree_nodes),
+        )
+    return list(found.values())
+
+
+def all_configs(candidates: Iterable[Candidate]) -> list[SpeculativeConfig]:
+    """The configurations of all candidates, each once."""
+    return list(dict.fromkeys(config for each in candidates for config in each.configs))

@@ -1,0 +1,170 @@
+"""``paceline explain`` as a user calls it, and how its steps look."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.commands.explain_view import GREEN, StepView
+from paceline.policy.cost_points import StepShape
+from paceline.workbench.chrome_trace import StepTimes
+from paceline.workbench.explain_run import Explanation, Run
+from paceline.workbench.explain_steps import Asked, Cut, Node, RequestPart, StepRecord
+from tests.commands.conftest import Result
+
+Cli = Callable[..., Result]
+CODE = "def add(a, b):\n    return a + b\n\ndef add(a, b):\n    return"
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+def test_a_prompt_step_by_step(cli: Cli, tmp_path: Path) -> None:
+    trace, plot = tmp_path / "trace.json", tmp_path / "run.svg"
+    files = ("--trace", str(trace), "--plot", str(plot))
+    result = cli("explain", "-p", CODE, "--max-tokens", "24", "--seed", "7", "--json", *files)
+    assert result.code == 0
+    assert "step 1: " in result.out
+    assert "identical to" in result.out
+    assert "\x1b" not in result.out + result.err
+    document = result.document
+    assert (document["seed"], document["identical"], len(document["token_ids"])) == (7, True, 24)
+    steps = document["steps"]
+    assert document["text"].endswith("".join(step["text"] for step in steps))
+    emitted = [token for step in steps for part in step["requests"] for token in part["token_ids"]]
+    assert emitted == document["token_ids"][1:]
+    nodes = [node for step in steps for part in step["requests"] for node in part["nodes"]]
+    assert sum(each["num_candidates"] for each in document["proposers"]) == len(nodes) > 0
+    assert all(node["text"] for node in nodes)
+    assert steps[1]["predicted_ms"] > 0.0
+    events = json.loads(trace.read_text())["traceEvents"]
+    wide = [event for event in events if event["name"] == "step" and event["tid"] == 1]
+    assert [event["args"]["rows"] for event in wide] == [step["shape"]["rows"] for step in steps]
+    assert plot.read_text().startswith("<?xml")
+
+
+def test_some_steps_only(cli: Cli) -> None:
+    out = cli(
+        "explain", "-p", CODE, "--max-tokens", "12", "--planner", "fixed", "--steps", "2-3"
+    ).out
+    shown = {line.split()[1].rstrip(":") for line in out.splitlines() if line.startswith("step")}
+    assert shown <= {"2", "3", "2-3"}
+    assert "2" in shown or "2-3" in shown
+
+
+def never(*_: object, **__: object) -> Any:
+    raise AssertionError("no model may be loaded")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ((), "--prompt"),
+        (("-p", "x", "--no-speculation"), "leave out --no-speculation"),
+        (("-p", "x", "--steps", "0-3"), "--steps has '0-3'"),
+        (("-p", "x", "--plot", "run.bmp"), "allowed are files in .png, .svg, .pdf"),
+        (("-p", "x", "--plot", "nowhere/run.png"), "no folder nowhere"),
+        (("-p", "x", "--trace", "nowhere/run.json"), "no folder nowhere"),
+        (("-p", "x", "--temperature", "-1"), "temperature is -1.0; allowed are"),
+    ],
+)
+def test_mistakes_are_told_before_a_model_is_loaded(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], problem: str
+) -> None:
+    monkeypatch.setattr("paceline.commands.explain.LLM", never)
+    result = cli("explain", *arguments)
+    assert (result.code, result.out) == (2, "")
+    assert problem in result.err
+
+
+def test_run_writes_a_trace_of_plain_steps_too(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    arguments = ("run", "-p", "x", "--max-tokens", "4", "--trace", str(path))
+    assert cli(*arguments, "--no-speculation").code == 0
+    events = json.loads(path.read_text())["traceEvents"]
+    assert sum(event["name"] == "forward" for event in events) == 4
+    refused = cli(*arguments, "--compare")
+    assert refused.code == 2
+    assert "--trace and --compare exclude each other" in refused.err
+
+
+# --- the view ------------------------------------------------------------------------------------
+
+
+def node(token_id: int, parent: int, depth: int, cut: Cut | None, is_right: bool | None) -> Node:
+    return Node(token_id, parent, depth, "a", 0.5, 0.5**depth, cut, is_right)
+
+
+def record(
+    index: int, position: int, emitted: list[int], nodes: list[Node], **more: Any
+) -> StepRecord:
+    asks = [Asked("a", False, [0], [], 0.125, 0.0, 0.25, len(nodes)), Asked("b", True, [], [0])]
+    part = RequestPart(0, position, emitted, nodes)
+    fields = {"growth": [1.0, 1.25, 1.5, 2.0], "rate": 1.0, "predicted_ms": 1.25} | more
+    return StepRecord(
+        index,
+        StepShape(2, 0, 0, 2),
+        asks if nodes else [],
+        [part],
+        forward_ms=2.0,
+        total_ms=3.0,
+        num_decoding=1,
+        num_emitted=len(emitted),
+        **fields,
+    )
+
+
+def view(records: list[StepRecord], token_ids: list[int], coloured: bool = False) -> StepView:
+    plain = [StepTimes(0.0, {"forward": 0.004}, 1, 0, 0, 1) for _ in token_ids]
+    fast = [StepTimes(0.0, {"forward": 0.002}, 1, 0, 0, 1) for _ in token_ids]
+    run = Explanation([9], Run(token_ids, fast), Run(token_ids, plain), records, 0)
+    return StepView(run, "prompt\n", [f"<{i}>" for i in token_ids], lambda i: f"t{i}\x1b", coloured)
+
+
+NODES = [
+    node(1, -1, 1, None, True),
+    node(2, 0, 2, None, False),
+    node(3, 0, 2, Cut.COST, True),
+    *(node(4 + i, 1, 3, Cut.COST, None) for i in range(6)),
+    node(11, -1, 1, Cut.DEPTH, False),
+]
+
+
+def test_a_step_shows_what_became_of_each_node() -> None:
+    shown = view([record(0, 2, [1, 3], NODES)], [0, 1, 3], coloured=True)
+    lines = list(shown.lines([]))
+    text = "\n".join(lines)
+    assert 'step 1  "prompt\\n<0>"' in lines[1]
+    assert "a drafted 10 in 0.25 ms; tokens it had to bring: 0.125 for the first node" in lines[2]
+    assert "b was passed over" in lines[3]
+    accepted = [line for line in lines if "accepted" in line]
+    assert len(accepted) == 1
+    assert GREEN in accepted[0]
+    assert '"t1\u241b"' in accepted[0]
+    assert "t2\u241b" in text
+    assert "rejected" in text
+    assert "not worth it, but was right" in text
+    assert "... and 3 not worth it" in text
+    ending = "2 of 10 nodes verified: the next would bring 0.250 tokens and cost 0.500; 1 too deep"
+    assert ending in text
+    assert "forward 1.25 predicted, 2.00 ms measured, step 3.00, 2.00x plain so far" in lines[-1]
+    assert lines[-1].endswith('+2 "<1><3>"')
+
+
+def test_steps_without_candidates_are_one_line() -> None:
+    records = [record(i, 2 + i, [i + 1], []) for i in range(3)]
+    records.append(record(3, 5, [4], NODES[:2]))
+    lines = list(view(records, [0, 1, 2, 3, 4]).lines([]))
+    assert lines[1] == (
+        'steps 1-3: plain, nobody was asked; 3.00 ms each, 2.00x plain so far; +3 "<1><2><3>"'
+    )
+    assert lines[2].startswith("step 4")
+    assert list(view(records, [0, 1, 2, 3, 4]).lines([2]))[1].startswith("step 2: plain")
+    records[1] = replace(records[1], asks=[Asked("a", False, [0], [])])
+    lines = list(view(records, [0, 1, 2, 3, 4]).lines([]))
+    assert "steps 1-3: plain, asked in vain in 1; 3.00 ms each" in lines[1]

@@ -1,0 +1,168 @@
+"""``paceline simulate`` on the embedded models: its rows, its costs, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.llm import embedded_model
+from paceline.workbench.traces import read_traces
+from tests.commands.conftest import Result
+
+Cli = Callable[..., Result]
+TEXTS = ["def add(a, b):", "1 2 3 1 2 3 1 2 3", "Once upon a time there was"]
+CURVES = {
+    "curves": [
+        {
+            "name": "machine",
+            "tokens_per_second_at_1": 100,
+            "cost_ratio": [1.0, 1.0, 1.1, 1.2, 1.9, 2.0, 2.1, 2.2, 2.3],
+            "draft_step_ratio": 0.05,
+        },
+        {"name": "ratios", "cost_ratio": [1.0, 2.0, 3.0]},
+    ]
+}
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    from paceline.cli import app
+
+    home = tmp_path_factory.mktemp("traces")
+    prompts = home / "prompts.jsonl"
+    prompts.write_text("\n".join(json.dumps({"prompt": text}) for text in TEXTS))
+    base = ["trace", embedded_model("target"), "--prompts", str(prompts), "--max-tokens", "24"]
+    app([*base, "-o", str(home / "traces"), "--top-logprobs", "1"], standalone_mode=False)
+    return home / "traces"
+
+
+@pytest.fixture
+def curves(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "curves.json"
+    file.write_text(json.dumps(CURVES))
+    assert cli("profile", "--import", str(file)).code == 0
+
+
+@pytest.mark.usefixtures("curves")
+def test_the_rows(cli: Cli, folder: Path) -> None:
+    result = cli("simulate", str(folder), "--cost", "machine", "--json", "--concurrency", "2")
+    assert result.code == 0, result.err
+    document = result.document
+    rows = document["rows"]
+    lengths = {f"{method} {n}" for method in ("prompt_lookup", "draft_model") for n in range(1, 9)}
+    trees = {"prompt_lookup, tree of 8", "prompt_lookup, tree of 16"}
+    others = {"plain", "as configured", "planner auto"}
+    hindsight = {"best fixed of each prompt", "best drafts of each step"}
+    assert {*rows} == lengths | trees | others | hindsight
+    tokens = [len(trace.output_token_ids) for trace in read_traces(folder)]
+    for name, row in rows.items():
+        assert row["traces"]["output_tokens"] == tokens, name
+        assert row["speedup"] == pytest.approx(rows["plain"]["time"] / row["time"])
+        assert row["tokens_per_second"] == pytest.approx(1e3 * sum(tokens) / row["time"])
+        assert sum(row["steps_by_rows"].values()) == (row["num_forwards"] or 0)
+        assert any(line.startswith(name) for line in result.out.splitlines())
+    assert rows["plain"]["speedup"] == 1.0
+    assert rows["draft_model 2"]["draft_time"] > 0.0
+    assert rows["best drafts of each step"]["speedup"] > 1.0
+    assert document["cost_table"] == "machine"
+    assert document["concurrency"] == 2
+    assert [*document["draft_cost_tables"].values()] == ["machine: draft"]
+    assert "predicted, not measured: 3 traces" in result.out
+    # What the draft model drafts is kept beside the traces.
+    assert [*folder.rglob("*.safetensors")]
+
+
+@pytest.mark.usefixtures("curves")
+def test_costs_can_be_given_assumed_or_without_a_unit(cli: Cli, folder: Path) -> None:
+    lookup = ("simulate", str(folder), "--method", "prompt_lookup", "-k", "4", "--json")
+    result = cli(*lookup, "--cost", "ratios", "--planner", "fixed")
+    rows = result.document["rows"]
+    assert result.document["time_unit"] == "plain steps"
+    assert "planner auto" not in rows
+    assert rows["as configured"] == rows["prompt_lookup 4"]
+    assert rows["as configured"]["speedup"] < 1.0  # each row costs as much as the first
+    assert rows["plain"]["tokens_per_second"] is None
+    result = cli(*lookup)
+    assert "there is no profile of target on this machine" in result.err
+    assert result.document["time_unit"] == "plain steps"
+    drafts = ("simulate", str(folder), "--method", "draft_model", "--json")
+    dear, cheap = (
+        cli(*drafts, "--draft-cost", cost).document["rows"]["draft_model 4"]["speedup"]
+        for cost in ("0.5", "0.01")
+    )
+    assert cheap > dear
+    assert "costs is assumed by its size" in cli(*drafts).err
+
+
+def test_plain_decoding_alone_is_one_row(cli: Cli, folder: Path) -> None:
+    result = cli("simulate", str(folder), "--no-speculation", "--json")
+    assert [*result.document["rows"]] == ["plain"]
+
+
+def profile_file(folder: Path, ms: object, first: int = 1) -> str:
+    points = [[1, 0, first, first, 1.0, 0.0], [1, 0, 4, 4, ms, 0.0]]
+    columns = ["requests", "context", "width", "samples", "ms", "spread"]
+    table = {"name": "by hand", "is_relative": False, "columns": columns, "points": points}
+    profile = {"format": "paceline-profile", "format_version": 1, "table": table}
+    file = folder / "profile.json"
+    file.write_text(json.dumps({**profile, "key": None, "roofs": None, "work": None}))
+    return str(file)
+
+
+@pytest.mark.parametrize("ms", [-1.0, float("nan"), 0.0, None])
+def test_impossible_costs_are_refused(cli: Cli, folder: Path, tmp_path: Path, ms: object) -> None:
+    result = cli("simulate", str(folder), "--cost", profile_file(tmp_path, ms))
+    assert result.code == 2
+    assert "ms of a cost point is" in result.err
+
+
+def test_a_profiles_file_is_named_and_must_begin_at_one_row(
+    cli: Cli, folder: Path, tmp_path: Path
+) -> None:
+    plain = ("simulate", str(folder), "--no-speculation", "--json", "--cost")
+    result = cli(*plain, profile_file(tmp_path, 1.5))
+    assert result.document["cost_table"] == "by hand"
+    assert "costs of by hand" in result.err
+    gap = cli(*plain, profile_file(tmp_path, 1.5, first=2))
+    assert gap.code == 2
+    assert "without a step of width 1" in gap.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--cost", "nowhere"), "neither the file of a profile nor the name"),
+        (("--draft-cost", "-1"), "ms of a cost point is -1.0"),
+        (("--draft-cost", "nowhere"), "neither the file of a profile nor the name"),
+        (("--planner", "clever"), "allowed are auto, fixed"),
+        (("--concurrency", "0"), "max_num_seqs is 0"),
+        (("--speculative-config", '{"k": 4}'), "unknown speculative key 'k'"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(
+    cli: Cli, folder: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    result = cli("simulate", str(folder), *arguments)
+    assert result.code == 2
+    assert message in result.err
+
+
+def test_other_traces_are_refused(cli: Cli, folder: Path, tmp_path: Path) -> None:
+    assert "cannot be read" in cli("simulate", str(tmp_path)).err
+    meta = json.loads((folder / "meta.json").read_text())
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "meta.json").write_text(json.dumps(meta))
+    assert "holds no traces" in cli("simulate", str(other)).err
+    for shard in folder.glob("shard-*.npz"):
+        (other / shard.name).write_bytes(shard.read_bytes())
+    (other / "meta.json").write_text(json.dumps({**meta, "vocab_fingerprint": "x"}))
+    assert "another vocabulary" in cli("simulate", str(other)).err

@@ -1,0 +1,233 @@
+"""``paceline tune`` on the embedded target: what it ranks, writes, draws, says and refuses."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from paceline.commands import tune_setup
+from paceline.commands.tune_options import TuneOptions
+from paceline.commands.tune_view import chart
+from paceline.llm import embedded_model
+from paceline.workbench import tune_candidates
+from paceline.workbench.profile import ProfileSettings, measure_profiles
+from paceline.workbench.replay import ReplayResult
+from paceline.workbench.traces import Trace, TraceWriter, read_traces
+from paceline.workbench.tune import Row, SpeedUp, Tuning
+from paceline.workbench.tune_candidates import LOOKUP, lookup_candidates
+from tests.commands.conftest import Result
+
+Cli = Callable[..., Result]
+TARGET, DRAFT = embedded_model("target"), embedded_model("draft")
+CURVE = {"name": "GPU", "cost_ratio": [1.0, 1.1, 1.2, 1.3, 1.4], "draft_step_ratio": 0.2}
+EDIT = "def add(a, b):\n    return a + b\n\ndef add(a, b):\n    return a +"
+PROSE = "The old king of the mountain had three daughters, and"
+RUN = ("run", "-p", EDIT, "--max-tokens", "8", "--json")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(tune_candidates, "LOOKUP_NODES", (1, 4))
+    monkeypatch.setattr(tune_candidates, "DRAFT_NODES", (1, 2, 4))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def cost(cli: Cli, tmp_path: Path) -> tuple[str, ...]:
+    """Options that name a curve, so that nothing is measured."""
+    curves = tmp_path / "curves.json"
+    curves.write_text(json.dumps({"curves": [CURVE]}))
+    assert cli("profile", "--import", str(curves)).code == 0
+    return "--cost", "GPU"
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> str:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt": text}) for text in (EDIT, PROSE)))
+    return str(path)
+
+
+def random_draft(folder: Path) -> str:
+    """The embedded draft with weights that know nothing."""
+    shutil.copytree(DRAFT, folder)
+    torch.manual_seed(0)
+    tensors = load_file(folder / "model.safetensors")
+    noise = {
+        name: torch.randn_like(t) * t.std() if t.ndim == 2 else t for name, t in tensors.items()
+    }
+    save_file(noise, folder / "model.safetensors", {"format": "pt"})
+    return str(folder)
+
+
+def test_from_prompts_to_a_configuration_that_runs(
+    cli: Cli, cost: tuple[str, ...], prompts: str, tmp_path: Path
+) -> None:
+    file, plot, folder = (tmp_path / name for name in ("best.json", "best.png", "answers"))
+    wrong = random_draft(tmp_path / "random")
+    drafts = ("--draft", DRAFT, "--draft", wrong)
+    files = ("-o", str(file), "--plot", str(plot), "--traces", str(folder))
+    found = cli(
+        "tune", TARGET, "--prompts", prompts, *drafts, *cost, *files, "--max-tokens", "16", "--json"
+    )
+    assert found.code == 0, found.err
+    document = found.document
+    assert len(list(read_traces(folder))) == document["num_traces"] == 2
+    assert document["draft_cost_tables"] == {DRAFT: "GPU: draft", wrong: "GPU: draft"}
+    assert {row["name"].split(" ")[0] for row in document["rows"]} == {LOOKUP, "draft", "random"}
+    speedups = [row["speedup"] for row in document["rows"]]
+    assert speedups == sorted(speedups, reverse=True)
+    assert [row["name"] for row in document["oracles"]] == [
+        "best fixed of each prompt",
+        "best drafts of each step: prompt_lookup + draft",
+        "best drafts of each step: prompt_lookup + random",
+    ]
+    assert document["oracles"][1]["speedup"] >= max(
+        row["speedup"] for row in document["rows"] if "random" not in row["name"]
+    )
+    good, bad = document["drafts"]["draft"], document["drafts"]["random"]
+    assert bad["kl"] > 2 * good["kl"]
+    assert bad["agreement"]["1"] < 0.1 < good["agreement"]["1"]
+    assert bad["rejection_acceptance"] < good["rejection_acceptance"]
+    assert "no setting of random alone beats plain decoding" in found.out
+    assert "best: " in found.out
+    assert "speed-up against node budget" in found.out
+    assert set(document["seconds"]) == {"answers", "costs and drafts", "search", "comparing drafts"}
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+    options = json.loads(file.read_text())
+    assert options == document["config"]
+    assert options["model"] == TARGET
+    plain = cli(*RUN, "--no-speculation", "--seed", "1").document
+    tuned = cli(*RUN, "--config", str(file), "--seed", "1").document
+    assert tuned["outputs"][0]["token_ids"] == plain["outputs"][0]["token_ids"]
+    said = [{k: v for k, v in c.items() if v} for c in options["speculative_config"]]
+    for wanted, used in zip(said, tuned["speculative_config"], strict=True):
+        assert wanted.items() <= used.items()
+
+
+def test_nothing_beats_plain_decoding(cli: Cli, cost: tuple[str, ...], tmp_path: Path) -> None:
+    folder, file = tmp_path / "answers", tmp_path / "best.json"
+    drawn = random.Random(1)
+    params = {"max_tokens": 32, "temperature": 0.0, "seed": 0, "max_model_len": 256}
+    rows = np.zeros((32, 1), np.float32)
+    TraceWriter(folder, {"params": params}).write_shard(
+        [
+            Trace(i, 8, np.array(drawn.sample(range(4096), 40)), rows[:, 0], rows, rows)
+            for i in range(2)
+        ]
+    )
+    found = cli("tune", "--traces", str(folder), *cost, "-o", str(file), "--json")
+    assert found.code == 0, found.err
+    assert "nothing beats plain decoding" in found.out
+    assert found.document["best"] is None
+    assert json.loads(file.read_text()) == {"no_speculation": True}
+    tuned = cli(*RUN, "--config", str(file))
+    assert tuned.code == 0
+    assert tuned.document["speculative_config"] == []
+
+
+def test_what_is_not_known_is_measured_once(
+    cli: Cli, prompts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def measure(model: str, config: Any, draft: Any, settings: Any, advance: Any) -> Any:
+        calls.append(config.max_num_seqs)
+        quick = ProfileSettings(widths=(2, 4), contexts=(16,), budget_seconds=0.01)
+        return measure_profiles(model, config, draft, quick, advance)
+
+    monkeypatch.setattr("paceline.workbench.profile_roofs.READ_BYTES", 1 << 20)
+    monkeypatch.setattr("paceline.workbench.profile_roofs.GEMM_WIDTH", 64)
+    monkeypatch.setattr(tune_setup, "measure_profiles", measure)
+    arguments = ("tune", "--prompts", prompts, "--max-tokens", "4", "--budget", "0.01", "--json")
+    first = cli(*arguments, "--planner", "fixed")
+    assert first.code == 0, first.err
+    assert (first.document["cost_table"], first.document["notes"]) == ("target", [])
+    assert {row["planner"] for row in first.document["rows"]} == {"fixed"}
+    assert "replays were left out for lack of time" in first.out
+    assert cli(*arguments).document["time_unit"] == "ms"
+    assert calls == [32]
+
+
+# --- refusals ------------------------------------------------------------------------------------
+
+
+def never(*_: object, **__: object) -> Any:
+    raise AssertionError("nothing may be answered")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "tune needs --prompts FILE"),
+        (("--prompts", "x", "--plot", "best.bmp"), "allowed are files in .png"),
+        (("--prompts", "x", "-o", "nowhere/x.json"), "no folder nowhere"),
+        (("--prompts", "x", "--budget", "0"), "--budget"),
+        (("--prompts", "x", "--draft", "missing"), "missing"),
+        (("--prompts", "x", "--concurrency", "0"), "max_num_seqs is 0"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_answered(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.setattr(tune_setup, "trace_command", never)
+    result = cli("tune", *arguments)
+    assert result.code == 2
+    assert message in result.err
+
+
+def test_a_draft_of_another_vocabulary(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, shared_data: Path
+) -> None:
+    monkeypatch.setattr(tune_setup, "trace_command", never)
+    result = cli("tune", "--prompts", "x", "--draft", str(shared_data / "models/stories260k"))
+    assert result.code == 2
+    assert "512 tokens and target 4096" in result.err
+
+
+def test_a_file_of_options_may_name_one_draft_or_several(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path, seen = tmp_path / "options.json", []
+
+    def command(options: TuneOptions) -> int:
+        seen.append(options.draft)
+        return 0
+
+    monkeypatch.setattr("paceline.commands.tune.tune_command", command)
+    for value in ("a", ["a", "b"], [1]):
+        path.write_text(json.dumps({"draft": value}))
+        last = cli("tune", "--config", str(path))
+    assert seen == [["a"], ["a", "b"]]
+    assert "draft is [1]; it must be text or a list of texts" in last.err
+
+
+# --- the chart -----------------------------------------------------------------------------------
+
+
+def rows(planner: str, values: list[float]) -> Iterator[Row]:
+    budgets = {c.nodes: c for c in lookup_candidates((planner,))}
+    for candidate, value in zip(budgets.values(), values, strict=True):
+        yield Row("x", candidate, ReplayResult([]), SpeedUp(value, value, value))
+
+
+def test_the_chart_has_a_letter_for_every_value() -> None:
+    found = [*rows("auto", [1.0, 2.2]), *rows("fixed", [1.0, 0.0])]
+    plain = Row("plain", None, ReplayResult([]), SpeedUp(1.0, 1.0, 1.0))
+    lines = chart(Tuning(plain, found, [], 4, 0, 1.0)).splitlines()
+    assert lines[1] == "  2.20 |     a    "
+    assert [line for line in lines if "-" in line and "|" in line] == ["  1.00 |ab--------"]
+    assert lines[12] == "  0.00 |     b    "
+    assert lines[13].split() == ["1", "4"]
+    assert lines[14:] == [f"  a: {LOOKUP}, planner auto", f"  b: {LOOKUP}, planner fixed"]

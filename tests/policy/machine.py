@@ -1,0 +1,144 @@
+"""A machine and a text that exist in numbers only: what a planner makes of them can be counted."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from paceline.policy.cost import CostModel
+from paceline.policy.cost_aware import CostAwarePlanner
+from paceline.policy.cost_points import CostPoint, StepShape
+from paceline.policy.cost_table import CostTable
+from paceline.policy.drafting_cost import DraftingCost, DraftTime
+from paceline.policy.planner import DraftLimits, Source, StepReport
+from paceline.request import TARGET_ORIGIN, Request, VerifyResult
+from paceline.sampling_params import SamplingParams, SpeculativeParams
+from paceline.span import DraftTree
+
+DEPTH = 8
+DRAFT = Source("draft_model", costs_forwards=True)
+LOOKUP = Source("prompt_lookup")
+
+
+def cost_table(milliseconds: Sequence[float]) -> CostTable:
+    """A table of steps of 1, 2, 3, ... rows."""
+    return CostTable(
+        "test", [CostPoint(1, 0, w, w, ms) for w, ms in enumerate(milliseconds, start=1)]
+    )
+
+
+def request(request_id: int, k: int | None = None) -> Request:
+    wish = SpeculativeParams(num_speculative_tokens=k)
+    params = SamplingParams(temperature=0.0, speculative=wish)
+    return Request(request_id, [1] * 10, 10, params, 0, max_len=1 << 30, num_computed=9)
+
+
+@dataclass
+class Machine:
+    """Steps of some requests, each of whose drafts is right with its own probability per token.
+
+    A draft is a chain of :data:`DEPTH` nodes that claims to be right with ``claimed``. ``table`` is
+    what the planner believes; ``times`` what steps take.
+    """
+
+    times: Sequence[float]
+    sources: Sequence[Source] = (DRAFT,)
+    draft_time: DraftTime = field(default_factory=DraftTime)
+    claimed: float = 0.7
+    seed: int = 0
+    learns: bool = False
+    table: CostTable | None = None
+    has_profile: bool = True
+
+    def __post_init__(self) -> None:
+        table = self.table or cost_table(self.times)
+        cost = CostModel(table if self.has_profile else None, learns=self.learns)
+        self.planner = CostAwarePlanner(
+            cost, drafting=DraftingCost({s.name: self.draft_time for s in self.sources})
+        )
+        self.random = random.Random(self.seed)
+        self.milliseconds = self.plain_milliseconds = 0.0
+        self.asked = 0
+        self.nodes: list[list[int]] = []
+
+    def run(
+        self, requests: Sequence[Request], right: Callable[[Request], float], steps: int
+    ) -> dict[int, int]:
+        """Tokens that each request got."""
+        emitted = {each.request_id: 0 for each in requests}
+        for _ in range(steps):
+            for request_id, count in self._step(requests, right).items():
+                emitted[request_id] += count
+        return emitted
+
+    def _step(
+        self, requests: Sequence[Request], right: Callable[[Request], float]
+    ) -> dict[int, int]:
+        count = len(requests)
+        plain = StepShape(count, 0, 0, count, count)
+        trees = [DraftTree() for _ in requests]
+        draft_ms, planner = 0.0, self.planner
+        if planner.begin(plain, requests):
+            for source in self.sources:
+                chosen = planner.ask(source, range(count), [[tree] for tree in trees])
+                if not chosen:
+                    continue
+                self.asked += len(chosen)
+                levels = self._levels(source, chosen)
+                draft_ms += self.draft_time.call + self.draft_time.level * (levels - 1)
+                for i in chosen:
+                    probs = [self.claimed] * levels
+                    trees[i] = DraftTree.chain([7] * levels, probs, source.name)
+                planner.drafted(source, chosen, [trees[i] for i in chosen], 0.0)
+            limits = [_limits(each) for each in requests]
+            trees = planner.choose(trees, limits, node_budget=512)
+        emitted = {
+            each.request_id: self._verify(each, tree, right(each))
+            for each, tree in zip(requests, trees, strict=True)
+        }
+        rows = count + sum(map(len, trees))
+        self.nodes.append([len(tree) for tree in trees])
+        forward_ms = self.times[rows - 1]
+        self.milliseconds += forward_ms + draft_ms
+        self.plain_milliseconds += self.times[count - 1] * sum(emitted.values()) / count
+        planner.cost.observe(StepShape(rows, 0, 0, rows, count), forward_ms)
+        planner.end(
+            StepReport(
+                StepShape(rows, 0, 0, rows, count),
+                forward_ms,
+                forward_ms + draft_ms,
+                count,
+                sum(emitted.values()),
+            )
+        )
+        return emitted
+
+    def _levels(self, source: Source, chosen: Sequence[int]) -> int:
+        """How deep a proposer drafts that stops where its prices say so."""
+        prices = self.planner.prices(source, chosen, DEPTH * len(chosen))
+        paths = [1.0] * len(chosen)
+        for level in range(1, DEPTH):
+            paths = [p * prices.estimate(i, level, self.claimed) for i, p in enumerate(paths)]
+            if not any(prices.are_met([(path, level) for path in paths])):
+                return level
+        return DEPTH
+
+    def _verify(self, request: Request, tree: DraftTree, right: float) -> int:
+        accepted, is_right = 0, self.random.random() < right
+        while accepted < len(tree) and is_right:
+            accepted, is_right = accepted + 1, self.random.random() < right
+        tokens = [7] * accepted + [7 if is_right else 8]
+        origins = [*tree.origins[:accepted], TARGET_ORIGIN]
+        result = VerifyResult(range(accepted + 1), tokens, origins, tree)
+        self.planner.observe(request, result)
+        return accepted + 1
+
+    @property
+    def speed_up(self) -> float:
+        return self.plain_milliseconds / self.milliseconds
+
+
+def _limits(request: Request) -> DraftLimits:
+    k = request.params.speculative.num_speculative_tokens
+    return DraftLimits(DEPTH, DEPTH if k is None else k, 0.02, is_forced=k is not None)

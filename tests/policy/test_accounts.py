@@ -1,0 +1,81 @@
+"""Accounts of asking: who is asked, how accounts sink and recover, and what probes may cost."""
+
+from __future__ import annotations
+
+from paceline.policy.accounts import FLOOR, PROBE_SHARE, START, Accounts, situation
+
+KEY = ("draft_model", 0)
+
+
+def test_a_proposer_that_was_never_asked_is_worth_asking() -> None:
+    assert Accounts().gain(KEY, 1) == START > 0
+
+
+def test_losses_close_an_account_and_few_gains_open_it_again() -> None:
+    accounts = Accounts()
+    losses = 0
+    while accounts.gain(KEY, 1) > 0:
+        accounts.settle(KEY, 1, -0.1)
+        losses += 1
+    assert losses <= 4
+    for _ in range(1000):
+        accounts.settle(KEY, 1, -5.0)
+    assert accounts.gain(KEY, 1) == FLOOR
+    accounts.settle(KEY, 1, 1.0)
+    assert accounts.gain(KEY, 1) > 0
+
+
+def test_a_new_request_starts_from_what_others_learned() -> None:
+    accounts = Accounts()
+    for request_id in range(20):
+        accounts.settle(KEY, request_id, -0.05)
+    assert accounts.gain(KEY, 99) < 0
+    assert accounts.gain(("draft_model", 1), 99) == START  # another situation, another account
+    for request_id in range(20):
+        accounts.settle(KEY, request_id, 0.5)
+    assert accounts.gain(KEY, 99) > 0
+
+
+def test_probes_take_their_share_of_the_time_and_no_more() -> None:
+    accounts, spent, steps, cost = Accounts(), 0.0, 20_000, 0.7
+    for _ in range(steps):
+        if accounts.may_probe(cost):
+            accounts.probe(KEY, accounts.next_probe(KEY, [1, 2]), cost)
+            spent += cost
+        accounts.passed(1.0)
+    assert 0.9 * PROBE_SHARE * steps < spent <= PROBE_SHARE * steps
+
+
+def test_saved_probes_are_few() -> None:
+    accounts = Accounts()
+    assert not accounts.may_probe(1.0)
+    for _ in range(100_000):
+        accounts.passed(1.0)
+    probes = 0
+    while accounts.may_probe(1.0):
+        accounts.probe(KEY, 1, 1.0)
+        probes += 1
+    assert 1 <= probes <= 8
+
+
+def test_whoever_waited_longest_is_probed() -> None:
+    accounts = Accounts()
+    order = []
+    for _ in range(6):
+        chosen = accounts.next_probe(KEY, [7, 8, 9])
+        accounts.probe(KEY, chosen, 0.0)
+        order.append(chosen)
+    assert order == [7, 8, 9, 7, 8, 9]
+
+
+def test_a_finished_request_leaves_nothing() -> None:
+    accounts = Accounts()
+    for _ in range(50):
+        accounts.settle(KEY, 1, 1.0)
+    shared = accounts.gain(KEY, 2)
+    accounts.finish(1)
+    assert accounts.gain(KEY, 1) == shared
+
+
+def test_situations_are_ordered_by_what_others_drafted() -> None:
+    assert [situation(tokens) for tokens in (0.0, 0.5, 1.0, 4.0)] == [0, 1, 2, 3]

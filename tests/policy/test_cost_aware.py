@@ -1,0 +1,141 @@
+"""The planner on machines and texts whose best draft length can be computed by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.objective import Objective
+from paceline.policy.accounts import PROBE_SHARE
+from paceline.policy.cost import CostModel
+from paceline.policy.cost_aware import CostAwarePlanner
+from paceline.policy.cost_points import StepShape
+from paceline.policy.drafting_cost import DraftTime
+from paceline.policy.planner import DraftLimits, StepReport
+from paceline.request import Request
+from paceline.span import DraftTree
+from tests.policy.machine import DEPTH, LOOKUP, Machine, cost_table, request
+
+FLAT = [10.0 + 0.2 * w for w in range(600)]
+STEEP = [10.0 * w for w in range(1, 600)]
+CLIFFS = [10.0, 18.8, 27.1, 21.1, 24.7, 28.8, 35.3, 36.5] + [54.0 + 0.01 * w for w in range(592)]
+"""The first widths of an M1 Ultra, where four rows are cheaper than three."""
+
+
+def best_fixed(times: list[float], right: float, draft: DraftTime) -> float:
+    """Speed over plain of the best fixed draft length, plain decoding included."""
+    speeds = [1.0]
+    for k in range(1, DEPTH + 1):
+        tokens = sum(right**i for i in range(k + 1))
+        drafting = draft.call + draft.level * (k - 1)
+        speeds.append(tokens * times[0] / (times[k] + drafting))
+    return max(speeds)
+
+
+@pytest.mark.parametrize("times", [FLAT, STEEP, CLIFFS], ids=["flat", "steep", "cliffs"])
+@pytest.mark.parametrize("right", [0.0, 0.3, 0.6, 0.9])
+@pytest.mark.parametrize("draft", [DraftTime(0.05), DraftTime(0.4, 0.4)], ids=["free", "costly"])
+def test_close_to_the_best_fixed_length(times: list[float], right: float, draft: DraftTime) -> None:
+    machine = Machine(times, draft_time=draft)
+    machine.run([request(1)], lambda _: right, 1500)
+    best = best_fixed(times, right, draft)
+    assert machine.speed_up > 0.95 * best
+    assert machine.speed_up > 0.975  # the first steps, in which all of this is learnt, included
+
+
+def test_where_nothing_is_predictable_hardly_anything_is_spent() -> None:
+    machine = Machine(FLAT, draft_time=DraftTime(0.5, 0.5))
+    machine.run([request(1)], lambda _: 0.0, 500)
+    machine.milliseconds = machine.plain_milliseconds = 0.0
+    machine.run([request(2)], lambda _: 0.0, 4000)
+    assert machine.speed_up > 0.992
+
+
+def test_a_switch_from_prose_to_code_is_followed() -> None:
+    machine = Machine(FLAT, sources=(LOOKUP,), draft_time=DraftTime(0.02))
+    one = request(1)
+    machine.run([one], lambda _: 0.0, 400)
+    assert sum(map(sum, machine.nodes[-100:])) < 100
+    tokens, steps = 0, 0
+    while sum(machine.nodes[-1]) < 3 and steps < 100:
+        tokens += machine.run([one], lambda _: 0.95, 1)[1]
+        steps += 1
+    assert tokens <= 32
+    machine.run([one], lambda _: 0.95, 50)
+    assert sum(map(sum, machine.nodes[-20:])) > 20 * 5
+
+
+def test_a_repetitive_request_takes_nothing_from_its_neighbours() -> None:
+    """Rates of the unpredictable ones against the same batch decoded plainly."""
+    times = [10.0 + 0.1 * w for w in range(600)]
+    machine = Machine(times, sources=(LOOKUP,), draft_time=DraftTime(0.02))
+    requests = [request(i) for i in range(8)]
+    steps = 800
+    emitted = machine.run(requests, lambda r: 0.95 if r.request_id < 2 else 0.0, steps)
+    plain_rate = 1 / times[len(requests) - 1]
+    for each in requests[2:]:
+        assert emitted[each.request_id] / machine.milliseconds > 0.95 * plain_rate
+    assert emitted[0] > 1.3 * steps
+
+
+def test_what_a_request_asks_for_it_gets() -> None:
+    machine = Machine(STEEP)  # where no draft ever pays
+    asks, declines = request(1, k=3), request(2, k=None)
+    machine.run([asks, declines], lambda _: 0.0, 300)
+    assert {nodes[0] for nodes in machine.nodes} == {3}
+    assert sum(nodes[1] for nodes in machine.nodes[100:]) < 60
+
+
+def test_while_nobody_speculates_only_probes_are_asked_for() -> None:
+    machine = Machine(STEEP, draft_time=DraftTime(1.0, 1.0))
+    machine.run([request(1)], lambda _: 0.0, 500)
+    before = machine.asked
+    machine.run([request(1)], lambda _: 0.0, 1000)
+    assert (machine.asked - before) * 1.0 <= 1.05 * PROBE_SHARE * 1000 * STEEP[0]
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_another_machine_than_the_profile_says(factor: float) -> None:
+    """A core taken by another process, or a profile of something else: all steps differ alike."""
+    machine = Machine(FLAT, learns=True, table=cost_table([factor * ms for ms in FLAT]))
+    machine.run([request(1)], lambda _: 0.8, 400)
+    assert machine.speed_up > 0.93 * best_fixed(FLAT, 0.8, DraftTime())
+
+
+@pytest.mark.parametrize("times", [FLAT, STEEP, CLIFFS], ids=["flat", "steep", "cliffs"])
+@pytest.mark.parametrize("right", [0.3, 0.8])
+def test_without_a_profile_it_is_good_after_200_steps(times: list[float], right: float) -> None:
+    machine = Machine(times, learns=True, has_profile=False)
+    machine.run([request(1)], lambda _: right, 200)
+    machine.milliseconds = machine.plain_milliseconds = 0.0
+    machine.run([request(1)], lambda _: right, 1000)
+    assert machine.speed_up > 0.98
+    if times is not CLIFFS:  # a cliff that was never visited cannot be known
+        assert machine.speed_up > 0.9 * best_fixed(times, right, DraftTime())
+
+
+def test_requests_behind_their_target_come_first() -> None:
+    cost = CostModel(cost_table(FLAT), learns=False)
+    planner = CostAwarePlanner(cost, Objective("tpot", 5.0))
+    ahead, behind = request(1), request(2)
+    requests = [ahead, behind]
+    shares = []
+    for _ in range(50):
+        planner.begin(_shape(requests), requests)
+        chosen = planner.ask(LOOKUP, [0, 1], [[], []])
+        trees = [DraftTree.chain([7] * DEPTH, [0.5] * DEPTH, "prompt_lookup") for _ in chosen]
+        planner.drafted(LOOKUP, chosen, trees, 0.0)
+        picked = planner.choose(trees, [DraftLimits(DEPTH, DEPTH)] * 2, node_budget=4)
+        shares.append((len(picked[0]), len(picked[1])))
+        ahead.token_ids += [7] * 20
+        behind.token_ids += [8]
+        planner.end(_report(requests))
+    assert shares[0] == (2, 2)
+    assert all(later[1] > later[0] for later in shares[10:])
+
+
+def _shape(requests: list[Request]) -> StepShape:
+    return StepShape(len(requests), 0, 0, len(requests), len(requests))
+
+
+def _report(requests: list[Request]) -> StepReport:
+    return StepReport(_shape(requests), 10.0, 10.0, len(requests), len(requests))

@@ -1,0 +1,40 @@
+"""The value of time: plain at first, never below it, and bounded against hiccups."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.policy.pace import Pace
+
+
+def test_the_plain_rate_at_a_cold_start_and_never_less() -> None:
+    pace = Pace()
+    assert pace.tokens_per_ms(4, 20.0) == pytest.approx(4 / 20.0)
+    for _ in range(100):
+        pace.observe(1.0, 3.0)  # three times slower than plain
+    assert pace.tokens_per_ms(4, 20.0) == pytest.approx(4 / 20.0)
+
+
+def test_the_factor_follows_what_speculation_brings() -> None:
+    pace = Pace()
+    for _ in range(100):
+        pace.observe(3.0, 1.5)
+    assert pace.factor == pytest.approx(2.0)
+    for _ in range(100):
+        pace.observe(1.0, 1.0)
+    assert pace.factor == pytest.approx(1.0, abs=0.02)
+
+
+def test_overheads_belong_to_the_plain_step() -> None:
+    pace = Pace()
+    for _ in range(200):
+        pace.observe_overhead(2.0)
+    assert pace.plain_ms(18.0) == pytest.approx(20.0)
+    pace.observe_overhead(1e6)  # the machine slept
+    assert pace.overhead_ms < 2.2
+    pace.observe_overhead(-5.0)  # a clock that jumped back
+    assert pace.overhead_ms > 1.9
+
+
+def test_no_time_is_worth_nothing() -> None:
+    assert Pace().tokens_per_ms(1, 0.0) == 0.0

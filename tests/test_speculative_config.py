@@ -1,0 +1,56 @@
+"""Speculative configurations: what is taken, what is refused and how."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paceline.errors import ConfigError
+from paceline.speculative_config import (
+    LOOSENING_KEYS,
+    SpeculativeConfig,
+    parse_speculative_config,
+)
+
+
+def test_json_object_list_and_alias() -> None:
+    text = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}'
+    (config,) = parse_speculative_config(text)
+    assert config == SpeculativeConfig("prompt_lookup", None, 4, prompt_lookup_max=3)
+    two = parse_speculative_config([config, {"method": "draft_model", "model": "x"}])
+    assert [c.method for c in two] == ["prompt_lookup", "draft_model"]
+    assert parse_speculative_config(None) == ()
+    assert parse_speculative_config({"max_tree_depth": 6})[0].num_speculative_tokens == 6
+
+
+@pytest.mark.parametrize("key", LOOSENING_KEYS)
+def test_keys_that_loosen_acceptance_are_refused_with_the_reason(key: str) -> None:
+    with pytest.raises(ConfigError, match="the target did not choose"):
+        parse_speculative_config({"method": "ngram", key: 0.5})
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{", "not JSON"),
+        ("3", "object or a list"),
+        ("[3]", "must be an object"),
+        ({"methd": "ngram"}, "unknown speculative key 'methd'; allowed are method, model"),
+        ({"method": "magic"}, "allowed are prompt_lookup, draft_model"),
+        ({"method": ["ngram"]}, "allowed are prompt_lookup"),
+        ({"method": "draft_model"}, 'needs "model"'),
+        ({"method": "draft_model", "model": 3}, "must be a string"),
+        ({"num_speculative_tokens": "4"}, "whole numbers"),
+        ({"num_speculative_tokens": 4.5}, "whole numbers"),
+        ({"num_speculative_tokens": True}, "whole numbers"),
+        ({"num_speculative_tokens": 0}, "from 1 to 64"),
+        ({"min_accept_prob": 1.5}, "from 0.0 to 1.0"),
+        ({"prompt_lookup_min": 4, "prompt_lookup_max": 3}, "prompt_lookup_max is 3"),
+        ({"dtype": "int3"}, "allowed are auto"),
+        ({"deterministic": "yes"}, "true and false"),
+    ],
+)
+def test_what_is_wrong_is_said(source: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_speculative_config(source)

@@ -1,0 +1,236 @@
+"""A replay takes the engine's own steps, and charges them what the cost table says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.engine.engine import Engine
+from paceline.errors import ProposerError, TraceError
+from paceline.llm import LLM
+from paceline.policy.cost import CostModel
+from paceline.policy.cost_aware import CostAwarePlanner
+from paceline.policy.cost_points import StepShape
+from paceline.policy.drafting_cost import DraftingCost, DraftTime
+from paceline.policy.planner import FixedPlanner, Planner, StepReport
+from paceline.proposers.base import DraftBudget, Proposer
+from paceline.proposers.prompt_lookup import PromptLookupProposer
+from paceline.request import Request
+from paceline.sampling_params import SamplingParams
+from paceline.span import DraftTree
+from paceline.workbench.drafts import CachedDrafts
+from paceline.workbench.replay import replay, verdict_of
+from tests.toy import EOS, TOY, draft_config, lookup_config, toy_runner
+from tests.workbench.test_drafts import toy_drafter, toy_recording
+from tests.workbench.toy_traces import SEED, frozen_cost, make_meta, make_trace
+
+MAX_TOKENS = 32
+DRAFTING = DraftingCost(
+    {"prompt_lookup": DraftTime(call=0.02), "draft_model": DraftTime(0.1, 0.08, 0.002)}
+)
+LOOKUP = lookup_config(num_speculative_tokens=6, max_branching=3, max_tree_nodes=10)
+DRAFT = draft_config(num_speculative_tokens=5)
+
+
+def make_planner(kind: str, cost: CostModel) -> Planner:
+    return FixedPlanner() if kind == "fixed" else CostAwarePlanner(cost, drafting=DRAFTING)
+
+
+def make_prompts() -> list[list[int]]:
+    """Of 4 to 84 tokens; every other one repeats itself."""
+    random = np.random.default_rng(3)
+    drawn = [random.integers(1, TOY.vocab_size, 4 + 20 * i).tolist() for i in range(5)]
+    return [(tokens * 9)[: len(tokens) + 20] if i % 2 else tokens for i, tokens in enumerate(drawn)]
+
+
+def limits(concurrency: int) -> EngineConfig:
+    return EngineConfig(
+        max_model_len=TOY.max_position,
+        max_num_seqs=concurrency,
+        max_num_batched_tokens=48,  # prompts are read in several chunks,
+        max_step_ms=3.0,  # and in smaller ones beside those who decode
+        enable_prefix_caching=False,
+    )
+
+
+class Steps:
+    """What an engine did: rows of each step, and what each request emitted in each of its own."""
+
+    def __init__(self, engine: Engine, temperature: float) -> None:
+        for index, prompt in enumerate(make_prompts()):
+            params = SamplingParams(
+                max_tokens=MAX_TOKENS, temperature=temperature, seed=SEED + index
+            )
+            engine.add_request(prompt, params)
+        requests = list(engine.requests.values())
+        self.rows: list[int] = []
+        self.emitted: list[list[int]] = [[] for _ in requests]
+        while engine.has_work:
+            before = engine.stats().num_rows
+            for output in engine.step():
+                self.emitted[output.request_id].append(len(output.token_ids))
+            self.rows.append(engine.stats().num_rows - before)
+        self.counters = [request.counters for request in requests]
+        self.traces = [
+            make_trace(request.request_id, request.token_ids[:length], request.token_ids[length:])
+            for request in requests
+            for length in [request.prompt_len]
+        ]
+
+
+def run_engine(
+    concurrency: int, temperature: float, proposers: Sequence[Proposer] = (), kind: str = "fixed"
+) -> Steps:
+    cost = frozen_cost()
+    planner = make_planner(kind, cost)
+    engine = Engine(toy_runner(), limits(concurrency), proposers, [EOS], planner, cost)
+    return Steps(engine, temperature)
+
+
+def assert_same_steps(
+    kind: str, concurrency: int, steps: Steps, proposers: Sequence[Proposer], **meta: Any
+) -> None:
+    cost = frozen_cost()
+    result = replay(
+        steps.traces,
+        make_meta(MAX_TOKENS, **meta),
+        proposers,
+        make_planner(kind, cost),
+        cost,
+        drafting=DRAFTING,
+        concurrency=concurrency,
+        config=limits(1),
+    )
+    assert result.rows == steps.rows
+    assert [trace.emitted for trace in result.traces] == steps.emitted
+    assert [trace.counters for trace in result.traces] == steps.counters
+    assert result.total("num_accepted_tokens") > 0
+
+
+@pytest.mark.parametrize("kind", ["fixed", "auto"])
+@pytest.mark.parametrize("concurrency", [1, 4])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_replay_takes_the_steps_of_the_engine(
+    kind: str, concurrency: int, temperature: float
+) -> None:
+    steps = run_engine(concurrency, temperature, [PromptLookupProposer(LOOKUP)], kind)
+    assert_same_steps(kind, concurrency, steps, [PromptLookupProposer(LOOKUP)])
+    ends = [len(trace.output_token_ids) < MAX_TOKENS for trace in steps.traces]
+    assert any(ends)  # ends that nobody foresees
+    assert not all(ends)  # and those at the limit
+
+
+@pytest.mark.parametrize("kind", ["fixed", "auto"])
+def test_drafts_of_a_model_replay_from_a_recording(kind: str) -> None:
+    meta = make_meta(MAX_TOKENS, 0.8)
+    proposers = [toy_drafter(DRAFT), PromptLookupProposer(LOOKUP)]
+    steps = run_engine(3, 0.8, proposers, kind)
+    recording = toy_recording(DRAFT, steps.traces, meta)
+    cached = CachedDrafts(DRAFT, recording, dict(enumerate(range(len(steps.traces)))))
+    assert_same_steps(kind, 3, steps, [cached, PromptLookupProposer(LOOKUP)], temperature=0.8)
+
+
+def test_the_embedded_model_takes_the_steps_of_its_replay() -> None:
+    config = SpeculativeConfig(num_speculative_tokens=8)
+    cost, rows = frozen_cost(), []
+
+    class Noting(CostAwarePlanner):
+        def end(self, report: StepReport) -> None:
+            rows.append(report.shape.rows)
+            super().end(report)
+
+    def freeze(engine: Engine) -> None:
+        engine.cost = engine.scheduler._cost = cost
+        engine.drafting.planner = Noting(cost, drafting=DRAFTING)
+
+    texts = ["def add(a, b):\n    return a", "1, 2, 3, 1, 2, 3, 1,", "Once upon a time", "import"]
+    wishes = [SamplingParams(max_tokens=40, temperature=t, seed=3) for t in (0.0, 0.0, 0.8, 0.8)]
+    with LLM(speculative_config=config, max_num_seqs=2, enable_prefix_caching=False) as llm:
+        llm.call(freeze)
+        outputs = llm.generate(texts, wishes)
+    traces = [make_trace(i, o.prompt_token_ids, o.token_ids) for i, o in enumerate(outputs)]
+    planner = CostAwarePlanner(cost, drafting=DRAFTING)
+    lookup = PromptLookupProposer(config)
+    result = replay(
+        traces, make_meta(40), [lookup], planner, cost, drafting=DRAFTING, concurrency=2
+    )
+    assert result.rows == rows
+    counters = [output.completions[0].counters for output in outputs]
+    assert [trace.counters for trace in result.traces] == counters
+    assert result.total("num_accepted_tokens") > 20
+
+
+def test_time_is_what_the_table_says_and_is_shared_out() -> None:
+    cost, prompt = frozen_cost(), [7, 7, 7, 7]
+    lookup = lookup_config(num_speculative_tokens=3)
+    traces = [make_trace(0, prompt, [7] * 9), make_trace(1, prompt, [9, 8, 6, 5, 4, 3, 2, 1])]
+    result = replay(
+        traces,
+        make_meta(9),
+        [PromptLookupProposer(lookup)],
+        FixedPlanner(),
+        cost,
+        drafting=DRAFTING,
+    )
+    assert result.traces[0].emitted == [1, 4, 4]
+    steps = [StepShape(4, 0, 0, 1), StepShape(4, 4 * 4, 4, 4), StepShape(4, 4 * 8, 8, 4)]
+    forward_ms = sum(map(cost.predict, steps))
+    assert result.traces[0].draft_ms == pytest.approx(2 * 0.02)
+    assert result.traces[0].ms == pytest.approx(forward_ms + 2 * 0.02)
+    assert sum(result.traces[1].emitted) == 8
+
+    def together(*proposers: Proposer) -> Any:
+        return replay(traces, make_meta(9), proposers, FixedPlanner(), cost, concurrency=2)
+
+    drafted, plain = together(PromptLookupProposer(lookup)), together()
+    assert plain.traces[0].emitted == [1] * 9
+    # Who drafts pays for the nodes: its neighbour's share of each step is a plain one.
+    shares = [trace.ms / len(trace.emitted) for trace in drafted.traces]
+    assert shares[0] > 1.03 * shares[1]
+
+
+def test_a_proposer_that_fails_gives_no_figures() -> None:
+    class Broken(PromptLookupProposer):
+        def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
+            raise ValueError("broken")
+
+    trace = make_trace(0, [1, 2], [3, 4, 5])
+    with pytest.raises(ProposerError):
+        replay([trace], make_meta(3), [Broken(LOOKUP)], FixedPlanner(), frozen_cost())
+
+
+@pytest.mark.parametrize(("output", "allowed"), [([], 4), ([1, 2, 3], 2)])
+def test_traces_that_no_engine_makes_are_refused(output: list[int], allowed: int) -> None:
+    with pytest.raises(TraceError, match="trace 0 has"):
+        replay(
+            [make_trace(0, [1, 2], output)],
+            make_meta(allowed),
+            [],
+            FixedPlanner(),
+            frozen_cost(),
+        )
+
+
+TREE = DraftTree([5, 6, 7, 8], [-1, -1, 1, 2], [0.5] * 4, ["a", "b", "b", "c"])
+
+
+@pytest.mark.parametrize(
+    ("log", "path", "tokens", "origins"),
+    [
+        ([1, 6, 7, 9], [0, 2, 3], [6, 7, 9], ["b", "b", "target"]),
+        ([1, 4, 7, 9], [0], [4], ["target"]),
+        ([1, 6, 7, 8, 2], [0, 2, 3, 4], [6, 7, 8, 2], ["b", "b", "c", "target"]),
+        # The last token of all was drafted: it is emitted, and no root of another step.
+        ([1, 6, 7], [0, 2], [6, 7], ["b", "b"]),
+    ],
+)
+def test_a_log_says_what_is_accepted(
+    log: list[int], path: list[int], tokens: list[int], origins: list[str]
+) -> None:
+    verdict = verdict_of(TREE, log, 1)
+    assert (list(verdict.path), list(verdict.token_ids)) == (path, tokens)
+    assert list(verdict.origins) == origins

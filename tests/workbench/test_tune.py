@@ -1,0 +1,280 @@
+"""The search for the best way to speculate: candidates, halving, hindsight, and how sure it is."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.policy.cost_points import CostPoint
+from paceline.policy.cost_table import CostTable
+from paceline.workbench import tune_candidates
+from paceline.workbench.drafts_store import RecordedDrafts
+from paceline.workbench.replay import ReplayedTrace, ReplayResult, SpeculationCounters
+from paceline.workbench.simulate import PLANNERS, Configs, MakePlanner, Simulator
+from paceline.workbench.simulate_setup import record_all
+from paceline.workbench.traces import Trace
+from paceline.workbench.tune import BEST_FIXED, SpeedUp, Tuning, speedup, tune, wanted_configs
+from paceline.workbench.tune_candidates import (
+    LOOKUP,
+    Candidate,
+    draft_candidates,
+    joint_candidates,
+    lookup_candidates,
+    widest,
+)
+from paceline.workbench.tune_plot import plot_tuning
+from paceline.workbench.tune_search import every, search
+from tests.workbench.test_drafts import make_key, toy_recording
+from tests.workbench.test_drafts import make_meta as sampled_meta
+from tests.workbench.test_drafts import toy_traces as sampled_traces
+from tests.workbench.test_oracle import repetitive
+from tests.workbench.toy_traces import frozen_cost, make_meta, make_trace
+
+BOTH = tuple(PLANNERS)
+TABLE = frozen_cost().table
+DEAR = CostTable("dear", [CostPoint(1, 0, 1, 1, 0.9)])
+TOY = {"toy": "toy"}
+FOREVER = 1e9
+
+
+def simulator(traces: list[Trace], **more: Any) -> Simulator:
+    fields: dict[str, Any] = {
+        "meta": make_meta(64),
+        "table": TABLE,
+        "draft_tables": {},
+        "drafts": never,
+        "config": EngineConfig(max_num_seqs=1),
+    }
+    return Simulator(traces, **fields | more)
+
+
+def never(config: SpeculativeConfig) -> RecordedDrafts:
+    raise AssertionError("nothing was recorded")
+
+
+def novel(count: int) -> list[Trace]:
+    """Outputs in which no token comes twice."""
+    drawn = random.Random(0)
+    tokens = [drawn.sample(range(1, 2000), 40) for _ in range(count)]
+    return [make_trace(index, each[:8], each[8:]) for index, each in enumerate(tokens)]
+
+
+# --- candidates ----------------------------------------------------------------------------------
+
+
+def test_no_candidate_drafts_beyond_its_budget() -> None:
+    found = lookup_candidates(BOTH) + draft_candidates("toy", "toy", BOTH)
+    found += joint_candidates(dict.fromkeys(found, 1.0), "toy", BOTH)
+    for each in found:
+        assert max(config.tree_nodes for config in each.configs) == each.nodes
+        assert len(each.who) == len(each.configs)
+    assert {each.family for each in found} == {LOOKUP, "toy", f"{LOOKUP} + toy"}
+    assert len(set(found)) == len(found)
+
+
+def test_the_best_of_each_proposer_are_tried_together() -> None:
+    singles = lookup_candidates(("fixed",)) + draft_candidates("toy", "toy", ("fixed",))
+    scores = {each: random.Random(str(each)).random() for each in singles}
+    pairs = {each.configs for each in joint_candidates(scores, "toy", ("fixed",))}
+    best = [
+        max((c for c in singles if c.family == family), key=scores.__getitem__).configs[0]
+        for family in (LOOKUP, "toy")
+    ]
+    assert tuple(best) in pairs
+    assert joint_candidates({singles[0]: 1.0}, "toy", BOTH) == []
+
+
+def test_the_widest_configurations_hold_the_drafts_of_all() -> None:
+    configs = wanted_configs(TOY)
+    keys = {config.max_branching: make_key(config) for config in widest(configs)}
+    assert len(keys) == len(widest(configs)) == 3
+    for config in configs:
+        keys[config.max_branching].check_covers(config)
+
+
+# --- the search ----------------------------------------------------------------------------------
+
+
+class Known(Simulator):
+    """Takes a known time for each configuration, by its number of tokens, and counts replays."""
+
+    asked: ClassVar[Counter[tuple[int, int]]] = Counter()
+
+    def run(self, configs: Configs, make_planner: MakePlanner) -> ReplayResult:
+        (config,) = configs
+        type(self).asked[len(self.traces), config.num_speculative_tokens] += 1
+        ms = 1.0 + abs(config.num_speculative_tokens - 5.4)
+        return ReplayResult([ReplayedTrace(SpeculationCounters(), [1], ms) for _ in self.traces])
+
+
+@pytest.fixture
+def known() -> Simulator:
+    Known.asked.clear()
+    plain = simulator(novel(1) * 33)
+    return Known(plain.traces, plain.meta, plain.table, {}, never, plain.config)
+
+
+def lengths(count: int) -> list[Candidate]:
+    """Even lengths in one group, odd ones in another."""
+    return [
+        Candidate((LOOKUP,), 1 + n % 2, (SpeculativeConfig(num_speculative_tokens=n),), "fixed")
+        for n in range(1, count + 1)
+    ]
+
+
+def test_every_round_halves_the_groups_and_doubles_the_traces(known: Simulator) -> None:
+    found = search(known, lengths(16), FOREVER)
+    assert {c.configs[0].num_speculative_tokens for c in found.results} == {5, 6}
+    rounds = Counter(count for count, _ in Known.asked)
+    assert rounds == {5: 16, 9: 8, 17: 4, 33: 2}
+    assert set(Known.asked.values()) == {1}
+    assert found.num_left_out == 0
+
+
+def test_few_traces_are_replayed_in_full_at_once(known: Simulator) -> None:
+    known.traces = known.traces[:7]
+    assert len(search(known, lengths(16), FOREVER).results) == 16
+
+
+def test_the_time_is_kept_and_each_round_gets_its_share(known: Simulator) -> None:
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 1.0
+        return now
+
+    found = search(known, lengths(60), 80.0, clock)
+    assert now < 80.0 + 8
+    assert found.results
+    assert found.num_left_out > 0
+    assert {count for count, _ in Known.asked} == {5, 9, 17, 33}
+    # Without any time there is one replay per round.
+    Known.asked.clear()
+    assert len(search(known, lengths(60), 0.0, clock).results) == 1
+    assert sum(Known.asked.values()) == 4
+
+
+def test_a_part_of_the_traces_has_its_own_drafts() -> None:
+    traces, meta = sampled_traces(0.8)[:4], sampled_meta(0.8)
+    configs = [config for config in wanted_configs(TOY) if config.max_branching < 4]
+
+    def drafts_for(some: list[Trace]) -> Callable[[SpeculativeConfig], RecordedDrafts]:
+        return record_all(configs, lambda config: toy_recording(config, some, meta))
+
+    def opened(some: list[Trace]) -> Simulator:
+        return simulator(some, meta=meta, draft_tables={"toy": DEAR}, drafts=drafts_for(some))
+
+    part, alone = every(opened(traces), 2), opened(traces[::2])
+    for config in configs[::3]:
+        one, two = (each.run((config,), PLANNERS["fixed"]) for each in (part, alone))
+        assert one.rows == two.rows
+        assert one.ms == two.ms
+
+
+# --- what is found -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small_grid() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tune_candidates, "LOOKUP_NODES", (1, 2, 4, 8))
+        patch.setattr(tune_candidates, "DRAFT_NODES", (1, 2, 8))
+        yield
+
+
+@pytest.fixture(scope="module")
+def repeated(small_grid: None) -> Tuning:
+    return tune(simulator(repetitive(1, 5)), {}, BOTH, FOREVER)
+
+
+def test_where_text_repeats_lookup_pays(repeated: Tuning) -> None:
+    best = repeated.best
+    assert best is not None
+    assert best is repeated.rows[0] is repeated.best_of(LOOKUP)
+    assert best.speedup.low > 1.01
+    values = [row.speedup.value for row in repeated.rows]
+    assert values == sorted(values, reverse=True)
+    hindsight = {row.name: row.speedup.value for row in repeated.oracles}
+    fixed = [
+        r.speedup.value for r in repeated.rows if r.candidate and r.candidate.planner == "fixed"
+    ]
+    assert hindsight.pop(BEST_FIXED) >= max(fixed)
+    (steps,) = hindsight.values()
+    assert steps >= max(values)
+    assert repeated.num_left_out == 0
+
+
+def test_each_budget_has_its_best(repeated: Tuning) -> None:
+    for (family, planner), rows in repeated.by_budget().items():
+        budgets = [row.candidate.nodes for row in rows if row.candidate]
+        assert budgets == sorted(set(budgets))
+        for row in rows:
+            same = [
+                other.speedup.value
+                for other in repeated.rows
+                if other.candidate
+                and row.candidate
+                and other.candidate.group == row.candidate.group
+            ]
+            assert row.speedup.value == max(same)
+            assert row.candidate
+            assert (row.candidate.family, row.candidate.planner) == (family, planner)
+
+
+def test_where_nothing_repeats_and_the_draft_is_dear_nothing_beats_plain_decoding(
+    small_grid: None,
+) -> None:
+    traces, meta = novel(4), make_meta(64)
+    wrong = {"positions": np.cumsum([0, *(len(t.output_token_ids) for t in traces)])}
+    count = int(wrong["positions"][-1])
+
+    def drafts(config: SpeculativeConfig) -> RecordedDrafts:
+        """One token after the other that never comes, each thought to be likely."""
+        depth = 8
+        return RecordedDrafts(
+            make_key(widest(wanted_configs(TOY))[[1, 2, 4].index(config.max_branching)]),
+            wrong["positions"],
+            np.arange(count + 1) * depth,
+            np.full(count * depth, 2001, np.int32),
+            np.tile(np.arange(-1, depth - 1, dtype=np.int32), count),
+            np.full(count * depth, 0.9),
+        )
+
+    found = tune(
+        simulator(traces, meta=meta, draft_tables={"toy": DEAR}, drafts=drafts), TOY, BOTH, FOREVER
+    )
+    assert found.best is None
+    assert all(row.speedup.value <= 1.0 for row in found.rows)
+    alone = found.best_of("toy")
+    assert alone is not None
+    fixed = [row for row in found.rows if row.candidate and row.candidate.planner == "fixed"]
+    assert min(row.speedup.value for row in fixed) < 0.7
+    assert alone.speedup.value > 0.9  # the planner notices
+
+
+def result(times: list[float]) -> ReplayResult:
+    return ReplayResult([ReplayedTrace(SpeculationCounters(), [1], ms) for ms in times])
+
+
+def test_the_interval_is_that_of_the_traces() -> None:
+    plain = result([4.0] * 6)
+    assert speedup(plain, result([2.0] * 6)) == SpeedUp(2.0, 2.0, 2.0)
+    few, many = (speedup(result([4.0] * 6 * n), result([1.0, 3.0, 2.0] * 2 * n)) for n in (1, 20))
+    assert few.value == many.value == 2.0
+    assert few.low < many.low < 2.0 < many.high < few.high
+
+
+def test_the_picture(repeated: Tuning, tmp_path: Path) -> None:
+    path = tmp_path / "tuning.svg"
+    plot_tuning(repeated, path)
+    text = path.read_text()
+    assert text.startswith("<?xml")
+    assert "node budget" in text
