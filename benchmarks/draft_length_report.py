@@ -11,6 +11,20 @@ from report import Target, number, table
 
 PLANNER = "planner"
 SIMULATED, MEASURED = "simulated", "measured"
+SUMMARY = (
+    "draft, simulated",
+    "text",
+    "plain tok/s",
+    "best K",
+    "tok/s",
+    "speed-up",
+    "accepted/drafted",
+    "plain is faster from K",
+    "planner tok/s",
+    "speed-up",
+    "of best K",
+    "nodes/step",
+)
 Rows = Sequence[Mapping[str, Any]]
 Curve = dict[int, Mapping[str, Any]]
 """Rows by the number of drafted tokens."""
@@ -74,20 +88,6 @@ def tables(results: Rows) -> list[str]:
 
 
 def summary(found: Mapping[tuple[str, str], tuple[Curve, Mapping[str, Any]]]) -> str:
-    headers = [
-        "draft, simulated",
-        "text",
-        "plain tok/s",
-        "best K",
-        "tok/s",
-        "speed-up",
-        "accepted/drafted",
-        "plain is faster from K",
-        "planner tok/s",
-        "speed-up",
-        "of best K",
-        "nodes/step",
-    ]
     lines = []
     for (draft, text), (curve, planner) in found.items():
         best = best_length(curve)
@@ -108,7 +108,7 @@ def summary(found: Mapping[tuple[str, str], tuple[Curve, Mapping[str, Any]]]) ->
                 number(planner["nodes_per_step"]),
             ]
         )
-    return table(headers, lines)
+    return table(SUMMARY, lines)
 
 
 def all_lengths(found: Mapping[tuple[str, str], tuple[Curve, Mapping[str, Any]]]) -> str:

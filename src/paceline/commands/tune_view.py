@@ -103,24 +103,24 @@ def quality_table(qualities: Mapping[str, DraftQuality], tuning: Tuning) -> str:
         "with shared noise",
         "speed-up alone",
     ]
-    rows = []
-    for name, found in qualities.items():
-        alone = tuning.best_of(name)
-        rows.append(
-            [
-                printable(name),
-                str(found.num_tokens),
-                f"{found.kl:.3f}",
-                f"{found.total_variation:.3f}",
-                *(f"{found.agreement[k]:.1%}" for k in TOP),
-                f"{found.calibration_error:.3f}",
-                f"{found.greedy_acceptance:.1%}",
-                f"{found.rejection_acceptance:.1%}",
-                f"{found.coupled_acceptance:.1%}",
-                "-" if alone is None else f"{alone.speedup.value:.3f}",
-            ]
-        )
+    rows = [_quality_cells(name, each, tuning) for name, each in qualities.items()]
     return table(headers, rows)
+
+
+def _quality_cells(name: str, found: DraftQuality, tuning: Tuning) -> list[str]:
+    alone = tuning.best_of(name)
+    return [
+        printable(name),
+        str(found.num_tokens),
+        f"{found.kl:.3f}",
+        f"{found.total_variation:.3f}",
+        *(f"{found.agreement[k]:.1%}" for k in TOP),
+        f"{found.calibration_error:.3f}",
+        f"{found.greedy_acceptance:.1%}",
+        f"{found.rejection_acceptance:.1%}",
+        f"{found.coupled_acceptance:.1%}",
+        "-" if alone is None else f"{alone.speedup.value:.3f}",
+    ]
 
 
 # --- the chart -----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import torch
 
 from paceline.models.config import ModelConfig, RopeConfig
 from paceline.models.ops.base import Ops, RowOps, Tensor
-from paceline.models.ops.pages import give_back_freed
+from paceline.models.pages import give_back_freed
 from paceline.models.rope import rope_tables
 from paceline.models.weights import Layer, WeightReader
 

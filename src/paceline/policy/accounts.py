@@ -19,8 +19,8 @@ SAVED_PROBES = 4
 """Probes that can be saved up for a time when they are needed."""
 FLOOR = -0.1
 """An account sinks no deeper, so that a change of text is believed after few probes."""
-START = 0.05
-"""Gain that is expected of a proposer that was never asked: enough to be asked."""
+START = 0.5
+"""Gain that is expected of a proposer that was never asked: enough to be asked some times."""
 OWN_PACE, SHARED_PACE = 0.2, 0.05
 """Weight of the latest gain in a request's account and in the one over all requests."""
 EXPECTED_TOKENS = (0.25, 0.75, 1.5)

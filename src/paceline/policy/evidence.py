@@ -23,7 +23,7 @@ MAX_DEPTH = LEAST_DEPTHS[-1]
 # edits, greedy and at temperatures 0.8 and 1.3, the embedded models. No draft reached depth 9.
 PRIORS = {
     "prompt_lookup": ((0.89, 0.14), (0.94, 0.32), (0.89, 0.63), (0.80, 1.01), (0.80, 1.01)),
-    "draft_model": ((1.23, 0.22), (1.30, 0.51), (1.38, 0.71), (1.71, 0.67), (1.71, 0.67)),
+    "draft_model": ((1.23, 0.22), (1.30, 0.51), (1.39, 0.71), (1.71, 0.67), (1.71, 0.67)),
 }
 AS_ESTIMATED = ((1.0, 0.0),) * len(LEAST_DEPTHS)
 """The prior of an unknown proposer."""

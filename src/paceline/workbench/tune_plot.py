@@ -6,6 +6,7 @@ Needs matplotlib, as :mod:`paceline.workbench.profile_plot` does; touches no scr
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from paceline.errors import ProfileError
 from paceline.workbench.profile_plot import check_plot
@@ -26,26 +27,7 @@ def plot_tuning(tuning: Tuning, path: str | Path) -> None:
 
     figure = Figure(figsize=(9, 6), layout="constrained")
     panel = figure.subplots()
-    colours: dict[str, str] = {}
-    for (family, planner), rows in tuning.by_budget().items():
-        nodes = [row.candidate.nodes for row in rows if row.candidate]
-        values = [row.speedup.value for row in rows]
-        spreads = [
-            [row.speedup.value - row.speedup.low for row in rows],
-            [row.speedup.high - row.speedup.value for row in rows],
-        ]
-        colour = colours.setdefault(family, f"C{len(colours)}")
-        label = f"{family}, planner {planner}"
-        panel.errorbar(
-            nodes,
-            values,
-            spreads,
-            fmt=STYLES[planner],
-            color=colour,
-            marker=".",
-            capsize=2,
-            label=label,
-        )
+    _draw_families(panel, tuning)
     panel.axhline(1.0, color="black", linewidth=1, label=tuning.plain.name)
     for row, style in zip(tuning.oracles, (":", "-.") * len(tuning.oracles), strict=False):
         panel.axhline(row.speedup.value, color="grey", linestyle=style, linewidth=1, label=row.name)
@@ -59,3 +41,19 @@ def plot_tuning(tuning: Tuning, path: str | Path) -> None:
         figure.savefig(path)
     except OSError as error:
         raise ProfileError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _draw_families(panel: Any, tuning: Tuning) -> None:
+    colours: dict[str, str] = {}
+    for (family, planner), rows in tuning.by_budget().items():
+        found = [row.speedup for row in rows]
+        panel.errorbar(
+            [row.candidate.nodes for row in rows if row.candidate],
+            [each.value for each in found],
+            [[e.value - e.low for e in found], [e.high - e.value for e in found]],
+            fmt=STYLES[planner],
+            color=colours.setdefault(family, f"C{len(colours)}"),
+            marker=".",
+            capsize=2,
+            label=f"{family}, planner {planner}",
+        )

@@ -18,7 +18,7 @@ from paceline.models.decoder import Decoder
 from paceline.models.ops.base import BLOCK_SIZE, PackedLinear, Slots, Tensor
 from paceline.models.ops.native import native_module
 from paceline.models.ops.packing import Floats, Packer, floats
-from paceline.models.ops.pages import mapped_zeros
+from paceline.models.pages import sparse_zeros
 from paceline.models.weights import Layer
 from paceline.span import Span
 
@@ -71,8 +71,8 @@ class NativeKV:
         self._native = native_module()
         outer = (config.num_layers, num_blocks, config.num_kv_heads)
         stride = -(-config.head_dim // BLOCK_SIZE) * BLOCK_SIZE
-        self.keys = mapped_zeros((*outer, config.head_dim, BLOCK_SIZE), ELEMENTS[dtype])
-        self.values = mapped_zeros((*outer, BLOCK_SIZE, stride), ELEMENTS[dtype])
+        self.keys = sparse_zeros((*outer, config.head_dim, BLOCK_SIZE), ELEMENTS[dtype])
+        self.values = sparse_zeros((*outer, BLOCK_SIZE, stride), ELEMENTS[dtype])
 
     def move(self, source: Slots, target: Slots) -> None:
         self._native.move_kv(self.keys, self.values, source, target)

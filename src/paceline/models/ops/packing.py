@@ -16,7 +16,7 @@ import torch
 from paceline.config import PACKED_DTYPES
 from paceline.models.ops.base import PackedLinear, ReadRows, Rounding, Tensor
 from paceline.models.ops.native import native_module
-from paceline.models.ops.pages import mapped_zeros
+from paceline.models.pages import Arena
 
 Floats = npt.NDArray[np.float32]
 
@@ -31,6 +31,7 @@ class Packer:
         assert dtype in PACKED_DTYPES
         self.dtype = dtype
         self.rounding = Rounding()
+        self._arena = Arena()
         self._native = native_module()
         self._native.set_threads(torch.get_num_threads())
 
@@ -57,7 +58,7 @@ class Packer:
         return self.pack_embedding(weight) if embedding is None else embedding
 
     def pack_q4_0(self, read: ReadRows, n: int, k: int, bias: Tensor | None) -> Any:
-        data, tile_bytes = _int4_data(n, k)
+        data, tile_bytes = self._int4_data(n, k)
         for first, last, blocks in _slices(read, n, k):
             packed = self._native.pack_q4_0(np.ascontiguousarray(blocks.numpy()))
             data[first // TILE * tile_bytes : last // TILE * tile_bytes] = packed
@@ -65,7 +66,7 @@ class Packer:
 
     def _int8(self, read: ReadRows, n: int, k: int, bias: Tensor | None) -> Any:
         row_bytes = _round_up(k, K_MULTIPLE)
-        data = mapped_zeros((_round_up(n, TILE) * row_bytes,), np.int8)
+        data = self._arena.zeros(_round_up(n, TILE) * row_bytes, np.int8)
         scale = np.empty(_round_up(n, TILE), np.float32)
         for first, last, rows in _slices(read, n, k):
             part = slice(first * row_bytes, last * row_bytes)
@@ -73,7 +74,7 @@ class Packer:
         return self.adopt(PackedLinear(data, scale, _vector(bias), n, k))
 
     def _int4(self, read: ReadRows, n: int, k: int, bias: Tensor | None) -> Any:
-        data, tile_bytes = _int4_data(n, k)
+        data, tile_bytes = self._int4_data(n, k)
         for first, last, part in _slices(read, n, k):
             rows = floats(part)
             packed = self._native.pack_int4(rows)
@@ -84,15 +85,14 @@ class Packer:
             self.rounding.squares += float(np.vdot(rows, rows))
         return self.adopt(PackedLinear(data, None, _vector(bias), n, k))
 
+    def _int4_data(self, n: int, k: int) -> tuple[npt.NDArray[np.uint8], int]:
+        """Memory for the tiles of a 4-bit linear, and the bytes of one."""
+        tile_bytes = _round_up(k, K_MULTIPLE) // GROUP * GROUP_BYTES
+        return self._arena.zeros(_round_up(n, TILE) // TILE * tile_bytes, np.uint8), tile_bytes
+
 
 def _reading(weight: Tensor) -> ReadRows:
     return lambda first, last: weight[first:last]
-
-
-def _int4_data(n: int, k: int) -> tuple[npt.NDArray[np.uint8], int]:
-    """Memory for the tiles of a 4-bit linear, and the bytes of one."""
-    tile_bytes = _round_up(k, K_MULTIPLE) // GROUP * GROUP_BYTES
-    return mapped_zeros((_round_up(n, TILE) // TILE * tile_bytes,), np.uint8), tile_bytes
 
 
 def _slices(read: ReadRows, n: int, k: int) -> Iterator[tuple[int, int, Tensor]]:
