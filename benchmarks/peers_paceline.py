@@ -48,7 +48,10 @@ class Paceline:
         self._mode = "plain"
 
     def describe(self) -> dict[str, Any]:
-        """Sizes as well: bytes of the weights as such, without padding or second copies."""
+        """Sizes as well: bytes of the target model's weights and of one token's keys and values.
+
+        Neither has padding or second copies; 4-bit weights count with their scales.
+        """
         config = self._on_engine(lambda engine: engine.runner.decoder.config)
         kv = 2 * config.num_layers * config.num_kv_heads * config.head_dim
         width, q = config.hidden_size, config.num_heads * config.head_dim

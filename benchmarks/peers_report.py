@@ -98,7 +98,15 @@ def _compare_with_plain(rows: Sequence[Row], samples: Sequence[Sample]) -> None:
 def _memory_row(
     name: str, used: Mapping[str, Any], facts: Mapping[str, Any], held: int
 ) -> dict[str, Any]:
+    """What the process held at most, beside what it cannot do without.
+
+    ``peak_bytes`` is all of it that was resident at once, anonymous memory and pages of files.
+    ``loaded_bytes`` is that without ``baseline_bytes``, which the interpreter and the engine's
+    libraries held before a model was loaded. ``needed_bytes`` are the weights and the keys and
+    values of ``held`` tokens, each once; nothing is added for what is rounded up.
+    """
     row: Row = {"engine": name, "measure": "memory", "peak_bytes": used["peak"]}
+    row["baseline_bytes"] = used["baseline"]
     row["loaded_bytes"] = used["peak"] - used["baseline"]
     row["anonymous_bytes"], row["file_bytes"] = used["anonymous"], used["file"]
     if "weight_bytes" in facts:
@@ -155,12 +163,14 @@ def _engine_table(rows: Rows, engines: Sequence[str]) -> str:
             find(rows, engine=engine, measure="parallel", sequences=count).get("tokens_per_second")
             for count in counts
         ]
-        memory = find(rows, engine=engine, measure="memory").get("loaded_bytes")
+        memory = find(rows, engine=engine, measure="memory")
         prefill = find(rows, engine=engine, measure="prefill").get("ms")
         cells = [number(prefill, 0), *(number(rate, 1) for rate in parallel)]
-        lines.append([engine, *cells, number(memory / 1e6 if memory else None, 0)])
+        held = [memory.get("loaded_bytes"), memory.get("peak_bytes")]
+        cells += [number(each / 1e6 if each else None, 0) for each in held]
+        lines.append([engine, *cells])
     headers = [f"{count} seq, tok/s" for count in counts]
-    return table(["engine", "prefill 512, ms", *headers, "memory, MB"], lines)
+    return table(["engine", "prefill 512, ms", *headers, "memory, MB", "with libraries"], lines)
 
 
 def _generate_table(rows: Rows) -> str:

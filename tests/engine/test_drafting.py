@@ -36,7 +36,8 @@ def test_costly_drafts_are_not_made_where_free_ones_are_enough(
     expensive = Scripted(costly)
     expensive.costs_forwards = True
     drafting = Drafting([expensive, Scripted(free)], FixedPlanner(), VOCAB, EngineStats)
-    trees = [draft.tree for draft in drafting.propose([Scheduled(request(i), 1) for i in (0, 1)])]
+    items = [Scheduled(request(i), 1) for i in (0, 1)]
+    trees = [draft.tree for draft in drafting.propose(items, node_budget=100)]
     assert seen == asked
     assert trees[0].token_ids[:2] == [5, 6]
     assert trees[1].token_ids == [7]

@@ -40,7 +40,7 @@ def test_probes_take_their_share_of_the_time_and_no_more() -> None:
     accounts, spent, steps, cost = Accounts(), 0.0, 20_000, 0.7
     for _ in range(steps):
         if accounts.may_probe(cost):
-            accounts.probe(KEY, accounts.next_probe(KEY, [1, 2]), cost)
+            accounts.probe(KEY, accounts.by_waiting(KEY, [1, 2])[0], cost)
             spent += cost
         accounts.passed(1.0)
     assert 0.9 * PROBE_SHARE * steps < spent <= PROBE_SHARE * steps
@@ -62,7 +62,7 @@ def test_whoever_waited_longest_is_probed() -> None:
     accounts = Accounts()
     order = []
     for _ in range(6):
-        chosen = accounts.next_probe(KEY, [7, 8, 9])
+        chosen = accounts.by_waiting(KEY, [7, 8, 9])[0]
         accounts.probe(KEY, chosen, 0.0)
         order.append(chosen)
     assert order == [7, 8, 9, 7, 8, 9]

@@ -163,3 +163,36 @@ def test_no_document_raises_anything_else(junk: object) -> None:
     for document in (junk, {**cliffs().to_dict(), "points": junk}):
         with pytest.raises(ProfileError):
             CostTable.from_dict(document)
+
+
+@given(
+    rows=st.integers(1, 80),
+    unsampled=st.integers(0, 80),
+    requests=st.integers(1, 9),
+    context=st.integers(0, 5000),
+    prompt=st.integers(0, 3000),
+)
+def test_growth_is_step_by_step(
+    rows: int, unsampled: int, requests: int, context: int, prompt: int
+) -> None:
+    points = [
+        CostPoint(1, c, w, w, 5 + 0.01 * c + w**1.2) for c in (16, 256, 1024) for w in (1, 2, 5, 40)
+    ]
+    points += [CostPoint(1, 16, w, s, 4 + w**1.2 + s) for w in (5, 40) for s in (0, 1)]
+    points += [CostPoint(r, c, 2, 2, 8 + r * c / 90) for r in (2, 8) for c in (16, 256)]
+    table = CostTable("t", points)
+    samples = max(0, rows - unsampled)
+    shape = StepShape(rows, rows * context + prompt, requests * context, samples, requests)
+    expected = [
+        table.step(
+            StepShape(
+                rows + n,
+                rows * context + prompt + n * context,
+                requests * context,
+                samples + n,
+                requests,
+            )
+        )
+        for n in range(20)
+    ]
+    assert table.growth(shape, 19).tolist() == pytest.approx(expected, rel=1e-9)

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from paceline.config import SpeculativeConfig
 from paceline.engine.scheduler import Scheduled, step_shape
@@ -69,10 +70,8 @@ class Drafting:
         """Let other proposers draft from now on; the free ones are asked first."""
         self._past_forwards = self.num_forwards
         free_first = sorted(proposers, key=lambda proposer: proposer.costs_forwards)
-        self._entries = [
-            _Entry(proposer, Source(proposer.name, proposer.costs_forwards))
-            for proposer in free_first
-        ]
+        self._entries = [_Entry(proposer, _source(proposer)) for proposer in free_first]
+        self._guarded(self.planner.set_sources, [entry.source for entry in self._entries])
         self._widest.clear()
 
     @property
@@ -122,9 +121,15 @@ class Drafting:
             self._widest[methods] = known
         return known
 
-    def propose(self, items: Sequence[Scheduled]) -> list[Draft]:
-        """A merged tree for every request that may draft; empty when nothing was drafted."""
-        able = [item for item in items if item.may_draft] if self._entries else []
+    def propose(self, items: Sequence[Scheduled], node_budget: int) -> list[Draft]:
+        """A merged tree for every request that may draft; empty when nothing was drafted.
+
+        Args:
+            node_budget: most draft nodes that the step has room for.
+        """
+        self._is_active = False  # also if what follows raises
+        has_room = bool(self._entries) and node_budget > 0
+        able = [item for item in items if item.may_draft] if has_room else []
         requests = [item.request for item in able]
         self._is_active = bool(able) and self.planner.begin(step_shape(items), requests)
         if not self._is_active:
@@ -157,9 +162,11 @@ class Drafting:
             depth = [min(limits[i].max_depth, entry.config.num_speculative_tokens) for i in chosen]
             prices = self.planner.prices(entry.source, chosen, sum(nodes))
             budget = DraftBudget(nodes, depth, prices)
-            began = time.perf_counter()
+            began, forwards = time.perf_counter(), _forwards(entry.proposer)
             trees = self._ask(entry, [requests[i] for i in chosen], budget)
             milliseconds = (time.perf_counter() - began) * 1e3
+            if entry.source.costs_forwards and _forwards(entry.proposer) == forwards:
+                milliseconds = 0.0  # it declined, which says nothing of its times
             self.planner.drafted(entry.source, chosen, trees, milliseconds)
             for index, tree in zip(chosen, trees, strict=True):
                 drafts[index].append(tree)
@@ -199,7 +206,7 @@ class Drafting:
         """
         if not self._is_active:
             return
-        self.planner.observe(request, result)
+        self._guarded(self.planner.observe, request, result)
         for entry in list(self._entries):
             try:
                 entry.proposer.observe(request, result)
@@ -219,7 +226,20 @@ class Drafting:
             return
         decoding = sum(item.may_draft for item in items)
         first_tokens = sum(item.samples for item in items) - decoding
-        self.planner.end(StepReport(shape, forward_ms, total_ms, decoding, emitted - first_tokens))
+        report = StepReport(shape, forward_ms, total_ms, decoding, emitted - first_tokens)
+        self._guarded(self.planner.end, report)
+
+    def end_request(self, request: Request) -> None:
+        """Let planner and proposers forget a request that ended."""
+        self._guarded(self.planner.finish, request)
+        self.finish(request)
+
+    def _guarded(self, call: Callable[..., None], *arguments: Any) -> None:
+        """A planner that fails costs what it would have learnt, nothing else."""
+        try:
+            call(*arguments)
+        except Exception as error:
+            log.warning("the planner failed and goes on without: %r", error)
 
     def finish(self, request: Request) -> None:
         """Let every proposer forget a request."""
@@ -244,6 +264,12 @@ class Drafting:
             self._past_forwards += _forwards(entry.proposer)
             self._widest.clear()
             log.error("proposer %s failed %d times in a row and is off", name, MAX_FAILURES)
+
+
+def _source(proposer: Proposer) -> Source:
+    if not proposer.costs_forwards:
+        return Source(proposer.name)
+    return Source(proposer.name, True, getattr(proposer, "lag", lambda request: 0))
 
 
 def _forwards(proposer: Proposer) -> int:

@@ -175,20 +175,24 @@ class Engine:
 
     def _propose(self, items: Sequence[Scheduled]) -> list[Draft]:
         """Ask the proposers that are worth asking; empty when there is no draft."""
-        drafts = self.drafting.propose(items)
+        drafts = self.drafting.propose(items, self._room(items))
         self._lap("propose")
         return drafts
 
     def _plan(self, items: Sequence[Scheduled], drafts: Sequence[Draft]) -> None:
         """Choose the nodes to verify; each item then carries them, their slots reserved."""
-        room = self.config.max_num_batched_tokens - sum(item.num_tokens for item in items)
-        for draft, tree in zip(drafts, self.drafting.choose(drafts, room), strict=True):
+        chosen = self.drafting.choose(drafts, self._room(items))
+        for draft, tree in zip(drafts, chosen, strict=True):
             item, pruned = draft.item, len(draft.tree) - len(tree)
             item.request.counters.num_pruned_tokens += pruned
             self._stats.speculation.num_pruned_tokens += pruned
             if len(tree) and self.kv.reserve(item.request.request_id, 1 + len(tree)):
                 item.draft = tree
         self._lap("plan")
+
+    def _room(self, items: Sequence[Scheduled]) -> int:
+        """Rows that the step has left for draft nodes."""
+        return self.config.max_num_batched_tokens - sum(item.num_tokens for item in items)
 
     def _pack(self, items: Sequence[Scheduled]) -> PackedBatch:
         batch = self.runner.pack([item.span() for item in items])
@@ -293,8 +297,7 @@ class Engine:
         request.finish_reason = reason
         request.status = RequestStatus.FINISHED
         self.scheduler.remove(request)
-        self.drafting.finish(request)
-        self.drafting.planner.finish(request)
+        self.drafting.end_request(request)
         del self.requests[request.request_id]
         self._stats.num_finished += 1
         self._stats.num_failed_requests += reason is FinishReason.ERROR

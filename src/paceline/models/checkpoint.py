@@ -113,8 +113,6 @@ def _from_folder(folder: Path, name: str, in_memory: bool, with_tokenizer: bool)
     )
     tokenizer = Tokenizer.from_folder(folder) if with_tokenizer else None
     packed = packed_format(tensors.metadata, folder)
-    if packed is not None:
-        tensors.want_huge_pages()
     return Checkpoint(config, tensors, tokenizer, name, generation, raw, packed=packed)
 
 

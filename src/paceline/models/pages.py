@@ -1,8 +1,8 @@
 """Memory for what lives as long as a model: pages of the system's own. Knows no layout.
 
 The C library's allocator would mix such arrays with the temporary ones of loading and keep the
-holes that those leave. And its pages are of 4 KB: where every step reads all weights, it then waits
-for the translation of addresses, and a step of one row takes about 1.3 times as long.
+holes that those leave. And its pages are of 4 KB: a step, which reads all weights, waits for the
+translation of addresses, and takes a tenth longer where it has one row.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Arena:
         size = count * np.dtype(dtype).itemsize
         if self._used + size > len(self._map):
             self._map = _map(max(MAP_BYTES, -(-size // HUGE_PAGE) * HUGE_PAGE))
-            want_huge_pages(self._map)
+            _advise(self._map, "MADV_HUGEPAGE")
             self._used = 0
         array = np.frombuffer(self._map, dtype, count, self._used)
         self._used += -(-size // CACHE_LINE) * CACHE_LINE
@@ -54,11 +54,6 @@ def sparse_zeros(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
     pages = _map(max(1, count * np.dtype(dtype).itemsize))
     _advise(pages, "MADV_NOHUGEPAGE")
     return np.frombuffer(pages, dtype, count).reshape(shape)
-
-
-def want_huge_pages(pages: mmap.mmap) -> None:
-    """Ask for huge pages, where the system has them for such a map. Also for maps of files."""
-    _advise(pages, "MADV_HUGEPAGE")
 
 
 def give_back_freed() -> None:

@@ -18,7 +18,6 @@ from safetensors import SafetensorError, safe_open
 
 from paceline.errors import ModelLoadError
 from paceline.models.json_file import read_json
-from paceline.models.pages import want_huge_pages
 from paceline.models.stored import StoredTensors, drop_pages
 
 SINGLE_FILE = "model.safetensors"
@@ -74,14 +73,6 @@ class SafetensorsFolder(StoredTensors):
             self._where[name] = self._where[stored_as]
             if stored_as in self._read:
                 self._read[name] = self._read[stored_as]
-
-    def want_huge_pages(self) -> None:
-        """Map the files in huge pages: for tensors that stay mapped and are read again and again.
-
-        Not for those that are released one by one, since a huge page brings its neighbours back.
-        """
-        for file in {file for file, _ in self._where.values()}:
-            file.want_huge_pages()
 
     def __getitem__(self, name: str) -> torch.Tensor:
         if name in self._read:
@@ -148,9 +139,6 @@ class _MappedFile:
     def _bytes(self, stored: str) -> tuple[int, int]:
         first, last = self.entries[stored]["data_offsets"]
         return self._start + first, self._start + last
-
-    def want_huge_pages(self) -> None:
-        want_huge_pages(self._map)
 
     def release(self, stored: str) -> None:
         drop_pages(self._map, *self._bytes(stored))

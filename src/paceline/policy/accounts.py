@@ -71,15 +71,24 @@ class Accounts:
             gain = account.gain if account else START
         return gain
 
+    def has_gain(self, key: Key, request_ids: Sequence[int]) -> bool:
+        """Whether asking is expected to pay for any of these requests."""
+        account, own = self._shared.get(key), self._own.get(key)
+        shared = account.gain if account else START
+        if own is None:
+            return shared > 0.0
+        gains = own.gains
+        return any(gains.get(request_id, shared) > 0.0 for request_id in request_ids)
+
     def may_probe(self, cost_ms: float) -> bool:
         """Whether there is time for a probe of this cost."""
         self._probe_ms = max(self._probe_ms, cost_ms)
         return self._budget_ms >= cost_ms
 
-    def next_probe(self, key: Key, request_ids: Sequence[int]) -> int:
-        """Who of these waited longest for a probe."""
+    def by_waiting(self, key: Key, request_ids: Sequence[int]) -> list[int]:
+        """These requests, first those that waited longest for a probe."""
         own = self._own.get(key)
-        return min(request_ids, key=lambda i: own.probed.get(i, -1) if own else -1)
+        return sorted(request_ids, key=lambda i: own.probed.get(i, -1) if own else -1)
 
     def probe(self, key: Key, request_id: int, cost_ms: float) -> None:
         """Pay for a probe."""
@@ -87,12 +96,17 @@ class Accounts:
         self._probes += 1
         self._own.setdefault(key, _Requests()).probed[request_id] = self._probes
 
-    def settle(self, key: Key, request_id: int, gain: float) -> None:
-        """Book what asking a proposer for a request brought, in tokens."""
+    def settle(self, key: Key, request_id: int | None, gain: float) -> None:
+        """Book what asking a proposer brought, in tokens.
+
+        Args:
+            request_id: for whom it was asked; None for a request that has ended since.
+        """
         shared = self._shared.setdefault(key, _Account())
-        gains = self._own.setdefault(key, _Requests()).gains
-        before = gains.get(request_id, shared.gain)
-        gains[request_id] = max(FLOOR, before + OWN_PACE * (gain - before))
+        if request_id is not None:
+            gains = self._own.setdefault(key, _Requests()).gains
+            before = gains.get(request_id, shared.gain)
+            gains[request_id] = max(FLOOR, before + OWN_PACE * (gain - before))
         shared.add(gain, SHARED_PACE)
 
     def passed(self, milliseconds: float) -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
-from paceline.policy.accounts import EXPECTED_TOKENS, Accounts, Key, situation
+from paceline.policy.accounts import Accounts, Key, situation
 from paceline.policy.drafting_cost import USUAL_LAG, DraftingCost
 from paceline.policy.planner import Drafts, Source, expected_tokens
 from paceline.request import Request
@@ -27,14 +28,17 @@ class Ask:
         key: the account that it goes by.
         index: the request's place in the step.
         lag: tokens that the proposer has to catch up with, where they are more than usual.
-        cost_ms: time of drafting.
+        candidates: requests for which the proposer could have been asked.
+        cost_ms: its part of the drafting time, were all of these asked: who shares a call with few
+            is not to be charged for those who do not.
         gain: what the chosen nodes promise beyond the time in which they are verified, in tokens.
     """
 
     key: Key
     index: int
     request: Request
-    lag: int = 0
+    lag: int
+    candidates: int
     cost_ms: float = 0.0
     gain: float = 0.0
 
@@ -48,23 +52,28 @@ class Asking:
 
     def __init__(self, drafting: DraftingCost) -> None:
         self._drafting = drafting
-        self._accounts = Accounts()
-        self._keys: dict[str, list[Key]] = {}
-        self._lengths: dict[tuple[str, int], int] = {}
         self._host_ms = 0.0
+        self.set_sources(())
+
+    def set_sources(self, sources: Sequence[Source]) -> None:
+        """Begin anew with other proposers: what one brought says nothing of another."""
+        self._accounts = Accounts()
+        self._least_probe_ms = {source.name: 0.0 for source in sources}
 
     def is_anyone_worth_asking(self, requests: Sequence[Request]) -> bool:
-        """Whether any proposer that is known is to be asked for any of the requests."""
-        accounts = self._accounts
-        for name, keys in self._keys.items():
-            for request in requests:
-                if request.params.speculative.enabled and any(
-                    accounts.gain(key, request.request_id) > 0.0 for key in keys
-                ):
-                    return True
-            if accounts.may_probe(self._probe_ms(name)):
+        """Whether any proposer is to be asked for any of the requests.
+
+        Looks at the accounts of what is asked first; the others come after it in the same step.
+        """
+        ids = [r.request_id for r in requests if r.params.speculative.enabled]
+        if not ids:
+            return False
+        for name, least_ms in self._least_probe_ms.items():
+            if self._accounts.has_gain((name, 0), ids):
                 return True
-        return not self._keys
+            if self._accounts.may_probe(max(least_ms, self._probe_ms(name))):
+                return True
+        return not self._least_probe_ms
 
     def ask(
         self,
@@ -81,30 +90,23 @@ class Asking:
                 :meth:`~paceline.policy.planner.Planner.ask`.
             rate: tokens that a millisecond is worth.
         """
-        if source.name not in self._keys:
-            situations = range(len(EXPECTED_TOKENS) + 1) if source.costs_forwards else [0]
-            self._keys[source.name] = [(source.name, each) for each in situations]
+        self._least_probe_ms.setdefault(source.name, 0.0)
         asks: list[Ask] = []
         closed: dict[Key, list[Ask]] = {}
         for i in candidates:
+            lag = source.lag(requests[i])
+            if lag is None:
+                continue
             found = situation(expected_tokens(drafts[i])) if source.costs_forwards else 0
-            asked = Ask((source.name, found), i, requests[i], self._lag(source, requests[i]))
+            lag = lag if lag > USUAL_LAG else 0
+            asked = Ask((source.name, found), i, requests[i], lag, len(candidates))
             if self._is_worth(asked, rate):
                 asks.append(asked)
             else:
                 closed.setdefault(asked.key, []).append(asked)
         if closed:
             asks += self._probe(closed[min(closed)])  # where others have drafted least
-        for asked in asks:
-            request = asked.request
-            self._lengths[source.name, request.request_id] = len(request.token_ids)
         return sorted(asks, key=lambda asked: asked.index)
-
-    def _lag(self, source: Source, request: Request) -> int:
-        if not source.costs_forwards:
-            return 0
-        lag = len(request.token_ids) - self._lengths.get((source.name, request.request_id), 0)
-        return lag if lag > USUAL_LAG else 0
 
     def _is_worth(self, asked: Ask, rate: float) -> bool:
         request = asked.request
@@ -119,20 +121,26 @@ class Asking:
 
     def _probe(self, closed: Sequence[Ask]) -> list[Ask]:
         """The one of these for whom it is time to be asked although it seems not to pay."""
-        key = closed[0].key
+        key, accounts = closed[0].key, self._accounts
+        name, least = key[0], inf
         by_id = {asked.request.request_id: asked for asked in closed}
-        first = self._accounts.next_probe(key, list(by_id))
-        probe_ms = self._probe_ms(key[0]) + self._drafting.catch_up(key[0], by_id[first].lag)
-        if not self._accounts.may_probe(probe_ms):
-            return []
-        self._accounts.probe(key, first, probe_ms)
-        return [by_id[first]]
+        for request_id in accounts.by_waiting(key, list(by_id)):
+            cost_ms = self._probe_ms(name) + self._drafting.catch_up(name, by_id[request_id].lag)
+            least = min(least, cost_ms)
+            if accounts.may_probe(cost_ms):
+                accounts.probe(key, request_id, cost_ms)
+                self._least_probe_ms[name] = 0.0
+                return [by_id[request_id]]
+        self._least_probe_ms[name] = least
+        return []
 
     def _probe_ms(self, name: str) -> float:
         return self._drafting.milliseconds(name) + self._host_ms
 
     def settle(self, asks: Sequence[Ask], rate: float, host_ms: float, total_ms: float) -> None:
         """Book what a step's drafts promised and cost.
+
+        Who is still catching up, or asked for drafts at any price, is not booked.
 
         Args:
             host_ms: of planning, which all of them share.
@@ -144,16 +152,18 @@ class Asking:
             self._host_ms += HOST_PACE * (bounded - self._host_ms)
         shared_ms = min(host_ms, self._host_ms) / max(1, len(asks))
         for asked in asks:
-            gain = asked.gain - rate * (asked.cost_ms + shared_ms)
-            self._accounts.settle(asked.key, asked.request.request_id, gain)
+            request = asked.request
+            if not asked.lag and not asks_for_drafts(request):
+                gain = asked.gain - rate * (asked.cost_ms + shared_ms)
+                request_id = None if request.finish_reason else request.request_id
+                self._accounts.settle(asked.key, request_id, gain)
 
     def finish(self, request: Request) -> None:
         """Forget a request."""
         self._accounts.finish(request.request_id)
-        for name in self._keys:
-            self._lengths.pop((name, request.request_id), None)
 
 
 def asks_for_drafts(request: Request) -> bool:
     """Whether it says itself how much is to be drafted, so that nobody else decides it."""
-    return request.params.speculative.num_speculative_tokens is not None
+    wish = request.params.speculative
+    return wish.enabled and bool(wish.num_speculative_tokens)

@@ -15,8 +15,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from math import log
 
-import numpy as np
-
 from paceline.policy.cost_correction import ASSUMED, MEASURED, Correction, Floats
 from paceline.policy.cost_points import MAX_MS, StepShape
 from paceline.policy.cost_prior import prior_table
@@ -100,16 +98,15 @@ class CostModel:
         )
         curve = self._curves.get(key)
         if curve is None or len(curve) <= count:
-            if len(self._curves) >= MAX_CURVES:
-                del self._curves[next(iter(self._curves))]
-            curve = self._curves[key] = self._read(key, count + -count % COUNT_GRAIN)
+            curve = self._read(key, count + -count % COUNT_GRAIN)
+            if count:  # single steps are many, as when a prompt's next piece is sized
+                if len(self._curves) >= MAX_CURVES:
+                    del self._curves[next(iter(self._curves))]
+                self._curves[key] = curve
         return curve
 
     def _read(self, key: CurveKey, count: int) -> Floats:
         rows, samples, requests, of_row, of_request = key
         seen, read = of_row * CONTEXT_GRAIN * rows, of_request * CONTEXT_GRAIN
-        shapes = [
-            StepShape(rows + n, seen + n * read, requests * read, samples + n, requests)
-            for n in range(count + 1)
-        ]
-        return np.array([self.table.step(shape) for shape in shapes])
+        shape = StepShape(rows, seen, requests * read, samples, requests)
+        return self.table.growth(shape, count)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from paceline.objective import Objective
 from paceline.policy.acceptance import Calibration
@@ -101,7 +102,7 @@ class CostAwarePlanner:
         self._is_frozen = not cost.learns
         self._choose = choose
         self._asking = Asking(self.drafting)
-        self._step = PlannedStep()
+        self._step, self._is_open = PlannedStep(), False
         self._elapsed_ms = 0.0
         self._starts: dict[int, tuple[float, int]] = {}
 
@@ -110,6 +111,9 @@ class CostAwarePlanner:
         """The latest step, for whoever wants to show how it was planned."""
         return self._step
 
+    def set_sources(self, sources: Sequence[Source]) -> None:
+        self._asking.set_sources(sources)
+
     # --- before drafting -----------------------------------------------------------------------
 
     def begin(self, step: StepShape, requests: Sequence[Request]) -> bool:
@@ -117,13 +121,14 @@ class CostAwarePlanner:
             for request in requests:
                 start = (self._elapsed_ms, len(request.token_ids))
                 self._starts.setdefault(request.request_id, start)
-        self._step = PlannedStep(step, requests)
+        self._step, self._is_open = PlannedStep(step, requests), True
         is_forced = any(map(asks_for_drafts, requests))
         if not (is_forced or self._asking.is_anyone_worth_asking(requests)):
             return False
         self._step.began = time.perf_counter()
         self._step.plain_ms = self.cost.predict(step)
-        if self._plain_check.is_due and not is_forced:
+        is_mixed = step.requests > len(requests)
+        if self._plain_check.is_due and not is_forced and not is_mixed:
             return False
         self._step.rate = self._rate(step, len(requests))
         return True
@@ -136,10 +141,10 @@ class CostAwarePlanner:
             plain_ms = self.cost.predict(StepShape(decoding, seen, seen, decoding, decoding))
         return self.pace.tokens_per_ms(decoding, plain_ms)
 
-    def _growth(self) -> Sequence[float]:
+    def _growth(self, max_nodes: int) -> Sequence[float]:
         step = self._step
-        if not step.growth:
-            count = max(MAX_NODES, NODES_PER_REQUEST * len(step.requests))
+        count = min(max_nodes, max(MAX_NODES, NODES_PER_REQUEST * len(step.requests)))
+        if len(step.growth) <= count:
             step.growth = self.cost.growth(step.shape, count)
         return step.growth
 
@@ -151,14 +156,22 @@ class CostAwarePlanner:
 
     def prices(self, source: Source, chosen: Sequence[int], max_nodes: int) -> Prices:
         step = self._step
-        if not source.costs_forwards or any(asks_for_drafts(step.requests[i]) for i in chosen):
+        if not source.costs_forwards:
             return FREE
-        ids = [step.requests[i].request_id for i in chosen]
+        requests = [step.requests[i] for i in chosen]
         calibration, name = self.calibration, source.name
+
+        def estimate(index: int, depth: int, prob: float) -> float:
+            request = requests[index]
+            if asks_for_drafts(request):
+                return inf
+            return calibration.estimate(request.request_id, name, depth, prob)
+
+        growth = self._growth(max_nodes)[: max_nodes + 1]
         return Prices(
-            nodes=[step.rate * ms for ms in cheapest_ahead(self._growth()[: max_nodes + 1])],
+            nodes=[step.rate * ms for ms in cheapest_ahead(growth)],
             level=step.rate * self.drafting.of(name).level,
-            estimate=lambda index, depth, prob: calibration.estimate(ids[index], name, depth, prob),
+            estimate=estimate,
         )
 
     # --- after drafting ------------------------------------------------------------------------
@@ -175,8 +188,8 @@ class CostAwarePlanner:
         if self.drafting.is_fixed:
             milliseconds = usual_ms + self.drafting.catch_up(name, lag)
         step.draft_ms += milliseconds
-        for asked in asks:  # what a request had to catch up with was decided on by itself
-            asked.cost_ms = usual_ms / len(asks)
+        for asked in asks:
+            asked.cost_ms = usual_ms / asked.candidates
         for i, tree in zip(chosen, trees, strict=True):
             if len(tree):
                 self.calibration.calibrate(step.requests[i].request_id, tree)
@@ -189,7 +202,7 @@ class CostAwarePlanner:
         chosen = self._choose(
             trees,
             limits,
-            self._growth(),
+            self._growth(sum(map(len, trees))),
             step.rate,
             weights=step.weights,
             slowdown=0.0 if self.objective.kind == "latency" else SLOWDOWN,
@@ -217,7 +230,7 @@ class CostAwarePlanner:
             emitted = len(request.token_ids) - tokens
             behind = self._elapsed_ms - began > target * emitted
             weights.append(BEHIND_WEIGHT if behind else 1.0)
-        return weights
+        return weights if min(weights) < max(weights) else None
 
     def _credit(self, picked: Sequence[DraftTree]) -> None:
         """Note what each proposer's nodes promise beyond the time in which they are verified."""
@@ -240,7 +253,9 @@ class CostAwarePlanner:
             self.calibration.observe(request.request_id, as_if_verified(tree, result))
 
     def end(self, report: StepReport) -> None:
-        step = self._step
+        if not self._is_open:  # nobody decoded, so nothing was planned
+            self._step = PlannedStep()
+        step, self._is_open = self._step, False
         forward_ms = self.cost.predict(report.shape) if self._is_frozen else report.forward_ms
         total_ms = forward_ms + step.draft_ms if self._is_frozen else report.total_ms
         if not self._is_frozen:
@@ -258,7 +273,7 @@ class CostAwarePlanner:
         plain = step.plain_ms if drafted else forward_ms
         if drafted and not self._is_frozen:
             self._plain_check.observe_draft()
-        elif not drafted:
+        elif not drafted and step.plain_ms:
             self._plain_check.observe_plain(step.plain_ms, forward_ms)
         self.pace.observe(report.num_emitted / decoding, total_ms / self.pace.plain_ms(plain))
 

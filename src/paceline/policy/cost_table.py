@@ -20,6 +20,9 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from paceline.errors import ProfileError
 from paceline.policy.cost_points import (
     COLUMNS,
@@ -32,6 +35,7 @@ from paceline.policy.cost_points import (
     to_rows,
 )
 
+Floats = npt.NDArray[np.float64]
 MAX_NAME = 300
 _KEYS = ("name", "is_relative", "columns", "points")
 
@@ -64,6 +68,7 @@ class CostTable:
         if not base or any(curve[0][0] != 1 for curve in base.values()):
             raise ProfileError(f"the cost table {name!r} has contexts without a step of width 1")
         self._base: list[tuple[int, Curve]] = sorted(base.items())
+        self._base_arrays = [_arrays(curve) for _, curve in self._base]
         self.contexts = [context for context, _ in self._base]
         self._saved_but_one, self._saved_all = self._savings()
         self._surcharges, self._per_context = self._request_costs()
@@ -101,6 +106,29 @@ class CostTable:
             time += self._surcharge(shape)
         return max(0.0, time)
 
+    def growth(self, shape: StepShape, count: int) -> Floats:
+        """:meth:`step` of a step with 0 to ``count`` further rows, ``[count + 1]``.
+
+        Each is sampled, and its context is the mean context of the step's requests.
+        """
+        more = np.arange(count + 1, dtype=np.float64)
+        rows = shape.rows + more
+        context = shape.context_sum / (shape.requests or 1)
+        seen = shape.rows_x_context + more * context
+        times = self._rows_of_one_request(rows, seen / np.maximum(rows, 1))
+        if 1 <= shape.samples < shape.rows:
+            unsampled = (shape.rows - shape.samples) / (rows - 1)
+            times = times - _on_curve(_arrays(self._saved_but_one), rows) * unsampled
+        elif shape.samples < shape.rows:
+            times = times - [self._saving(int(r), n) for n, r in enumerate(rows)]
+        if shape.requests > 1 and self._surcharges:
+            known = [(width, on_curve(curve, shape.requests)) for width, curve in self._surcharges]
+            widths = np.minimum(rows / shape.requests, known[-1][0])
+            read = seen / rows + (shape.requests - 1) * self.contexts[0]
+            beyond = np.maximum(0.0, shape.context_sum - read)
+            times = times + _on_curve(_arrays(known), widths) + beyond * self._per_context
+        return np.where(rows > 0, np.maximum(times, 0.0), 0.0)
+
     def cost_ratio(self, width: int, context: float = 0) -> float:
         """Time of one request's step of this width over that of width 1."""
         return self.milliseconds(width, context) / self.milliseconds(1, context)
@@ -114,6 +142,21 @@ class CostTable:
         at = min(bisect_left(self.contexts, context), len(self._base) - 1)
         near = self._base[at - 1 : at + 1]
         return on_curve([(c, on_curve(curve, rows)) for c, curve in near], context)
+
+    def _rows_of_one_request(self, rows: Floats, contexts: Floats) -> Floats:
+        """:meth:`_one_request` of many steps at once."""
+        if len(self._base) == 1:
+            return _on_curve(self._base_arrays[0], rows)
+        times = np.stack([_on_curve(curve, rows) for curve in self._base_arrays])
+        known = np.array(self.contexts, dtype=np.float64)
+        at = np.clip(np.searchsorted(known, contexts), 1, len(known) - 1)
+        each = np.arange(len(rows))
+        low, high = times[at - 1, each], times[at, each]
+        slope = (high - low) / (known[at] - known[at - 1])
+        beyond = contexts > known[-1]
+        slope = np.where(beyond, np.maximum(slope, 0.0), slope)
+        begin, value = np.where(beyond, known[at], known[at - 1]), np.where(beyond, high, low)
+        return np.where(contexts <= known[0], times[0], value + slope * (contexts - begin))
 
     # --- the saving ----------------------------------------------------------------------------
 
@@ -199,3 +242,18 @@ class CostTable:
 
 def _means(values: Mapping[int, Sequence[float]]) -> Curve:
     return [(x, sum(ys) / len(ys)) for x, ys in sorted(values.items())]
+
+
+def _arrays(curve: Curve) -> tuple[Floats, Floats]:
+    x, y = np.array(curve, dtype=np.float64).T
+    return x, y
+
+
+def _on_curve(curve: tuple[Floats, Floats], xs: Floats) -> Floats:
+    """:func:`~paceline.policy.cost_points.on_curve` at many places at once."""
+    x, y = curve
+    values: Floats = np.interp(xs, x, y)
+    if xs[-1] > x[-1] and len(x) > 1:
+        slope = max(0.0, (y[-1] - y[-2]) / (x[-1] - x[-2]))
+        values = values + slope * np.maximum(0.0, xs - x[-1])
+    return values

@@ -71,6 +71,7 @@ class DraftingCost:
         expected = self.milliseconds(name, levels)
         if lag:
             each = max(0.0, milliseconds - expected) / lag
+            each = min(each, MOST * time.token) if time.token else each
             time.token += (0.5 if time.token else 1.0) * (each - time.token)
             return
         if expected == 0.0:

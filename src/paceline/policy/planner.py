@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -41,10 +41,12 @@ class Source:
     Attributes:
         name: origin of the nodes that it drafts.
         costs_forwards: it drafts by forwards of a model, one per level of its trees.
+        lag: tokens of a request that it has to read before it can draft; None where it will not.
     """
 
     name: str
     costs_forwards: bool = False
+    lag: Callable[[Request], int | None] = lambda request: 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +76,16 @@ class Planner(Protocol):
     :meth:`end`. Requests are named by their place in what :meth:`begin` was given.
     """
 
+    def set_sources(self, sources: Sequence[Source]) -> None:
+        """Other proposers draft from now on, whatever their names."""
+        ...
+
     def begin(self, step: StepShape, requests: Sequence[Request]) -> bool:
         """Look at the requests that may draft; False when nobody is to be asked.
 
         Args:
             step: everything that will be forwarded anyway.
+            requests: that decode, those that draft nothing included.
         """
         ...
 
@@ -134,6 +141,8 @@ class FixedPlanner:
 
     A proposer that costs forwards is not asked where others expect to bring a token already.
     """
+
+    def set_sources(self, sources: Sequence[Source]) -> None: ...
 
     def begin(self, step: StepShape, requests: Sequence[Request]) -> bool:
         return True

@@ -15,7 +15,8 @@ class Prices:
             target verifies it, at the further count where nodes are cheapest. Empty: nothing.
         level: of one more level for all requests together: the time in which it is drafted.
         estimate: (place in the request list of the proposer, depth, its own estimate) to how
-            likely the node is accepted once its parent is.
+            likely the node is accepted once its parent is; infinite where a request asked for its
+            drafts whatever they cost.
     """
 
     nodes: Sequence[float] = ()

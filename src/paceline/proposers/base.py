@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from paceline.config import SpeculativeConfig
+from paceline.policy.acceptance import limit_siblings
 from paceline.policy.prices import FREE, Prices
 from paceline.request import Request, VerifyResult
 from paceline.span import ROOT, DraftTree
@@ -97,14 +98,5 @@ def merge(trees: Sequence[DraftTree]) -> DraftTree:
             node_of.append(node)
     if not is_calibrated:
         merged.evidence = []
-    _normalise_siblings(merged)
+    limit_siblings(merged)
     return merged
-
-
-def _normalise_siblings(tree: DraftTree) -> None:
-    total: dict[int, float] = {}
-    for parent, prob in zip(tree.parents, tree.accept_probs, strict=True):
-        total[parent] = total.get(parent, 0.0) + prob
-    for node, parent in enumerate(tree.parents):
-        if total[parent] > 1.0:
-            tree.accept_probs[node] /= total[parent]

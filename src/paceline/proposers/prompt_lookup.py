@@ -146,7 +146,8 @@ class PromptLookupProposer:
         return trees
 
     def observe(self, request: Request, result: VerifyResult) -> None:
-        self._index_of(request)
+        if request.request_id in self._indices:  # else it was never asked for this request
+            self._index_of(request)
 
     def finish(self, request: Request) -> None:
         self._indices.pop(request.request_id, None)

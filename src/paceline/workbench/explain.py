@@ -65,6 +65,9 @@ class RecordingPlanner:
         self._num_nodes = 0
         self._step = _Step()
 
+    def set_sources(self, sources: Sequence[Source]) -> None:
+        self.inner.set_sources(sources)
+
     def begin(self, step: StepShape, requests: Sequence[Request]) -> bool:
         positions = [len(request.token_ids) for request in requests]
         self._step = _Step(step, list(requests), positions)

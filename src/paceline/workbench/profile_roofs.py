@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from paceline.models.config import ModelConfig
@@ -34,7 +35,9 @@ class Roofs:
 
 def measure_roofs(ops: Ops) -> Roofs:
     """Measure both roofs with the current number of threads; on the compute thread."""
-    read = _best_seconds(torch.ones(READ_BYTES // 4, device=ops.device).sum)
+    # numpy asks for huge pages, as weights have them.
+    array = torch.from_numpy(np.ones(READ_BYTES // 4, np.float32)).to(ops.device)
+    read = _best_seconds(array.sum)
     weights = ops.pack_linear(torch.randn(GEMM_WIDTH, GEMM_WIDTH), None)
     rows = torch.randn(GEMM_ROWS, GEMM_WIDTH, device=ops.device)
     product = _best_seconds(lambda: ops.linear(rows, weights))

@@ -127,7 +127,6 @@ class _Replay:
         config: EngineConfig,
     ) -> None:
         self._proposers = proposers
-        self._planner = planner
         self._cost = cost
         self._config = config
         self._scheduler = Scheduler(config, cast(KVCache, EndlessKV()), cost)
@@ -161,9 +160,10 @@ class _Replay:
 
     def _step(self, items: Sequence[Scheduled]) -> None:
         shape = roots = step_shape(items)
-        drafts = self._drafting.propose(items)
+        room = self._config.max_num_batched_tokens - sum(item.num_tokens for item in items)
+        drafts = self._drafting.propose(items, room)
         if drafts:
-            self._plan(items, drafts)
+            self._plan(drafts, room)
             shape = step_shape(items)
         forward_ms, draft_ms = self._cost.predict(shape), 0.0
         for proposer in self._proposers:
@@ -192,8 +192,7 @@ class _Replay:
             trace.ms += even + len(item.draft) * node_ms
             trace.draft_ms += drafted
 
-    def _plan(self, items: Sequence[Scheduled], drafts: Sequence[Draft]) -> None:
-        room = self._config.max_num_batched_tokens - sum(item.num_tokens for item in items)
+    def _plan(self, drafts: Sequence[Draft], room: int) -> None:
         for draft, tree in zip(drafts, self._drafting.choose(drafts, room), strict=True):
             draft.item.request.counters.num_pruned_tokens += len(draft.tree) - len(tree)
             draft.item.draft = tree
@@ -217,8 +216,7 @@ class _Replay:
         self._drafting.observe(request, verdict)
         if request.finish_reason is not None:
             self._scheduler.remove(request)
-            self._drafting.finish(request)
-            self._planner.finish(request)
+            self._drafting.end_request(request)
         return count
 
 

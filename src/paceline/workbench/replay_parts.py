@@ -17,30 +17,23 @@ class Charged:
         self._proposer = proposer
         self._cost = cost
         self._ms = 0.0
-        self._lengths: dict[int, int] = {}
         self.name = proposer.name
         self.config = proposer.config
         self.costs_forwards = proposer.costs_forwards
         self.observe = proposer.observe
         self.context_length = proposer.context_length
+        self.finish = proposer.finish
+        self.lag = getattr(proposer, "lag", lambda request: 0)
 
     def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
+        lags = [self.lag(request) or 0 for request in requests]
         trees = self._proposer.propose(requests, budget)
-        if not self.costs_forwards:
-            self._ms += self._cost.milliseconds(self.name)
-            return trees
-        levels = max((max(tree.depths()) for tree in trees if len(tree)), default=1)
+        levels = 1
+        if self.costs_forwards:
+            levels = max((max(tree.depths()) for tree in trees if len(tree)), default=1)
         self._ms += self._cost.milliseconds(self.name, levels)
-        for request in requests:
-            length = len(request.token_ids)
-            lag = length - self._lengths.get(request.request_id, 0)
-            self._ms += self._cost.catch_up(self.name, lag)
-            self._lengths[request.request_id] = length
+        self._ms += sum(self._cost.catch_up(self.name, lag) for lag in lags)
         return trees
-
-    def finish(self, request: Request) -> None:
-        self._proposer.finish(request)
-        self._lengths.pop(request.request_id, None)
 
     def take_ms(self) -> float:
         """What was charged since the last call."""

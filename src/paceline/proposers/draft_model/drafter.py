@@ -96,6 +96,12 @@ class Drafter(ABC):
         if self._drafts.pop(request.request_id, None) is not None:
             self._kv.free(request.request_id)
 
+    def lag(self, request: Request) -> int | None:
+        """Tokens to be read before drafting; None where that takes longer than it can save."""
+        draft = self._drafts.get(request.request_id)
+        lag = len(request.token_ids) - (len(draft.tokens) if draft else 0)
+        return None if lag > LAG_PER_TOKEN * request.remaining else lag
+
     def context_length(self, request: Request) -> int:
         """The request's length, unless the draft holds KV of a token that the request does not."""
         draft = self._drafts.get(request.request_id)
