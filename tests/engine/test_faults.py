@@ -13,6 +13,7 @@ from paceline.config import SpeculativeConfig
 from paceline.engine.engine import Engine
 from paceline.engine.engine_thread import EngineThread
 from paceline.errors import EngineClosedError, RequestFailedError
+from paceline.objective import Objective
 from paceline.policy.cost_aware import CostAwarePlanner
 from paceline.proposers.base import DraftBudget
 from paceline.proposers.prompt_lookup import PromptLookupProposer
@@ -270,16 +271,34 @@ def test_a_failing_stop_checker_ends_its_request_alone(method: str) -> None:
     assert_no_leak(engine)
 
 
-def test_a_planner_that_raises_costs_only_drafts() -> None:
+@pytest.mark.parametrize(
+    "method", ["begin", "ask", "prices", "drafted", "choose", "observe", "end", "finish"]
+)
+@pytest.mark.parametrize("is_cost_aware", [False, True])
+def test_a_planner_that_raises_costs_only_drafts(method: str, is_cost_aware: bool) -> None:
     def broken(*_: Any) -> Any:
         raise ValueError("no plan")
 
     engine = toy_engine([PromptLookupProposer(lookup_config())])
-    engine.drafting.planner.choose = broken  # type: ignore[method-assign]
+    if is_cost_aware:
+        engine.drafting.planner = CostAwarePlanner(engine.cost)
+    setattr(engine.drafting.planner, method, broken)
     results = run_jobs(engine, JOBS)
     assert [group[0].token_ids for group in results] == plain()
-    assert engine.stats().speculation.num_draft_tokens == 0
+    if method in ("begin", "ask", "prices", "drafted", "choose"):
+        assert engine.stats().speculation.num_draft_tokens == 0
     assert_no_leak(engine)
+
+
+def test_a_finished_request_leaves_nothing_with_the_planner() -> None:
+    engine = toy_engine([PromptLookupProposer(lookup_config())])
+    planner = CostAwarePlanner(engine.cost, Objective("tpot", 5.0))
+    engine.drafting.planner = planner
+    run_jobs(engine, JOBS)
+    accounts = planner._asking._accounts
+    assert not any(own.gains or own.probed for own in accounts._own.values())
+    assert not planner._starts
+    assert not planner.calibration._fits
 
 
 class BrokenChecker:

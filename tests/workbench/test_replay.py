@@ -234,3 +234,13 @@ def test_a_log_says_what_is_accepted(
     verdict = verdict_of(TREE, log, 1)
     assert (list(verdict.path), list(verdict.token_ids)) == (path, tokens)
     assert list(verdict.origins) == origins
+
+
+def test_periodic_text_commits_five_tokens_per_step_at_four_drafted() -> None:
+    period = [5, 9, 2, 7, 11, 3]
+    traces = [make_trace(0, period * 3, (period * 30)[:150])]
+    proposer = PromptLookupProposer(SpeculativeConfig(num_speculative_tokens=4))
+    result = replay(traces, make_meta(150), [proposer], FixedPlanner(), frozen_cost())
+    emitted = result.traces[0].emitted
+    # The first token comes with the prompt, and the last step has less left to emit.
+    assert set(emitted[1:-1]) == {5}

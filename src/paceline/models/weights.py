@@ -225,7 +225,7 @@ def _stacked_rows(parts: list[Tensor], first: int, last: int) -> Tensor:
         if len(rows):
             found.append(rows)
         first, last = first - len(part), last - len(part)
-    return torch.cat(found)
+    return found[0] if len(found) == 1 else torch.cat(found)
 
 
 def _is_packed(tensors: Mapping[str, Tensor], linear: str) -> bool:

@@ -104,7 +104,15 @@ def _slices(read: ReadRows, n: int, k: int) -> Iterator[tuple[int, int, Tensor]]
 
 
 def floats(tensor: Tensor) -> Floats:
-    array: Floats = tensor.detach().to(torch.float32).contiguous().numpy()
+    """As float32, by this thread alone where that is easy.
+
+    torch's threads would not go to sleep at once, and hold the cores that packing needs.
+    """
+    plain = tensor.detach().contiguous()
+    if plain.dtype == torch.bfloat16:
+        bits: npt.NDArray[np.uint16] = plain.view(torch.uint16).numpy()
+        return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    array: Floats = plain.to(torch.float32).numpy()
     return array
 
 
