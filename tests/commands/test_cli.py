@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import paceline
@@ -24,12 +23,18 @@ def call(*arguments: str) -> subprocess.CompletedProcess[str]:
     return python("-m", "paceline", *arguments)
 
 
+def children_seconds() -> float:
+    """Processor time of processes that have ended: a busy machine does not lengthen it."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
 def test_help_is_quick() -> None:
     seconds = []
     for _ in range(5):
-        began = time.perf_counter()
+        began = children_seconds()
         result = call("--help")
-        seconds.append(time.perf_counter() - began)
+        seconds.append(children_seconds() - began)
         assert result.returncode == 0
         if seconds[-1] < HELP_SECONDS:
             break  # the best of them counts

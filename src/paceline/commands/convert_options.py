@@ -9,7 +9,7 @@ from paceline.commands.options import argument, option
 from paceline.config import PACKED_DTYPES
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ConvertOptions:
     """Options of ``paceline convert``."""
 

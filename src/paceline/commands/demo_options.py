@@ -9,7 +9,7 @@ from paceline.commands.options import option
 from paceline.config import BACKENDS, DTYPES
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class DemoOptions:
     """Options of ``paceline demo``."""
 

@@ -15,7 +15,7 @@ from paceline.commands.options import (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ExplainOptions(EngineOptions, SpeculationOptions, SamplingOptions):
     """Options of ``paceline explain``."""
 

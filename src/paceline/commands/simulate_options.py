@@ -8,7 +8,7 @@ from typing import Annotated
 from paceline.commands.options import EngineOptions, SpeculationOptions, argument, option
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class SimulateOptions(EngineOptions, SpeculationOptions):
     """Options of ``paceline simulate``."""
 

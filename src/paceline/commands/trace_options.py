@@ -8,7 +8,7 @@ from typing import Annotated
 from paceline.commands.options import EngineOptions, argument, option
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class TraceOptions(EngineOptions):
     """Options of ``paceline trace``."""
 

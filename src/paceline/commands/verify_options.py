@@ -17,7 +17,7 @@ from paceline.commands.options import (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class IdentityOptions:
     """What is compared, and what passes."""
 
@@ -41,7 +41,7 @@ class IdentityOptions:
     json: Annotated[bool, option("--json", help="End stdout with a line of JSON.")] = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class QualityOptions:
     """What arithmetic is measured, and on what."""
 
@@ -83,7 +83,7 @@ class QualityOptions:
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class VerifyOptions(
     EngineOptions,
     QualityOptions,

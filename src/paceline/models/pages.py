@@ -2,7 +2,7 @@
 
 The C library's allocator would mix such arrays with the temporary ones of loading and keep the
 holes that those leave. And its pages are of 4 KB: a step, which reads all weights, waits for the
-translation of addresses, and takes a tenth longer where it has one row.
+translation of addresses, and takes 5 to 10 % longer where it has one row.
 """
 
 from __future__ import annotations
