@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import subprocess
@@ -13,18 +12,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-FOLDER = ROOT / "benchmarks"
-
-
-@pytest.fixture(autouse=True)
-def _benchmarks_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    # As for a program that is started by its path: its neighbours are top-level modules.
-    monkeypatch.syspath_prepend(str(FOLDER))
-
-
-def module(name: str) -> Any:
-    return importlib.import_module(name)
+from tests.programs import FOLDER, ROOT, module
 
 
 def options(tmp_path: Path, **values: Any) -> argparse.Namespace:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
@@ -16,21 +15,9 @@ from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.policy.cost_points import StepShape
 from paceline.workbench.simulate import PLANNERS, Simulator
 from paceline.workbench.traces import read_meta, read_traces
+from tests.programs import FOLDER, ROOT, module
 from tests.workbench.test_oracle import repetitive
 from tests.workbench.toy_traces import frozen_cost, make_meta
-
-ROOT = Path(__file__).resolve().parent.parent
-FOLDER = ROOT / "benchmarks"
-
-
-@pytest.fixture(autouse=True)
-def _benchmarks_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    # As for a program that is started by its path: its neighbours are top-level modules.
-    monkeypatch.syspath_prepend(str(FOLDER))
-
-
-def module(name: str) -> Any:
-    return importlib.import_module(name)
 
 
 @pytest.mark.parametrize("planner", ["auto", "fixed"])

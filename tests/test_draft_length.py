@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
@@ -17,19 +16,7 @@ import pytest
 from paceline.llm import embedded_model
 from paceline.models.hf_config import config_from_hf
 from paceline.workbench.profile_roofs import Work
-
-ROOT = Path(__file__).resolve().parent.parent
-FOLDER = ROOT / "benchmarks"
-
-
-@pytest.fixture(autouse=True)
-def _benchmarks_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    # As for a program that is started by its path: its neighbours are top-level modules.
-    monkeypatch.syspath_prepend(str(FOLDER))
-
-
-def module(name: str) -> Any:
-    return importlib.import_module(name)
+from tests.programs import FOLDER, ROOT, module
 
 
 @pytest.mark.parametrize("size", ["0.5b", "tiny"])

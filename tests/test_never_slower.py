@@ -14,19 +14,7 @@ from typing import Any
 import pytest
 
 from paceline.request import FinishReason, StepOutput
-
-ROOT = Path(__file__).resolve().parent.parent
-FOLDER = ROOT / "benchmarks"
-
-
-@pytest.fixture(autouse=True)
-def _benchmarks_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    # As for a program that is started by its path: its neighbours are top-level modules.
-    monkeypatch.syspath_prepend(str(FOLDER))
-
-
-def module(name: str) -> Any:
-    return importlib.import_module(name)
+from tests.programs import FOLDER, ROOT, module
 
 
 def encode(text: str) -> list[int]:

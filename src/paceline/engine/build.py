@@ -19,6 +19,7 @@ from paceline.policy.choice import choose_nodes
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_aware import CostAwarePlanner
 from paceline.policy.cost_table import CostTable
+from paceline.policy.planner import FixedPlanner, Planner
 from paceline.proposers import TargetInfo, build_proposers
 from paceline.proposers.base import Proposer
 from paceline.runtime.kv_cache import (
@@ -132,15 +133,18 @@ def build_engine(
         kv_bytes=budget - count * bytes_per_block(shape, config.kv_cache_dtype),
     )
     proposers = build_proposers(config.speculative, target, strict=config.strict)
-    cost = CostModel(
-        find_table(checkpoint.name, shape, ops, config.dtype, config.kv_cache_dtype)
-        if find_table
-        else None
-    )
-    planner = None
-    if config.planner == "auto":
-        choose = kernels.choose_nodes if kernels is not None else choose_nodes
-        planner = CostAwarePlanner(cost, config.objective, choose=choose)
+    table = None
+    if find_table is not None:
+        table = find_table(checkpoint.name, shape, ops, config.dtype, config.kv_cache_dtype)
+    cost = CostModel(table)
+    planner = _planner(config, cost)
     runner = ModelRunner(decoder, kv)
     engine = Engine(runner, config, proposers, shape.eos_token_ids, planner, cost)
     return BuiltEngine(engine, checkpoint, config, target, ops.name, ops.identity)
+
+
+def _planner(config: EngineConfig, cost: CostModel) -> Planner:
+    if config.planner == "fixed":
+        return FixedPlanner()
+    choose = kernels.choose_nodes if kernels is not None else choose_nodes
+    return CostAwarePlanner(cost, config.objective, choose=choose)
