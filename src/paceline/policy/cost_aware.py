@@ -82,7 +82,7 @@ class CostAwarePlanner:
         cost: shared with the engine, which teaches it.
         objective: what is to be made small.
         drafting: what drafting costs; None learns it from the clock. With fixed times and a cost
-            model that does not learn, no clock is read at all and a replay decides the same.
+            model that does not learn, no decision depends on a clock and a replay decides the same.
         choose: the choice of nodes; the default is in Python.
     """
 
