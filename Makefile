@@ -111,5 +111,5 @@ $(RUN_READY): pyproject.toml constraints.txt $(NATIVE_SOURCES)
 	@touch $@
 
 $(DEV_READY): $(RUN_READY)
-	$(PIP) -e ".[dev,gguf]"
+	$(PIP) -e ".[dev,gguf,server,grammar,bench]"
 	@touch $@

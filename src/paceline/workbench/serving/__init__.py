@@ -1,0 +1,1 @@
+"""Measuring a server that speaks OpenAI's protocol: prompts, arrivals, requests, figures."""

@@ -1,0 +1,192 @@
+"""One streamed request and what was measured of it. The only place that needs aiohttp.
+
+Owns the clock: a token's time is when its bytes were read. Counts of tokens are the server's own.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.errors import ConfigError
+from paceline.workbench.serving.sse import EventParser
+
+try:
+    import aiohttp
+except ModuleNotFoundError as missing:
+    raise ConfigError(
+        "benchmarks of servers need aiohttp: pip install 'paceline[bench]'"
+    ) from missing
+
+# Less than the 5 seconds after which uvicorn closes an idle connection: a request that is sent just
+# then would fail.
+KEEPALIVE_S = 4.0
+# How much of a server's words on an error is kept.
+MESSAGE_LENGTH = 200
+_DONE = b"[DONE]"
+_TEXT_FIELDS = ("content", "reasoning_content", "reasoning")
+
+
+@dataclass(slots=True)
+class Outcome:
+    """A request after it ended; times in seconds.
+
+    Attributes:
+        start: when it was sent, since the run began.
+        queued: how long it waited for its turn under ``--max-concurrency``.
+        ttft: from sending to the first text; of an answer without any text, to its end.
+        itls: between texts that arrived one after another; one can be several tokens.
+        latency: from sending to the end.
+        prompt_len, output_len: tokens by the server's ``usage``.
+        error: why it failed; empty if it did not. Nothing else counts then.
+    """
+
+    prompt_len: int = 0
+    output_len: int = 0
+    start: float = 0.0
+    queued: float = 0.0
+    ttft: float = 0.0
+    itls: list[float] = field(default_factory=list)
+    latency: float = 0.0
+    text: str = ""
+    finish_reason: str | None = None
+    error: str = ""
+
+    @property
+    def tpot(self) -> float:
+        """Time per output token after the first; 0 without a second one."""
+        return (self.latency - self.ttft) / (self.output_len - 1) if self.output_len > 1 else 0.0
+
+
+def new_session(headers: Mapping[str, str], timeout_s: float) -> aiohttp.ClientSession:
+    """A session without a limit of connections, which are kept for the next request."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
+        headers={**headers, "Content-Type": "application/json"},
+        timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(60.0, timeout_s)),
+    )
+
+
+async def send(session: aiohttp.ClientSession, url: str, body: bytes, outcome: Outcome) -> None:
+    """Send one request and fill its outcome; whatever goes wrong becomes its ``error``."""
+    began = time.perf_counter()
+    try:
+        async with session.post(url, data=body) as response:
+            if response.status != 200:
+                raise _FailedError(await refusal(response))
+            await _read(response, began, outcome)
+    except _FailedError as failure:
+        outcome.error = str(failure)
+    except TimeoutError:
+        outcome.error = "timed out"
+    except aiohttp.ClientConnectorError as error:
+        outcome.error = f"no connection: {error}"[:MESSAGE_LENGTH]
+    except (aiohttp.ClientError, OSError) as error:
+        outcome.error = f"disconnected: {type(error).__name__}"
+
+
+class _FailedError(Exception):
+    """The server's answer is an error, or is none."""
+
+
+async def refusal(response: aiohttp.ClientResponse) -> str:
+    """Status and message of an answer that is an error."""
+    text = await response.text(errors="replace")
+    try:
+        message = _message(json.loads(text))
+    except ValueError:
+        message = " ".join(text.split())
+    return f"HTTP {response.status}: {message}"[:MESSAGE_LENGTH]
+
+
+def _message(document: Any) -> str:
+    error = document.get("error", document) if isinstance(document, dict) else document
+    message = error.get("message", error) if isinstance(error, dict) else error
+    return " ".join(str(message).split())
+
+
+async def _read(response: aiohttp.ClientResponse, began: float, outcome: Outcome) -> None:
+    stream = _Stream(outcome, began)
+    parser = EventParser()
+    async for data in response.content.iter_any():
+        now = time.perf_counter()
+        try:
+            for event in parser.feed(data):
+                stream.take(event, now)
+        except ValueError as error:
+            raise _FailedError(f"a stream that is no JSON: {error}"[:MESSAGE_LENGTH]) from error
+    stream.end()
+
+
+class _Stream:
+    """What the events of one answer say."""
+
+    def __init__(self, outcome: Outcome, began: float) -> None:
+        self._outcome = outcome
+        self._began = began
+        self._last = 0.0
+        self._texts: list[str] = []
+        self._usage: Mapping[str, Any] | None = None
+        self._is_done = False
+
+    def take(self, event: bytes, now: float) -> None:
+        """Read one event that arrived at ``now``."""
+        if event == _DONE:
+            self._is_done = True
+            return
+        chunk = json.loads(event)
+        if not isinstance(chunk, dict) or chunk.get("error"):
+            raise _FailedError(f"error in the stream: {_message(chunk)}"[:MESSAGE_LENGTH])
+        self._usage = chunk.get("usage") or self._usage
+        choices = chunk.get("choices")
+        if not choices:
+            return
+        text = _text(choices[0])
+        finish_reason = choices[0].get("finish_reason")
+        if text:
+            self._texts.append(text)
+            self._mark(now)
+        if finish_reason:
+            self._outcome.finish_reason = finish_reason
+        # What follows the last text, such as the count of tokens, is not generation.
+        if text or finish_reason:
+            self._outcome.latency = now - self._began
+
+    def _mark(self, now: float) -> None:
+        if self._last:
+            self._outcome.itls.append(now - self._last)
+        else:
+            self._outcome.ttft = now - self._began
+        self._last = now
+
+    def end(self) -> None:
+        """Check that the answer is complete."""
+        outcome = self._outcome
+        if outcome.finish_reason is None:
+            cut = "the stream ended without a finish_reason"
+            raise _FailedError(cut if self._is_done else f"disconnected: {cut}")
+        try:
+            usage = self._usage or {}
+            outcome.prompt_len = int(usage["prompt_tokens"])
+            outcome.output_len = int(usage["completion_tokens"])
+        except (KeyError, TypeError, ValueError):
+            message = "no usage in the stream, so that its tokens cannot be counted"
+            raise _FailedError(message) from None
+        outcome.text = "".join(self._texts)
+        if not self._texts:
+            outcome.ttft = outcome.latency
+
+
+def _text(choice: Mapping[str, Any]) -> str:
+    """The visible text of a completion's or a chat's chunk, arguments of tools included."""
+    if (text := choice.get("text")) is not None:
+        return str(text)
+    delta = choice.get("delta") or {}
+    texts = [delta.get(name) or "" for name in _TEXT_FIELDS]
+    for call in delta.get("tool_calls") or ():
+        function = call.get("function") or {}
+        texts += [function.get("name") or "", function.get("arguments") or ""]
+    return "".join(texts)
