@@ -120,6 +120,16 @@ def test_documents_are_checked(change: dict[str, Any], message: str) -> None:
         from_document(document)
 
 
+def test_the_first_of_several_is_the_targets(tmp_path: Path) -> None:
+    other = replace(PROFILE, roofs=Roofs(1.0, 2.0))
+    path = tmp_path / "written-by-profile.json"
+    write_json(path, {"profiles": [to_document(PROFILE), to_document(other)], "notes": []})
+    assert same(read_profile(path), PROFILE)
+    write_json(path, {"profiles": []})
+    with pytest.raises(ProfileError, match="no profile"):
+        read_profile(path)
+
+
 def test_a_failed_write_leaves_what_was_there(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

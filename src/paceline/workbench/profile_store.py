@@ -147,11 +147,13 @@ def to_document(profile: Profile) -> dict[str, Any]:
 
 
 def from_document(document: object) -> Profile:
-    """The profile that a document describes.
+    """The profile that a document describes; of several in one, the first, which is the target's.
 
     Raises:
         ProfileError: it is none, or of another version.
     """
+    if isinstance(document, dict) and isinstance(document.get("profiles"), list):
+        document = next(iter(document["profiles"]), None)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ProfileError("this is no profile")
     if document.get("format_version") != FORMAT_VERSION:

@@ -1,0 +1,191 @@
+"""The documentation's tables, each from one benchmark's results. Reads no file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from acceptance import EVERY_SET
+from calibration_report import tables as calibration_tables
+from curves_report import tables as curve_tables
+from draft_length_report import tables as draft_length_tables
+from host_time import PHASES
+from kernels import tables as kernel_tables
+from never_slower_cells import RUNS
+from never_slower_tables import tables as never_slower_tables
+from peers_report import tables as peer_tables
+from proposer_sets import DEFAULT
+from report import number
+from sampler import tables as sampler_tables
+from speedup import CONTROL
+
+Document = Mapping[str, Any]
+Row = Mapping[str, Any]
+Builder = Callable[[Document], list[str]]
+
+
+def markdown(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table; the first column is text, the others are aligned to the right."""
+    rule = ["---", *["---:"] * (len(headers) - 1)]
+    lines = [headers, rule, *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines) + "\n"
+
+
+def provenance(document: Document) -> str:
+    """Where and when, in one line, above the tables."""
+    machine, config = document["machine"], document["config"]
+    facts = [
+        f"**{document['device']}**",
+        f"torch threads: {machine['torch_threads']}",
+        f"torch {machine['versions']['torch']}",
+        f"commit `{document['commit']}`",
+        document["date"],
+    ]
+    if "prompts" in config:
+        facts.append(f"{config['prompts']} prompts")
+    if config.get("quick"):
+        facts.append("reduced run")
+    if document["num_failed"]:
+        facts.append(f"{document['num_failed']} failed samples")
+    return ", ".join(facts) + "\n"
+
+
+def target_lines(document: Document) -> str:
+    rows = [
+        [t["name"], number(t["value"]), f"{t['bound']} {t['target']:g}", _yes(t["met"])]
+        for t in document["targets"]
+    ]
+    return markdown(["target", "measured", "wanted", "met"], rows)
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "**no**"
+
+
+def _pick(rows: Sequence[Row], **wanted: object) -> list[Row]:
+    return [row for row in rows if all(row.get(key) == value for key, value in wanted.items())]
+
+
+# --- one function per marker ----------------------------------------------------------------------
+
+
+def step_overhead(document: Document) -> list[str]:
+    """Medians in microseconds: a line per case and number of requests."""
+    parts = [*PHASES, "rest"]
+    rows = []
+    for row in _pick(document["results"], forward="real"):
+        twin = _pick(
+            document["results"], case=row["case"], requests=row["requests"], forward="scripted"
+        )
+        scripted = twin[0].get("host_us") if twin else None
+        rows.append(
+            [
+                row["case"],
+                row["requests"],
+                number(row.get("host_us"), 0),
+                number(row.get("host_us_with_draft"), 0),
+                number(scripted, 0),
+                *(number(row.get("phases_us", {}).get(part), 0) for part in parts),
+                number(row.get("draft_forward_us"), 0),
+            ]
+        )
+    headers = ["case", "requests", "host", "with draft", "scripted", *parts, "draft forwards"]
+    return [markdown(headers, rows), target_lines(document)]
+
+
+def acceptance(document: Document) -> list[str]:
+    """Length and rate of every set and proposer, then the positions over all sets."""
+    results = document["results"]
+    proposers = list(dict.fromkeys(row["proposer"] for row in results))
+    sets = list(dict.fromkeys(row["set"] for row in results))
+    parts = []
+    for temperature in dict.fromkeys(row["temperature"] for row in results):
+        rows = []
+        for name in sets:
+            found = {r["proposer"]: r for r in _pick(results, set=name, temperature=temperature)}
+            rows.append([name, *(_acceptance_cell(found.get(p, {})) for p in proposers)])
+        parts += [f"Temperature {temperature}:\n", markdown(["set", *proposers], rows)]
+    parts += ["Acceptance per position, all sets:\n", _positions(results)]
+    return [*parts, target_lines(document)]
+
+
+def _acceptance_cell(row: Row) -> str:
+    if "mean_acceptance_length" not in row:
+        return "-"
+    return f"{row['mean_acceptance_length']:.2f} ({row['acceptance_rate']:.0%})"
+
+
+def _positions(results: Sequence[Row]) -> str:
+    rows = _pick(results, set=EVERY_SET)
+    depth = max((len(row["acceptance_per_position"]) for row in rows), default=0)
+    lines = []
+    for row in rows:
+        shares = [f"{share:.0%}" for share in row["acceptance_per_position"]]
+        shares += ["-"] * (depth - len(shares))
+        lines.append([row["proposer"], row["temperature"], *shares])
+    return markdown(["proposer", "temperature", *map(str, range(1, depth + 1))], lines)
+
+
+def speedup(document: Document) -> list[str]:
+    """A line per kind of text, number of requests and temperature; a column per arm."""
+    results = document["results"]
+    arms = list(dict.fromkeys(row["arm"] for row in results))
+    cells = dict.fromkeys((row["kind"], row["requests"], row["temperature"]) for row in results)
+    rows = []
+    for kind, requests, temperature in cells:
+        here = _pick(results, kind=kind, requests=requests, temperature=temperature)
+        found = {row["arm"]: row for row in here}
+        plain = number(here[0].get("plain_tokens_per_second"), 1)
+        ratios = [_ratio_cell(found.get(arm, {})) for arm in arms]
+        identical = all(row.get("identical") for row in here)
+        rows.append([kind, requests, temperature, plain, *ratios, _yes(identical)])
+    names = ["control" if arm == CONTROL else arm for arm in arms]
+    headers = ["text", "requests", "temperature", "plain tok/s", *names, "identical"]
+    return [markdown(headers, rows), target_lines(document)]
+
+
+def _ratio_cell(row: Row) -> str:
+    ratio = row.get("speedup")
+    return f"{ratio['value']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})" if ratio else "-"
+
+
+def printed(tables: Callable[[Sequence[Row]], list[str]]) -> Builder:
+    """The tables as the program prints them, then the targets."""
+    return lambda document: [
+        "```\n" + "\n\n".join(tables(document["results"])) + "\n```\n",
+        target_lines(document),
+    ]
+
+
+def demo(document: Document) -> list[str]:
+    """The short table: one request, greedy, default configuration."""
+    rows = [
+        [
+            row["kind"],
+            number(row.get("plain_tokens_per_second"), 0),
+            number(row.get("tokens_per_second"), 0),
+            f"{number(row.get('speedup', {}).get('value'))}x",
+            number(row.get("mean_acceptance_length")),
+            _yes(bool(row.get("identical"))),
+        ]
+        for row in _pick(document["results"], requests=1, temperature=0.0, arm=DEFAULT)
+    ]
+    headers = ["prompt kind", "plain tok/s", "speculative tok/s", "speed-up"]
+    return [markdown([*headers, "acceptance length", "identical"], rows)]
+
+
+BUILDERS: dict[str, tuple[str, Builder]] = {
+    "step_overhead": ("step_overhead", step_overhead),
+    "acceptance": ("acceptance", acceptance),
+    "speedup": ("speedup", speedup),
+    "demo": ("speedup", demo),
+    "peers": ("peers", printed(peer_tables)),
+    "peers_1_5b": ("peers-1.5b", printed(peer_tables)),
+    "calibration": ("calibration", printed(calibration_tables)),
+    "curves": ("curves", printed(curve_tables)),
+    "draft_length": ("draft_length", printed(draft_length_tables)),
+    "kernels": ("kernels", printed(lambda rows: kernel_tables(rows, threads=1, ghz=None))),
+    "sampler": ("sampler", printed(sampler_tables)),
+    **{name: (name, printed(never_slower_tables)) for name in RUNS.values()},
+}
+"""By marker: which benchmark's results it shows, and how."""
