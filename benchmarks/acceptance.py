@@ -58,13 +58,7 @@ def summed(counters: Sequence[SpeculationCounters]) -> SpeculationCounters:
     """One set of counters out of several."""
     total = SpeculationCounters()
     for each in counters:
-        for name, value in asdict(each).items():
-            known = getattr(total, name)
-            if isinstance(value, dict):
-                for key, count in value.items():
-                    known[key] = known.get(key, 0) + count
-            else:
-                setattr(total, name, known + value)
+        total.add(each)
     return total
 
 

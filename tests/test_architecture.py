@@ -16,7 +16,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "paceline"
 
 FLOORS = {
     **dict.fromkeys(("errors", "checks", "config", "speculative_config", "objective"), 0),
-    **dict.fromkeys(("request", "sampling_params", "span", "metrics"), 0),
+    **dict.fromkeys(("request", "sampling_params", "structured_outputs", "span", "metrics"), 0),
     **dict.fromkeys(("policy", "models"), 1),
     "runtime": 2,
     "proposers": 3,

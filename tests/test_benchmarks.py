@@ -288,3 +288,27 @@ def test_benchmark_runs_and_its_results_can_be_shown(
     identical = [t for t in document["targets"] if "identical" in t["name"]]
     assert all(target["met"] for target in identical)
     assert "| ---" in module("render").block(name, tmp_path)
+
+
+# Serving
+
+
+def test_a_way_of_serving_that_failed_has_no_number() -> None:
+    serving = module("serving_overhead")
+    good = sample(serving.INSIDE, (1, 1), 0, 1.0)
+    samples = [good, sample(serving.PROCESS, (1, 1), 0, None)]
+    row = serving.summary(samples, serving.PROCESS, (1, 1))
+    assert row["error"] == "broken"
+    assert "ratio" not in row
+    options = argparse.Namespace(concurrency=[1], max_tokens=1)
+    assert [target.value for target in serving.targets([row], options)] == [None, None, None]
+
+
+@pytest.mark.slow
+def test_serving_overhead_runs() -> None:
+    command = [sys.executable, str(FOLDER / "serving_overhead.py"), "--quick", "--json"]
+    smaller = ["--repeat", "1", "--max-tokens", "4", "--concurrency", "1,3"]
+    run = subprocess.run([*command, *smaller], capture_output=True, text=True, timeout=100)
+    assert run.returncode == 0, run.stderr
+    document = json.loads(run.stdout)
+    assert [row["identical"] for row in document["results"]] == [True] * 6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import doctest
+import queue
 import threading
 from collections.abc import Iterator
 
@@ -20,6 +21,8 @@ from paceline.errors import (
     RequestError,
 )
 from paceline.llm import embedded_model
+from paceline.outputs import Job
+from paceline.request import StepOutput
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 PROMPTS = [
@@ -99,6 +102,39 @@ def test_leaving_a_stream_ends_the_request(plain: LLM) -> None:
     stats = plain.stats()
     assert stats.num_running == 0
     assert stats.num_waiting == 0
+
+
+def test_what_is_submitted_with_one_sink_comes_once_per_step(plain: LLM) -> None:
+    steps: queue.SimpleQueue[list[StepOutput]] = queue.SimpleQueue()
+    added: list[int] = []
+    encoded = [plain.encode(prompt) for prompt in PROMPTS[:2]]
+
+    def on_added(jobs: list[Job]) -> None:
+        assert steps.empty()
+        added.extend(i for job in jobs for i in job.ids)
+
+    jobs = plain.submit(encoded, [GREEDY] * 2, steps.put, on_added=on_added)
+    assert added == [i for job in jobs for i in job.ids]
+    heard: dict[int, list[int]] = {i: [] for i in added}
+    for _ in range(GREEDY.max_tokens or 0):
+        step = steps.get(timeout=30)
+        assert [output.request_id for output in step] == added
+        for output in step:
+            heard[output.request_id] += output.token_ids
+    assert list(heard.values()) == [o.token_ids for o in plain.generate(PROMPTS[:2], GREEDY)]
+    assert steps.empty()
+
+
+def test_flushed_prefixes_are_computed_again(plain: LLM) -> None:
+    def cached_by_one_more() -> int:
+        before = plain.stats().num_cached_tokens
+        plain.generate(PROMPTS[0] * 4, SamplingParams(max_tokens=1, temperature=0))
+        return plain.stats().num_cached_tokens - before
+
+    cached_by_one_more()
+    assert cached_by_one_more() > 0
+    plain.flush_prefix_cache()
+    assert cached_by_one_more() == 0
 
 
 def test_several_threads_share_a_model(speculative: LLM) -> None:

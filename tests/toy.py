@@ -149,6 +149,7 @@ def run_jobs(
     script: Mapping[int, Callable[[Engine, list[list[int]]], None]] | None = None,
     max_steps: int = 3000,
     checkers: Callable[[Job], Sequence[Any]] = lambda job: (),
+    constraints: Callable[[Job], Sequence[Any]] = lambda job: (),
 ) -> list[list[Result]]:
     """Drive an engine; ``script[step]`` runs before that step with the ids of the jobs so far."""
     ids: list[list[int]] = []
@@ -159,7 +160,9 @@ def run_jobs(
         while pending and jobs[pending[0]].at <= step:
             index = pending.pop(0)
             job = jobs[index]
-            ids[index] = engine.add_request(job.prompt, job.params, checkers(job))
+            ids[index] = engine.add_request(
+                job.prompt, job.params, checkers(job), constraints=constraints(job)
+            )
             for request_id in ids[index]:
                 results[request_id] = Result(request=engine.requests[request_id])
         if script and step in script:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from paceline.llm import LLM
     from paceline.outputs import GenerationOutput
     from paceline.sampling_params import SamplingParams, SpeculativeParams
+    from paceline.structured_outputs import StructuredOutputs
 
 _HOMES = {
     "LLM": "paceline.llm",
@@ -24,6 +25,7 @@ _HOMES = {
     "GenerationOutput": "paceline.outputs",
     "SamplingParams": "paceline.sampling_params",
     "SpeculativeParams": "paceline.sampling_params",
+    "StructuredOutputs": "paceline.structured_outputs",
     "PacelineError": "paceline.errors",
 }
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "PacelineError",
     "SamplingParams",
     "SpeculativeParams",
+    "StructuredOutputs",
     "__version__",
 ]
 

@@ -42,7 +42,8 @@ class AsyncLLM(LLM):
         async with self._submitted(encoded, wishes, cache_salt) as (jobs, inbox):
             collector = Collector(jobs)
             while not collector.done:
-                collector.take(await inbox.get())
+                for output in await inbox.get():
+                    collector.take(output)
         return unpacked(collector.outputs(), single)
 
     async def astream(
@@ -59,7 +60,7 @@ class AsyncLLM(LLM):
         async with self._submitted([encoded], [wish], cache_salt) as (_, inbox):
             done = False
             while not done:
-                output = await inbox.get()
+                (output,) = await inbox.get()
                 done = output.finish_reason is not None
                 if output.error is not None:
                     raise output.error
@@ -68,15 +69,15 @@ class AsyncLLM(LLM):
     @asynccontextmanager
     async def _submitted(
         self, prompts: list[list[int]], params: list[SamplingParams], cache_salt: str
-    ) -> AsyncIterator[tuple[list[Job], asyncio.Queue[StepOutput]]]:
+    ) -> AsyncIterator[tuple[list[Job], asyncio.Queue[Sequence[StepOutput]]]]:
         """Requests that end with the block, whichever way it is left."""
         loop = asyncio.get_running_loop()
-        inbox: asyncio.Queue[StepOutput] = asyncio.Queue()
+        inbox: asyncio.Queue[Sequence[StepOutput]] = asyncio.Queue()
 
-        def sink(output: StepOutput) -> None:
-            loop.call_soon_threadsafe(inbox.put_nowait, output)
+        def sink(outputs: Sequence[StepOutput]) -> None:
+            loop.call_soon_threadsafe(inbox.put_nowait, outputs)
 
-        submit = partial(self._submit, prompts, params, sink, cache_salt)
+        submit = partial(self.submit, prompts, params, sink, cache_salt)
         submitting = asyncio.ensure_future(asyncio.to_thread(submit))
         try:
             yield await asyncio.shield(submitting), inbox
@@ -86,4 +87,4 @@ class AsyncLLM(LLM):
     def _abandon(self, submitting: asyncio.Future[list[Job]]) -> None:
         """Abort what was submitted; requests that have ended already do not mind."""
         if not submitting.cancelled() and submitting.exception() is None:
-            self._thread.abort([i for job in submitting.result() for i in job.ids])
+            self.abort([i for job in submitting.result() for i in job.ids])

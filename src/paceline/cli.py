@@ -12,12 +12,16 @@ from typing import Annotated
 import typer
 
 from paceline import __version__
+from paceline.commands.bench_options import BenchServeOptions, BenchThroughputOptions
 from paceline.commands.convert_options import ConvertOptions
 from paceline.commands.demo_options import DemoOptions
+from paceline.commands.doctor_options import DoctorOptions
 from paceline.commands.environment import warn_of_unknown_variables
 from paceline.commands.explain_options import ExplainOptions
 from paceline.commands.options import RunOptions, takes
 from paceline.commands.profile_options import ProfileOptions
+from paceline.commands.run_batch_options import RunBatchOptions
+from paceline.commands.serve_options import ServeOptions
 from paceline.commands.simulate_options import SimulateOptions
 from paceline.commands.trace_options import TraceOptions
 from paceline.commands.train_options import DRAFT, LM, Values, takes_training
@@ -48,6 +52,14 @@ train = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(train)
+bench = typer.Typer(
+    name="bench",
+    help="Measure a server, or the engine itself, under load.",
+    context_settings=_SETTINGS,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+)
+app.add_typer(bench)
 
 
 def _print_version(wanted: bool) -> None:
@@ -79,6 +91,34 @@ def run(options: RunOptions) -> None:
     from paceline.commands.run import run_command
 
     raise typer.Exit(run_command(options))
+
+
+@app.command(epilog=ENVIRONMENT_NOTE)
+@takes(ServeOptions)
+def serve(options: ServeOptions) -> None:
+    """Serve a model to OpenAI's clients.
+
+    Completions, chats, tools and schemas, all of them with speculation, which changes the speed and
+    never the tokens. A page at the address shows the server at work. Interrupted, the server
+    finishes what it has begun; interrupted twice, it ends at once.
+    """
+    from paceline.commands.serve import serve_command
+
+    raise typer.Exit(serve_command(options))
+
+
+@app.command("run-batch", epilog=ENVIRONMENT_NOTE)
+@takes(RunBatchOptions)
+def run_batch(options: RunBatchOptions) -> None:
+    """Answer a file of requests as the server would.
+
+    The file is in OpenAI's batch format: each line has custom_id, method, url and body. Answers are
+    written as they come, in any order. Interrupted, the same command continues. Exit code 1 when a
+    request failed.
+    """
+    from paceline.commands.run_batch import run_batch_command
+
+    raise typer.Exit(run_batch_command(options))
 
 
 @app.command(epilog=ENVIRONMENT_NOTE)
@@ -176,6 +216,18 @@ def demo(options: DemoOptions) -> None:
 
 
 @app.command(epilog=ENVIRONMENT_NOTE)
+@takes(DoctorOptions)
+def doctor(options: DoctorOptions) -> None:
+    """Look at this machine, and say what would make it faster.
+
+    Instruction set, cores, memory and its bandwidth, optional parts, and how the model would run.
+    """
+    from paceline.commands.doctor import doctor_command
+
+    raise typer.Exit(doctor_command(options))
+
+
+@app.command(epilog=ENVIRONMENT_NOTE)
 @takes(ExplainOptions)
 def explain(options: ExplainOptions) -> None:
     """See step by step what was drafted, verified and accepted, and why.
@@ -212,6 +264,32 @@ def train_draft(values: Values) -> None:
     from paceline.commands.train import train_draft_command
 
     raise typer.Exit(train_draft_command(values))
+
+
+@bench.command("serve", epilog=ENVIRONMENT_NOTE)
+@takes(BenchServeOptions)
+def bench_serve(options: BenchServeOptions) -> None:
+    """Measure any server that speaks OpenAI's protocol.
+
+    Requests arrive as told, and the answers are streamed: throughput, the times to the first and
+    between further tokens, and what speculation did if the server's metrics say so. With
+    --compare-with, two servers take turns on the same requests.
+    """
+    from paceline.commands.bench import bench_serve_command
+
+    raise typer.Exit(bench_serve_command(options))
+
+
+@bench.command("throughput", epilog=ENVIRONMENT_NOTE)
+@takes(BenchThroughputOptions)
+def bench_throughput(options: BenchThroughputOptions) -> None:
+    """Measure how many tokens per second the engine makes, without a server.
+
+    All prompts are given to it at once. With --compare, plainly and speculatively in turns.
+    """
+    from paceline.commands.bench_throughput import bench_throughput_command
+
+    raise typer.Exit(bench_throughput_command(options))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -13,6 +13,7 @@ from paceline.errors import ConfigError
 from paceline.objective import Objective, parse_objective
 from paceline.speculative_config import (
     DTYPES,
+    GRAMMAR_DRAFTS,
     LOOSENING_KEYS,
     MAX_SPECULATIVE_TOKENS,
     MAX_TREE_NODES,
@@ -25,6 +26,7 @@ from paceline.speculative_config import (
 __all__ = [
     "BACKENDS",
     "DTYPES",
+    "GRAMMAR_DRAFTS",
     "KV_DTYPES",
     "LOOSENING_KEYS",
     "MAX_SPECULATIVE_TOKENS",

@@ -45,6 +45,10 @@ class EngineClosedError(PacelineError):
     """The engine was closed, or died, before or while the request was served."""
 
 
+class EngineDeadError(EngineClosedError):
+    """The process of the engine died, or its step failed; a server starts another one."""
+
+
 class TrainingError(PacelineError):
     """Training data or options cannot be used, or a checkpoint does not fit them."""
 
@@ -55,3 +59,7 @@ class TraceError(PacelineError):
 
 class ProfileError(PacelineError):
     """A cost table or the file of one is damaged, or is of another machine, model or version."""
+
+
+class BenchmarkError(PacelineError):
+    """The server that is measured is not there, or does not answer what a benchmark asks."""

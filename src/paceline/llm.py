@@ -21,9 +21,11 @@ from paceline.errors import ConfigError, RequestError
 from paceline.metrics import EngineStats
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.detokenizer import TextStream
+from paceline.models.embedded import embedded_model as embedded_model
 from paceline.models.tokenizer import Tokenizer
 from paceline.outputs import Collector, GenerationOutput, Job
 from paceline.request import StepOutput, StopChecker
+from paceline.runtime.grammar import GrammarCompiler
 from paceline.sampling_params import SamplingParams
 from paceline.workbench.profile_store import stored_table
 
@@ -73,6 +75,8 @@ class LLM:
         self.model = self._built.checkpoint.name
         self.backend = self._built.backend
         self.promises_identity = self._built.promises_identity
+        shape, tokenizer = self.checkpoint.config, self.checkpoint.tokenizer
+        self._grammars = GrammarCompiler(tokenizer, shape.vocab_size, shape.eos_token_ids)
 
     def _build(self, model: str | Checkpoint | None, config: EngineConfig) -> Engine:
         self._built = build_engine(model or embedded_model("target"), config, stored_table)
@@ -86,6 +90,11 @@ class LLM:
         return engine
 
     # --- prompts -------------------------------------------------------------------------------
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The target as it was found: its tokenizer (or None) and its generation defaults."""
+        return self._built.checkpoint
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -138,28 +147,39 @@ class LLM:
         single = is_single(prompts)
         batch: list[Any] = [prompts] if single else list(prompts)
         wishes = params_for(params, len(batch))
-        inbox: queue.SimpleQueue[StepOutput] = queue.SimpleQueue()
+        inbox: queue.SimpleQueue[Sequence[StepOutput]] = queue.SimpleQueue()
         encoded = [self.encode(prompt, **template_options) for prompt in batch]
-        collector = Collector(self._submit(encoded, wishes, inbox.put, cache_salt))
+        collector = Collector(self.submit(encoded, wishes, inbox.put, cache_salt))
         try:
             with _progress_bar(len(batch)) if progress else nullcontext() as bar:
                 while not collector.done:
-                    if collector.take(inbox.get()):
+                    for _ in filter(collector.take, inbox.get()):
                         for report in filter(None, (bar, on_finished)):
                             report(collector.num_finished)
         except BaseException:
-            self._thread.abort(collector.unfinished_ids)
+            self.abort(collector.unfinished_ids)
             raise
         return unpacked(collector.outputs(), single)
 
-    def _submit(
+    def submit(
         self,
-        prompts: list[list[int]],
-        params: list[SamplingParams],
+        prompts: Sequence[list[int]],
+        params: Sequence[SamplingParams],
         sink: Sink,
         cache_salt: str = "",
+        on_added: Callable[[list[Job]], None] | None = None,
     ) -> list[Job]:
-        """Add prompts to the engine as one batch: all of them, or none when one is refused."""
+        """Add encoded prompts as one batch: all of them, or none when one is refused.
+
+        Args:
+            params: one per prompt.
+            sink: called on the engine's thread, once per step, with what the step has for these
+                prompts and all others of the same sink; it must be quick.
+            on_added: called on the engine's thread before anything goes to the sink.
+
+        Raises:
+            RequestError: a prompt or its parameters cannot be served.
+        """
         tokenizer = self._built.checkpoint.tokenizer
 
         def checkers(token_ids: list[int], wish: SamplingParams) -> list[StopChecker]:
@@ -168,12 +188,20 @@ class LLM:
             cut = wish.include_stop_str_in_output
             return [TextStream(tokenizer, token_ids, wish.stop, cut) for _ in range(wish.n)]
 
+        # Here, not on the engine's thread: grammars take their time to compile.
+        grammars = [
+            self._grammars.constraints(wish.structured_outputs, wish.n)
+            if wish.structured_outputs is not None
+            else []
+            for wish in params
+        ]
+
         def add(engine: Engine) -> list[Job]:
             jobs: list[Job] = []
             try:
-                for token_ids, wish in zip(prompts, params, strict=True):
+                for token_ids, wish, grammar in zip(prompts, params, grammars, strict=True):
                     stops = checkers(token_ids, wish)
-                    ids = engine.add_request(token_ids, wish, stops, cache_salt)
+                    ids = engine.add_request(token_ids, wish, stops, cache_salt, grammar)
                     jobs.append(Job(token_ids, [engine.requests[i] for i in ids]))
                     for request_id in ids:
                         self._thread.attach(request_id, sink)
@@ -182,9 +210,15 @@ class LLM:
                     for request_id in job.ids:
                         engine.abort(request_id)
                 raise
+            if on_added is not None:
+                on_added(jobs)
             return jobs
 
         return self._thread.call(add)
+
+    def abort(self, request_ids: Sequence[int]) -> None:
+        """End requests before the next step; their sinks hear of it. Unknown ids are ignored."""
+        self._thread.abort(list(request_ids))
 
     def stream(
         self,
@@ -207,20 +241,20 @@ class LLM:
         ([1, 1, 1], ['target'])
         """
         wish = for_stream(params)
-        inbox: queue.SimpleQueue[StepOutput] = queue.SimpleQueue()
+        inbox: queue.SimpleQueue[Sequence[StepOutput]] = queue.SimpleQueue()
         encoded = self.encode(prompt, **template_options)
-        (job,) = self._submit([encoded], [wish], inbox.put, cache_salt)
+        (job,) = self.submit([encoded], [wish], inbox.put, cache_salt)
         done = False
         try:
             while not done:
-                output = inbox.get()
+                (output,) = inbox.get()
                 done = output.finish_reason is not None
                 if output.error is not None:
                     raise output.error
                 yield output
         finally:
             if not done:
-                self._thread.abort(job.ids)
+                self.abort(job.ids)
 
     # --- the engine ----------------------------------------------------------------------------
 
@@ -266,22 +300,20 @@ class LLM:
     def reset_stats(self) -> None:
         self._thread.call(lambda engine: engine.reset_stats())
 
+    def flush_prefix_cache(self) -> None:
+        """Forget all cached prefixes. Running requests keep their KV; outputs do not change."""
+        self._thread.call(lambda engine: engine.kv.flush_prefixes())
+
     def close(self) -> None:
         """Stop the engine; requests in flight end with an error. Closing twice is allowed."""
         self._thread.close()
+        self._grammars.close()
 
     def __enter__(self) -> LLM:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def embedded_model(name: str) -> str:
-    """Folder of an embedded model: ``target`` or ``draft``."""
-    from importlib.resources import files
-
-    return str(files("paceline") / "embedded" / name)
 
 
 @contextmanager

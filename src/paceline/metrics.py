@@ -9,7 +9,51 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+
+
+@dataclass(slots=True)
+class ProposerCounters:
+    """What became of one proposer's nodes. A node that several drafted is the surest one's.
+
+    Attributes:
+        num_drafts: verified drafts with at least one node of this proposer.
+        num_draft_tokens: nodes of this proposer that were verified.
+        num_accepted_tokens_per_pos: accepted nodes of this proposer at each depth, from 1 up.
+    """
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        return sum(self.num_accepted_tokens_per_pos)
+
+    def record(self, num_draft: int, accepted_positions: Sequence[int]) -> None:
+        """Count this proposer's nodes of one draft; positions are depths less one, ascending."""
+        self.num_drafts += 1
+        self.num_draft_tokens += num_draft
+        if accepted_positions:
+            counts = self._counts(accepted_positions[-1] + 1)
+            for position in accepted_positions:
+                counts[position] += 1
+
+    def add(self, other: ProposerCounters) -> None:
+        """Count what another has counted too."""
+        self.num_drafts += other.num_drafts
+        self.num_draft_tokens += other.num_draft_tokens
+        theirs = other.num_accepted_tokens_per_pos
+        counts = self._counts(len(theirs))
+        for position, count in enumerate(theirs):
+            counts[position] += count
+
+    def _counts(self, length: int) -> list[int]:
+        """The counts per position, at least so many."""
+        counts = self.num_accepted_tokens_per_pos
+        if len(counts) < length:
+            counts.extend([0] * (length - len(counts)))
+        return counts
 
 
 @dataclass(slots=True)
@@ -24,32 +68,64 @@ class SpeculationCounters:
     num_pruned_tokens: int = 0
     drafts_by_depth: dict[int, int] = field(default_factory=dict)
     drafts_by_accepted: dict[int, int] = field(default_factory=dict)
-    num_accepted_by_origin: dict[str, int] = field(default_factory=dict)
+    by_proposer: dict[str, ProposerCounters] = field(default_factory=dict)
 
     def record(
-        self, num_emitted: int, num_draft: int, accepted_origins: Sequence[str], draft_depth: int
+        self,
+        num_emitted: int,
+        draft_origins: Sequence[str],
+        accepted_origins: Sequence[str],
+        draft_depth: int,
     ) -> None:
         """Count one verify step of one request.
 
         Args:
             num_emitted: tokens that were emitted, bonus token included, after any cut.
-            num_draft: draft nodes that were verified.
+            draft_origins: who drafted each node that was verified.
             accepted_origins: who drafted each accepted token.
             draft_depth: depth of the draft, 0 when there was none.
         """
         self.num_steps += 1
         self.num_emitted_tokens += num_emitted
-        if not num_draft:
+        if not draft_origins:
             return
         accepted = len(accepted_origins)
         self.num_drafts += 1
-        self.num_draft_tokens += num_draft
+        self.num_draft_tokens += len(draft_origins)
         self.num_accepted_tokens += accepted
         self.drafts_by_depth[draft_depth] = self.drafts_by_depth.get(draft_depth, 0) + 1
         self.drafts_by_accepted[accepted] = self.drafts_by_accepted.get(accepted, 0) + 1
-        by_origin = self.num_accepted_by_origin
-        for origin in accepted_origins:
-            by_origin[origin] = by_origin.get(origin, 0) + 1
+        first = draft_origins[0]
+        if draft_origins.count(first) == len(draft_origins):
+            self._of(first).record(len(draft_origins), range(accepted))
+            return
+        for origin in dict.fromkeys(draft_origins):
+            positions = [i for i, name in enumerate(accepted_origins) if name == origin]
+            self._of(origin).record(draft_origins.count(origin), positions)
+
+    def _of(self, origin: str) -> ProposerCounters:
+        own = self.by_proposer.get(origin)
+        if own is None:
+            own = self.by_proposer[origin] = ProposerCounters()
+        return own
+
+    def add(self, other: SpeculationCounters) -> None:
+        """Count what another has counted too."""
+        for name in _COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for mine, theirs in (
+            (self.drafts_by_depth, other.drafts_by_depth),
+            (self.drafts_by_accepted, other.drafts_by_accepted),
+        ):
+            for value, count in theirs.items():
+                mine[value] = mine.get(value, 0) + count
+        for origin, counters in other.by_proposer.items():
+            self._of(origin).add(counters)
+
+    @property
+    def num_accepted_by_origin(self) -> dict[str, int]:
+        """Accepted tokens of each proposer that drafted."""
+        return {name: own.num_accepted_tokens for name, own in self.by_proposer.items()}
 
     @property
     def num_drafts_per_pos(self) -> list[int]:
@@ -70,6 +146,9 @@ class SpeculationCounters:
         return self.num_emitted_tokens / self.num_steps if self.num_steps else 0.0
 
 
+_COUNTS = [each.name for each in fields(SpeculationCounters) if each.name.startswith("num_")]
+
+
 def _at_least(counts: Mapping[int, int], highest: int) -> list[int]:
     """For each value from 1 to ``highest``, how many were that or more."""
     return [
@@ -80,12 +159,22 @@ def _at_least(counts: Mapping[int, int], highest: int) -> list[int]:
 
 @dataclass(slots=True)
 class EngineStats:
-    """A snapshot of what an engine has done since it started or was last reset."""
+    """A snapshot of what an engine has done since it started or was last reset.
+
+    Attributes:
+        num_queried_tokens: tokens that were looked for in the prefix cache.
+        num_cached_tokens: tokens that it had.
+        expected_accepted_tokens: the planner's estimate for all drafts that were verified.
+        decode_steps_by_rows: forwards in which all requests decoded, by their rows: the width that
+            the planner chose.
+        seconds: by phase of the step.
+    """
 
     speculation: SpeculationCounters = field(default_factory=SpeculationCounters)
     num_requests: int = 0
     num_finished: int = 0
     num_prompt_tokens: int = 0
+    num_queried_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     num_target_forwards: int = 0
@@ -99,7 +188,15 @@ class EngineStats:
     num_waiting: int = 0
     kv_blocks_total: int = 0
     kv_blocks_used: int = 0
+    expected_accepted_tokens: float = 0.0
+    decode_steps_by_rows: dict[int, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+
+    def count_width(self, rows: int, samples: int) -> None:
+        """Count a forward of so many rows, of which so many were sampled."""
+        if rows == samples:  # a prefill chunk has rows that nobody samples
+            by_rows = self.decode_steps_by_rows
+            by_rows[rows] = by_rows.get(rows, 0) + 1
 
     def add_seconds(self, phase: str, began: float) -> float:
         """Charge the time since ``began`` to a phase and return the time it is."""

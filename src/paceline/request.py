@@ -46,6 +46,43 @@ class StopChecker(Protocol):
         ...
 
 
+class Constraint(Protocol):
+    """Which tokens may follow one request's output; the engine knows nothing else of grammars.
+
+    It follows the committed tokens by :meth:`advance` alone. A *path* is what may come after them,
+    and asking about paths changes nothing that can be seen.
+    """
+
+    @property
+    def is_complete(self) -> bool:
+        """The output is whole and nothing may follow it."""
+        ...
+
+    def advance(self, token_id: int) -> None:
+        """Take one committed token that does not end the text."""
+        ...
+
+    def mask(self, path: Sequence[int]) -> bytes:
+        """One bit per token that may follow the path; token 0 is the lowest bit of byte 0."""
+        ...
+
+    def legal(self, tree: DraftTree) -> DraftTree:
+        """The part of a draft that may follow."""
+        ...
+
+    def certain(self, path: Sequence[int]) -> int | None:
+        """The only token that may follow the path, where it is known without a mask."""
+        ...
+
+    def usual(self, path: Sequence[int]) -> int | None:
+        """The token with which a string that has to follow the path usually begins."""
+        ...
+
+    def alternatives(self, path: Sequence[int], most: int) -> list[int]:
+        """Tokens that may follow the path, the longest spellings; none if more than ``most``."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
     """Log-probabilities at one emitted token: its own, and the ``top`` as (token id, logprob)."""
@@ -76,9 +113,11 @@ class Request:
     fork_of: int | None = None
     cache_salt: str = ""
     stop_checker: StopChecker | None = None
+    constraint: Constraint | None = None
     status: RequestStatus = RequestStatus.WAITING
     num_computed: int = 0
     num_preemptions: int = 0
+    num_cached_tokens: int = 0
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: Exception | None = None

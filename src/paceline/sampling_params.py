@@ -8,6 +8,9 @@ from functools import partial
 
 from paceline.config import METHOD_ALIASES, METHODS, check_number
 from paceline.errors import RequestError
+from paceline.structured_outputs import StructuredOutputs
+
+__all__ = ["SamplingParams", "SpeculativeParams", "StructuredOutputs"]
 
 GREEDY_TEMPERATURE = 1e-5
 """Temperatures below this one mean arg-max."""
@@ -98,6 +101,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     n: int = 1
+    structured_outputs: StructuredOutputs | None = None
     speculative: SpeculativeParams = field(default_factory=SpeculativeParams)
 
     def __post_init__(self) -> None:
@@ -119,6 +123,11 @@ class SamplingParams:
                 _check_number(name, value, low, high)
         if self.top_p == 0.0:
             raise RequestError("top_p is 0; allowed are values above 0 up to 1")
+        if not isinstance(self.structured_outputs, StructuredOutputs | None):
+            raise RequestError(
+                f"structured_outputs is {self.structured_outputs!r:.80}; it must be a "
+                "StructuredOutputs"
+            )
         for name in ("ignore_eos", "include_stop_str_in_output"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name} is {getattr(self, name)!r}; allowed are true and false")
@@ -171,6 +180,7 @@ class SamplingParams:
         """True when the token is the arg-max of the raw logits: nothing edits them."""
         return (
             self.is_greedy
+            and self.structured_outputs is None
             and not self.uses_penalties
             and not self.logit_bias
             and self.allowed_token_ids is None

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
 
 from paceline.errors import ProposerError
 
@@ -69,6 +71,8 @@ class DraftTree:
 
     def path_probs(self) -> list[float]:
         """Estimated probability that each node is accepted: the product along its path."""
+        if self.is_chain:
+            return list(accumulate(self.accept_probs, mul))
         probs: list[float] = []
         for parent, prob in zip(self.parents, self.accept_probs, strict=True):
             probs.append(prob if parent < 0 else probs[parent] * prob)
@@ -163,8 +167,15 @@ class Span:
         return cls(request_id, start, token_ids, range(-1, count - 1), rows)
 
     @classmethod
-    def tree(cls, request_id: int, start: int, root: int, draft: DraftTree) -> Span:
-        """The last committed token with its draft tree; the logits of every node are needed."""
-        count = len(draft) + 1
-        parents = [-1, *(parent + 1 for parent in draft.parents)]
-        return cls(request_id, start, [root, *draft.token_ids], parents, range(count))
+    def tree(
+        cls, request_id: int, start: int, root: int, draft: DraftTree, padding: int = 0
+    ) -> Span:
+        """The last committed token with its draft tree; the logits of every node are needed.
+
+        Args:
+            padding: further nodes at the end, which nobody looks at.
+        """
+        count = 1 + len(draft) + padding
+        parents = [-1, *(parent + 1 for parent in draft.parents), *[0] * padding]
+        tokens = [root, *draft.token_ids, *[root] * padding]
+        return cls(request_id, start, tokens, parents, range(count))

@@ -11,8 +11,10 @@ from paceline.checks import check_choice, check_number
 from paceline.errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16", "int8", "int4")
-METHODS = ("prompt_lookup", "draft_model")
+METHODS = ("prompt_lookup", "draft_model", "grammar")
 METHOD_ALIASES = {"ngram": "prompt_lookup"}
+GRAMMAR_DRAFTS: dict[str, Any] = {"num_speculative_tokens": 16, "max_tree_nodes": 24}
+"""What a grammar is sure of goes further than what others guess."""
 LOOSENING_KEYS = (
     "acceptance_threshold",
     "min_acceptance_ratio",
@@ -32,7 +34,8 @@ class SpeculativeConfig:
     """One proposer and how it drafts. Keys are vLLM's where it has one.
 
     Attributes:
-        method: ``prompt_lookup`` (alias ``ngram``) or ``draft_model``.
+        method: ``prompt_lookup`` (alias ``ngram``), ``draft_model``, or ``grammar``, which drafts
+            for requests with structured output alone and joins the others by itself.
         model: folder, GGUF file or hub id of the draft model.
         num_speculative_tokens: most tokens along one path of a draft.
         max_tree_nodes: most nodes of one draft tree; 0 means a chain, or as many as
@@ -98,6 +101,11 @@ class SpeculativeConfig:
         check_choice("dtype", self.dtype, DTYPES)
 
     @property
+    def needs_constraint(self) -> bool:
+        """It drafts only for requests whose output has to fit a grammar."""
+        return self.method == "grammar"
+
+    @property
     def tree_nodes(self) -> int:
         """Node cap of one draft, the chain's length when no tree was asked for."""
         return max(self.max_tree_nodes, self.num_speculative_tokens)
@@ -150,6 +158,8 @@ def _parse_one(item: object) -> SpeculativeConfig:
         values[name] = value
     if "model" in values:
         values.setdefault("method", "draft_model")
+    if values.get("method") == "grammar":
+        values = GRAMMAR_DRAFTS | values
     _widen_lookup(values)
     return SpeculativeConfig(**values)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.engine.drafting import Drafting
-from paceline.engine.scheduler import Scheduled
+from paceline.engine.scheduler import Scheduled, step_shape
 from paceline.metrics import EngineStats
 from paceline.policy.planner import FixedPlanner
 from paceline.request import Request
@@ -37,7 +37,7 @@ def test_costly_drafts_are_not_made_where_free_ones_are_enough(
     expensive.costs_forwards = True
     drafting = Drafting([expensive, Scripted(free)], FixedPlanner(), VOCAB, EngineStats)
     items = [Scheduled(request(i), 1) for i in (0, 1)]
-    trees = [draft.tree for draft in drafting.propose(items, node_budget=100)]
+    trees = [draft.tree for draft in drafting.propose(items, step_shape(items), node_budget=100)]
     assert seen == asked
     assert trees[0].token_ids[:2] == [5, 6]
     assert trees[1].token_ids == [7]

@@ -335,7 +335,7 @@ def test_an_engine_that_dies_tells_everyone() -> None:
     heard: list[StepOutput] = []
 
     def add(engine: Engine) -> None:
-        thread.attach(engine.add_request([1], GREEDY)[0], heard.append)
+        thread.attach(engine.add_request([1], GREEDY)[0], heard.extend)
 
     neighbour = EngineThread(toy_engine)
     thread.call(add)

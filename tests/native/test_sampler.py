@@ -139,6 +139,38 @@ def test_every_survivor_is_the_same(
         assert sample_tokens(logits, rows) == by_numpy(sample_tokens, logits, rows)
 
 
+def masked(one: SamplingRow, vocab: int, seed: int) -> SamplingRow:
+    """The row with some tokens allowed: all, half, few, one or none, or a mask that is short."""
+    rng = np.random.default_rng(seed)
+    share = (1.0, 0.5, 0.01, 0.0)[seed % 4]
+    allowed = rng.random(vocab) < share
+    if seed % 5:
+        allowed[rng.integers(vocab)] = True
+    mask = np.packbits(allowed, bitorder="little").tobytes()
+    one.mask = mask[: len(mask) // 2] if seed % 7 == 6 else mask
+    return one
+
+
+@pytest.mark.parametrize("vocab", [1, 7, 48, 65, 4096])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_under_a_grammar_s_mask(
+    vocab: int, options: dict[str, Any], by_numpy: Callable[..., Any]
+) -> None:
+    for seed, logits in enumerate(shapes(vocab).values()):
+        rows = [masked(row(seed * 3 + i, **options), vocab, seed * 3 + i) for i in range(3)]
+        found = sample_tokens(logits, rows)
+        assert found == by_numpy(sample_tokens, logits, rows)
+        for token, valid, one in zip(*found, rows, strict=True):
+            assert one.mask is not None
+            assert not valid or one.mask[token // 8] >> token % 8 & 1
+        fine = [i for i, valid in enumerate(found[1]) if valid]
+        table, k = torch.from_numpy(logits[fine]), min(vocab, 48)
+        rows = [rows[i] for i in fine]
+        assert_same_ranking(
+            rank_candidates(table, rows, k), by_numpy(rank_candidates, table, rows, k)
+        )
+
+
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_a_large_vocabulary(options: dict[str, Any], by_numpy: Callable[..., Any]) -> None:
     vocab = 32_007

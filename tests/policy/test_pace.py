@@ -11,17 +11,17 @@ def test_the_plain_rate_at_a_cold_start_and_never_less() -> None:
     pace = Pace()
     assert pace.tokens_per_ms(4, 20.0) == pytest.approx(4 / 20.0)
     for _ in range(100):
-        pace.observe(1.0, 3.0)  # three times slower than plain
+        pace.observe(1.0, 3.0, 1.0)  # three times slower than plain
     assert pace.tokens_per_ms(4, 20.0) == pytest.approx(4 / 20.0)
 
 
 def test_the_factor_follows_what_speculation_brings() -> None:
     pace = Pace()
     for _ in range(100):
-        pace.observe(3.0, 1.5)
+        pace.observe(3.0, 1.5, 1.0)
     assert pace.factor == pytest.approx(2.0)
     for _ in range(100):
-        pace.observe(1.0, 1.0)
+        pace.observe(1.0, 1.0, 1.0)
     assert pace.factor == pytest.approx(1.0, abs=0.02)
 
 

@@ -166,7 +166,7 @@ class KVMachine(RuleBasedStateMachine):
 
     @rule()
     def clear_index(self) -> None:
-        self.kv.pool.clear_index()
+        self.kv.flush_prefixes()
 
     @invariant()
     def committed_content_is_kept(self) -> None:

@@ -271,3 +271,15 @@ def test_row_parameters_can_differ_from_the_requests() -> None:
     row = SamplingRow(base, params=replace(base.params, temperature=0.0))
     logits = np.asarray([[0.0, 3.0, 1.0]], dtype=np.float32)
     assert sample_tokens(logits, [row])[0][0] == 1
+
+
+def test_a_mask_comes_before_every_other_edit() -> None:
+    """What a grammar forbids stays forbidden; what it allows keeps its share."""
+    logits = np.asarray([[3.0, 2.0, 1.0, 0.0]], np.float32)
+    params = SamplingParams(temperature=0.0, logit_bias={0: 50.0, 3: 1.5}, repetition_penalty=2.0)
+    one = SamplingRow(request(params), [1], mask=bytes([0b1110]))
+    edited = edit_logits(logits, [one])
+    assert edited.tolist() == [[-np.inf, 1.0, 0.5, 1.5]]
+    assert sample_tokens(logits, [one])[0] == [3]
+    _, valid = sample_tokens(logits, [SamplingRow(request(params), mask=bytes(1))])
+    assert valid == [False]

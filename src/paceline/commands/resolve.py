@@ -1,19 +1,26 @@
-"""From options to what the Python API takes. Owns the command line's default proposers."""
+"""From options to what the Python API takes. Owns the command line's default proposers.
+
+Imports nothing slow: a server resolves its options in a process that never needs torch.
+"""
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.commands.options import EngineOptions, RunOptions, SamplingOptions, SpeculationOptions
+from paceline.commands.speculators import bundled_drafts
 from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.errors import ConfigError
-from paceline.llm import LLM, embedded_model
-from paceline.models.checkpoint import Checkpoint
+from paceline.models.embedded import embedded_model
 from paceline.objective import parse_objective
 from paceline.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from paceline.llm import LLM
+    from paceline.models.checkpoint import Checkpoint
 
 DEFAULT_MAX_NUM_SEQS = 32
 _MEMORY = re.compile(r"(\d+(?:\.\d*)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
@@ -26,12 +33,12 @@ def is_embedded(model: str | None) -> bool:
 
 
 def default_speculative_config(model: str | None) -> tuple[SpeculativeConfig, ...]:
-    """Who drafts when nothing was said: with the embedded model its own draft model too."""
+    """Who drafts when nothing was said: prompt lookup, and the drafts that a model brings."""
     # A match costs nothing to find and can be long. Each level of a draft model costs a forward,
     # which for so small a target is a quarter of its own: one level, but several candidates.
     lookup = SpeculativeConfig(method="prompt_lookup", num_speculative_tokens=8)
-    if not is_embedded(model):
-        return (lookup,)
+    if model is not None and not is_embedded(model):
+        return (lookup, *bundled_drafts(model))
     draft = SpeculativeConfig(
         method="draft_model",
         model=embedded_model("draft"),
@@ -142,4 +149,6 @@ def open_llm(
     source: Checkpoint | None = None,
 ) -> LLM:
     """The model that the options name, from a checkpoint that is open already if one is given."""
+    from paceline.llm import LLM
+
     return LLM(source or options.model, speculative_config=speculative, **engine_options(options))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.errors import ContextLengthError, RequestError
-from paceline.request import Request, StopChecker
+from paceline.request import Constraint, Request, StopChecker
 from paceline.sampling_params import SamplingParams
 
 
@@ -43,6 +43,7 @@ def make_requests(
     eos_token_ids: frozenset[int],
     cache_salt: str,
     stop_checkers: Sequence[StopChecker],
+    constraints: Sequence[Constraint] = (),
 ) -> list[Request]:
     """One request per sample; all but the first begin with the KV of the first one's prompt."""
     limit = context
@@ -61,6 +62,7 @@ def make_requests(
             fork_of=first_id if index else None,
             cache_salt=cache_salt,
             stop_checker=stop_checkers[index] if stop_checkers else None,
+            constraint=constraints[index] if constraints else None,
         )
         for index in range(params.n)
     ]

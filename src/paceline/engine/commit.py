@@ -27,23 +27,28 @@ def append_tokens(request: Request, result: VerifyResult) -> VerifyResult:
     """
     for count, token_id in enumerate(result.token_ids, start=1):
         request.token_ids.append(token_id)
+        if request.constraint is not None and token_id not in request.eos_token_ids:
+            request.constraint.advance(token_id)
         if _ends(request, token_id):
             return _cut(result, count)
     return result
 
 
 def _ends(request: Request, token_id: int) -> bool:
-    params = request.params
+    params, constraint = request.params, request.constraint
     enough = request.num_output_tokens >= params.min_tokens
     matched = None
     if request.stop_checker is not None:
         matched = request.stop_checker.push(token_id, may_stop=enough)
-    if token_id in request.eos_token_ids and not params.ignore_eos:
+    # Nothing that fits a grammar follows its end, so a constrained request cannot ignore that.
+    if token_id in request.eos_token_ids and (constraint is not None or not params.ignore_eos):
         request.finish_reason = FinishReason.STOP
     elif token_id in params.stop_token_ids:
         request.finish_reason, request.stop_reason = FinishReason.STOP, token_id
     elif matched is not None:
         request.finish_reason, request.stop_reason = FinishReason.STOP, matched
+    elif constraint is not None and constraint.is_complete:
+        request.finish_reason = FinishReason.STOP
     elif len(request.token_ids) >= request.max_len:
         request.finish_reason = FinishReason.LENGTH
     return request.finish_reason is not None
@@ -66,7 +71,7 @@ def count_step(draft: DraftTree, result: VerifyResult, *counters: SpeculationCou
     accepted = [origin for origin in result.origins if origin != TARGET_ORIGIN]
     depth = len(draft) if draft.is_chain else max(draft.depths())
     for each in counters:
-        each.record(len(result.token_ids), len(draft), accepted, depth)
+        each.record(len(result.token_ids), draft.origins, accepted, depth)
 
 
 def step_output(request: Request, verdict: VerifyResult | None) -> StepOutput:

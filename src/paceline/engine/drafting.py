@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.config import SpeculativeConfig
-from paceline.engine.scheduler import Scheduled, step_shape
+from paceline.engine.scheduler import Scheduled
 from paceline.errors import ProposerError
 from paceline.metrics import EngineStats
 from paceline.policy.cost_points import StepShape
@@ -63,7 +63,7 @@ class Drafting:
         self._stats = stats
         self._past_forwards = 0
         self._entries: list[_Entry] = []
-        self._widest: dict[tuple[str, ...] | None, DraftLimits] = {}
+        self._widest: dict[tuple[tuple[str, ...] | None, bool], DraftLimits] = {}
         self.replace(proposers)
 
     def replace(self, proposers: Sequence[Proposer]) -> None:
@@ -72,6 +72,11 @@ class Drafting:
         free_first = sorted(proposers, key=lambda proposer: proposer.costs_forwards)
         self._entries = [_Entry(proposer, _source(proposer)) for proposer in free_first]
         self._guarded(self.planner.set_sources, [entry.source for entry in self._entries])
+        self._widest.clear()
+
+    def join(self, proposer: Proposer) -> None:
+        """Let one more proposer draft, asked before the others; what was learnt of them stays."""
+        self._entries.insert(0, _Entry(proposer, _source(proposer)))
         self._widest.clear()
 
     @property
@@ -91,7 +96,10 @@ class Drafting:
         """What a request may draft in this step, over all proposers."""
         wish = request.params.speculative
         widest = (
-            self._limits_of(tuple(wish.methods) if wish.methods is not None else None)
+            self._limits_of(
+                tuple(wish.methods) if wish.methods is not None else None,
+                request.constraint is not None,
+            )
             if wish.enabled
             else NOTHING
         )
@@ -104,12 +112,15 @@ class Drafting:
             return widest
         return replace(widest, max_depth=depth, is_forced=is_forced) if depth > 0 else NOTHING
 
-    def _limits_of(self, methods: tuple[str, ...] | None) -> DraftLimits:
+    def _limits_of(self, methods: tuple[str, ...] | None, is_constrained: bool) -> DraftLimits:
         """The widest limits of the proposers of some methods, or of all; computed once."""
-        known = self._widest.get(methods)
+        known = self._widest.get((methods, is_constrained))
         if known is None:
             configs = [
-                e.config for e in self._entries if methods is None or e.config.method in methods
+                config
+                for config in (entry.config for entry in self._entries)
+                if (methods is None or config.method in methods)
+                and (is_constrained or not config.needs_constraint)
             ]
             known = NOTHING
             if configs:
@@ -118,24 +129,28 @@ class Drafting:
                     max(c.num_speculative_tokens for c in configs),
                     min(c.min_accept_prob for c in configs),
                 )
-            self._widest[methods] = known
+            self._widest[methods, is_constrained] = known
         return known
 
-    def propose(self, items: Sequence[Scheduled], node_budget: int) -> list[Draft]:
+    def propose(
+        self, items: Sequence[Scheduled], shape: StepShape, node_budget: int
+    ) -> list[Draft]:
         """A merged tree for every request that may draft; empty when nothing was drafted.
 
         Args:
+            shape: of the step without drafts.
             node_budget: most draft nodes that the step has room for.
         """
         self._is_active = False  # also if what follows raises
-        has_room = bool(self._entries) and node_budget > 0
-        able = [item for item in items if item.may_draft] if has_room else []
-        requests = [item.request for item in able]
-        self._is_active = bool(able) and self.planner.begin(step_shape(items), requests)
-        if not self._is_active:
+        if not self._entries or node_budget <= 0:
             return []
+        requests = [item.request for item in items if item.may_draft]
+        if not requests or not self.planner.begin(shape, requests):
+            return []
+        self._is_active = True
         limits = [self.limits(request) for request in requests]
         trees = self._merged(requests, limits)
+        able = [item for item in items if item.may_draft]
         drafts = [Draft(*each) for each in zip(able, limits, trees, strict=True)]
         return drafts if any(map(len, trees)) else []
 
@@ -143,6 +158,35 @@ class Drafting:
         """The part of each draft that is verified."""
         trees, limits = [d.tree for d in drafts], [d.limits for d in drafts]
         return self.planner.choose(trees, limits, node_budget)
+
+    def pad(
+        self,
+        items: Sequence[Scheduled],
+        shape: StepShape,
+        most_rows: int,
+        reserve: Callable[[int, int], bool],
+    ) -> bool:
+        """Widen a step by rows that nobody looks at where it then takes less time.
+
+        Args:
+            shape: of the step, draft nodes included.
+            most_rows: of any step.
+            reserve: KV slots of a request for so many rows; False where there are not enough.
+
+        Returns:
+            Whether it is wider, by the padding of one of its items.
+        """
+        if not self._entries:
+            return False
+        count = self.planner.padding(shape, most_rows - shape.rows)
+        if not count:
+            return False
+        # It attends to as little as possible.
+        item = min(items, key=lambda item: item.request.num_computed)
+        if not reserve(item.request.request_id, 1 + len(item.draft) + count):
+            return False
+        item.padding = count
+        return True
 
     def _merged(
         self, requests: Sequence[Request], limits: Sequence[DraftLimits]
@@ -177,10 +221,12 @@ class Drafting:
             trees = entry.proposer.propose(requests, budget)
             if len(trees) != len(requests):
                 raise ProposerError(f"{len(trees)} trees for {len(requests)} requests")
-            for tree in trees:
+            for index, tree in enumerate(trees):
                 if len(tree):
                     tree.validate(self._vocab_size)
                     self._clamp(entry, tree)
+                    if requests[index].constraint is not None and not entry.config.needs_constraint:
+                        trees[index] = _legal(requests[index], tree)
         except Exception as error:
             self._failed(entry, requests, error)
             return [DraftTree() for _ in requests]
@@ -224,10 +270,18 @@ class Drafting:
         """Tell the planner what the step as a whole took and brought."""
         if not self._entries:
             return
-        decoding = sum(item.may_draft for item in items)
-        first_tokens = sum(item.samples for item in items) - decoding
-        report = StepReport(shape, forward_ms, total_ms, decoding, emitted - first_tokens)
-        self._guarded(self.planner.end, report)
+        decoding = padding = 0
+        for item in items:
+            if item.may_draft:
+                decoding += 1
+                padding += item.padding
+            elif item.samples:
+                emitted -= 1  # a prompt's first token
+        report = StepReport(shape, forward_ms, total_ms, decoding, emitted, padding)
+        try:
+            self.planner.end(report)
+        except Exception as error:
+            _warn(error)
 
     def end_request(self, request: Request) -> None:
         """Let planner and proposers forget a request that ended."""
@@ -239,7 +293,7 @@ class Drafting:
         try:
             call(*arguments)
         except Exception as error:
-            log.warning("the planner failed and goes on without: %r", error)
+            _warn(error)
 
     def finish(self, request: Request) -> None:
         """Let every proposer forget a request."""
@@ -266,10 +320,13 @@ class Drafting:
             log.error("proposer %s failed %d times in a row and is off", name, MAX_FAILURES)
 
 
+def _warn(error: Exception) -> None:
+    log.warning("the planner failed and goes on without: %r", error)
+
+
 def _source(proposer: Proposer) -> Source:
-    if not proposer.costs_forwards:
-        return Source(proposer.name)
-    return Source(proposer.name, True, getattr(proposer, "lag", lambda request: 0))
+    lag = getattr(proposer, "lag", lambda request: 0)
+    return Source(proposer.name, proposer.costs_forwards, lag)
 
 
 def _forwards(proposer: Proposer) -> int:
@@ -278,5 +335,17 @@ def _forwards(proposer: Proposer) -> int:
 
 
 def _wants(request: Request, config: SpeculativeConfig) -> bool:
+    if config.needs_constraint and request.constraint is None:
+        return False
     methods = request.params.speculative.methods
     return methods is None or config.method in methods
+
+
+def _legal(request: Request, tree: DraftTree) -> DraftTree:
+    """What the request's grammar leaves of a draft."""
+    assert request.constraint is not None
+    try:
+        return request.constraint.legal(tree)
+    except Exception as error:  # verification meets it too, and fails the request
+        log.debug("request %d: its grammar failed: %r", request.request_id, error)
+        return DraftTree()

@@ -14,7 +14,7 @@ import random
 import time
 from collections.abc import Sequence
 
-from paceline.config import EngineConfig
+from paceline.config import GRAMMAR_DRAFTS, EngineConfig, SpeculativeConfig
 from paceline.engine.admission import check_prompt, make_requests
 from paceline.engine.commit import append_tokens, count_step, step_output
 from paceline.engine.drafting import Draft, Drafting
@@ -28,7 +28,9 @@ from paceline.policy.cost import CostModel
 from paceline.policy.cost_points import NO_STEP
 from paceline.policy.planner import FixedPlanner, Planner
 from paceline.proposers.base import Proposer
+from paceline.proposers.grammar import GrammarProposer
 from paceline.request import (
+    Constraint,
     FinishReason,
     Request,
     RequestStatus,
@@ -94,17 +96,20 @@ class Engine:
         params: SamplingParams,
         stop_checkers: Sequence[StopChecker] = (),
         cache_salt: str = "",
+        constraints: Sequence[Constraint] = (),
     ) -> list[int]:
         """Queue a prompt; returns one request id per sample (``params.n`` of them).
 
         Args:
             stop_checkers: one per sample, or none at all.
+            constraints: one per sample where ``params.structured_outputs`` is given, else none.
 
         Raises:
             RequestError: the prompt is empty, does not fit, or names tokens outside the vocabulary.
         """
         context = self.config.max_model_len
         assert context is not None
+        assert len(constraints) == (params.n if params.structured_outputs is not None else 0)
         check_prompt(prompt_token_ids, params, context, self.vocab_size)
         group = make_requests(
             self._next_id,
@@ -115,10 +120,13 @@ class Engine:
             eos_token_ids=self._eos,
             cache_salt=cache_salt,
             stop_checkers=stop_checkers,
+            constraints=constraints,
         )
         for request in group:
             self.scheduler.add(request)
             self.requests[request.request_id] = request
+        if constraints:
+            self._draft_grammars()
         self._next_id += len(group)
         self._stats.num_requests += len(group)
         self._stats.num_prompt_tokens += len(prompt_token_ids)
@@ -156,6 +164,7 @@ class Engine:
 
     def _schedule(self) -> list[Scheduled]:
         items = self.scheduler.schedule()
+        self._shape = step_shape(items)
         for request in self.scheduler.preempted:
             self._stats.num_preemptions += 1
             self.drafting.finish(request)
@@ -168,31 +177,37 @@ class Engine:
             drafts = self._propose(items)
             if drafts:
                 self._plan(items, drafts)
+            most_rows = self.config.max_num_batched_tokens
+            if self.drafting.pad(items, self._shape, most_rows, self.kv.reserve):
+                self._shape = step_shape(items)
         except Exception as error:
             log.warning("drafting failed; the step goes on plainly: %r", error)
             for item in items:
-                item.draft = DraftTree()
+                item.draft, item.padding = DraftTree(), 0
+            self._shape = step_shape(items)
 
     def _propose(self, items: Sequence[Scheduled]) -> list[Draft]:
         """Ask the proposers that are worth asking; empty when there is no draft."""
-        drafts = self.drafting.propose(items, self._room(items))
+        drafts = self.drafting.propose(items, self._shape, self._room())
         self._lap("propose")
         return drafts
 
     def _plan(self, items: Sequence[Scheduled], drafts: Sequence[Draft]) -> None:
         """Choose the nodes to verify; each item then carries them, their slots reserved."""
-        chosen = self.drafting.choose(drafts, self._room(items))
+        chosen = self.drafting.choose(drafts, self._room())
         for draft, tree in zip(drafts, chosen, strict=True):
             item, pruned = draft.item, len(draft.tree) - len(tree)
             item.request.counters.num_pruned_tokens += pruned
             self._stats.speculation.num_pruned_tokens += pruned
             if len(tree) and self.kv.reserve(item.request.request_id, 1 + len(tree)):
                 item.draft = tree
+                self._stats.expected_accepted_tokens += sum(tree.path_probs())
+        self._shape = step_shape(items)
         self._lap("plan")
 
-    def _room(self, items: Sequence[Scheduled]) -> int:
-        """Rows that the step has left for draft nodes."""
-        return self.config.max_num_batched_tokens - sum(item.num_tokens for item in items)
+    def _room(self) -> int:
+        """Rows that the step has left for draft nodes, while it has none."""
+        return self.config.max_num_batched_tokens - self._shape.rows
 
     def _pack(self, items: Sequence[Scheduled]) -> PackedBatch:
         batch = self.runner.pack([item.span() for item in items])
@@ -204,9 +219,9 @@ class Engine:
         before = self.runner.seconds
         result = self.runner.forward(batch, greedy=all(item.wants_argmax for item in items))
         self._forward_ms = (self.runner.seconds - before) * 1e3
-        self._shape = step_shape(items)  # as it is before the commit moves the requests on
         self.cost.observe(self._shape, self._forward_ms)
         self._stats.num_rows += batch.num_rows
+        self._stats.count_width(self._shape.rows, self._shape.samples)
         self._lap("forward")
         return result
 
@@ -217,7 +232,7 @@ class Engine:
             if item.request.params.prompt_logprobs is not None:
                 take_prompt_logprobs(item.request, item.num_tokens, result, index)
             if item.samples:
-                first = result.offsets[index + 1] - 1 - len(item.draft)
+                first = result.offsets[index + 1] - 1 - len(item.draft) - item.padding
                 verifications.append(Verification(item.request, item.draft, first))
                 sampled.append(index)
         verdicts: list[Verdict | None] = [None] * len(items)
@@ -231,7 +246,7 @@ class Engine:
         log.warning("a step of %d requests failed and is run again singly: %r", len(items), error)
         for item in items:
             self.kv.rollback(item.request.request_id)
-            item.draft = DraftTree()
+            item.draft, item.padding = DraftTree(), 0
         return [self._alone(item) for item in items]
 
     def _alone(self, item: Scheduled) -> Verdict | None:
@@ -240,6 +255,7 @@ class Engine:
             # The failed step held these blocks, and nobody took them since.
             reserved = self.kv.reserve(request_id, item.num_tokens)
             assert reserved
+            self._shape = step_shape([item])
             return self._verify([item], self._forward([item]))[0]
         except Exception as error:
             self.kv.rollback(request_id)
@@ -314,6 +330,15 @@ class Engine:
     def set_speculation(self, proposers: Sequence[Proposer]) -> None:
         """Replace all proposers, between two steps. Outputs do not change."""
         self.drafting.replace(proposers)
+        if any(request.constraint is not None for request in self.requests.values()):
+            self._draft_grammars()
+
+    def _draft_grammars(self) -> None:
+        """Where anyone drafts, draft what grammars leave too; it costs no forwards."""
+        drafting = self.drafting
+        if drafting.is_on and not any(p.config.needs_constraint for p in drafting.proposers):
+            config = SpeculativeConfig(method="grammar", **GRAMMAR_DRAFTS)
+            drafting.join(GrammarProposer(config))
 
     def stats(self) -> EngineStats:
         """A copy of the counters."""
@@ -322,6 +347,7 @@ class Engine:
         snapshot.num_target_forwards = totals[0] - before[0]
         snapshot.num_draft_forwards = totals[1] - before[1]
         snapshot.num_cached_tokens = totals[2] - before[2]
+        snapshot.num_queried_tokens = totals[3] - before[3]
         snapshot.num_running = len(self.scheduler.running)
         snapshot.num_waiting = len(self.scheduler.waiting)
         snapshot.kv_blocks_total = self.kv.pool.num_blocks - 1
@@ -332,10 +358,11 @@ class Engine:
         self._stats = EngineStats()
         self._totals_at_reset = self._totals()
 
-    def _totals(self) -> tuple[int, int, int]:
-        """What others count since they were made: forwards of target and drafts, cached tokens."""
-        drafts = self.drafting.num_forwards
-        return self.runner.num_forwards, drafts, self.scheduler.num_cached_tokens
+    def _totals(self) -> tuple[int, int, int, int]:
+        """What others count since they were made: forwards of target and drafts, cached tokens and
+        those that were looked for."""
+        drafts, queue = self.drafting.num_forwards, self.scheduler
+        return self.runner.num_forwards, drafts, queue.num_cached_tokens, queue.num_queried_tokens
 
     def _lap(self, phase: str) -> None:
         self._clock = self._stats.add_seconds(phase, self._clock)

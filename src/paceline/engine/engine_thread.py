@@ -1,13 +1,14 @@
 """Lets many callers share one engine, which lives on the process's compute thread.
 
 Whatever happens to the engine happens on that thread, between two steps: callers hand over
-functions. Outputs go to one sink per request. Knows no prompts, texts or asyncio.
+functions. A request's outputs go to its sink, once per step for all requests that share one. Knows
+no prompts, texts or asyncio.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from paceline.engine.compute_thread import COMPUTE
@@ -17,7 +18,8 @@ from paceline.request import FinishReason, StepOutput
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
-Sink = Callable[[StepOutput], None]
+Sink = Callable[[Sequence[StepOutput]], None]
+"""Takes what one step has for the requests that are attached to it."""
 
 
 class EngineThread:
@@ -78,8 +80,7 @@ class EngineThread:
     def turn(self) -> None:
         """One step, and its outputs to their sinks. A step that raises ends the engine."""
         try:
-            for output in self._engine.step():
-                self._deliver(output)
+            self._deliver(self._engine.step())
         except Exception as failure:
             log.exception("the engine failed")
             error = EngineClosedError(f"the engine failed: {failure!r}")
@@ -89,19 +90,22 @@ class EngineThread:
     def _end(self, error: Exception) -> None:
         self._closed = self._closed or error
         COMPUTE.leave(self)
-        for request_id in list(self._sinks):
-            self._deliver(
-                StepOutput(request_id, (), (), finish_reason=FinishReason.ERROR, error=error)
-            )
+        ended = FinishReason.ERROR
+        self._deliver(
+            [StepOutput(i, (), (), finish_reason=ended, error=error) for i in self._sinks]
+        )
 
-    def _deliver(self, output: StepOutput) -> None:
-        if output.finish_reason is None:
-            sink = self._sinks.get(output.request_id)
-        else:
-            sink = self._sinks.pop(output.request_id, None)
-        if sink is None:
-            return
-        try:
-            sink(output)
-        except Exception as error:
-            log.warning("a reader of request %d failed: %r", output.request_id, error)
+    def _deliver(self, outputs: Sequence[StepOutput]) -> None:
+        parcels: dict[Sink, list[StepOutput]] = {}
+        for output in outputs:
+            if output.finish_reason is None:
+                sink = self._sinks.get(output.request_id)
+            else:
+                sink = self._sinks.pop(output.request_id, None)
+            if sink is not None:
+                parcels.setdefault(sink, []).append(output)
+        for sink, parcel in parcels.items():
+            try:
+                sink(parcel)
+            except Exception as error:
+                log.warning("a reader of %d requests failed: %r", len(parcel), error)

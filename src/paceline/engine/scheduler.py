@@ -32,6 +32,7 @@ class Scheduled:
     """One request's part in a step: the next ``num_tokens`` of its tokens, then its draft.
 
     Attributes:
+        padding: rows at the end that make the whole step cheaper; only where it may draft.
         samples: the span reaches the request's last token, after which one is sampled.
         may_draft: the span is that last token alone, so that a draft may hang below it.
     """
@@ -39,6 +40,7 @@ class Scheduled:
     request: Request
     num_tokens: int
     draft: DraftTree = field(default_factory=DraftTree)
+    padding: int = 0
     samples: bool = field(init=False)
     may_draft: bool = field(init=False)
 
@@ -57,7 +59,8 @@ class Scheduled:
         request = self.request
         start = request.num_computed
         if self.may_draft:
-            return Span.tree(request.request_id, start, request.token_ids[-1], self.draft)
+            root = request.token_ids[-1]
+            return Span.tree(request.request_id, start, root, self.draft, self.padding)
         tokens = request.token_ids[start : start + self.num_tokens]
         span = Span.chunk(request.request_id, start, tokens, self.samples)
         if request.params.prompt_logprobs is None or start >= request.prompt_len:
@@ -66,14 +69,17 @@ class Scheduled:
 
 
 def step_shape(items: Sequence[Scheduled]) -> StepShape:
-    """What the cost of a step with these spans, drafts included, depends on."""
+    """What the cost of a step with these spans, drafts and padding included, depends on."""
     rows, attended, context, samples = 0, 0, 0, 0
     for item in items:
-        count, start = item.num_tokens + len(item.draft), item.request.num_computed
+        nodes = len(item.draft.token_ids) + item.padding
+        start = item.request.num_computed
+        count = item.num_tokens + nodes
         rows += count
         attended += count * start
         context += start
-        samples += (1 + len(item.draft)) if item.samples else 0
+        if item.samples:
+            samples += 1 + nodes
     return StepShape(rows, attended, context, samples, len(items))
 
 
@@ -88,6 +94,8 @@ class Scheduler:
         self.running: list[Request] = []
         self.num_cached_tokens = 0
         """Tokens whose KV came out of the prefix cache, since the start."""
+        self.num_queried_tokens = 0
+        """Tokens that were looked for there."""
         self.preempted: list[Request] = []
         """Requests that the last :meth:`schedule` sent back to the queue."""
 
@@ -204,7 +212,10 @@ class Scheduler:
         self._kv.open(request.request_id, request.cache_salt)
         reuse = wanted if request.params.prompt_logprobs is None else 0
         request.num_computed = self._kv.attach_prefix(request.request_id, request.token_ids, reuse)
+        self.num_queried_tokens += reuse
         self.num_cached_tokens += request.num_computed
+        if not request.num_preemptions:  # later it would find what it computed itself
+            request.num_cached_tokens = request.num_computed
         return True
 
     def _preempt(self, request: Request) -> None:

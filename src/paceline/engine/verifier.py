@@ -50,12 +50,26 @@ class _Walk:
         }
 
     def step(self, token: int) -> None:
+        """Emit a token, and descend if a child carries it."""
         self.tokens.append(token)
         node = self.children.get((self.path[-1] - 1, token))  # span nodes are one past draft nodes
         if node is None:
             self.done = True
         else:
             self.path.append(node)
+
+    def fail(self, why: str, failed: dict[int, RequestFailedError]) -> None:
+        """End where no token can be found; at the root that fails the request.
+
+        Further down the step ends with the token before. A request that does not end there meets
+        the failure at its next root, as without a draft.
+        """
+        self.done = True
+        if self.tokens:
+            self.path.pop()
+        else:
+            request = self.item.request
+            failed[request.request_id] = RequestFailedError(f"request {request.request_id}: {why}")
 
     @property
     def row(self) -> int:
@@ -92,7 +106,7 @@ def verify(
         else:
             _walk_greedy(greedy, argmax, [token >= 0 for token in argmax], failed)
     while live:  # one level of all trees per turn
-        rows = [SamplingRow(w.item.request, w.tokens) for w in live]
+        rows = [SamplingRow(w.item.request, w.tokens, mask=_mask(w, failed)) for w in live]
         tokens, valid = sample_tokens(table, rows, [w.row for w in live])
         for walk, token, fine in zip(live, tokens, valid, strict=True):
             _take(walk, token, fine, failed)
@@ -111,15 +125,29 @@ def _walk_greedy(
             _take(walk, tokens[walk.row], valid[walk.row], failed)
 
 
+def _mask(walk: _Walk, failed: dict[int, RequestFailedError]) -> bytes | None:
+    """What the request's grammar allows where the walk is; a grammar that fails ends the walk."""
+    constraint = walk.item.request.constraint
+    if constraint is None:
+        return None
+    try:
+        return constraint.mask(walk.tokens)
+    except Exception as error:
+        walk.fail(f"its grammar failed: {error}", failed)
+        return None
+
+
 def _take(walk: _Walk, token: int, valid: bool, failed: dict[int, RequestFailedError]) -> None:
+    if walk.done:
+        return
     if valid:
         walk.step(token)
         return
-    walk.done = True
-    request_id = walk.item.request.request_id
-    failed[request_id] = RequestFailedError(
-        f"request {request_id}: the logits at position {len(walk.item.request.token_ids)} are not "
-        "finite, or every token is masked; check the weights, or the allowed and banned tokens"
+    position = len(walk.item.request.token_ids) + len(walk.tokens)
+    walk.fail(
+        f"the logits at position {position} are not finite, or every token is masked; check the "
+        "weights, the grammar, or the allowed and banned tokens",
+        failed,
     )
 
 

@@ -23,6 +23,7 @@ from paceline.models.tokenizer_files import (
     write_tokenizer_folder,
 )
 
+_LONG_TEXT = 4096
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -81,6 +82,11 @@ class Tokenizer:
         parts = TokenizerParts(self._backend, self._special_tokens, self._templates, self._add_bos)
         write_tokenizer_folder(folder, parts)
 
+    def to_json(self) -> str:
+        """The encoder as the text of a ``tokenizer.json``."""
+        text: str = self._backend.to_str()
+        return text
+
     def _id_of_role(self, role: str) -> int | None:
         token = self._special_tokens.get(role)
         found = None if token is None else self._backend.token_to_id(token)
@@ -114,7 +120,7 @@ class Tokenizer:
             RequestError: the text holds a lone surrogate, which no encoding has.
         """
         try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            ids = self._backend_ids(text, add_special_tokens)
         except (TypeError, UnicodeEncodeError) as error:
             raise RequestError(f"the text cannot be encoded: {error}") from error
         bos = self.bos_token_id
@@ -123,6 +129,14 @@ class Tokenizer:
         if self._add_bos:
             return ids if self._backend_adds_bos else [bos, *ids]
         return ids[1:] if self._backend_adds_bos else ids
+
+    def _backend_ids(self, text: str, add_special_tokens: bool) -> list[int]:
+        options = {"add_special_tokens": add_special_tokens}
+        if len(text) < _LONG_TEXT:
+            ids: list[int] = self._backend.encode(text, **options).ids
+        else:  # the backend lets other threads of Python run during batches only
+            ids = self._backend.encode_batch([text], **options)[0].ids
+        return ids
 
     @functools.cached_property
     def _backend_adds_bos(self) -> bool:

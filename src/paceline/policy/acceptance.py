@@ -26,7 +26,7 @@ from paceline.policy.evidence import (
     rows_of,
 )
 from paceline.request import VerifyResult
-from paceline.span import DraftTree
+from paceline.span import ROOT, DraftTree
 
 logger = logging.getLogger(__name__)
 
@@ -112,17 +112,18 @@ class Calibration:
         }
         corrections, logits = self._corrections, self._logits
         sums: dict[int, list[float]] = {}
+        known = -1
         for token, parent, prob, cell in zip(
             draft.token_ids, draft.parents, draft.accept_probs, draft.evidence, strict=True
         ):
-            if parent not in targets:
+            target = targets.get(parent)
+            if target is None:
                 continue
-            error = 1.0 - prob if targets[parent] == token else -prob
+            error = 1.0 - prob if target == token else -prob
             corrections[cell] += CELL_RATE * (error - SHRINKAGE * corrections[cell])
             number = origin_of(cell)
-            found = sums.get(number)
-            if found is None:
-                found = sums[number] = [0.0, 0.0, 0.0, 0.0]
+            if number != known:
+                known, found = number, sums.setdefault(number, [0.0, 0.0, 0.0, 0.0])
             logit = logits[cell]
             found[0] += 1.0
             found[1] += error
@@ -213,3 +214,19 @@ def limit_siblings(tree: DraftTree) -> None:
         tree.accept_probs = [
             prob / max(1.0, total[parent]) for parent, prob in zip(parents, probs, strict=True)
         ]
+
+
+def as_if_verified(tree: DraftTree, result: VerifyResult) -> VerifyResult:
+    """What verification would have said, had all that was drafted been verified.
+
+    The target's tokens do not depend on that, so every node below the emitted path is labelled.
+    """
+    tokens = result.token_ids
+    path, at = [0], ROOT
+    for node, (token, parent) in enumerate(zip(tree.token_ids, tree.parents, strict=True)):
+        if len(path) == len(tokens):
+            break
+        if parent == at and token == tokens[len(path) - 1]:
+            path.append(node + 1)
+            at = node
+    return VerifyResult(path, tokens[: len(path)], (), tree)

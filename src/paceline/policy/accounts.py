@@ -82,8 +82,13 @@ class Accounts:
 
     def may_probe(self, cost_ms: float) -> bool:
         """Whether there is time for a probe of this cost."""
-        self._probe_ms = max(self._probe_ms, cost_ms)
+        if cost_ms > self._probe_ms:
+            self._probe_ms = cost_ms
         return self._budget_ms >= cost_ms
+
+    def milliseconds_until(self, cost_ms: float) -> float:
+        """Time that has to pass before there is time for a probe of this cost."""
+        return (cost_ms - self._budget_ms) / PROBE_SHARE
 
     def by_waiting(self, key: Key, request_ids: Sequence[int]) -> list[int]:
         """These requests, first those that waited longest for a probe."""
@@ -111,8 +116,10 @@ class Accounts:
 
     def passed(self, milliseconds: float) -> None:
         """Let time pass, a share of which probes may take."""
-        most = SAVED_PROBES * max(self._probe_ms, PROBE_SHARE * milliseconds)
-        self._budget_ms = min(most, self._budget_ms + PROBE_SHARE * milliseconds)
+        share = PROBE_SHARE * milliseconds
+        most = SAVED_PROBES * (self._probe_ms if self._probe_ms > share else share)
+        saved = self._budget_ms + share
+        self._budget_ms = saved if saved < most else most
 
     def finish(self, request_id: int) -> None:
         """Forget a request."""

@@ -18,6 +18,8 @@ from paceline.request import Request
 
 HOST_PACE = 0.05
 """Weight of the latest step in the time that planning takes."""
+USUAL_HOST_MS = 0.2
+"""What planning takes about, until it was timed."""
 
 
 @dataclass(slots=True)
@@ -58,22 +60,32 @@ class Asking:
     def set_sources(self, sources: Sequence[Source]) -> None:
         """Begin anew with other proposers: what one brought says nothing of another."""
         self._accounts = Accounts()
+        self._first_asked: list[tuple[Key, float]] | None = None
         self._least_probe_ms = {source.name: 0.0 for source in sources}
 
-    def is_anyone_worth_asking(self, requests: Sequence[Request]) -> bool:
-        """Whether any proposer is to be asked for any of the requests.
+    def is_anyone_worth_asking(self, request_ids: Sequence[int]) -> bool:
+        """Whether any proposer is to be asked for any of the requests, which allow it.
 
         Looks at the accounts of what is asked first; the others come after it in the same step.
         """
-        ids = [r.request_id for r in requests if r.params.speculative.enabled]
-        if not ids:
+        if not request_ids:
             return False
-        for name, least_ms in self._least_probe_ms.items():
-            if self._accounts.has_gain((name, 0), ids):
+        if self._first_asked is None:  # it stays while nobody is asked
+            self._first_asked = [
+                ((name, 0), max(least_ms, self._probe_ms(name)))
+                for name, least_ms in self._least_probe_ms.items()
+            ]
+        accounts = self._accounts
+        for key, cost_ms in self._first_asked:
+            if accounts.has_gain(key, request_ids) or accounts.may_probe(cost_ms):
                 return True
-            if self._accounts.may_probe(max(least_ms, self._probe_ms(name))):
-                return True
-        return not self._least_probe_ms
+        return not self._first_asked
+
+    def rest_ms(self, request_ids: Sequence[int]) -> float:
+        """Time in which nobody becomes worth asking for these requests if nobody is now."""
+        if not request_ids or self._first_asked is None:
+            return inf
+        return min(self._accounts.milliseconds_until(cost) for _, cost in self._first_asked)
 
     def ask(
         self,
@@ -91,6 +103,7 @@ class Asking:
             rate: tokens that a millisecond is worth.
         """
         self._least_probe_ms.setdefault(source.name, 0.0)
+        self._first_asked = None
         asks: list[Ask] = []
         closed: dict[Key, list[Ask]] = {}
         for i in candidates:
@@ -106,7 +119,8 @@ class Asking:
                 closed.setdefault(asked.key, []).append(asked)
         if closed:
             asks += self._probe(closed[min(closed)])  # where others have drafted least
-        return sorted(asks, key=lambda asked: asked.index)
+            asks.sort(key=lambda asked: asked.index)
+        return asks
 
     def _is_worth(self, asked: Ask, rate: float) -> bool:
         request = asked.request
@@ -147,8 +161,10 @@ class Asking:
             total_ms: of the whole step.
         """
         self._accounts.passed(total_ms)
+        if not asks:
+            return
         if host_ms > 0.0:  # a hiccup of the machine counts as little as a usual step
-            bounded = min(host_ms, 2 * self._host_ms) if self._host_ms else host_ms
+            bounded = min(host_ms, 2 * (self._host_ms or USUAL_HOST_MS))
             self._host_ms += HOST_PACE * (bounded - self._host_ms)
         shared_ms = min(host_ms, self._host_ms) / max(1, len(asks))
         for asked in asks:

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from math import log
+from typing import Any
 
-from paceline.policy.cost_correction import ASSUMED, MEASURED, Correction, Floats
+from paceline.policy.cost_correction import ASSUMED, MEASURED, Correction
 from paceline.policy.cost_points import MAX_MS, StepShape
 from paceline.policy.cost_prior import prior_table
 from paceline.policy.cost_table import CostTable
@@ -27,6 +28,7 @@ CONTEXT_GRAIN = 64
 COUNT_GRAIN = 16
 """Curves are read from the table in pieces of so many nodes."""
 MAX_CURVES = 4096
+"""Curves, and times of single steps, that are kept."""
 
 
 class CostModel:
@@ -47,11 +49,12 @@ class CostModel:
         self.learns = learns
         trust = MEASURED if self.has_profile else ASSUMED
         self._correction = Correction(trust, self.table.is_relative)
-        self._curves: dict[CurveKey, Floats] = {}
+        self._curves: dict[CurveKey, list[float]] = {}
+        self._times: dict[CurveKey, float] = {}
 
     def predict(self, shape: StepShape) -> float:
         """Milliseconds of a step; contexts count as rounded to :data:`CONTEXT_GRAIN`."""
-        return float(self._curve(shape, 0)[0]) * self._correction.factor(shape.rows)
+        return self._time(shape) * self._correction.factor(shape.rows)
 
     def growth(self, shape: StepShape, count: int) -> list[float]:
         """Milliseconds of the step with 0 to ``count`` further draft nodes, ``[count + 1]``.
@@ -59,8 +62,8 @@ class CostModel:
         Each node is a sampled row whose context is the mean context of the step's requests.
         """
         factors = self._correction.factors(range(shape.rows, shape.rows + count + 1))
-        times: list[float] = (self._curve(shape, count)[: count + 1] * factors).tolist()
-        return times
+        times = self._curve(shape, count)  # which may go on beyond count
+        return [time * factor for time, factor in zip(times, factors, strict=False)]
 
     def rows_within(self, shape: StepShape, milliseconds: float, limit: int) -> int:
         """Further prefill rows, up to ``limit``, with which the step stays within the time.
@@ -83,30 +86,44 @@ class CostModel:
         """Learn from one step. What is no step's time is ignored: NaN, infinite, 0, negative."""
         if not self.learns or not 0.0 < milliseconds <= MAX_MS:
             return
-        time = float(self._curve(shape, 0)[0])
+        time = self._time(shape)
         if time > 0.0:
             self._correction.observe(shape.rows, log(milliseconds / time))
 
-    def _curve(self, shape: StepShape, count: int) -> Floats:
+    def _time(self, shape: StepShape) -> float:
+        """The table's time of a step."""
+        key = _key(shape)
+        time = self._times.get(key)
+        if time is None:
+            _make_room(self._times)
+            time = self._times[key] = self.table.step(_rounded(key))
+        return time
+
+    def _curve(self, shape: StepShape, count: int) -> list[float]:
         """The table's times of a step with 0 to at least ``count`` further nodes."""
-        key = (
-            shape.rows,
-            shape.samples,
-            shape.requests,
-            round(shape.rows_x_context / (shape.rows or 1) / CONTEXT_GRAIN),
-            round(shape.context_sum / (shape.requests or 1) / CONTEXT_GRAIN),
-        )
+        key = _key(shape)
         curve = self._curves.get(key)
         if curve is None or len(curve) <= count:
-            curve = self._read(key, count + -count % COUNT_GRAIN)
-            if count:  # single steps are many, as when a prompt's next piece is sized
-                if len(self._curves) >= MAX_CURVES:
-                    del self._curves[next(iter(self._curves))]
-                self._curves[key] = curve
+            _make_room(self._curves)
+            curve = self.table.growth(_rounded(key), count + -count % COUNT_GRAIN).tolist()
+            self._curves[key] = curve
         return curve
 
-    def _read(self, key: CurveKey, count: int) -> Floats:
-        rows, samples, requests, of_row, of_request = key
-        seen, read = of_row * CONTEXT_GRAIN * rows, of_request * CONTEXT_GRAIN
-        shape = StepShape(rows, seen, requests * read, samples, requests)
-        return self.table.growth(shape, count)
+
+def _key(shape: StepShape) -> CurveKey:
+    rows, rows_x_context, context_sum, samples, requests = shape
+    of_row = round(rows_x_context / (rows or 1) / CONTEXT_GRAIN)
+    of_request = round(context_sum / (requests or 1) / CONTEXT_GRAIN)
+    return rows, samples, requests, of_row, of_request
+
+
+def _rounded(key: CurveKey) -> StepShape:
+    """The step that stands for all of one key."""
+    rows, samples, requests, of_row, of_request = key
+    seen, read = of_row * CONTEXT_GRAIN * rows, of_request * CONTEXT_GRAIN
+    return StepShape(rows, seen, requests * read, samples, requests)
+
+
+def _make_room(kept: dict[CurveKey, Any]) -> None:
+    if len(kept) >= MAX_CURVES:
+        del kept[next(iter(kept))]

@@ -14,17 +14,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from math import inf
 
 from paceline.objective import Objective
-from paceline.policy.acceptance import Calibration
-from paceline.policy.asking import Ask, Asking, asks_for_drafts
+from paceline.policy.acceptance import Calibration, as_if_verified
+from paceline.policy.asking import Asking, asks_for_drafts
 from paceline.policy.choice import choose_nodes
 from paceline.policy.cost import CostModel
-from paceline.policy.cost_points import NO_STEP, StepShape
+from paceline.policy.cost_points import StepShape
 from paceline.policy.drafting_cost import DraftingCost
 from paceline.policy.pace import Pace, PlainCheck
+from paceline.policy.padding import Padding
+from paceline.policy.planned import UNPLANNED, PlannedStep
 from paceline.policy.planner import (
     DraftLimits,
     Drafts,
@@ -34,7 +35,7 @@ from paceline.policy.planner import (
 )
 from paceline.policy.prices import FREE, Prices, cheapest_ahead
 from paceline.request import Request, VerifyResult
-from paceline.span import ROOT, DraftTree
+from paceline.span import DraftTree
 
 SLOWDOWN = 0.04
 """Share of its plain speed that a request may lose to its neighbours' drafts."""
@@ -43,36 +44,10 @@ NODES_PER_REQUEST = 8
 """Draft nodes of a step that are considered: the former, or the latter per request if more."""
 BEHIND_WEIGHT = 4.0
 """What a token of a request that is behind its target counts."""
+MAX_NOTED = 64
+"""Steps without drafts that are learnt from together."""
 
 Choose = Callable[..., list[list[int]]]
-
-
-@dataclass(slots=True)
-class PlannedStep:
-    """The step that is being planned.
-
-    Attributes:
-        requests: that may draft.
-        growth: milliseconds of the forward with 0, 1, 2, ... draft nodes; empty until it is needed.
-        plain_ms: predicted forward without drafts.
-        rate: tokens that a millisecond is worth.
-        weights: of the requests in the choice; None is equal ones.
-        asks: who drafts for whom.
-        trees: what was drafted, by request id.
-        draft_ms, host_ms: time of the proposers, and of planning.
-    """
-
-    shape: StepShape = NO_STEP
-    requests: Sequence[Request] = ()
-    growth: Sequence[float] = ()
-    plain_ms: float = 0.0
-    rate: float = 0.0
-    weights: Sequence[float] | None = None
-    asks: list[Ask] = field(default_factory=list)
-    trees: dict[int, DraftTree] = field(default_factory=dict)
-    draft_ms: float = 0.0
-    host_ms: float = 0.0
-    began: float = 0.0
 
 
 class CostAwarePlanner:
@@ -99,10 +74,14 @@ class CostAwarePlanner:
         self.drafting = drafting or DraftingCost()
         self.pace = Pace()
         self._plain_check = PlainCheck()
+        self._padding = Padding(cost)
         self._is_frozen = not cost.learns
         self._choose = choose
         self._asking = Asking(self.drafting)
         self._step, self._is_open = PlannedStep(), False
+        self._noted: list[StepReport] = []
+        self._resting: list[int] | None = None  # whom nobody is worth asking for,
+        self._rest_ms = 0.0  # for so long
         self._elapsed_ms = 0.0
         self._starts: dict[int, tuple[float, int]] = {}
 
@@ -112,6 +91,7 @@ class CostAwarePlanner:
         return self._step
 
     def set_sources(self, sources: Sequence[Source]) -> None:
+        self._learn_noted()
         self._asking.set_sources(sources)
 
     # --- before drafting -----------------------------------------------------------------------
@@ -121,16 +101,34 @@ class CostAwarePlanner:
             for request in requests:
                 start = (self._elapsed_ms, len(request.token_ids))
                 self._starts.setdefault(request.request_id, start)
-        self._step, self._is_open = PlannedStep(step, requests), True
-        is_forced = any(map(asks_for_drafts, requests))
-        if not (is_forced or self._asking.is_anyone_worth_asking(requests)):
+        self._is_open = True
+        is_forced, willing = False, []
+        for request in requests:
+            wish = request.params.speculative
+            if wish.enabled:
+                willing.append(request.request_id)
+                is_forced = is_forced or bool(wish.num_speculative_tokens)
+        if is_forced:
+            self._learn_noted()
+        elif self._is_to_rest(willing):
+            self._step = UNPLANNED
             return False
-        self._step.began = time.perf_counter()
-        self._step.plain_ms = self.cost.predict(step)
+        self._step = PlannedStep(step, requests, began=time.perf_counter())
+        self._step.plain_ms = self._plain_ms(step)
         is_mixed = step.requests > len(requests)
         if self._plain_check.is_due and not is_forced and not is_mixed:
             return False
         self._step.rate = self._rate(step, len(requests))
+        return True
+
+    def _is_to_rest(self, willing: list[int]) -> bool:
+        """Whether nobody is worth asking. Until time or other requests change that, it stays so."""
+        if willing == self._resting and self._rest_ms > 0.0:
+            return True
+        self._learn_noted()
+        if self._asking.is_anyone_worth_asking(willing):
+            return False
+        self._resting, self._rest_ms = willing, self._asking.rest_ms(willing)
         return True
 
     def _rate(self, step: StepShape, decoding: int) -> float:
@@ -138,14 +136,18 @@ class CostAwarePlanner:
         plain_ms = self._step.plain_ms
         if step.requests > decoding:
             seen = decoding * step.context_sum / step.requests
-            plain_ms = self.cost.predict(StepShape(decoding, seen, seen, decoding, decoding))
+            plain_ms = self._plain_ms(StepShape(decoding, seen, seen, decoding, decoding))
         return self.pace.tokens_per_ms(decoding, plain_ms)
+
+    def _plain_ms(self, step: StepShape) -> float:
+        """Of a step without drafts."""
+        return self.cost.predict(self._padding.padded(step))
 
     def _growth(self, max_nodes: int) -> Sequence[float]:
         step = self._step
         count = min(max_nodes, max(MAX_NODES, NODES_PER_REQUEST * len(step.requests)))
         if len(step.growth) <= count:
-            step.growth = self.cost.growth(step.shape, count)
+            step.growth = self._padding.growth(step.shape, count)
         return step.growth
 
     def ask(self, source: Source, candidates: Sequence[int], drafts: Drafts) -> list[int]:
@@ -180,9 +182,11 @@ class CostAwarePlanner:
         self, source: Source, chosen: Sequence[int], trees: Sequence[DraftTree], milliseconds: float
     ) -> None:
         step, name = self._step, source.name
-        levels = max((max(tree.depths()) for tree in trees if len(tree)), default=1)
+        levels = 1
+        if source.costs_forwards:
+            levels = max((max(tree.depths()) for tree in trees if len(tree)), default=1)
         asks = [asked for asked in step.asks if asked.key[0] == name]
-        lag = sum(asked.lag for asked in asks)
+        lag = sum([asked.lag for asked in asks])
         self.drafting.observe(name, levels, lag, milliseconds, source.costs_forwards)
         usual_ms = self.drafting.milliseconds(name, levels)
         if self.drafting.is_fixed:
@@ -191,7 +195,7 @@ class CostAwarePlanner:
         for asked in asks:
             asked.cost_ms = usual_ms / asked.candidates
         for i, tree in zip(chosen, trees, strict=True):
-            if len(tree):
+            if tree.token_ids:
                 self.calibration.calibrate(step.requests[i].request_id, tree)
 
     def choose(
@@ -211,13 +215,17 @@ class CostAwarePlanner:
         step.trees = {
             request.request_id: tree
             for request, tree in zip(step.requests, trees, strict=True)
-            if len(tree)
+            if tree.token_ids
         }
         picked = [selected(tree, nodes) for tree, nodes in zip(trees, chosen, strict=True)]
         self._credit(picked)
         if not self._is_frozen:
             step.host_ms = (time.perf_counter() - step.began) * 1e3 - step.draft_ms
         return picked
+
+    def padding(self, step: StepShape, room: int) -> int:
+        count = self._padding.rows(step) if self._padding.is_known else 0
+        return count if count <= room else 0
 
     def _weights(self) -> list[float] | None:
         """With a target per token, requests that are behind it come first."""
@@ -239,11 +247,10 @@ class CostAwarePlanner:
         if not total:
             return
         price = step.rate * (step.growth[min(total, len(step.growth) - 1)] - step.growth[0]) / total
-        worth = [[prob - price for prob in tree.path_probs()] for tree in picked]
         for asked in step.asks:
-            name, origins = asked.key[0], picked[asked.index].origins
-            pairs = zip(worth[asked.index], origins, strict=True)
-            asked.gain = sum(gain for gain, origin in pairs if origin == name)
+            name, tree = asked.key[0], picked[asked.index]
+            pairs = zip(tree.path_probs(), tree.origins, strict=True)
+            asked.gain = sum([prob - price for prob, origin in pairs if origin == name])
 
     # --- after the step ------------------------------------------------------------------------
 
@@ -254,46 +261,42 @@ class CostAwarePlanner:
 
     def end(self, report: StepReport) -> None:
         if not self._is_open:  # nobody decoded, so nothing was planned
-            self._step = PlannedStep()
+            self._step = UNPLANNED
         step, self._is_open = self._step, False
-        forward_ms = self.cost.predict(report.shape) if self._is_frozen else report.forward_ms
-        total_ms = forward_ms + step.draft_ms if self._is_frozen else report.total_ms
+        if self._is_frozen:
+            forward_ms = self.cost.predict(report.shape)
+            report = report._replace(forward_ms=forward_ms, total_ms=forward_ms + step.draft_ms)
+        self._elapsed_ms += report.total_ms
+        if step is not UNPLANNED:
+            self._learn(report, step)
+            return
+        self._noted.append(report)
+        self._rest_ms -= report.total_ms
+        if len(self._noted) == MAX_NOTED:
+            self._learn_noted()
+
+    def _learn_noted(self) -> None:
+        noted, self._noted, self._resting = self._noted, [], None
+        for report in noted:
+            self._learn(report, UNPLANNED)
+
+    def _learn(self, report: StepReport, step: PlannedStep) -> None:
+        shape, forward_ms, total_ms, decoding, emitted, padding = report
         if not self._is_frozen:
             self.pace.observe_overhead(total_ms - forward_ms - step.draft_ms - step.host_ms)
-        self._elapsed_ms += total_ms
         self._asking.settle(step.asks, step.rate, step.host_ms, total_ms)
-        self._keep_pace(report, forward_ms, total_ms)
-
-    def _keep_pace(self, report: StepReport, forward_ms: float, total_ms: float) -> None:
-        step, decoding = self._step, report.num_decoding
-        is_mixed = report.shape.requests > decoding
+        is_mixed = shape.requests > decoding
         if not decoding or is_mixed or total_ms <= 0.0:
             return
-        drafted = report.shape.rows > decoding
-        plain = step.plain_ms if drafted else forward_ms
+        drafted = shape.rows - padding > decoding
+        plain_ms = step.plain_ms if drafted else forward_ms
         if drafted and not self._is_frozen:
             self._plain_check.observe_draft()
         elif not drafted and step.plain_ms:
             self._plain_check.observe_plain(step.plain_ms, forward_ms)
-        self.pace.observe(report.num_emitted / decoding, total_ms / self.pace.plain_ms(plain))
+        self.pace.observe(emitted / decoding, total_ms, plain_ms)
 
     def finish(self, request: Request) -> None:
         self.calibration.finish(request.request_id)
         self._asking.finish(request)
         self._starts.pop(request.request_id, None)
-
-
-def as_if_verified(tree: DraftTree, result: VerifyResult) -> VerifyResult:
-    """What verification would have said, had all that was drafted been verified.
-
-    The target's tokens do not depend on that, so every node below the emitted path is labelled.
-    """
-    tokens = result.token_ids
-    path, at = [0], ROOT
-    for node, (token, parent) in enumerate(zip(tree.token_ids, tree.parents, strict=True)):
-        if len(path) == len(tokens):
-            break
-        if parent == at and token == tokens[len(path) - 1]:
-            path.append(node + 1)
-            at = node
-    return VerifyResult(path, tokens[: len(path)], (), tree)

@@ -6,7 +6,7 @@ Owns what is learnt from measured / table; knows neither the table nor what a st
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, copysign, log2, sqrt
+from math import ceil, copysign, exp, log2, sqrt
 
 import numpy as np
 import numpy.typing as npt
@@ -58,15 +58,15 @@ def _bin(width: int) -> int:
     return EXACT_WIDTHS - 1 + ceil(BINS_PER_OCTAVE * log2(width / EXACT_WIDTHS))
 
 
-_BIN_OF = np.array([_bin(width) for width in range(MAX_WIDTH + 1)])
+_BINS = [_bin(width) for width in range(MAX_WIDTH + 1)]
 
 
 def _kernel() -> Floats:
     """What a visit to one bin counts for another: its own fully, others by their distance.
 
-    Rational quadratic in log(width).
+    Rational quadratic in log(width), hence symmetric.
     """
-    widest = [int(np.flatnonzero(at == _BIN_OF)[-1]) for at in range(_BIN_OF[-1] + 1)]
+    widest = list({at: width for width, at in enumerate(_BINS)}.values())
     logs = np.log(np.array(widest, dtype=np.float64))
     kernel: Floats = HEARSAY / (1.0 + ((logs[:, None] - logs) / BANDWIDTH) ** 2)
     np.fill_diagonal(kernel, 1.0)
@@ -97,36 +97,39 @@ class Correction:
         self._shrinkage = (NOISE / trust.spread) ** 2  # visits that the table is worth
         self._decay = 1.0 - 1.0 / trust.memory
         self._mood, self._uncertainty = 0.0, 1.0
-        # [2, bins]: the weight of each bin's visits, and the weighted sum of what they saw.
-        self._visits: Floats = np.zeros((2, len(_KERNEL)))
+        # [bins, 2]: the weight of each bin's visits, and the weighted sum of what they saw.
+        self._visits: Floats = np.zeros((len(_KERNEL), 2))
         self._surprises = [0.0] * len(_KERNEL)  # direction at each bin's last visit, 0 for none
         self._last_surprise = 0.0
-        self._by_bin: Floats | None = None
+        self._heard: dict[int, list[float]] = {}  # what _hear said since the last visit
 
     def factor(self, width: int) -> float:
         """What the table's time is multiplied with."""
-        return float(self._factors()[_BIN_OF[min(width, MAX_WIDTH)]])
+        visits, seen = self._hear(_BINS[min(width, MAX_WIDTH)])
+        return exp(self._mood + seen / (visits + self._shrinkage))
 
-    def factors(self, widths: range) -> Floats:
+    def factors(self, widths: range) -> list[float]:
         """What the table's times are multiplied with, ``[len(widths)]``; widths ascend by one."""
-        inside = widths.stop <= len(_BIN_OF)
-        at = slice(widths.start, widths.stop) if inside else np.minimum(widths, MAX_WIDTH)
-        factors: Floats = self._factors()[_BIN_OF[at]]
-        return factors
+        first, last = _BINS[min(widths[0], MAX_WIDTH)], _BINS[min(widths[-1], MAX_WIDTH)]
+        # One call of numpy for the bins that are asked for: with few numbers a call is what costs.
+        heard = _KERNEL[first : last + 1].dot(self._visits).tolist()
+        mood, shrinkage = self._mood, self._shrinkage
+        by_bin = [exp(mood + seen / (visits + shrinkage)) for visits, seen in heard]
+        if len(by_bin) == len(widths):
+            return by_bin
+        return [by_bin[_BINS[min(width, MAX_WIDTH)] - first] for width in widths]
 
-    def _factors(self) -> Floats:
-        if self._by_bin is None:
-            visits, seen = self._visits.dot(_KERNEL)
-            visits += self._shrinkage
-            seen /= visits
-            seen += self._mood
-            self._by_bin = np.exp(seen)
-        return self._by_bin
+    def _hear(self, at: int) -> list[float]:
+        """The weight of the visits that speak for a bin, and the weighted sum of what they saw."""
+        heard = self._heard.get(at)
+        if heard is None:
+            heard = self._heard[at] = _KERNEL[at].dot(self._visits).tolist()
+        return heard
 
     def observe(self, width: int, level: float) -> None:
         """Learn from one step of so many rows; ``level`` is log(measured / table)."""
-        at = int(_BIN_OF[min(width, MAX_WIDTH)])
-        visits, seen = self._visits.dot(_KERNEL[at]).tolist()
+        at = _BINS[min(width, MAX_WIDTH)]
+        visits, seen = self._hear(at)
         spread = 1.0 / (visits + self._shrinkage)
         residual = seen * spread
         if not self.knows_unit:
@@ -136,7 +139,7 @@ class Correction:
         gain = self._uncertainty / (self._uncertainty + spread + 1.0)
         self._mood += gain * error
         self._uncertainty += DRIFT - gain * self._uncertainty
-        self._by_bin = None
+        self._heard.clear()
 
     def _believe(self, at: int, error: float, spread: float) -> tuple[float, float]:
         """The part of an error that is believed, and how uncertain that makes the residual."""
@@ -149,7 +152,7 @@ class Correction:
             self._uncertainty += (error / NOISE) ** 2
             bound = abs(error)
         elif direction == self._surprises[at]:
-            self._visits[:, at] *= AFTER_CHANGE
+            self._visits[at] *= AFTER_CHANGE
             spread = 1.0 / self._shrinkage
             bound = min(abs(error), self._bound(spread))
         self._last_surprise = self._surprises[at] = direction
@@ -162,7 +165,7 @@ class Correction:
         """Add a visit, which is worth less the less certain the mood is."""
         weight = 1.0 / (1.0 + self._uncertainty)
         self._visits *= self._decay
-        visits, seen = self._visits[:, at].tolist()
+        visits, seen = self._visits[at].tolist()
         visits, seen = visits + weight, seen + weight * residual
         keep = min(1.0, MAX_VISITS / visits)
-        self._visits[0, at], self._visits[1, at] = visits * keep, seen * keep
+        self._visits[at] = visits * keep, seen * keep

@@ -43,21 +43,27 @@ class Pace:
         return self.factor * num_decoding / time if time > 0 else 0.0
 
     def observe_overhead(self, milliseconds: float) -> None:
-        if not self.overhead_ms:
-            self.overhead_ms = max(0.0, milliseconds)
-        else:  # a hiccup of the machine counts as little as a usual step
-            bounded = min(max(0.0, milliseconds), 2 * self.overhead_ms)
-            self.overhead_ms += (1 - MEMORY) * (bounded - self.overhead_ms)
+        """Learn from what a step took beside drafting, planning and the forward."""
+        usual = self.overhead_ms
+        if milliseconds < 0.0:
+            milliseconds = 0.0
+        if not usual:
+            self.overhead_ms = milliseconds
+            return
+        if milliseconds > 2 * usual:  # a hiccup of the machine counts as little as a usual step
+            milliseconds = 2 * usual
+        self.overhead_ms = usual + (1 - MEMORY) * (milliseconds - usual)
 
-    def observe(self, tokens_per_request: float, relative_time: float) -> None:
+    def observe(self, tokens_per_request: float, total_ms: float, plain_forward_ms: float) -> None:
         """Learn from a step.
 
         Args:
             tokens_per_request: emitted, over requests that decoded.
-            relative_time: of the whole step, in plain steps.
+            total_ms: of the whole step.
+            plain_forward_ms: of the forward that it would have had without any draft.
         """
         self._tokens = MEMORY * self._tokens + tokens_per_request
-        self._time = MEMORY * self._time + relative_time
+        self._time = MEMORY * self._time + total_ms / (plain_forward_ms + self.overhead_ms)
 
 
 class PlainCheck:

@@ -82,8 +82,18 @@ def _draft_model(config: SpeculativeConfig, target: TargetInfo, num_drafts: int)
     return DraftModelProposer(config, load_draft(config, target, target.kv_bytes // num_drafts))
 
 
+def _grammar(config: SpeculativeConfig, target: TargetInfo, num_drafts: int) -> Proposer:
+    from paceline.proposers.grammar import GrammarProposer
+
+    return GrammarProposer(config)
+
+
 Builder = Callable[[SpeculativeConfig, TargetInfo, int], Proposer]
-BUILDERS: dict[str, Builder] = {"prompt_lookup": _prompt_lookup, "draft_model": _draft_model}
+BUILDERS: dict[str, Builder] = {
+    "prompt_lookup": _prompt_lookup,
+    "draft_model": _draft_model,
+    "grammar": _grammar,
+}
 
 
 def load_draft(config: SpeculativeConfig, target: TargetInfo, kv_bytes: int) -> ModelRunner:

@@ -87,6 +87,8 @@ class KVCache:
         ConfigError: the memory holds fewer than two blocks.
     """
 
+    block_size = BLOCK_SIZE
+
     def __init__(self, memory: KVMemory, prefix_caching: bool = True) -> None:
         if memory.num_blocks < 2:
             raise ConfigError(
@@ -223,6 +225,10 @@ class KVCache:
             tokens = token_ids[end - BLOCK_SIZE : end]
             sequence.last_hash = self.pool.publish(block, sequence.last_hash, tokens)
             sequence.published += 1
+
+    def flush_prefixes(self) -> None:
+        """Forget all published blocks; those in use stay with their sequences."""
+        self.pool.clear_index()
 
     def poison_free(self, value: float = float("nan")) -> None:
         """Overwrite what nobody may read: free blocks and slots past the committed tokens."""

@@ -69,12 +69,15 @@ def token_logprobs(
     ]
 
 
-def _packed(rows: Sequence[SamplingRow]) -> tuple[list[Any], list[list[int]], list[Sequence[int]]]:
-    """Rules, tokens so far, and path of each row."""
+def _packed(
+    rows: Sequence[SamplingRow],
+) -> tuple[list[Any], list[list[int]], list[Sequence[int]], list[bytes | None]]:
+    """Rules, tokens so far, path and mask of each row."""
     return (
         [_rules(row.request, row.params or row.request.params) for row in rows],
         [row.request.token_ids for row in rows],
         [row.path for row in rows],
+        [row.mask for row in rows],
     )
 
 

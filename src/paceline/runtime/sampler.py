@@ -37,11 +37,14 @@ class SamplingRow:
 
     Attributes:
         params: how to sample; the request's own unless a draft ranks differently.
+        mask: the tokens that a grammar allows here, as in :class:`~paceline.request.Constraint`;
+            None allows all.
     """
 
     request: Request
     path: Sequence[int] = ()
     params: SamplingParams | None = None
+    mask: bytes | None = None
 
     @property
     def sampling(self) -> SamplingParams:
@@ -51,6 +54,11 @@ class SamplingRow:
     def position(self) -> int:
         """Index of the token to be emitted, in prompt plus output."""
         return len(self.request.token_ids) + len(self.path)
+
+    @property
+    def is_plain_greedy(self) -> bool:
+        """The token is the arg-max of the raw logits."""
+        return self.mask is None and self.sampling.is_plain_greedy
 
 
 def to_numpy(logits: torch.Tensor) -> npt.NDArray[np.float32]:
@@ -81,7 +89,7 @@ def sample_tokens(
     if native.kernels:
         return native.sample_tokens(logits, rows, at)
     logits = logits if at is None else logits[at]
-    if all(row.sampling.is_plain_greedy for row in rows):
+    if all(row.is_plain_greedy for row in rows):
         return argmax_rows(logits)
     edited = edit_logits(logits, rows)
     tokens, valid = argmax_rows(edited)
@@ -109,7 +117,7 @@ def rank_candidates(
     array = native.in_host_memory(logits) if native.kernels else None
     if array is not None:
         return native.rank_candidates(array, rows, k)
-    if all(row.sampling.is_plain_greedy for row in rows):
+    if all(row.is_plain_greedy for row in rows):
         best = torch.topk(logits, k, dim=1)
         return in_order(best.indices.cpu().numpy(), best.values.cpu().double().numpy())
     edited = edit_logits(to_numpy(logits), rows)
@@ -131,16 +139,24 @@ def rank_candidates(
 def edit_logits(
     logits: npt.NDArray[np.float32], rows: Sequence[SamplingRow]
 ) -> npt.NDArray[np.float32]:
-    """Penalties, bias and masks, in the documented order; a copy when anything changes."""
+    """Grammar, penalties, bias and masks, in that order; a copy when anything changes."""
     edited = logits
     for index, row in enumerate(rows):
         params = row.sampling
-        if params.is_plain_greedy or not _is_edited(params):
+        if row.mask is None and (params.is_plain_greedy or not _is_edited(params)):
             continue
         if edited is logits:
             edited = logits.copy()
+        if row.mask is not None:
+            edited[index, ~_allowed(row.mask, logits.shape[1])] = -np.inf
         _edit_row(edited[index], row, params)
     return edited
+
+
+def _allowed(mask: bytes, vocab_size: int) -> npt.NDArray[np.bool_]:
+    whole = mask.ljust(-(-vocab_size // 8), b"\0")  # what lies beyond its end is not allowed
+    bits = np.unpackbits(np.frombuffer(whole, np.uint8), count=vocab_size, bitorder="little")
+    return bits.astype(bool)
 
 
 def _is_edited(params: SamplingParams) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from paceline.policy.cost_aware import as_if_verified
+from paceline.policy.acceptance import as_if_verified
 from paceline.policy.cost_points import StepShape
 from paceline.policy.planner import Drafts, FixedPlanner, Source
 from paceline.proposers.base import merge

@@ -1,7 +1,8 @@
 """The best drafts of every step, in hindsight: a bound beside which planners are shown.
 
 Of what the proposers would draft, exactly nodes that are going to be accepted, and of these as many
-as pay; who does not bring what is used is not asked. For one request at a time this is the shortest
+as pay; who does not bring what is used is not asked. Where a wider step is cheaper it is widened,
+however little that saves. For one request at a time this is the shortest
 of all sequences of steps, found backwards from the last token (dynamic programming): over the same
 proposers no planner is faster. For several, every step is the best one at the rate of tokens over
 all steps, which is found by repetition (Dinkelbach's method for a ratio).
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from paceline.config import EngineConfig
@@ -81,11 +83,18 @@ class _Oracle(FixedPlanner, ABC):
         self.drafting = drafting
         self.draft_ms = [0.0] * len(logs)
         self._logs = logs
+        self._widest = max(point.width for point in cost.table.points)  # times rise from there on
         self._step: StepShape = NO_STEP
         self._requests: Sequence[Request] = ()
         self._reaches: list[Reach] = []
         self._step_draft_ms = 0.0
         self._tokens, self._ms = 0, 0.0
+
+    def padding(self, step: StepShape, room: int) -> int:
+        if step.samples < step.rows:
+            return 0
+        times = self.cost.growth(step, min(room, self._widest))
+        return times.index(min(times))
 
     @abstractmethod
     def lengths(
@@ -162,17 +171,15 @@ class _Scout(_Oracle):
         to_go = {end: 0.0}
         for length in range(end - 1, prompt_len - 1, -1):
             times = self._seen[index].get(length, [0.0])
+            root = StepShape(1, length - 1, length - 1, 1)
+            forwards = cheapest(self.cost.growth(root, self._widest + len(times)))
             ways = [
-                (self._alone(length - 1, n) + ms + to_go[min(end, length + n + 1)], n, ms)
+                (forwards[n] + ms + to_go[min(end, length + n + 1)], n, ms)
                 for n, ms in enumerate(times)
             ]
             to_go[length], nodes, draft_ms = min(ways)
             best[length] = nodes, draft_ms
         return best
-
-    def _alone(self, context: int, nodes: int) -> float:
-        rows = 1 + nodes
-        return self.cost.predict(StepShape(rows, rows * context, context, rows))
 
 
 class _Planned(_Oracle):
@@ -213,7 +220,10 @@ class _Rated(_Oracle):
     ) -> tuple[list[int], float]:
         nobody = [0] * len(requests)
         best, chosen, draft_ms = 0.0, nobody, 0.0
-        growth = self.cost.growth(self._step, sum(max(r.values(), default=0) for r in reaches))
+        count = sum(max(r.values(), default=0) for r in reaches)
+        growth = self.cost.growth(self._step, count + self._widest)
+        if self._step.samples == self._step.rows:
+            growth = cheapest(growth)
         for options, ms in self._options(reaches):
             total = min(most, sum(options))
             for count in range(1, total + 1):
@@ -235,6 +245,11 @@ class _Rated(_Oracle):
                 have = [max(b, min(d, depth)) for b, d in zip(base, depths, strict=True)]
                 options.append((have, base_ms + self.drafting.milliseconds(source.name, depth)))
         return options
+
+
+def cheapest(growth: Sequence[float]) -> list[float]:
+    """By node count: the time of the cheapest step with so many nodes or more."""
+    return list(accumulate(reversed(growth), min))[::-1]
 
 
 def _dealt(have: Sequence[int], count: int) -> list[int]:

@@ -129,7 +129,8 @@ class _Replay:
         self._proposers = proposers
         self._cost = cost
         self._config = config
-        self._scheduler = Scheduler(config, cast(KVCache, EndlessKV()), cost)
+        self._kv = EndlessKV()
+        self._scheduler = Scheduler(config, cast(KVCache, self._kv), cost)
         self._stats = EngineStats()
         self._drafting = Drafting(proposers, planner, ANY_TOKEN, lambda: self._stats)
         self._waiting: deque[Request] = deque()
@@ -161,9 +162,12 @@ class _Replay:
     def _step(self, items: Sequence[Scheduled]) -> None:
         shape = roots = step_shape(items)
         room = self._config.max_num_batched_tokens - sum(item.num_tokens for item in items)
-        drafts = self._drafting.propose(items, room)
+        drafts = self._drafting.propose(items, roots, room)
         if drafts:
             self._plan(drafts, room)
+            shape = step_shape(items)
+        most_rows = self._config.max_num_batched_tokens
+        if self._drafting.pad(items, shape, most_rows, self._kv.reserve):
             shape = step_shape(items)
         forward_ms, draft_ms = self._cost.predict(shape), 0.0
         for proposer in self._proposers:
@@ -183,7 +187,7 @@ class _Replay:
         forward_ms: float,
         draft_ms: float,
     ) -> None:
-        nodes, count = shape.rows - roots.rows, len(items)
+        nodes, count = sum(len(item.draft) for item in items), len(items)
         plain_ms = self._cost.predict(roots) if nodes and count > 1 else forward_ms
         node_ms = (forward_ms - plain_ms) / nodes if nodes else 0.0
         even, drafted = (plain_ms + draft_ms) / count, draft_ms / count

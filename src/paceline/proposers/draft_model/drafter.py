@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError, RequestError
@@ -205,4 +206,8 @@ class Drafter(ABC):
 
 def _row(growth: Growth, node: int) -> SamplingRow:
     path = growth.paths[node] if node >= 0 else ()
-    return SamplingRow(growth.request, path, growth.draft.params)
+    mask, constraint = None, growth.request.constraint
+    if constraint is not None:
+        with suppress(Exception):  # verification meets it too, and fails the request
+            mask = constraint.mask(path)
+    return SamplingRow(growth.request, path, growth.draft.params, mask)

@@ -1,0 +1,118 @@
+"""``paceline doctor``: what this machine has, and what would make it faster. Owns the view."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from paceline.commands.display import Screen, printable
+from paceline.commands.doctor_options import DoctorOptions
+from paceline.commands.resolve import engine_options, is_embedded
+from paceline.config import EngineConfig
+from paceline.llm import embedded_model
+from paceline.workbench.doctor import Diagnosis, ModelFacts, diagnose
+from paceline.workbench.machine import Machine
+
+EMBEDDED = "the embedded model"
+WIDTH = 100
+INDENT = 16
+
+
+def doctor_command(options: DoctorOptions) -> int:
+    """Run the command; returns its exit code.
+
+    Raises:
+        ConfigError: an option cannot be used.
+    """
+    config = EngineConfig(**engine_options(options))
+    name = None if is_embedded(options.model) else options.model
+    found = diagnose(options.model or embedded_model("target"), name, config)
+    screen = Screen()
+    if options.json:
+        screen.say(json.dumps(asdict(found)))
+        return 0
+    for name, text in facts(found):
+        screen.say(_entry(name, text))
+    screen.say("\nFaster, the greatest gain first:" if found.advice else "\nNothing to improve.")
+    for number, text in enumerate(found.advice, start=1):
+        screen.say(_wrapped(f"{number:2}. ", text))
+    return 0
+
+
+def facts(found: Diagnosis) -> Iterator[tuple[str, str]]:
+    """Names and texts of all that was found, in order."""
+    machine, kernels, model = found.machine, found.kernels, found.model
+    yield "processor", machine.processor
+    if machine.instructions:
+        yield "instructions", ", ".join(machine.instructions)
+    yield "cores", _cores(machine)
+    if machine.hypervisor is not None:
+        yield "virtualised", machine.hypervisor or "yes"
+    yield "memory", _memory(machine)
+    roofs = found.roofs
+    yield "measured", f"{roofs.read_gb_per_s:.1f} GB/s read, {roofs.gflop_per_s:.0f} GFLOP/s"
+    if kernels.problem is None:
+        yield "kernels", f"native, {kernels.level} (of {', '.join(kernels.levels)})"
+    else:
+        yield "kernels", f"reference: {kernels.problem}"
+    yield "versions", ", ".join(f"{name} {version}" for name, version in found.versions.items())
+    yield "model", _model(model)
+    if model.problem is None:
+        yield "profile", "measured" if model.has_profile else "none"
+    for part in found.parts:
+        versions = ", ".join(f"{name} {version}" for name, version in part.versions.items())
+        missing = f'not installed: pip install "paceline[{part.extra}]"'
+        yield part.extra, f"{versions or missing} ({part.gives})"
+
+
+def _model(model: ModelFacts) -> str:
+    name = model.name or EMBEDDED
+    if model.problem is not None:
+        return f"{name} cannot be used: {model.problem}"
+    promise = "bit for bit" if model.promises_identity else "up to rounding"
+    text = (
+        f"{name}: {model.dtype} on {model.backend}; answers with and without speculation are the "
+        f"same {promise}; {model.weight_bytes / 1e6:.0f} MB of weights"
+    )
+    if model.best_plain_rate is None:
+        return text
+    return f"{text}, so plain decoding makes at most {model.best_plain_rate:.1f} tok/s"
+
+
+def _cores(machine: Machine) -> str:
+    parts = [f"{machine.cores} usable"]
+    if machine.physical_cores is not None and machine.physical_cores != machine.cores:
+        parts.append(f"{machine.physical_cores} of them physical")
+    if machine.cpu_quota is not None:
+        parts.append(f"limited to {machine.cpu_quota:g} by the container")
+    parts.append(f"{machine.threads} threads")
+    if machine.load is not None:
+        parts.append(f"load {machine.load:.1f}")
+    if machine.governor is not None:
+        parts.append(f"governor {machine.governor}")
+    return ", ".join(parts)
+
+
+def _memory(machine: Machine) -> str:
+    if machine.memory_total is None or machine.memory_available is None:
+        return "unknown"
+    pages = f", huge pages: {machine.huge_pages}" if machine.huge_pages else ""
+    total, available = machine.memory_total / 1e9, machine.memory_available / 1e9
+    return f"{total:.1f} GB, {available:.1f} GB available{pages}"
+
+
+def _entry(name: str, text: str) -> str:
+    return _wrapped(name.ljust(INDENT), text)
+
+
+def _wrapped(begin: str, text: str) -> str:
+    return textwrap.fill(
+        printable(text),
+        WIDTH,
+        initial_indent=begin,
+        subsequent_indent=" " * len(begin),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -1,0 +1,116 @@
+"""``paceline run-batch``: a file of requests answered as the server answers them, without a server.
+
+Owns the files' names and what is said at the end. Interrupted, the same command continues.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.commands.display import Screen, printable
+from paceline.commands.resolve import engine_options, speculative_config
+from paceline.commands.run_batch_options import RunBatchOptions
+from paceline.commands.serve import build_engine, default_names
+from paceline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from paceline.server.batch import BatchSummary
+    from paceline.server.batch_file import Answers
+    from paceline.server.messages import ServingEngine
+
+EXIT_FAILED = 1
+REQUESTS_PER_SEQUENCE = 2
+"""Requests in flight per place in the batch, so that a place never waits for a line to be read."""
+MAX_QUEUE = 1 << 20
+SUFFIX = ".out.jsonl"
+
+
+def run_batch_command(options: RunBatchOptions) -> int:
+    """Run the command; returns its exit code.
+
+    Raises:
+        PacelineError: the options, a file or the model cannot be used.
+    """
+    try:
+        from paceline.server.batch_file import Answers, count_lines
+        from paceline.server.engine_client import EngineClient
+    except ImportError as error:
+        raise ConfigError(
+            f'run-batch needs the extra: pip install "paceline[server]" ({error})'
+        ) from error
+    source = input_path(options)
+    target = output_path(options, source)
+    speculative = speculative_config(options, options.model)
+    factory = partial(build_engine, options.model, speculative, engine_options(options))
+    screen, total = Screen(), count_lines(source)
+    names = tuple(options.served_model_name or default_names(options.model))
+    answers = Answers(target)
+    try:
+        if answers.done:
+            screen.note(f"{len(answers.done)} answers are in {printable(str(target))} already")
+        with screen.progress("answering", total) as advance:
+            work = answer_batch(EngineClient(factory), names, source, answers, advance)
+            summary = asyncio.run(work)
+    finally:
+        answers.close()
+    return report(summary, target, screen, options.json)
+
+
+def input_path(options: RunBatchOptions) -> Path:
+    """Raises ConfigError: no file was named, or two were."""
+    named = [name for name in (options.file, options.input_file) if name is not None]
+    if len(named) != 1:
+        raise ConfigError("name the file of requests once: as FILE, or with --input-file")
+    return Path(named[0])
+
+
+def output_path(options: RunBatchOptions, source: Path) -> Path:
+    """Raises ConfigError: the answers would overwrite the requests."""
+    if options.output_file is None:
+        return source.with_name(source.name.removesuffix(".jsonl") + SUFFIX)
+    target = Path(options.output_file)
+    if target.exists() and source.exists() and target.samefile(source):
+        raise ConfigError(f"{target} holds the requests: choose another --output-file")
+    return target
+
+
+async def answer_batch(
+    client: ServingEngine,
+    names: tuple[str, ...],
+    source: Path,
+    answers: Answers,
+    advance: Callable[[int], None],
+) -> BatchSummary:
+    """Start an engine, answer a file with it as the server would, and end it."""
+    from paceline.server.app import create_app
+    from paceline.server.batch import application_handle, run_batch
+    from paceline.server.batch_file import read_batch
+    from paceline.server.config import ServerConfig
+
+    config = ServerConfig(served_model_names=names, max_queue=MAX_QUEUE, request_timeout=0.0)
+    try:
+        await client.start()
+        handle = application_handle(create_app(client, config))
+        places = REQUESTS_PER_SEQUENCE * client.info.max_num_seqs
+        return await run_batch(read_batch(source), answers, handle, places, advance)
+    finally:
+        await client.close()
+
+
+def report(summary: BatchSummary, target: Path, screen: Screen, wants_json: bool) -> int:
+    """Say how it went; returns the exit code."""
+    parts = [f"{summary.answered} requests answered"]
+    if summary.skipped:
+        parts.append(f"{summary.skipped} answered before")
+    if summary.failed:
+        parts.append(f"{summary.failed} failed, for the reasons in the file")
+    screen.note(f"{', '.join(parts)}; answers in {printable(str(target))}")
+    if wants_json:
+        screen.say(json.dumps({**asdict(summary), "output_file": str(target)}))
+    return EXIT_FAILED if summary.failed else 0

@@ -1,0 +1,99 @@
+"""``paceline serve``: from options to a running server.
+
+Owns which process imports what: the engine is built in a process of its own, by a function that
+travels there by name, so that this one never imports torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.commands.display import printable
+from paceline.commands.resolve import (
+    engine_options,
+    is_embedded,
+    memory_bytes,
+    speculative_config,
+)
+from paceline.commands.serve_options import ServeOptions
+from paceline.config import SpeculativeConfig
+from paceline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from paceline.llm import LLM
+    from paceline.server.config import ServerConfig
+
+EMBEDDED_NAME = "embedded"
+
+
+def serve_command(options: ServeOptions) -> int:
+    """Run the command; returns its exit code.
+
+    Raises:
+        PacelineError: the options or the model cannot be used, or the extra is not installed.
+    """
+    try:
+        from paceline.server.engine_client import EngineClient
+        from paceline.server.run import run
+        from paceline.server.tracing import install_trace_logging
+    except ImportError as error:
+        raise ConfigError(
+            f'serving needs the extra: pip install "paceline[server]" ({error})'
+        ) from error
+    speculative = speculative_config(options, options.model)
+    factory = partial(build_engine, options.model, speculative, engine_options(options))
+    config = server_config(options)
+    install_trace_logging()
+    run(EngineClient(factory, configure_logging=install_trace_logging), config, _announce)
+    return 0
+
+
+def build_engine(
+    model: str | None,
+    speculative: tuple[SpeculativeConfig, ...],
+    options: Mapping[str, Any],
+) -> LLM:
+    """The engine, in the process that it lives in."""
+    from paceline.llm import LLM
+
+    return LLM(model, speculative_config=speculative, **options)
+
+
+def server_config(options: ServeOptions) -> ServerConfig:
+    """
+    Raises:
+        ConfigError: a value is not acceptable.
+    """
+    from paceline.server.config import ServerConfig
+
+    return ServerConfig(
+        host=options.host,
+        port=options.port,
+        served_model_names=tuple(options.served_model_name or default_names(options.model)),
+        api_keys=tuple(options.api_key or ()),
+        allowed_origins=tuple(options.allowed_origins or ()),
+        max_queue=options.max_queue,
+        request_timeout=options.request_timeout,
+        drain_timeout=options.drain_timeout,
+        max_body_bytes=memory_bytes(options.max_body_size),
+        metrics_prefix=options.metrics_prefix,
+        tool_call_parser=options.tool_call_parser,
+        reasoning_parser=options.reasoning_parser,
+    )
+
+
+def default_names(model: str | None) -> tuple[str, ...]:
+    """A model is asked for as it was named here, and by its folder's name alone."""
+    if model is None or is_embedded(model):
+        return (EMBEDDED_NAME,)
+    path = Path(model)
+    name = path.resolve().name if path.exists() else model
+    return tuple(dict.fromkeys((name, model)))
+
+
+def _announce(line: str) -> None:
+    print(printable(line), file=sys.stderr, flush=True)

@@ -1,0 +1,10 @@
+"""Where the models that come with Paceline lie. Imports nothing slow."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+
+def embedded_model(name: str) -> str:
+    """Folder of an embedded model: ``target`` or ``draft``."""
+    return str(files("paceline") / "embedded" / name)

@@ -1,0 +1,160 @@
+"""From a structured output's specification to constraints. Owns the compiler, its limits and cache.
+
+Compiling belongs into the caller's thread, never the engine's. Specifications are untrusted, and
+the compiler cannot be interrupted: each is tried out first in a process of its own
+(:mod:`paceline.runtime.grammar_worker`), which is killed when it takes too long. Knows no request
+and no draft.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import RequestError
+from paceline.models.tokenizer import Tokenizer
+from paceline.models.worker_process import WorkerSlot
+from paceline.runtime.constraint import MatcherConstraint
+from paceline.structured_outputs import StructuredOutputs
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+MAX_CACHED = 64
+"""Grammars that are kept, and refusals likewise; those used longest ago go first."""
+COMPILE_SECONDS = 0.4
+MASK_SECONDS = 0.1
+"""Longest that one step of the engine may wait for a grammar."""
+LIMITS: dict[str, Any] = {
+    "max_items_in_row": 2000,
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 20_000,
+    "max_grammar_size": 100_000,
+    "verbose_errors": False,
+}
+"""Of the compiler and of each mask; as it names them. A state takes one or two kilobytes."""
+JSON_STYLE: dict[str, Any] = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
+"""White space as most programs write it. Left to the model it is what small ones get lost in."""
+
+
+class GrammarCompiler:
+    """Compiles and caches the grammars of one model. May be called from several threads.
+
+    Args:
+        tokenizer: of the model, None where it has none.
+        vocab_size: width of its logits.
+        eos_token_ids: tokens that end a text.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, vocab_size: int, eos_token_ids: Sequence[int]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos = [i for i in eos_token_ids if 0 <= i < vocab_size]
+        self._lock = threading.Lock()
+        self._parts: tuple[LLTokenizer, WorkerSlot] | None = None
+        self._cache: OrderedDict[str, LLMatcher | RequestError] = OrderedDict()
+
+    def constraints(self, spec: StructuredOutputs, count: int) -> list[MatcherConstraint]:
+        """As many constraints that know nothing of each other.
+
+        Raises:
+            RequestError: the specification is malformed or too complex, the model has no tokenizer
+                or no token that ends a text, or ``llguidance`` is not installed.
+        """
+        tokenizer, trial = self._ready()
+        key = spec.key
+        with self._lock:
+            found = self._cache.get(key)
+        if found is None:
+            found = _tried(spec, tokenizer, trial)
+        with self._lock:
+            self._cache[key] = found
+            self._cache.move_to_end(key)
+            while len(self._cache) > MAX_CACHED:
+                self._cache.popitem(last=False)
+        if isinstance(found, RequestError):
+            raise RequestError(str(found))
+        return [MatcherConstraint(found.deep_copy(), tokenizer, self._eos) for _ in range(count)]
+
+    def close(self) -> None:
+        """End the process that tries grammars out."""
+        if self._parts is not None:
+            self._parts[1].close()
+
+    def _ready(self) -> tuple[LLTokenizer, WorkerSlot]:
+        with self._lock:
+            if self._parts is None:
+                self._parts = self._new_parts()
+            return self._parts
+
+    def _new_parts(self) -> tuple[LLTokenizer, WorkerSlot]:
+        try:
+            from llguidance import LLTokenizer
+        except ImportError as error:
+            raise RequestError(
+                "structured_outputs needs the package llguidance: install paceline[grammar]"
+            ) from error
+        if self._tokenizer is None or not self._eos:
+            what = "tokenizer" if self._tokenizer is None else "token that ends a text"
+            raise RequestError(f"structured_outputs needs a {what}, and the model has none")
+        encoder = self._tokenizer.to_json()
+        try:
+            tokenizer = LLTokenizer(encoder, self._vocab_size, self._eos)
+        except Exception as error:
+            raise RequestError(
+                f"structured_outputs cannot be had with this model's tokenizer: {error}"
+            ) from error
+        first = {"tokenizer": encoder, "vocab_size": self._vocab_size, "eos": self._eos}
+        greeting = json.dumps(first | {"limits": LIMITS}) + "\n"
+        return tokenizer, WorkerSlot(Path(__file__).with_name("grammar_worker.py"), greeting)
+
+
+def _tried(
+    spec: StructuredOutputs, tokenizer: LLTokenizer, trial: WorkerSlot
+) -> LLMatcher | RequestError:
+    """A matcher at its beginning, or what is wrong with the specification."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    try:
+        grammar = _grammar_text(spec)
+    except ValueError as error:
+        return _refusal(spec, str(error))
+    request = {"grammar": grammar, "seconds": COMPILE_SECONDS, "mask_seconds": MASK_SECONDS}
+    reply = trial.ask(json.dumps(request) + "\n", COMPILE_SECONDS)
+    if "ok" not in reply:
+        return _refusal(spec, str(reply.get("error")))
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
+    return _refusal(spec, matcher.get_error()) if matcher.is_error() else matcher
+
+
+def _refusal(spec: StructuredOutputs, problem: str) -> RequestError:
+    detail = " ".join(problem.split())[:300]
+    return RequestError(f"structured_outputs.{spec.kind} cannot be used: {detail}")
+
+
+def _grammar_text(spec: StructuredOutputs) -> str:
+    """The specification in the compiler's own language."""
+    from llguidance import LLMatcher
+
+    if spec.json is not None:
+        return LLMatcher.grammar_from_json_schema(spec.source, defaults=JSON_STYLE)  # type: ignore[arg-type]
+    if spec.json_object:
+        return LLMatcher.grammar_from_json_schema('{"type": "object"}', defaults=JSON_STYLE)  # type: ignore[arg-type]
+    if spec.regex is not None:
+        return LLMatcher.grammar_from_regex(spec.regex)
+    if spec.choice is not None:
+        texts = (json.dumps(text, ensure_ascii=False) for text in spec.choice)
+        return LLMatcher.grammar_from_lark("start: " + " | ".join(texts))
+    return LLMatcher.grammar_from_lark(spec.source)

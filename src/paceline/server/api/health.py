@@ -1,0 +1,58 @@
+"""How the server is: ``/health``, ``/metrics``, ``/stats``; and the prefix cache emptied."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import PlainTextResponse
+from starlette.requests import Request
+from starlette.responses import Response
+
+from paceline.errors import EngineClosedError
+from paceline.server.errors import SERVER, ApiError
+from paceline.server.metrics import CONTENT_TYPE
+from paceline.server.openapi import errors
+from paceline.server.protocol.common import ErrorBody
+from paceline.server.protocol.models import Health
+from paceline.server.serving import Serving
+from paceline.server.sse import encode_json
+from paceline.server.stats import snapshot
+
+router = APIRouter()
+
+
+@router.get(
+    "/health",
+    responses={503: {"model": ErrorBody, "description": "The server is not ready, or ending."}},
+)
+async def health(request: Request) -> Health:
+    serving = Serving.of(request)
+    state = "draining" if serving.is_draining else serving.client.state
+    if state != "ready":
+        raise ApiError(503, f"the server is {state}", SERVER, code=state)
+    return Health(status=state)
+
+
+@router.get("/metrics", responses=errors(), response_class=PlainTextResponse)
+async def metrics(request: Request) -> Response:
+    serving = Serving.of(request)
+    try:
+        stats = await serving.client.stats()
+    except EngineClosedError:
+        stats = None
+    text = serving.metrics.render(stats, serving.client)
+    return Response(text, headers={"content-type": CONTENT_TYPE})
+
+
+@router.get("/stats", responses=errors(), response_model=dict[str, Any])
+async def stats(request: Request) -> Response:
+    document = await snapshot(Serving.of(request).client)
+    return Response(encode_json(document), media_type="application/json")
+
+
+@router.post("/flush_prefix_cache", responses=errors(500))
+@router.post("/reset_prefix_cache", responses=errors(500))
+async def flush_prefix_cache(request: Request) -> Health:
+    await Serving.of(request).client.flush_prefix_cache()
+    return Health(status="flushed")

@@ -1,0 +1,71 @@
+"""``POST /tokenize`` and ``POST /detokenize``: what a text is to the model, and back."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from paceline.errors import RequestError
+from paceline.server.body import read_body
+from paceline.server.chat.prompt import prompt_text
+from paceline.server.encoding import encode
+from paceline.server.openapi import BODY_ERRORS, errors, takes
+from paceline.server.protocol.chat import ChatCompletionRequest
+from paceline.server.protocol.tokenize import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from paceline.server.serving import Serving
+from paceline.server.sse import encode_json
+
+router = APIRouter()
+
+
+@router.post(
+    "/tokenize",
+    response_model=TokenizeResponse,
+    responses=errors(*BODY_ERRORS),
+    openapi_extra=takes(TokenizeRequest),
+)
+async def tokenize(request: Request) -> Response:
+    serving = Serving.of(request)
+    body = await read_body(request, TokenizeRequest)
+    serving.model_name(body.model)
+    tokenizer = serving.tokenizer
+    if body.prompt is None:
+        chat = ChatCompletionRequest.model_validate(body.chat)
+        text = await asyncio.to_thread(prompt_text, tokenizer, chat)
+        token_ids = await encode(serving, text, bool(body.add_special_tokens))
+    else:
+        token_ids = await encode(serving, body.prompt, body.add_special_tokens is not False)
+    spell = tokenizer.id_to_token
+    document = {
+        "count": len(token_ids),
+        "max_model_len": serving.client.info.max_model_len,
+        "tokens": token_ids,
+        "token_strs": [spell(i) for i in token_ids] if body.return_token_strs else None,
+    }
+    return Response(encode_json(document), media_type="application/json")
+
+
+@router.post(
+    "/detokenize",
+    response_model=DetokenizeResponse,
+    responses=errors(*BODY_ERRORS),
+    openapi_extra=takes(DetokenizeRequest),
+)
+async def detokenize(request: Request) -> Response:
+    serving = Serving.of(request)
+    body = await read_body(request, DetokenizeRequest)
+    serving.model_name(body.model)
+    size = serving.client.info.vocab_size
+    for token_id in body.tokens:
+        if token_id >= size:
+            raise RequestError(f"tokens holds {token_id}; the vocabulary is 0 to {size - 1}")
+    text = serving.tokenizer.decode(body.tokens, skip_special_tokens=False)
+    return Response(encode_json({"prompt": text}), media_type="application/json")

@@ -1,0 +1,37 @@
+"""Bodies of requests: JSON, read and checked. Knows no endpoint; how large a body may be is
+:mod:`paceline.server.security`'s.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from pydantic_core import from_json
+from starlette.requests import Request
+
+from paceline.server.errors import ApiError
+from paceline.server.protocol.common import ApiModel
+
+Model = TypeVar("Model", bound=ApiModel)
+
+
+async def read_body(request: Request, model: type[Model]) -> Model:
+    """The request's body as a model.
+
+    Raises:
+        ApiError: 415, the body is not said to be JSON. A page of another origin can send a browser
+            here without asking only with other types.
+        ApiError: 400, it is no JSON, or nests deeper than 200 levels.
+        ValidationError: it is not what the model says.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiError(
+            415, f"the body's type is {kind[:60] or 'not given'}; it must be application/json"
+        )
+    raw = await request.body()
+    try:
+        value: Any = from_json(raw, allow_inf_nan=False, cache_strings=False)
+    except ValueError as error:
+        raise ApiError(400, f"the body is no valid JSON: {error}", code="invalid_json") from error
+    return model.model_validate(value)

@@ -1,0 +1,168 @@
+"""One sample of a chat while it grows: what each piece adds, as parts of OpenAI's choices.
+
+Owns the order of a stream (role, words, end) and the format of log-probabilities. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from paceline.errors import EngineClosedError
+from paceline.request import TokenLogprobs
+from paceline.server.chat.answer import AnswerParser
+from paceline.server.chat.deltas import AnswerDelta, CallDelta
+from paceline.server.messages import Piece
+from paceline.server.tokens import OriginTokens, TokenTexts, finite
+
+
+class ChatLogprobs:
+    """Log-probabilities as chats have them: one object per token.
+
+    Args:
+        count: likeliest tokens to name at each place.
+    """
+
+    def __init__(self, count: int, texts: TokenTexts) -> None:
+        self._count = count
+        self._texts = texts
+
+    def part(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
+        """The ``logprobs`` of a choice with these tokens."""
+        return {"content": [self._entry(entry) for entry in entries]}
+
+    def _entry(self, entry: TokenLogprobs) -> dict[str, Any]:
+        top = [self._token(*each) for each in entry.top[: self._count]]
+        return {**self._token(entry.token_id, entry.logprob), "top_logprobs": top}
+
+    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
+        texts = self._texts
+        return {
+            "token": texts.text(token_id),
+            "logprob": finite(logprob),
+            "bytes": list(texts.raw(token_id)),
+        }
+
+
+class ChatChoice:
+    """One sample.
+
+    Args:
+        logprobs, origins: how to report them; None where they are not asked for.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        parser: AnswerParser,
+        logprobs: ChatLogprobs | None,
+        origins: OriginTokens | None,
+    ) -> None:
+        self._index = index
+        self._parser = parser
+        self._logprobs = logprobs
+        self._origins = origins
+
+    def begin(self) -> dict[str, Any]:
+        """What a stream tells before anything else of the sample."""
+        return self._part({"role": "assistant", "content": ""})
+
+    def take(self, piece: Piece) -> list[dict[str, Any]]:
+        """What a piece adds: parts with words, and one that ends the sample."""
+        found = [self._parser.push(piece.text)]
+        if piece.finish_reason is not None:
+            found.append(self._parser.finish())
+        deltas = [delta_document(delta) for delta in found if delta]
+        parts = [self._part(delta) for delta in deltas]
+        if piece.token_ids and (self._logprobs or self._origins):
+            parts = parts or [self._part({})]
+            if self._logprobs is not None:
+                parts[0]["logprobs"] = self._logprobs.part(piece.logprobs)
+            if self._origins is not None:
+                parts[0]["tokens"] = self._origins.take(piece)
+        if piece.finish_reason is not None:
+            parts.append(self._end(piece))
+        return parts
+
+    def _end(self, piece: Piece) -> dict[str, Any]:
+        """
+        Raises:
+            EngineClosedError: the engine gave the sample up.
+        """
+        reason = piece.finish_reason
+        if reason not in ("stop", "length"):
+            raise EngineClosedError("the engine ended before the answer did")
+        if reason == "stop" and self._parser.has_calls:
+            reason = "tool_calls"
+        return {
+            "index": self._index,
+            "delta": {},
+            "logprobs": None,
+            "finish_reason": reason,
+            "stop_reason": piece.stop_reason,
+        }
+
+    def _part(self, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"index": self._index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+
+def delta_document(delta: AnswerDelta) -> dict[str, Any]:
+    """The ``delta`` of a choice."""
+    told: dict[str, Any] = {}
+    if delta.reasoning:
+        told["reasoning_content"] = delta.reasoning
+    if delta.content:
+        told["content"] = delta.content
+    if delta.calls:
+        told["tool_calls"] = [_call_document(call) for call in delta.calls]
+    return told
+
+
+def _call_document(call: CallDelta) -> dict[str, Any]:
+    if call.id is None:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    return {
+        "index": call.index,
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
+
+
+def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """A whole choice, ``message`` in place of ``delta``, from all parts of a sample."""
+    content, reasoning = "", ""
+    calls: list[dict[str, Any]] = []
+    logprobs: list[dict[str, Any]] = []
+    tokens: list[dict[str, Any]] = []
+    for part in parts:
+        delta = part["delta"]
+        content += delta.get("content", "")
+        reasoning += delta.get("reasoning_content", "")
+        for call in delta.get("tool_calls", ()):
+            _add_call(calls, call)
+        logprobs += (part["logprobs"] or {}).get("content", ())
+        tokens += part.get("tokens", ())
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": content or (None if calls else ""),
+    }
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = calls
+    whole = {**parts[-1], "message": message}
+    del whole["delta"]
+    if any(part["logprobs"] is not None for part in parts):
+        whole["logprobs"] = {"content": logprobs}
+    if any("tokens" in part for part in parts):
+        whole["tokens"] = tokens
+    return whole
+
+
+def _add_call(calls: list[dict[str, Any]], call: dict[str, Any]) -> None:
+    if "id" in call:
+        begun = {name: value for name, value in call.items() if name != "index"}
+        calls.append({**begun, "function": dict(call["function"])})
+    else:
+        calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]

@@ -1,0 +1,160 @@
+"""From the messages of a chat to the text of a prompt, by the model's own template.
+
+Owns what templates are handed, what callers may set in them, and where thoughts begin. Knows no
+HTTP and no engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.errors import RequestError, TemplateError
+from paceline.models.tokenizer import Tokenizer
+from paceline.server.chat.constraints import Thoughts
+from paceline.server.chat.reasoning import CLOSE, OPEN
+from paceline.server.protocol.chat import ChatCompletionRequest, ChatMessage, MessageToolCall, Tool
+
+_PROTECTED = {
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template",
+    "tokenize",
+    "self",
+}
+_THINKING_SWITCHES = ("enable_thinking", "thinking")
+
+
+def prompt_text(tokenizer: Tokenizer, body: ChatCompletionRequest) -> str:
+    """The prompt of a chat. It waits for the process that renders: call it in a thread.
+
+    Raises:
+        TemplateError: there is no template, it refuses the messages, or passes its limits.
+        RequestError: an option would replace what the request itself says.
+    """
+    options = template_options(body.chat_template_kwargs)
+    messages = template_messages(body.messages, tokenizer)
+    tools = None if body.tool_choice == "none" else template_tools(body.tools)
+    if body.continue_final_message:
+        return _continued(tokenizer, messages, tools, options)
+    return tokenizer.apply_chat_template(
+        messages,
+        add_generation_prompt=body.add_generation_prompt is not False,
+        tools=tools,
+        **options,
+    )
+
+
+async def warm_up(tokenizer: Tokenizer | None) -> None:
+    """Start the process that renders, which the first chat would wait for. Raises nothing."""
+    if tokenizer is not None and tokenizer.has_chat_template:
+        with contextlib.suppress(TemplateError):  # a template may refuse so short a chat
+            messages = [{"role": "user", "content": "Hello."}]
+            await asyncio.to_thread(tokenizer.apply_chat_template, messages)
+
+
+def _continued(
+    tokenizer: Tokenizer,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    options: Mapping[str, Any],
+) -> str:
+    """The prompt up to the end of the last message's words, whatever the template puts there."""
+    mark = secrets.token_hex(16)
+    marked = {**messages[-1], "content": messages[-1]["content"] + mark}
+    text = tokenizer.apply_chat_template(
+        [*messages[:-1], marked], add_generation_prompt=False, tools=tools, **options
+    )
+    before, found, _ = text.rpartition(mark)
+    if not found:
+        raise TemplateError(
+            "continue_final_message is true, but the model's chat template leaves out the last "
+            "message"
+        )
+    return before
+
+
+def template_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """``chat_template_kwargs``, checked.
+
+    Raises:
+        RequestError: one would replace messages, tools or special tokens.
+    """
+    for name in options or {}:
+        if name in _PROTECTED or name.endswith("_token"):
+            raise RequestError(f"chat_template_kwargs holds {name[:60]!r}, which it cannot replace")
+    return dict(options or {})
+
+
+def template_messages(
+    messages: Sequence[ChatMessage], tokenizer: Tokenizer
+) -> list[dict[str, Any]]:
+    """Messages as templates expect them: contents are strings, arguments of calls are objects."""
+    knows_developers = tokenizer.template_mentions("developer")
+    return [_template_message(message, knows_developers) for message in messages]
+
+
+def _template_message(message: ChatMessage, knows_developers: bool) -> dict[str, Any]:
+    role: str = message.role
+    if role == "developer" and not knows_developers:
+        role = "system"
+    told: dict[str, Any] = {"role": role, "content": message.text}
+    for field in ("name", "tool_call_id", "reasoning_content"):
+        value = getattr(message, field)
+        if value is not None:
+            told[field] = value
+    if message.tool_calls:
+        told["tool_calls"] = [_template_call(call) for call in message.tool_calls]
+    return told
+
+
+def _template_call(call: MessageToolCall) -> dict[str, Any]:
+    arguments: Any = call.function.arguments
+    # A call that was cut short is no JSON: the template gets what the model wrote.
+    with contextlib.suppress(ValueError, RecursionError):
+        parsed = json.loads(arguments or "{}")
+        arguments = parsed if isinstance(parsed, dict) else arguments
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def template_tools(tools: Sequence[Tool] | None) -> list[dict[str, Any]] | None:
+    """Tools as templates write them out; ``strict`` is between caller and server."""
+    described = []
+    for tool in tools or ():
+        function: dict[str, Any] = {"name": tool.function.name}
+        if tool.function.description is not None:
+            function["description"] = tool.function.description
+        if tool.function.parameters is not None:
+            function["parameters"] = tool.function.parameters
+        described.append({"type": "function", "function": function})
+    return described or None
+
+
+def thoughts_of(
+    tokenizer: Tokenizer, body: ChatCompletionRequest, text: str, reasoning_parser: str
+) -> Thoughts:
+    """Whether the answer to the prompt ``text`` begins with thoughts.
+
+    Models that think have a template that knows the tags. It may open them, or open and close them
+    where thinking is switched off.
+    """
+    if reasoning_parser == "none":
+        return Thoughts.NONE
+    options = body.chat_template_kwargs or {}
+    is_off = any(options.get(name) is False for name in _THINKING_SWITCHES)
+    if is_off or not tokenizer.template_mentions("think>"):
+        return Thoughts.NONE
+    if body.continue_final_message and body.messages[-1].text:
+        words = body.messages[-1].text
+        return Thoughts.OPENED if words.rfind(OPEN) > words.rfind(CLOSE) else Thoughts.NONE
+    end = text.rstrip()
+    if end.endswith(OPEN):
+        return Thoughts.OPENED
+    return Thoughts.NONE if end.endswith(CLOSE) else Thoughts.POSSIBLE

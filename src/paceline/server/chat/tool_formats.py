@@ -1,0 +1,82 @@
+"""The ways in which models write tool calls, and how to tell from a chat template which is used.
+
+Owns the table of formats; supporting another one that wraps JSON is another entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from paceline.models.tokenizer import Tokenizer
+from paceline.server.chat.deltas import ToolParser
+from paceline.server.chat.tool_text import JsonCallParser
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """How a model writes a call: ``before`` + ``{"name": ..., key: {...}}`` + ``after``.
+
+    Attributes:
+        name: as users choose it.
+        key: of the arguments.
+        separator: what stands between two calls.
+        opening, closing, bare: what is recognised, see :class:`JsonCallParser`.
+    """
+
+    name: str
+    key: str
+    before: str
+    after: str
+    separator: str
+    opening: tuple[str, ...]
+    closing: tuple[str, ...]
+    bare: bool
+
+    def parser(self, names: Collection[str], max_calls: int | None = None) -> ToolParser:
+        """A parser for one answer; ``names`` are the tools that were offered."""
+        return JsonCallParser(
+            names,
+            opening=self.opening,
+            closing=self.closing,
+            bare=self.bare,
+            max_calls=max_calls,
+        )
+
+
+HERMES = ToolFormat(
+    name="hermes",
+    key="arguments",
+    before="<tool_call>\n",
+    after="\n</tool_call>",
+    separator="\n",
+    opening=("<tool_call>",),
+    closing=("</tool_call>",),
+    bare=False,
+)
+LLAMA = ToolFormat(
+    name="llama",
+    key="parameters",
+    before="",
+    after="",
+    separator="; ",
+    opening=("<|python_tag|>",),
+    closing=(";",),
+    bare=True,
+)
+FORMATS = {each.name: each for each in (HERMES, LLAMA)}
+
+
+def tool_format(name: str, tokenizer: Tokenizer) -> ToolFormat | None:
+    """The format by its name; ``auto`` asks the chat template, and gets None if it knows none.
+
+    Names are :data:`paceline.server.config.TOOL_CALL_PARSERS`.
+    """
+    if name in FORMATS:
+        return FORMATS[name]
+    says = tokenizer.template_mentions
+    if not says("tools") or says("<function="):  # calls as XML, which no format here reads
+        return None
+    if says("<tool_call>"):
+        return HERMES
+    return LLAMA if says("<|python_tag|>") or says("<|start_header_id|>") else None

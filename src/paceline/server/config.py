@@ -1,0 +1,77 @@
+"""Options of a server, checked once. Knows no engine and no framework."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from paceline.checks import check_choice, check_number
+from paceline.errors import ConfigError
+
+DEFAULT_PORT = 8000
+TOOL_CALL_PARSERS = ("auto", "hermes", "llama")
+REASONING_PARSERS = ("auto", "none")
+_METRICS_PREFIX = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """How a server listens, whom it answers and how much it takes on.
+
+    Attributes:
+        port: 0 takes a free one.
+        served_model_names: names under which requests ask for the model, the first in answers;
+            empty: the model's own.
+        api_keys: whoever brings one of them is answered; empty: everybody.
+        allowed_origins: browsers may call from pages of these origins, or of any with ``*``.
+        max_queue: unfinished samples beyond those that the engine runs at once.
+        request_timeout: seconds from a request's arrival to its last token; 0 is no limit.
+        drain_timeout: seconds that requests in flight get when the server is told to end.
+        max_body_bytes: of one request.
+        metrics_prefix: of the names of metrics; ``vllm`` suits dashboards made for vLLM.
+        tool_call_parser: how the model writes tool calls; ``auto`` asks its chat template.
+        reasoning_parser: ``auto`` tells thoughts from the answer where the chat template knows
+            them, ``none`` never.
+
+    Raises:
+        ConfigError: a value is not acceptable.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    served_model_names: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    max_queue: int = 256
+    request_timeout: float = 1800.0
+    drain_timeout: float = 30.0
+    max_body_bytes: int = 8 << 20
+    metrics_prefix: str = "paceline"
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_number("port", self.port, 0, 65535)
+        check_number("max_queue", self.max_queue, 0, 1 << 20)
+        check_number("request_timeout", self.request_timeout, 0, 1e9, float)
+        check_number("drain_timeout", self.drain_timeout, 0, 1e9, float)
+        check_number("max_body_bytes", self.max_body_bytes, 1, 1 << 40)
+        for key in self.api_keys:
+            if not key or not key.isascii() or key != key.strip():
+                raise ConfigError(
+                    "an API key is empty, or has characters that a header cannot carry; allowed "
+                    "are ASCII characters without spaces around them"
+                )
+        if not all(self.served_model_names):
+            raise ConfigError("a served model name is empty; give one, or leave the option out")
+        if not _METRICS_PREFIX.fullmatch(self.metrics_prefix):
+            raise ConfigError(
+                f"metrics_prefix is {self.metrics_prefix!r}; allowed are letters, digits and _"
+            )
+        check_choice("tool_call_parser", self.tool_call_parser, TOOL_CALL_PARSERS)
+        check_choice("reasoning_parser", self.reasoning_parser, REASONING_PARSERS)
+
+    @property
+    def timeout(self) -> float | None:
+        """``request_timeout``, or None where there is no limit."""
+        return self.request_timeout or None

@@ -1,0 +1,224 @@
+"""The engine's counters as Prometheus metrics.
+
+Owns their names, labels and meaning, and that they never fall: an engine that was started again
+counts from zero, and what its predecessors counted is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from paceline.metrics import EngineStats, ProposerCounters
+
+WIDTH_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512)
+Labels = tuple[str, ...]
+Samples = Iterable[tuple[Labels, float]]
+
+
+class EngineView(Protocol):
+    """What is asked of an engine's client."""
+
+    @property
+    def state(self) -> str: ...
+    @property
+    def num_restarts(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """A counter: its name without prefix, what it counts, its labels, and how to read it."""
+
+    name: str
+    help: str
+    read: Callable[[EngineStats], Samples]
+    labels: Labels = ()
+
+
+def _one(read: Callable[[EngineStats], float]) -> Callable[[EngineStats], Samples]:
+    return lambda stats: [((), read(stats))]
+
+
+def _each_proposer(
+    read: Callable[[ProposerCounters], float],
+) -> Callable[[EngineStats], Samples]:
+    return lambda stats: [
+        ((name,), read(own)) for name, own in stats.speculation.by_proposer.items()
+    ]
+
+
+def _accepted_per_pos(stats: EngineStats) -> Samples:
+    for name, own in stats.speculation.by_proposer.items():
+        for position, count in enumerate(own.num_accepted_tokens_per_pos):
+            yield (name, str(position)), count
+
+
+def _total_per_pos(stats: EngineStats) -> Samples:
+    for position, count in enumerate(stats.speculation.num_accepted_tokens_per_pos):
+        yield (str(position),), count
+
+
+DRAFTS = ("spec_decode_num_drafts", "Drafts that were verified.")
+DRAFT_TOKENS = ("spec_decode_num_draft_tokens", "Draft tokens that were verified.")
+ACCEPTED = ("spec_decode_num_accepted_tokens", "Draft tokens that were accepted.")
+PER_POS = (
+    "spec_decode_num_accepted_tokens_per_pos",
+    "Draft tokens that were accepted, by position in the draft from 0.",
+)
+TOTALS = (
+    Count(*DRAFTS, _one(lambda s: s.speculation.num_drafts)),
+    Count(*DRAFT_TOKENS, _one(lambda s: s.speculation.num_draft_tokens)),
+    Count(*ACCEPTED, _one(lambda s: s.speculation.num_accepted_tokens)),
+    Count(*PER_POS, _total_per_pos, ("position",)),
+)
+BY_PROPOSER = (
+    Count(*DRAFTS, _each_proposer(lambda own: own.num_drafts), ("proposer",)),
+    Count(*DRAFT_TOKENS, _each_proposer(lambda own: own.num_draft_tokens), ("proposer",)),
+    Count(*ACCEPTED, _each_proposer(lambda own: own.num_accepted_tokens), ("proposer",)),
+    Count(*PER_POS, _accepted_per_pos, ("proposer", "position")),
+)
+COUNTS = (
+    Count(
+        "spec_decode_num_steps",
+        "Verify steps: one per request and step that emitted tokens.",
+        _one(lambda s: s.speculation.num_steps),
+    ),
+    Count(
+        "spec_decode_num_draft_steps",
+        "Verify steps with a draft; one of several proposers is one.",
+        _one(lambda s: s.speculation.num_drafts),
+    ),
+    Count(
+        "spec_decode_num_pruned_tokens",
+        "Draft tokens that the planner left out.",
+        _one(lambda s: s.speculation.num_pruned_tokens),
+    ),
+    Count(
+        "spec_decode_expected_tokens",
+        "Tokens that the planner expected of the verify steps.",
+        _one(lambda s: s.speculation.num_steps + s.expected_accepted_tokens),
+    ),
+    Count(
+        "spec_decode_realised_tokens",
+        "Tokens that the verify steps emitted.",
+        _one(lambda s: s.speculation.num_emitted_tokens),
+    ),
+    Count("prompt_tokens", "Prompt tokens.", _one(lambda s: s.num_prompt_tokens)),
+    Count("generation_tokens", "Tokens that were generated.", _one(lambda s: s.num_output_tokens)),
+    Count(
+        "prefix_cache_queries",
+        "Tokens that were looked for in the prefix cache.",
+        _one(lambda s: s.num_queried_tokens),
+    ),
+    Count(
+        "prefix_cache_hits",
+        "Tokens that the prefix cache had.",
+        _one(lambda s: s.num_cached_tokens),
+    ),
+    Count("num_preemptions", "Requests sent back to wait.", _one(lambda s: s.num_preemptions)),
+    Count("target_forwards", "Forwards of the target.", _one(lambda s: s.num_target_forwards)),
+    Count("draft_forwards", "Forwards of draft models.", _one(lambda s: s.num_draft_forwards)),
+    Count(
+        "proposer_failures",
+        "Drafts that were lost because a proposer failed.",
+        _one(lambda s: s.num_proposer_failures),
+    ),
+    Count(
+        "step_seconds",
+        "Time of the engine's steps, by phase.",
+        lambda s: [((phase,), seconds) for phase, seconds in s.seconds.items()],
+        ("phase",),
+    ),
+)
+WIDTHS = Count(
+    "step_rows",
+    "Rows of the steps in which all requests decode: the width that the planner chose.",
+    lambda s: [((str(rows),), steps) for rows, steps in s.decode_steps_by_rows.items()],
+    ("rows",),
+)
+GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
+    ("num_requests_running", "Requests in the batch.", lambda s: s.num_running),
+    ("num_requests_waiting", "Requests that wait for a place.", lambda s: s.num_waiting),
+    (
+        "kv_cache_usage_perc",
+        "Share of the KV cache in use; 1 is all of it.",
+        lambda s: s.kv_blocks_used / s.kv_blocks_total if s.kv_blocks_total else 0.0,
+    ),
+)
+
+
+class EngineMirror(Collector):
+    """The latest snapshot, on top of what earlier engines counted.
+
+    Args:
+        by_proposer: give the speculation counters a label ``proposer``; otherwise they are totals.
+    """
+
+    def __init__(self, prefix: str, model_name: str, *, by_proposer: bool) -> None:
+        self._prefix, self._model = prefix, model_name
+        self._counts = (*(BY_PROPOSER if by_proposer else TOTALS), *COUNTS)
+        self._totals: dict[str, dict[Labels, float]] = {c.name: {} for c in self._all()}
+        self._before: dict[str, dict[Labels, float]] = {c.name: {} for c in self._all()}
+        self._gauges = {name: 0.0 for name, _, _ in GAUGES}
+        self._restarts = 0
+
+    def _all(self) -> tuple[Count, ...]:
+        return (*self._counts, WIDTHS)
+
+    def update(self, stats: EngineStats | None, restarts: int) -> None:
+        """Take a snapshot in; None where there is none."""
+        if restarts != self._restarts:
+            self._restarts = restarts
+            self._before = {name: dict(totals) for name, totals in self._totals.items()}
+        if stats is None:
+            return
+        for count in self._all():
+            before, totals = self._before[count.name], self._totals[count.name]
+            for labels, value in count.read(stats):
+                totals[labels] = before.get(labels, 0.0) + value
+        self._gauges = {name: read(stats) for name, _, read in GAUGES}
+
+    def collect(self) -> Iterator[Metric]:
+        for count in self._counts:
+            counter = CounterMetricFamily(
+                self._name(count.name), count.help, labels=("model_name", *count.labels)
+            )
+            for labels, value in self._totals[count.name].items():
+                counter.add_metric((self._model, *labels), value)
+            yield counter
+        for name, help, _ in GAUGES:
+            gauge = GaugeMetricFamily(self._name(name), help, labels=("model_name",))
+            gauge.add_metric((self._model,), self._gauges[name])
+            yield gauge
+        restarts = CounterMetricFamily(
+            self._name("engine_restarts"), "Engines started after a crash.", labels=("model_name",)
+        )
+        restarts.add_metric((self._model,), self._restarts)
+        yield restarts
+        yield self._widths()
+
+    def _name(self, name: str) -> str:
+        return f"{self._prefix}:{name}"
+
+    def _widths(self) -> HistogramMetricFamily:
+        steps = {int(rows): count for (rows,), count in self._totals[WIDTHS.name].items()}
+        buckets = [
+            (str(float(bound)), sum(count for rows, count in steps.items() if rows <= bound))
+            for bound in WIDTH_BUCKETS
+        ]
+        family = HistogramMetricFamily(self._name(WIDTHS.name), WIDTHS.help, labels=("model_name",))
+        family.add_metric(
+            (self._model,),
+            [*buckets, ("+Inf", sum(steps.values()))],
+            sum(rows * count for rows, count in steps.items()),
+        )
+        return family

@@ -1,0 +1,243 @@
+"""The process in which a server's engine lives. Owns the engine; knows no HTTP and no asyncio.
+
+Three kinds of threads: one reads commands, a few submit prompts (which compiles grammars) and wait
+for answers of the engine, and the engine's own thread steps it and sends what each step brought to
+all prompts as one message. None of them waits for the other process to read what was asked for, so
+the two processes cannot block each other. The process ends when the other one does.
+
+Commands: ``(generate, handle, token_ids, params, cache_salt, trace_id)``, ``(abort, handle)``,
+``(ask, number, name, arguments)``. Messages: ``(hello, info, tokenizer)``, ``(failed, error)``,
+``(accepted, handle)``, ``(refused, handle, error)``, ``(step, entries)``,
+``(reply, number, error, value)`` and ``(dead, reason)``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from paceline.errors import EngineClosedError
+from paceline.policy.cost_points import StepShape
+from paceline.request import Request, StepOutput, TokenLogprobs
+from paceline.sampling_params import SamplingParams
+from paceline.server.channel import Channel, portable
+from paceline.server.messages import EngineFactory, EngineInfo, LogprobTuple, Rest
+
+log = logging.getLogger(__name__)
+NAME = "paceline-engine"
+NUM_SUBMITTERS = 16
+CURVE_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+ASKABLE = ("stats", "flush_prefix_cache", "set_speculation")
+"""Methods of the engine that may be called by name."""
+
+
+def run_engine(
+    sock: socket.socket, factory: EngineFactory, configure_logging: Callable[[], None] | None
+) -> NoReturn:
+    """What the process does from its start to its end."""
+    # Whoever stops the server tells the other process, which lets requests end first.
+    for ignored in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ignored, signal.SIG_IGN)
+    with suppress(OSError):
+        Path("/proc/self/comm").write_text(NAME)
+    if configure_logging is not None:
+        configure_logging()
+    channel = Channel(sock)
+    try:
+        engine = factory()
+        hello = ("hello", engine_info(engine), engine.checkpoint.tokenizer)
+    except Exception as error:
+        channel.send(("failed", portable(error)))
+        os._exit(1)
+    channel.send(hello)
+    EngineServer(channel, engine).serve()
+    os._exit(0)  # not through the exit of threads that may be in the middle of a long step
+
+
+def engine_info(engine: Any) -> EngineInfo:
+    """What an :class:`~paceline.llm.LLM` says of itself."""
+    config, checkpoint = engine.config, engine.checkpoint
+
+    def inside(inner: Any) -> dict[str, Any]:
+        shapes = [StepShape(rows, 0, 0, rows, 1) for rows in CURVE_ROWS]
+        return {
+            "vocab_size": inner.vocab_size,
+            "kv_blocks_total": inner.kv.pool.num_blocks - 1,
+            "block_size": inner.kv.block_size,
+            "cost_curve": tuple((shape.rows, inner.cost.predict(shape)) for shape in shapes),
+            "has_profile": inner.cost.has_profile,
+        }
+
+    return EngineInfo(
+        model=checkpoint.name,
+        max_model_len=config.max_model_len,
+        dtype=config.dtype,
+        backend=engine.backend,
+        promises_identity=engine.promises_identity,
+        proposers=engine.proposers,
+        max_num_seqs=config.max_num_seqs,
+        generation_defaults=dict(checkpoint.generation),
+        **engine.call(inside),
+    )
+
+
+@dataclass(slots=True)
+class _Route:
+    """Where a sample's outputs go, and what they will need of it."""
+
+    handle: int
+    request: Request
+    trace_id: str
+    is_fresh: bool = True
+
+
+class EngineServer:
+    """Serves the commands of one channel with one engine, an :class:`~paceline.llm.LLM`."""
+
+    def __init__(self, channel: Channel, engine: Any) -> None:
+        self._channel = channel
+        self._engine = engine
+        self._pool = ThreadPoolExecutor(NUM_SUBMITTERS, thread_name_prefix="paceline-submit")
+        self._lock = threading.Lock()
+        # Request ids of each handle that still run; None while they are being submitted.
+        self._jobs: dict[int, list[int] | None] = {}
+        self._routes: dict[int, _Route] = {}  # of the engine's thread alone
+
+    def serve(self) -> None:
+        """Until the other process closes the channel or dies."""
+        for kind, *arguments in self._channel:
+            if kind == "generate":
+                with self._lock:
+                    self._jobs[arguments[0]] = None
+                self._pool.submit(self._generate, *arguments)
+            elif kind == "abort":
+                self._abort(*arguments)
+            else:
+                self._pool.submit(self._answer, *arguments)
+
+    # --- commands ------------------------------------------------------------------------------
+
+    def _generate(
+        self,
+        handle: int,
+        token_ids: list[int],
+        params: SamplingParams,
+        cache_salt: str,
+        trace_id: str,
+    ) -> None:
+        def on_added(jobs: Sequence[Any]) -> None:
+            requests = jobs[0].requests
+            ids = [request.request_id for request in requests]
+            with self._lock:
+                is_wanted = handle in self._jobs
+                if is_wanted:
+                    self._jobs[handle] = ids
+            if not is_wanted:  # it was aborted while it was being submitted
+                self._engine.abort(ids)
+                return
+            for request in requests:
+                self._routes[request.request_id] = _Route(handle, request, trace_id)
+
+        extra = {"trace_id": trace_id}
+        try:
+            self._engine.submit([token_ids], [params], self._send_step, cache_salt, on_added)
+        except Exception as error:
+            log.info("request %d is refused: %s", handle, error, extra=extra)
+            with self._lock:
+                self._jobs.pop(handle, None)
+            self._tell(("refused", handle, portable(error)))
+        else:
+            log.info("request %d: %d prompt tokens", handle, len(token_ids), extra=extra)
+            self._tell(("accepted", handle))
+
+    def _abort(self, handle: int) -> None:
+        with self._lock:
+            ids = self._jobs.pop(handle, None)
+        if ids:
+            self._engine.abort(ids)
+
+    def _answer(self, number: int, name: str, arguments: Sequence[Any]) -> None:
+        assert name in ASKABLE
+        try:
+            value = getattr(self._engine, name)(*arguments)
+        except Exception as error:
+            self._tell(("reply", number, portable(error), None))
+        else:
+            self._tell(("reply", number, None, value))
+
+    def _tell(self, message: tuple[Any, ...]) -> None:
+        with suppress(OSError):  # the other process is gone, which ends this one
+            self._channel.send(message)
+
+    # --- steps ---------------------------------------------------------------------------------
+
+    def _send_step(self, outputs: Sequence[StepOutput]) -> None:
+        """Everything that one step has for anybody, from the engine's thread."""
+        death = next((o.error for o in outputs if isinstance(o.error, EngineClosedError)), None)
+        if death is not None:
+            self._tell(("dead", str(death)))
+            os._exit(1)
+        entries = [entry for output in outputs if (entry := self._entry(output)) is not None]
+        if entries:
+            self._tell(("step", entries))
+
+    def _entry(self, output: StepOutput) -> tuple[Any, ...] | None:
+        """A step of one sample as it travels; None when nobody would learn anything from it."""
+        route = self._routes.get(output.request_id)
+        has_ended = output.finish_reason is not None
+        if route is None or not (output.token_ids or output.text or has_ended):
+            return None
+        rest = None
+        if has_ended or route.is_fresh or output.logprobs:
+            rest = self._rest(route, output)
+        if has_ended:
+            self._forget(route)
+        tokens, origins = list(output.token_ids), list(output.origins)
+        return route.handle, route.request.sample_index, tokens, origins, output.text, rest
+
+    @staticmethod
+    def _rest(route: _Route, output: StepOutput) -> Rest:
+        request, is_first = route.request, route.is_fresh
+        route.is_fresh = False
+        reason = output.finish_reason
+        # The first sample's are everybody's, and nobody is ahead of it.
+        prompt = request.prompt_logprobs if is_first and not request.sample_index else []
+        return Rest(
+            logprobs=[_plain(each) for each in output.logprobs],
+            finish_reason=None if reason is None else reason.value,
+            stop_reason=output.stop_reason,
+            counters=None if reason is None else request.counters,
+            num_cached_tokens=request.num_cached_tokens if is_first else 0,
+            prompt_logprobs=[_travelling(each) for each in prompt],
+            error=None if output.error is None else portable(output.error),
+        )
+
+    def _forget(self, route: _Route) -> None:
+        request_id = route.request.request_id
+        del self._routes[request_id]
+        with self._lock:
+            ids = self._jobs.get(route.handle)
+            if ids is not None:
+                ids.remove(request_id)
+                if not ids:
+                    del self._jobs[route.handle]
+        if route.request.error is not None:
+            extra = {"trace_id": route.trace_id}
+            log.warning("request %d failed: %s", route.handle, route.request.error, extra=extra)
+
+
+def _travelling(entry: TokenLogprobs | None) -> LogprobTuple | None:
+    return None if entry is None else _plain(entry)
+
+
+def _plain(entry: TokenLogprobs) -> LogprobTuple:
+    return entry.token_id, entry.logprob, entry.rank, entry.top

@@ -1,0 +1,192 @@
+"""What goes wrong as OpenAI's error bodies: which status, type, parameter and code.
+
+Owns the mapping from Paceline's exceptions to HTTP. Knows no endpoint. A body never holds a
+traceback: what nobody foresaw is one sentence for the client and a traceback in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from paceline.errors import (
+    ConfigError,
+    ContextLengthError,
+    EngineClosedError,
+    EngineDeadError,
+    RequestError,
+    RequestFailedError,
+)
+from paceline.server.sse import DONE, ClientGoneError, encode_json, event
+
+log = logging.getLogger(__name__)
+
+INVALID_REQUEST = "invalid_request_error"
+AUTHENTICATION = "authentication_error"
+NOT_FOUND = "not_found_error"
+RATE_LIMIT = "rate_limit_error"
+SERVER = "server_error"
+
+_MAX_SHOWN = 60
+_BEGINS_WITH_FIELD = re.compile(r"([a-z_]+(?:\.[a-z_]+)*) (?:is|has|holds|names|must|nests)\b")
+
+
+class ApiError(Exception):
+    """An answer that is an error.
+
+    Args:
+        status: of HTTP.
+        message: what was wrong, what is allowed, what to do.
+        type: one of OpenAI's error types.
+        param: the field of the request that is at fault.
+        code: for programs, where the type does not say enough.
+        headers: of the response, such as ``Retry-After``.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        type: str = INVALID_REQUEST,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.type,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    def response(self) -> Response:
+        return Response(
+            encode_json(self.body()), self.status, self.headers, media_type="application/json"
+        )
+
+
+def to_api_error(error: BaseException) -> ApiError:
+    """The answer to an exception; one that nobody foresaw is logged with its traceback."""
+    match error:
+        case ApiError():
+            return error
+        case ContextLengthError():
+            return ApiError(400, str(error), code="context_length_exceeded")
+        case RequestError() | ConfigError():
+            return ApiError(400, str(error), param=_named_field(str(error)))
+        case ValidationError():
+            return _validation_error(error)
+        case EngineDeadError():
+            return ApiError(500, str(error), SERVER, code="engine_dead")
+        case EngineClosedError():
+            return ApiError(503, str(error), SERVER, code="engine_closed")
+        case RequestFailedError():
+            return ApiError(500, str(error), SERVER, code="request_failed")
+        case HTTPException():
+            return _http_error(error)
+        case TimeoutError():
+            return ApiError(504, str(error), SERVER, code="request_timeout")
+        case ClientGoneError():  # a status that proxies log; nobody reads the body
+            return ApiError(499, str(error), code="client_closed_request")
+    log.error("a request failed unexpectedly", exc_info=error)
+    return ApiError(500, "the server failed; its log says how", SERVER, code="internal_error")
+
+
+def error_event(error: BaseException) -> bytes:
+    """The end of a stream that failed: the error as an event, then ``[DONE]``."""
+    return event(to_api_error(error).body()) + DONE
+
+
+def _http_error(error: HTTPException) -> ApiError:
+    """Errors of the router itself, such as a path that does not exist."""
+    kind = NOT_FOUND if error.status_code == 404 else INVALID_REQUEST
+    kind = SERVER if error.status_code >= 500 else kind
+    return ApiError(error.status_code, str(error.detail), kind, headers=error.headers)
+
+
+def _named_field(message: str) -> str | None:
+    """The field that a message of ours begins with: ``top_p is 0; allowed are ...``."""
+    match = _BEGINS_WITH_FIELD.match(message)
+    return match[1] if match else None
+
+
+def _validation_error(error: ValidationError) -> ApiError:
+    """The first thing that is wrong with a body; the innermost where several types were tried."""
+    details = error.errors(include_url=False, include_context=False)
+    first = max(details, key=lambda each: _rank(each["type"]))  # of equals the first
+    place = ".".join(str(part) for part in first["loc"] if not _is_branch(part))
+    kind, value = first["type"], first.get("input")
+    if not place:
+        place = _named_field(first["msg"].removeprefix("Value error, ")) or ""
+    if kind == "extra_forbidden":
+        message = f"unknown field {place!r}"
+    elif kind == "missing":
+        message = f"{place} is missing"
+    elif kind == "value_error":
+        message = first["msg"].removeprefix("Value error, ")
+    elif kind in ("model_type", "dict_type") and not place:
+        message = f"the body is {_shown(value)}; it must be a JSON object"
+    else:
+        reason = first["msg"].replace("Input should", "it should", 1)
+        message = f"{place} is {_shown(value)}; {reason[:1].lower()}{reason[1:]}"
+    return ApiError(400, message, param=place or None)
+
+
+def _rank(kind: str) -> int:
+    """A value out of range says more than a type that one branch of a union tried in vain."""
+    if kind in ("extra_forbidden", "value_error"):
+        return 2
+    return 0 if kind.endswith("_type") else 1
+
+
+def _is_branch(part: str | int) -> bool:
+    """Whether a part of a location names a branch of a union rather than a field."""
+    return isinstance(part, str) and (
+        "[" in part or "-" in part or part in {"str", "int", "float", "bool", "dict"}
+    )
+
+
+def _shown(value: object) -> str:
+    text = encode_json(value).decode()
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+
+
+async def _answer(_: Request, error: Exception) -> Response:
+    return to_api_error(error).response()
+
+
+def install_error_handlers(app: Starlette) -> None:
+    """Let every exception of an endpoint become one of the bodies above."""
+    kinds: tuple[type[Exception], ...] = (
+        ApiError,
+        RequestError,
+        ConfigError,
+        ValidationError,
+        EngineClosedError,
+        RequestFailedError,
+        HTTPException,
+        TimeoutError,
+        ClientGoneError,
+        Exception,
+    )
+    for kind in kinds:
+        app.add_exception_handler(kind, _answer)

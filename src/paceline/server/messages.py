@@ -1,0 +1,171 @@
+"""What the two processes of a server say to each other, and what the HTTP side programs against.
+
+Owns types only. Knows no process, no socket and no engine; importing it does not import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol
+
+from paceline.metrics import EngineStats, SpeculationCounters
+from paceline.models.tokenizer import Tokenizer
+from paceline.request import TokenLogprobs
+from paceline.sampling_params import SamplingParams
+
+EngineState = Literal["starting", "ready", "draining", "failed", "closed"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What does not change while an engine lives.
+
+    Attributes:
+        model: its name, for people.
+        max_model_len: context in tokens, prompt and answer together.
+        promises_identity: plain and speculative answers are equal by construction.
+        proposers: who drafts, as the engine was started.
+        kv_blocks_total: blocks of ``block_size`` tokens.
+        cost_curve: predicted step of one request: (rows, milliseconds). Without a profile the
+            second are multiples of the plain step.
+        generation_defaults: sampling defaults of the model's makers, by Hugging Face's names.
+    """
+
+    model: str
+    max_model_len: int
+    vocab_size: int
+    dtype: str
+    backend: str
+    promises_identity: bool
+    proposers: tuple[str, ...]
+    max_num_seqs: int
+    kv_blocks_total: int
+    block_size: int
+    cost_curve: tuple[tuple[int, float], ...] = ()
+    has_profile: bool = False
+    generation_defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Piece:
+    """What one step added to one sample.
+
+    Attributes:
+        index: which of the ``n`` samples.
+        origins: for each token the proposer that drafted it, or ``target``.
+        text: what became certain; empty where the model has no tokenizer.
+        logprobs: one per token where they were asked for.
+        finish_reason: ``stop``, ``length`` or ``abort`` with the last piece of a sample.
+        stop_reason: the stop string or stop token id that matched.
+        counters: what speculation did for the sample; with its last piece.
+        num_cached_tokens: prompt tokens whose KV came from the prefix cache; with its first piece.
+    """
+
+    index: int
+    token_ids: Sequence[int]
+    origins: Sequence[str]
+    text: str = ""
+    logprobs: Sequence[TokenLogprobs] = ()
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    counters: SpeculationCounters | None = None
+    num_cached_tokens: int = 0
+
+
+LogprobTuple = tuple[int, float, int, tuple[tuple[int, float], ...]]
+"""A ``TokenLogprobs`` as it travels."""
+
+
+class Rest(NamedTuple):
+    """What a step's entry has beyond new tokens: with a sample's first and last, or log-probs.
+
+    An entry is ``(handle, index, token_ids, origins, text, rest)``; its rest is mostly None.
+    """
+
+    logprobs: list[LogprobTuple]
+    finish_reason: str | None
+    stop_reason: str | int | None
+    counters: SpeculationCounters | None
+    num_cached_tokens: int
+    prompt_logprobs: list[LogprobTuple | None]
+    error: Exception | None
+
+
+class Generation(Protocol):
+    """The answer to one prompt, as it comes: iterate over its pieces until all samples ended.
+
+    Attributes:
+        prompt_logprobs: one per prompt token (None for the first) where they were asked for;
+            complete when the first piece has arrived.
+
+    Raises:
+        RequestFailedError: from the iteration: the forward or the sampler failed for this prompt.
+        EngineDeadError: from the iteration: the engine died.
+        EngineClosedError: from the iteration: the engine was closed.
+    """
+
+    prompt_logprobs: list[TokenLogprobs | None]
+
+    def __aiter__(self) -> AsyncIterator[Piece]: ...
+
+
+class ServingEngine(Protocol):
+    """What HTTP asks of an engine: :class:`~paceline.server.engine_client.EngineClient` is one.
+
+    Attributes:
+        info: valid after :meth:`start`; replaced when the engine is restarted.
+        tokenizer: None where the model has none.
+        num_unfinished: prompts that were submitted and have not ended.
+    """
+
+    info: EngineInfo
+    tokenizer: Tokenizer | None
+    state: EngineState
+    num_restarts: int
+
+    @property
+    def num_unfinished(self) -> int: ...
+
+    async def start(self) -> None:
+        """Raises: whatever building the engine raised, ``ModelLoadError`` for one."""
+        ...
+
+    def generate(
+        self,
+        token_ids: list[int],
+        params: SamplingParams,
+        *,
+        cache_salt: str = "",
+        trace_id: str = "",
+    ) -> AbstractAsyncContextManager[Generation]:
+        """Leaving the block aborts what still runs.
+
+        Raises (when the block is entered):
+            RequestError: the engine refuses the request.
+            EngineDeadError: the engine is dead, or being started again.
+            EngineClosedError: it was closed, or is draining.
+        """
+        ...
+
+    async def stats(self) -> EngineStats:
+        """Raises: EngineDeadError, EngineClosedError."""
+        ...
+
+    async def flush_prefix_cache(self) -> None: ...
+
+    async def set_speculation(self, config: Any) -> None: ...
+
+    def drain(self) -> None:
+        """Refuse new prompts from here on; those in flight go on."""
+        ...
+
+    async def close(self) -> None:
+        """End the engine; prompts in flight raise ``EngineClosedError``."""
+        ...
+
+
+EngineFactory = Callable[[], Any]
+"""Makes the engine in its own process. It travels there pickled: a function that can be imported,
+or a ``functools.partial`` of one."""

@@ -1,0 +1,90 @@
+"""The server's description of itself: what endpoints take and answer, errors included.
+
+Endpoints read their bodies themselves (see :mod:`paceline.server.body`), so the models of bodies
+are entered here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from paceline import __version__
+from paceline.server.protocol.common import ErrorBody
+
+_PREFIX = "#/components/schemas/"
+_MEANING = {
+    400: "The request is not valid, or asks for what cannot be served.",
+    401: "The API key is missing or wrong.",
+    404: "There is no such model.",
+    408: "The body took too long to arrive.",
+    413: "The body is too large.",
+    415: "The body is not JSON.",
+    429: "The queue is full; Retry-After says when to try again.",
+    500: "The engine failed.",
+    503: "The server is not ready, or ending.",
+    504: "The answer took longer than the server allows.",
+}
+_bodies: dict[str, type[BaseModel]] = {}
+
+
+def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The ``responses`` of an endpoint that can answer with these errors; 401 always can."""
+    return {
+        status: {"model": ErrorBody, "description": _MEANING[status]}
+        for status in sorted({401, *statuses})
+    }
+
+
+BODY_ERRORS = (400, 404, 408, 413, 415)
+"""Of every endpoint that takes a body."""
+GENERATION_ERRORS = (*BODY_ERRORS, 429, 500, 503, 504)
+"""Of every endpoint that generates."""
+
+
+def takes(body: type[BaseModel]) -> dict[str, Any]:
+    """The ``openapi_extra`` of an endpoint that reads this body."""
+    _bodies[body.__name__] = body
+    schema = {"$ref": f"{_PREFIX}{body.__name__}"}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def answers(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """The ``responses`` entry of an endpoint that answers in one body or in events."""
+    return {
+        200: {
+            "model": model,
+            "description": "The answer; with stream: true as events of the same shape.",
+            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        }
+    }
+
+
+def install_openapi(app: FastAPI) -> None:
+    """Make ``/openapi.json`` complete."""
+
+    def document() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _document(app)
+        return app.openapi_schema
+
+    app.openapi = document  # type: ignore[method-assign]
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    document = get_openapi(title="Paceline", version=__version__, routes=app.routes)
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    modes: list[Any] = [(model, "validation") for model in _bodies.values()]
+    _, definitions = models_json_schema(modes, ref_template=_PREFIX + "{model}")
+    schemas.update(definitions.get("$defs", {}))
+    # Parameters here are strings, which cannot be invalid.
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    for path in document["paths"].values():
+        for operation in path.values():
+            operation["responses"].pop("422", None)
+    return document

@@ -1,0 +1,76 @@
+// The live view: asks for the counters every second while it can be seen, and shows them.
+
+import { getJson, watchServer } from "./api.js";
+import { originClass } from "./answer.js";
+import { bars, costChart, minuteChart, stack } from "./charts.js";
+import { $, el, figure, pause, percent } from "./dom.js";
+import { byPosition, byProposer, History, phaseShares, PHASES, ratio, widthShares } from "./figures.js";
+
+const EVERY_MS = 1000;
+const history = new History();
+let polling = false;
+
+const isSeen = () => !$("live").hidden && !document.hidden;
+
+/** Start to poll; stops by itself when the view is hidden. */
+export async function showLive() {
+  if (polling) return;
+  polling = true;
+  while (isSeen()) {
+    const began = performance.now();
+    try {
+      history.push(began / 1000, await getJson("stats"));
+      draw();
+      if (history.latest.state !== "ready") watchServer();
+    } catch (failure) {
+      if (failure.kind === "key") break;
+      await watchServer();
+    }
+    await pause(Math.max(EVERY_MS - (performance.now() - began), 100));
+  }
+  polling = false;
+}
+
+function draw() {
+  const stats = history.latest;
+  const { name, counts } = history.span;
+  for (const node of document.querySelectorAll("#live .span")) node.textContent = name;
+  drawTiles(stats, counts, name);
+  minuteChart($("rate-chart"), history.rates, "tok/s");
+  bars($("by-proposer"), byProposer(counts).map(([proposer, share, accepted, drafted]) => [
+    proposer,
+    share,
+    share === null ? "not asked" : `${percent(share)} of ${figure(drafted)}`,
+    originClass(proposer),
+  ]), "Nothing drafted yet.");
+  bars($("by-position"), byPosition(counts).map(([position, share]) => [
+    String(position), share, percent(share),
+  ]), "Nothing drafted yet.");
+  costChart($("cost-chart"), stats.cost_curve, widthShares(counts));
+  stack($("phases"), phaseShares(counts), PHASES);
+}
+
+function drawTiles(stats, counts, span) {
+  const { steps, emitted } = counts.speculation;
+  const length = ratio(emitted, steps);
+  const kv = ratio(stats.kv.used, stats.kv.total) ?? 0;
+  const cached = ratio(stats.tokens.cached, stats.tokens.prompt);
+  const tiles = [
+    ["Running", figure(stats.running), `of at most ${figure(stats.max_num_seqs)}`],
+    ["Waiting", figure(stats.waiting), stats.state],
+    ["Output", history.rate === null ? "…" : figure(history.rate), "tokens per second"],
+    ["Acceptance length", length === null ? "–" : length.toFixed(2), `tokens per step, ${span}`],
+    ["KV cache", percent(kv), `${figure(stats.kv.used)} of ${figure(stats.kv.total)} blocks`, kv],
+    ["Prompt tokens", figure(stats.tokens.prompt), `${percent(cached ?? 0)} from the prefix cache`],
+  ];
+  $("tiles").replaceChildren(...tiles.map(([label, value, note, share]) => {
+    const tile = el("div", { className: "tile" },
+      el("h2", {}, label), el("strong", {}, value), el("small", {}, note));
+    if (share !== undefined) {
+      const meter = el("div", { className: "meter" }, el("div", { className: "fill" }));
+      meter.firstChild.style.width = `${100 * share}%`;
+      tile.append(meter);
+    }
+    return tile;
+  }));
+}

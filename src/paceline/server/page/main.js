@@ -1,0 +1,86 @@
+// Starts the page: tabs, theme, what Escape does, and what the server says about its model.
+
+import { watchServer } from "./api.js";
+import { modelLoaded, setUpChat, stopAnswer } from "./chat.js";
+import { $, remember } from "./dom.js";
+import { loadModel, model } from "./generate.js";
+import { showLive } from "./live.js";
+import { setUpSchema, stopSchema } from "./schema.js";
+
+const VIEWS = ["chat", "live", "schema"];
+
+function show(view) {
+  for (const name of VIEWS) {
+    const tab = $(`tab-${name}`);
+    tab.setAttribute("aria-selected", name === view);
+    tab.tabIndex = name === view ? 0 : -1;
+    $(name).hidden = name !== view;
+  }
+  if (view === "live") showLive();
+}
+
+function open(view) {
+  history.replaceState(null, "", `#${view}`);
+  show(view);
+}
+
+function setUpTabs() {
+  VIEWS.forEach((name, place) => {
+    const tab = $(`tab-${name}`);
+    tab.addEventListener("click", () => open(name));
+    tab.addEventListener("keydown", ({ key }) => {
+      const step = { ArrowRight: 1, ArrowLeft: -1 }[key];
+      if (!step) return;
+      const next = VIEWS[(place + step + VIEWS.length) % VIEWS.length];
+      open(next);
+      $(`tab-${next}`).focus();
+    });
+  });
+  const follow = () => show(VIEWS.find((name) => location.hash === `#${name}`) ?? "chat");
+  addEventListener("hashchange", follow);
+  document.addEventListener("visibilitychange", () => $("live").hidden || showLive());
+  follow();
+}
+
+function setUpTheme() {
+  const root = document.documentElement;
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : system.matches);
+  const mark = () => $("theme").setAttribute("aria-pressed", isDark());
+  $("theme").addEventListener("click", () => {
+    root.dataset.theme = isDark() ? "light" : "dark";
+    remember("theme", root.dataset.theme);
+    mark();
+  });
+  system.addEventListener("change", mark);
+  mark();
+}
+
+async function start() {
+  setUpTheme();
+  setUpChat();
+  setUpSchema();
+  setUpTabs();
+  document.addEventListener("keydown", ({ key }) => {
+    if (key !== "Escape" || $("key-dialog").open) return;
+    stopAnswer();
+    stopSchema();
+  });
+  for (;;) {
+    try {
+      await loadModel();
+      break;
+    } catch (failure) {
+      if (failure.kind === "key") break;
+      await watchServer();
+    }
+  }
+  if (model.id) {
+    $("model").textContent = model.id.split("/").at(-1);
+    $("model").title = `${model.id}\n${model.promise}`;
+    document.title = `Paceline: ${$("model").textContent}`;
+  }
+  modelLoaded();
+}
+
+start();

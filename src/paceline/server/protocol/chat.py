@@ -1,0 +1,243 @@
+"""Bodies of ``/v1/chat/completions``. Owns names, types, and which fields go together.
+
+Fields of OpenAI's that cannot change an answer are taken and ignored; those that would, and are not
+supported, are refused by name.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
+
+from paceline.server.protocol.common import MAX_TOP_LOGPROBS, ApiModel, GenerationFields
+from paceline.server.protocol.completions import UsageBody
+
+MAX_MESSAGES = 10_000
+MAX_TOOLS = 128
+_LARGEST = (1 << 31) - 1
+_FUNCTION_NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
+
+Limit = Annotated[int, Field(ge=1, le=_LARGEST)]
+
+
+def _text_part(value: Any) -> Any:
+    """Say what other kinds of parts are missing, and not which of their keys are unknown."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if isinstance(kind, str) and kind != "text":
+        raise ValueError(
+            f"content parts of type {kind[:40]!r} are not supported: the models served here read "
+            "text; send parts of type 'text'"
+        )
+    return value
+
+
+class TextPart(ApiModel):
+    type: Literal["text"]
+    text: str
+
+
+ContentPart = Annotated[TextPart, BeforeValidator(_text_part)]
+Content = str | Annotated[list[ContentPart], Field(min_length=1, max_length=MAX_MESSAGES)]
+
+
+class CalledFunction(ApiModel):
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    arguments: str
+
+
+class MessageToolCall(ApiModel):
+    """A call that the model made earlier."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None  # of its delta in a stream; clients send it back
+
+
+class ChatMessage(ApiModel):
+    """One message of a conversation."""
+
+    refused: ClassVar[dict[str, str]] = {
+        "audio": "the models served here read text",
+        "function_call": "send tool_calls instead",
+    }
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[MessageToolCall], Field(max_length=MAX_TOOLS)] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    annotations: list[dict[str, Any]] | None = None
+
+    @model_validator(mode="after")
+    def _check_role(self) -> ChatMessage:
+        is_assistant = self.role == "assistant"
+        for field in ("tool_calls", "reasoning_content", "refusal"):
+            if getattr(self, field) is not None and not is_assistant:
+                raise ValueError(f"{field} is only allowed in messages of the assistant")
+        if self.tool_call_id is not None and self.role != "tool":
+            raise ValueError("tool_call_id is only allowed in messages of the role tool")
+        others = (self.tool_calls, self.reasoning_content, self.refusal)
+        if self.content is None and not (is_assistant and any(others)):
+            raise ValueError(f"content is missing in a message of the role {self.role}")
+        return self
+
+    @property
+    def text(self) -> str:
+        """The content as one string: an assistant's parts are one utterance, others' are lines."""
+        if isinstance(self.content, list):
+            between = "" if self.role == "assistant" else "\n"
+            return between.join(part.text for part in self.content)
+        return self.content or self.refusal or ""
+
+
+class FunctionDefinition(ApiModel):
+    name: Annotated[str, Field(pattern=_FUNCTION_NAME)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(ApiModel):
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class FunctionName(ApiModel):
+    name: str
+
+
+class NamedTool(ApiModel):
+    type: Literal["function"]
+    function: FunctionName
+
+
+class JsonSchemaFormat(ApiModel):
+    name: Annotated[str, Field(max_length=64)] | None = None
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(ApiModel):
+    """What the answer must match; ``schema`` beside ``json_object`` is llama.cpp's."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> ResponseFormat:
+        if (self.json_schema is None) == (self.type == "json_schema"):
+            raise ValueError(
+                "json_schema is for response_format.type json_schema, and needed there"
+            )
+        if self.schema_ is not None and self.type != "json_object":
+            raise ValueError("schema is only allowed with response_format.type json_object")
+        return self
+
+
+class ChatCompletionRequest(GenerationFields):
+    """The body of ``POST /v1/chat/completions``."""
+
+    refused: ClassVar[dict[str, str]] = {
+        "functions": "send tools instead",
+        "function_call": "send tool_choice instead",
+        "audio": "the models served here write text",
+        "prediction": "drafts are found by the server's own proposers",
+        "web_search_options": "the server does not search",
+        "moderation": "the server does not moderate",
+        "reasoning_effort": "options of a chat template go into chat_template_kwargs",
+        "verbosity": "options of a chat template go into chat_template_kwargs",
+        "documents": "options of a chat template go into chat_template_kwargs",
+        "chat_template": "the template comes with the model; its options go into "
+        "chat_template_kwargs",
+    }
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_tokens: Limit | None = None
+    max_completion_tokens: Limit | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    response_format: ResponseFormat | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    # Taken and ignored: they cannot change an answer.
+    store: bool | None = None
+    metadata: dict[str, str] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    modalities: list[Literal["text"]] | None = None
+
+    @model_validator(mode="after")
+    def _check_together(self) -> ChatCompletionRequest:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs is only allowed with logprobs: true")
+        if self.prompt_logprobs is not None and self.stream:
+            raise ValueError("prompt_logprobs is only allowed without stream: true")
+        if self.continue_final_message:
+            if self.add_generation_prompt:
+                raise ValueError(
+                    "continue_final_message is true; add_generation_prompt cannot be true then"
+                )
+            if self.messages[-1].role != "assistant":
+                raise ValueError(
+                    "continue_final_message is true; the last message must then be the assistant's"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _check_tools(self) -> ChatCompletionRequest:
+        names = [tool.function.name for tool in self.tools or ()]
+        if len(set(names)) < len(names):
+            raise ValueError("tools names a function twice; names must differ")
+        choice = self.tool_choice
+        if isinstance(choice, NamedTool) and choice.function.name not in names:
+            known = ", ".join(names) or "none"
+            raise ValueError(
+                f"tool_choice is {choice.function.name[:64]!r}; the functions in tools are {known}"
+            )
+        if choice in ("auto", "required") and not names:
+            raise ValueError(f"tool_choice is {choice!r}; it is only allowed with tools")
+        return self
+
+    @property
+    def limit(self) -> int | None:
+        """Tokens that the answer may have; OpenAI's later name counts where both are given."""
+        later = self.max_completion_tokens
+        return self.max_tokens if later is None else later
+
+
+class ChatResponseMessage(BaseModel):
+    role: Literal["assistant"]
+    content: str | None
+    reasoning_content: str | None = None
+    tool_calls: list[MessageToolCall] | None = None
+
+
+class ChatChoice(BaseModel):
+    index: int
+    message: ChatResponseMessage
+    logprobs: dict[str, Any] | None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+    stop_reason: str | int | None
+
+
+class ChatCompletionResponse(BaseModel):
+    """What a chat is answered with; events of a stream have ``delta`` in place of ``message``."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: UsageBody | None

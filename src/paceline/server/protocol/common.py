@@ -1,0 +1,128 @@
+"""Fields that completions and chats share, and what every model of a body has in common.
+
+Owns names, types and ranges as OpenAI and vLLM have them; what they mean to the engine is
+:mod:`paceline.server.sampling`'s. Ranges are those of
+:class:`~paceline.sampling_params.SamplingParams`, which checks again.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from paceline.sampling_params import MAX_N, MAX_STOP_LENGTH, MAX_STOP_STRINGS
+
+MAX_TOP_LOGPROBS = 20
+MAX_LOGIT_BIAS = 1024
+MAX_NAMED_TOKENS = 4096
+_LARGE = (1 << 31) - 1
+
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+TokenId = Annotated[int, Field(ge=0, le=_LARGE)]
+TokenIds = Annotated[list[TokenId], Field(max_length=MAX_NAMED_TOKENS)]
+
+
+class ApiModel(BaseModel):
+    """A JSON object in which every key is known and has exactly its type.
+
+    ``refused`` names fields of OpenAI's that mean something Paceline does not do, with the reason.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    refused: ClassVar[dict[str, str]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, values: Any) -> Any:
+        if isinstance(values, dict):
+            for name, reason in cls.refused.items():
+                if values.get(name) is not None:
+                    raise ValueError(f"{name} is not supported: {reason}")
+            return {name: each for name, each in values.items() if name not in cls.refused}
+        return values
+
+
+class StreamOptions(ApiModel):
+    include_usage: bool = False
+
+
+class Speculation(ApiModel):
+    """Per-request control of speculation; it changes how fast tokens come and never which."""
+
+    enabled: bool = True
+    method: str | list[str] | None = None
+    num_speculative_tokens: Annotated[int, Field(ge=0, le=64)] | None = None
+
+
+class StructuredOutputFields(ApiModel):
+    """What the output must match, as in vLLM; exactly one of the fields."""
+
+    # The name `json` is vLLM's; a method of pydantic's that nobody calls has it as well.
+    json_: dict[str, Any] | str | None = Field(default=None, alias="json")
+    regex: str | None = None
+    choice: Annotated[list[str], Field(min_length=1)] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+class GenerationFields(ApiModel):
+    """How to sample, when to stop, what to report."""
+
+    model: str | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=_LARGE)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
+    stop_token_ids: TokenIds | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    min_tokens: Annotated[int, Field(ge=0, le=_LARGE)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=1e-3, le=100)] | None = None
+    logit_bias: (
+        Annotated[
+            dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_LOGIT_BIAS)
+        ]
+        | None
+    ) = None
+    allowed_token_ids: TokenIds | None = None
+    skip_special_tokens: Literal[True] = True
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    cache_salt: Annotated[str, Field(max_length=256)] | None = None
+    structured_outputs: StructuredOutputFields | None = None
+    speculative: Speculation | None = None
+    disable_spec_decode: bool | None = None
+    num_speculative_tokens: Annotated[int, Field(ge=0, le=64)] | None = None
+    include_metrics: bool = False
+    return_origins: bool = False
+
+    @model_validator(mode="after")
+    def _check_stream_options(self) -> GenerationFields:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options is only allowed with stream: true")
+        return self
+
+    @property
+    def wants_usage_chunk(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """The body of every answer that is an error."""
+
+    error: ErrorDetail

@@ -1,0 +1,115 @@
+"""Bodies of ``/v1/completions``. Owns names, types and ranges."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
+
+from paceline.server.protocol.common import MAX_TOP_LOGPROBS, GenerationFields
+
+MAX_PROMPTS = 4096
+_LARGEST_ID = (1 << 31) - 1
+_IDS = {
+    "type": "array",
+    "items": {"type": "integer", "minimum": 0, "maximum": _LARGEST_ID},
+    "minItems": 1,
+}
+_ALLOWED = "a string, a list of token ids, or a list of strings or of lists of token ids"
+
+
+def _prompts(value: Any) -> Any:
+    """Check the types of a prompt in one pass: it can be a million numbers.
+
+    Raises:
+        ValueError: it is not one of the four kinds.
+    """
+    if not isinstance(value, str | list):
+        raise ValueError(f"prompt must be {_ALLOWED}")
+    items = value if isinstance(value, list) else [value]
+    is_flat = bool(items) and all(type(item) is int for item in items)
+    batch = [items] if is_flat else items
+    if not 0 < len(batch) <= MAX_PROMPTS:
+        raise ValueError(f"prompt has {len(batch)} prompts; allowed are 1 to {MAX_PROMPTS}")
+    if all(isinstance(each, str) for each in batch):
+        return value
+    if not all(isinstance(each, list) and each for each in batch):
+        raise ValueError(f"prompt must be {_ALLOWED}, none of them empty")
+    for ids in batch:
+        if not all(type(token) is int and 0 <= token <= _LARGEST_ID for token in ids):
+            raise ValueError(f"prompt must be {_ALLOWED}; token ids are whole numbers from 0")
+    return value
+
+
+PromptField = Annotated[
+    Any,
+    BeforeValidator(_prompts),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                _IDS,
+                {"type": "array", "items": {"type": "string"}, "minItems": 1},
+                {"type": "array", "items": _IDS, "minItems": 1},
+            ]
+        }
+    ),
+]
+
+
+class CompletionRequest(GenerationFields):
+    """The body of ``POST /v1/completions``."""
+
+    refused: ClassVar[dict[str, str]] = {
+        "suffix": "the models served here continue a text and do not fill gaps",
+        "best_of": "it would compute samples that nobody sees; ask for n of them and choose",
+    }
+
+    prompt: PromptField
+    max_tokens: Annotated[int, Field(ge=0, le=_LARGEST_ID)] | None = None
+    echo: bool = False
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    add_special_tokens: bool = True
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """The prompts as a batch."""
+        value = self.prompt
+        if isinstance(value, str) or type(value[0]) is int:
+            return [value]
+        found: list[Any] = value
+        return found
+
+
+class CompletionLogprobs(BaseModel):
+    """Parallel lists, one entry per token."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(BaseModel):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+    stop_reason: str | int | None
+
+
+class UsageBody(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class CompletionResponse(BaseModel):
+    """What a completion is answered with; events of a stream have the same shape."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: UsageBody | None

@@ -1,0 +1,197 @@
+"""A server's life: listen, start the engine, serve, drain, end. Owns signals and the address.
+
+The first SIGTERM or SIGINT drains: ``/health`` answers 503, new requests are refused, those in
+flight get ``drain_timeout`` and are ended then. The second ends everything at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from paceline.errors import ConfigError
+from paceline.server.config import ServerConfig
+from paceline.server.messages import EngineInfo, ServingEngine
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from starlette.types import ASGIApp
+
+    from paceline.server.serving import Serving
+
+log = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.05
+_KEEP_ALIVE_SECONDS = 75
+"""Longer than clients keep a connection that they do not use, so that none is closed while one
+sends its next request."""
+_LAST_WORDS_SECONDS = 5
+"""For error bodies to reach their clients, once the engine has ended."""
+
+
+def run(
+    client: ServingEngine,
+    config: ServerConfig,
+    announce: Callable[[str], None],
+) -> None:
+    """Serve until a signal ends it.
+
+    Args:
+        client: not started.
+        announce: told one line when requests are answered.
+
+    Raises:
+        ConfigError: the address cannot be listened on.
+        PacelineError: the engine cannot be built.
+    """
+    listener = bind(config)
+    with listener, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_serve(client, config, listener, announce))
+
+
+async def _serve(
+    client: ServingEngine,
+    config: ServerConfig,
+    listener: socket.socket,
+    announce: Callable[[str], None],
+) -> None:
+    starting = asyncio.create_task(client.start())
+    try:
+        # The frameworks take as long to import as a small model to load; the two go side by side.
+        create_app, warm_up = await asyncio.to_thread(_application)
+        await starting
+        await warm_up(client.tokenizer)
+        app = create_app(client, config)
+        serving: Serving = app.state.serving
+        line = start_line(client.info, serving.names, address(listener))
+        server = DrainingServer(app, serving, config.drain_timeout, lambda: announce(line))
+        await server.serve(sockets=[listener])
+    finally:
+        starting.cancel()
+        await client.close()
+
+
+def _application() -> tuple[Callable[..., FastAPI], Callable[..., Awaitable[None]]]:
+    from paceline.server.app import create_app
+    from paceline.server.chat.prompt import warm_up
+
+    return create_app, warm_up
+
+
+class DrainingServer(uvicorn.Server):
+    """uvicorn, which goes on listening while it drains, so that ``/health`` can say so."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        serving: Serving,
+        drain_timeout: float,
+        on_listening: Callable[[], None],
+    ) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                access_log=False,
+                log_config=None,
+                log_level="warning",
+                lifespan="off",
+                ws="none",
+                server_header=False,
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=_LAST_WORDS_SECONDS,
+            )
+        )
+        self._serving = serving
+        self._drain_timeout = drain_timeout
+        self._on_listening = on_listening
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._drain: asyncio.Task[None] | None = None
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().serve(sockets)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_listening()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """What uvicorn does on a signal; here it may interrupt anything."""
+        if self._serving.is_draining or self._loop is None:
+            self.should_exit = self.force_exit = True
+            return
+        self._serving.is_draining = True
+        self._loop.call_soon_threadsafe(self._start_draining)
+
+    def _start_draining(self) -> None:
+        self._drain = asyncio.create_task(self._drained())
+
+    async def _drained(self) -> None:
+        """Wait for what is in flight, end the rest, then let the server end."""
+        admission, deadline = self._serving.admission, self._now() + self._drain_timeout
+        log.info("draining: %d samples are unfinished", admission.num_unfinished)
+        while admission.num_unfinished and self._now() < deadline:
+            await asyncio.sleep(_POLL_SECONDS)
+        if admission.num_unfinished:
+            log.warning("drain timeout: %d samples are ended", admission.num_unfinished)
+            await self._serving.client.close()
+        self.should_exit = True
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """A socket at the server's address, before anything slow happens.
+
+    Raises:
+        ConfigError: the address is taken, not allowed, or not this machine's.
+    """
+    try:
+        found = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, kind, protocol, _, where = found[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(where)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {config.host}:{config.port}: {error.strerror or error}; choose "
+            "another --host or --port"
+        ) from error
+    return listener
+
+
+def address(listener: socket.socket) -> str:
+    """Where to reach the server from this machine."""
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{port}"
+
+
+def start_line(info: EngineInfo, names: tuple[str, ...], where: str) -> str:
+    """What is served, by what, under which promise, and where."""
+    promise = "identical to plain decoding" if info.promises_identity else "equal up to rounding"
+    proposers = ", ".join(info.proposers) or "none"
+    return (
+        f"paceline serves {', '.join(names)} at {where} ({info.dtype}, {info.backend}; "
+        f"proposers: {proposers}; output {promise})"
+    )
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """A faster event loop, where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory

@@ -1,0 +1,152 @@
+"""From the fields of a body to what the engine takes. Owns defaults, aliases and the context check.
+
+Knows no HTTP and no endpoint: whatever is wrong is a ``RequestError``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.errors import ContextLengthError, RequestError
+from paceline.sampling_params import SamplingParams, SpeculativeParams
+from paceline.server.messages import EngineInfo
+from paceline.server.protocol.common import GenerationFields, StructuredOutputFields
+from paceline.structured_outputs import StructuredOutputs
+
+# Fields that the makers of a model may have given another default (generation_config.json).
+_DEFAULTS: dict[str, Any] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
+
+
+def sampling_params(
+    fields: GenerationFields,
+    info: EngineInfo,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None = None,
+    structured: StructuredOutputs | None = None,
+) -> SamplingParams:
+    """What the engine is asked for.
+
+    Args:
+        max_tokens: as :func:`answer_limit` gives it.
+        logprobs: likeliest tokens to report at each place; None reports nothing.
+        structured: what the output must match, where the endpoint found that in a field of its
+            own; ``fields.structured_outputs`` must be absent then.
+
+    Raises:
+        RequestError: fields exclude each other or are out of range.
+    """
+    if structured is not None and fields.structured_outputs is not None:
+        raise RequestError(
+            "structured_outputs is given beside response_format or tools; use one of them"
+        )
+    if structured is None and fields.structured_outputs is not None:
+        structured = structured_outputs(fields.structured_outputs)
+    return SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=fields.min_tokens or 0,
+        **_with_defaults(fields, info.generation_defaults),
+        presence_penalty=fields.presence_penalty or 0.0,
+        frequency_penalty=fields.frequency_penalty or 0.0,
+        logit_bias=_logit_bias(fields.logit_bias or {}),
+        allowed_token_ids=(
+            None if fields.allowed_token_ids is None else tuple(fields.allowed_token_ids)
+        ),
+        seed=fields.seed,
+        stop=fields.stop or (),
+        stop_token_ids=tuple(fields.stop_token_ids or ()),
+        include_stop_str_in_output=fields.include_stop_str_in_output,
+        ignore_eos=fields.ignore_eos,
+        logprobs=logprobs,
+        prompt_logprobs=fields.prompt_logprobs,
+        n=fields.n or 1,
+        speculative=speculative_params(fields),
+        structured_outputs=structured,
+    )
+
+
+def answer_limit(num_prompt_tokens: int, max_tokens: int | None, info: EngineInfo) -> int:
+    """Most tokens of an answer: what was asked for, or all that the context leaves.
+
+    Raises:
+        ContextLengthError: prompt and answer do not fit into the context together.
+    """
+    room = info.max_model_len - num_prompt_tokens
+    if room < 1:
+        raise ContextLengthError(
+            f"the prompt has {num_prompt_tokens} tokens; the context holds {info.max_model_len}, "
+            "at least one of them for the answer: shorten the prompt"
+        )
+    if max_tokens is not None and max_tokens > room:
+        raise ContextLengthError(
+            f"the prompt has {num_prompt_tokens} tokens and max_tokens is {max_tokens}; the "
+            f"context holds {info.max_model_len}: shorten the prompt, or ask for at most {room}"
+        )
+    return room if max_tokens is None else max_tokens
+
+
+def _with_defaults(fields: GenerationFields, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    values = {}
+    for name, neutral in _DEFAULTS.items():
+        value = getattr(fields, name)
+        values[name] = defaults.get(name, neutral) if value is None else value
+    return values
+
+
+def _logit_bias(biases: Mapping[str, float]) -> dict[int, float]:
+    """JSON has strings for keys; ``"1_0"`` and ``" 1"`` are Python's idea of a number alone."""
+    for key in biases:
+        if not (key.isascii() and key.isdigit() and len(key) <= 10):
+            raise RequestError(f"logit_bias names token {key[:40]!r}; keys must be token ids")
+    return {int(key): bias for key, bias in biases.items()}
+
+
+def speculative_params(fields: GenerationFields) -> SpeculativeParams:
+    """The object ``speculative``, or its aliases.
+
+    Raises:
+        RequestError: an alias contradicts the object, or a method is unknown.
+    """
+    wish = fields.speculative
+    enabled = None if wish is None or "enabled" not in wish.model_fields_set else wish.enabled
+    if fields.disable_spec_decode is not None:
+        if enabled is not None and enabled == fields.disable_spec_decode:
+            raise RequestError("disable_spec_decode contradicts speculative.enabled; send one")
+        enabled = not fields.disable_spec_decode
+    depth = None if wish is None else wish.num_speculative_tokens
+    if fields.num_speculative_tokens is not None:
+        if depth is not None and depth != fields.num_speculative_tokens:
+            raise RequestError(
+                "num_speculative_tokens contradicts speculative.num_speculative_tokens; send one"
+            )
+        depth = fields.num_speculative_tokens
+    return SpeculativeParams(
+        enabled=True if enabled is None else enabled,
+        methods=None if wish is None else wish.method,
+        num_speculative_tokens=depth,
+    )
+
+
+def structured_outputs(fields: StructuredOutputFields) -> StructuredOutputs | None:
+    """What the output must match; None where nothing is said.
+
+    Raises:
+        RequestError: several are said at once.
+    """
+    given = {
+        name.rstrip("_"): value
+        for name, value in fields  # not as a dump, which copies what can be very large
+        if value is not None and value is not False
+    }
+    if not given:
+        return None
+    if len(given) > 1:
+        raise RequestError(f"structured_outputs has {', '.join(given)}; give exactly one of them")
+    return StructuredOutputs(**given)

@@ -1,0 +1,143 @@
+"""Who may call, and how much they may send: API keys, the limit on bodies, slow senders.
+
+Owns one ASGI layer around the application. Knows no endpoint but ``/health``, which needs no key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import hashlib
+import hmac
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from paceline.server.errors import AUTHENTICATION, ApiError
+
+OPEN_PATHS = ("/health",)
+PAGE_HEADER = "x-paceline-page"
+"""With it, calls of the server's own page may bring the key as their browser keeps it."""
+BODY_SECONDS = 30.0
+"""For a body to arrive."""
+_CALLER = "paceline.caller"
+_CLOSE = {"Connection": "close"}  # what is left of the body will not be read
+
+
+class Guard:
+    """Answers 401 to whoever has no key, 413 to bodies that are too large, 408 to slow ones.
+
+    A key comes as ``Authorization: Bearer KEY``; from the server's page, which a person opens in a
+    browser, also as the password of HTTP's basic authentication.
+    """
+
+    def __init__(self, app: ASGIApp, api_keys: Sequence[str], max_body_bytes: int) -> None:
+        self._app = app
+        self._keys = [key.encode() for key in api_keys]
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        try:
+            scope[_CALLER] = self._caller(scope, headers)
+            self._check_length(headers.get("content-length", "0"))
+        except ApiError as error:
+            await error.response()(scope, receive, send)
+            return
+        await self._app(scope, _Body(receive, self._max_body_bytes), send)
+
+    def _caller(self, scope: Scope, headers: Headers) -> str:
+        """A name for the key that was brought; the same for all where there are no keys."""
+        if not self._keys or scope["path"] in OPEN_PATHS:
+            return ""
+        brought = _key(scope, headers)
+        # Every key is compared, whichever fits, so that time does not tell which one was near.
+        found = [key for key in self._keys if hmac.compare_digest(key, brought)]
+        if not found:
+            raise _unauthorised(scope)
+        return hashlib.sha256(found[0]).hexdigest()
+
+    def _check_length(self, length: str) -> None:
+        if not length.isdecimal() or int(length[:20]) > self._max_body_bytes:
+            raise _too_large(self._max_body_bytes)
+
+
+class _Body:
+    """``receive`` that counts while a body arrives, and does not wait for it forever."""
+
+    def __init__(self, receive: Receive, limit: int) -> None:
+        self._receive = receive
+        self._limit = limit
+        self._count = 0
+        self._complete = False
+
+    async def __call__(self) -> Message:
+        if self._complete:
+            return await self._receive()
+        try:
+            message = await asyncio.wait_for(self._receive(), BODY_SECONDS)
+        except TimeoutError:
+            raise ApiError(408, f"the body took longer than {BODY_SECONDS:g} s to arrive") from None
+        self._count += len(message.get("body", b""))
+        self._complete = not message.get("more_body", False)
+        if self._count > self._limit:
+            raise _too_large(self._limit)
+        return message
+
+
+def _key(scope: Scope, headers: Headers) -> bytes:
+    scheme, _, value = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return value.strip().encode("utf-8", "surrogateescape")
+    # A browser adds a password by itself, also where another site makes it send something. That
+    # site cannot add a header without asking first, which only pages of allowed origins may.
+    if scheme.lower() == "basic" and (_is_page(scope) or PAGE_HEADER in headers):
+        with contextlib.suppress(binascii.Error, ValueError):
+            return base64.b64decode(value.strip(), validate=True).partition(b":")[2]
+    return b""
+
+
+def _is_page(scope: Scope) -> bool:
+    path: str = scope["path"]
+    return path == "/" or path.startswith("/page/")
+
+
+def _unauthorised(scope: Scope) -> ApiError:
+    # Asked for a password, a browser shows its dialog: right for the page, wrong for its calls.
+    scheme = 'Basic realm="Paceline", charset="UTF-8"' if _is_page(scope) else "Bearer"
+    return ApiError(
+        401,
+        "the API key is missing or wrong; send the header Authorization: Bearer KEY",
+        AUTHENTICATION,
+        code="invalid_api_key",
+        headers={"WWW-Authenticate": scheme},
+    )
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(
+        413,
+        f"the body is too large; at most {limit} bytes are allowed",
+        code="body_too_large",
+        headers=_CLOSE,
+    )
+
+
+def partition(scope: Any, cache_salt: str | None) -> str:
+    """Whose cached prefixes a request may share: those of its API key and its ``cache_salt``.
+
+    Returns:
+        a digest; empty for a caller without key who gave no salt.
+    """
+    caller = scope.get(_CALLER, "")
+    if not caller and not cache_salt:
+        return ""
+    data = f"{caller}\0{cache_salt or ''}".encode("utf-8", "surrogatepass")
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,189 @@
+"""Server-sent events: their bytes, and answers that end when the client leaves or time is up.
+
+Owns what happens to an answer besides its contents: keep-alive comments, an error in mid-stream,
+the deadline, and the end of the work when nobody waits for it. Knows no endpoint and no engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any, TypeVar
+
+from pydantic_core import to_json
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+KEEP_ALIVE_SECONDS = 15.0
+_LAST_WORDS_SECONDS = 5.0
+
+Result = TypeVar("Result")
+ErrorEvent = Callable[[BaseException], bytes]
+
+
+def encode_json(value: Any) -> bytes:
+    """JSON of plain values, without white space; a NaN or infinity becomes ``null``."""
+    return to_json(value, inf_nan_mode="null")
+
+
+def event(value: Any) -> bytes:
+    """One event with a JSON document in it."""
+    return b"data: " + encode_json(value) + b"\n\n"
+
+
+class ClientGoneError(Exception):
+    """The client closed its connection; nobody reads an answer."""
+
+
+async def while_connected(
+    receive: Receive, work: Coroutine[Any, Any, Result], timeout: float | None = None
+) -> Result:
+    """Do the work, unless the client leaves or time is up first; then it has been cancelled.
+
+    Args:
+        receive: of ASGI, with the body read already.
+        timeout: in seconds.
+
+    Raises:
+        ClientGoneError: the client closed its connection.
+        TimeoutError: the work took longer than that.
+        Exception: what the work raised.
+    """
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(_disconnected(receive))
+    try:
+        await _first_of(task, gone, timeout)
+        if task.done():
+            return task.result()
+        if gone.done():
+            raise ClientGoneError("the client closed its connection")
+        raise TimeoutError(f"the answer took longer than {timeout:g} s")
+    finally:
+        await _cancelled(task, gone)
+
+
+class EventStream(Response):
+    """A response of events; whichever way it ends, their iterator has been closed then.
+
+    Make it with :meth:`started`, which runs the events up to the first one, so that what is refused
+    there is still an ordinary HTTP error.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        first: bytes,
+        events: AsyncGenerator[bytes, None],
+        error_event: ErrorEvent,
+        timeout: float | None = None,
+    ) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._first = first
+        self._events = events
+        self._error_event = error_event
+        self._timeout = timeout
+        self._last_sent = 0.0
+        self._is_sending = False
+
+    @classmethod
+    async def started(
+        cls,
+        events: AsyncGenerator[bytes, None],
+        error_event: ErrorEvent,
+        timeout: float | None = None,
+    ) -> EventStream:
+        """Take the first events, then make the response.
+
+        Args:
+            events: bytes of zero or more whole events each, the ``[DONE]`` at the end included.
+            error_event: the bytes that end the stream when the iterator raises.
+            timeout: seconds after which the stream ends with the event of a ``TimeoutError``.
+
+        Raises:
+            Exception: what the iterator raised before its first events.
+        """
+        return cls(await anext(events), events, error_event, timeout)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sender = asyncio.create_task(self._send_all(send))
+        gone = asyncio.create_task(_disconnected(receive))
+        began = self._last_sent = time.monotonic()
+        deadline = began + (self._timeout or float("inf"))
+        try:
+            while not sender.done() and not gone.done() and time.monotonic() < deadline:
+                await _first_of(sender, gone, self._patience(deadline))
+                if not (sender.done() or gone.done()) and self._is_due:
+                    await self._send(send, KEEP_ALIVE)
+            if not sender.done() and not gone.done():
+                await _cancelled(sender)
+                await self._end_late(send)
+            elif sender.done():
+                sender.result()
+        finally:
+            await _cancelled(sender, gone)
+            await self._events.aclose()
+
+    async def _send_all(self, send: Send) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await self._send_message(send, start)
+        await self._send(send, self._first)
+        try:
+            async for data in self._events:
+                await self._send(send, data)
+        except Exception as error:
+            await self._send(send, self._error_event(error))
+        await self._send_message(send, {"type": "http.response.body"})
+
+    async def _end_late(self, send: Send) -> None:
+        """Say that time is up, to a client that still reads."""
+        error = TimeoutError(f"the answer took longer than {self._timeout:g} s")
+        last = {"type": "http.response.body", "body": self._error_event(error)}
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(send(last), _LAST_WORDS_SECONDS)
+
+    async def _send(self, send: Send, data: bytes) -> None:
+        if data:
+            message = {"type": "http.response.body", "body": data, "more_body": True}
+            await self._send_message(send, message)
+
+    async def _send_message(self, send: Send, message: Message) -> None:
+        """Send; while the client is slow to take it, this waits and nobody else does."""
+        self._is_sending = True
+        await send(message)
+        self._is_sending = False
+        self._last_sent = time.monotonic()
+
+    @property
+    def _is_due(self) -> bool:
+        """Whether a client that could take something has got nothing for too long."""
+        idle = time.monotonic() - self._last_sent
+        return idle >= KEEP_ALIVE_SECONDS and not self._is_sending
+
+    def _patience(self, deadline: float) -> float:
+        """Seconds until a keep-alive comment or the deadline may be due."""
+        idle = 0.0 if self._is_sending else time.monotonic() - self._last_sent
+        return max(0.0, min(KEEP_ALIVE_SECONDS - idle, deadline - time.monotonic()))
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _first_of(
+    one: asyncio.Task[Any], other: asyncio.Task[Any], timeout: float | None
+) -> None:
+    await asyncio.wait((one, other), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+
+
+async def _cancelled(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel tasks and wait until they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,57 @@
+"""What a request cost: token counts, and, when asked, what speculation did. Knows no endpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.metrics import SpeculationCounters
+from paceline.server.messages import Piece
+
+
+class Usage:
+    """Sums over all samples of all prompts of a request.
+
+    Args:
+        num_prompt_tokens: of all prompts; each counts once, however many samples it has.
+        include_metrics: report speculation too.
+    """
+
+    def __init__(self, num_prompt_tokens: int, include_metrics: bool) -> None:
+        self._num_prompt_tokens = num_prompt_tokens
+        self._num_output_tokens = 0
+        self._num_cached_tokens = 0
+        self._counters = SpeculationCounters() if include_metrics else None
+
+    def take(self, piece: Piece) -> None:
+        self._num_output_tokens += len(piece.token_ids)
+        if piece.num_cached_tokens and piece.index == 0:
+            self._num_cached_tokens += piece.num_cached_tokens
+        if piece.counters is not None and self._counters is not None:
+            self._counters.add(piece.counters)
+
+    def document(self) -> dict[str, Any]:
+        """As OpenAI has it; ``metrics`` is ours."""
+        document: dict[str, Any] = {
+            "prompt_tokens": self._num_prompt_tokens,
+            "completion_tokens": self._num_output_tokens,
+            "total_tokens": self._num_prompt_tokens + self._num_output_tokens,
+            "prompt_tokens_details": {"cached_tokens": self._num_cached_tokens},
+        }
+        if self._counters is not None:
+            document["metrics"] = {"speculative_decoding": speculation_document(self._counters)}
+        return document
+
+
+def speculation_document(counters: SpeculationCounters) -> dict[str, Any]:
+    """Counters and ratios of one request. See :mod:`paceline.metrics` for what they mean."""
+    return {
+        "mean_acceptance_length": counters.mean_acceptance_length,
+        "acceptance_rate": counters.acceptance_rate,
+        "num_steps": counters.num_steps,
+        "num_drafts": counters.num_drafts,
+        "num_draft_tokens": counters.num_draft_tokens,
+        "num_accepted_tokens": counters.num_accepted_tokens,
+        "drafts_per_position": counters.num_drafts_per_pos,
+        "accepted_per_position": counters.num_accepted_tokens_per_pos,
+        "num_accepted_by_origin": counters.num_accepted_by_origin,
+    }

@@ -1,0 +1,157 @@
+"""What shape a request's output must have, as its caller names it. Owns the limits on its size.
+
+Knows no grammar: :mod:`paceline.runtime.grammar` compiles what is asked for here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.errors import RequestError
+
+KINDS = ("json", "regex", "choice", "grammar", "json_object")
+MAX_SOURCE_BYTES = 1 << 16
+"""Of a schema as JSON, a grammar, or all choices together."""
+MAX_REGEX_BYTES = 4096
+MAX_CHOICES = 1000
+MAX_DEPTH = 64
+"""How deep objects and lists of a JSON schema nest."""
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutputs:
+    """A shape for the output; exactly one field is given. Names as in vLLM.
+
+    Attributes:
+        json: a JSON schema, as a mapping or as its text.
+        regex: a regular expression that the whole output matches.
+        choice: the output is one of these strings.
+        grammar: a Lark grammar.
+        json_object: any JSON object.
+
+    Raises:
+        RequestError: none or several are given, or one is malformed or too large.
+
+    >>> StructuredOutputs(choice=["yes", "no"]).key
+    'choice:["yes","no"]'
+    """
+
+    json: Mapping[str, Any] | str | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    json_object: bool = False
+
+    def __post_init__(self) -> None:
+        given = [name for name in KINDS if getattr(self, name) not in (None, False)]
+        if len(given) != 1:
+            found = ", ".join(given) or "none"
+            raise RequestError(
+                f"structured_outputs holds {found}; exactly one of {', '.join(KINDS)} is allowed"
+            )
+        if self.choice is not None:
+            object.__setattr__(self, "choice", _choices(self.choice))
+        if self.json is not None:
+            object.__setattr__(self, "json", _schema_text(self.json))
+        for name in ("regex", "grammar"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not value):
+                raise RequestError(f"structured_outputs.{name} must be a text that is not empty")
+        if not isinstance(self.json_object, bool):
+            raise RequestError(
+                f"structured_outputs.json_object is {self.json_object!r}; allowed is true"
+            )
+        self._check_size()
+
+    def _check_size(self) -> None:
+        limit = MAX_REGEX_BYTES if self.regex is not None else MAX_SOURCE_BYTES
+        try:
+            size = len(self.source.encode())
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"structured_outputs.{self.kind} is no valid text: {error}"
+            ) from None
+        if size > limit:
+            raise RequestError(
+                f"structured_outputs.{self.kind} has {size} bytes; at most {limit} are allowed"
+            )
+
+    @property
+    def kind(self) -> str:
+        """Which of the fields is given."""
+        return next(name for name in KINDS if getattr(self, name) not in (None, False))
+
+    @property
+    def source(self) -> str:
+        """The field's content as one text: a schema and choices as JSON."""
+        value = getattr(self, self.kind)
+        if isinstance(value, str):
+            return value
+        return "" if value is True else _dumps(value)
+
+    @property
+    def key(self) -> str:
+        """Equal exactly for specifications with the same meaning to the compiler."""
+        return f"{self.kind}:{self.source}"
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def _choices(choices: object) -> tuple[str, ...]:
+    if isinstance(choices, str) or not isinstance(choices, Sequence):
+        raise RequestError("structured_outputs.choice must be a list of strings")
+    if not 0 < len(choices) <= MAX_CHOICES:
+        raise RequestError(
+            f"structured_outputs.choice holds {len(choices)} strings; allowed are 1 to "
+            f"{MAX_CHOICES}"
+        )
+    for text in choices:
+        if not isinstance(text, str) or not text:
+            raise RequestError(
+                f"structured_outputs.choice holds {str(text)[:40]!r}; allowed are strings that "
+                "are not empty"
+            )
+    return tuple(choices)
+
+
+def _schema_text(schema: object) -> str:
+    """The schema as JSON text, its nesting within the limit.
+
+    Texts are kept as they are, so that the order of properties stays the caller's.
+    """
+    try:
+        if isinstance(schema, str):
+            if len(schema) > MAX_SOURCE_BYTES:
+                raise RequestError(
+                    f"structured_outputs.json has {len(schema)} characters; at most "
+                    f"{MAX_SOURCE_BYTES} are allowed"
+                )
+            _check_depth(json.loads(schema))
+            return schema
+        _check_depth(schema)
+        return _dumps(schema)
+    except (ValueError, TypeError, RecursionError) as error:
+        if isinstance(error, RequestError):
+            raise
+        raise RequestError(f"structured_outputs.json is no JSON schema: {error}") from None
+
+
+def _check_depth(schema: object) -> None:
+    if not isinstance(schema, Mapping | bool):
+        raise RequestError("structured_outputs.json must be a JSON schema: an object")
+    level: list[Any] = [schema]
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for value in level
+            if isinstance(value, Mapping | list | tuple)
+            for child in (value.values() if isinstance(value, Mapping) else value)
+        ]
+        if not level:
+            return
+    raise RequestError(f"structured_outputs.json nests deeper than {MAX_DEPTH} levels")

@@ -1,0 +1,235 @@
+"""What would make decoding faster here: a machine, a model and their parts, looked at together.
+
+Owns the order of advice, the greatest gain first. Knows no terminal.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from paceline import __version__
+from paceline.config import EngineConfig
+from paceline.engine.build import resolve_config
+from paceline.engine.compute_thread import COMPUTE
+from paceline.models.checkpoint import load_checkpoint
+from paceline.models.ops.resolve import resolve_ops
+from paceline.workbench.machine import Kernels, Machine, describe_kernels, describe_machine
+from paceline.workbench.profile_roofs import READ_BYTES, Roofs, Work, measure_roofs
+from paceline.workbench.profile_store import stored_table
+
+BUSY_SHARE = 0.5
+"""Load per core from which on the machine counts as busy."""
+DOT_PRODUCTS = frozenset(("avx_vnni", "avx512_vnni", "asimddp"))
+PARTS = (
+    ("server", ("fastapi", "uvicorn", "prometheus_client"), "paceline serve and run-batch"),
+    ("grammar", ("llguidance",), "structured output: JSON schemas, regular expressions, choices"),
+    ("hub", ("huggingface_hub",), "models by their name on the hub"),
+    ("gguf", ("gguf",), "GGUF files"),
+    ("bench", ("aiohttp",), "paceline bench serve"),
+    ("plot", ("matplotlib",), "plots of profiles, tunings and explanations"),
+)
+"""Extra, the distributions that it needs at least, and what it gives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """An optional part; ``versions`` is empty unless all of it is installed."""
+
+    extra: str
+    gives: str
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """How a model would run here; ``problem`` says why it would not.
+
+    Attributes:
+        name: None is the embedded model.
+        weight_bytes: that every step reads.
+        best_plain_rate: tokens per second of plain decoding at which reading the weights alone
+            takes all of the time; None where a cache may hold them.
+        can_be_int4: loading it with half the bits is possible.
+    """
+
+    name: str | None
+    problem: str | None = None
+    dtype: str = ""
+    backend: str = ""
+    promises_identity: bool = False
+    weight_bytes: int = 0
+    best_plain_rate: float | None = None
+    can_be_int4: bool = False
+    has_profile: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    machine: Machine
+    kernels: Kernels
+    roofs: Roofs
+    model: ModelFacts
+    parts: tuple[Part, ...]
+    versions: dict[str, str]
+    advice: tuple[str, ...] = ()
+
+
+def diagnose(path: str, name: str | None, config: EngineConfig) -> Diagnosis:
+    """Look at everything; takes a few seconds, most of it to measure the roofs.
+
+    Args:
+        path: of a model: folder, GGUF file or hub id.
+        name: what to call it; None for the embedded one.
+        config: how it is to run.
+    """
+    return COMPUTE.call(lambda: _diagnose(path, name, config))
+
+
+def _diagnose(path: str, name: str | None, config: EngineConfig) -> Diagnosis:
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    kernels = describe_kernels()
+    dtype = "float32" if kernels.problem or config.backend == "reference" else "int8"
+    roofs = measure_roofs(resolve_ops(dtype, config.device, None, config.backend))
+    machine, facts = describe_machine(), model_facts(path, name, config, roofs)
+    versions = {
+        "paceline": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    advice = tuple(advise(machine, kernels, facts, config.num_threads))
+    return Diagnosis(machine, kernels, roofs, facts, installed_parts(), versions, advice)
+
+
+def model_facts(path: str, name: str | None, config: EngineConfig, roofs: Roofs) -> ModelFacts:
+    """Open a model without reading its weights."""
+    try:
+        checkpoint = load_checkpoint(path, with_tokenizer=False)
+        config, ops = resolve_config(config, checkpoint)
+    except Exception as error:  # whatever is wrong with it, the machine can be looked at
+        return ModelFacts(name, problem=str(error))
+    shape = checkpoint.config
+    work = Work.of(shape, config.dtype, config.kv_cache_dtype)
+    is_large = work.weight_bytes >= READ_BYTES  # the roof is that of as much memory
+    table = stored_table(checkpoint.name, shape, ops, config.dtype, config.kv_cache_dtype)
+    return ModelFacts(
+        name,
+        dtype=config.dtype,
+        backend=ops.name,
+        promises_identity=ops.identity,
+        weight_bytes=work.weight_bytes,
+        best_plain_rate=roofs.read_gb_per_s * 1e9 / work.weight_bytes if is_large else None,
+        can_be_int4=config.dtype == "int8" and ops.identity and checkpoint.packed is None,
+        has_profile=table is not None,
+    )
+
+
+def installed_parts() -> tuple[Part, ...]:
+    return tuple(Part(extra, gives, _versions(names)) for extra, names, gives in PARTS)
+
+
+def _versions(names: tuple[str, ...]) -> dict[str, str]:
+    try:
+        return {name: importlib.metadata.version(name) for name in names}
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+
+
+# --- advice ---------------------------------------------------------------------------------------
+
+
+def advise(
+    machine: Machine, kernels: Kernels, model: ModelFacts, threads: int | None
+) -> Iterator[str]:
+    """What would make it faster, in the order of how much.
+
+    Args:
+        threads: that were asked for.
+    """
+    yield from _kernel_advice(machine, kernels)
+    yield from _memory_advice(machine, model)
+    yield from _thread_advice(machine, threads)
+    if model.problem is None and not model.has_profile:
+        command = shlex.join(["paceline", "profile", *filter(None, [model.name])])
+        yield (
+            "measure what steps cost, so that drafts are chosen well from the first token: "
+            + command
+        )
+    yield from _setting_advice(machine)
+    if model.can_be_int4 and model.best_plain_rate is not None:
+        yield (
+            "--dtype int4 reads about half the bytes per step; what it costs in accuracy says "
+            "paceline verify --quality"
+        )
+
+
+def _kernel_advice(machine: Machine, kernels: Kernels) -> Iterator[str]:
+    if kernels.problem is not None:
+        yield (
+            f"the native kernels are missing, which are several times as fast: {kernels.problem}; "
+            "install again where a C++ compiler is, or `make native` in a checkout"
+        )
+    elif kernels.levels and kernels.level != kernels.levels[0]:
+        yield (
+            f"the kernels run at level {kernels.level}, as PACELINE_CPU_ISA says; this processor "
+            f"has {kernels.levels[0]}: unset the variable"
+        )
+    elif not DOT_PRODUCTS & set(machine.instructions):
+        yield (
+            "this processor has no 8-bit dot products (AVX-VNNI, AVX-512 VNNI or Arm's dot "
+            "product): one that has computes wide steps about twice as fast"
+        )
+
+
+def _memory_advice(machine: Machine, model: ModelFacts) -> Iterator[str]:
+    available = machine.memory_available
+    if available is not None and model.weight_bytes > available:
+        yield (
+            f"the weights take {model.weight_bytes / 1e9:.1f} GB and {available / 1e9:.1f} GB of "
+            "memory are available, so every step reads from disk: --dtype int4, a smaller model, "
+            "or fewer programs beside it"
+        )
+
+
+def _thread_advice(machine: Machine, threads: int | None) -> Iterator[str]:
+    usable = machine.physical_cores or machine.cores
+    if machine.cpu_quota is not None and machine.threads > machine.cpu_quota:
+        fitting = max(1, int(machine.cpu_quota))
+        yield (
+            f"{machine.threads} threads share {machine.cpu_quota:g} cores' worth of time and are "
+            f"stopped when it is used up: --threads {fitting}, or a higher limit of the container"
+        )
+    elif machine.threads < usable:
+        told = f"--threads {threads}" if threads is not None else "OMP_NUM_THREADS or the system"
+        yield (
+            f"{machine.threads} of {usable} cores compute, because of {told}: --threads {usable}"
+        )
+    elif machine.threads > usable:
+        yield (
+            f"{machine.threads} threads share {usable} cores and wait for each other: "
+            f"--threads {usable}"
+        )
+    if machine.load is not None and machine.load > BUSY_SHARE * machine.cores:
+        yield (
+            f"other programs compute (load {machine.load:.1f} on {machine.cores} cores): steps "
+            "wait for them, and figures measured here say little"
+        )
+
+
+def _setting_advice(machine: Machine) -> Iterator[str]:
+    if machine.governor in ("powersave", "conservative", "ondemand", "userspace"):
+        yield (
+            f"the frequency governor is {machine.governor}: with performance, steps do not wait "
+            "for the processor to speed up (cpupower frequency-set -g performance)"
+        )
+    if machine.huge_pages == "never":
+        yield (
+            "transparent huge pages are off: with madvise, weights are read through fewer address "
+            "translations (/sys/kernel/mm/transparent_hugepage/enabled)"
+        )

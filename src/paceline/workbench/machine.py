@@ -1,0 +1,160 @@
+"""What a machine has that decides how fast it decodes. Measures nothing and advises nothing.
+
+Facts are read where Linux tells them and are None where it does not.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from paceline.models.ops.native import ISA_VARIABLE, native_module, why_not_native
+from paceline.workbench.profile_key import cores, processor
+
+INSTRUCTIONS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "amx_int8", "asimddp", "i8mm")
+"""Flags of a processor that kernels could use, as Linux spells them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """The native kernels.
+
+    Attributes:
+        problem: why they cannot run; None where they can.
+        level: instruction-set level in use.
+        levels: that this processor and this build have, best first.
+        forced: level that the environment asks for.
+    """
+
+    problem: str | None
+    level: str | None = None
+    levels: tuple[str, ...] = ()
+    forced: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One machine, as this process sees it.
+
+    Attributes:
+        cores: that this process may use.
+        physical_cores: of them, those that share nothing.
+        cpu_quota: cores' worth of time that a container may use.
+        threads: torch threads, which the native kernels take over.
+        load: processes that wanted to run, on average over the last minute.
+        memory_total, memory_available: bytes; a container's limit counts.
+        governor: of the processor's frequency.
+        hypervisor: whose guest this is; empty where the processor only says that it is one.
+        huge_pages: transparent ones: ``always``, ``madvise`` or ``never``.
+    """
+
+    processor: str
+    instructions: tuple[str, ...]
+    cores: int
+    physical_cores: int | None
+    cpu_quota: float | None
+    threads: int
+    load: float | None
+    memory_total: int | None
+    memory_available: int | None
+    governor: str | None
+    hypervisor: str | None
+    huge_pages: str | None
+
+
+def describe_kernels() -> Kernels:
+    problem = why_not_native()
+    if problem is not None:
+        return Kernels(problem)
+    native = native_module()
+    return Kernels(None, native.isa(), tuple(native.isas()), os.environ.get(ISA_VARIABLE))
+
+
+def describe_machine(root: Path = Path("/")) -> Machine:
+    """
+    Args:
+        root: folder in which ``proc`` and ``sys`` are.
+    """
+    flags = _flags(_read(root / "proc/cpuinfo"))
+    total, available = _memory(root)
+    return Machine(
+        processor=processor(),
+        instructions=tuple(name for name in INSTRUCTIONS if name in flags),
+        cores=cores(),
+        physical_cores=_physical_cores(root / "sys/devices/system/cpu"),
+        cpu_quota=_quota(_read(root / "sys/fs/cgroup/cpu.max")),
+        threads=torch.get_num_threads(),
+        load=_load(_read(root / "proc/loadavg")),
+        memory_total=total,
+        memory_available=available,
+        governor=_read(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor") or None,
+        hypervisor=_hypervisor(root, flags),
+        huge_pages=_chosen(_read(root / "sys/kernel/mm/transparent_hugepage/enabled")),
+    )
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _flags(cpuinfo: str) -> frozenset[str]:
+    for line in cpuinfo.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return frozenset(value.split())
+    return frozenset()
+
+
+def _physical_cores(folder: Path) -> int | None:
+    """Cores of those that may be used, siblings of one core counted once."""
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(cores())
+    siblings = {_read(folder / f"cpu{i}/topology/thread_siblings_list") for i in usable}
+    return None if "" in siblings else len(siblings)
+
+
+def _quota(text: str) -> float | None:
+    """Cores out of cgroup v2's ``cpu.max``: microseconds of time, and of which period."""
+    parts = text.split()
+    if len(parts) != 2 or not (parts[0].isdecimal() and parts[1].isdecimal()):
+        return None  # "max" is no limit
+    return int(parts[0]) / max(1, int(parts[1]))
+
+
+def _load(text: str) -> float | None:
+    try:
+        return float(text.split()[0])
+    except (IndexError, ValueError):
+        return None
+
+
+def _memory(root: Path) -> tuple[int | None, int | None]:
+    facts: dict[str, int] = {}
+    for line in _read(root / "proc/meminfo").splitlines():
+        name, _, value = line.partition(":")
+        number = value.split()[0] if value.split() else ""
+        if number.isdecimal():
+            facts[name] = int(number) * 1024
+    total, available = facts.get("MemTotal"), facts.get("MemAvailable")
+    limit, used = (_read(root / "sys/fs/cgroup" / f"memory.{name}") for name in ("max", "current"))
+    if limit.isdecimal() and used.isdecimal() and total is not None:
+        total = min(total, int(limit))
+        available = min(available or total, max(0, int(limit) - int(used)))
+    return total, available
+
+
+def _hypervisor(root: Path, flags: frozenset[str]) -> str | None:
+    vendor = _read(root / "sys/class/dmi/id/sys_vendor")
+    product = _read(root / "sys/class/dmi/id/product_name")
+    return " ".join(filter(None, (vendor, product))) if "hypervisor" in flags else None
+
+
+def _chosen(text: str) -> str | None:
+    """The word in brackets, as files of ``sys`` mark the setting that holds."""
+    _, _, rest = text.partition("[")
+    return rest.partition("]")[0] or None

@@ -1,0 +1,65 @@
+"""``paceline serve``: what it refuses before anything is loaded. Serving is in tests/server."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("uvicorn")
+
+
+@pytest.fixture(autouse=True)
+def _logging() -> Iterator[None]:
+    """The command sets up the process's logging, which is this test's process here."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--port", "99999"], "port is 99999"),
+        (["--max-body-size", "lots"], "'lots' is no amount of memory"),
+        (["--max-queue", "-1"], "max_queue is -1"),
+        (["--metrics-prefix", "a b"], "metrics_prefix"),
+        (["--method", "magic"], "magic"),
+        (["--api-key", ""], "API key is empty"),
+        (["--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid:8000"),
+    ],
+)
+def test_options_are_refused(cli, arguments: list[str], message: str) -> None:
+    result = cli("serve", *arguments)
+    assert result.code == 2
+    assert message in result.err
+
+
+def test_a_model_that_is_not_there_ends_the_command(cli, tmp_path: Path) -> None:
+    result = cli("serve", str(tmp_path / "none"), "--port", "0")
+    assert result.code == 2
+    assert "there is no model at" in result.err.splitlines()[-1]
+
+
+def test_options_come_from_a_file(cli, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        file = tmp_path / "server.json"
+        file.write_text(f'{{"port": {port}, "api_key": ["k"], "max-queue": 4, "threads": 1}}')
+        result = cli("serve", "--config", file)
+    assert f"cannot listen on 127.0.0.1:{port}" in result.err
+
+
+def test_without_the_extra_the_command_says_what_to_install(
+    cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "paceline.server.run", None)
+    result = cli("serve")
+    assert result.code == 2
+    assert 'pip install "paceline[server]"' in result.err

@@ -1,0 +1,231 @@
+"""Specifications to constraints: what is compiled, cached and refused, and how soon."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from paceline.errors import RequestError
+from paceline.llm import embedded_model
+from paceline.models.tokenizer import Tokenizer
+from paceline.runtime import grammar
+from paceline.runtime.grammar import GrammarCompiler
+from paceline.structured_outputs import StructuredOutputs
+
+pytest.importorskip("llguidance")
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_folder(embedded_model("target"))
+
+
+@pytest.fixture(scope="module")
+def compiler(tokenizer: Tokenizer) -> Iterator[GrammarCompiler]:
+    made = GrammarCompiler(tokenizer, tokenizer.vocab_size, tokenizer.eos_token_ids)
+    made.constraints(StructuredOutputs(regex="a"), 1)  # its process has started
+    yield made
+    made.close()
+
+
+def accepts(compiler: GrammarCompiler, tokenizer: Tokenizer, spec: Any, text: str) -> bool:
+    (constraint,) = compiler.constraints(spec, 1)
+    for token in tokenizer.encode(text, add_special_tokens=False):
+        if not constraint.mask(())[token // 8] >> token % 8 & 1:
+            return False
+        constraint.advance(token)
+    return bool(constraint.mask(())[0] & 1)  # the end may follow
+
+
+ODD = ['say "no"', "back\\slash", "line\nbreak", "\\d+", "é ü", "a|b"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "good", "bad"),
+    [
+        (StructuredOutputs(json={"type": "integer"}), ["-12"], ["1.5", '"1"']),
+        (StructuredOutputs(json='{"enum": ["x", 3]}'), ['"x"', "3"], ["x"]),
+        (StructuredOutputs(json_object=True), ["{}", '{"a": [1, {"b": null}]}'], ["[]", "{"]),
+        (StructuredOutputs(regex=r"\d{3}-[x-z]+"), ["123-xyz"], ["12-x", "123-"]),
+        (StructuredOutputs(choice=ODD), ODD, ["say", "5", "a", "b"]),
+        (StructuredOutputs(grammar='start: "x" start | "y"'), ["y", "xxy"], ["xx", "yy"]),
+    ],
+    ids=lambda value: value.kind if isinstance(value, StructuredOutputs) else "",
+)
+def test_every_kind(
+    compiler: GrammarCompiler, tokenizer: Tokenizer, spec: Any, good: list[str], bad: list[str]
+) -> None:
+    for text in good:
+        assert accepts(compiler, tokenizer, spec, text), text
+    for text in bad:
+        assert not accepts(compiler, tokenizer, spec, text), text
+
+
+def test_compiled_once_and_forgotten_in_turn(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[str] = []
+    honest = grammar._tried
+
+    def counted(spec: StructuredOutputs, *rest: Any) -> Any:
+        compiled.append(spec.source)
+        return honest(spec, *rest)
+
+    monkeypatch.setattr(grammar, "_tried", counted)
+    monkeypatch.setattr(grammar, "MAX_CACHED", 2)
+    for pattern in ("one", "one", "two", "one", "three", "one", "two"):
+        compiler.constraints(StructuredOutputs(regex=pattern), 1)
+    assert compiled == ["one", "two", "three", "two"]
+    for _ in range(2):  # refusals are kept too
+        with pytest.raises(RequestError):
+            compiler.constraints(StructuredOutputs(regex="("), 1)
+    assert compiled.count("(") == 1
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    return schema
+
+
+def doubling(depth: int, keyword: str) -> dict[str, Any]:
+    refs = {f"d{i}": {keyword: [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(depth)}
+    return {"$defs": {**refs, f"d{depth}": {"type": "string"}}, "$ref": "#/$defs/d0"}
+
+
+HOSTILE: dict[str, dict[str, Any]] = {
+    "deep": {"json": nested(200)},
+    "deep text": {"json": "[" * 30000},
+    "deep but allowed": {"json": nested(30)},
+    "remote": {"json": {"$ref": "https://example.com/schema.json"}},
+    "file": {"json": {"$ref": "file:///etc/hosts"}},
+    "own tail": {"json": {"$ref": "#"}},
+    "many items": {"json": {"type": "array", "minItems": 10**9, "items": {"type": "string"}}},
+    "long string": {"json": {"type": "string", "minLength": 10**7}},
+    "multiple": {"json": {"type": "integer", "multipleOf": 999_983}},
+    "range": {"json": {"type": "number", "minimum": 1e-300, "maximum": 1e300}},
+    "many properties": {
+        "json": {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(3000)}}
+    },
+    "long constant": {"json": {"const": "x" * 60000}},
+    "any of": {"json": doubling(25, "anyOf")},
+    "all of": {"json": doubling(25, "allOf")},
+    "not": {"json": {"not": {"type": "string"}}},
+    "not a schema": {"json": {"type": 7}},
+    "counts": {"regex": "(((a{1,1000}){1,1000}){1,1000}){1,1000}"},
+    "one count": {"regex": "a{1000000}"},
+    "exponential": {"regex": "(.*a.{20}){3}"},
+    "brackets": {"regex": "(" * 2000 + ")" * 2000},
+    "back reference": {"regex": r"(a)\1"},
+    "unicode": {"regex": r"(\p{L}|\w|\d){500}"},
+    "nothing": {"regex": "[^\\x00-\\U0010FFFF]"},
+    "repeated rules": {"grammar": 'start: "a"{1000000}'},
+    "ambiguous": {"grammar": 'start: s\ns: s s s | s s | "a" |'},
+    "endless": {"grammar": "start: start"},
+    "deep rules": {"grammar": "start: " + "(" * 20000 + '"a"' + ")" * 20000},
+    "import": {"grammar": "%import ../../secrets.X\nstart: X"},
+    "long choices": {"choice": ["a" * 60000]},
+}
+
+
+def use(compiler: GrammarCompiler, options: dict[str, Any]) -> tuple[str, float]:
+    """Why a specification was refused, if it was, and the seconds of its slowest mask."""
+    slowest = 0.0
+    try:
+        (constraint,) = compiler.constraints(StructuredOutputs(**options), 1)
+    except RequestError as error:
+        return str(error), slowest
+    for _ in range(10):
+        before = time.perf_counter()
+        mask = int.from_bytes(constraint.mask(()), "little")
+        slowest = max(slowest, time.perf_counter() - before)
+        token = (mask & -mask).bit_length() - 1
+        if token <= 0:
+            break
+        constraint.advance(token)
+    return "", slowest
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_specifications_end_soon(compiler: GrammarCompiler, name: str) -> None:
+    """Refused, or as quick as any other."""
+    began = time.perf_counter()
+    problem, slowest = use(compiler, HOSTILE[name])
+    assert time.perf_counter() - began < 5.0, "a second, were the machine not shared"
+    assert slowest < 1.0
+    assert len(problem) < 500
+    assert problem == "" or "structured_outputs" in problem
+
+
+def test_after_a_killed_trial_the_next_one_works(compiler: GrammarCompiler) -> None:
+    with pytest.raises(RequestError, match=r"longer than|too long|ended"):
+        compiler.constraints(StructuredOutputs(regex="b{1000000}"), 1)
+    assert compiler.constraints(StructuredOutputs(regex="b{10}"), 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tokenizer": None}, "needs a tokenizer"),
+        ({"eos_token_ids": []}, "needs a token that ends a text"),
+        ({"eos_token_ids": [9999]}, "needs a token that ends a text"),
+    ],
+)
+def test_models_that_cannot(tokenizer: Tokenizer, options: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = {"tokenizer": tokenizer, "vocab_size": 4096, "eos_token_ids": [0]} | options
+    with pytest.raises(RequestError, match=message):
+        GrammarCompiler(**given).constraints(StructuredOutputs(regex="a"), 1)
+
+
+def test_without_the_library(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = builtins.__import__
+
+    def no_library(name: str, *rest: Any, **more: Any) -> Any:
+        if name == "llguidance":
+            raise ImportError(name)
+        return honest(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", no_library)
+    with pytest.raises(RequestError, match=r"paceline\[grammar\]"):
+        GrammarCompiler(tokenizer, 4096, [0]).constraints(StructuredOutputs(regex="a"), 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "exactly one"),
+        ({"regex": "a", "choice": ["b"]}, "regex, choice"),
+        ({"json": "{"}, "no JSON schema"),
+        ({"json": 3}, "must be a JSON schema"),
+        ({"json": {"a": float("nan")}}, "no JSON schema"),
+        ({"json": nested(80)}, "deeper than"),
+        ({"json": {"const": "x" * 70000}}, "at most"),
+        ({"regex": "a" * 5000}, "at most 4096"),
+        ({"regex": ""}, "not empty"),
+        ({"regex": "\ud800"}, "no valid text"),
+        ({"choice": []}, "1 to 1000"),
+        ({"choice": "yes"}, "list of strings"),
+        ({"choice": ["a", ""]}, "not empty"),
+        ({"choice": [1]}, "strings"),
+        ({"grammar": 3}, "must be a text"),
+        ({"json_object": "yes"}, "allowed is true"),
+    ],
+)
+def test_malformed_specifications(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        StructuredOutputs(**options)
+
+
+def test_schemas_are_known_by_their_text() -> None:
+    schema = {"type": "object", "properties": {"b": {}, "a": {}}}
+    spec = StructuredOutputs(json=schema)
+    assert spec == StructuredOutputs(json=dict(schema))
+    assert hash(spec) == hash(StructuredOutputs(json=schema))
+    assert json.loads(spec.source) == schema
+    assert spec.key != StructuredOutputs(regex=spec.source[:50]).key

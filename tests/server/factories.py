@@ -1,0 +1,150 @@
+"""Engines for the process of an engine: what is pickled is the name of a function in this module.
+
+Nothing here imports torch before it is called, so that :func:`paper` starts quickly.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from paceline.errors import ModelLoadError, RequestError
+from paceline.metrics import EngineStats
+from paceline.request import FinishReason, Request, StepOutput
+from paceline.sampling_params import SamplingParams
+
+OPTIONS: dict[str, Any] = {
+    "speculative_config": {"method": "prompt_lookup", "min_accept_prob": 0.0},
+    "planner": "fixed",
+    "num_threads": 1,
+    "max_model_len": 512,
+    "max_num_seqs": 8,
+    "kv_cache_memory": 1 << 25,
+}
+PHASES = ("schedule", "propose", "plan", "pack", "forward", "verify", "commit", "observe")
+FATAL = ("schedule", "commit", "observe")
+"""Phases outside the transaction: what goes wrong there ends the engine."""
+
+
+def embedded() -> Any:
+    from paceline.llm import LLM
+
+    return LLM(**OPTIONS)
+
+
+def fragile() -> Any:
+    """The embedded engine; the salt ``break PHASE`` makes that phase raise once.
+
+    That it did is a key of the statistics' ``seconds``: ``broken PHASE``.
+    """
+    llm = embedded()
+    done: set[int] = set()
+
+    def patch(engine: Any) -> None:
+        for phase in PHASES:
+            setattr(engine, f"_{phase}", _fragile(engine, phase, done))
+
+    llm.call(patch)
+    return llm
+
+
+def _fragile(engine: Any, phase: str, done: set[int]) -> Callable[..., Any]:
+    original = getattr(engine, f"_{phase}")
+
+    def wrapper(*arguments: Any, **options: Any) -> Any:
+        for request in list(engine.requests.values()):
+            is_due = request.num_output_tokens >= 3 and request.request_id not in done
+            if is_due and request.cache_salt == f"break {phase}":
+                done.add(request.request_id)
+                engine._stats.seconds[f"broken {phase}"] = 0.0
+                raise ArithmeticError(f"broken in {phase}")
+        return original(*arguments, **options)
+
+    return wrapper
+
+
+def log_to(path: str) -> None:
+    layout = "%(levelname)s %(trace_id)s %(message)s"
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter(layout, defaults={"trace_id": "-"}))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+def unreadable() -> Any:
+    raise ModelLoadError("there is no such model")
+
+
+def once(marker: str) -> Any:
+    """Built the first time only."""
+    if Path(marker).exists():
+        raise ModelLoadError("the model's folder is gone")
+    Path(marker).touch()
+    return paper()
+
+
+class Paper:
+    """What the engine's process needs of an engine: the prompt's first token again and again."""
+
+    backend, promises_identity, proposers = "paper", True, ("prompt_lookup",)
+    config = SimpleNamespace(max_model_len=1 << 20, dtype="float32", max_num_seqs=4)
+    checkpoint = SimpleNamespace(name="paper", tokenizer=None, generation={})
+
+    def __init__(self, seconds_per_step: float) -> None:
+        self._seconds = seconds_per_step
+        self._requests: dict[int, tuple[Request, Any]] = {}
+        self._lock = threading.Lock()
+        self._next_id = 0
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def call(self, function: Callable[[Any], Any]) -> Any:
+        kv = SimpleNamespace(pool=SimpleNamespace(num_blocks=9), block_size=16)
+        cost = SimpleNamespace(predict=lambda shape: 1.0, has_profile=False)
+        return function(SimpleNamespace(vocab_size=48, kv=kv, cost=cost))
+
+    def submit(
+        self,
+        prompts: Sequence[list[int]],
+        params: Sequence[SamplingParams],
+        sink: Any,
+        cache_salt: str,
+        on_added: Callable[[list[Any]], None],
+    ) -> None:
+        if not prompts[0]:
+            raise RequestError("the prompt is empty")
+        with self._lock:
+            request = Request(self._next_id, prompts[0], 1, params[0], 0, 1 << 20)
+            self._next_id += 1
+            self._requests[request.request_id] = request, sink
+            on_added([SimpleNamespace(requests=[request])])
+
+    def abort(self, ids: Sequence[int]) -> None:
+        for request_id in ids:
+            self._requests.pop(request_id, None)
+
+    def stats(self) -> EngineStats:
+        return EngineStats(num_running=len(self._requests))
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(self._seconds)
+            with self._lock:
+                for request, sink in list(self._requests.values()):
+                    self._step(request, sink)
+
+    def _step(self, request: Request, sink: Any) -> None:
+        request.token_ids.append(request.token_ids[0])
+        ended = request.num_output_tokens == request.params.max_tokens
+        reason = FinishReason.LENGTH if ended else None
+        token = request.token_ids[-1:]
+        sink([StepOutput(request.request_id, token, ["target"], "x", (), reason)])
+        if ended:
+            del self._requests[request.request_id]
+
+
+def paper(seconds_per_step: float = 0.002) -> Any:
+    return Paper(seconds_per_step)

@@ -1,0 +1,229 @@
+"""An engine without a model: the interface of ``ServingEngine``, tokens by rule, one per piece.
+
+By default the answer to a prompt is the text :data:`ANSWER`, then the end-of-sequence token.
+Another answer is a string, a list of token ids, or a function of the prompt's ids. Stop strings,
+``max_tokens``, ``n`` (all samples say the same), log-probs and refusals behave as the engine's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any
+
+from paceline.errors import ContextLengthError, EngineClosedError, EngineDeadError, RequestError
+from paceline.metrics import EngineStats, SpeculationCounters
+from paceline.models.detokenizer import TextStream
+from paceline.models.tokenizer import Tokenizer
+from paceline.request import TokenLogprobs
+from paceline.sampling_params import SamplingParams
+from paceline.server.messages import EngineInfo, EngineState, Piece
+
+ANSWER = " The rain in Spain stays mainly in the plain."
+Answer = str | Sequence[int] | Callable[[list[int]], Sequence[int]]
+
+
+@functools.cache
+def embedded_tokenizer() -> Tokenizer:
+    return Tokenizer.from_folder(str(files("paceline") / "embedded" / "target"))
+
+
+@dataclass(slots=True)
+class Call:
+    """What one ``generate`` was asked, and whether it was left before its end."""
+
+    token_ids: list[int]
+    params: SamplingParams
+    cache_salt: str
+    trace_id: str
+    aborted: bool = False
+    finished: bool = False
+
+
+@dataclass
+class FakeGeneration:
+    """An answer that is already known, told one token at a time."""
+
+    engine: FakeEngine
+    call: Call
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+
+    async def __aiter__(self) -> AsyncIterator[Piece]:
+        params, engine = self.call.params, self.engine
+        told = engine.answer_ids(self.call.token_ids)
+        if params.prompt_logprobs is not None:
+            prompt = self.call.token_ids
+            told_top = [engine.logprobs_of(i, params.prompt_logprobs) for i in prompt[1:]]
+            self.prompt_logprobs = [None, *told_top]
+        samples = [engine.pieces(self.call, told, index) for index in range(params.n)]
+        for step in range(max(len(pieces) for pieces in samples)):
+            await asyncio.sleep(engine.seconds_per_token)
+            for pieces in samples:
+                engine.check_alive(step)
+                if step < len(pieces):
+                    yield pieces[step]
+        self.call.finished = True
+
+
+@dataclass
+class FakeEngine:
+    """See the module.
+
+    Attributes:
+        answer: what every prompt is answered with.
+        seconds_per_token: pause before each token.
+        dies_at: the engine is dead when that many tokens of an answer have been told.
+        error_at: (token, error): the generation raises that error there.
+        calls: every ``generate`` that was accepted.
+    """
+
+    answer: Answer = ANSWER
+    tokenizer: Tokenizer | None = field(default_factory=embedded_tokenizer)
+    seconds_per_token: float = 0.0
+    dies_at: int | None = None
+    error_at: tuple[int, Exception] | None = None
+    max_model_len: int = 512
+    origins: Sequence[str] = ("prompt_lookup", "target")
+    generation_defaults: dict[str, Any] = field(default_factory=dict)
+    state: EngineState = "starting"
+    num_restarts: int = 0
+    calls: list[Call] = field(default_factory=list)
+    num_flushes: int = 0
+    speculation: Any = None
+    stats_to_tell: EngineStats = field(default_factory=EngineStats)
+
+    def __post_init__(self) -> None:
+        self.info = EngineInfo(
+            model="fake",
+            max_model_len=self.max_model_len,
+            vocab_size=self.tokenizer.vocab_size if self.tokenizer else 48,
+            dtype="float32",
+            backend="reference",
+            promises_identity=True,
+            proposers=("prompt_lookup",),
+            max_num_seqs=8,
+            kv_blocks_total=100,
+            block_size=16,
+            cost_curve=((1, 1.0), (8, 1.5), (16, 2.6)),
+            generation_defaults=self.generation_defaults,
+        )
+        self._eos = self.tokenizer.eos_token_ids[:1] if self.tokenizer else (0,)
+
+    @property
+    def num_unfinished(self) -> int:
+        return sum(not (call.aborted or call.finished) for call in self.calls)
+
+    async def start(self) -> None:
+        self.state = "ready"
+
+    @asynccontextmanager
+    async def generate(
+        self,
+        token_ids: list[int],
+        params: SamplingParams,
+        *,
+        cache_salt: str = "",
+        trace_id: str = "",
+    ) -> AsyncIterator[FakeGeneration]:
+        self._check(token_ids, params)
+        call = Call(list(token_ids), params, cache_salt, trace_id)
+        self.calls.append(call)
+        try:
+            yield FakeGeneration(self, call)
+        finally:
+            call.aborted = not call.finished
+
+    def _check(self, token_ids: list[int], params: SamplingParams) -> None:
+        self.check_alive()
+        if self.state != "ready":
+            raise EngineClosedError(f"the engine is {self.state}")
+        if not token_ids:
+            raise RequestError("the prompt is empty; at least one token is needed")
+        if len(token_ids) >= self.info.max_model_len:
+            raise ContextLengthError(
+                f"the prompt has {len(token_ids)} tokens; the context holds {self.max_model_len}"
+            )
+        params.check_vocabulary(self.info.vocab_size)
+
+    def check_alive(self, step: int = 0) -> None:
+        if self.dies_at is not None and step >= self.dies_at:
+            self.state = "failed"
+            raise EngineDeadError("the engine died")
+        if self.error_at is not None and step >= self.error_at[0] > 0:
+            raise self.error_at[1]
+
+    def answer_ids(self, prompt: list[int]) -> list[int]:
+        """The whole answer, its end-of-sequence token included."""
+        answer: Any = self.answer(prompt) if callable(self.answer) else self.answer
+        if isinstance(answer, str):
+            assert self.tokenizer is not None
+            answer = self.tokenizer.encode(answer, add_special_tokens=False)
+        return [*answer, *self._eos]
+
+    def pieces(self, call: Call, answer: Sequence[int], index: int) -> list[Piece]:
+        """One piece per token, cut where the engine would cut."""
+        params, found = call.params, list[Piece]()
+        tokenizer = self.tokenizer
+        stream = None
+        if tokenizer is not None:
+            include = params.include_stop_str_in_output
+            stream = TextStream(tokenizer, call.token_ids, params.stop, include)
+        room = self.info.max_model_len - len(call.token_ids)
+        limit = min(params.max_tokens or room, room)
+        for count, token in enumerate(answer[:limit], start=1):
+            origin = self.origins[(count - 1) % len(self.origins)]
+            piece = Piece(index, [token], [origin])
+            if params.logprobs is not None:
+                piece.logprobs = [self.logprobs_of(token, params.logprobs)]
+            stopped = stream.push(token, may_stop=count >= params.min_tokens) if stream else None
+            if token in self._eos and not params.ignore_eos:
+                piece.finish_reason = "stop"
+            elif token in params.stop_token_ids:
+                piece.finish_reason, piece.stop_reason = "stop", token
+            elif stopped is not None:
+                piece.finish_reason, piece.stop_reason = "stop", stopped
+            elif count == min(limit, len(answer)):
+                piece.finish_reason = "length"
+            if stream is not None:
+                piece.text = stream.take_text(final=piece.finish_reason is not None)
+            found.append(piece)
+            if piece.finish_reason is not None:
+                piece.counters = self._counters(count)
+                break
+        return found
+
+    @staticmethod
+    def _counters(num_tokens: int) -> SpeculationCounters:
+        """As if every second token had been drafted, one per step, and accepted."""
+        counters = SpeculationCounters()
+        for _ in range(num_tokens // 2):
+            counters.record(2, ["prompt_lookup"], ["prompt_lookup"], 1)
+        if num_tokens % 2:
+            counters.record(1, [], [], 0)
+        return counters
+
+    def logprobs_of(self, token: int, top: int) -> TokenLogprobs:
+        """The token itself first, then its successors in the vocabulary."""
+        size = self.info.vocab_size
+        pairs = tuple(((token + i) % size, -0.5 * (i + 1)) for i in range(top))
+        return TokenLogprobs(token, -0.5, 1, pairs)
+
+    async def stats(self) -> EngineStats:
+        self.check_alive()
+        return self.stats_to_tell
+
+    async def flush_prefix_cache(self) -> None:
+        self.num_flushes += 1
+
+    async def set_speculation(self, config: Any) -> None:
+        self.speculation = config
+
+    def drain(self) -> None:
+        self.state = "draining"
+
+    async def close(self) -> None:
+        self.state = "closed"

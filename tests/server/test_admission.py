@@ -1,0 +1,142 @@
+"""The bounded queue: who waits, who is sent away, and that places come back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from paceline.errors import RequestError
+from paceline.server.admission import Admission
+from paceline.server.errors import ApiError
+from tests.server.asgi import RawCall, application, call, complete, engine_of, post
+from tests.server.fakes import FakeEngine
+
+PATH = "/v1/completions"
+
+
+def test_places_are_counted_and_come_back() -> None:
+    admission = Admission(max_num_seqs=2, max_queue=1)
+    with admission.places(2), admission.places(1):
+        assert admission.num_unfinished == 3
+        with pytest.raises(ApiError) as refusal, admission.places(1):
+            raise AssertionError("not reached")
+        assert refusal.value.status == 429
+        assert int(refusal.value.headers["Retry-After"]) >= 1
+    assert admission.num_unfinished == 0
+    with pytest.raises(ZeroDivisionError), admission.places(3):
+        raise ZeroDivisionError
+    assert admission.num_unfinished == 0
+
+
+def test_more_than_there_are_places_is_refused_for_good() -> None:
+    with pytest.raises(RequestError, match="4 samples; at most 3"), Admission(2, 1).places(4):
+        pass
+
+
+def test_a_full_queue_is_a_429_and_a_place_when_somebody_left() -> None:
+    engine = FakeEngine(seconds_per_token=0.01)  # eight at once, as it says of itself
+    app = application(engine, max_queue=0)
+    body = json.dumps({"prompt": "a", "n": 8, "max_tokens": 100}).encode()
+
+    async def calls() -> tuple[RawCall, RawCall]:
+        first = RawCall(app, PATH, body)
+        await first.until(lambda: engine.calls)
+        second = RawCall(app, PATH, body)
+        await second.task
+        first.leaves.set()
+        await first.task
+        return first, second
+
+    first, second = asyncio.run(calls())
+    assert first.status == 499
+    assert engine.calls[0].aborted
+    assert second.status == 429
+    error = json.loads(second.text)["error"]
+    assert error["type"] == "rate_limit_error"
+    assert error["code"] == "queue_full"
+    assert dict(second.sent[0]["headers"])[b"retry-after"].isdigit()
+    assert complete(app, max_tokens=1, n=8)["choices"]
+    assert "requests_rejected_total" in (text := call(app, "GET", "/metrics").text)
+    assert 'paceline:requests_rejected_total{model_name="fake"} 1.0' in text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_ends_its_request(stream: bool) -> None:
+    engine = FakeEngine(seconds_per_token=0.005)
+    app = application(engine)
+    body = json.dumps({"prompt": ["a", "b"], "max_tokens": 300, "stream": stream}).encode()
+
+    async def leave() -> RawCall:
+        made = RawCall(app, PATH, body)
+        await made.until(lambda: len(made.sent) > 3 if stream else len(engine.calls) == 2)
+        made.leaves.set()
+        await asyncio.wait_for(made.task, 1)
+        return made
+
+    asyncio.run(leave())
+    assert [made.aborted for made in engine.calls] == [True, True]
+    assert app.state.serving.admission.num_unfinished == 0
+    text = call(app, "GET", "/metrics").text
+    assert 'request_success_total{finished_reason="abort",model_name="fake"} 2.0' in text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_takes_too_long_is_ended(stream: bool) -> None:
+    engine = FakeEngine(seconds_per_token=0.02)
+    app = application(engine, request_timeout=0.05)
+    response = post(app, PATH, {"prompt": "a", "max_tokens": 100, "stream": stream})
+    if stream:
+        *_, last, done, _ = response.text.split("\n\n")
+        assert done == "data: [DONE]"
+        error = json.loads(last.removeprefix("data: "))["error"]
+    else:
+        assert response.status_code == 504
+        error = response.json()["error"]
+    assert error["code"] == "request_timeout"
+    assert "0.05 s" in error["message"]
+    assert engine.calls[0].aborted
+
+
+def test_a_draining_server_takes_nothing_new() -> None:
+    engine = FakeEngine(seconds_per_token=0.002)
+    app = application(engine)
+
+    async def drain() -> tuple[RawCall, Any]:
+        made = RawCall(app, PATH, b'{"prompt": "a", "stream": true}')
+        await made.until(lambda: len(made.sent) > 2)
+        app.state.serving.is_draining = True
+        late = RawCall(app, PATH, b'{"prompt": "a"}')
+        await late.task
+        await made.task
+        return made, late
+
+    made, late = asyncio.run(drain())
+    assert made.text.endswith("data: [DONE]\n\n")
+    assert '"finish_reason":"stop"' in made.text
+    assert late.status == 503
+    assert json.loads(late.text)["error"]["code"] == "draining"
+    health = call(app, "GET", "/health")
+    assert health.status_code == 503
+    assert health.json()["error"]["message"] == "the server is draining"
+
+
+def test_metrics_tell_of_first_tokens_gaps_and_ends() -> None:
+    app = application()
+    complete(app, ["a", "b"], n=2, max_tokens=3)
+    text = call(app, "GET", "/metrics").text
+    assert 'time_to_first_token_seconds_count{model_name="fake"} 4.0' in text
+    assert 'inter_token_latency_seconds_count{model_name="fake"} 8.0' in text
+    assert 'request_success_total{finished_reason="length",model_name="fake"} 2.0' in text
+    post(application(engine_of(app)), PATH, {"prompt": "a"})
+
+
+def test_traces_reach_the_engine() -> None:
+    app = application()
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    headers = {"traceparent": f"00-{trace}-b7ad6b7169203331-01"}
+    post(app, PATH, {"prompt": "a"}, headers=headers)
+    post(app, PATH, {"prompt": "a"}, headers={"traceparent": "nonsense"})
+    assert [made.trace_id for made in engine_of(app).calls] == [trace, ""]

@@ -1,0 +1,189 @@
+"""The smaller endpoints, and the document that describes all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tokenizers
+
+import paceline
+from paceline.metrics import EngineStats
+from paceline.models.embedded import embedded_model
+from paceline.models.tokenizer import Tokenizer
+from paceline.server.tokens import TokenTexts
+from tests.server.asgi import application, call, engine_of, post, refused
+from tests.server.fakes import FakeEngine, embedded_tokenizer
+
+
+def get(app: Any, path: str) -> Any:
+    response = call(app, "GET", path)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def test_models_say_what_is_promised() -> None:
+    app = application(served_model_names=("one", "org/two"))
+    listed = get(app, "/v1/models")
+    assert [card["id"] for card in listed["data"]] == ["one", "org/two"]
+    card = get(app, "/v1/models/org/two")
+    assert card == listed["data"][1]
+    assert card["max_model_len"] == 512
+    assert card["promise"] == "identical"
+    missing = call(app, "GET", "/v1/models/three")
+    assert missing.status_code == 404
+    assert missing.json()["error"]["code"] == "model_not_found"
+
+
+def test_version_and_health() -> None:
+    app = application()
+    assert get(app, "/version") == {"version": paceline.__version__}
+    assert get(app, "/health") == {"status": "ready"}
+    engine_of(app).state = "failed"
+    assert call(app, "GET", "/health").status_code == 503
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/v2/models", 404), ("GET", "/v1/completions", 405), ("DELETE", "/v1/models", 405)],
+)
+def test_unknown_paths_and_methods_have_the_same_bodies(
+    method: str, path: str, status: int
+) -> None:
+    response = call(application(), method, path)
+    assert response.status_code == status
+    assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_tokenize_and_back() -> None:
+    app, tokenizer = application(), embedded_tokenizer()
+    text = "Hello wörld"
+    answer = post(app, "/tokenize", {"prompt": text, "return_token_strs": True}).json()
+    assert answer["tokens"] == tokenizer.encode(text)
+    assert answer["count"] == len(answer["tokens"])
+    assert answer["max_model_len"] == 512
+    assert answer["token_strs"] == [tokenizer.id_to_token(i) for i in answer["tokens"]]
+    assert post(app, "/detokenize", {"tokens": answer["tokens"]}).json() == {"prompt": text}
+    bare = post(app, "/tokenize", {"prompt": text, "add_special_tokens": False}).json()
+    assert bare["tokens"] == tokenizer.encode(text, add_special_tokens=False)
+    assert bare["token_strs"] is None
+
+
+def chat_tokenizer() -> Tokenizer:
+    template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% if quiet %}...{% endif %}{% endif %}"
+    )
+    backend = tokenizers.Tokenizer.from_file(f"{embedded_model('target')}/tokenizer.json")
+    return Tokenizer(backend, chat_templates={"default": template})
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, "<user>hi\n<assistant>"),
+        ({"add_generation_prompt": False}, "<user>hi\n"),
+        ({"chat_template_kwargs": {"quiet": True}}, "<user>hi\n<assistant>..."),
+    ],
+)
+def test_a_chat_is_tokenized_as_it_would_be_answered(options: Any, text: str) -> None:
+    tokenizer = chat_tokenizer()
+    app = application(FakeEngine(tokenizer=tokenizer))
+    messages = [{"role": "user", "content": "hi"}]
+    answer = post(app, "/tokenize", {"messages": messages, **options}).json()
+    assert answer["tokens"] == tokenizer.encode(text, add_special_tokens=False)
+    post(app, "/v1/chat/completions", {"messages": messages, **options})
+    assert [call.token_ids for call in engine_of(app).calls] == [answer["tokens"]]
+
+
+def test_long_texts_are_encoded_too() -> None:
+    text = "word " * 1200  # in a thread
+    answer = post(application(), "/tokenize", {"prompt": text}).json()
+    assert answer["tokens"] == embedded_tokenizer().encode(text)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("/tokenize", {}, "prompt or messages must be given"),
+        ("/tokenize", {"prompt": "a", "messages": [{}]}, "prompt or messages must be given"),
+        ("/tokenize", {"prompt": "a", "text": "b"}, "unknown field 'text'"),
+        ("/tokenize", {"prompt": "a", "tools": []}, "tools is for messages"),
+        ("/tokenize", {"messages": [{"role": "king"}]}, "king"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "a"}]}, "no chat template"),
+        ("/tokenize", {"prompt": "a" * 200_000}, "200000 characters"),
+        ("/detokenize", {}, "tokens is missing"),
+        ("/detokenize", {"tokens": [4096]}, "tokens holds 4096; the vocabulary is 0 to 4095"),
+        ("/detokenize", {"tokens": ["a"]}, "tokens.0"),
+        ("/detokenize", {"tokens": [True]}, "tokens.0 is true"),
+    ],
+)
+def test_refusals(path: str, body: Any, message: str) -> None:
+    assert message in refused(application(), path, body)["message"]
+
+
+@pytest.mark.parametrize("path", ["/flush_prefix_cache", "/reset_prefix_cache"])
+def test_the_prefix_cache_is_emptied(path: str) -> None:
+    app = application()
+    assert call(app, "POST", path).status_code == 200
+    assert engine_of(app).num_flushes == 1
+
+
+def test_metrics_and_stats_outlive_the_engine() -> None:
+    app = application(FakeEngine(stats_to_tell=EngineStats(num_output_tokens=7)))
+    text = call(app, "GET", "/metrics")
+    assert text.headers["content-type"].startswith("text/plain")
+    assert 'paceline:generation_tokens_total{model_name="fake"} 7.0' in text.text
+    assert get(app, "/stats")["tokens"]["output"] == 7
+    engine_of(app).dies_at = 0
+    assert 'paceline:engine_up{model_name="fake"} 0.0' in call(app, "GET", "/metrics").text
+    assert get(app, "/stats")["state"] == "failed"
+    prefixed = application(metrics_prefix="vllm")
+    assert "vllm:num_requests_running" in call(prefixed, "GET", "/metrics").text
+
+
+def test_the_description_is_complete() -> None:
+    document = get(application(), "/openapi.json")
+    schemas = document["components"]["schemas"]
+    assert schemas["CompletionRequest"]["additionalProperties"] is False
+    assert schemas["CompletionRequest"]["required"] == ["prompt"]
+    for path, method in [("/v1/completions", "post"), ("/tokenize", "post")]:
+        operation = document["paths"][path][method]
+        assert {"200", "400", "401", "413", "415"} <= set(operation["responses"])
+        assert "requestBody" in operation
+    assert {"429", "500", "503", "504"} <= set(
+        document["paths"]["/v1/completions"]["post"]["responses"]
+    )
+    assert set(_references(document)) <= {f"#/components/schemas/{name}" for name in schemas}
+    assert not any("422" in each["responses"] for _, each in _operations(document))
+
+
+def test_every_answer_is_described() -> None:
+    document = get(application(), "/openapi.json")
+    for path, operation in _operations(document):
+        if path != "/health":
+            assert "401" in operation["responses"], path
+
+
+def _operations(document: Any) -> list[tuple[str, Any]]:
+    return [(path, each) for path, item in document["paths"].items() for each in item.values()]
+
+
+def _references(value: Any) -> set[str]:
+    if isinstance(value, dict):
+        found = {value["$ref"]} if isinstance(value.get("$ref"), str) else set()
+        return found.union(*map(_references, value.values()))
+    return set().union(*map(_references, value)) if isinstance(value, list) else set()
+
+
+def test_tokens_are_spelled_as_they_stand_in_a_text() -> None:
+    tokenizer = embedded_tokenizer()
+    texts = TokenTexts(tokenizer)
+    text = "Ünï 日本 code: x = 1\n\tend"
+    ids = tokenizer.encode(text)
+    assert b"".join(texts.raw(i) for i in ids).decode() == text
+    part = next(i for i in ids if len(texts.raw(i)) == 1 and texts.raw(i) > b"\x7f")
+    assert texts.text(part) == f"bytes:\\x{texts.raw(part)[0]:02x}"
+    [end] = tokenizer.eos_token_ids[:1]
+    assert texts.text(end) == tokenizer.id_to_token(end)
+    assert texts.text(10**6) == "token_id:1000000"

@@ -1,0 +1,183 @@
+"""Batches: formats, resuming, damage to either file, and the application behind them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.errors import ConfigError
+from paceline.server.app import create_app
+from paceline.server.batch import application_handle, run_batch
+from paceline.server.batch_file import Answers, count_lines, read_batch
+from tests.server.fakes import FakeEngine
+
+URL = "/v1/completions"
+
+
+def request(custom_id: str, **body) -> dict:
+    return {"custom_id": custom_id, "method": "POST", "url": URL, "body": body}
+
+
+def write(path: Path, *rows) -> Path:
+    path.write_bytes(b"".join(r if isinstance(r, bytes) else dump(r) for r in rows))
+    return path
+
+
+def dump(row: object) -> bytes:
+    return json.dumps(row).encode() + b"\n"
+
+
+def read(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+class Echo:
+    """Answers with the body; statuses can be set by custom body field ``status``."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.now = self.most = 0
+
+    async def __call__(self, url: str, body: dict):
+        self.asked.append(body["prompt"])
+        self.now += 1
+        self.most = max(self.most, self.now)
+        await asyncio.sleep(0.001 * body.get("slow", 0))
+        self.now -= 1
+        if body.get("status") == 0:
+            raise RuntimeError("the engine is gone")
+        return body.get("status", 200), {"echo": body["prompt"]}
+
+
+def run(source: Path, target: Path, handle, places: int = 4):
+    answers = Answers(target)
+    try:
+        return asyncio.run(run_batch(read_batch(source), answers, handle, places))
+    finally:
+        answers.close()
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "out.jsonl"
+
+
+def test_answers_come_in_any_order_and_within_the_places(tmp_path: Path, target: Path) -> None:
+    rows = [request(f"r{i}", prompt=f"p{i}", slow=9 - i) for i in range(9)]
+    source, echo, done = write(tmp_path / "in.jsonl", *rows), Echo(), []
+    answers = Answers(target)
+    summary = asyncio.run(run_batch(read_batch(source), answers, echo, 3, done.append))
+    assert (summary.answered, summary.failed, summary.skipped) == (9, 0, 0)
+    assert echo.most == 3
+    assert done == list(range(1, 10))
+    found = {row["custom_id"]: row for row in read(target)}
+    assert found.keys() == {row["custom_id"] for row in rows}
+    answer = found["r4"]
+    assert answer["response"]["status_code"] == 200
+    assert answer["response"]["body"] == {"echo": "p4"}
+    assert answer["error"] is None
+    assert len({row["id"] for row in found.values()}) == 9
+
+
+def test_a_second_run_asks_only_for_what_is_missing(tmp_path: Path, target: Path) -> None:
+    statuses = {"fine": 200, "refused": 400, "down": 500, "raised": 0, "full": 429}
+    rows = [request(name, prompt=name, status=status) for name, status in statuses.items()]
+    source = write(tmp_path / "in.jsonl", b"no json\n", *rows)
+    first = run(source, target, Echo())
+    assert (first.answered, first.failed) == (1, 5)
+    with target.open("ab") as file:
+        file.write(b'{"id": "cut o')  # as a power cut leaves it
+    echo = Echo()
+    second = run(source, target, echo)
+    assert sorted(echo.asked) == ["down", "full", "raised"]
+    assert (second.answered, second.failed, second.skipped) == (0, 4, 2)
+    found = [row["custom_id"] for row in read(target)]
+    assert sorted(map(str, found)) == ["None", "down", "fine", "full", "raised", "refused"]
+
+
+BAD = [
+    (b"{\n", "no JSON"),
+    (b"[1]\n", "no JSON object"),
+    (b"\xff\xfe{}\n", "no JSON"),
+    (b"[" * 100_000 + b"\n", "no JSON"),
+    (dump({"method": "POST", "url": URL, "body": {}}), "custom_id"),
+    (dump({**request("x"), "custom_id": 7}), "custom_id"),
+    (dump({**request("x"), "method": "GET"}), "method"),
+    (dump({**request("x"), "url": "/v1/embeddings"}), "/v1/chat/completions"),
+    (dump({**request("x"), "body": "text"}), "body"),
+    (dump({**request("x"), "extra": 1}), "extra"),
+    (dump(request("x", stream=True)), "stream"),
+    (dump(request("good")), "earlier line"),
+]
+
+
+@pytest.mark.parametrize(("line", "problem"), BAD)
+def test_a_bad_line_is_an_answer_that_says_so(
+    tmp_path: Path, target: Path, line: bytes, problem: str
+) -> None:
+    good = request("good", prompt="p")
+    source = write(tmp_path / "in.jsonl", b"\xef\xbb\xbf" + dump(good), b" \r\n", line)
+    assert count_lines(source) == 2
+    summary = run(source, target, Echo())
+    assert (summary.answered, summary.failed) == (1, 1)
+    (refused,) = (row for row in read(target) if row["error"])
+    assert refused["response"] is None
+    assert "line 3" in refused["error"]["message"]
+    assert problem in refused["error"]["message"]
+
+
+@given(cut=st.integers(0, 600))
+def test_wherever_the_answers_were_cut_off_the_rest_is_asked_for(tmp_path_factory, cut) -> None:
+    folder = tmp_path_factory.mktemp("cut")
+    source = write(folder / "in.jsonl", *[request(f"r{i}", prompt=f"p{i}") for i in range(4)])
+    target = folder / "out.jsonl"
+    run(source, target, Echo())
+    whole = target.read_bytes()
+    target.write_bytes(whole[:cut])
+    kept = whole[:cut].count(b"\n")
+    assert run(source, target, Echo()).skipped == kept
+    assert sorted(row["custom_id"] for row in read(target)) == ["r0", "r1", "r2", "r3"]
+
+
+@pytest.mark.parametrize(
+    "content", [b"precious notes\nmore\n", b'{"prompt": "x"}\n', b"[1]\n", b'"x"\n']
+)
+def test_a_file_of_something_else_is_left_alone(target: Path, content: bytes) -> None:
+    target.write_bytes(content)
+    with pytest.raises(ConfigError, match="holds something else"):
+        Answers(target)
+    assert target.read_bytes() == content
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_files_that_cannot_be_used(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read requests"):
+        list(read_batch(tmp_path / "none"))
+    with pytest.raises(ConfigError, match="cannot write answers"):
+        Answers(tmp_path / "none" / "out.jsonl")
+    source = write(tmp_path / "in.jsonl", request("a", prompt="p"), request("b", prompt="q"))
+    with pytest.raises(ConfigError, match="cannot write answers"):
+        run(source, Path("/dev/full"), Echo())
+
+
+def test_the_server_application_answers(tmp_path: Path, target: Path) -> None:
+    rows = [
+        request("fine", prompt="Once", max_tokens=5),
+        request("wrong", prompt="Once", max_tokens=5, nonsense=1),
+        request("elsewhere", prompt="Once", model="another"),
+    ]
+    source = write(tmp_path / "in.jsonl", *rows)
+    app = create_app(FakeEngine(state="ready"))
+    summary = run(source, target, application_handle(app))
+    assert (summary.answered, summary.failed) == (1, 2)
+    found = {row["custom_id"]: row["response"] for row in read(target)}
+    assert found["fine"]["status_code"] == 200
+    assert found["fine"]["body"]["usage"]["completion_tokens"] == 5
+    assert found["wrong"]["status_code"] == 400
+    assert found["wrong"]["body"]["error"]["param"] == "nonsense"
+    assert found["elsewhere"]["status_code"] == 404

@@ -1,0 +1,248 @@
+"""Thoughts, words and tool calls are told apart, however the text is cut into pieces."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.server.chat.answer import AnswerParser
+from paceline.server.chat.choice import delta_document, joined
+from paceline.server.chat.constraints import OfferedTool, Thoughts, ToolUse
+from paceline.server.chat.deltas import AnswerDelta
+from paceline.server.chat.tool_formats import FORMATS, HERMES, LLAMA, ToolFormat
+
+NAMES = ("weather", "add")
+
+
+def tool_use(form: ToolFormat, max_calls: int | None = None) -> ToolUse:
+    return ToolUse(form, [OfferedTool(name, {}) for name in NAMES], max_calls=max_calls)
+
+
+def message(text: str, parser: AnswerParser) -> dict[str, Any]:
+    """What a whole answer adds up to, told in one piece."""
+    deltas = [parser.push(text), parser.finish()]
+    parts = [{"delta": delta_document(delta), "logprobs": None} for delta in deltas]
+    told = joined(parts)["message"]
+    assert isinstance(told, dict)
+    return told
+
+
+def read(text: str, form: ToolFormat, max_calls: int | None = None) -> tuple[str | None, list[Any]]:
+    """Content and calls of a whole answer."""
+    told = message(text, AnswerParser(Thoughts.NONE, tool_use(form, max_calls)))
+    calls = [call["function"] for call in told.get("tool_calls", [])]
+    return told["content"], [(call["name"], call["arguments"]) for call in calls]
+
+
+WEATHER = ("weather", '{"city": "Rome"}')
+ADD = ("add", '{"a":[1,{"b":"}<\\"]"}]}')
+H_WEATHER = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+H_ADD = '<tool_call>{"name":"add","arguments":{"a":[1,{"b":"}<\\"]"}]}}</tool_call>'
+L_WEATHER = '{"name": "weather", "parameters": {"city": "Rome"}}'
+L_ADD = '{"name":"add","parameters":{"a":[1,{"b":"}<\\"]"}]}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ("", "", []),
+        (" plain <b> {words} ", " plain <b> {words} ", []),
+        (H_WEATHER, None, [WEATHER]),
+        (f"\n\n{H_WEATHER}\n{H_ADD}\n", None, [WEATHER, ADD]),
+        (f"{H_WEATHER}{H_ADD}", None, [WEATHER, ADD]),
+        (f"I look.\n{H_WEATHER}", "I look.\n", [WEATHER]),
+        (f"{H_WEATHER}\nDone.", "\nDone.", [WEATHER]),
+        (f"{H_WEATHER[:-3]}", None, [WEATHER]),
+        # other orders, other members, arguments under Llama's key
+        (
+            '<tool_call>{"arguments": {"a": "é"}, "name": "add"}</tool_call>',
+            None,
+            [("add", '{"a": "é"}')],
+        ),
+        ('<tool_call>{"name": "add", "arguments": {}, "id": {"x": 1}}</tool_call>', None,
+         [("add", "{}")]),
+        ('<tool_call>{"name": "add", "parameters": {"a": 1}}', None, [("add", '{"a": 1}')]),
+        # one that never closes is one all the same; a tag ends arguments that are no JSON
+        (f'<tool_call>{{"name": "add", "arguments": {{"a": 1}}}}\n{H_WEATHER}', None,
+         [("add", '{"a": 1}'), WEATHER]),
+        ('<tool_call>{"name": "add", "arguments": {"a": oh}</tool_call> dear', " dear",
+         [("add", '{"a": oh}')]),
+        ('<tool_call>{"name": "add", "arguments": {"a": [</tool_call>', None,
+         [("add", '{"a": [')]),
+        ('<tool_call>{"name": "add", "arguments": {"a": "x\\', None, [("add", '{"a": "x\\')]),
+        # no calls: unknown tool, no object, no JSON, cut short
+        *(
+            (text, text, [])
+            for text in (
+                '<tool_call>{"name": "rm", "arguments": {"a": 1}}</tool_call>',
+                '<tool_call>{"name": ["add"], "arguments": {"a": 1}}</tool_call>',
+                '<tool_call>{"name": "add", "arguments": "a"}</tool_call>',
+                '<tool_call>{"name": "add"}</tool_call> and so on',
+                "<tool_call>{what}</tool_call>",
+                "<tool_call>[1]</tool_call>",
+                "<tool_call>add(1)</tool_call>",
+                '<tool_call>{"name": "add", "argum',
+                "a <tool_call> in words, </tool_call> too",
+                "<tool_call>",
+                "<tool_cal",
+            )
+        ),
+        ('<tool_call>{"name": <tool_call>{"name": "add", "arguments": {}}</tool_call>',
+         '<tool_call>{"name": ', [("add", "{}")]),
+    ],
+)  # fmt: skip
+def test_hermes(text: str, content: str | None, calls: list[Any]) -> None:
+    assert read(text, HERMES) == (content, calls)
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        (L_WEATHER, None, [WEATHER]),
+        (f"<|python_tag|>{L_WEATHER}", None, [WEATHER]),
+        (f" {L_WEATHER}; {L_ADD}\n{L_WEATHER}", None, [WEATHER, ADD, WEATHER]),
+        (f"I look: <|python_tag|>{L_WEATHER};{L_ADD}", "I look: ", [WEATHER, ADD]),
+        (f"{L_WEATHER} is how it goes", " is how it goes", [WEATHER]),
+        ('{"name": "add", "arguments": {}}', None, [("add", "{}")]),
+        *(
+            (text, text, [])
+            for text in (
+                f"Use {L_WEATHER}",
+                '{"name": "Alice", "parameters": {}}',
+                '{"city": "Rome"} {"name": "add", "parameters": {}}',
+                "<|python_tag|>print(1)",
+                "{",
+                "<|python",
+            )
+        ),
+    ],
+)
+def test_llama(text: str, content: str | None, calls: list[Any]) -> None:
+    assert read(text, LLAMA) == (content, calls)
+
+
+def test_further_calls_are_dropped_where_one_is_allowed() -> None:
+    assert read(H_WEATHER + H_ADD, HERMES, max_calls=1) == (None, [WEATHER])
+
+
+@pytest.mark.parametrize(
+    ("text", "thoughts", "reasoning", "content"),
+    [
+        ("<think>\nHm, 1 < 2.\n</think>\n\nYes.", Thoughts.POSSIBLE, "Hm, 1 < 2.", "Yes."),
+        ("\nHm.</think>Yes. </think>", Thoughts.OPENED, "Hm.", "Yes. </think>"),
+        ("\n<think> Hm.</think> Yes. ", Thoughts.OPENED, "Hm.", "Yes. "),
+        (" No <think>ing</think>.", Thoughts.POSSIBLE, "", " No <think>ing</think>."),
+        ("<think>\n\n</think>\n\nYes.", Thoughts.POSSIBLE, "", "Yes."),
+        ("cut short </thi", Thoughts.OPENED, "cut short </thi", ""),
+        ("<thi", Thoughts.POSSIBLE, "", "<thi"),
+        ("<thi", Thoughts.OPENED, "<thi", ""),
+        ("<think>a</think>b", Thoughts.NONE, "", "<think>a</think>b"),
+        ("a </think> ", Thoughts.OPENED, "a", ""),
+    ],
+)
+def test_thoughts(text: str, thoughts: Thoughts, reasoning: str, content: str) -> None:
+    told = message(text, AnswerParser(thoughts, None))
+    assert (told.get("reasoning_content", ""), told["content"]) == (reasoning, content)
+
+
+def test_calls_inside_of_thoughts_are_thoughts() -> None:
+    told = message(
+        f"<think>{H_WEATHER}</think>{H_ADD}", AnswerParser(Thoughts.POSSIBLE, tool_use(HERMES))
+    )
+    assert told["reasoning_content"] == H_WEATHER
+    assert [call["function"]["name"] for call in told["tool_calls"]] == ["add"]
+
+
+FRAGMENTS = st.sampled_from(
+    [
+        *("<think>", "</think>", "<tool_call>", "</tool_call>", "<|python_tag|>"),
+        *(H_WEATHER, H_ADD, L_WEATHER, L_ADD, '{"arguments": {"a": 2}, "name": "add"}'),
+        *('{"name": "add", "arguments": ', '{"a": 1}', "}", "{", '"', "\\", "<", "t"),
+        *(" ", "\n", ";", "é"),
+    ]
+)
+TEXTS = st.lists(FRAGMENTS | st.text(alphabet='{}"\\<>/ a;:,', max_size=4), max_size=12).map(
+    "".join
+)
+
+
+def added_up(deltas: list[AnswerDelta]) -> tuple[str, str, list[list[Any]]]:
+    """As the clients do it: a delta with an id begins a call, the others go on at their index."""
+    calls: list[list[Any]] = []
+    for delta in deltas:
+        for call in delta.calls:
+            if call.id is not None:
+                assert call.index == len(calls)
+                assert call.name in NAMES
+                calls.append([call.name, ""])
+            calls[call.index][1] += call.arguments
+    return "".join(d.reasoning for d in deltas), "".join(d.content for d in deltas), calls
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    text=TEXTS,
+    sizes=st.lists(st.integers(1, 9), min_size=1),
+    form=st.sampled_from([*FORMATS.values(), None]),
+    thoughts=st.sampled_from(Thoughts),
+    max_calls=st.sampled_from([None, 1]),
+)
+def test_pieces_add_up_to_the_whole(
+    text: str,
+    sizes: list[int],
+    form: ToolFormat | None,
+    thoughts: Thoughts,
+    max_calls: int | None,
+) -> None:
+    def parser() -> AnswerParser:
+        return AnswerParser(thoughts, form and tool_use(form, max_calls))
+
+    streamed, deltas, position, count = parser(), [], 0, 0
+    while position < len(text):
+        size = sizes[count % len(sizes)]
+        deltas.append(streamed.push(text[position : position + size]))
+        position, count = position + size, count + 1
+    deltas.append(streamed.finish())
+    whole = message(text, parser())
+    told = [list(c["function"].values()) for c in whole.get("tool_calls", [])]
+    reasoning, content, calls = added_up(deltas)
+    assert reasoning == whole.get("reasoning_content", "")
+    assert content == (whole["content"] or "")
+    assert calls == told
+    assert max_calls is None or len(calls) <= max_calls
+
+
+def test_arguments_stream_as_they_come() -> None:
+    parser = AnswerParser(Thoughts.NONE, tool_use(HERMES))
+    deltas = [parser.push(character) for character in H_WEATHER]
+    calls = [call for delta in deltas for call in delta.calls]
+    assert calls[0].name == "weather"
+    assert calls[0].id is not None
+    assert len(calls) == len(WEATHER[1])  # one for each character of the arguments
+    assert not any(delta.content for delta in deltas)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    arguments=st.dictionaries(st.text(max_size=4), st.text(max_size=6) | st.none(), max_size=3),
+    form=st.sampled_from(list(FORMATS.values())),
+)
+def test_any_arguments_arrive_as_they_were(arguments: dict[str, Any], form: ToolFormat) -> None:
+    call = json.dumps({"name": "add", form.key: arguments})
+    _, calls = read(form.before + call + form.after, form)
+    assert [(name, json.loads(told)) for name, told in calls] == [("add", arguments)]
+
+
+def test_long_answers_are_read_in_linear_time() -> None:
+    """A quadratic reader would need a minute."""
+    parser = AnswerParser(Thoughts.OPENED, tool_use(HERMES))
+    for _ in range(20_000):
+        parser.push(" <")
+    parser.push('</think><tool_call>{"name": "add", "arguments": {"a": "')
+    for _ in range(20_000):
+        parser.push("<{")
+    assert parser.has_calls

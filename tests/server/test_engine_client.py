@@ -1,0 +1,224 @@
+"""Lives of the engine's process: deaths, restarts, refusals. The engine is a paper one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.errors import EngineClosedError, EngineDeadError, ModelLoadError, RequestError
+from paceline.sampling_params import SamplingParams
+from paceline.server.engine_client import EngineClient
+from tests.server import factories
+
+LONG = SamplingParams(max_tokens=10**6)
+SHORT = SamplingParams(max_tokens=3)
+
+
+def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(asyncio.wait_for(coroutine, 60))
+
+
+@asynccontextmanager
+async def opened(
+    factory: Callable[[], Any] = factories.paper, log_to: Path | None = None
+) -> AsyncIterator[EngineClient]:
+    logging = None if log_to is None else partial(factories.log_to, str(log_to))
+    client = EngineClient(factory, configure_logging=logging)
+    await client.start()
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def tokens(client: EngineClient, params: SamplingParams = SHORT) -> list[int]:
+    async with client.generate([7], params) as generation:
+        return [token async for piece in generation for token in piece.token_ids]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+def pid_of(client: EngineClient) -> int:
+    assert client._link is not None
+    assert client._link.pid is not None
+    return client._link.pid
+
+
+async def kill(client: EngineClient) -> None:
+    """Kill the engine's process under a running prompt, which must hear of it at once."""
+    async with client.generate([7], LONG) as generation:
+        pieces = aiter(generation)
+        await anext(pieces)
+        began = time.monotonic()
+        os.kill(pid_of(client), signal.SIGKILL)
+        with pytest.raises(EngineDeadError, match="died"):
+            [piece async for piece in pieces]
+        assert time.monotonic() - began < 2
+
+
+def test_a_killed_engine_fails_its_prompts_and_is_replaced() -> None:
+    async def story() -> None:
+        async with opened() as client:
+            first = pid_of(client)
+            assert await tokens(client) == [7, 7, 7]
+            waiting = asyncio.create_task(tokens(client, LONG))
+            await kill(client)
+            with pytest.raises(EngineDeadError):
+                await waiting
+            assert client.num_unfinished == 0
+            assert client.state == "starting"
+            with pytest.raises(EngineDeadError, match="starting"):
+                await tokens(client)
+            with pytest.raises(EngineDeadError):
+                await client.stats()
+            await until(lambda: client.state != "starting")
+            assert (client.state, client.num_restarts) == ("ready", 1)
+            assert pid_of(client) != first
+            assert await tokens(client) == [7, 7, 7]
+
+    run(story())
+
+
+def test_an_engine_that_dies_again_at_once_is_given_up() -> None:
+    async def story() -> None:
+        async with opened() as client:
+            await kill(client)
+            await until(lambda: client.state == "ready")
+            await kill(client)
+            assert client.state == "failed"
+            with pytest.raises(EngineDeadError, match="failed"):
+                await tokens(client)
+            assert client.num_restarts == 1
+
+    run(story())
+
+
+def test_a_model_that_is_gone_cannot_be_started_again(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with opened(partial(factories.once, str(tmp_path / "built"))) as client:
+            await kill(client)
+            await until(lambda: client.state == "failed")
+
+    run(story())
+
+
+def test_what_building_the_engine_raises_is_raised() -> None:
+    client = EngineClient(factories.unreadable)
+    with pytest.raises(ModelLoadError, match="no such model"):
+        run(client.start())
+    assert client.state == "failed"
+
+
+def test_closing_ends_what_runs_and_the_process() -> None:
+    async def story() -> int:
+        async with opened() as client:
+            pid = pid_of(client)
+            running = asyncio.create_task(tokens(client, LONG))
+            await until(lambda: client.num_unfinished == 1)
+            await client.close()
+            with pytest.raises(EngineClosedError, match="closed") as caught:
+                await running
+            assert type(caught.value) is EngineClosedError
+            with pytest.raises(EngineClosedError):
+                await tokens(client)
+            return pid
+
+    with pytest.raises(ProcessLookupError):
+        os.kill(run(story()), 0)
+
+
+def test_draining_lets_what_runs_end_and_refuses_the_rest() -> None:
+    async def story() -> None:
+        async with opened() as client:
+            async with client.generate([7], SHORT) as generation:
+                client.drain()
+                with pytest.raises(EngineClosedError, match="ending"):
+                    await tokens(client)
+                assert len([piece async for piece in generation]) == 3
+            assert client.state == "draining"
+            assert (await client.stats()).num_running == 0
+
+    run(story())
+
+
+def test_signals_for_the_whole_group_do_not_reach_the_engine() -> None:
+    async def story() -> None:
+        async with opened() as client:
+            for ignored in (signal.SIGINT, signal.SIGTERM):
+                os.kill(pid_of(client), ignored)
+            assert await tokens(client) == [7, 7, 7]
+            assert Path(f"/proc/{pid_of(client)}/comm").read_text().strip() == "paceline-engine"
+
+    run(story())
+
+
+def test_log_lines_of_a_request_carry_its_trace_id(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    async def story() -> None:
+        async with opened(log_to=log) as client:
+            async with client.generate([7], SHORT, trace_id="abc") as generation:
+                assert len([piece async for piece in generation]) == 3
+            with pytest.raises(RequestError):
+                async with client.generate([], SHORT, trace_id="def"):
+                    raise AssertionError("it was accepted")
+            await client.stats()
+
+    run(story())
+    taken, refused = log.read_text().splitlines()
+    assert taken.startswith("INFO abc request 0: 1 prompt tokens")
+    assert refused.startswith("INFO def request 1 is refused: the prompt is empty")
+
+
+PARENT = """
+import asyncio
+from tests.server import factories
+from paceline.server.engine_client import EngineClient
+
+async def main():
+    client = EngineClient(factories.paper)
+    await client.start()
+    print(client._link.pid, flush=True)
+    await asyncio.sleep(60)
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+def test_the_engine_ends_with_its_parent(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    root = str(Path(__file__).parents[2])
+    environment = {**os.environ, "PYTHONPATH": root}
+    command = [sys.executable, str(script)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, cwd=root) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        parent.kill()
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{child}/stat").exists() and time.monotonic() < deadline:
+        if Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+            return
+        time.sleep(0.02)
+    assert not Path(f"/proc/{child}").exists()
+
+
+def test_the_http_process_knows_no_torch() -> None:
+    modules = "engine_client, engine_process, messages"
+    code = f"import sys; from paceline.server import {modules}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,101 @@
+"""Fields of bodies against what the engine is asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paceline.errors import RequestError
+from paceline.sampling_params import SamplingParams, SpeculativeParams
+from paceline.server.protocol.common import GenerationFields
+from paceline.server.sampling import sampling_params
+from paceline.structured_outputs import StructuredOutputs
+from tests.server.fakes import FakeEngine
+
+OFF = SpeculativeParams(enabled=False)
+
+
+def params_of(defaults: dict[str, Any] | None = None, **fields: Any) -> SamplingParams:
+    info = FakeEngine(generation_defaults=defaults or {}).info
+    return sampling_params(GenerationFields.model_validate(fields), info, max_tokens=5)
+
+
+def test_nothing_said_is_the_engines_default() -> None:
+    assert params_of() == SamplingParams(max_tokens=5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"temperature": 0}, {"temperature": 0.0}),
+        ({"top_p": 0.5, "top_k": 4, "min_p": 0.1}, {"top_p": 0.5, "top_k": 4, "min_p": 0.1}),
+        ({"presence_penalty": -2, "frequency_penalty": 2.0}, None),
+        ({"repetition_penalty": 1.5, "seed": -3, "n": 16}, None),
+        ({"stop": "x"}, {"stop": ("x",)}),
+        ({"stop": ["x", "y"], "include_stop_str_in_output": True}, {
+            "stop": ("x", "y"), "include_stop_str_in_output": True}),
+        ({"stop_token_ids": [3], "allowed_token_ids": [3, 4]}, {
+            "stop_token_ids": (3,), "allowed_token_ids": (3, 4)}),
+        ({"logit_bias": {"17": -100, "4": 2.5}}, {"logit_bias": {17: -100, 4: 2.5}}),
+        ({"ignore_eos": True, "min_tokens": 2, "prompt_logprobs": 3}, None),
+        ({"speculative": {"enabled": False}}, {"speculative": OFF}),
+        ({"disable_spec_decode": True}, {"speculative": OFF}),
+        ({"disable_spec_decode": True, "speculative": {"enabled": False}}, {"speculative": OFF}),
+        ({"speculative": {"method": ["ngram"], "num_speculative_tokens": 2}}, {
+            "speculative": SpeculativeParams(True, ("prompt_lookup",), 2)}),
+        ({"num_speculative_tokens": 0}, {
+            "speculative": SpeculativeParams(num_speculative_tokens=0)}),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, {
+            "structured_outputs": StructuredOutputs(choice=("a", "b"))}),
+        ({"structured_outputs": {"json": {"type": "object"}, "json_object": False}}, {
+            "structured_outputs": StructuredOutputs(json={"type": "object"})}),
+        ({"structured_outputs": {}}, {}),
+        ({"user": "me", "cache_salt": "s"}, {}),
+    ],
+)  # fmt: skip
+def test_each_field_arrives(fields: dict[str, Any], expected: dict[str, Any] | None) -> None:
+    assert params_of(**fields) == SamplingParams(
+        max_tokens=5, **(fields if expected is None else expected)
+    )
+
+
+def test_the_makers_defaults_hold_unless_something_is_said() -> None:
+    makers = {"temperature": 0.6, "top_k": 20, "do_sample": True}
+    assert params_of(makers).temperature == 0.6
+    assert params_of(makers, temperature=0.0, top_k=0) == SamplingParams(
+        max_tokens=5, temperature=0
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"disable_spec_decode": True, "speculative": {"enabled": True}}, "contradicts"),
+        ({"num_speculative_tokens": 1, "speculative": {"num_speculative_tokens": 2}}, "contradict"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "exactly one"),
+        ({"logit_bias": {"\uff11": 1.0}}, "keys must be token ids"),
+        ({"allowed_token_ids": []}, "allowed_token_ids is empty"),
+    ],
+)
+def test_contradictions_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        params_of(**fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("temperature", (0, 100)),
+        ("min_p", (0, 1)),
+        ("top_k", (-1, 1 << 30)),
+        ("repetition_penalty", (1e-3, 100)),
+        ("presence_penalty", (-2, 2)),
+        ("frequency_penalty", (-2, 2)),
+        ("seed", (-(2**63), 2**63 - 1)),
+        ("n", (1, 16)),
+    ],
+)
+def test_what_the_fields_allow_the_engine_takes(name: str, values: tuple[float, float]) -> None:
+    for value in values:
+        assert getattr(params_of(**{name: value}), name) == value

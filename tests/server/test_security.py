@@ -1,0 +1,216 @@
+"""Keys, limits on bodies, other origins, and whose caches are shared."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from paceline.errors import ConfigError
+from paceline.server import security
+from paceline.server.config import ServerConfig
+from tests.server.asgi import RawCall, application, call, client_of, complete, engine_of, refused
+
+PATH = "/v1/completions"
+BODY = {"prompt": "a", "max_tokens": 1}
+KEYS = ("first-key", "second-key")
+
+
+def basic(password: str) -> str:
+    return "Basic " + base64.b64encode(f"anybody:{password}".encode()).decode()
+
+
+@pytest.mark.parametrize(
+    ("authorization", "status"),
+    [
+        (None, 401),
+        ("", 401),
+        ("Bearer", 401),
+        ("Bearer first-ke", 401),
+        ("Bearer first-key2", 401),
+        ("first-key", 401),
+        ("Basic first-key", 401),
+        (basic("first-key"), 401),
+        ("Bearer \u00e9", 401),
+        ("Bearer first-key", 200),
+        ("bearer second-key", 200),
+    ],
+)
+def test_a_key_is_needed_where_one_is_set(authorization: str | None, status: int) -> None:
+    app = application(api_keys=KEYS)
+    headers = {} if authorization is None else {"authorization": authorization.encode("latin-1")}
+    response = call(app, "POST", PATH, json=BODY, headers=headers)
+    assert response.status_code == status
+    if status == 401:
+        assert response.json()["error"]["type"] == "authentication_error"
+        assert response.headers["www-authenticate"] == "Bearer"
+        assert engine_of(app).calls == []
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/stats", "/v1/models", "/version", "/openapi.json"])
+def test_everything_but_health_is_behind_the_key(path: str) -> None:
+    app = application(api_keys=KEYS)
+    assert call(app, "GET", path).status_code == 401
+    assert call(app, "GET", path, headers={"authorization": "Bearer first-key"}).is_success
+    assert call(app, "GET", "/health").status_code == 200
+
+
+def test_a_browser_asks_for_the_key_of_the_page() -> None:
+    app = application(api_keys=KEYS)
+    asked = call(app, "GET", "/")
+    assert asked.status_code == 401
+    assert asked.headers["www-authenticate"].startswith("Basic ")
+    allowed = {"authorization": basic("first-key")}
+    assert call(app, "GET", "/", headers=allowed).is_success
+    # What the browser adds by itself counts only where the page added a header too.
+    assert call(app, "GET", "/stats", headers=allowed).status_code == 401
+    assert call(app, "GET", "/stats", headers={**allowed, "x-paceline-page": "1"}).is_success
+
+
+def test_caches_are_shared_by_callers_with_the_same_key_and_salt() -> None:
+    app = application(api_keys=KEYS)
+    for key, salt in [(KEYS[0], None), (KEYS[0], "s"), (KEYS[1], None), (KEYS[0], None)]:
+        body = {**BODY, "cache_salt": salt}
+        call(app, "POST", PATH, json=body, headers={"authorization": f"Bearer {key}"})
+    one, salted, other, again = (made.cache_salt for made in engine_of(app).calls)
+    assert len({one, salted, other}) == 3
+    assert one == again
+    assert KEYS[0] not in one
+    plain = application()
+    complete(plain)
+    assert engine_of(plain).calls[0].cache_salt == ""
+
+
+def test_a_large_body_is_refused_by_its_length_or_while_it_is_read() -> None:
+    app = application(max_body_bytes=100)
+    assert refused(app, PATH, {"prompt": "a" * 100}, 413)["code"] == "body_too_large"
+
+    async def chunks() -> Any:
+        for _ in range(20):
+            yield b" " * 10
+
+    headers = {"content-type": "application/json"}
+    response = call(app, "POST", PATH, content=chunks(), headers=headers)
+    assert response.status_code == 413
+    assert "100 bytes" in response.json()["error"]["message"]
+    assert call(app, "POST", PATH, headers={"content-length": "ten"}).status_code == 413
+
+
+def test_a_body_that_does_not_arrive_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(security, "BODY_SECONDS", 0.01)
+
+    async def slow() -> Any:
+        yield b"{"
+        await asyncio.sleep(5)
+
+    headers = {"content-type": "application/json"}
+    assert call(application(), "POST", PATH, content=slow(), headers=headers).status_code == 408
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"", "no valid JSON"),
+        (b"{", "no valid JSON"),
+        (b"[" * 100_000, "recursion limit"),
+        (b'{"prompt": "\\ud800"}', "no valid JSON"),
+        (b'{"prompt": NaN}', "no valid JSON"),
+        (b'{"prompt": "\xff"}', "no valid JSON"),
+        (b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", "no valid JSON"),
+        (b'{"prompt": "a", "temperature": 1e999}', "finite"),
+        (b'"text"', "it must be a JSON object"),
+    ],
+)
+def test_what_is_no_json_is_a_400(raw: bytes, message: str) -> None:
+    headers = {"content-type": "application/json; charset=utf-8"}
+    response = call(application(), "POST", PATH, content=raw, headers=headers)
+    assert response.status_code == 400
+    assert message in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
+def test_a_body_of_another_type_is_refused(kind: str) -> None:
+    content = json.dumps(BODY).encode()
+    response = call(application(), "POST", PATH, content=content, headers={"content-type": kind})
+    assert response.status_code == 415
+    assert "application/json" in response.json()["error"]["message"]
+
+
+def preflight(app: Any, origin: str) -> httpx.Response:
+    headers = {"origin": origin, "access-control-request-method": "POST"}
+    return call(app, "OPTIONS", PATH, headers=headers)
+
+
+def test_other_origins_are_allowed_when_named() -> None:
+    here, there = "https://here.example", "https://there.example"
+    assert "access-control-allow-origin" not in preflight(application(), here).headers
+    app = application(allowed_origins=(here,), api_keys=KEYS)
+    assert preflight(app, here).headers["access-control-allow-origin"] == here
+    assert preflight(app, there).status_code == 400
+    answer = call(app, "POST", PATH, json=BODY, headers={"origin": here})
+    assert answer.status_code == 401
+    assert answer.headers["access-control-allow-origin"] == here
+
+
+def test_the_next_request_of_a_connection_starts_afresh() -> None:
+    """A limit that was reached by one body says nothing about another."""
+    app = application(max_body_bytes=100)
+
+    async def calls() -> list[int]:
+        async with client_of(app) as client:
+            bodies = [{"prompt": "a" * 100}, BODY, {"prompt": "a" * 100}]
+            return [(await client.post(PATH, json=body)).status_code for body in bodies]
+
+    assert asyncio.run(calls()) == [413, 200, 413]
+
+
+def test_other_protocols_pass_by() -> None:
+    """An application is also asked to start and to end."""
+
+    async def start() -> list[str]:
+        sent: list[str] = []
+        inbox = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
+
+        async def receive() -> Any:
+            return inbox.pop(0)
+
+        async def send(message: Any) -> None:
+            sent.append(message["type"])
+
+        await application()({"type": "lifespan"}, receive, send)
+        return sent
+
+    assert asyncio.run(start()) == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"port": 65536}, "port is 65536"),
+        ({"max_queue": -1}, "max_queue"),
+        ({"api_keys": ("",)}, "API key is empty"),
+        ({"api_keys": ("k\u00e9y",)}, "ASCII"),
+        ({"served_model_names": ("",)}, "model name is empty"),
+        ({"metrics_prefix": "a-b"}, "metrics_prefix is 'a-b'"),
+    ],
+)
+def test_options_are_checked(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ServerConfig(**options)
+
+
+def test_raw_calls_are_requests() -> None:
+    """The helper that other tests lean on."""
+
+    async def one() -> RawCall:
+        made = RawCall(application(), PATH, json.dumps(BODY).encode())
+        await made.task
+        return made
+
+    made = asyncio.run(one())
+    assert made.status == 200
+    assert json.loads(made.text)["choices"]

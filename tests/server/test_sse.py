@@ -1,0 +1,143 @@
+"""Streams beside their contents: keep-alive, slow readers, deadlines, clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from paceline.server import sse
+from paceline.server.sse import EventStream, encode_json, event, while_connected
+from tests.server.asgi import RawCall
+
+
+class Source:
+    """Events that come when they are told to; whether they were closed."""
+
+    def __init__(self) -> None:
+        self.goes_on = asyncio.Event()
+        self.closed = False
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        try:
+            yield b""
+            yield b"data: 1\n\n"
+            await self.goes_on.wait()
+            yield b"data: 2\n\n"
+        finally:
+            self.closed = True
+
+
+def failed(error: BaseException) -> bytes:
+    return f"data: {type(error).__name__}\n\n".encode()
+
+
+def calling(source: Source, timeout: float | None = None) -> RawCall:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        response = await EventStream.started(source.events(), failed, timeout)
+        await response(scope, receive, send)
+
+    return RawCall(app, "/", b"")
+
+
+def run(test: Any) -> None:
+    asyncio.run(asyncio.wait_for(test(), 5))
+
+
+def test_json_is_compact_and_has_no_infinities() -> None:
+    assert (
+        encode_json({"a": [1, "é\n", float("inf"), None]}) == '{"a":[1,"é\\n",null,null]}'.encode()
+    )
+    assert event([]) == b"data: []\n\n"
+
+
+def test_silence_is_broken_by_comments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "KEEP_ALIVE_SECONDS", 0.01)
+
+    async def test() -> None:
+        source = Source()
+        made = calling(source)
+        await made.until(lambda: made.text.count(": keep-alive\n\n") >= 2)
+        source.goes_on.set()
+        await made.task
+        assert made.text.startswith("data: 1\n\n: keep-alive\n\n")
+        assert made.text.endswith("data: 2\n\n")
+        assert "more_body" not in made.sent[-1]
+        assert source.closed
+
+    run(test)
+
+
+def test_a_reader_that_is_slow_gets_no_comments_on_top(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "KEEP_ALIVE_SECONDS", 0.01)
+
+    async def test() -> None:
+        source = Source()
+        source.goes_on.set()
+        made = calling(source)
+        made.reads.clear()
+        await asyncio.sleep(0.05)
+        made.reads.set()
+        await made.task
+        assert made.text == "data: 1\n\ndata: 2\n\n"
+
+    run(test)
+
+
+def test_the_events_are_closed_when_the_client_leaves() -> None:
+    async def test() -> None:
+        source = Source()
+        made = calling(source)
+        await made.until(lambda: "1" in made.text)
+        made.leaves.set()
+        await made.task
+        assert source.closed
+        assert "2" not in made.text
+
+    run(test)
+
+
+@pytest.mark.parametrize("is_stuck", [False, True])
+def test_a_deadline_ends_the_stream(is_stuck: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "_LAST_WORDS_SECONDS", 0.01)
+
+    async def test() -> None:
+        source = Source()
+        made = calling(source, timeout=0.03)
+        if is_stuck:
+            made.reads.clear()
+        await made.task
+        assert source.closed
+        assert made.text == ("" if is_stuck else "data: 1\n\ndata: TimeoutError\n\n")
+
+    run(test)
+
+
+def test_work_is_cancelled_when_nobody_waits_for_it() -> None:
+    async def test() -> None:
+        ended = []
+
+        async def work(seconds: float) -> str:
+            try:
+                await asyncio.sleep(seconds)
+                return "done"
+            finally:
+                ended.append(seconds)
+
+        async def stays() -> Any:
+            await asyncio.sleep(60)
+
+        async def leaves() -> Any:
+            return {"type": "http.disconnect"}
+
+        assert await while_connected(stays, work(0), None) == "done"
+        with pytest.raises(sse.ClientGoneError):
+            await while_connected(leaves, work(60), None)
+        with pytest.raises(TimeoutError, match=r"0\.01 s"):
+            await while_connected(stays, work(30), 0.01)
+        assert ended == [0, 60, 30]
+
+    run(test)

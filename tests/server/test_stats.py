@@ -1,0 +1,43 @@
+"""The object that the page draws: its fields, and an engine that is down."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from paceline.errors import EngineDeadError
+from paceline.server.stats import snapshot
+from tests.server.fakes import FakeEngine
+from tests.server.test_metrics import busy
+
+
+def test_a_snapshot_has_what_the_page_draws() -> None:
+    engine = FakeEngine(tokenizer=None, state="ready", stats_to_tell=busy())
+    found = json.loads(json.dumps(asyncio.run(snapshot(engine))))
+    assert (found["model"], found["state"], found["restarts"]) == ("fake", "ready", 0)
+    assert found["uptime_s"] > 0
+    assert found["has_chat_template"] is False
+    assert "identical" in found["promise"]
+    assert found["kv"] == {"used": 5, "total": 100, "block_size": 16}
+    assert found["tokens"] == {"prompt": 10, "output": 4, "cached": 4}
+    assert found["widths"] == {"1": 1, "4": 1}
+    assert found["cost_curve"] == [[1, 1.0], [8, 1.5], [16, 2.6]]
+    assert found["phases"] == {"forward": 0.25, "plan": 0.5}
+    speculation = found["speculation"]
+    assert (speculation["steps"], speculation["emitted"], speculation["expected"]) == (2, 4, 3.5)
+    assert (speculation["drafts_per_pos"], speculation["accepted_per_pos"]) == ([1, 1], [1, 1])
+    assert speculation["by_proposer"]["b"] == {
+        "drafts": 1,
+        "draft_tokens": 1,
+        "accepted": 1,
+        "accepted_per_pos": [0, 1],
+    }
+
+
+def test_a_dead_engine_is_a_state_and_no_error() -> None:
+    class Dead(FakeEngine):
+        async def stats(self):
+            raise EngineDeadError("gone")
+
+    found = asyncio.run(snapshot(Dead(tokenizer=None, state="failed", stats_to_tell=busy())))
+    assert (found["state"], found["tokens"]["prompt"]) == ("failed", 0)

@@ -1,0 +1,77 @@
+"""Facts out of a made-up ``/proc`` and ``/sys``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from paceline.workbench.machine import Machine, describe_kernels, describe_machine
+
+
+def make_root(folder: Path, **files: str) -> Path:
+    for name, text in files.items():
+        path = folder / name.replace("__", "/").replace("_DOT_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    return folder
+
+
+def test_what_linux_tells(tmp_path: Path) -> None:
+    cpus = {
+        f"sys__devices__system__cpu__cpu{i}__topology__thread_siblings_list": "0-999"
+        for i in os.sched_getaffinity(0)
+    }
+    found = describe_machine(
+        make_root(
+            tmp_path,
+            proc__cpuinfo="processor : 0\nflags : fpu avx2 avx_vnni hypervisor\n\nprocessor : 1",
+            proc__loadavg="3.25 1.00 0.50 1/100 7",
+            proc__meminfo="MemTotal:  1000 kB\nMemFree: 1 kB\nMemAvailable:  900 kB",
+            sys__fs__cgroup__cpu_DOT_max="150000 100000",
+            sys__fs__cgroup__memory_DOT_max="614400",
+            sys__fs__cgroup__memory_DOT_current="204800",
+            sys__class__dmi__id__sys_vendor="Acme",
+            sys__class__dmi__id__product_name="Cloud",
+            sys__devices__system__cpu__cpu0__cpufreq__scaling_governor="powersave",
+            sys__kernel__mm__transparent_hugepage__enabled="always [madvise] never",
+            **cpus,
+        )
+    )
+    assert found.instructions == ("avx2", "avx_vnni")
+    assert (found.load, found.cpu_quota, found.physical_cores) == (3.25, 1.5, 1)
+    assert (found.memory_total, found.memory_available) == (614400, 409600)
+    assert (found.governor, found.hypervisor) == ("powersave", "Acme Cloud")
+    assert found.huge_pages == "madvise"
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {},
+        {
+            "proc__cpuinfo": "nothing here",
+            "proc__loadavg": "x",
+            "proc__meminfo": "MemTotal:\nMemAvailable: many kB",
+            "sys__fs__cgroup__cpu_DOT_max": "max 100000",
+            "sys__fs__cgroup__memory_DOT_max": "max",
+            "sys__kernel__mm__transparent_hugepage__enabled": "never",
+        },
+    ],
+)
+def test_what_nobody_tells_is_none(tmp_path: Path, files: dict[str, str]) -> None:
+    found = describe_machine(make_root(tmp_path, **files))
+    unknown = "load cpu_quota memory_total memory_available governor hypervisor huge_pages"
+    assert [getattr(found, name) for name in unknown.split()] == [None] * 7
+    assert found.instructions == ()
+    assert found.cores >= 1
+
+
+def test_this_machine() -> None:
+    found = describe_machine()
+    assert isinstance(found, Machine)
+    assert found.threads >= 1
+    kernels = describe_kernels()
+    assert (kernels.problem is None) == (kernels.level is not None)
+    assert kernels.level is None or kernels.level in kernels.levels
