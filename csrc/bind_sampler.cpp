@@ -9,6 +9,7 @@
 #include <cstring>
 #include <limits>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -173,7 +174,27 @@ struct Job {
     const float* logits;
     const SamplingRules* rules;
     Ids path;
-    size_t length;  // tokens before the one to be emitted, path included
+    size_t length;          // tokens before the one to be emitted, path included
+    std::string_view mask;  // one bit per token, set where it is allowed; without data: all are
+
+    bool has_mask() const { return mask.data() != nullptr; }
+
+    // Tokens beyond the mask's end are not allowed either.
+    void apply_mask(int vocab, float* z) const {
+        for (int first = 0; first < vocab; first += 8) {
+            const size_t at = static_cast<size_t>(first) / 8;
+            const auto bits = at < mask.size() ? static_cast<unsigned char>(mask[at]) : 0u;
+            if (bits == 0xFFu) {
+                continue;
+            }
+            const int end = std::min(vocab - first, 8);
+            for (int i = 0; i < end; ++i) {
+                if (!(bits >> i & 1u)) {
+                    z[first + i] = MASKED;
+                }
+            }
+        }
+    }
 };
 
 // Memory of one thread; it only grows.
@@ -237,11 +258,12 @@ const float* row_of(const Logits& logits, size_t row) {
 }
 
 std::vector<Job> jobs_of(const Logits& logits, const nb::list& rules, const nb::list& tokens,
-                         const nb::list& paths, const std::optional<std::vector<size_t>>& at) {
+                         const nb::list& paths, const nb::list& masks,
+                         const std::optional<std::vector<size_t>>& at) {
     const size_t count = rules.size();
-    if (tokens.size() != count || paths.size() != count ||
+    if (tokens.size() != count || paths.size() != count || masks.size() != count ||
         (at ? at->size() : logits.shape(0)) != count) {
-        throw nb::value_error("rules, token lists, paths and rows of logits differ in number");
+        throw nb::value_error("rules, token lists, paths, masks and rows of logits differ in number");
     }
     const int vocab = vocabulary(logits);
     std::vector<Job> jobs(count);
@@ -249,7 +271,11 @@ std::vector<Job> jobs_of(const Logits& logits, const nb::list& rules, const nb::
         auto& row = nb::cast<SamplingRules&>(rules[i]);
         const nb::list list = nb::cast<nb::list>(tokens[i]);
         Job& job = jobs[i];
-        job = {row_of(logits, at ? (*at)[i] : i), &row, nb::cast<Ids>(paths[i]), 0};
+        job = {row_of(logits, at ? (*at)[i] : i), &row, nb::cast<Ids>(paths[i]), 0, {}};
+        if (!masks[i].is_none()) {
+            const nb::bytes mask = nb::cast<nb::bytes>(masks[i]);  // the list keeps it alive
+            job.mask = {mask.c_str(), mask.size()};
+        }
         job.length = list.size() + job.path.size();
         if (row.penalises()) {
             check_ids(job.path, vocab, "paths");
@@ -268,9 +294,13 @@ int best_of(const Job& job, int vocab, int k, int64_t* ids, double* scores, cons
     const SamplerScratch scratch = memory().scratch(vocab);
     const SamplingRules& rules = *job.rules;
     *edited = job.logits;
-    if (rules.edits(job.length)) {
-        rules.edit(job.logits, vocab, job.path, job.length, memory().edited.data());
-        *edited = memory().edited.data();
+    if (job.has_mask() || rules.edits(job.length)) {
+        float* z = memory().edited.data();
+        rules.edit(job.logits, vocab, job.path, job.length, z);
+        if (job.has_mask()) {
+            job.apply_mask(vocab, z);  // last is as good as first: no edit brings -inf back
+        }
+        *edited = z;
     }
     if (rules.is_greedy() && k == 1) {
         const bool valid = sampler.argmax(*edited, vocab, scratch, ids);
@@ -307,8 +337,9 @@ nb::tuple argmax_rows(const Logits& logits) {
 }
 
 nb::tuple sample_tokens(const Logits& logits, const nb::list& rules, const nb::list& token_ids,
-                        const nb::list& paths, const std::optional<std::vector<size_t>>& at) {
-    const std::vector<Job> jobs = jobs_of(logits, rules, token_ids, paths, at);
+                        const nb::list& paths, const nb::list& masks,
+                        const std::optional<std::vector<size_t>>& at) {
+    const std::vector<Job> jobs = jobs_of(logits, rules, token_ids, paths, masks, at);
     const int rows = static_cast<int>(jobs.size()), vocab = vocabulary(logits);
     std::vector<int64_t> tokens(rows);
     std::vector<char> valid(rows);
@@ -330,8 +361,8 @@ template <typename T> nb::ndarray<nb::numpy, T> to_array(std::vector<T>&& values
 }
 
 nb::tuple rank_candidates(const Logits& logits, const nb::list& rules, const nb::list& token_ids,
-                          const nb::list& paths, int k) {
-    const std::vector<Job> jobs = jobs_of(logits, rules, token_ids, paths, {});
+                          const nb::list& paths, const nb::list& masks, int k) {
+    const std::vector<Job> jobs = jobs_of(logits, rules, token_ids, paths, masks, {});
     const int rows = static_cast<int>(jobs.size()), vocab = vocabulary(logits);
     if (k < 1 || k > vocab) {
         throw nb::value_error("k is not in 1..vocabulary");
@@ -446,9 +477,9 @@ void bind_sampler(nb::module_& module) {
              arg("banned"), arg("ending"));
     module.def("argmax_rows", &argmax_rows, arg("logits"));
     module.def("sample_tokens", &sample_tokens, arg("logits"), arg("rules"), arg("token_ids"),
-               arg("paths"), arg("at").none());
+               arg("paths"), arg("masks"), arg("at").none());
     module.def("rank_candidates", &rank_candidates, arg("logits"), arg("rules"), arg("token_ids"),
-               arg("paths"), arg("k"));
+               arg("paths"), arg("masks"), arg("k"));
     module.def("token_logprobs", &token_logprobs, arg("logits"), arg("token_ids"), arg("top"));
     module.def("noise_words", &noise_words, arg("seed"), arg("position"), arg("sample_index"),
                arg("first"), arg("count"));
