@@ -149,6 +149,25 @@ def _ratio_cell(row: Row) -> str:
     return f"{ratio['value']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})" if ratio else "-"
 
 
+def structured(document: Document) -> list[str]:
+    """One row per shape and temperature: times against plain ones, and tokens per step."""
+    results = document["results"]
+    cells = list(dict.fromkeys((row["shape"], row["temperature"]) for row in results))
+    arms = list(dict.fromkeys(row["arm"] for row in results))
+    rows = []
+    for shape, temperature in cells:
+        here = _pick(results, shape=shape, temperature=temperature)
+        found = {row["arm"]: row for row in here}
+        plain = number(here[0].get("plain_tokens_per_second"), 1)
+        ratios = [_ratio_cell(found.get(arm, {})) for arm in arms]
+        length = number(found.get(DEFAULT, {}).get("steps_ratio"))
+        identical = all(row.get("identical") for row in here)
+        rows.append([shape, temperature, plain, *ratios, length, _yes(identical)])
+    names = ["control" if arm == CONTROL else arm for arm in arms]
+    headers = ["shape", "temperature", "plain tok/s", *names, "tokens per step", "identical"]
+    return [markdown(headers, rows), target_lines(document)]
+
+
 def printed(tables: Callable[[Sequence[Row]], list[str]]) -> Builder:
     """The tables as the program prints them, then the targets."""
     return lambda document: [
@@ -179,6 +198,7 @@ BUILDERS: dict[str, tuple[str, Builder]] = {
     "acceptance": ("acceptance", acceptance),
     "speedup": ("speedup", speedup),
     "demo": ("speedup", demo),
+    "structured": ("structured", structured),
     "peers": ("peers", printed(peer_tables)),
     "peers_1_5b": ("peers-1.5b", printed(peer_tables)),
     "calibration": ("calibration", printed(calibration_tables)),

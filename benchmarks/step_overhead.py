@@ -7,6 +7,9 @@ spins beside the host code. The target is judged on steps that verify a draft, i
 
 The scripted rows are a cross-check. There a forward returns prepared logits which repeat what the
 real target said: what the difference shows is the cost of caches that a real forward has emptied.
+
+Steps in which nobody drafts are compared with those of an engine without speculation, in turns:
+where the planner finds nobody worth asking, and where the requests have speculation off.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from host_time import PHASES, WARM_UP_STEPS, ScriptedRunner, Steps, measure
 from prompt_sets import SOURCES, load_prompts, spread
 from proposer_sets import chain, described, draft_model
 from report import Report, Target, number, table
+from skipped_steps import SKIPS, run_skips
 
 from paceline.config import EngineConfig, parse_speculative_config
 from paceline.engine.build import build_engine
@@ -34,6 +38,8 @@ from paceline.models.tokenizer import Tokenizer
 from paceline.sampling_params import SamplingParams
 
 TARGET_ONE, TARGET_FURTHER = 150.0, 15.0
+TARGET_SKIPPED = 10.0
+TIMES = ("host_us", "host_us_with_draft", "over_plain_us")
 MOST_PROMPT_TOKENS = 256
 MAX_MODEL_LEN = 1024
 
@@ -158,7 +164,16 @@ def summary(steps: Steps) -> dict[str, Any]:
 
 def targets(results: Sequence[dict[str, Any]]) -> list[Target]:
     judged = {case.name for case in CASES if case.has_target}
-    return [
+    skipped = [
+        Target(
+            f"host us per step over the plain engine's, {row['case']}, requests: {row['requests']}",
+            row.get("over_plain_us"),
+            TARGET_SKIPPED,
+        )
+        for row in results
+        if row["case"] in SKIPS
+    ]
+    return skipped + [
         Target(
             f"host us per step, {row['case']}, requests: {row['requests']}",
             row.get("host_us_with_draft"),
@@ -171,11 +186,12 @@ def targets(results: Sequence[dict[str, Any]]) -> list[Target]:
 
 def tables(results: Sequence[dict[str, Any]]) -> list[str]:
     parts = [*PHASES, "rest"]
-    headers = ["case", "requests", "forward", "steps", "host", "with draft", *parts, "drafting"]
+    headers = ["case", "requests", "forward", "steps", "host", "with draft", "over plain"]
+    headers += [*parts, "drafting"]
     rows = [
         [
             *(row[key] for key in ("case", "requests", "forward", "steps")),
-            *(number(row.get(key), 0) for key in ("host_us", "host_us_with_draft")),
+            *(number(row.get(key), 0) for key in TIMES),
             *(number(row.get("phases_us", {}).get(part), 0) for part in parts),
             number(row.get("draft_forward_us"), 0),
         ]
@@ -212,6 +228,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         for sample, result in run_case(case, options, checkpoint, prompts):
             report.samples.append(sample)
             report.results.append(result)
+    most = max(options.requests)
+    for sample, result in run_skips(
+        lambda config: build(Case("", config), checkpoint, options.device, most),
+        lambda count: spread(prompts, count),
+        options,
+    ):
+        report.samples.append(sample)
+        report.results.append(result)
     report.targets = targets(report.results)
     return report.finish(options, tables(report.results))
 

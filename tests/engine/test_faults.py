@@ -297,7 +297,8 @@ def test_a_finished_request_leaves_nothing_with_the_planner() -> None:
     run_jobs(engine, JOBS)
     accounts = planner._asking._accounts
     assert not any(own.gains or own.probed for own in accounts._own.values())
-    assert not planner._starts
+    assert planner._lateness is not None
+    assert not planner._lateness._starts
     assert not planner.calibration._fits
 
 

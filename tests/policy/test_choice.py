@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.policy.choice import choose_nodes
-from paceline.policy.planner import DraftLimits, best_path_first
+from paceline.policy.planner import DraftLimits
+from paceline.policy.selection import best_path_first
 from paceline.span import DraftTree
 
 WIDE = DraftLimits(64, 64)

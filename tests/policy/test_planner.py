@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.policy.planner import DraftLimits, FixedPlanner, best_path_first
+from paceline.policy.planner import DraftLimits, FixedPlanner
+from paceline.policy.selection import best_path_first
 from paceline.span import DraftTree
 
 

@@ -32,6 +32,8 @@ MAX_TOKENS = 32
 DRAFTING = DraftingCost(
     {"prompt_lookup": DraftTime(call=0.02), "draft_model": DraftTime(0.1, 0.08, 0.002)}
 )
+CURVE = (1.0, 1.05, 1.08, 1.1, 1.9, 2.0)
+DIPS = (1.0, 0.8, 1.5, 1.1, 1.9, 1.3)
 LOOKUP = lookup_config(num_speculative_tokens=6, max_branching=3, max_tree_nodes=10)
 DRAFT = draft_config(num_speculative_tokens=5)
 
@@ -83,18 +85,27 @@ class Steps:
 
 
 def run_engine(
-    concurrency: int, temperature: float, proposers: Sequence[Proposer] = (), kind: str = "fixed"
+    concurrency: int,
+    temperature: float,
+    proposers: Sequence[Proposer] = (),
+    kind: str = "fixed",
+    curve: Sequence[float] = CURVE,
 ) -> Steps:
-    cost = frozen_cost()
+    cost = frozen_cost(curve)
     planner = make_planner(kind, cost)
     engine = Engine(toy_runner(), limits(concurrency), proposers, [EOS], planner, cost)
     return Steps(engine, temperature)
 
 
 def assert_same_steps(
-    kind: str, concurrency: int, steps: Steps, proposers: Sequence[Proposer], **meta: Any
+    kind: str,
+    concurrency: int,
+    steps: Steps,
+    proposers: Sequence[Proposer],
+    curve: Sequence[float] = CURVE,
+    **meta: Any,
 ) -> None:
-    cost = frozen_cost()
+    cost = frozen_cost(curve)
     result = replay(
         steps.traces,
         make_meta(MAX_TOKENS, **meta),
@@ -122,6 +133,23 @@ def test_a_replay_takes_the_steps_of_the_engine(
     ends = [len(trace.output_token_ids) < MAX_TOKENS for trace in steps.traces]
     assert any(ends)  # ends that nobody foresees
     assert not all(ends)  # and those at the limit
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_padded_steps_change_no_token_and_no_count(concurrency: int, temperature: float) -> None:
+    lookup = [PromptLookupProposer(LOOKUP)]
+    steps = run_engine(concurrency, temperature, lookup, "auto", DIPS)
+    assert_same_steps("auto", concurrency, steps, [PromptLookupProposer(LOOKUP)], DIPS)
+    plain = run_engine(concurrency, temperature)
+    for mine, other in zip(steps.traces, plain.traces, strict=True):
+        assert mine.token_ids.tolist() == other.token_ids.tolist()
+    drafted = sum(each.num_draft_tokens for each in steps.counters)
+    computed = sum(len(trace.token_ids) - 1 for trace in steps.traces)
+    rejected = drafted - sum(each.num_accepted_tokens for each in steps.counters)
+    if concurrency == 1:
+        assert sum(steps.rows) > computed + rejected
+        assert not {1, 3, 5} & set(steps.rows[-10:])
 
 
 @pytest.mark.parametrize("kind", ["fixed", "auto"])

@@ -271,6 +271,8 @@ class Drafting:
         if not self._entries:
             return
         decoding = padding = 0
+        if shape.rows == shape.samples == len(items):  # all decode, and nobody drafted
+            decoding, items = len(items), ()
         for item in items:
             if item.may_draft:
                 decoding += 1

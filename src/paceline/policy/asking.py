@@ -13,8 +13,10 @@ from math import inf
 
 from paceline.policy.accounts import Accounts, Key, situation
 from paceline.policy.drafting_cost import USUAL_LAG, DraftingCost
-from paceline.policy.planner import Drafts, Source, expected_tokens
+from paceline.policy.planner import Drafts, Source
+from paceline.policy.selection import expected_tokens
 from paceline.request import Request
+from paceline.span import DraftTree
 
 HOST_PACE = 0.05
 """Weight of the latest step in the time that planning takes."""
@@ -43,6 +45,15 @@ class Ask:
     candidates: int
     cost_ms: float = 0.0
     gain: float = 0.0
+
+    def credit(self, tree: DraftTree, price: float) -> None:
+        """Note what the proposer's chosen nodes promise; each takes time worth ``price`` tokens."""
+        name, probs = self.key[0], tree.path_probs()
+        count = tree.origins.count(name)
+        if count < len(probs):  # some are another's
+            pairs = zip(probs, tree.origins, strict=True)
+            probs = [prob for prob, origin in pairs if origin == name]
+        self.gain = sum(probs) - price * count
 
 
 class Asking:

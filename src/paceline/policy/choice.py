@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from heapq import merge
 from itertools import accumulate, islice
 
-from paceline.policy.planner import DraftLimits, best_path_first
+from paceline.policy.planner import DraftLimits
+from paceline.policy.selection import best_path_first
 from paceline.span import DraftTree
 
 Candidate = tuple[float, int, float, int]

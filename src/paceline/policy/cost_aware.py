@@ -23,7 +23,8 @@ from paceline.policy.choice import choose_nodes
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_points import StepShape
 from paceline.policy.drafting_cost import DraftingCost
-from paceline.policy.pace import Pace, PlainCheck
+from paceline.policy.lateness import Lateness
+from paceline.policy.ledger import Ledger
 from paceline.policy.padding import Padding
 from paceline.policy.planned import UNPLANNED, PlannedStep
 from paceline.policy.planner import (
@@ -31,9 +32,9 @@ from paceline.policy.planner import (
     Drafts,
     Source,
     StepReport,
-    selected,
 )
 from paceline.policy.prices import FREE, Prices, cheapest_ahead
+from paceline.policy.selection import selected
 from paceline.request import Request, VerifyResult
 from paceline.span import DraftTree
 
@@ -42,10 +43,6 @@ SLOWDOWN = 0.04
 MAX_NODES = 64
 NODES_PER_REQUEST = 8
 """Draft nodes of a step that are considered: the former, or the latter per request if more."""
-BEHIND_WEIGHT = 4.0
-"""What a token of a request that is behind its target counts."""
-MAX_NOTED = 64
-"""Steps without drafts that are learnt from together."""
 
 Choose = Callable[..., list[list[int]]]
 
@@ -72,18 +69,14 @@ class CostAwarePlanner:
         self.objective = objective or Objective()
         self.calibration = Calibration()
         self.drafting = drafting or DraftingCost()
-        self.pace = Pace()
-        self._plain_check = PlainCheck()
         self._padding = Padding(cost)
         self._is_frozen = not cost.learns
         self._choose = choose
         self._asking = Asking(self.drafting)
+        self._ledger = Ledger(self._asking, reads_clock=cost.learns)
+        tpot_ms = self.objective.tpot_ms
+        self._lateness = None if tpot_ms is None else Lateness(tpot_ms)
         self._step, self._is_open = PlannedStep(), False
-        self._noted: list[StepReport] = []
-        self._resting: list[int] | None = None  # whom nobody is worth asking for,
-        self._rest_ms = 0.0  # for so long
-        self._elapsed_ms = 0.0
-        self._starts: dict[int, tuple[float, int]] = {}
 
     @property
     def planned(self) -> PlannedStep:
@@ -91,44 +84,33 @@ class CostAwarePlanner:
         return self._step
 
     def set_sources(self, sources: Sequence[Source]) -> None:
-        self._learn_noted()
+        self._ledger.settle()
         self._asking.set_sources(sources)
 
     # --- before drafting -----------------------------------------------------------------------
 
     def begin(self, step: StepShape, requests: Sequence[Request]) -> bool:
-        if self.objective.tpot_ms is not None:
-            for request in requests:
-                start = (self._elapsed_ms, len(request.token_ids))
-                self._starts.setdefault(request.request_id, start)
+        if self._lateness is not None:
+            self._lateness.begin(requests)
         self._is_open = True
         is_forced, willing = False, []
         for request in requests:
             wish = request.params.speculative
             if wish.enabled:
                 willing.append(request.request_id)
-                is_forced = is_forced or bool(wish.num_speculative_tokens)
+                if wish.num_speculative_tokens:
+                    is_forced = True
         if is_forced:
-            self._learn_noted()
-        elif self._is_to_rest(willing):
+            self._ledger.settle()
+        elif self._ledger.is_resting(willing):
             self._step = UNPLANNED
             return False
         self._step = PlannedStep(step, requests, began=time.perf_counter())
-        self._step.plain_ms = self._plain_ms(step)
+        self._step.plain_ms = self._padding.predict(step)
         is_mixed = step.requests > len(requests)
-        if self._plain_check.is_due and not is_forced and not is_mixed:
+        if self._ledger.plain_check.is_due and not is_forced and not is_mixed:
             return False
         self._step.rate = self._rate(step, len(requests))
-        return True
-
-    def _is_to_rest(self, willing: list[int]) -> bool:
-        """Whether nobody is worth asking. Until time or other requests change that, it stays so."""
-        if willing == self._resting and self._rest_ms > 0.0:
-            return True
-        self._learn_noted()
-        if self._asking.is_anyone_worth_asking(willing):
-            return False
-        self._resting, self._rest_ms = willing, self._asking.rest_ms(willing)
         return True
 
     def _rate(self, step: StepShape, decoding: int) -> float:
@@ -136,12 +118,8 @@ class CostAwarePlanner:
         plain_ms = self._step.plain_ms
         if step.requests > decoding:
             seen = decoding * step.context_sum / step.requests
-            plain_ms = self._plain_ms(StepShape(decoding, seen, seen, decoding, decoding))
-        return self.pace.tokens_per_ms(decoding, plain_ms)
-
-    def _plain_ms(self, step: StepShape) -> float:
-        """Of a step without drafts."""
-        return self.cost.predict(self._padding.padded(step))
+            plain_ms = self._padding.predict(StepShape(decoding, seen, seen, decoding, decoding))
+        return self._ledger.pace.tokens_per_ms(decoding, plain_ms)
 
     def _growth(self, max_nodes: int) -> Sequence[float]:
         step = self._step
@@ -197,12 +175,14 @@ class CostAwarePlanner:
         for i, tree in zip(chosen, trees, strict=True):
             if tree.token_ids:
                 self.calibration.calibrate(step.requests[i].request_id, tree)
+        self._time_planning()  # if nothing was drafted, there is no choice
 
     def choose(
         self, trees: Sequence[DraftTree], limits: Sequence[DraftLimits], node_budget: int
     ) -> list[DraftTree]:
         step = self._step
-        step.weights = self._weights()
+        if self._lateness is not None:
+            step.weights = self._lateness.weights(step.requests)
         chosen = self._choose(
             trees,
             limits,
@@ -219,26 +199,17 @@ class CostAwarePlanner:
         }
         picked = [selected(tree, nodes) for tree, nodes in zip(trees, chosen, strict=True)]
         self._credit(picked)
-        if not self._is_frozen:
-            step.host_ms = (time.perf_counter() - step.began) * 1e3 - step.draft_ms
+        self._time_planning()
         return picked
+
+    def _time_planning(self) -> None:
+        if not self._is_frozen:
+            step = self._step
+            step.host_ms = (time.perf_counter() - step.began) * 1e3 - step.draft_ms
 
     def padding(self, step: StepShape, room: int) -> int:
         count = self._padding.rows(step) if self._padding.is_known else 0
         return count if count <= room else 0
-
-    def _weights(self) -> list[float] | None:
-        """With a target per token, requests that are behind it come first."""
-        target = self.objective.tpot_ms
-        if target is None:
-            return None
-        weights = []
-        for request in self._step.requests:
-            began, tokens = self._starts[request.request_id]
-            emitted = len(request.token_ids) - tokens
-            behind = self._elapsed_ms - began > target * emitted
-            weights.append(BEHIND_WEIGHT if behind else 1.0)
-        return weights if min(weights) < max(weights) else None
 
     def _credit(self, picked: Sequence[DraftTree]) -> None:
         """Note what each proposer's nodes promise beyond the time in which they are verified."""
@@ -248,9 +219,7 @@ class CostAwarePlanner:
             return
         price = step.rate * (step.growth[min(total, len(step.growth) - 1)] - step.growth[0]) / total
         for asked in step.asks:
-            name, tree = asked.key[0], picked[asked.index]
-            pairs = zip(tree.path_probs(), tree.origins, strict=True)
-            asked.gain = sum([prob - price for prob, origin in pairs if origin == name])
+            asked.credit(picked[asked.index], price)
 
     # --- after the step ------------------------------------------------------------------------
 
@@ -266,37 +235,15 @@ class CostAwarePlanner:
         if self._is_frozen:
             forward_ms = self.cost.predict(report.shape)
             report = report._replace(forward_ms=forward_ms, total_ms=forward_ms + step.draft_ms)
-        self._elapsed_ms += report.total_ms
-        if step is not UNPLANNED:
-            self._learn(report, step)
-            return
-        self._noted.append(report)
-        self._rest_ms -= report.total_ms
-        if len(self._noted) == MAX_NOTED:
-            self._learn_noted()
-
-    def _learn_noted(self) -> None:
-        noted, self._noted, self._resting = self._noted, [], None
-        for report in noted:
-            self._learn(report, UNPLANNED)
-
-    def _learn(self, report: StepReport, step: PlannedStep) -> None:
-        shape, forward_ms, total_ms, decoding, emitted, padding = report
-        if not self._is_frozen:
-            self.pace.observe_overhead(total_ms - forward_ms - step.draft_ms - step.host_ms)
-        self._asking.settle(step.asks, step.rate, step.host_ms, total_ms)
-        is_mixed = shape.requests > decoding
-        if not decoding or is_mixed or total_ms <= 0.0:
-            return
-        drafted = shape.rows - padding > decoding
-        plain_ms = step.plain_ms if drafted else forward_ms
-        if drafted and not self._is_frozen:
-            self._plain_check.observe_draft()
-        elif not drafted and step.plain_ms:
-            self._plain_check.observe_plain(step.plain_ms, forward_ms)
-        self.pace.observe(emitted / decoding, total_ms, plain_ms)
+        if self._lateness is not None:
+            self._lateness.passed(report.total_ms)
+        if step is UNPLANNED:
+            self._ledger.note(report)
+        else:
+            self._ledger.book(report, step)
 
     def finish(self, request: Request) -> None:
         self.calibration.finish(request.request_id)
         self._asking.finish(request)
-        self._starts.pop(request.request_id, None)
+        if self._lateness is not None:
+            self._lateness.finish(request)

@@ -45,6 +45,10 @@ class Padding:
         count = self.rows(step) if self.is_known else 0
         return widened(step, count) if count else step
 
+    def predict(self, step: StepShape) -> float:
+        """Milliseconds of the step once it is padded."""
+        return self._cost.predict(self.padded(step))
+
     def growth(self, step: StepShape, count: int) -> Sequence[float]:
         """As :meth:`~paceline.policy.cost.CostModel.growth`, of steps that are padded."""
         if not self.is_known or step.samples < step.rows:

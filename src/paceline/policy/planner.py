@@ -8,8 +8,9 @@ from typing import NamedTuple, Protocol
 
 from paceline.policy.cost_points import StepShape
 from paceline.policy.prices import FREE, Prices
+from paceline.policy.selection import best_path_first, expected_tokens, selected
 from paceline.request import Request, VerifyResult
-from paceline.span import ROOT, DraftTree
+from paceline.span import DraftTree
 
 ENOUGH_TOKENS = 1.0
 """Expected tokens of free drafts beyond which a fixed plan does not pay for more."""
@@ -74,7 +75,8 @@ class Planner(Protocol):
 
     A step calls :meth:`begin`, then :meth:`ask`, :meth:`prices` and :meth:`drafted` once per
     proposer, :meth:`choose`, in any case :meth:`padding`, and, when it has committed,
-    :meth:`observe` per request and :meth:`end`. Requests are named by their place in what :meth:`begin` was given.
+    :meth:`observe` per request and :meth:`end`. Requests are named by their place in what
+    :meth:`begin` was given.
     """
 
     def set_sources(self, sources: Sequence[Source]) -> None:
@@ -190,27 +192,6 @@ class FixedPlanner:
         return [selected(tree, nodes) for tree, nodes in zip(trees, chosen, strict=True)]
 
 
-def expected_tokens(drafts: Sequence[DraftTree]) -> float:
-    """The most tokens that one of several drafts of a request is expected to bring."""
-    return max((sum(tree.path_probs()) for tree in drafts), default=0.0)
-
-
-def selected(tree: DraftTree, nodes: Sequence[int]) -> DraftTree:
-    """The tree of these nodes, which is the tree itself where they are all of it in order."""
-    count = len(nodes)
-    if list(nodes) != list(range(count)):
-        return tree.select(nodes)
-    if count == len(tree):
-        return tree
-    return DraftTree(
-        tree.token_ids[:count],
-        tree.parents[:count],
-        tree.accept_probs[:count],
-        tree.origins[:count],
-        tree.evidence[:count],
-    )
-
-
 def within_limits(tree: DraftTree, limit: DraftLimits) -> list[int]:
     """Nodes of a draft that its limits allow, prefix-closed, the best path first."""
     probs = tree.path_probs()
@@ -246,20 +227,3 @@ def _share(
     for _, owner, node in ranked[: max(0, node_budget)]:
         kept[owner].append(node)
     return [best_path_first(tree, sorted(nodes)) for tree, nodes in zip(trees, kept, strict=True)]
-
-
-def best_path_first(tree: DraftTree, nodes: Sequence[int]) -> list[int]:
-    """Order prefix-closed ``nodes``: the likeliest path first, parents before children.
-
-    The usual accepted path then needs no move in the KV cache.
-    """
-    children: dict[int, list[int]] = {}
-    for node in nodes:
-        children.setdefault(tree.parents[node], []).append(node)
-    path: list[int] = []
-    at = ROOT
-    while below := children.get(at):
-        at = max(below, key=lambda i: (tree.accept_probs[i], -i))
-        path.append(at)
-    on_path = set(path)
-    return path + sorted(node for node in nodes if node not in on_path)

@@ -2,10 +2,10 @@
 
 Of what the proposers would draft, exactly nodes that are going to be accepted, and of these as many
 as pay; who does not bring what is used is not asked. Where a wider step is cheaper it is widened,
-however little that saves. For one request at a time this is the shortest
-of all sequences of steps, found backwards from the last token (dynamic programming): over the same
-proposers no planner is faster. For several, every step is the best one at the rate of tokens over
-all steps, which is found by repetition (Dinkelbach's method for a ratio).
+however little that saves. For one request at a time this is the shortest of all sequences of steps,
+found backwards from the last token (dynamic programming): over the same proposers no planner is
+faster. For several, every step is the best one at the rate of tokens over all steps, which is found
+by repetition (Dinkelbach's method for a ratio).
 
 Knows no model and no files.
 """
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
 from typing import Any
 
 from paceline.config import EngineConfig
@@ -25,6 +24,7 @@ from paceline.policy.planner import DraftLimits, Drafts, FixedPlanner, Source, S
 from paceline.proposers.base import Proposer
 from paceline.request import Request
 from paceline.span import DraftTree
+from paceline.workbench.oracle_parts import cheapest, dealt
 from paceline.workbench.replay import NO_TIME, ReplayResult, accepted_nodes, replay
 from paceline.workbench.traces import Trace
 
@@ -229,7 +229,7 @@ class _Rated(_Oracle):
             for count in range(1, total + 1):
                 gain = count - self._price * (growth[count] - growth[0] + ms)
                 if gain > best:
-                    best, chosen, draft_ms = gain, _dealt(options, count), ms
+                    best, chosen, draft_ms = gain, dealt(options, count), ms
         return chosen, draft_ms
 
     def _options(self, reaches: Sequence[Reach]) -> list[tuple[list[int], float]]:
@@ -245,21 +245,3 @@ class _Rated(_Oracle):
                 have = [max(b, min(d, depth)) for b, d in zip(base, depths, strict=True)]
                 options.append((have, base_ms + self.drafting.milliseconds(source.name, depth)))
         return options
-
-
-def cheapest(growth: Sequence[float]) -> list[float]:
-    """By node count: the time of the cheapest step with so many nodes or more."""
-    return list(accumulate(reversed(growth), min))[::-1]
-
-
-def _dealt(have: Sequence[int], count: int) -> list[int]:
-    """``count`` nodes dealt out level by level, to each request no more than it has."""
-    dealt = [0] * len(have)
-    level = 0
-    while count:
-        level += 1
-        for i, most in enumerate(have):
-            if most >= level and count:
-                dealt[i] += 1
-                count -= 1
-    return dealt

@@ -161,12 +161,11 @@ class _Replay:
 
     def _step(self, items: Sequence[Scheduled]) -> None:
         shape = roots = step_shape(items)
-        room = self._config.max_num_batched_tokens - sum(item.num_tokens for item in items)
+        room = (most_rows := self._config.max_num_batched_tokens) - roots.rows
         drafts = self._drafting.propose(items, roots, room)
         if drafts:
             self._plan(drafts, room)
             shape = step_shape(items)
-        most_rows = self._config.max_num_batched_tokens
         if self._drafting.pad(items, shape, most_rows, self._kv.reserve):
             shape = step_shape(items)
         forward_ms, draft_ms = self._cost.predict(shape), 0.0

@@ -23,10 +23,9 @@ from paceline.policy.planner import (
     Planner,
     Source,
     StepReport,
-    best_path_first,
-    selected,
 )
 from paceline.policy.prices import Prices
+from paceline.policy.selection import best_path_first, selected
 from paceline.request import Request, VerifyResult
 from paceline.span import ROOT, DraftTree
 

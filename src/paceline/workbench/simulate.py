@@ -18,12 +18,12 @@ from paceline.policy.cost_aware import CostAwarePlanner
 from paceline.policy.cost_table import CostTable
 from paceline.policy.drafting_cost import DraftingCost, DraftTime
 from paceline.policy.planner import FixedPlanner, Planner
+from paceline.proposers import TargetInfo, build_proposers
 from paceline.proposers.base import Proposer
-from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.workbench.drafts import CachedDrafts
 from paceline.workbench.drafts_store import RecordedDrafts
 from paceline.workbench.oracle import best_steps
-from paceline.workbench.replay import ReplayResult, replay
+from paceline.workbench.replay import ANY_TOKEN, ReplayResult, replay
 from paceline.workbench.traces import Trace
 
 LENGTHS = range(1, 9)
@@ -33,6 +33,14 @@ TREES = ((8, 2), (16, 4))
 CATCH_UP_ROWS = 128
 """Rows of a step from which the time of reading one more token is taken."""
 
+ANY_TARGET = TargetInfo(
+    vocab_size=ANY_TOKEN,
+    fingerprint=None,
+    device="cpu",
+    max_model_len=ANY_TOKEN,
+    max_num_seqs=ANY_TOKEN,
+    kv_bytes=0,
+)
 Configs = Sequence[SpeculativeConfig]
 MakePlanner = Callable[[CostModel, DraftingCost, Objective], Planner]
 PLANNERS: dict[str, MakePlanner] = {
@@ -51,6 +59,7 @@ class Simulator:
         draft_tables: what the steps of each draft model cost, by its name in configurations.
         drafts: finds the recorded drafts of a draft model's configuration.
         config: limits of the engine; its ``max_num_seqs`` is how many requests run at a time.
+        target: what proposers have to fit to.
     """
 
     traces: Sequence[Trace]
@@ -59,6 +68,7 @@ class Simulator:
     draft_tables: Mapping[str, CostTable]
     drafts: Callable[[SpeculativeConfig], RecordedDrafts]
     config: EngineConfig
+    target: TargetInfo = ANY_TARGET
 
     def __post_init__(self) -> None:
         for name, table in self.draft_tables.items():
@@ -105,10 +115,11 @@ class Simulator:
         return [self._proposer(config) for config in configs]
 
     def _proposer(self, config: SpeculativeConfig) -> Proposer:
-        if config.model is None:
-            return PromptLookupProposer(config)
-        places = {index: index for index in range(len(self.traces))}
-        return CachedDrafts(config, self.drafts(config), places)
+        if config.needs_forwards:
+            places = {index: index for index in range(len(self.traces))}
+            return CachedDrafts(config, self.drafts(config), places)
+        (proposer,) = build_proposers([config], self.target, strict=True)
+        return proposer
 
     def _drafting(self, configs: Configs) -> DraftingCost:
         """Drafting by forwards takes their time; what takes none is taken to cost nothing."""
@@ -120,7 +131,7 @@ class Simulator:
                 -(-config.tree_nodes // config.num_speculative_tokens),
             )
             for config in configs
-            if config.model is not None
+            if config.needs_forwards and config.model is not None
         }
         return DraftingCost(times)
 
@@ -151,7 +162,7 @@ def fixed_configs(configs: Configs) -> dict[str, tuple[SpeculativeConfig, ...]]:
         twins = sum(other.method == config.method for other in configs) > 1
         name = f"{config.method} ({number})" if twins else config.method
         found |= {f"{name} {length}": (_sized(config, length),) for length in LENGTHS}
-        if config.model is None:
+        if not config.needs_forwards:
             sized = {nodes: _sized(config, LENGTHS[-1], nodes, width) for nodes, width in TREES}
             found |= {f"{name}, tree of {nodes}": (each,) for nodes, each in sized.items()}
     if configs:

@@ -96,7 +96,7 @@ def open_simulator(
     table = table or costs.of_target()
     if isinstance(draft_table, float):
         draft_table = CostTable("as given", [CostPoint(1, 0, 1, 1, draft_table)], table.is_relative)
-    models = {each.model: each for each in wanted if each.model is not None}
+    models = {each.model: each for each in wanted if each.needs_forwards and each.model}
     drafts = {
         name: draft_table or costs.of_draft(each, target, table) for name, each in models.items()
     }
@@ -106,7 +106,7 @@ def open_simulator(
         return cached_drafts(folder, traces, meta, each, target, lambda done: advance(done / count))
 
     found = record_all(wanted, record)
-    return Simulator(traces, meta, table, drafts, found, config), costs.notes
+    return Simulator(traces, meta, table, drafts, found, config, target), costs.notes
 
 
 def _target(checkpoint: Checkpoint, config: EngineConfig) -> TargetInfo:
@@ -182,7 +182,7 @@ def record_all(
     """
     widest: dict[SpeculativeConfig, SpeculativeConfig] = {}
     for config in wanted:
-        if config.model is not None:
+        if config.needs_forwards:
             kind = _kind(config)
             widest[kind] = _wider(widest.get(kind, config), config)
     found = {kind: record(config) for kind, config in widest.items()}

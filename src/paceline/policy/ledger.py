@@ -1,0 +1,76 @@
+"""What steps took and brought, booked where the next plans look it up. Owns the order of booking.
+
+Most steps of most texts are planned by nobody, because nobody is worth asking. They are to cost as
+little as possible: they are noted, and booked together when somebody plans again.
+"""
+
+from __future__ import annotations
+
+from paceline.policy.asking import Asking
+from paceline.policy.pace import Pace, PlainCheck
+from paceline.policy.planned import UNPLANNED, PlannedStep
+from paceline.policy.planner import StepReport
+
+MAX_NOTED = 64
+"""Steps that are noted at most until they are booked."""
+
+
+class Ledger:
+    """See the module's docstring.
+
+    Args:
+        asking: gets told what asking brought.
+        reads_clock: False where the times of steps are predicted ones.
+    """
+
+    def __init__(self, asking: Asking, reads_clock: bool) -> None:
+        self.pace = Pace()
+        self.plain_check = PlainCheck()
+        self._asking = asking
+        self._reads_clock = reads_clock
+        self._noted: list[StepReport] = []
+        self._resting: list[int] | None = None  # for whom nobody is worth asking,
+        self._rest_ms = 0.0  # for so long
+
+    def is_resting(self, request_ids: list[int]) -> bool:
+        """Whether nobody is worth asking. Until time or other requests change that, it stays so.
+
+        Where somebody is, everything is booked.
+        """
+        if request_ids == self._resting and self._rest_ms > 0.0:
+            return True
+        self.settle()
+        if self._asking.is_anyone_worth_asking(request_ids):
+            return False
+        self._resting, self._rest_ms = request_ids, self._asking.rest_ms(request_ids)
+        return True
+
+    def note(self, report: StepReport) -> None:
+        """Take in a step that nobody planned."""
+        self._noted.append(report)
+        self._rest_ms -= report.total_ms
+        if len(self._noted) == MAX_NOTED:
+            self.settle()
+
+    def settle(self) -> None:
+        """Book what is noted."""
+        noted, self._noted, self._resting = self._noted, [], None
+        for report in noted:
+            self.book(report, UNPLANNED)
+
+    def book(self, report: StepReport, step: PlannedStep) -> None:
+        """Learn from a step, once all earlier ones are booked."""
+        shape, forward_ms, total_ms, decoding, emitted, padding = report
+        if self._reads_clock:
+            self.pace.observe_overhead(total_ms - forward_ms - step.draft_ms - step.host_ms)
+        self._asking.settle(step.asks, step.rate, step.host_ms, total_ms)
+        is_mixed = shape.requests > decoding
+        if not decoding or is_mixed or total_ms <= 0.0:
+            return
+        drafted = shape.rows - padding > decoding
+        if drafted and self._reads_clock:
+            self.plain_check.observe_draft()
+        elif not drafted and step.plain_ms:
+            self.plain_check.observe_plain(step.plain_ms, forward_ms)
+        plain_ms = step.plain_ms if drafted else forward_ms
+        self.pace.observe(emitted / decoding, total_ms, plain_ms)
