@@ -21,7 +21,7 @@ RUN_READY := .venv/.ready-run
 DEV_READY := .venv/.ready-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-emulated native sanitize lint format peers clean
+.PHONY: help demo test test-slow test-emulated native sanitize lint format peers clients clean
 
 help: ## List these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -69,7 +69,7 @@ peers: $(DEV_READY) .peers/.ready-llama .peers/.ready-openvino ## Install the en
 
 # llama.cpp's tools and the library that they share are compiled once, for this processor, from the
 # source that llama-cpp-python brings; the Python package is then installed without its own copy.
-LLAMA_TOOLS := llama-quantize llama-speculative-simple llama-batched-bench llama-bench llama-lookup
+LLAMA_TOOLS := llama-quantize llama-speculative-simple llama-batched-bench llama-bench llama-lookup llama-server
 PEER_PIP := -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
 JOBS ?= 1
 
@@ -82,7 +82,7 @@ JOBS ?= 1
 	tar -xzf .peers/src/llama_cpp_python-*.tar.gz --strip-components 1 -C .peers/src/llama-cpp-python
 	cmake -S .peers/src/llama-cpp-python/vendor/llama.cpp -B .peers/src/build \
 	  -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DLLAMA_BUILD_TESTS=OFF \
-	  -DLLAMA_BUILD_SERVER=OFF -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF
+	  -DLLAMA_BUILD_SERVER=ON -DLLAMA_BUILD_UI=OFF -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF
 	nice -n 10 cmake --build .peers/src/build -j$(JOBS) --target llama $(LLAMA_TOOLS)
 	CMAKE_ARGS="-DLLAMA_BUILD=OFF -DLLAVA_BUILD=OFF" .peers/llama/bin/python $(PEER_PIP) \
 	  numpy ./.peers/src/llama-cpp-python
@@ -95,6 +95,18 @@ JOBS ?= 1
 	.peers/openvino/bin/python $(PEER_PIP) torch==2.13.0
 	.peers/openvino/bin/python $(PEER_PIP) torch==2.13.0 openvino-genai "optimum-intel[openvino]"
 	.peers/openvino/bin/python -m pip uninstall --quiet --yes torchvision
+	@touch $@
+
+# Clients that people have, for tests/clients; uv, because pip tries their versions for a quarter of an hour.
+CLIENTS := openai langchain-openai litellm mcp schemathesis "lm-eval[api]" transformers accelerate
+
+clients: $(DEV_READY) .clients/.ready ## Install the clients that tests/clients runs
+
+.clients/.ready:
+	rm -rf .clients
+	$(PYTHON) -m venv .clients
+	.clients/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) torch==2.13.0 uv
+	.clients/bin/uv pip install --quiet --python .clients/bin/python $(CLIENTS)
 	@touch $@
 
 clean: ## Remove .venv, builds and caches

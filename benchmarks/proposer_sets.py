@@ -25,6 +25,11 @@ def draft_model(depth: int = DEPTH) -> dict[str, Any]:
     return {"method": "draft_model", "model": draft, "num_speculative_tokens": depth}
 
 
+def suffix(**options: Any) -> dict[str, Any]:
+    """Suffix automata over the request and over those before it, as trees."""
+    return {"method": "suffix", **options}
+
+
 def tree(config: Mapping[str, Any], nodes: int, branching: int) -> dict[str, Any]:
     """The same proposer with alternatives."""
     return {**config, "max_tree_nodes": nodes, "max_branching": branching}
@@ -39,6 +44,9 @@ def for_acceptance() -> dict[str, Any]:
     return {
         "prompt_lookup": chain(),
         "prompt_lookup, tree of 8": tree(chain(), 8, 3),
+        "prompt_lookup, tree of 16": tree(chain(16), 16, 4),
+        "suffix, tree of 16": suffix(),
+        "suffix, tree of 16, request alone": suffix(suffix_decoding_max_cached_requests=0),
         "draft_model": draft_model(),
         "draft_model, tree of 8": tree(draft_model(), 8, 3),
         "draft_model, tree of 16": tree(draft_model(6), 16, 4),

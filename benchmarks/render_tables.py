@@ -14,9 +14,12 @@ from kernels import tables as kernel_tables
 from never_slower_cells import RUNS
 from never_slower_tables import tables as never_slower_tables
 from peers_report import tables as peer_tables
+from load_server import tables as load_tables
 from proposer_sets import DEFAULT
 from report import number
 from sampler import tables as sampler_tables
+from serve_peers import tables as server_tables
+from serving_overhead import tables as serving_tables
 from speedup import CONTROL
 
 Document = Mapping[str, Any]
@@ -206,6 +209,10 @@ BUILDERS: dict[str, tuple[str, Builder]] = {
     "draft_length": ("draft_length", printed(draft_length_tables)),
     "kernels": ("kernels", printed(lambda rows: kernel_tables(rows, threads=1, ghz=None))),
     "sampler": ("sampler", printed(sampler_tables)),
+    "serving_overhead": ("serving_overhead", printed(serving_tables)),
+    "serving_overhead_model": ("serving_overhead_model", printed(serving_tables)),
+    "serve_peers": ("serve_peers", printed(server_tables)),
+    "load_server": ("load_server", printed(load_tables)),
     **{name: (name, printed(never_slower_tables)) for name in RUNS.values()},
 }
 """By marker: which benchmark's results it shows, and how."""

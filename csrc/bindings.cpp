@@ -12,8 +12,10 @@ namespace nb = nanobind;
 void bind_linear(nb::module_&);
 void bind_rows(nb::module_&);
 void bind_attention(nb::module_&);
+void bind_ngram(nb::module_&);
 void bind_plan(nb::module_&);
 void bind_sampler(nb::module_&);
+void bind_suffix(nb::module_&);
 namespace paceline {
 void bind_forward(nb::module_&);
 }
@@ -48,7 +50,9 @@ NB_MODULE(_native, module) {
     bind_linear(module);
     bind_rows(module);
     bind_attention(module);
+    bind_ngram(module);
     bind_plan(module);
     bind_sampler(module);
+    bind_suffix(module);
     bind_forward(module);
 }

@@ -254,23 +254,27 @@ def test_pages_show_the_results_that_are_saved() -> None:
 # Whole programs
 
 
+EMBEDDED = ("--prompts", "embedded")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("step_overhead", ["--requests", "1,2", "--steps", "5"]),
-        ("acceptance", ["--num-prompts", "1", "--max-tokens", "8", "--sets", "code"]),
+        ("step_overhead", [*EMBEDDED, "--requests", "1,2", "--steps", "5"]),
+        ("acceptance", [*EMBEDDED, "--num-prompts", "1", "--max-tokens", "8", "--sets", "code"]),
         (
             "speedup",
-            ["--num-prompts", "1", "--max-tokens", "8", "--repeat", "1", "--kinds", "code"],
+            [*EMBEDDED, "--num-prompts", "1", "--max-tokens", "8", "--kinds", "code"],
         ),
+        ("structured", ["--num-prompts", "1", "--max-tokens", "32", "--shapes", "label (choice)"]),
     ],
 )
 def test_benchmark_runs_and_its_results_can_be_shown(
     tmp_path: Path, name: str, arguments: list[str]
 ) -> None:
     file = tmp_path / "device" / f"{name}.json"
-    command = [sys.executable, str(FOLDER / f"{name}.py"), "--prompts", "embedded", "--quick"]
+    command = [sys.executable, str(FOLDER / f"{name}.py"), "--quick"]
     run = subprocess.run(
         [*command, *arguments, "--output", str(file)],
         env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
@@ -296,8 +300,8 @@ def test_benchmark_runs_and_its_results_can_be_shown(
 def test_a_way_of_serving_that_failed_has_no_number() -> None:
     serving = module("serving_overhead")
     good = sample(serving.INSIDE, (1, 1), 0, 1.0)
-    samples = [good, sample(serving.PROCESS, (1, 1), 0, None)]
-    row = serving.summary(samples, serving.PROCESS, (1, 1))
+    samples = [good, sample(serving.HTTP, (1, 1), 0, None)]
+    row = serving.summary(samples, serving.HTTP, (1, 1))
     assert row["error"] == "broken"
     assert "ratio" not in row
     options = argparse.Namespace(concurrency=[1], max_tokens=1)
@@ -311,4 +315,4 @@ def test_serving_overhead_runs() -> None:
     run = subprocess.run([*command, *smaller], capture_output=True, text=True, timeout=100)
     assert run.returncode == 0, run.stderr
     document = json.loads(run.stdout)
-    assert [row["identical"] for row in document["results"]] == [True] * 6
+    assert [row["identical"] for row in document["results"]] == [True] * 9

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from paceline import LLM, SamplingParams, StructuredOutputs
-from paceline.errors import RequestError
+from paceline.errors import RequestError, UnservableRequestError
 from paceline.llm import embedded_model
+from paceline.runtime import grammar
 
 pytest.importorskip("llguidance")
 SCHEMA = {
@@ -73,8 +74,10 @@ def plain() -> list[Any]:
         return outputs(llm)
 
 
-@pytest.mark.parametrize("speculation", SPECULATION)
-@pytest.mark.parametrize("planner", ["auto", "fixed"])
+@pytest.mark.parametrize(
+    ("speculation", "planner"),
+    [("lookup", "auto"), ("grammar", "fixed"), ("draft tree", "fixed"), ("all", "auto")],
+)
 def test_plain_equals_speculative(speculation: str, planner: str, plain: list[Any]) -> None:
     with LLM(speculative_config=SPECULATION[speculation], planner=planner) as llm:
         assert outputs(llm) == plain
@@ -111,6 +114,25 @@ def test_most_of_a_record_needs_no_step() -> None:
         output = llm.generate("# A record of one person:\n", params)
         assert str(output.finish_reason) == "stop"
         assert llm.stats().num_target_forwards < 0.6 * len(output.token_ids)
+
+
+@pytest.mark.parametrize(
+    "spec", [StructuredOutputs(choice=["zebra"]), StructuredOutputs(regex=r"(a|b)*")]
+)
+def test_contradictions_are_the_request_s_own_fault(spec: StructuredOutputs) -> None:
+    params = SamplingParams(structured_outputs=spec, allowed_token_ids=(5,))
+    with LLM() as llm, pytest.raises(UnservableRequestError, match="no token is left"):
+        llm.generate("a", params)
+
+
+def test_a_grammar_that_passes_its_limits_later_is_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    with LLM() as llm:
+        llm.generate("a", SamplingParams(structured_outputs=StructuredOutputs(regex="a")))
+        # The process in which it is tried out has started, with the honest limits.
+        monkeypatch.setitem(grammar.LIMITS, "step_lexer_fuel", 10)
+        params = SamplingParams(structured_outputs=StructuredOutputs(regex="(x|y)*a[xy]{3}z"))
+        with pytest.raises(UnservableRequestError, match="the grammar failed after 0 tokens"):
+            llm.generate("a", params)
 
 
 def test_a_refused_grammar_starts_nothing() -> None:

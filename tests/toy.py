@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.config import EngineConfig, SpeculativeConfig, parse_speculative_config
 from paceline.engine.engine import Engine
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
@@ -209,6 +209,11 @@ def assert_no_leak(engine: Engine) -> None:
 def lookup_config(**options: Any) -> SpeculativeConfig:
     options = {"prompt_lookup_min": 1, "prompt_lookup_max": 3, "min_accept_prob": 0.0} | options
     return SpeculativeConfig(method="prompt_lookup", **options)
+
+
+def suffix_config(**options: Any) -> SpeculativeConfig:
+    (config,) = parse_speculative_config({"method": "suffix", "min_accept_prob": 0.0} | options)
+    return config
 
 
 def draft_config(**options: Any) -> SpeculativeConfig:

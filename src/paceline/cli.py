@@ -24,6 +24,7 @@ from paceline.commands.run_batch_options import RunBatchOptions
 from paceline.commands.serve_options import ServeOptions
 from paceline.commands.simulate_options import SimulateOptions
 from paceline.commands.trace_options import TraceOptions
+from paceline.commands.train_ngram_options import TrainNgramOptions
 from paceline.commands.train_options import DRAFT, LM, Values, takes_training
 from paceline.commands.tune_options import TuneOptions
 from paceline.commands.verify_options import VerifyOptions
@@ -46,7 +47,7 @@ app = typer.Typer(
 )
 train = typer.Typer(
     name="train",
-    help="Train a language model, or a draft for one.",
+    help="Train a language model, a draft for one, or an n-gram model.",
     context_settings=_SETTINGS,
     rich_markup_mode=None,
     no_args_is_help=True,
@@ -264,6 +265,19 @@ def train_draft(values: Values) -> None:
     from paceline.commands.train import train_draft_command
 
     raise typer.Exit(train_draft_command(values))
+
+
+@train.command("ngram", epilog=ENVIRONMENT_NOTE)
+@takes(TrainNgramOptions)
+def train_ngram(options: TrainNgramOptions) -> None:
+    """Train an n-gram model that drafts for a target.
+
+    It learns the target's own answers best. The figures are those of text that was held out, beside
+    prompt lookup on the same text.
+    """
+    from paceline.commands.train_ngram import train_ngram_command
+
+    raise typer.Exit(train_ngram_command(options))
 
 
 @bench.command("serve", epilog=ENVIRONMENT_NOTE)

@@ -41,6 +41,10 @@ class RequestFailedError(PacelineError):
     """The forward pass or the sampler failed for one request, which ends with what it had."""
 
 
+class UnservableRequestError(RequestFailedError):
+    """What the request itself demands leaves no token, or its grammar passed a limit."""
+
+
 class EngineClosedError(PacelineError):
     """The engine was closed, or died, before or while the request was served."""
 

@@ -66,7 +66,9 @@ class SpeculativeParams:
             known = tuple(METHOD_ALIASES.get(str(name), str(name)) for name in names)
             for name in known:
                 if name not in METHODS:
-                    raise RequestError(f"method is {name!r}; allowed are {', '.join(METHODS)}")
+                    raise RequestError(
+                        f"speculative.method is {name[:60]!r}; allowed are {', '.join(METHODS)}"
+                    )
             object.__setattr__(self, "methods", known)
 
 

@@ -11,10 +11,22 @@ from paceline.checks import check_choice, check_number
 from paceline.errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16", "int8", "int4")
-METHODS = ("prompt_lookup", "draft_model", "grammar")
+METHODS = ("prompt_lookup", "draft_model", "suffix", "ngram_model", "grammar")
 METHOD_ALIASES = {"ngram": "prompt_lookup"}
 GRAMMAR_DRAFTS: dict[str, Any] = {"num_speculative_tokens": 16, "max_tree_nodes": 24}
 """What a grammar is sure of goes further than what others guess."""
+SUFFIX_DRAFTS: dict[str, Any] = {
+    "num_speculative_tokens": 16,
+    "max_tree_nodes": 16,
+    "max_branching": 4,
+}
+"""Trees that go on for as long as their match lets hope."""
+NGRAM_DRAFTS: dict[str, Any] = {
+    "num_speculative_tokens": 8,
+    "max_tree_nodes": 16,
+    "max_branching": 4,
+}
+"""Look-ups cost nothing worth mentioning, and the planner verifies no more than pays."""
 LOOSENING_KEYS = (
     "acceptance_threshold",
     "min_acceptance_ratio",
@@ -27,6 +39,13 @@ LOOSENING_KEYS = (
 )
 MAX_SPECULATIVE_TOKENS = 64
 MAX_TREE_NODES = 256
+_SUFFIX_RANGES: tuple[tuple[str, float, float, type], ...] = (
+    ("suffix_decoding_max_tree_depth", 1, 256, int),
+    ("suffix_decoding_max_spec_factor", 0.0, 1000.0, float),
+    ("suffix_decoding_min_token_prob", 0.0, 1.0, float),
+    ("suffix_decoding_max_cached_requests", 0, 1 << 24, int),
+    ("suffix_decoding_max_cached_tokens", 1, 1 << 28, int),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +53,10 @@ class SpeculativeConfig:
     """One proposer and how it drafts. Keys are vLLM's where it has one.
 
     Attributes:
-        method: ``prompt_lookup`` (alias ``ngram``), ``draft_model``, or ``grammar``, which drafts
-            for requests with structured output alone and joins the others by itself.
-        model: folder, GGUF file or hub id of the draft model.
+        method: ``prompt_lookup`` (alias ``ngram``), ``draft_model``, ``suffix``,
+            ``ngram_model``, or ``grammar``, which drafts for requests with structured output alone
+            and joins the others by itself.
+        model: folder, GGUF file or hub id of the draft model; the file of the n-gram model.
         num_speculative_tokens: most tokens along one path of a draft.
         max_tree_nodes: most nodes of one draft tree; 0 means a chain, or as many as
             ``max_branching`` chains have where that is above 1.
@@ -45,6 +65,16 @@ class SpeculativeConfig:
             the first one included. Chooses what is verified, never what is accepted.
         prompt_lookup_min, prompt_lookup_max: shortest and longest match, in tokens.
         prompt_lookup_window: how far back a match may lie, in tokens.
+        suffix_decoding_max_tree_depth: longest match of ``suffix`` that is told from a longer one.
+        suffix_decoding_max_spec_factor: longest draft as a multiple of its match; 8 tokens are
+            always allowed.
+        suffix_decoding_min_token_prob: least share of what followed a match that a token must have
+            to be drafted.
+        suffix_decoding_max_cached_requests: finished requests whose answers are matched, too; the
+            least recently used go first. 0 is none.
+        suffix_decoding_max_cached_tokens: most tokens of these answers.
+        ngram_window: how far back ``ngram_model`` learns from the request's own text, in tokens; 0
+            leaves that to the trained model.
         temperature, top_p, top_k: how the draft model ranks candidates; None takes the request's.
         dtype: precision of the draft model.
         deterministic: run the draft on the target's reproducible kernels (slower).
@@ -60,6 +90,12 @@ class SpeculativeConfig:
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 4
     prompt_lookup_window: int = 8192
+    suffix_decoding_max_tree_depth: int = 24
+    suffix_decoding_max_spec_factor: float = 1.0
+    suffix_decoding_min_token_prob: float = 0.1
+    suffix_decoding_max_cached_requests: int = 10_000
+    suffix_decoding_max_cached_tokens: int = 1 << 20
+    ngram_window: int = 8192
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -88,6 +124,10 @@ class SpeculativeConfig:
             raise ConfigError(f"model is {self.model!r}; it must be a string")
         if method == "draft_model" and not self.model:
             raise ConfigError('method "draft_model" needs "model": the draft\'s folder or hub id')
+        if method == "ngram_model" and not self.model:
+            raise ConfigError(
+                'method "ngram_model" needs "model": a file that paceline train ngram wrote'
+            )
         check_number(
             "num_speculative_tokens", self.num_speculative_tokens, 1, MAX_SPECULATIVE_TOKENS
         )
@@ -97,6 +137,9 @@ class SpeculativeConfig:
         check_number("prompt_lookup_min", self.prompt_lookup_min, 1, 32)
         check_number("prompt_lookup_max", self.prompt_lookup_max, self.prompt_lookup_min, 32)
         check_number("prompt_lookup_window", self.prompt_lookup_window, 1, 1 << 24)
+        for key, low, high, kind in _SUFFIX_RANGES:
+            check_number(key, getattr(self, key), low, high, kind)
+        check_number("ngram_window", self.ngram_window, 0, 1 << 24)
         check_number("catch_up_tokens", self.catch_up_tokens, 1, 1 << 20)
         check_choice("dtype", self.dtype, DTYPES)
 
@@ -106,11 +149,17 @@ class SpeculativeConfig:
         return self.method == "grammar"
 
     @property
+    def needs_forwards(self) -> bool:
+        """It drafts by forwards of a model of its own."""
+        return self.method == "draft_model"
+
+    @property
     def tree_nodes(self) -> int:
         """Node cap of one draft, the chain's length when no tree was asked for."""
         return max(self.max_tree_nodes, self.num_speculative_tokens)
 
 
+_DRAFTS = {"grammar": GRAMMAR_DRAFTS, "suffix": SUFFIX_DRAFTS, "ngram_model": NGRAM_DRAFTS}
 _KEY_ALIASES = {"max_tree_depth": "num_speculative_tokens"}
 
 
@@ -158,8 +207,7 @@ def _parse_one(item: object) -> SpeculativeConfig:
         values[name] = value
     if "model" in values:
         values.setdefault("method", "draft_model")
-    if values.get("method") == "grammar":
-        values = GRAMMAR_DRAFTS | values
+    values = _DRAFTS.get(str(values.get("method")), {}) | values
     _widen_lookup(values)
     return SpeculativeConfig(**values)
 

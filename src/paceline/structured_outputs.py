@@ -19,6 +19,12 @@ MAX_REGEX_BYTES = 4096
 MAX_CHOICES = 1000
 MAX_DEPTH = 64
 """How deep objects and lists of a JSON schema nest."""
+JSON_STYLE: dict[str, Any] = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
+"""White space as most programs write it. Left to the model it is what small ones get lost in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +126,7 @@ def _choices(choices: object) -> tuple[str, ...]:
 
 
 def _schema_text(schema: object) -> str:
-    """The schema as JSON text, its nesting within the limit.
+    """The schema as JSON text, its nesting within the limit, its size soon known to be.
 
     Texts are kept as they are, so that the order of properties stays the caller's.
     """
@@ -145,13 +151,20 @@ def _check_depth(schema: object) -> None:
     if not isinstance(schema, Mapping | bool):
         raise RequestError("structured_outputs.json must be a JSON schema: an object")
     level: list[Any] = [schema]
+    size = 0
     for _ in range(MAX_DEPTH):
+        level = [value for value in level if isinstance(value, Mapping | list | tuple)]
+        if not level:
+            return
+        size += sum(map(len, level))
+        if size > MAX_SOURCE_BYTES:  # none is written in less than a byte
+            raise RequestError(
+                f"structured_outputs.json holds more than {MAX_SOURCE_BYTES} values; at most "
+                f"{MAX_SOURCE_BYTES} bytes are allowed"
+            )
         level = [
             child
             for value in level
-            if isinstance(value, Mapping | list | tuple)
             for child in (value.values() if isinstance(value, Mapping) else value)
         ]
-        if not level:
-            return
     raise RequestError(f"structured_outputs.json nests deeper than {MAX_DEPTH} levels")

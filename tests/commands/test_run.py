@@ -61,6 +61,32 @@ def test_one_prompt(cli: Cli) -> None:
     assert "mean acceptance length" in closing
 
 
+def test_answers_of_a_shape(cli: Cli, tmp_path: Path) -> None:
+    pytest.importorskip("llguidance")
+    schema = {"type": "object", "properties": {"a": {"enum": ["b", "c"]}}, "required": ["a"]}
+    path = tmp_path / "schema.json"
+    path.write_text(json.dumps({**schema, "additionalProperties": False}))
+    shaped = cli("run", "-p", "x", "--max-tokens", "40", "--json-schema", str(path))
+    assert json.loads(shaped.out)["a"] in "bc"
+    again = cli("run", "-p", "x", "--max-tokens", "9", "--regex", "[0-9]{3}", "--compare")
+    assert (again.code, len(again.err) > 0) == (0, True)
+    assert cli("run", "-p", "x", "--regex", "[0-9]{3}").out.strip().isdigit()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--json-schema", "s.json", "--regex", "a"], "exclude each other"),
+        (["--json-schema", "nowhere.json"], "cannot read --json-schema nowhere.json"),
+        (["--regex", ""], "not empty"),
+    ],
+)
+def test_shapes_that_are_none(cli: Cli, options: list[str], message: str) -> None:
+    result = cli("run", "-p", "x", *options)
+    assert result.code != 0
+    assert message in result.err
+
+
 def test_standard_input_is_the_prompt(cli: Cli) -> None:
     given = cli("run", "-p", "Once upon", "--max-tokens", "6")
     assert cli("run", "--max-tokens", "6", stdin="Once upon").out == given.out

@@ -20,9 +20,11 @@ from paceline.models.ops.native import why_not_native
 from paceline.proposers.base import DraftBudget, Proposer
 from paceline.proposers.draft_model import DraftModelProposer
 from paceline.proposers.prompt_lookup import PromptLookupProposer
+from paceline.proposers.suffix import SuffixProposer
 from paceline.request import Request, VerifyResult
 from paceline.sampling_params import SamplingParams
 from paceline.span import DraftTree
+from tests.proposers.ngrams import ngram_proposer
 from tests.toy import (
     VOCAB,
     Job,
@@ -31,6 +33,7 @@ from tests.toy import (
     draft_config,
     lookup_config,
     run_jobs,
+    suffix_config,
     toy_engine,
     toy_runner,
 )
@@ -88,9 +91,10 @@ def lookup(**options: Any) -> Callable[[], Proposer]:
 PROPOSERS: dict[str, list[Callable[[], Proposer]]] = {
     "lookup_chain": [lookup()],
     "lookup_tree": [lookup(max_branching=3, max_tree_nodes=9)],
+    "suffix": [lambda: SuffixProposer(suffix_config())],
     "draft_chain": [draft(0.3)],
     "draft_tree": [draft(0.3, max_branching=2, max_tree_nodes=10)],
-    "both": [lookup(), draft(0.3, max_branching=2, max_tree_nodes=6)],
+    "several": [lookup(), ngram_proposer, draft(0.3, max_branching=2, max_tree_nodes=6)],
     "random": [RandomTrees],
 }
 
@@ -252,7 +256,7 @@ def test_every_dtype(proposer: str, dtype: str) -> None:
     assert answers(run_jobs(make(PROPOSERS[proposer], dtype=dtype), jobs)) == plain
 
 
-@pytest.mark.parametrize("proposer", ["lookup_tree", "both"])
+@pytest.mark.parametrize("proposer", ["lookup_tree", "several"])
 def test_speculation_switched_on_and_off(proposer: str, truth: Any) -> None:
     """Proposers come and go between steps; answers stay."""
 

@@ -14,10 +14,12 @@ import pytest
 from paceline.proposers.base import DraftBudget, Proposer
 from paceline.proposers.draft_model import DraftModelProposer
 from paceline.proposers.prompt_lookup import PromptLookupProposer
-from paceline.request import Request
+from paceline.proposers.suffix import SuffixProposer
+from paceline.request import FinishReason, Request
 from paceline.span import DraftTree
 from tests.proposers.drive import Target, commit, make_request, propose
-from tests.toy import EOS, VOCAB, draft_config, lookup_config, toy_runner
+from tests.proposers.ngrams import ngram_proposer
+from tests.toy import EOS, VOCAB, draft_config, lookup_config, suffix_config, toy_runner
 
 TREE = {"max_tree_nodes": 9, "max_branching": 3, "num_speculative_tokens": 5}
 
@@ -26,9 +28,25 @@ def draft_model(**options: int) -> Proposer:
     return DraftModelProposer(draft_config(**options), toy_runner(prefix_caching=False, noise=0.2))
 
 
+def suffix_after_others() -> Proposer:
+    """It has seen other requests end."""
+    proposer = SuffixProposer(suffix_config())
+    for prompt in (range(2, 20), [3, 4, 5, 9, 7, 3, 4]):
+        request = make_request(99, prompt)
+        commit(proposer, request, [8, 3])
+        request.finish_reason = FinishReason.STOP
+        proposer.finish(request)
+    return proposer
+
+
 BUILDERS: dict[str, Callable[[], Proposer]] = {
     "prompt_lookup": lambda: PromptLookupProposer(lookup_config()),
     "prompt_lookup tree": lambda: PromptLookupProposer(lookup_config(**TREE)),
+    "suffix": lambda: SuffixProposer(suffix_config(max_tree_nodes=0, max_branching=1)),
+    "suffix tree": suffix_after_others,
+    "suffix in Python": lambda: SuffixProposer(suffix_config(), is_native=False),
+    "ngram_model": lambda: ngram_proposer(max_tree_nodes=0, max_branching=1),
+    "ngram_model tree": ngram_proposer,
     "draft_model": draft_model,
     "draft_model tree": lambda: draft_model(**TREE),
     "draft_model behind": lambda: draft_model(catch_up_tokens=6),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.engine.drafting import Drafting
+from paceline.engine.drafting import MAX_FAILURES, Drafting
 from paceline.engine.scheduler import Scheduled, step_shape
 from paceline.metrics import EngineStats
 from paceline.policy.planner import FixedPlanner
@@ -42,3 +42,26 @@ def test_costly_drafts_are_not_made_where_free_ones_are_enough(
     assert trees[0].token_ids[:2] == [5, 6]
     assert trees[1].token_ids == [7]
     assert (7 in trees[0].token_ids) == (0 in asked)
+
+
+def test_who_was_switched_off_does_not_come_back_until_all_are_replaced() -> None:
+    def broken(request: Request) -> DraftTree:
+        raise RuntimeError("no draft")
+
+    def working(request: Request) -> DraftTree:
+        return DraftTree()
+
+    other = Scripted(working)
+    other.name = "other"
+    stats = EngineStats()
+    drafting = Drafting([other], FixedPlanner(), VOCAB, lambda: stats)
+    for _ in range(5):
+        if len(drafting.proposers) == 1:
+            drafting.join(Scripted(broken))
+        items = [Scheduled(request(0), 1)]
+        drafting.propose(items, step_shape(items), node_budget=100)
+    assert stats.num_proposer_failures == MAX_FAILURES
+    assert drafting.proposers == [other]
+    drafting.replace([other])
+    drafting.join(Scripted(broken))
+    assert len(drafting.proposers) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from paceline.config import SpeculativeConfig
 from paceline.engine.engine import Engine
 from paceline.engine.engine_thread import EngineThread
-from paceline.errors import EngineClosedError, RequestFailedError
+from paceline.errors import EngineClosedError, RequestFailedError, UnservableRequestError
 from paceline.objective import Objective
 from paceline.policy.cost_aware import CostAwarePlanner
 from paceline.proposers.base import DraftBudget
@@ -255,7 +256,20 @@ def test_logits_that_are_not_numbers_end_that_request_alone(temperature: float) 
     params = SamplingParams(temperature=temperature, seed=1, max_tokens=9, ignore_eos=True)
     results = run_jobs(engine, [Job(prompt, params) for prompt in PROMPTS])
     assert [group[0].finish_reason for group in results] == ["length", "error", "length"]
+    assert type(results[1][0].error) is RequestFailedError, "the request is not to blame"
     assert "not finite" in str(results[1][0].error)
+    assert_no_leak(engine)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_request_that_excludes_every_token_is_to_blame_itself(temperature: float) -> None:
+    engine = toy_engine([PromptLookupProposer(lookup_config())])
+    params = SamplingParams(temperature=temperature, seed=1, max_tokens=9, ignore_eos=True)
+    nothing = replace(params, allowed_token_ids=(5,), banned_token_ids=(5,))
+    results = run_jobs(engine, [Job(PROMPTS[0], params), Job(PROMPTS[1], nothing)])
+    assert [group[0].finish_reason for group in results] == ["length", "error"]
+    assert isinstance(results[1][0].error, UnservableRequestError)
+    assert "no token is left at position 16" in str(results[1][0].error)
     assert_no_leak(engine)
 
 
@@ -321,7 +335,7 @@ def test_everything_masked_is_an_error_that_says_so() -> None:
     params = SamplingParams(allowed_token_ids=(3,), banned_token_ids=(), max_tokens=4, seed=0)
     masked = SamplingParams(allowed_token_ids=(0,), min_tokens=2, max_tokens=4, seed=0)
     results = run_jobs(toy_engine(), [Job([1, 2], masked), Job([1, 2], params)])
-    assert "masked" in str(results[0][0].error)
+    assert "no token is left" in str(results[0][0].error)
     assert results[1][0].token_ids == [3, 3, 3, 3]
 
 

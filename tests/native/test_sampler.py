@@ -151,7 +151,7 @@ def masked(one: SamplingRow, vocab: int, seed: int) -> SamplingRow:
     return one
 
 
-@pytest.mark.parametrize("vocab", [1, 7, 48, 65, 4096])
+@pytest.mark.parametrize("vocab", [65])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_under_a_grammar_s_mask(
     vocab: int, options: dict[str, Any], by_numpy: Callable[..., Any]

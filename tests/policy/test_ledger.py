@@ -9,8 +9,8 @@ from paceline.policy.cost_points import StepShape
 from paceline.policy.drafting_cost import DraftingCost, DraftTime
 from paceline.policy.ledger import MAX_NOTED, Ledger
 from paceline.policy.planned import UNPLANNED
-from paceline.policy.planner import StepReport
-from tests.policy.machine import LOOKUP
+from paceline.policy.planner import Source, StepReport
+from tests.policy.machine import LOOKUP, request
 
 PLAIN = StepShape(1, 0, 0, 1)
 PROBE = DraftTime(call=4.0)
@@ -40,15 +40,32 @@ def test_it_rests_until_a_probe_is_affordable_or_others_come() -> None:
     for request_id in (1, 2):
         for _ in range(30):
             accounts.settle((LOOKUP.name, 0), request_id, -1.0)
-    assert ledger.is_resting([1])
-    assert ledger.is_resting([1, 2])
+    one, two = request(1), request(2)
+    assert ledger.is_resting([one])
+    assert ledger.is_resting([one, two])
     for _ in range(30):
         accounts.settle((LOOKUP.name, 0), 2, 1.0)
-    assert not ledger.is_resting([2])
-    assert ledger.is_resting([1])
+    assert not ledger.is_resting([two])
+    assert ledger.is_resting([one])
     passed = 0.0
-    while ledger.is_resting([1]):
+    while ledger.is_resting([one]):
         ledger.note(StepReport(PLAIN, 10.0, 10.0, 1, 1))
         passed += 10.0
     assert passed == pytest.approx(PROBE.call / 0.004, abs=10.0)
     assert ledger.is_resting([])  # speculation off
+
+
+def test_who_cannot_draft_for_a_request_does_not_keep_it_from_resting() -> None:
+    """A grammar's drafts pay, and are for those requests only that have a grammar."""
+    ledger = make_ledger()
+    asking, one, two = ledger._asking, request(1), request(2)
+    odd = Source("odd", applies=lambda request: request.request_id % 2 == 1)
+    for each in (one, two):
+        for _ in range(30):
+            asking._accounts.settle((LOOKUP.name, 0), each.request_id, -1.0)
+    asking.ask(odd, [one], [0], [[]], 1.0)  # it joins
+    assert not ledger.is_resting([one])
+    assert not ledger.is_resting([one, two])
+    assert ledger.is_resting([two])
+    assert asking.rest_ms([two]) == pytest.approx(PROBE.call / 0.004)
+    assert asking.rest_ms([one]) == 0.0, "its probe would cost nothing"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import builtins
 import json
+import signal
+import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -164,9 +167,48 @@ def test_hostile_specifications_end_soon(compiler: GrammarCompiler, name: str) -
 
 
 def test_after_a_killed_trial_the_next_one_works(compiler: GrammarCompiler) -> None:
-    with pytest.raises(RequestError, match=r"longer than|too long|ended"):
+    with pytest.raises(RequestError, match=r"processor time|too long|ended"):
         compiler.constraints(StructuredOutputs(regex="b{1000000}"), 1)
     assert compiler.constraints(StructuredOutputs(regex="b{10}"), 3)
+
+
+def test_a_busy_machine_refuses_no_grammar(compiler: GrammarCompiler) -> None:
+    """Time in which the trial does not run counts for nothing."""
+    process = worker(compiler)
+    process.send_signal(signal.SIGSTOP)
+    goes_on = threading.Timer(2 * grammar.COMPILE_SECONDS, process.send_signal, [signal.SIGCONT])
+    goes_on.start()
+    assert compiler.constraints(StructuredOutputs(regex="c{11}"), 1)
+    goes_on.join()
+
+
+def test_a_trial_that_did_not_end_says_nothing_of_the_next(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = StructuredOutputs(regex="d{12}")
+    killer = threading.Timer(0.05, worker(compiler).kill)
+    worker(compiler).send_signal(signal.SIGSTOP)
+    killer.start()
+    with pytest.raises(RequestError, match="its process ended"):
+        compiler.constraints(good, 1)
+    with monkeypatch.context() as late:
+        late.setattr(grammar, "DEADLINE_SECONDS", 0.0)
+        with pytest.raises(RequestError, match="longer than"):
+            compiler.constraints(good, 1)
+    with monkeypatch.context() as slow:
+        slow.setattr(grammar, "MASK_SECONDS", 0.0)
+        with pytest.raises(RequestError, match="too long"):
+            compiler.constraints(good, 1)
+    assert compiler.constraints(good, 1)
+
+
+def worker(compiler: GrammarCompiler) -> subprocess.Popen[bytes]:
+    """The process that tries grammars out; it has started."""
+    compiler._cache.clear()
+    compiler.constraints(StructuredOutputs(regex="e{13}"), 1)
+    _, slot = compiler._ready()
+    assert slot._worker is not None
+    return slot._worker._process
 
 
 @pytest.mark.parametrize(
@@ -178,7 +220,8 @@ def test_after_a_killed_trial_the_next_one_works(compiler: GrammarCompiler) -> N
     ],
 )
 def test_models_that_cannot(tokenizer: Tokenizer, options: dict[str, Any], message: str) -> None:
-    given: dict[str, Any] = {"tokenizer": tokenizer, "vocab_size": 4096, "eos_token_ids": [0]} | options
+    given: dict[str, Any] = {"tokenizer": tokenizer, "vocab_size": 4096, "eos_token_ids": [0]}
+    given |= options
     with pytest.raises(RequestError, match=message):
         GrammarCompiler(**given).constraints(StructuredOutputs(regex="a"), 1)
 
@@ -220,6 +263,20 @@ def test_without_the_library(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPat
 def test_malformed_specifications(options: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         StructuredOutputs(**options)
+
+
+class Unread(list[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        raise AssertionError("looked at one by one")
+
+
+@pytest.mark.parametrize("where", [["enum"], ["properties", "a", "anyOf"]])
+def test_a_schema_of_very_many_values_is_refused_unread(where: list[str]) -> None:
+    schema: Any = Unread([None] * 100_000)
+    for key in reversed(where):
+        schema = {key: schema}
+    with pytest.raises(RequestError, match="at most 65536 bytes"):
+        StructuredOutputs(json=schema)
 
 
 def test_schemas_are_known_by_their_text() -> None:

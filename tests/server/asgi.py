@@ -66,6 +66,14 @@ def events(text: str) -> list[Any]:
     return [json.loads(block.removeprefix("data: ")) for block in blocks[:-2]]
 
 
+def streamed(app: FastAPI, prompt: Any = "Once", **body: Any) -> list[Any]:
+    """The documents that a completion is streamed as."""
+    response = post(app, "/v1/completions", {"prompt": prompt, "stream": True, **body})
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    return events(response.text)
+
+
 class RawCall:
     """One request by the protocol of ASGI itself, whose client can leave or be slow to read."""
 

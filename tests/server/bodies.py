@@ -33,6 +33,8 @@ REGEX = r"(    def [a-z_]{2,8}\(self\): # [a-z ]{3,12}\n)+"
 LARK = 'start: ("def " NAME "(self):\\n")+\nNAME: /[a-z_]{3,9}/'
 CHAT_FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
 NAMED = {"type": "function", "function": {"name": "weather"}}
+# Drafts repeat their own tokens here, so that what they cost matters in the middle of a step.
+_LOOPING: Body = {"prompt": "values = [0, 0, 0, 0, 0, 0, 0, 0, 0,", "max_tokens": 32}
 END = 0  # the id of the token that ends a text
 
 COMPLETION: dict[str, Body] = {
@@ -43,13 +45,13 @@ COMPLETION: dict[str, Body] = {
     "top_k": {"top_k": 20},
     "min_p": {"min_p": 0.05},
     "all_filters": {"top_k": 12, "top_p": 0.8, "min_p": 0.02, "temperature": 1.3},
-    "penalties": {"presence_penalty": 0.6, "frequency_penalty": 0.4},
-    "repetition_penalty": {"repetition_penalty": 1.3, "temperature": 0},
+    "penalties": _LOOPING | {"presence_penalty": 0.6, "frequency_penalty": 0.4, "temperature": 0.7},
+    "repetition_penalty": _LOOPING | {"repetition_penalty": 1.2, "temperature": 0},
     "logit_bias": {"logit_bias": {"294": 4, "267": -100}},
     "allowed_token_ids": {"allowed_token_ids": list(range(1024))},
     "min_tokens": {"min_tokens": 9, "logit_bias": {str(END): 100}},
     "ignore_eos": {"ignore_eos": True, "logit_bias": {str(END): 4}},
-    "stop_strings": {"stop": ["self", " was", "on"], "max_tokens": 40},
+    "stop_strings": {"stop": ["self", " was", "on"], "max_tokens": 30},
     "stop_string_kept": {"stop": ["el", "e d"], "include_stop_str_in_output": True},
     "stop_token": {"stop_token_ids": [267, 294, 297]},
     "n": {"n": 2},
@@ -75,15 +77,15 @@ CHAT: dict[str, Body] = {
     "chat_logprobs": {"logprobs": True, "top_logprobs": 2},
     "chat_n_stream": {"n": 2, "stream": True},
     "tools_auto": {"tools": TOOLS},
-    "tools_required": {"tools": TOOLS, "tool_choice": "required", "max_tokens": 48},
-    "tools_named": {"tools": TOOLS, "tool_choice": NAMED, "max_tokens": 48, "stream": True},
-    "response_format": {"response_format": CHAT_FORMAT, "max_tokens": 48},
+    "tools_required": {"tools": TOOLS, "tool_choice": "required", "max_tokens": 32},
+    "tools_named": {"tools": TOOLS, "tool_choice": NAMED, "max_tokens": 32, "stream": True},
+    "response_format": {"response_format": CHAT_FORMAT, "max_tokens": 32},
     "response_format_stream": {"response_format": {"type": "json_object"}, "stream": True},
 }
 FEATURES: dict[str, Body] = {
-    **{n: {"prompt": CODE, "seed": 5, "max_tokens": 20, **o} for n, o in COMPLETION.items()},
-    **{n: {"prompt": CODE, "seed": 6, "max_tokens": 40, **o} for n, o in STRUCTURED.items()},
-    **{n: {"messages": [USER], "seed": 7, "max_tokens": 20, **o} for n, o in CHAT.items()},
+    **{n: {"prompt": CODE, "seed": 5, "max_tokens": 12, **o} for n, o in COMPLETION.items()},
+    **{n: {"prompt": CODE, "seed": 6, "max_tokens": 32, **o} for n, o in STRUCTURED.items()},
+    **{n: {"messages": [USER], "seed": 7, "max_tokens": 12, **o} for n, o in CHAT.items()},
 }
 
 

@@ -1,39 +1,21 @@
-"""A browser, started once, and pages in it, for the tests of the page."""
+"""The one server that the tests of what users see through HTTP share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
 
 import pytest
 
-from tests.server.browser import Page, open_browser
-from tests.server.page_server import OpenPage, Script, Visit, make_app, serving
+from tests.server.served import chat_model, served
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    with open_browser() as driver:
-        yield driver
+def served_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return chat_model(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture
-def visit(browser: Any) -> Iterator[OpenPage]:
-    """Opens the page of a fresh server with nothing remembered: ``visit(key=..., theme=...)``."""
-    servers = []
-
-    def open_page(*, theme: str = "light", width: int = 1280, **script: Any) -> Visit:
-        made = Script(**script)
-        server = serving(make_app(made))
-        servers.append(server)
-        url = server.__enter__()
-        page = Page(browser)
-        browser.get("about:blank")
-        browser.get_log("browser")
-        page.look(theme=theme, width=width)
-        page.open(url)
-        return Visit(page, made, url)
-
-    yield open_page
-    for server in servers:
-        server.__exit__(None, None, None)
+@pytest.fixture(scope="session")
+def served_url(served_model: Path) -> Iterator[str]:
+    with served(served_model) as url:
+        yield url

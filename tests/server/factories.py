@@ -40,29 +40,45 @@ def embedded() -> Any:
 def fragile() -> Any:
     """The embedded engine; the salt ``break PHASE`` makes that phase raise once.
 
-    That it did is a key of the statistics' ``seconds``: ``broken PHASE``.
+    With ``poison PHASE`` it raises whenever it is given that request. Salts may be those of
+    requests over HTTP. That a phase raised is a key of the statistics' ``seconds``:
+    ``broken PHASE``.
     """
+    from paceline.server.security import partition
+
     llm = embedded()
     done: set[int] = set()
 
     def patch(engine: Any) -> None:
         for phase in PHASES:
-            setattr(engine, f"_{phase}", _fragile(engine, phase, done))
+            once, always = (
+                (salt, partition({}, salt)) for salt in (f"break {phase}", f"poison {phase}")
+            )
+            setattr(engine, f"_{phase}", _fragile(engine, phase, once, always, done))
 
     llm.call(patch)
     return llm
 
 
-def _fragile(engine: Any, phase: str, done: set[int]) -> Callable[..., Any]:
+def _fragile(
+    engine: Any, phase: str, once: Sequence[str], always: Sequence[str], done: set[int]
+) -> Callable[..., Any]:
     original = getattr(engine, f"_{phase}")
 
+    def is_due(request: Request, given: Sequence[Request]) -> bool:
+        if request.num_output_tokens < 3:
+            return False
+        if request.cache_salt in once and request.request_id not in done:
+            done.add(request.request_id)
+            return True
+        return request.cache_salt in always and request in given
+
     def wrapper(*arguments: Any, **options: Any) -> Any:
-        for request in list(engine.requests.values()):
-            is_due = request.num_output_tokens >= 3 and request.request_id not in done
-            if is_due and request.cache_salt == f"break {phase}":
-                done.add(request.request_id)
-                engine._stats.seconds[f"broken {phase}"] = 0.0
-                raise ArithmeticError(f"broken in {phase}")
+        items = arguments[0] if arguments else ()
+        given = [item.request for item in items if hasattr(item, "request")]
+        if any(is_due(request, given) for request in list(engine.requests.values())):
+            engine._stats.seconds[f"broken {phase}"] = 0.0
+            raise ArithmeticError(f"broken in {phase}")
         return original(*arguments, **options)
 
     return wrapper
@@ -102,7 +118,7 @@ class Paper:
         threading.Thread(target=self._run, daemon=True).start()
 
     def call(self, function: Callable[[Any], Any]) -> Any:
-        kv = SimpleNamespace(pool=SimpleNamespace(num_blocks=9), block_size=16)
+        kv = SimpleNamespace(pool=SimpleNamespace(num_blocks=1 + (1 << 16)), block_size=16)
         cost = SimpleNamespace(predict=lambda shape: 1.0, has_profile=False)
         return function(SimpleNamespace(vocab_size=48, kv=kv, cost=cost))
 
@@ -148,3 +164,16 @@ class Paper:
 
 def paper(seconds_per_step: float = 0.002) -> Any:
     return Paper(seconds_per_step)
+
+
+class PaperWithGrammars(Paper):
+    """Its compiler of grammars never gets done with one."""
+
+    def submit(self, prompts: Any, params: Any, *rest: Any) -> None:
+        if params[0].structured_outputs is not None:
+            time.sleep(3600)
+        super().submit(prompts, params, *rest)
+
+
+def paper_with_grammars() -> Any:
+    return PaperWithGrammars(0.002)

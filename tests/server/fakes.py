@@ -93,7 +93,6 @@ class FakeEngine:
     num_restarts: int = 0
     calls: list[Call] = field(default_factory=list)
     num_flushes: int = 0
-    speculation: Any = None
     stats_to_tell: EngineStats = field(default_factory=EngineStats)
 
     def __post_init__(self) -> None:
@@ -112,10 +111,6 @@ class FakeEngine:
             generation_defaults=self.generation_defaults,
         )
         self._eos = self.tokenizer.eos_token_ids[:1] if self.tokenizer else (0,)
-
-    @property
-    def num_unfinished(self) -> int:
-        return sum(not (call.aborted or call.finished) for call in self.calls)
 
     async def start(self) -> None:
         self.state = "ready"
@@ -139,7 +134,7 @@ class FakeEngine:
 
     def _check(self, token_ids: list[int], params: SamplingParams) -> None:
         self.check_alive()
-        if self.state != "ready":
+        if self.state not in ("ready", "draining"):
             raise EngineClosedError(f"the engine is {self.state}")
         if not token_ids:
             raise RequestError("the prompt is empty; at least one token is needed")
@@ -218,9 +213,6 @@ class FakeEngine:
 
     async def flush_prefix_cache(self) -> None:
         self.num_flushes += 1
-
-    async def set_speculation(self, config: Any) -> None:
-        self.speculation = config
 
     def drain(self) -> None:
         self.state = "draining"

@@ -6,18 +6,8 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from tests.server.fuzz_values import (
-    NAME,
-    Raw,
-    anything,
-    grammar,
-    nest,
-    number,
-    regex,
-    schema,
-    structured,
-    text,
-)
+from tests.server.fuzz_shapes import schema, structured
+from tests.server.fuzz_values import NAME, Raw, anything, nest, number, text
 
 Maker = Callable[[Random], Any]
 
@@ -227,8 +217,6 @@ FIELDS: dict[str, dict[str, Maker]] = {
         "suffix": text,
         "best_of": _COUNT,
         "add_special_tokens": _BOOL,
-        # The costliest ones come more often than others.
-        "structured_outputs": structured,
     },
     "/v1/chat/completions": {
         **_GENERATION,
@@ -258,4 +246,3 @@ FIELDS: dict[str, dict[str, Maker]] = {
     },
     "/detokenize": {"tokens": _ids, "model": anything, "prompt": text},
 }
-__all__ = ["FIELDS", "grammar", "regex"]

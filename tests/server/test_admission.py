@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from paceline.errors import RequestError
+from paceline.errors import RequestError, RequestFailedError
 from paceline.server.admission import Admission
+from paceline.server.api import chat, completions
 from paceline.server.errors import ApiError
-from tests.server.asgi import RawCall, application, call, complete, engine_of, post
+from tests.server.asgi import RawCall, application, call, complete, engine_of, post, refused
+from tests.server.chats import USER, chat_tokenizer
 from tests.server.fakes import FakeEngine
 
 PATH = "/v1/completions"
@@ -34,6 +39,12 @@ def test_places_are_counted_and_come_back() -> None:
 def test_more_than_there_are_places_is_refused_for_good() -> None:
     with pytest.raises(RequestError, match="4 samples; at most 3"), Admission(2, 1).places(4):
         pass
+
+
+def test_a_batch_that_is_too_large_is_refused_before_work_goes_into_it() -> None:
+    app = application(FakeEngine(tokenizer=None))  # which cannot encode
+    error = refused(app, PATH, {"prompt": ["a"] * 2000, "n": 2})
+    assert "the request has 4000 samples; at most 264" in error["message"]
 
 
 def test_a_full_queue_is_a_429_and_a_place_when_somebody_left() -> None:
@@ -107,7 +118,7 @@ def test_a_draining_server_takes_nothing_new() -> None:
     async def drain() -> tuple[RawCall, Any]:
         made = RawCall(app, PATH, b'{"prompt": "a", "stream": true}')
         await made.until(lambda: len(made.sent) > 2)
-        app.state.serving.is_draining = True
+        engine.drain()
         late = RawCall(app, PATH, b'{"prompt": "a"}')
         await late.task
         await made.task
@@ -121,6 +132,101 @@ def test_a_draining_server_takes_nothing_new() -> None:
     health = call(app, "GET", "/health")
     assert health.status_code == 503
     assert health.json()["error"]["message"] == "the server is draining"
+
+
+@pytest.mark.parametrize(
+    ("state", "status"), [("ready", 429), ("draining", 503), ("starting", 503)]
+)
+def test_who_is_not_taken_on_costs_no_work(
+    state: Any, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work(*_: Any) -> Any:
+        raise AssertionError("work for a request that is refused")
+
+    monkeypatch.setattr(completions, "encode", work)
+    monkeypatch.setattr(chat, "prompt_text", work)
+    engine = FakeEngine(tokenizer=chat_tokenizer())
+    app = application(engine, max_queue=0)
+    engine.state = state
+    wishes: list[tuple[str, dict[str, Any]]] = [
+        (PATH, {"prompt": ["a", "b"]}),
+        ("/v1/chat/completions", {"messages": [USER], "n": 2}),
+    ]
+    with app.state.serving.admission.places(7):
+        for path, body in wishes:
+            response = post(app, path, body)
+            assert response.status_code == status, response.text
+            assert response.headers["retry-after"].isdigit()
+            assert response.json()["error"]["code"] == ("queue_full" if status == 429 else state)
+            assert post(app, path, {**body, "stream": True}).status_code == status
+
+
+class Together(FakeEngine):
+    """Accepts a prompt when it has been given three, unless it is the token 9."""
+
+    given = 0
+
+    @asynccontextmanager
+    async def generate(self, *arguments: Any, **options: Any) -> AsyncIterator[Any]:
+        self.given += 1
+        while self.given < 3:
+            await asyncio.sleep(0)
+        if arguments[0] == [9]:
+            raise RequestError("refused")
+        async with super().generate(*arguments, **options) as generation:
+            yield generation
+
+
+def test_a_batch_is_given_to_the_engine_at_once_and_is_taken_on_or_refused_as_a_whole() -> None:
+    app = application(Together(), request_timeout=5.0)
+    choices = complete(app, ["a", "b", "c"], max_tokens=1)["choices"]
+    assert [choice["index"] for choice in choices] == [0, 1, 2]
+    engine = Together()
+    app = application(engine, request_timeout=5.0)
+    assert post(app, PATH, {"prompt": [[5], [9], [6]]}).status_code == 400
+    assert all(made.aborted for made in engine.calls)
+    assert app.state.serving.admission.num_unfinished == 0
+
+
+def test_times_begin_when_a_request_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def slow(serving: Any, text: str, *_: Any) -> list[int]:
+        await asyncio.sleep(float(text))
+        return [5]
+
+    monkeypatch.setattr(completions, "encode", slow)
+    app = application(request_timeout=0.5)
+    complete(app, "0.05", max_tokens=1)
+    text = call(app, "GET", "/metrics").text
+    for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds"):
+        (total,) = re.findall(rf"{name}_sum\S* (\S+)", text)
+        assert float(total) >= 0.05
+    for stream in (False, True):
+        assert post(app, PATH, {"prompt": "60", "stream": stream}).status_code == 504
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_fails_is_counted_as_an_error(stream: bool) -> None:
+    failing = FakeEngine(error_at=(2, RequestFailedError("out of memory")))
+    hanging = FakeEngine(seconds_per_token=60)
+    for engine in (failing, hanging):
+        app = application(engine, request_timeout=0.05)
+        post(app, PATH, {"prompt": "a", "stream": stream})
+        text = call(app, "GET", "/metrics").text
+        counts = re.findall(r'request_success_total{finished_reason="(\w+)".* 1.0', text)
+        assert counts == ["error"]
+
+
+def test_the_first_request_does_not_walk_through_the_vocabulary(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    app, spelled = application(), []
+    tokenizer = engine_of(app).tokenizer
+    original = type(tokenizer).id_to_token
+    monkeypatch.setattr(
+        type(tokenizer), "id_to_token", lambda *a: spelled.append(a) or original(*a)
+    )
+    complete(app, max_tokens=1)
+    assert len(spelled) < 100
 
 
 def test_metrics_tell_of_first_tokens_gaps_and_ends() -> None:

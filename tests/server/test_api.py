@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from paceline.models.embedded import embedded_model
 from paceline.models.tokenizer import Tokenizer
 from paceline.server.tokens import TokenTexts
 from tests.server.asgi import application, call, engine_of, post, refused
+from tests.server.chats import USER
 from tests.server.fakes import FakeEngine, embedded_tokenizer
 
 
@@ -102,11 +104,86 @@ def test_long_texts_are_encoded_too() -> None:
     assert answer["tokens"] == embedded_tokenizer().encode(text)
 
 
+class Watched(Tokenizer):
+    """Notes which of its methods are called in another thread than the event loop's."""
+
+    def __init__(self, loop: list[int]) -> None:
+        super().__init__(embedded_tokenizer()._backend)
+        self.aside: list[str] = []
+        self.inline: list[str] = []
+        self._loop = loop
+
+    def _note(self, name: str) -> None:
+        is_inline = threading.get_ident() in self._loop
+        (self.inline if is_inline else self.aside).append(name)
+
+    def encode_batch(self, texts: Any, add_special_tokens: bool = True) -> Any:
+        self._note("encode")
+        return super().encode_batch(texts, add_special_tokens)
+
+    def decode(self, ids: Any, skip_special_tokens: bool = True) -> str:
+        self._note("decode")
+        return super().decode(ids, skip_special_tokens)
+
+    def id_to_token(self, token_id: int) -> str | None:
+        if self._loop:
+            self._note("spell")
+        return super().id_to_token(token_id)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "aside"),
+    [
+        ("/tokenize", {"prompt": "word " * 60}, {"encode": 1}),
+        ("/v1/completions", {"prompt": ["word " * 60, "a", "b"]}, {"encode": 1}),
+        ("/v1/completions", {"prompt": [[5, 6], [7]], "echo": True}, {"decode": 2}),
+        ("/tokenize", {"prompt": "a b", "return_token_strs": True}, {"spell": 2}),
+        ("/detokenize", {"tokens": [5, 6]}, {"decode": 1}),
+    ],
+)
+def test_what_takes_time_is_done_beside_the_event_loop(path: str, body: Any, aside: Any) -> None:
+    loop: list[int] = []
+    watched = Watched(loop)
+    app = application(FakeEngine([5, 6], watched))
+    app.state.serving.longest_token  # noqa: B018  # spells all tokens, once
+    watched.aside.clear()
+    watched.inline.clear()
+    loop.append(threading.get_ident())
+    assert post(app, path, body).status_code == 200
+    assert {name: watched.aside.count(name) for name in aside} == aside
+    assert not set(aside) & set(watched.inline) - {"decode"}  # which the engine does here
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt_logprobs": 20}),
+        ("/v1/completions", {"echo": True, "logprobs": 20, "max_tokens": 0}),
+        ("/v1/chat/completions", {"prompt_logprobs": 20}),
+    ],
+)
+def test_log_probs_of_prompts_are_told_beside_the_event_loop(
+    path: str, body: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, honest = set[int](), TokenTexts.text
+
+    def text(texts: TokenTexts, token_id: int) -> str:
+        seen.add(threading.get_ident())
+        return honest(texts, token_id)
+
+    monkeypatch.setattr(TokenTexts, "text", text)
+    app = application(FakeEngine(tokenizer=chat_tokenizer()))
+    asked = {"messages": [USER]} if "chat" in path else {"prompt": "a long prompt"}
+    assert "prompt" in post(app, path, {**asked, **body}).text
+    assert seen
+    assert threading.get_ident() not in seen
+
+
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [
         ("/tokenize", {}, "prompt or messages must be given"),
-        ("/tokenize", {"prompt": "a", "messages": [{}]}, "prompt or messages must be given"),
+        ("/tokenize", {"prompt": "a", "messages": [USER]}, "prompt or messages must be given"),
         ("/tokenize", {"prompt": "a", "text": "b"}, "unknown field 'text'"),
         ("/tokenize", {"prompt": "a", "tools": []}, "tools is for messages"),
         ("/tokenize", {"messages": [{"role": "king"}]}, "king"),
@@ -115,6 +192,7 @@ def test_long_texts_are_encoded_too() -> None:
         ("/detokenize", {}, "tokens is missing"),
         ("/detokenize", {"tokens": [4096]}, "tokens holds 4096; the vocabulary is 0 to 4095"),
         ("/detokenize", {"tokens": ["a"]}, "tokens.0"),
+        ("/detokenize", {"tokens": [5] * 513}, "tokens has 513 ids; this model's maximum"),
         ("/detokenize", {"tokens": [True]}, "tokens.0 is true"),
     ],
 )

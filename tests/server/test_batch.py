@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, EngineDeadError
+from paceline.server import batch
 from paceline.server.app import create_app
 from paceline.server.batch import application_handle, run_batch
-from paceline.server.batch_file import Answers, count_lines, read_batch
+from paceline.server.batch_file import AnswerFile, count_lines, read_batch
 from tests.server.fakes import FakeEngine
 
 URL = "/v1/completions"
@@ -37,7 +38,7 @@ def read(path: Path) -> list[dict]:
 
 
 class Echo:
-    """Answers with the body; statuses can be set by custom body field ``status``."""
+    """AnswerFile with the body; statuses can be set by custom body field ``status``."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -55,7 +56,7 @@ class Echo:
 
 
 def run(source: Path, target: Path, handle, places: int = 4):
-    answers = Answers(target)
+    answers = AnswerFile(target)
     try:
         return asyncio.run(run_batch(read_batch(source), answers, handle, places))
     finally:
@@ -70,7 +71,7 @@ def target(tmp_path: Path) -> Path:
 def test_answers_come_in_any_order_and_within_the_places(tmp_path: Path, target: Path) -> None:
     rows = [request(f"r{i}", prompt=f"p{i}", slow=9 - i) for i in range(9)]
     source, echo, done = write(tmp_path / "in.jsonl", *rows), Echo(), []
-    answers = Answers(target)
+    answers = AnswerFile(target)
     summary = asyncio.run(run_batch(read_batch(source), answers, echo, 3, done.append))
     assert (summary.answered, summary.failed, summary.skipped) == (9, 0, 0)
     assert echo.most == 3
@@ -150,7 +151,7 @@ def test_wherever_the_answers_were_cut_off_the_rest_is_asked_for(tmp_path_factor
 def test_a_file_of_something_else_is_left_alone(target: Path, content: bytes) -> None:
     target.write_bytes(content)
     with pytest.raises(ConfigError, match="holds something else"):
-        Answers(target)
+        AnswerFile(target)
     assert target.read_bytes() == content
     assert list(target.parent.iterdir()) == [target]
 
@@ -159,7 +160,7 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read requests"):
         list(read_batch(tmp_path / "none"))
     with pytest.raises(ConfigError, match="cannot write answers"):
-        Answers(tmp_path / "none" / "out.jsonl")
+        AnswerFile(tmp_path / "none" / "out.jsonl")
     source = write(tmp_path / "in.jsonl", request("a", prompt="p"), request("b", prompt="q"))
     with pytest.raises(ConfigError, match="cannot write answers"):
         run(source, Path("/dev/full"), Echo())
@@ -172,8 +173,8 @@ def test_the_server_application_answers(tmp_path: Path, target: Path) -> None:
         request("elsewhere", prompt="Once", model="another"),
     ]
     source = write(tmp_path / "in.jsonl", *rows)
-    app = create_app(FakeEngine(state="ready"))
-    summary = run(source, target, application_handle(app))
+    engine = FakeEngine(state="ready")
+    summary = run(source, target, application_handle(create_app(engine), engine))
     assert (summary.answered, summary.failed) == (1, 2)
     found = {row["custom_id"]: row["response"] for row in read(target)}
     assert found["fine"]["status_code"] == 200
@@ -181,3 +182,29 @@ def test_the_server_application_answers(tmp_path: Path, target: Path) -> None:
     assert found["wrong"]["status_code"] == 400
     assert found["wrong"]["body"]["error"]["param"] == "nonsense"
     assert found["elsewhere"]["status_code"] == 404
+
+
+@pytest.mark.parametrize("outcome", ["ready", "failed"])
+def test_a_restart_is_waited_for_and_its_failure_ends_the_batch(
+    tmp_path: Path, target: Path, outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "_POLL_SECONDS", 0.001)
+    rows = [request(f"r{i}", prompt="Once", max_tokens=2) for i in range(9)]
+    source = write(tmp_path / "in.jsonl", *rows)
+    engine = FakeEngine(state="starting")
+    answers = AnswerFile(target)
+
+    async def restart() -> object:
+        handle = application_handle(create_app(engine), engine)
+        asyncio.get_running_loop().call_later(0.05, setattr, engine, "state", outcome)
+        return await run_batch(read_batch(source), answers, handle, 4)
+
+    try:
+        if outcome == "failed":
+            with pytest.raises(EngineDeadError, match="continues"):
+                asyncio.run(restart())
+        else:
+            assert asyncio.run(restart()).answered == 9
+    finally:
+        answers.close()
+    assert len(read(target)) == (9 if outcome == "ready" else 0)

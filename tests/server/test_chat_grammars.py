@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from paceline.server.chat import constraints
 from paceline.structured_outputs import StructuredOutputs
 from tests.server.chats import (
     ADD,
@@ -121,8 +120,6 @@ def test_grammars(fields: dict[str, Any], good: list[str], bad: list[str]) -> No
 
 def test_json_is_written_in_one_style() -> None:
     """Whether a schema is the whole grammar or a part of one."""
-    grammar = pytest.importorskip("paceline.runtime.grammar")
-    assert constraints.JSON_STYLE == grammar.JSON_STYLE
     composed = grammar_of(tools=TOOLS, structured_outputs={"json": "true"})
     assert matches(composed, '{"a": [1, 2]}')
     assert not matches(grammar_of(tools=TOOLS, response_format=FORMAT), '{"a":1}')

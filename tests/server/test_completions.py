@@ -6,18 +6,10 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import EngineDeadError, RequestFailedError
-from tests.server.asgi import application, complete, engine_of, events, post, refused
+from tests.server.asgi import application, complete, engine_of, refused, streamed
 from tests.server.fakes import ANSWER, FakeEngine
 
 PATH = "/v1/completions"
-
-
-def streamed(app: Any, prompt: Any = "Once", **body: Any) -> list[Any]:
-    response = post(app, PATH, {"prompt": prompt, "stream": True, **body})
-    assert response.status_code == 200, response.text
-    assert response.headers["content-type"].startswith("text/event-stream")
-    return events(response.text)
 
 
 def test_an_answer_has_openais_shape() -> None:
@@ -181,112 +173,3 @@ def test_a_model_without_a_tokenizer_takes_ids() -> None:
     assert choice["text"] == ""
     assert choice["logprobs"]["tokens"] == ["token_id:5", "token_id:6", "token_id:0"]
     assert "tokenizer" in refused(app, PATH, {"prompt": "text"})["message"]
-
-
-@pytest.mark.parametrize(
-    ("body", "message", "param"),
-    [
-        ({}, "prompt is missing", "prompt"),
-        ({"prompt": "a", "top_q": 1}, "unknown field 'top_q'", "top_q"),
-        ({"prompt": "a", "suffix": "b"}, "suffix is not supported: ", "suffix"),
-        ({"prompt": "a", "best_of": 2}, "best_of is not supported: ", "best_of"),
-        ({"prompt": []}, "prompt has 0 prompts; allowed are 1 to 4096", "prompt"),
-        ({"prompt": [[]]}, "none of them empty", "prompt"),
-        ({"prompt": ["a", [1]]}, "a string, a list of token ids, or a list", "prompt"),
-        ({"prompt": [[1, True]]}, "token ids are whole numbers", "prompt"),
-        ({"prompt": [1, -5]}, "token ids are whole numbers", "prompt"),
-        ({"prompt": {"a": 1}}, "prompt must be a string", "prompt"),
-        ({"prompt": 0}, "prompt must be a string", "prompt"),
-        ({"prompt": [1, "a"]}, "prompt must be a string", "prompt"),
-        ({"prompt": "a", "temperature": "hot"}, 'temperature is "hot"; it should', "temperature"),
-        ({"prompt": "a", "temperature": -1}, "greater than or equal to 0", "temperature"),
-        ({"prompt": "a", "n": 17}, "n is 17; it should be less than or equal to 16", "n"),
-        ({"prompt": "a", "logprobs": 21}, "less than or equal to 20", "logprobs"),
-        ({"prompt": "a", "stop": [""]}, "at least 1 character", "stop.0"),
-        ({"prompt": "a", "stop": ["a"] * 33}, "at most 32", "stop"),
-        (
-            {"prompt": "a", "logit_bias": {"x": 1}},
-            "token 'x'; keys must be token ids",
-            "logit_bias",
-        ),
-        ({"prompt": "a", "logit_bias": {"9999": 1}}, "the vocabulary is 0 to 4095", "logit_bias"),
-        ({"prompt": "a", "max_tokens": 0}, "max_tokens is 0; that is for echo", "max_tokens"),
-        ({"prompt": "a", "stream_options": {}}, "only allowed with stream", "stream_options"),
-        ({"prompt": "a", "skip_special_tokens": False}, "it should be True", "skip_special_tokens"),
-        ({"prompt": "a", "speculative": {"method": "magic"}}, "method is 'magic'", "method"),
-        (
-            {"prompt": "a", "speculative": {"k": 1}},
-            "unknown field 'speculative.k'",
-            "speculative.k",
-        ),
-        ([1], "the body is [1]; it must be a JSON object", None),
-    ],
-)
-def test_what_cannot_be_served_is_refused(body: Any, message: str, param: str | None) -> None:
-    app = application()
-    error = refused(app, PATH, body)
-    assert message in error["message"]
-    assert error["param"] == param
-    assert error["type"] == "invalid_request_error"
-    assert engine_of(app).calls == []
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"prompt": [1] * 512},
-        {"prompt": "a" * 100_000},
-        {"prompt": "a", "max_tokens": 512},
-        {"prompt": "word " * 600, "max_tokens": 1},
-    ],
-)
-def test_what_does_not_fit_into_the_context_is_refused(body: Any, stream: bool) -> None:
-    error = refused(application(), PATH, {**body, "stream": stream})
-    assert error["code"] == "context_length_exceeded"
-    assert "512" in error["message"]
-
-
-def test_null_means_the_default() -> None:
-    body = {"suffix": None, "best_of": None, "stop": None, "seed": None, "stream": None}
-    assert complete(application(), **body)["choices"][0]["text"]
-
-
-def test_another_model_is_not_found() -> None:
-    error = refused(application(), PATH, {"prompt": "a", "model": "gpt-5"}, 404)
-    assert error["code"] == "model_not_found"
-    assert error["param"] == "model"
-    app = application(served_model_names=("one", "org/two"))
-    assert complete(app, model="org/two")["model"] == "org/two"
-    assert complete(app)["model"] == "one"
-
-
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        (RequestFailedError("the sampler failed"), "request_failed"),
-        (EngineDeadError("the engine died"), "engine_dead"),
-        (ValueError("a secret path"), "internal_error"),
-    ],
-)
-def test_a_failure_is_a_500_or_the_end_of_the_stream(error: Exception, code: str) -> None:
-    app = application(FakeEngine(error_at=(2, error)))
-    told = refused(app, PATH, {"prompt": "a"}, 500)
-    assert told["type"] == "server_error"
-    assert told["code"] == code
-    assert "secret" not in told["message"]
-    *pieces, last = streamed(app, "a")
-    assert [len(piece["choices"]) for piece in pieces] == [1, 1]
-    assert last["error"] == told
-
-
-def test_one_failure_in_a_batch_ends_all_of_it() -> None:
-    app = application(FakeEngine(error_at=(2, RequestFailedError("the sampler failed"))))
-    assert refused(app, PATH, {"prompt": ["a", "b", "c"]}, 500)["code"] == "request_failed"
-    assert all(made.aborted for made in engine_of(app).calls)
-    assert app.state.serving.admission.num_unfinished == 0
-
-
-def test_a_dead_engine_refuses_with_a_500() -> None:
-    app = application(FakeEngine(dies_at=0))
-    assert refused(app, PATH, {"prompt": "a", "stream": True}, 500)["code"] == "engine_dead"

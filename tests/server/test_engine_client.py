@@ -18,7 +18,9 @@ import pytest
 
 from paceline.errors import EngineClosedError, EngineDeadError, ModelLoadError, RequestError
 from paceline.sampling_params import SamplingParams
+from paceline.server import engine_client
 from paceline.server.engine_client import EngineClient
+from paceline.server.engine_link import EngineLink
 from tests.server import factories
 
 LONG = SamplingParams(max_tokens=10**6)
@@ -79,7 +81,7 @@ def test_a_killed_engine_fails_its_prompts_and_is_replaced() -> None:
             await kill(client)
             with pytest.raises(EngineDeadError):
                 await waiting
-            assert client.num_unfinished == 0
+            assert not client._generations
             assert client.state == "starting"
             with pytest.raises(EngineDeadError, match="starting"):
                 await tokens(client)
@@ -123,12 +125,28 @@ def test_what_building_the_engine_raises_is_raised() -> None:
     assert client.state == "failed"
 
 
+def test_an_engine_that_dies_as_it_says_hello_has_not_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Doomed(EngineLink):
+        async def open(self, *_: Any) -> None:
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self._on_message, ("hello", None, None))
+            loop.call_soon(self._on_lost, self)
+
+    monkeypatch.setattr(engine_client, "EngineLink", Doomed)
+    client = EngineClient(factories.paper)
+    with pytest.raises(EngineDeadError, match="as soon as"):
+        run(client.start())
+    assert client.state == "failed"
+
+
 def test_closing_ends_what_runs_and_the_process() -> None:
     async def story() -> int:
         async with opened() as client:
             pid = pid_of(client)
             running = asyncio.create_task(tokens(client, LONG))
-            await until(lambda: client.num_unfinished == 1)
+            await until(lambda: bool(client._generations))
             await client.close()
             with pytest.raises(EngineClosedError, match="closed") as caught:
                 await running
@@ -141,16 +159,15 @@ def test_closing_ends_what_runs_and_the_process() -> None:
         os.kill(run(story()), 0)
 
 
-def test_draining_lets_what_runs_end_and_refuses_the_rest() -> None:
+def test_draining_lets_what_was_admitted_end_and_outlasts_a_restart() -> None:
     async def story() -> None:
         async with opened() as client:
-            async with client.generate([7], SHORT) as generation:
-                client.drain()
-                with pytest.raises(EngineClosedError, match="ending"):
-                    await tokens(client)
-                assert len([piece async for piece in generation]) == 3
-            assert client.state == "draining"
-            assert (await client.stats()).num_running == 0
+            client.drain()
+            assert await tokens(client) == [7, 7, 7]
+            await kill(client)
+            assert client.state == "starting"
+            await until(lambda: client.state == "draining")
+            assert await tokens(client) == [7, 7, 7]
 
     run(story())
 

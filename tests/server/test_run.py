@@ -69,6 +69,9 @@ def send_signal(server: DrainingServer) -> None:
 def test_the_first_signal_lets_what_is_in_flight_finish() -> None:
     async def test(server: DrainingServer, client: httpx.AsyncClient) -> None:
         assert (await client.get("/health")).status_code == 200
+        places = server._serving.admission.limit
+        assert server.config.limit_concurrency is not None
+        assert server.config.limit_concurrency >= 4 * places
 
         async def then() -> None:
             send_signal(server)

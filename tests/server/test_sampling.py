@@ -9,7 +9,7 @@ import pytest
 from paceline.errors import RequestError
 from paceline.sampling_params import SamplingParams, SpeculativeParams
 from paceline.server.protocol.common import GenerationFields
-from paceline.server.sampling import sampling_params
+from paceline.server.sampling import sampling_params, structured_outputs
 from paceline.structured_outputs import StructuredOutputs
 from tests.server.fakes import FakeEngine
 
@@ -18,7 +18,9 @@ OFF = SpeculativeParams(enabled=False)
 
 def params_of(defaults: dict[str, Any] | None = None, **fields: Any) -> SamplingParams:
     info = FakeEngine(generation_defaults=defaults or {}).info
-    return sampling_params(GenerationFields.model_validate(fields), info, max_tokens=5)
+    wish = GenerationFields.model_validate(fields)
+    shape = structured_outputs(wish.structured_outputs)
+    return sampling_params(wish, info, max_tokens=5, structured=shape)
 
 
 def test_nothing_said_is_the_engines_default() -> None:

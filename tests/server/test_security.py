@@ -111,6 +111,41 @@ def test_a_body_that_does_not_arrive_is_not_waited_for(monkeypatch: pytest.Monke
     assert call(application(), "POST", PATH, content=slow(), headers=headers).status_code == 408
 
 
+def test_a_body_in_drops_has_no_more_time_than_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(security, "BODY_SECONDS", 0.1)
+    sent = []
+
+    async def drops() -> Any:
+        for _ in range(50):
+            sent.append(b" ")
+            yield b" "
+            await asyncio.sleep(0.02)
+
+    headers = {"content-type": "application/json"}
+    assert call(application(), "POST", PATH, content=drops(), headers=headers).status_code == 408
+    assert len(sent) < 20
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        (None, 200),
+        ("http://test", 200),
+        ("https://here.example", 200),
+        ("https://there.example", 403),
+        ("http://test.there.example", 403),
+        ("null", 403),
+    ],
+)
+@pytest.mark.parametrize("path", ["/flush_prefix_cache", "/reset_prefix_cache"])
+def test_foreign_pages_cannot_empty_the_cache(path: str, origin: str | None, status: int) -> None:
+    """A browser sends such a call for any page, without asking first."""
+    app = application(allowed_origins=("https://here.example",))
+    headers = {} if origin is None else {"origin": origin}
+    assert call(app, "POST", path, headers=headers).status_code == status
+    assert engine_of(app).num_flushes == (status == 200)
+
+
 @pytest.mark.parametrize(
     ("raw", "message"),
     [

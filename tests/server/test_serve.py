@@ -16,7 +16,8 @@ import openai
 import pytest
 
 import paceline
-from paceline.commands.serve import default_names
+from paceline.commands.serve import default_names, server_config
+from paceline.commands.serve_options import ServeOptions
 from paceline.models.embedded import embedded_model
 
 SOURCE = str(Path(paceline.__file__).parent.parent)
@@ -116,3 +117,8 @@ def test_a_model_is_asked_for_by_the_name_it_was_given(tmp_path: Path) -> None:
     assert default_names(str(folder)) == ("some-model", str(folder))
     assert default_names("org/model") == ("org/model",)
     assert default_names(None) == default_names(embedded_model("target")) == ("embedded",)
+
+
+def test_the_interval_of_streams_is_given_in_milliseconds() -> None:
+    assert server_config(ServeOptions()).stream_interval == 0.02
+    assert server_config(ServeOptions(stream_interval_ms=0)).stream_interval == 0

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.server import sse
-from paceline.server.sse import EventStream, encode_json, event, while_connected
+from paceline.server.sse import Deadline, EventStream, encode_json, event, while_connected
 from tests.server.asgi import RawCall
 
 
@@ -37,7 +37,8 @@ def failed(error: BaseException) -> bytes:
 def calling(source: Source, timeout: float | None = None) -> RawCall:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await receive()
-        response = await EventStream.started(source.events(), failed, timeout)
+        deadline = Deadline.after(timeout)
+        response = await EventStream.started(source.events(), failed, receive, deadline)
         await response(scope, receive, send)
 
     return RawCall(app, "/", b"")
@@ -116,6 +117,29 @@ def test_a_deadline_ends_the_stream(is_stuck: bool, monkeypatch: pytest.MonkeyPa
     run(test)
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+def test_events_that_never_begin_are_not_waited_for(leaves: bool) -> None:
+    closed = []
+
+    async def never() -> AsyncGenerator[bytes, None]:
+        try:
+            await asyncio.sleep(60)
+            yield b""
+        finally:
+            closed.append(True)
+
+    async def receive() -> Any:
+        await asyncio.sleep(0 if leaves else 60)
+        return {"type": "http.disconnect"}
+
+    async def test() -> None:
+        with pytest.raises(sse.ClientGoneError if leaves else TimeoutError):
+            await EventStream.started(never(), failed, receive, Deadline.after(0.02))
+        assert closed
+
+    run(test)
+
+
 def test_work_is_cancelled_when_nobody_waits_for_it() -> None:
     async def test() -> None:
         ended = []
@@ -133,11 +157,11 @@ def test_work_is_cancelled_when_nobody_waits_for_it() -> None:
         async def leaves() -> Any:
             return {"type": "http.disconnect"}
 
-        assert await while_connected(stays, work(0), None) == "done"
+        assert await while_connected(stays, work(0), Deadline.after(None)) == "done"
         with pytest.raises(sse.ClientGoneError):
-            await while_connected(leaves, work(60), None)
+            await while_connected(leaves, work(60), Deadline.after(None))
         with pytest.raises(TimeoutError, match=r"0\.01 s"):
-            await while_connected(stays, work(30), 0.01)
+            await while_connected(stays, work(30), Deadline.after(0.01))
         assert ended == [0, 60, 30]
 
     run(test)

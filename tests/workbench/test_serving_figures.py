@@ -236,4 +236,7 @@ other:spec_decode_num_drafts_total 100
     assert found.figures()["spec_decode_acceptance_length"] == pytest.approx(1 + 6 / 8)
     assert found.figures()["spec_decode_per_position_acceptance_rates"] == [0.0, 0.5]
     assert parse_counters("process_cpu_seconds_total 1\n") is None
+    merged = parse_counters(f"{text}\nvllm:spec_decode_num_draft_steps_total 3\n")
+    assert merged is not None
+    assert merged.num_drafts == 3  # one draft was a tree of two proposers
     assert found.combined(found, sign=-1).figures() == {}

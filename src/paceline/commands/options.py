@@ -165,7 +165,10 @@ class SpeculationOptions:
         str | None, option("--method", help=f"One proposer: {', '.join(METHODS)}.")
     ] = None
     draft: Annotated[
-        str | None, option("--draft", help="Draft model: folder, GGUF file or hub id.")
+        str | None,
+        option(
+            "--draft", help="Draft model: folder, GGUF file or hub id; the file of ngram_model."
+        ),
     ] = None
     num_speculative_tokens: Annotated[
         int | None,
@@ -195,6 +198,18 @@ class SamplingOptions:
     ignore_eos: Annotated[
         bool, option("--ignore-eos", help="Go on to --max-tokens past the model's own end.")
     ] = False
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ShapeOptions:
+    """What an answer must look like."""
+
+    json_schema: Annotated[
+        str | None, option("--json-schema", help="Answers are JSON of the schema in this file.")
+    ] = None
+    regex: Annotated[
+        str | None, option("--regex", help="Answers match this regular expression as a whole.")
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -244,5 +259,12 @@ class ReportOptions:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class RunOptions(EngineOptions, ReportOptions, SpeculationOptions, SamplingOptions, PromptOptions):
+class RunOptions(
+    EngineOptions,
+    ReportOptions,
+    SpeculationOptions,
+    ShapeOptions,
+    SamplingOptions,
+    PromptOptions,
+):
     """Options of ``paceline run``."""

@@ -10,13 +10,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.commands.options import EngineOptions, RunOptions, SamplingOptions, SpeculationOptions
+from paceline.commands.options import (
+    EngineOptions,
+    RunOptions,
+    SamplingOptions,
+    ShapeOptions,
+    SpeculationOptions,
+)
 from paceline.commands.speculators import bundled_drafts
 from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.errors import ConfigError
 from paceline.models.embedded import embedded_model
 from paceline.objective import parse_objective
 from paceline.sampling_params import SamplingParams
+from paceline.structured_outputs import StructuredOutputs
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
@@ -79,11 +86,15 @@ def speculative_config(
 def _single_config(options: SpeculationOptions, model: str | None) -> SpeculativeConfig:
     method = options.method or "draft_model"
     draft = options.draft
-    if method != "draft_model" and draft is not None:
-        raise ConfigError(f"--method {method} takes no --draft; that is for draft_model")
+    if method not in ("draft_model", "ngram_model") and draft is not None:
+        raise ConfigError(
+            f"--method {method} takes no --draft; that is for draft_model and ngram_model"
+        )
     if method == "draft_model" and draft is None and is_embedded(model):
         draft = embedded_model("draft")
-    return SpeculativeConfig(method=method, model=draft)
+    values = {"method": method} if draft is None else {"method": method, "model": draft}
+    (config,) = parse_speculative_config(values)
+    return config
 
 
 def memory_bytes(text: str) -> int:
@@ -114,6 +125,24 @@ def sampling_params(options: SamplingOptions, seed: int) -> SamplingParams:
         seed=seed,
         ignore_eos=options.ignore_eos,
     )
+
+
+def structured_outputs(options: ShapeOptions) -> StructuredOutputs | None:
+    """What answers must match; None where anything may be said.
+
+    Raises:
+        ConfigError: options that exclude each other, or a file that cannot be read.
+        RequestError: a schema or an expression is malformed or too large.
+    """
+    path, regex = options.json_schema, options.regex
+    if path is None:
+        return None if regex is None else StructuredOutputs(regex=regex)
+    if regex is not None:
+        raise ConfigError("--json-schema and --regex exclude each other")
+    try:
+        return StructuredOutputs(json=Path(path).read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read --json-schema {path}: {error}") from error
 
 
 def engine_options(options: EngineOptions) -> dict[str, Any]:

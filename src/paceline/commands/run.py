@@ -16,7 +16,12 @@ from paceline.commands.display import OriginSplitter, Screen, banner, closing_li
 from paceline.commands.options import RunOptions
 from paceline.commands.prompts import Encoder, Prompt, read_prompts
 from paceline.commands.report import Figures, Report
-from paceline.commands.resolve import open_llm, sampling_params, speculative_config
+from paceline.commands.resolve import (
+    open_llm,
+    sampling_params,
+    speculative_config,
+    structured_outputs,
+)
 from paceline.commands.talk import talk
 from paceline.errors import ConfigError, RequestError
 from paceline.llm import LLM
@@ -38,6 +43,7 @@ def run_command(options: RunOptions) -> int:
         options = replace(options, seed=secrets.randbits(32))
     assert options.seed is not None
     params = sampling_params(options, options.seed)
+    params = replace(params, structured_outputs=structured_outputs(options))
     speculative = speculative_config(options, options.model)
     if options.trace is not None:
         if options.compare:

@@ -21,7 +21,7 @@ from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
     from paceline.server.batch import BatchSummary
-    from paceline.server.batch_file import Answers
+    from paceline.server.batch_file import AnswerFile
     from paceline.server.messages import ServingEngine
 
 EXIT_FAILED = 1
@@ -38,7 +38,7 @@ def run_batch_command(options: RunBatchOptions) -> int:
         PacelineError: the options, a file or the model cannot be used.
     """
     try:
-        from paceline.server.batch_file import Answers, count_lines
+        from paceline.server.batch_file import AnswerFile, count_lines
         from paceline.server.engine_client import EngineClient
     except ImportError as error:
         raise ConfigError(
@@ -50,7 +50,7 @@ def run_batch_command(options: RunBatchOptions) -> int:
     factory = partial(build_engine, options.model, speculative, engine_options(options))
     screen, total = Screen(), count_lines(source)
     names = tuple(options.served_model_name or default_names(options.model))
-    answers = Answers(target)
+    answers = AnswerFile(target)
     try:
         if answers.done:
             screen.note(f"{len(answers.done)} answers are in {printable(str(target))} already")
@@ -84,7 +84,7 @@ async def answer_batch(
     client: ServingEngine,
     names: tuple[str, ...],
     source: Path,
-    answers: Answers,
+    answers: AnswerFile,
     advance: Callable[[int], None],
 ) -> BatchSummary:
     """Start an engine, answer a file with it as the server would, and end it."""
@@ -96,7 +96,7 @@ async def answer_batch(
     config = ServerConfig(served_model_names=names, max_queue=MAX_QUEUE, request_timeout=0.0)
     try:
         await client.start()
-        handle = application_handle(create_app(client, config))
+        handle = application_handle(create_app(client, config), client)
         places = REQUESTS_PER_SEQUENCE * client.info.max_num_seqs
         return await run_batch(read_batch(source), answers, handle, places, advance)
     finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,7 +49,12 @@ def serve_command(options: ServeOptions) -> int:
     factory = partial(build_engine, options.model, speculative, engine_options(options))
     config = server_config(options)
     install_trace_logging()
-    run(EngineClient(factory, configure_logging=install_trace_logging), config, _announce)
+    client = EngineClient(
+        factory,
+        configure_logging=install_trace_logging,
+        stream_interval=config.stream_interval,
+    )
+    run(client, config, _announce)
     return 0
 
 
@@ -80,6 +86,7 @@ def server_config(options: ServeOptions) -> ServerConfig:
         request_timeout=options.request_timeout,
         drain_timeout=options.drain_timeout,
         max_body_bytes=memory_bytes(options.max_body_size),
+        stream_interval=options.stream_interval_ms / 1e3,
         metrics_prefix=options.metrics_prefix,
         tool_call_parser=options.tool_call_parser,
         reasoning_parser=options.reasoning_parser,
@@ -96,4 +103,5 @@ def default_names(model: str | None) -> tuple[str, ...]:
 
 
 def _announce(line: str) -> None:
-    print(printable(line), file=sys.stderr, flush=True)
+    with suppress(OSError):  # a full disk behind standard error stops no server
+        print(printable(line), file=sys.stderr, flush=True)

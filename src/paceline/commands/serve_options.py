@@ -52,6 +52,13 @@ class ServeOptions(EngineOptions, SpeculationOptions):
         float,
         option("--drain-timeout", help="Seconds for requests in flight when the server ends."),
     ] = 30.0
+    stream_interval_ms: Annotated[
+        float,
+        option(
+            "--stream-interval-ms",
+            help="Send what comes within this time as one event of a stream; 0 sends every step.",
+        ),
+    ] = 20.0
     metrics_prefix: Annotated[
         str,
         option("--metrics-prefix", help="Of metrics' names; vllm suits dashboards made for it."),

@@ -25,7 +25,7 @@ def check_prompt(
             f"the prompt has {len(prompt_token_ids)} tokens; the context holds {context}, at "
             "least one of them for the answer: shorten the prompt"
         )
-    for token_id in prompt_token_ids:
+    for token_id in set(prompt_token_ids):  # all streams wait meanwhile, however long it is
         if type(token_id) is not int or not 0 <= token_id < vocab_size:
             raise RequestError(
                 f"prompt token {token_id!r} is not in the vocabulary 0 to {vocab_size - 1}"

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from paceline.config import SpeculativeConfig
@@ -62,6 +63,7 @@ class Drafting:
         self._vocab_size = vocab_size
         self._stats = stats
         self._past_forwards = 0
+        self._off: set[str] = set()  # names of proposers that failed too often
         self._entries: list[_Entry] = []
         self._widest: dict[tuple[tuple[str, ...] | None, bool], DraftLimits] = {}
         self.replace(proposers)
@@ -71,11 +73,17 @@ class Drafting:
         self._past_forwards = self.num_forwards
         free_first = sorted(proposers, key=lambda proposer: proposer.costs_forwards)
         self._entries = [_Entry(proposer, _source(proposer)) for proposer in free_first]
+        self._off.clear()
         self._guarded(self.planner.set_sources, [entry.source for entry in self._entries])
         self._widest.clear()
 
     def join(self, proposer: Proposer) -> None:
-        """Let one more proposer draft, asked before the others; what was learnt of them stays."""
+        """Let one more proposer draft, asked before the others; what was learnt of them stays.
+
+        One of that name that was switched off stays so until all are replaced.
+        """
+        if proposer.name in self._off:
+            return
         self._entries.insert(0, _Entry(proposer, _source(proposer)))
         self._widest.clear()
 
@@ -197,7 +205,7 @@ class Drafting:
             able = [
                 i
                 for i, request in enumerate(requests)
-                if limits[i].max_nodes and _wants(request, entry.config)
+                if limits[i].max_nodes and entry.source.applies(request)
             ]
             chosen = self.planner.ask(entry.source, able, drafts) if able else []
             if not chosen:
@@ -317,6 +325,7 @@ class Drafting:
                 log.warning("proposer %s failed to forget a request: %r", name, again)
         if entry.failures >= MAX_FAILURES and entry in self._entries:
             self._entries.remove(entry)
+            self._off.add(name)
             self._past_forwards += _forwards(entry.proposer)
             self._widest.clear()
             log.error("proposer %s failed %d times in a row and is off", name, MAX_FAILURES)
@@ -328,7 +337,8 @@ def _warn(error: Exception) -> None:
 
 def _source(proposer: Proposer) -> Source:
     lag = getattr(proposer, "lag", lambda request: 0)
-    return Source(proposer.name, proposer.costs_forwards, lag)
+    applies = partial(_wants, config=proposer.config)
+    return Source(proposer.name, proposer.costs_forwards, lag, applies)
 
 
 def _forwards(proposer: Proposer) -> int:

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from paceline.errors import RequestFailedError
+from paceline.errors import RequestFailedError, UnservableRequestError
 from paceline.request import TARGET_ORIGIN, Request, TokenLogprobs, VerifyResult
 from paceline.runtime.model_runner import ForwardResult
 from paceline.runtime.sampler import (
@@ -58,7 +60,12 @@ class _Walk:
         else:
             self.path.append(node)
 
-    def fail(self, why: str, failed: dict[int, RequestFailedError]) -> None:
+    def fail(
+        self,
+        why: str,
+        failed: dict[int, RequestFailedError],
+        kind: type[RequestFailedError] = RequestFailedError,
+    ) -> None:
         """End where no token can be found; at the root that fails the request.
 
         Further down the step ends with the token before. A request that does not end there meets
@@ -69,7 +76,7 @@ class _Walk:
             self.path.pop()
         else:
             request = self.item.request
-            failed[request.request_id] = RequestFailedError(f"request {request.request_id}: {why}")
+            failed[request.request_id] = kind(f"request {request.request_id}: {why}")
 
     @property
     def row(self) -> int:
@@ -109,7 +116,7 @@ def verify(
         rows = [SamplingRow(w.item.request, w.tokens, mask=_mask(w, failed)) for w in live]
         tokens, valid = sample_tokens(table, rows, [w.row for w in live])
         for walk, token, fine in zip(live, tokens, valid, strict=True):
-            _take(walk, token, fine, failed)
+            _take(walk, token, fine, failed, table)
         live = [w for w in live if not w.done]
     return [failed.get(w.item.request.request_id) or _result(w, logits) for w in walks]
 
@@ -132,23 +139,36 @@ def _mask(walk: _Walk, failed: dict[int, RequestFailedError]) -> bytes | None:
         return None
     try:
         return constraint.mask(walk.tokens)
+    except UnservableRequestError as error:
+        walk.fail(str(error), failed, UnservableRequestError)
     except Exception as error:
-        walk.fail(f"its grammar failed: {error}", failed)
-        return None
+        walk.fail(f"its grammar failed: {error!r}", failed)
+    return None
 
 
-def _take(walk: _Walk, token: int, valid: bool, failed: dict[int, RequestFailedError]) -> None:
+def _take(
+    walk: _Walk,
+    token: int,
+    valid: bool,
+    failed: dict[int, RequestFailedError],
+    table: npt.NDArray[np.float32] | None = None,
+) -> None:
+    """Let the walk go on by a token, or fail; ``table`` has the raw logits where masks apply."""
     if walk.done:
         return
     if valid:
         walk.step(token)
         return
     position = len(walk.item.request.token_ids) + len(walk.tokens)
-    walk.fail(
-        f"the logits at position {position} are not finite, or every token is masked; check the "
-        "weights, the grammar, or the allowed and banned tokens",
-        failed,
-    )
+    if table is not None and all(argmax_rows(table[walk.row : walk.row + 1])[1]):
+        why = (
+            f"no token is left at position {position}: grammar, allowed_token_ids, logit_bias and "
+            "the other fields exclude every one of them; ask for less at once"
+        )
+        walk.fail(why, failed, UnservableRequestError)
+    else:
+        why = f"the logits at position {position} are not finite; check the weights"
+        walk.fail(why, failed)
 
 
 def _result(walk: _Walk, logits: torch.Tensor) -> VerifyResult:

@@ -23,7 +23,8 @@ from paceline.models.tokenizer_files import (
     write_tokenizer_folder,
 )
 
-_LONG_TEXT = 4096
+LONG_TEXT = 256
+"""Characters from which on encoding a text is worth letting other threads of Python run."""
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -119,10 +120,20 @@ class Tokenizer:
         Raises:
             RequestError: the text holds a lone surrogate, which no encoding has.
         """
+        return self.encode_batch([text], add_special_tokens)[0]
+
+    def encode_batch(
+        self, texts: Sequence[str], add_special_tokens: bool = True
+    ) -> list[list[int]]:
+        """Token ids of several texts, each as :meth:`encode` has them."""
         try:
-            ids = self._backend_ids(text, add_special_tokens)
+            found = self._backend_ids(texts, add_special_tokens)
         except (TypeError, UnicodeEncodeError) as error:
             raise RequestError(f"the text cannot be encoded: {error}") from error
+        return [self._begun(ids, add_special_tokens) for ids in found]
+
+    def _begun(self, ids: list[int], add_special_tokens: bool) -> list[int]:
+        """Ids of the backend with a BOS token or without, as the model wants it."""
         bos = self.bos_token_id
         if not add_special_tokens or self._add_bos is None or bos is None:
             return ids
@@ -130,13 +141,12 @@ class Tokenizer:
             return ids if self._backend_adds_bos else [bos, *ids]
         return ids[1:] if self._backend_adds_bos else ids
 
-    def _backend_ids(self, text: str, add_special_tokens: bool) -> list[int]:
+    def _backend_ids(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         options = {"add_special_tokens": add_special_tokens}
-        if len(text) < _LONG_TEXT:
-            ids: list[int] = self._backend.encode(text, **options).ids
-        else:  # the backend lets other threads of Python run during batches only
-            ids = self._backend.encode_batch([text], **options)[0].ids
-        return ids
+        if len(texts) == 1 and len(texts[0]) < LONG_TEXT:
+            return [self._backend.encode(texts[0], **options).ids]
+        # The backend lets other threads of Python run during batches only.
+        return [each.ids for each in self._backend.encode_batch(list(texts), **options)]
 
     @functools.cached_property
     def _backend_adds_bos(self) -> bool:
@@ -146,7 +156,10 @@ class Tokenizer:
         """The text of ``ids``; bytes that are no UTF-8 become U+FFFD, unknown ids nothing."""
         # The backend would skip by spelling, and miss tokens that its normaliser spells otherwise.
         kept = [i for i in ids if not (skip_special_tokens and i in self._special_ids)]
-        text: str = self._backend.decode(kept, skip_special_tokens=False)
+        if len(kept) < LONG_TEXT:
+            text: str = self._backend.decode(kept, skip_special_tokens=False)
+        else:  # as in encoding
+            text = self._backend.decode_batch([kept], skip_special_tokens=False)[0]
         return text
 
     def id_to_token(self, token_id: int) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -16,6 +17,8 @@ from typing import Any
 
 _START_SECONDS = 60.0  # a cold disk on a busy machine
 _MAX_REPLY_BYTES = 16 << 20  # a rendered template with every character escaped
+_OUT_OF_TIME = {-getattr(signal, name, 0) for name in ("SIGPROF", "SIGXCPU")} - {0}
+"""Exit statuses of a process whose own timer of processor time has ended it."""
 
 
 class _Worker:
@@ -41,13 +44,20 @@ class _Worker:
     def ask(self, line: str, seconds: float) -> dict[str, Any]:
         """Send a request and wait for the answer; :attr:`is_usable` says if another may follow."""
         if not self.has_started:
-            return {"error": "its process did not start"}
+            return {"error": "its process did not start", "retry": True}
         reply = self._exchange(line.encode(), seconds)
         if reply:
             return reply
-        reason = f"it took longer than {seconds:g} s" if self.expired else "its process ended"
         self.stop()
-        return {"error": reason}
+        return {"error": self._end(seconds), "retry": True}
+
+    def _end(self, seconds: float) -> str:
+        """Why the process, which is no more, did not answer."""
+        if self.expired:
+            return f"it took longer than {seconds:g} s"
+        if self._process.returncode in _OUT_OF_TIME:
+            return "it took too much processor time"
+        return "its process ended"
 
     def _exchange(self, data: bytes, seconds: float) -> dict[str, Any]:
         """One round trip; empty when the process was killed or broke the protocol."""
@@ -97,7 +107,10 @@ class WorkerSlot:
         self._worker: _Worker | None = None
 
     def ask(self, line: str, seconds: float) -> dict[str, Any]:
-        """The answer to a line, or ``{"error": why}`` when there is none within the time."""
+        """The answer to a line, or ``{"error": why, "retry": True}`` when there is none in time.
+
+        ``retry`` says that this is no answer to the line: another try may bring one.
+        """
         with self._lock:
             if self._worker is not None and not self._worker.is_usable:
                 self._worker.stop()

@@ -71,32 +71,42 @@ class Asking:
     def set_sources(self, sources: Sequence[Source]) -> None:
         """Begin anew with other proposers: what one brought says nothing of another."""
         self._accounts = Accounts()
-        self._first_asked: list[tuple[Key, float]] | None = None
+        self._first_asked: list[tuple[Source, float]] | None = None
         self._least_probe_ms = {source.name: 0.0 for source in sources}
+        self._sources = {source.name: source for source in sources}
 
-    def is_anyone_worth_asking(self, request_ids: Sequence[int]) -> bool:
+    def is_anyone_worth_asking(self, requests: Sequence[Request]) -> bool:
         """Whether any proposer is to be asked for any of the requests, which allow it.
 
         Looks at the accounts of what is asked first; the others come after it in the same step.
         """
-        if not request_ids:
+        if not requests:
             return False
         if self._first_asked is None:  # it stays while nobody is asked
             self._first_asked = [
-                ((name, 0), max(least_ms, self._probe_ms(name)))
+                (self._sources[name], max(least_ms, self._probe_ms(name)))
                 for name, least_ms in self._least_probe_ms.items()
             ]
-        accounts = self._accounts
-        for key, cost_ms in self._first_asked:
-            if accounts.has_gain(key, request_ids) or accounts.may_probe(cost_ms):
+        for source, cost_ms in self._first_asked:
+            request_ids = [each.request_id for each in requests if source.applies(each)]
+            if request_ids and (
+                self._accounts.has_gain((source.name, 0), request_ids)
+                or self._accounts.may_probe(cost_ms)
+            ):
                 return True
         return not self._first_asked
 
-    def rest_ms(self, request_ids: Sequence[int]) -> float:
+    def rest_ms(self, requests: Sequence[Request]) -> float:
         """Time in which nobody becomes worth asking for these requests if nobody is now."""
-        if not request_ids or self._first_asked is None:
-            return inf
-        return min(self._accounts.milliseconds_until(cost) for _, cost in self._first_asked)
+        until = self._accounts.milliseconds_until
+        return min(
+            (
+                until(cost_ms)
+                for source, cost_ms in self._first_asked or ()
+                if any(map(source.applies, requests))
+            ),
+            default=inf,
+        )
 
     def ask(
         self,
@@ -114,6 +124,7 @@ class Asking:
             rate: tokens that a millisecond is worth.
         """
         self._least_probe_ms.setdefault(source.name, 0.0)
+        self._sources.setdefault(source.name, source)
         self._first_asked = None
         asks: list[Ask] = []
         closed: dict[Key, list[Ask]] = {}

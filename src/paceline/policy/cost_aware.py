@@ -93,11 +93,11 @@ class CostAwarePlanner:
         if self._lateness is not None:
             self._lateness.begin(requests)
         self._is_open = True
-        is_forced, willing = False, []
+        is_forced, willing = False, list[Request]()
         for request in requests:
             wish = request.params.speculative
             if wish.enabled:
-                willing.append(request.request_id)
+                willing.append(request)
                 if wish.num_speculative_tokens:
                     is_forced = True
         if is_forced:

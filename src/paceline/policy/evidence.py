@@ -20,10 +20,12 @@ MAX_DEPTH = LEAST_DEPTHS[-1]
 
 # Slope and intercept, per range of depths, of the log-odds of acceptance over those of the
 # proposer's estimate. benchmarks/calibration.py fits them to a half of its prompts: code, prose and
-# edits, greedy and at temperatures 0.8 and 1.3, the embedded models. No draft reached depth 9.
+# edits, greedy and at temperatures 0.8 and 1.3, the embedded models. No draft of the first two
+# reached depth 9. Those of `suffix` come from replays of 16 prompts of each public set.
 PRIORS = {
     "prompt_lookup": ((0.89, 0.14), (0.94, 0.32), (0.89, 0.63), (0.80, 1.01), (0.80, 1.01)),
     "draft_model": ((1.23, 0.22), (1.30, 0.51), (1.39, 0.71), (1.71, 0.67), (1.71, 0.67)),
+    "suffix": ((0.97, -0.37), (1.00, -0.34), (0.89, -0.18), (0.85, 0.19), (1.21, 0.06)),
 }
 AS_ESTIMATED = ((1.0, 0.0),) * len(LEAST_DEPTHS)
 """The prior of an unknown proposer."""

@@ -6,10 +6,13 @@ little as possible: they are noted, and booked together when somebody plans agai
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from paceline.policy.asking import Asking
 from paceline.policy.pace import Pace, PlainCheck
 from paceline.policy.planned import UNPLANNED, PlannedStep
 from paceline.policy.planner import StepReport
+from paceline.request import Request
 
 MAX_NOTED = 64
 """Steps that are noted at most until they are booked."""
@@ -32,17 +35,18 @@ class Ledger:
         self._resting: list[int] | None = None  # for whom nobody is worth asking,
         self._rest_ms = 0.0  # for so long
 
-    def is_resting(self, request_ids: list[int]) -> bool:
+    def is_resting(self, requests: Sequence[Request]) -> bool:
         """Whether nobody is worth asking. Until time or other requests change that, it stays so.
 
         Where somebody is, everything is booked.
         """
+        request_ids = [request.request_id for request in requests]
         if request_ids == self._resting and self._rest_ms > 0.0:
             return True
         self.settle()
-        if self._asking.is_anyone_worth_asking(request_ids):
+        if self._asking.is_anyone_worth_asking(requests):
             return False
-        self._resting, self._rest_ms = request_ids, self._asking.rest_ms(request_ids)
+        self._resting, self._rest_ms = request_ids, self._asking.rest_ms(requests)
         return True
 
     def note(self, report: StepReport) -> None:

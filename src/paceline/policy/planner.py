@@ -43,11 +43,13 @@ class Source:
         name: origin of the nodes that it drafts.
         costs_forwards: it drafts by forwards of a model, one per level of its trees.
         lag: tokens of a request that it has to read before it can draft; None where it will not.
+        applies: whether it is for a request at all, whatever its text.
     """
 
     name: str
     costs_forwards: bool = False
     lag: Callable[[Request], int | None] = lambda request: 0
+    applies: Callable[[Request], bool] = lambda request: True
 
 
 class StepReport(NamedTuple):  # made in every step: a frozen dataclass takes thrice as long

@@ -82,6 +82,22 @@ def _draft_model(config: SpeculativeConfig, target: TargetInfo, num_drafts: int)
     return DraftModelProposer(config, load_draft(config, target, target.kv_bytes // num_drafts))
 
 
+def _suffix(config: SpeculativeConfig, target: TargetInfo, num_drafts: int) -> Proposer:
+    from paceline.proposers.suffix import SuffixProposer
+
+    return SuffixProposer(config)
+
+
+def _ngram_model(config: SpeculativeConfig, target: TargetInfo, num_drafts: int) -> Proposer:
+    from paceline.proposers.ngram_model import NgramModelProposer
+    from paceline.proposers.ngram_model.file import read_tables
+
+    assert config.model is not None
+    tables = read_tables(config.model)
+    tables.check_fits(config.model, target.vocab_size, target.fingerprint)
+    return NgramModelProposer(config, tables)
+
+
 def _grammar(config: SpeculativeConfig, target: TargetInfo, num_drafts: int) -> Proposer:
     from paceline.proposers.grammar import GrammarProposer
 
@@ -92,6 +108,8 @@ Builder = Callable[[SpeculativeConfig, TargetInfo, int], Proposer]
 BUILDERS: dict[str, Builder] = {
     "prompt_lookup": _prompt_lookup,
     "draft_model": _draft_model,
+    "suffix": _suffix,
+    "ngram_model": _ngram_model,
     "grammar": _grammar,
 }
 

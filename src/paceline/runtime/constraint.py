@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from paceline.errors import RequestFailedError
+from paceline.errors import UnservableRequestError
 from paceline.span import ROOT, DraftTree
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class MatcherConstraint:
     def _check(self) -> None:
         if self._matcher.is_error():
             at = len(self._committed)
-            raise RequestFailedError(
+            raise UnservableRequestError(
                 f"the grammar failed after {at} tokens: {_first_line(self._matcher.get_error())}"
             )
 

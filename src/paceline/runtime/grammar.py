@@ -19,7 +19,7 @@ from paceline.errors import RequestError
 from paceline.models.tokenizer import Tokenizer
 from paceline.models.worker_process import WorkerSlot
 from paceline.runtime.constraint import MatcherConstraint
-from paceline.structured_outputs import StructuredOutputs
+from paceline.structured_outputs import JSON_STYLE, StructuredOutputs
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -27,8 +27,11 @@ if TYPE_CHECKING:
 MAX_CACHED = 64
 """Grammars that are kept, and refusals likewise; those used longest ago go first."""
 COMPILE_SECONDS = 0.4
+"""Of processor time, first masks included."""
 MASK_SECONDS = 0.1
-"""Longest that one step of the engine may wait for a grammar."""
+"""Of processor time: longest that one step of the engine may wait for a grammar."""
+DEADLINE_SECONDS = 10.0
+"""For both, however busy the machine is."""
 LIMITS: dict[str, Any] = {
     "max_items_in_row": 2000,
     "initial_lexer_fuel": 1_000_000,
@@ -39,12 +42,6 @@ LIMITS: dict[str, Any] = {
     "verbose_errors": False,
 }
 """Of the compiler and of each mask; as it names them. A state takes one or two kilobytes."""
-JSON_STYLE: dict[str, Any] = {
-    "whitespace_flexible": False,
-    "item_separator": ", ",
-    "key_separator": ": ",
-}
-"""White space as most programs write it. Left to the model it is what small ones get lost in."""
 
 
 class GrammarCompiler:
@@ -124,7 +121,11 @@ class GrammarCompiler:
 def _tried(
     spec: StructuredOutputs, tokenizer: LLTokenizer, trial: WorkerSlot
 ) -> LLMatcher | RequestError:
-    """A matcher at its beginning, or what is wrong with the specification."""
+    """A matcher at its beginning, or what is wrong with the specification.
+
+    Raises:
+        RequestError: the trial did not end well, which another one may.
+    """
     from llguidance import LLMatcher, LLParserLimits
 
     try:
@@ -132,9 +133,12 @@ def _tried(
     except ValueError as error:
         return _refusal(spec, str(error))
     request = {"grammar": grammar, "seconds": COMPILE_SECONDS, "mask_seconds": MASK_SECONDS}
-    reply = trial.ask(json.dumps(request) + "\n", COMPILE_SECONDS)
+    reply = trial.ask(json.dumps(request) + "\n", DEADLINE_SECONDS)
     if "ok" not in reply:
-        return _refusal(spec, str(reply.get("error")))
+        refusal = _refusal(spec, str(reply.get("error")))
+        if reply.get("retry"):
+            raise refusal
+        return refusal
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
     return _refusal(spec, matcher.get_error()) if matcher.is_error() else matcher
 

@@ -1,23 +1,23 @@
 """Program that tries grammars out for another process. Imports nothing of Paceline.
 
 A grammar is untrusted, and the library that compiles it cannot be interrupted. Here its memory is
-limited, an alarm ends it, and its parent kills it at the deadline; what compiles and gives its
-first masks quickly enough is fit for the parent.
+limited, a timer of processor time ends it, and its parent kills it at the deadline; what compiles
+and gives its first masks quickly enough is fit for the parent. Processor time, because a machine
+that is busy says nothing about a grammar.
 
 Protocol: one JSON object a line on standard input, one on standard output. The first line is
 ``{"tokenizer", "vocab_size", "eos", "limits"}``, answered with ``{"ready"}``; each further one is
-``{"grammar", "seconds", "mask_seconds"}``, answered with ``{"ok"}`` or ``{"error"}``.
+``{"grammar", "seconds", "mask_seconds"}``, answered with ``{"ok"}`` or ``{"error"}``, the latter
+with ``"retry": true`` where that is not the compiler's word and another try may end otherwise.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import random
 import signal
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -27,6 +27,10 @@ STEPS = 12
 """Tokens of a random output whose masks are tried."""
 
 
+class TooSlowError(Exception):
+    """A mask takes longer than a step of the engine may wait."""
+
+
 def try_out(tokenizer: LLTokenizer, limits: LLParserLimits, request: dict[str, Any]) -> str:
     """What is wrong with a grammar; empty when nothing is."""
     matcher = LLMatcher(tokenizer, request["grammar"], log_level=0, limits=limits)
@@ -34,10 +38,10 @@ def try_out(tokenizer: LLTokenizer, limits: LLParserLimits, request: dict[str, A
     for _ in range(STEPS):
         if matcher.is_error() or matcher.is_stopped():
             break
-        began = time.perf_counter()
+        began = time.process_time()
         bits = int.from_bytes(matcher.compute_bitmask(), "little")
-        if time.perf_counter() - began > request["mask_seconds"]:
-            return "what it allows takes too long to tell"
+        if time.process_time() - began > request["mask_seconds"]:
+            raise TooSlowError("what it allows takes too long to tell")
         if not bits:
             break
         matcher.consume_token(_any_bit(bits, chance))
@@ -54,11 +58,17 @@ def answer(tokenizer: LLTokenizer, limits: LLParserLimits, request: dict[str, An
     """What to reply; whatever a grammar does wrong becomes a message."""
     try:
         problem = try_out(tokenizer, limits, request)
-    except MemoryError:
-        problem = "it needs too much memory"
+    except (TooSlowError, MemoryError) as error:
+        return {"error": str(error) or "it needs too much memory", "retry": True}
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"
     return {"error": problem[:1000]} if problem else {"ok": True}
+
+
+def _limit_time(seconds: float) -> None:
+    """End this process when it has computed for so long; 0 lifts the limit."""
+    if hasattr(signal, "setitimer"):  # elsewhere the parent's deadline alone has to do
+        signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def _limit_memory() -> None:
@@ -75,16 +85,15 @@ def main() -> None:
     # The parent handles an interrupt and closes the pipe; this process need not print a traceback.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _limit_memory()
-    alarm: Callable[[int], object] = getattr(signal, "alarm", lambda seconds: None)
     first = json.loads(sys.stdin.readline())
     tokenizer = LLTokenizer(first["tokenizer"], first["vocab_size"], first["eos"])
     limits = LLParserLimits(**first["limits"])
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         request = json.loads(line)
-        alarm(math.ceil(request["seconds"]) + 1)  # ends an orphan whose parent cannot
+        _limit_time(request["seconds"])
         reply = json.dumps(answer(tokenizer, limits, request))
-        alarm(0)
+        _limit_time(0)
         print(reply, flush=True)
 
 

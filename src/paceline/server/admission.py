@@ -24,11 +24,14 @@ class Admission:
     Args:
         max_num_seqs: samples that the engine runs at once.
         max_queue: samples that may wait besides.
+
+    Attributes:
+        limit: most samples that may be unfinished.
     """
 
     def __init__(self, max_num_seqs: int, max_queue: int) -> None:
         self._max_num_seqs = max_num_seqs
-        self._limit = max_num_seqs + max_queue
+        self.limit = max_num_seqs + max_queue
         self._seconds = 1.0  # smoothed: how long requests take
         self.num_unfinished = 0
 
@@ -40,12 +43,12 @@ class Admission:
             ApiError: 429, the queue is full; ``Retry-After`` says when to try again.
             RequestError: so many places do not exist.
         """
-        if count > self._limit:
+        if count > self.limit:
             raise RequestError(
-                f"the request has {count} samples; at most {self._limit} can be unfinished at "
+                f"the request has {count} samples; at most {self.limit} can be unfinished at "
                 "once: send smaller batches"
             )
-        if self.num_unfinished + count > self._limit:
+        if self.num_unfinished + count > self.limit:
             raise self._full()
         self.num_unfinished += count
         began = time.monotonic()
@@ -62,7 +65,7 @@ class Admission:
         return ApiError(
             429,
             f"the queue is full: {self.num_unfinished} samples are unfinished and "
-            f"{self._limit} are allowed; try again in {wait} s",
+            f"{self.limit} are allowed; try again in {wait} s",
             RATE_LIMIT,
             code="queue_full",
             headers={"Retry-After": str(wait)},

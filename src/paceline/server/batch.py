@@ -13,10 +13,13 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.server.batch_file import Answers, BatchLine, answer, refusal
+from paceline.errors import EngineClosedError, EngineDeadError
+from paceline.server.batch_file import AnswerFile, BatchLine, answer, refusal
+from paceline.server.messages import ServingEngine
 
+_POLL_SECONDS = 0.1
 Handle = Callable[[str, dict[str, Any]], Awaitable[tuple[int, Any]]]
-"""Answers (url, body) with (status, body)."""
+"""AnswerFile (url, body) with (status, body)."""
 FIRST_ERROR_STATUS = 400
 
 
@@ -35,7 +38,7 @@ class BatchSummary:
 
 async def run_batch(
     lines: Iterable[BatchLine],
-    answers: Answers,
+    answers: AnswerFile,
     handle: Handle,
     max_concurrency: int,
     advance: Callable[[int], None] = lambda done: None,
@@ -48,6 +51,7 @@ async def run_batch(
 
     Raises:
         ConfigError: a file cannot be read or written; answers that were written stay.
+        EngineClosedError: from ``handle``: nothing more can be answered; likewise.
     """
     summary, places = BatchSummary(), asyncio.Semaphore(max_concurrency)
 
@@ -83,6 +87,8 @@ async def _answered(line: BatchLine, handle: Handle) -> dict[str, Any]:
         return refusal(line, "invalid_request", line.problem)
     try:
         status, body = await handle(line.url, line.body)
+    except EngineClosedError:
+        raise
     except Exception as error:
         return refusal(line, "request_failed", f"line {line.number}: {error!r}")
     return answer(line, status, f"req_{uuid.uuid4().hex}", body)
@@ -94,10 +100,21 @@ Message = MutableMapping[str, Any]
 Application = Callable[[Message, Callable[[], Awaitable[Message]], Any], Awaitable[None]]
 
 
-def application_handle(app: Application) -> Handle:
-    """Requests to an ASGI application in this process."""
+def application_handle(app: Application, client: ServingEngine) -> Handle:
+    """Requests to an ASGI application in this process, while its engine serves.
+
+    The handle waits for an engine that is being started again, and raises ``EngineDeadError`` when
+    that has failed.
+    """
 
     async def handle(url: str, body: dict[str, Any]) -> tuple[int, Any]:
+        while client.state == "starting":
+            await asyncio.sleep(_POLL_SECONDS)
+        if client.state == "failed":
+            raise EngineDeadError(
+                "the engine died and cannot be started again; the same command continues with "
+                "what has no answer yet"
+            )
         sent: list[Message] = []
         data = json.dumps(body).encode()
         inbox: asyncio.Queue[Message] = asyncio.Queue()  # empty after the body: nobody hangs up

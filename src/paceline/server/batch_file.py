@@ -123,7 +123,7 @@ def _record(line: BatchLine, response: Any, error: Any) -> dict[str, Any]:
     }
 
 
-class Answers:
+class AnswerFile:
     """A file of answers that a later run continues.
 
     Requests that were answered, with a success or a refusal of theirs, stay; a line that is cut

@@ -7,10 +7,11 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from pydantic_core import from_json
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from paceline.server.errors import ApiError
 from paceline.server.protocol.common import ApiModel
+from paceline.server.sse import ClientGoneError
 
 Model = TypeVar("Model", bound=ApiModel)
 
@@ -23,13 +24,17 @@ async def read_body(request: Request, model: type[Model]) -> Model:
             here without asking only with other types.
         ApiError: 400, it is no JSON, or nests deeper than 200 levels.
         ValidationError: it is not what the model says.
+        ClientGoneError: the client left before all of it had arrived.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(
             415, f"the body's type is {kind[:60] or 'not given'}; it must be application/json"
         )
-    raw = await request.body()
+    try:
+        raw = await request.body()
+    except ClientDisconnect as error:
+        raise ClientGoneError("the client left before its request was complete") from error
     try:
         value: Any = from_json(raw, allow_inf_nan=False, cache_strings=False)
     except ValueError as error:

@@ -62,6 +62,13 @@ class Channel:
         with self._writing:
             self._socket.sendall(data)
 
+    def is_spoken_to(self) -> bool:
+        """Wait for a message, which stays to be read; False when the other end is gone."""
+        try:
+            return bool(self._socket.recv(1, socket.MSG_PEEK))
+        except ConnectionError:
+            return False
+
     def __iter__(self) -> Iterator[Message]:
         """Messages until the other end is closed, however it ended."""
         unpacker = Unpacker()

@@ -28,6 +28,8 @@ class ServerConfig:
         request_timeout: seconds from a request's arrival to its last token; 0 is no limit.
         drain_timeout: seconds that requests in flight get when the server is told to end.
         max_body_bytes: of one request.
+        stream_interval: seconds within which the pieces of an answer are sent together; its first
+            and its last go at once, and with 0 so does every one.
         metrics_prefix: of the names of metrics; ``vllm`` suits dashboards made for vLLM.
         tool_call_parser: how the model writes tool calls; ``auto`` asks its chat template.
         reasoning_parser: ``auto`` tells thoughts from the answer where the chat template knows
@@ -46,6 +48,7 @@ class ServerConfig:
     request_timeout: float = 1800.0
     drain_timeout: float = 30.0
     max_body_bytes: int = 8 << 20
+    stream_interval: float = 0.02
     metrics_prefix: str = "paceline"
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
@@ -55,6 +58,7 @@ class ServerConfig:
         check_number("max_queue", self.max_queue, 0, 1 << 20)
         check_number("request_timeout", self.request_timeout, 0, 1e9, float)
         check_number("drain_timeout", self.drain_timeout, 0, 1e9, float)
+        check_number("stream_interval", self.stream_interval, 0, 10, float)
         check_number("max_body_bytes", self.max_body_bytes, 1, 1 << 40)
         for key in self.api_keys:
             if not key or not key.isascii() or key != key.strip():

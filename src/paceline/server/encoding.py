@@ -6,12 +6,11 @@ Owns when that moves to a thread, and the refusal of texts that cannot fit befor
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from paceline.errors import ContextLengthError
+from paceline.models.tokenizer import LONG_TEXT
 from paceline.server.serving import Serving
-
-_LONG_TEXT = 4096
-"""Characters; shorter ones are encoded sooner than a thread is woken."""
 
 
 async def encode(serving: Serving, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -21,13 +20,21 @@ async def encode(serving: Serving, text: str, add_special_tokens: bool = True) -
         ContextLengthError: it is so long that no encoding of it fits into the context.
         RequestError: it cannot be encoded.
     """
+    return (await encode_all(serving, [text], add_special_tokens))[0]
+
+
+async def encode_all(
+    serving: Serving, texts: Sequence[str], add_special_tokens: bool = True
+) -> list[list[int]]:
+    """Token ids of several texts; raises as :func:`encode`."""
     tokenizer, context = serving.tokenizer, serving.client.info.max_model_len
     most = context * serving.longest_token
-    if len(text) > most:
+    longest = max(map(len, texts), default=0)
+    if longest > most:
         raise ContextLengthError(
-            f"the prompt has {len(text)} characters; the context holds {context} tokens, which "
-            f"are at most {most} characters: shorten the prompt"
+            f"this model's maximum context length is {context} tokens, at most {most} characters; "
+            f"the prompt has {longest} characters: shorten the prompt"
         )
-    if len(text) <= _LONG_TEXT:
-        return tokenizer.encode(text, add_special_tokens)
-    return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
+    if len(texts) == 1 and longest < LONG_TEXT:  # sooner done than a thread is woken
+        return [tokenizer.encode(texts[0], add_special_tokens)]
+    return await asyncio.to_thread(tokenizer.encode_batch, texts, add_special_tokens)

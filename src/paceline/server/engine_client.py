@@ -36,18 +36,22 @@ class EngineClient:
     Args:
         factory: makes the engine, a :class:`~paceline.llm.LLM`; it must be picklable.
         configure_logging: picklable too; what the process runs first.
+        stream_interval: seconds within which an answer's pieces come as one; 0: each by itself.
     """
 
     info: EngineInfo
     tokenizer: Tokenizer | None
 
     def __init__(
-        self, factory: EngineFactory, *, configure_logging: Callable[[], None] | None = None
+        self,
+        factory: EngineFactory,
+        *,
+        configure_logging: Callable[[], None] | None = None,
+        stream_interval: float = 0.0,
     ) -> None:
         self.state: EngineState = "starting"
         self.num_restarts = 0
-        self._factory = factory
-        self._configure_logging = configure_logging
+        self._opening = (factory, configure_logging, stream_interval)
         self._link: EngineLink | None = None
         self._hello: asyncio.Future[None] | None = None
         self._numbers = itertools.count()
@@ -58,10 +62,6 @@ class EngineClient:
         self._has_finished_since = False
         self._is_draining = False
         self._restarting: asyncio.Task[None] | None = None
-
-    @property
-    def num_unfinished(self) -> int:
-        return len(self._generations)
 
     # --- lives ---------------------------------------------------------------------------------
 
@@ -75,8 +75,10 @@ class EngineClient:
         self._hello = asyncio.get_running_loop().create_future()
         self._link = link = EngineLink(self._receive, self._lose)
         try:
-            await link.open(self._factory, self._configure_logging)
+            await link.open(*self._opening)
             await self._hello
+            if self._link is not link:
+                raise EngineDeadError("the engine died as soon as it had started")
         except BaseException:
             self._link = None
             if self.state == "starting":
@@ -86,7 +88,7 @@ class EngineClient:
         self.state = "draining" if self._is_draining else "ready"
 
     def drain(self) -> None:
-        """Refuse new prompts from here on; those in flight go on."""
+        """Say by the state that no new requests are to be taken on; those that were go on."""
         self._is_draining = True
         if self.state == "ready":
             self.state = "draining"
@@ -109,11 +111,10 @@ class EngineClient:
             return
         reason = f"the engine died: {self._reason or 'its process was ended'}"
         self._reason = ""
-        was_starting = self._hello is not None and not self._hello.done()
-        self._fail_all(EngineDeadError, reason)
-        if was_starting:
-            return
         self._link = None
+        self._fail_all(EngineDeadError, reason)
+        if self.state == "starting":  # start() has not returned, and will raise
+            return
         before, self._died_at = self._died_at, time.monotonic()
         is_late = self._died_at - before >= CRASH_LOOP_SECONDS
         self.state = "starting" if is_late or self._has_finished_since else "failed"
@@ -168,8 +169,6 @@ class EngineClient:
         Raises: what ``ServingEngine`` says, when the block is entered.
         """
         link = self._living()
-        if self.state == "draining":
-            raise EngineClosedError("the engine takes no new requests: the server is ending")
         handle = next(self._numbers)
         link.send(("generate", handle, token_ids, params, cache_salt, trace_id))
         generation = self._generations[handle] = EngineGeneration(params.n)
@@ -191,10 +190,6 @@ class EngineClient:
 
     async def flush_prefix_cache(self) -> None:
         await self._ask("flush_prefix_cache")
-
-    async def set_speculation(self, config: Any) -> None:
-        """Raises: ConfigError: it is not a speculative configuration, or cannot be built."""
-        await self._ask("set_speculation", config)
 
     async def _ask(self, name: str, *arguments: Any) -> Any:
         link, number = self._living(), next(self._numbers)

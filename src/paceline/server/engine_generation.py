@@ -93,7 +93,7 @@ class EngineGeneration:
         if rest.prompt_logprobs and not self.prompt_logprobs:
             self.prompt_logprobs = [_restored(each) for each in rest.prompt_logprobs]
         self._num_open -= rest.finish_reason is not None
-        self._error = rest.error
+        self._error = self._error or rest.error
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -42,14 +42,20 @@ class EngineLink(asyncio.Protocol):
         self._lost = asyncio.Event()
 
     async def open(
-        self, factory: EngineFactory, configure_logging: Callable[[], None] | None
+        self,
+        factory: EngineFactory,
+        configure_logging: Callable[[], None] | None,
+        stream_interval: float,
     ) -> None:
         """Start the process; its first message says how building the engine went."""
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
         with theirs:  # held open here, it would hide that the process died
             process = multiprocessing.get_context("spawn").Process(
-                target=run_engine, args=(theirs, factory, configure_logging), name=NAME, daemon=True
+                target=run_engine,
+                args=(theirs, factory, configure_logging, stream_interval),
+                name=NAME,
+                daemon=True,
             )
             try:
                 await asyncio.to_thread(process.start)

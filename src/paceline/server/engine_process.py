@@ -1,8 +1,8 @@
 """The process in which a server's engine lives. Owns the engine; knows no HTTP and no asyncio.
 
 Three kinds of threads: one reads commands, a few submit prompts (which compiles grammars) and wait
-for answers of the engine, and the engine's own thread steps it and sends what each step brought to
-all prompts as one message. None of them waits for the other process to read what was asked for, so
+for answers of the engine, and the engine's own thread steps it and hands what each step brought to
+all prompts to the outbox. None of them waits for the other process to read what was asked for, so
 the two processes cannot block each other. The process ends when the other one does.
 
 Commands: ``(generate, handle, token_ids, params, cache_salt, trace_id)``, ``(abort, handle)``,
@@ -13,6 +13,7 @@ Commands: ``(generate, handle, token_ids, params, cache_salt, trace_id)``, ``(ab
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -26,22 +27,28 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from paceline.errors import EngineClosedError
-from paceline.policy.cost_points import StepShape
 from paceline.request import Request, StepOutput, TokenLogprobs
 from paceline.sampling_params import SamplingParams
 from paceline.server.channel import Channel, portable
-from paceline.server.messages import EngineFactory, EngineInfo, LogprobTuple, Rest
+from paceline.server.engine_facts import engine_info
+from paceline.server.messages import EngineFactory, Entry, LogprobTuple, Rest
+from paceline.server.outbox import Outbox
 
 log = logging.getLogger(__name__)
 NAME = "paceline-engine"
 NUM_SUBMITTERS = 16
-CURVE_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-ASKABLE = ("stats", "flush_prefix_cache", "set_speculation")
+NUM_GRAMMAR_SUBMITTERS = 2
+"""Submitters of prompts with a grammar, which may wait long for its compiler and hold up nobody
+else; a second one finds compiled grammars while the first waits."""
+ASKABLE = ("stats", "flush_prefix_cache")
 """Methods of the engine that may be called by name."""
 
 
 def run_engine(
-    sock: socket.socket, factory: EngineFactory, configure_logging: Callable[[], None] | None
+    sock: socket.socket,
+    factory: EngineFactory,
+    configure_logging: Callable[[], None] | None,
+    stream_interval: float,
 ) -> NoReturn:
     """What the process does from its start to its end."""
     # Whoever stops the server tells the other process, which lets requests end first.
@@ -52,6 +59,7 @@ def run_engine(
     if configure_logging is not None:
         configure_logging()
     channel = Channel(sock)
+    threading.Thread(target=_end_without, args=(channel,), daemon=True).start()
     try:
         engine = factory()
         hello = ("hello", engine_info(engine), engine.checkpoint.tokenizer)
@@ -59,35 +67,16 @@ def run_engine(
         channel.send(("failed", portable(error)))
         os._exit(1)
     channel.send(hello)
-    EngineServer(channel, engine).serve()
+    gc.collect()
+    gc.freeze()  # what lives from here to the end need not be looked at again and again
+    EngineServer(channel, engine, stream_interval).serve()
     os._exit(0)  # not through the exit of threads that may be in the middle of a long step
 
 
-def engine_info(engine: Any) -> EngineInfo:
-    """What an :class:`~paceline.llm.LLM` says of itself."""
-    config, checkpoint = engine.config, engine.checkpoint
-
-    def inside(inner: Any) -> dict[str, Any]:
-        shapes = [StepShape(rows, 0, 0, rows, 1) for rows in CURVE_ROWS]
-        return {
-            "vocab_size": inner.vocab_size,
-            "kv_blocks_total": inner.kv.pool.num_blocks - 1,
-            "block_size": inner.kv.block_size,
-            "cost_curve": tuple((shape.rows, inner.cost.predict(shape)) for shape in shapes),
-            "has_profile": inner.cost.has_profile,
-        }
-
-    return EngineInfo(
-        model=checkpoint.name,
-        max_model_len=config.max_model_len,
-        dtype=config.dtype,
-        backend=engine.backend,
-        promises_identity=engine.promises_identity,
-        proposers=engine.proposers,
-        max_num_seqs=config.max_num_seqs,
-        generation_defaults=dict(checkpoint.generation),
-        **engine.call(inside),
-    )
+def _end_without(channel: Channel) -> None:
+    """A model takes long to load; whoever would have used it may be gone before."""
+    if not channel.is_spoken_to():
+        os._exit(1)
 
 
 @dataclass(slots=True)
@@ -101,24 +90,35 @@ class _Route:
 
 
 class EngineServer:
-    """Serves the commands of one channel with one engine, an :class:`~paceline.llm.LLM`."""
+    """Serves the commands of one channel with one engine, an :class:`~paceline.llm.LLM`.
 
-    def __init__(self, channel: Channel, engine: Any) -> None:
+    Args:
+        stream_interval: seconds within which the pieces of an answer are sent together.
+    """
+
+    def __init__(self, channel: Channel, engine: Any, stream_interval: float = 0.0) -> None:
         self._channel = channel
         self._engine = engine
         self._pool = ThreadPoolExecutor(NUM_SUBMITTERS, thread_name_prefix="paceline-submit")
+        self._grammar_pool = ThreadPoolExecutor(
+            NUM_GRAMMAR_SUBMITTERS, thread_name_prefix="paceline-grammar"
+        )
         self._lock = threading.Lock()
         # Request ids of each handle that still run; None while they are being submitted.
         self._jobs: dict[int, list[int] | None] = {}
         self._routes: dict[int, _Route] = {}  # of the engine's thread alone
+        self._outbox = Outbox(lambda entries: self._tell(("step", entries)), stream_interval)
 
     def serve(self) -> None:
         """Until the other process closes the channel or dies."""
+        self._outbox.start()
         for kind, *arguments in self._channel:
             if kind == "generate":
+                handle, _, params, *_ = arguments
                 with self._lock:
-                    self._jobs[arguments[0]] = None
-                self._pool.submit(self._generate, *arguments)
+                    self._jobs[handle] = None
+                pool = self._pool if params.structured_outputs is None else self._grammar_pool
+                pool.submit(self._generate, *arguments)
             elif kind == "abort":
                 self._abort(*arguments)
             else:
@@ -147,6 +147,9 @@ class EngineServer:
             for request in requests:
                 self._routes[request.request_id] = _Route(handle, request, trace_id)
 
+        with self._lock:
+            if handle not in self._jobs:  # it was aborted while it waited for this thread
+                return
         extra = {"trace_id": trace_id}
         try:
             self._engine.submit([token_ids], [params], self._send_step, cache_salt, on_added)
@@ -184,13 +187,14 @@ class EngineServer:
         """Everything that one step has for anybody, from the engine's thread."""
         death = next((o.error for o in outputs if isinstance(o.error, EngineClosedError)), None)
         if death is not None:
+            self._outbox.flush()
             self._tell(("dead", str(death)))
             os._exit(1)
         entries = [entry for output in outputs if (entry := self._entry(output)) is not None]
         if entries:
-            self._tell(("step", entries))
+            self._outbox.put(entries)
 
-    def _entry(self, output: StepOutput) -> tuple[Any, ...] | None:
+    def _entry(self, output: StepOutput) -> Entry | None:
         """A step of one sample as it travels; None when nobody would learn anything from it."""
         route = self._routes.get(output.request_id)
         has_ended = output.finish_reason is not None

@@ -24,6 +24,7 @@ from paceline.errors import (
     EngineDeadError,
     RequestError,
     RequestFailedError,
+    UnservableRequestError,
 )
 from paceline.server.sse import DONE, ClientGoneError, encode_json, event
 
@@ -99,6 +100,8 @@ def to_api_error(error: BaseException) -> ApiError:
             return ApiError(500, str(error), SERVER, code="engine_dead")
         case EngineClosedError():
             return ApiError(503, str(error), SERVER, code="engine_closed")
+        case UnservableRequestError():
+            return ApiError(400, str(error), code="unservable_request")
         case RequestFailedError():
             return ApiError(500, str(error), SERVER, code="request_failed")
         case HTTPException():

@@ -16,6 +16,14 @@ from paceline.request import TokenLogprobs
 from paceline.sampling_params import SamplingParams
 
 EngineState = Literal["starting", "ready", "draining", "failed", "closed"]
+SAMPLING_DEFAULTS: Mapping[str, float] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
+"""Fields that the makers of a model may have given another default (generation_config.json)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +32,8 @@ class EngineInfo:
 
     Attributes:
         model: its name, for people.
-        max_model_len: context in tokens, prompt and answer together.
+        max_model_len: most tokens of a prompt and its answer together: the context, or what the
+            KV cache holds where that is less.
         promises_identity: plain and speculative answers are equal by construction.
         proposers: who drafts, as the engine was started.
         kv_blocks_total: blocks of ``block_size`` tokens.
@@ -50,7 +59,7 @@ class EngineInfo:
 
 @dataclass(slots=True)
 class Piece:
-    """What one step added to one sample.
+    """What one step, or several in a short time, added to one sample.
 
     Attributes:
         index: which of the ``n`` samples.
@@ -81,7 +90,7 @@ LogprobTuple = tuple[int, float, int, tuple[tuple[int, float], ...]]
 class Rest(NamedTuple):
     """What a step's entry has beyond new tokens: with a sample's first and last, or log-probs.
 
-    An entry is ``(handle, index, token_ids, origins, text, rest)``; its rest is mostly None.
+    The rest of an :data:`Entry` is mostly None.
     """
 
     logprobs: list[LogprobTuple]
@@ -91,6 +100,10 @@ class Rest(NamedTuple):
     num_cached_tokens: int
     prompt_logprobs: list[LogprobTuple | None]
     error: Exception | None
+
+
+Entry = tuple[int, int, list[int], list[str], str, Rest | None]
+"""What a step brought to a sample: ``(handle, index, token_ids, origins, text, rest)``."""
 
 
 class Generation(Protocol):
@@ -117,16 +130,12 @@ class ServingEngine(Protocol):
     Attributes:
         info: valid after :meth:`start`; replaced when the engine is restarted.
         tokenizer: None where the model has none.
-        num_unfinished: prompts that were submitted and have not ended.
     """
 
     info: EngineInfo
     tokenizer: Tokenizer | None
     state: EngineState
     num_restarts: int
-
-    @property
-    def num_unfinished(self) -> int: ...
 
     async def start(self) -> None:
         """Raises: whatever building the engine raised, ``ModelLoadError`` for one."""
@@ -145,7 +154,7 @@ class ServingEngine(Protocol):
         Raises (when the block is entered):
             RequestError: the engine refuses the request.
             EngineDeadError: the engine is dead, or being started again.
-            EngineClosedError: it was closed, or is draining.
+            EngineClosedError: it was closed.
         """
         ...
 
@@ -155,10 +164,8 @@ class ServingEngine(Protocol):
 
     async def flush_prefix_cache(self) -> None: ...
 
-    async def set_speculation(self, config: Any) -> None: ...
-
     def drain(self) -> None:
-        """Refuse new prompts from here on; those in flight go on."""
+        """Say by the state that no new requests are to be taken on; those that were go on."""
         ...
 
     async def close(self) -> None:

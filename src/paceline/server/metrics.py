@@ -27,7 +27,7 @@ REQUEST_BUCKETS = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0),
 )
-REASONS = ("stop", "length", "abort", "error", "tool_calls")
+REASONS = ("stop", "length", "abort", "error")
 """Reasons that are exported from the start; others appear when they first happen."""
 
 
@@ -92,7 +92,7 @@ class ServerMetrics:
         self._first_token.observe(seconds)
 
     def observe_token_gap(self, seconds: float) -> None:
-        """The time between two pieces of a sample; tokens that one step commits are one piece."""
+        """The time between two pieces of a sample, each of which its client gets as one event."""
         self._token_gap.observe(seconds)
 
     def observe_request(self, seconds: float, reason: str) -> None:

@@ -15,11 +15,13 @@ from pydantic.json_schema import models_json_schema
 
 from paceline import __version__
 from paceline.server.protocol.common import ErrorBody
+from paceline.server.security import OPEN_PATHS
 
 _PREFIX = "#/components/schemas/"
 _MEANING = {
     400: "The request is not valid, or asks for what cannot be served.",
     401: "The API key is missing or wrong.",
+    403: "A page of another origin made the browser call.",
     404: "There is no such model.",
     408: "The body took too long to arrive.",
     413: "The body is too large.",
@@ -29,6 +31,7 @@ _MEANING = {
     503: "The server is not ready, or ending.",
     504: "The answer took longer than the server allows.",
 }
+_ERROR = {"$ref": f"{_PREFIX}{ErrorBody.__name__}"}
 _bodies: dict[str, type[BaseModel]] = {}
 
 
@@ -87,4 +90,12 @@ def _document(app: FastAPI) -> dict[str, Any]:
     for path in document["paths"].values():
         for operation in path.values():
             operation["responses"].pop("422", None)
+            for status, response in operation["responses"].items():
+                if int(status) >= 400:  # whatever type the endpoint's other answers are of
+                    response["content"] = {"application/json": {"schema": _ERROR}}
+    if app.state.serving.config.api_keys:
+        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"key": []}]
+        for path in OPEN_PATHS:
+            document["paths"][path]["get"]["security"] = []
     return document

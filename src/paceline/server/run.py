@@ -7,7 +7,9 @@ flight get ``drain_timeout`` and are ended then. The second ends everything at o
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import math
 import socket
 from collections.abc import Awaitable, Callable
 from types import FrameType
@@ -31,6 +33,10 @@ _POLL_SECONDS = 0.05
 _KEEP_ALIVE_SECONDS = 75
 """Longer than clients keep a connection that they do not use, so that none is closed while one
 sends its next request."""
+_CONNECTIONS = 4
+"""Connections for each request that may be unfinished; beyond them uvicorn answers a 503 unread."""
+_SPARE_CONNECTIONS = 256
+_LONGEST_PATIENCE_MS = (1 << 31) - 1
 _LAST_WORDS_SECONDS = 5
 """For error bodies to reach their clients, once the engine has ended."""
 
@@ -70,6 +76,9 @@ async def _serve(
         app = create_app(client, config)
         serving: Serving = app.state.serving
         line = start_line(client.info, serving.names, address(listener))
+        # What lives from here to the end need not be looked at again and again.
+        gc.collect()
+        gc.freeze()
         server = DrainingServer(app, serving, config.drain_timeout, lambda: announce(line))
         await server.serve(sockets=[listener])
     finally:
@@ -103,6 +112,8 @@ class DrainingServer(uvicorn.Server):
                 lifespan="off",
                 ws="none",
                 server_header=False,
+                limit_concurrency=_SPARE_CONNECTIONS + _CONNECTIONS * serving.admission.limit,
+                proxy_headers=False,
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=_LAST_WORDS_SECONDS,
             )
@@ -111,6 +122,7 @@ class DrainingServer(uvicorn.Server):
         self._drain_timeout = drain_timeout
         self._on_listening = on_listening
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_told_to_end = False
         self._drain: asyncio.Task[None] | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
@@ -123,10 +135,11 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """What uvicorn does on a signal; here it may interrupt anything."""
-        if self._serving.is_draining or self._loop is None:
+        if self._is_told_to_end or self._loop is None:
             self.should_exit = self.force_exit = True
             return
-        self._serving.is_draining = True
+        self._is_told_to_end = True
+        self._serving.client.drain()
         self._loop.call_soon_threadsafe(self._start_draining)
 
     def _start_draining(self) -> None:
@@ -136,12 +149,14 @@ class DrainingServer(uvicorn.Server):
         """Wait for what is in flight, end the rest, then let the server end."""
         admission, deadline = self._serving.admission, self._now() + self._drain_timeout
         log.info("draining: %d samples are unfinished", admission.num_unfinished)
-        while admission.num_unfinished and self._now() < deadline:
-            await asyncio.sleep(_POLL_SECONDS)
-        if admission.num_unfinished:
-            log.warning("drain timeout: %d samples are ended", admission.num_unfinished)
-            await self._serving.client.close()
-        self.should_exit = True
+        try:
+            while admission.num_unfinished and self._now() < deadline:
+                await asyncio.sleep(_POLL_SECONDS)
+            if admission.num_unfinished:
+                log.warning("drain timeout: %d samples are ended", admission.num_unfinished)
+                await self._serving.client.close()
+        finally:
+            self.should_exit = True
 
     @staticmethod
     def _now() -> float:
@@ -161,6 +176,7 @@ def bind(config: ServerConfig) -> socket.socket:
         family, kind, protocol, _, where = found[0]
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _limit_patience(listener, config)
         listener.bind(where)
     except OSError as error:
         raise ConfigError(
@@ -168,6 +184,16 @@ def bind(config: ServerConfig) -> socket.socket:
             "another --host or --port"
         ) from error
     return listener
+
+
+def _limit_patience(listener: socket.socket, config: ServerConfig) -> None:
+    """Let the system end connections whose clients take nothing for as long as a request may take.
+
+    An answer that is given up leaves its connection waiting until what was written has been read.
+    """
+    if config.timeout is not None and hasattr(socket, "TCP_USER_TIMEOUT"):
+        milliseconds = math.ceil(min(config.timeout * 1e3, _LONGEST_PATIENCE_MS))
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
 
 def address(listener: socket.socket) -> str:

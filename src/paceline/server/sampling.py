@@ -10,18 +10,9 @@ from typing import Any
 
 from paceline.errors import ContextLengthError, RequestError
 from paceline.sampling_params import SamplingParams, SpeculativeParams
-from paceline.server.messages import EngineInfo
+from paceline.server.messages import SAMPLING_DEFAULTS, EngineInfo
 from paceline.server.protocol.common import GenerationFields, StructuredOutputFields
 from paceline.structured_outputs import StructuredOutputs
-
-# Fields that the makers of a model may have given another default (generation_config.json).
-_DEFAULTS: dict[str, Any] = {
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-}
 
 
 def sampling_params(
@@ -29,26 +20,19 @@ def sampling_params(
     info: EngineInfo,
     *,
     max_tokens: int | None,
+    structured: StructuredOutputs | None,
     logprobs: int | None = None,
-    structured: StructuredOutputs | None = None,
 ) -> SamplingParams:
     """What the engine is asked for.
 
     Args:
         max_tokens: as :func:`answer_limit` gives it.
+        structured: what the output must match, in whichever field the endpoint found that.
         logprobs: likeliest tokens to report at each place; None reports nothing.
-        structured: what the output must match, where the endpoint found that in a field of its
-            own; ``fields.structured_outputs`` must be absent then.
 
     Raises:
         RequestError: fields exclude each other or are out of range.
     """
-    if structured is not None and fields.structured_outputs is not None:
-        raise RequestError(
-            "structured_outputs is given beside response_format or tools; use one of them"
-        )
-    if structured is None and fields.structured_outputs is not None:
-        structured = structured_outputs(fields.structured_outputs)
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=fields.min_tokens or 0,
@@ -79,22 +63,24 @@ def answer_limit(num_prompt_tokens: int, max_tokens: int | None, info: EngineInf
         ContextLengthError: prompt and answer do not fit into the context together.
     """
     room = info.max_model_len - num_prompt_tokens
+    # OpenAI's words, by which clients that know no codes recognise this error.
+    longest = f"this model's maximum context length is {info.max_model_len} tokens"
     if room < 1:
         raise ContextLengthError(
-            f"the prompt has {num_prompt_tokens} tokens; the context holds {info.max_model_len}, "
-            "at least one of them for the answer: shorten the prompt"
+            f"{longest}; the prompt has {num_prompt_tokens}, and the answer needs at least one: "
+            "shorten the prompt"
         )
     if max_tokens is not None and max_tokens > room:
         raise ContextLengthError(
-            f"the prompt has {num_prompt_tokens} tokens and max_tokens is {max_tokens}; the "
-            f"context holds {info.max_model_len}: shorten the prompt, or ask for at most {room}"
+            f"{longest}; the prompt has {num_prompt_tokens} and max_tokens is {max_tokens}: "
+            f"shorten the prompt, or ask for at most {room}"
         )
     return room if max_tokens is None else max_tokens
 
 
 def _with_defaults(fields: GenerationFields, defaults: Mapping[str, Any]) -> dict[str, Any]:
     values = {}
-    for name, neutral in _DEFAULTS.items():
+    for name, neutral in SAMPLING_DEFAULTS.items():
         value = getattr(fields, name)
         values[name] = defaults.get(name, neutral) if value is None else value
     return values
@@ -134,7 +120,7 @@ def speculative_params(fields: GenerationFields) -> SpeculativeParams:
     )
 
 
-def structured_outputs(fields: StructuredOutputFields) -> StructuredOutputs | None:
+def structured_outputs(fields: StructuredOutputFields | None) -> StructuredOutputs | None:
     """What the output must match; None where nothing is said.
 
     Raises:
@@ -142,7 +128,7 @@ def structured_outputs(fields: StructuredOutputFields) -> StructuredOutputs | No
     """
     given = {
         name.rstrip("_"): value
-        for name, value in fields  # not as a dump, which copies what can be very large
+        for name, value in fields or ()  # not as a dump, which copies what can be very large
         if value is not None and value is not False
     }
     if not given:

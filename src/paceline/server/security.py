@@ -77,12 +77,16 @@ class _Body:
         self._limit = limit
         self._count = 0
         self._complete = False
+        self._deadline: float | None = None  # of the whole body, by the loop's clock
 
     async def __call__(self) -> Message:
         if self._complete:
             return await self._receive()
+        if self._deadline is None:
+            self._deadline = asyncio.get_running_loop().time() + BODY_SECONDS
         try:
-            message = await asyncio.wait_for(self._receive(), BODY_SECONDS)
+            async with asyncio.timeout_at(self._deadline):
+                message = await self._receive()
         except TimeoutError:
             raise ApiError(408, f"the body took longer than {BODY_SECONDS:g} s to arrive") from None
         self._count += len(message.get("body", b""))
@@ -128,6 +132,22 @@ def _too_large(limit: int) -> ApiError:
         code="body_too_large",
         headers=_CLOSE,
     )
+
+
+def refuse_foreign_page(headers: Headers, allowed_origins: Sequence[str]) -> None:
+    """Keep pages of other origins from endpoints that a browser would call without asking first.
+
+    A browser asks before it sends JSON or a header of one's own; a call without a body needs
+    neither, and only the page's origin, which a browser always tells, gives it away.
+
+    Raises:
+        ApiError: 403, the call comes from such a page.
+    """
+    origin = headers.get("origin")
+    if origin is None or "*" in allowed_origins or origin in allowed_origins:
+        return
+    if origin.partition("://")[2] != headers.get("host"):
+        raise ApiError(403, "pages of another origin may not do this", code="foreign_origin")
 
 
 def partition(scope: Any, cache_salt: str | None) -> str:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from typing import Any
 
 from starlette.requests import Request
 
@@ -24,8 +24,14 @@ from paceline.server.errors import NOT_FOUND, SERVER, ApiError
 from paceline.server.messages import Generation, Piece, ServingEngine
 from paceline.server.metrics import ServerMetrics
 from paceline.server.security import partition
+from paceline.server.sse import Deadline, cancelled
 from paceline.server.tokens import TokenTexts
 from paceline.server.tracing import current_trace_id
+
+_REFUSALS = {
+    "draining": "the server is ending and takes no new requests",
+    "starting": "the engine is being started again; try again soon",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,30 +46,24 @@ class Serving:
     """The state of one server.
 
     Attributes:
-        is_draining: the server ends when what is in flight has ended, and takes nothing new.
+        longest_token: its characters; 0 without a tokenizer.
     """
 
     def __init__(self, client: ServingEngine, config: ServerConfig) -> None:
         self.client = client
         self.config = config
         self.created = int(time.time())
-        self.is_draining = False
         self.names = config.served_model_names or (client.info.model,)
         self.admission = Admission(client.info.max_num_seqs, config.max_queue)
         self.metrics = ServerMetrics(config.metrics_prefix, self.names[0])
         self.texts = TokenTexts(client.tokenizer)
+        self.longest_token = _longest_token(client.tokenizer)
 
     @classmethod
     def of(cls, request: Request) -> Serving:
         serving = request.app.state.serving
         assert isinstance(serving, cls)
         return serving
-
-    @cached_property
-    def longest_token(self) -> int:
-        """Characters of the longest token."""
-        spell = self.tokenizer.id_to_token
-        return max(len(spell(i) or "") for i in range(self.tokenizer.vocab_size))
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -88,50 +88,80 @@ class Serving:
             )
         return asked or self.names[0]
 
-    @asynccontextmanager
-    async def answering(
-        self, request: Request, prompts: Sequence[Prompt], cache_salt: str | None = None
-    ) -> AsyncIterator[Answers]:
-        """Submit a request's prompts; leaving the block aborts those that still run.
+    @contextmanager
+    def admitted(self, count: int) -> Iterator[None]:
+        """Hold places for a request's samples, before any work goes into it.
 
         Raises (when the block is entered):
-            ApiError: 429, the queue is full; 503, the server is ending.
-            RequestError, EngineClosedError: the engine refuses a prompt, or is dead.
+            ApiError: 429, the queue is full; 503, the server is ending or its engine starting.
+            RequestError: so many places do not exist.
         """
-        if self.is_draining:
-            raise ApiError(
-                503,
-                "the server is ending and takes no new requests",
-                SERVER,
-                code="draining",
-                headers={"Retry-After": "5"},
-            )
-        salt, trace = partition(request.scope, cache_salt), current_trace_id()
-        count = sum(prompt.params.n for prompt in prompts)
-        async with AsyncExitStack() as stack:
+        state = self.client.state
+        if state in _REFUSALS:
+            again = {"Retry-After": "5"}
+            raise ApiError(503, _REFUSALS[state], SERVER, code=state, headers=again)
+        with ExitStack() as stack:
             try:
                 stack.enter_context(self.admission.places(count))
             except ApiError:
                 self.metrics.observe_rejected()
                 raise
-            generations = [
-                await stack.enter_async_context(
+            yield
+
+    @asynccontextmanager
+    async def answering(
+        self,
+        request: Request,
+        prompts: Sequence[Prompt],
+        deadline: Deadline,
+        cache_salt: str | None,
+    ) -> AsyncIterator[Answers]:
+        """Submit the prompts of a request that was admitted; leaving the block aborts what runs.
+
+        Args:
+            deadline: it began when the request arrived.
+
+        Raises (when the block is entered):
+            RequestError, EngineClosedError: the engine refuses a prompt, or is dead.
+        """
+        salt, trace = partition(request.scope, cache_salt), current_trace_id()
+        async with AsyncExitStack() as stack:
+            entering = [
+                stack.enter_async_context(
                     self.client.generate(
                         prompt.token_ids, prompt.params, cache_salt=salt, trace_id=trace
                     )
                 )
                 for prompt in prompts
             ]
-            clocks = [_Clock(self.metrics, prompt.params.n) for prompt in prompts]
+            generations = await _all_of(entering)
+            clocks = [_Clock(self.metrics, prompt.params.n, deadline) for prompt in prompts]
             try:
                 yield Answers(generations, clocks)
             except Exception:
                 for clock in clocks:
-                    clock.reason = "error"
+                    clock.fail()
                 raise
             finally:
                 for clock in clocks:
                     clock.close()
+
+
+async def _all_of(entering: Sequence[Coroutine[Any, Any, Generation]]) -> list[Generation]:
+    """Submit all prompts before the first is accepted, so that one step can take them all on."""
+    if len(entering) == 1:
+        return [await entering[0]]
+    tasks = [asyncio.create_task(each) for each in entering]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        await cancelled(*tasks)
+
+
+def _longest_token(tokenizer: Tokenizer | None) -> int:
+    if tokenizer is None:
+        return 0
+    return max(len(tokenizer.id_to_token(i) or "") for i in range(tokenizer.vocab_size))
 
 
 class Answers:
@@ -189,26 +219,33 @@ async def _merged(generations: Sequence[Generation]) -> AsyncIterator[tuple[int,
 class _Clock:
     """Times of one prompt's answer, told to the metrics, and how it ended."""
 
-    def __init__(self, metrics: ServerMetrics, num_samples: int) -> None:
+    def __init__(self, metrics: ServerMetrics, num_samples: int, deadline: Deadline) -> None:
         self._metrics = metrics
-        self._began = time.perf_counter()
+        self._deadline = deadline
         self._last: list[float | None] = [None] * num_samples
         self._unfinished = num_samples
-        self.reason = "abort"
+        self._reason = "abort"
 
     def observe(self, piece: Piece) -> None:
-        at = time.perf_counter()
+        at = time.monotonic()
         last = self._last[piece.index]
         if last is None:
-            self._metrics.observe_first_token(at - self._began)
+            self._metrics.observe_first_token(at - self._deadline.began)
         else:
             self._metrics.observe_token_gap(at - last)
         self._last[piece.index] = at
         if piece.finish_reason is not None:
             self._unfinished -= 1
             if not self._unfinished:
-                self.reason = piece.finish_reason
+                self._reason = piece.finish_reason
+
+    def fail(self) -> None:
+        """The request has failed; an answer that was complete before stays what it was."""
+        if self._unfinished:
+            self._reason = "error"
 
     def close(self) -> None:
         """Tell that the answer has ended."""
-        self._metrics.observe_request(time.perf_counter() - self._began, self.reason)
+        if self._deadline.seconds_left <= 0:
+            self.fail()
+        self._metrics.observe_request(time.monotonic() - self._deadline.began, self._reason)

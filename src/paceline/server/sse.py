@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pydantic_core import to_json
@@ -35,35 +37,70 @@ def event(value: Any) -> bytes:
     return b"data: " + encode_json(value) + b"\n\n"
 
 
+class ChoiceEvents:
+    """Events of one choice each. What is the same in all of them is encoded once.
+
+    Args:
+        head: what comes before the choice.
+        tail: what comes after it.
+    """
+
+    def __init__(self, head: Mapping[str, Any], tail: Mapping[str, Any]) -> None:
+        self._before = b"data: " + encode_json(head)[:-1] + b',"choices":['
+        self._after = b"]" + (b"," + encode_json(tail)[1:-1] if tail else b"") + b"}\n\n"
+
+    def of(self, choices: Iterable[Any]) -> bytes:
+        before, after = self._before, self._after
+        return b"".join([before + encode_json(choice) + after for choice in choices])
+
+
 class ClientGoneError(Exception):
     """The client closed its connection; nobody reads an answer."""
 
 
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """When an answer must have ended; ``timeout`` is infinite where there is no limit."""
+
+    timeout: float
+    began: float
+
+    @classmethod
+    def after(cls, timeout: float | None) -> Deadline:
+        return cls(timeout or math.inf, time.monotonic())
+
+    @property
+    def seconds_left(self) -> float:
+        return self.began + self.timeout - time.monotonic()
+
+    def error(self) -> TimeoutError:
+        return TimeoutError(f"the answer took longer than {self.timeout:g} s")
+
+
 async def while_connected(
-    receive: Receive, work: Coroutine[Any, Any, Result], timeout: float | None = None
+    receive: Receive, work: Coroutine[Any, Any, Result], deadline: Deadline
 ) -> Result:
     """Do the work, unless the client leaves or time is up first; then it has been cancelled.
 
     Args:
         receive: of ASGI, with the body read already.
-        timeout: in seconds.
 
     Raises:
         ClientGoneError: the client closed its connection.
-        TimeoutError: the work took longer than that.
+        TimeoutError: the work was not done at the deadline.
         Exception: what the work raised.
     """
     task = asyncio.create_task(work)
     gone = asyncio.create_task(_disconnected(receive))
     try:
-        await _first_of(task, gone, timeout)
+        await _first_of(task, gone, deadline.seconds_left)
         if task.done():
             return task.result()
         if gone.done():
             raise ClientGoneError("the client closed its connection")
-        raise TimeoutError(f"the answer took longer than {timeout:g} s")
+        raise deadline.error()
     finally:
-        await _cancelled(task, gone)
+        await cancelled(task, gone)
 
 
 class EventStream(Response):
@@ -80,14 +117,14 @@ class EventStream(Response):
         first: bytes,
         events: AsyncGenerator[bytes, None],
         error_event: ErrorEvent,
-        timeout: float | None = None,
+        deadline: Deadline,
     ) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._first = first
         self._events = events
         self._error_event = error_event
-        self._timeout = timeout
+        self._deadline = deadline
         self._last_sent = 0.0
         self._is_sending = False
 
@@ -96,54 +133,64 @@ class EventStream(Response):
         cls,
         events: AsyncGenerator[bytes, None],
         error_event: ErrorEvent,
-        timeout: float | None = None,
+        receive: Receive,
+        deadline: Deadline,
     ) -> EventStream:
         """Take the first events, then make the response.
 
         Args:
             events: bytes of zero or more whole events each, the ``[DONE]`` at the end included.
             error_event: the bytes that end the stream when the iterator raises.
-            timeout: seconds after which the stream ends with the event of a ``TimeoutError``.
+            receive: of ASGI, with the body read already.
+            deadline: when the stream ends with the event of a ``TimeoutError``.
 
         Raises:
+            ClientGoneError, TimeoutError: there were no first events before that.
             Exception: what the iterator raised before its first events.
         """
-        return cls(await anext(events), events, error_event, timeout)
+
+        async def first() -> bytes:
+            return await anext(events)
+
+        return cls(await while_connected(receive, first(), deadline), events, error_event, deadline)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sender = asyncio.create_task(self._send_all(send))
         gone = asyncio.create_task(_disconnected(receive))
-        began = self._last_sent = time.monotonic()
-        deadline = began + (self._timeout or float("inf"))
+        self._last_sent = time.monotonic()
         try:
-            while not sender.done() and not gone.done() and time.monotonic() < deadline:
-                await _first_of(sender, gone, self._patience(deadline))
+            while not sender.done() and not gone.done() and self._deadline.seconds_left > 0:
+                await _first_of(sender, gone, self._patience())
                 if not (sender.done() or gone.done()) and self._is_due:
                     await self._send(send, KEEP_ALIVE)
             if not sender.done() and not gone.done():
-                await _cancelled(sender)
+                await cancelled(sender)
                 await self._end_late(send)
             elif sender.done():
                 sender.result()
         finally:
-            await _cancelled(sender, gone)
+            await cancelled(sender, gone)
             await self._events.aclose()
 
     async def _send_all(self, send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await self._send_message(send, start)
         await self._send(send, self._first)
+        last = b""  # goes with the end of the body: every write wakes the client
         try:
             async for data in self._events:
-                await self._send(send, data)
+                if data.endswith(DONE):
+                    last = data
+                else:
+                    await self._send(send, data)
         except Exception as error:
-            await self._send(send, self._error_event(error))
-        await self._send_message(send, {"type": "http.response.body"})
+            last = self._error_event(error)
+        await self._send_message(send, {"type": "http.response.body", "body": last})
 
     async def _end_late(self, send: Send) -> None:
         """Say that time is up, to a client that still reads."""
-        error = TimeoutError(f"the answer took longer than {self._timeout:g} s")
-        last = {"type": "http.response.body", "body": self._error_event(error)}
+        data = self._error_event(self._deadline.error())
+        last = {"type": "http.response.body", "body": data}
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(send(last), _LAST_WORDS_SECONDS)
 
@@ -165,10 +212,10 @@ class EventStream(Response):
         idle = time.monotonic() - self._last_sent
         return idle >= KEEP_ALIVE_SECONDS and not self._is_sending
 
-    def _patience(self, deadline: float) -> float:
+    def _patience(self) -> float:
         """Seconds until a keep-alive comment or the deadline may be due."""
         idle = 0.0 if self._is_sending else time.monotonic() - self._last_sent
-        return max(0.0, min(KEEP_ALIVE_SECONDS - idle, deadline - time.monotonic()))
+        return max(0.0, min(KEEP_ALIVE_SECONDS - idle, self._deadline.seconds_left))
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -176,13 +223,12 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-async def _first_of(
-    one: asyncio.Task[Any], other: asyncio.Task[Any], timeout: float | None
-) -> None:
+async def _first_of(one: asyncio.Task[Any], other: asyncio.Task[Any], seconds: float) -> None:
+    timeout = None if seconds == math.inf else max(seconds, 0.0)
     await asyncio.wait((one, other), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
 
 
-async def _cancelled(*tasks: asyncio.Task[Any]) -> None:
+async def cancelled(*tasks: asyncio.Task[Any]) -> None:
     """Cancel tasks and wait until they have ended."""
     for task in tasks:
         task.cancel()

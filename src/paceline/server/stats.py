@@ -6,6 +6,7 @@ reader's to derive. Knows no HTTP.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -15,15 +16,22 @@ from paceline.server.messages import ServingEngine
 
 IDENTICAL = "output identical to plain decoding, bit for bit"
 UP_TO_ROUNDING = "output as plain decoding up to rounding: near-ties may fall differently"
+PATIENCE = 5.0
+"""Seconds for an engine to answer, which it does between two steps."""
 _STARTED = time.monotonic()
+
+
+async def engine_stats(client: ServingEngine) -> EngineStats | None:
+    """The engine's counters; None while it is down, or so stuck that it does not answer."""
+    try:
+        return await asyncio.wait_for(client.stats(), PATIENCE)
+    except (EngineClosedError, TimeoutError):
+        return None
 
 
 async def snapshot(client: ServingEngine) -> dict[str, Any]:
     """What ``GET /stats`` answers."""
-    try:
-        stats = await client.stats()
-    except EngineClosedError:
-        stats = EngineStats()
+    stats = await engine_stats(client) or EngineStats()
     info = client.info
     return {
         "model": info.model,

@@ -10,7 +10,6 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter
@@ -28,14 +27,24 @@ from paceline.server.encoding import encode
 from paceline.server.errors import ApiError, error_event
 from paceline.server.messages import Piece
 from paceline.server.openapi import GENERATION_ERRORS, answers, errors, takes
-from paceline.server.protocol.chat import ChatCompletionRequest, ChatCompletionResponse
+from paceline.server.protocol.chat import ChatCompletionRequest
+from paceline.server.protocol.chat_answer import ChatCompletionResponse
+from paceline.server.route import PlainRoute
 from paceline.server.sampling import answer_limit, sampling_params
 from paceline.server.serving import Answers, Prompt, Serving
-from paceline.server.sse import DONE, EventStream, encode_json, event, while_connected
+from paceline.server.sse import (
+    DONE,
+    ChoiceEvents,
+    Deadline,
+    EventStream,
+    encode_json,
+    event,
+    while_connected,
+)
 from paceline.server.tokens import OriginTokens, prompt_logprobs
 from paceline.server.usage import Usage
 
-router = APIRouter()
+router = APIRouter(route_class=PlainRoute)
 
 
 @router.post(
@@ -45,25 +54,36 @@ router = APIRouter()
 )
 async def chat_completions(request: Request) -> Response:
     serving = Serving.of(request)
+    deadline = Deadline.after(serving.config.timeout)
     body = await read_body(request, ChatCompletionRequest)
-    chat = await Chat.prepared(serving, body)
-    timeout = serving.config.timeout
+    chat = Chat(serving, body, deadline)
     if body.stream:
-        return await EventStream.started(chat.events(request), error_event, timeout)
-    document = await while_connected(request.receive, chat.document(request), timeout)
+        return await EventStream.started(
+            chat.events(request), error_event, request.receive, deadline
+        )
+    document = await while_connected(request.receive, chat.document(request), deadline)
     return Response(encode_json(document), media_type="application/json")
 
 
 class Chat:
-    """One request while it is served."""
+    """One request while it is served.
 
-    def __init__(
-        self, serving: Serving, body: ChatCompletionRequest, prompt: Prompt, demands: Demands
-    ) -> None:
+    Args:
+        deadline: it began when the request arrived.
+
+    Raises:
+        ApiError: what is asked for does not exist.
+    """
+
+    # Once the conversation is rendered.
+    _prompt: Prompt
+    _demands: Demands
+    _usage: Usage
+
+    def __init__(self, serving: Serving, body: ChatCompletionRequest, deadline: Deadline) -> None:
         self._serving = serving
         self._body = body
-        self._prompt = prompt
-        self._demands = demands
+        self._deadline = deadline
         info = serving.client.info
         self._head: dict[str, Any] = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
@@ -74,33 +94,34 @@ class Chat:
             "system_fingerprint": f"paceline-{__version__}-{info.dtype}-{info.backend}",
         }
         self._choices: dict[int, ChatChoice] = {}
-        self._usage = Usage(len(prompt.token_ids), body.include_metrics)
-
-    @classmethod
-    async def prepared(cls, serving: Serving, body: ChatCompletionRequest) -> Chat:
-        """Render, encode and check.
-
-        Raises:
-            RequestError, ApiError: the request cannot be served.
-        """
-        serving.model_name(body.model)
-        tokenizer, config = serving.tokenizer, serving.config
-        if not tokenizer.has_chat_template:
+        if not serving.tokenizer.has_chat_template:
             raise ApiError(
                 400,
                 "the model has no chat template, so it does not know conversations; send a text "
                 "to /v1/completions, or put a chat_template.jinja into the model's folder",
                 code="no_chat_template",
             )
+
+    async def _prepare(self) -> None:
+        """Render, encode and check.
+
+        Raises:
+            RequestError, ApiError: the request cannot be served.
+        """
+        serving, body = self._serving, self._body
+        tokenizer, config = serving.tokenizer, serving.config
         text = await asyncio.to_thread(prompt_text, tokenizer, body)
         thoughts = thoughts_of(tokenizer, body, text, config.reasoning_parser)
         demands = Demands.of(body, tool_format(config.tool_call_parser, tokenizer), thoughts)
         token_ids = await encode(serving, text, add_special_tokens=False)
-        limit = answer_limit(len(token_ids), body.limit, serving.client.info)
+        info = serving.client.info
+        limit = answer_limit(len(token_ids), body.limit, info)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        params = sampling_params(body, serving.client.info, max_tokens=limit, logprobs=logprobs)
-        params = replace(params, structured_outputs=demands.grammar)
-        return cls(serving, body, Prompt(token_ids, params), demands)
+        params = sampling_params(
+            body, info, max_tokens=limit, structured=demands.grammar, logprobs=logprobs
+        )
+        self._prompt, self._demands = Prompt(token_ids, params), demands
+        self._usage = Usage(len(token_ids), body.include_metrics)
 
     # --- the answer ----------------------------------------------------------------------------
 
@@ -110,28 +131,29 @@ class Chat:
         async with self._answering(request) as found:
             async for _, piece in found:
                 parts.setdefault(piece.index, []).extend(self._take(piece))
-            prompt = self._prompt_logprobs(found)
+            prompt = await self._prompt_logprobs(found)
         choices = [joined(parts[index]) for index in sorted(parts)]
         return {**self._head, "choices": choices, "usage": self._usage.document(), **prompt}
 
     async def events(self, request: Request) -> AsyncGenerator[bytes, None]:
         """The answer as events; the first is empty and says that it was accepted."""
         wants_usage = self._body.wants_usage_chunk
-        usage = {"usage": None} if wants_usage else {}
+        chunks = ChoiceEvents(self._head, {"usage": None} if wants_usage else {})
         async with self._answering(request) as found:
             yield b""
             async for _, piece in found:
                 first = [] if piece.index in self._choices else [self._choice(piece.index).begin()]
-                parts = [*first, *self._take(piece)]
-                yield b"".join([event({**self._head, "choices": [p], **usage}) for p in parts])
-        if wants_usage:
-            yield event({**self._head, "choices": [], "usage": self._usage.document()})
-        yield DONE
+                yield chunks.of([*first, *self._take(piece)])
+        usage = {**self._head, "choices": [], "usage": self._usage.document()}
+        yield (event(usage) if wants_usage else b"") + DONE
 
     @asynccontextmanager
     async def _answering(self, request: Request) -> AsyncIterator[Answers]:
+        serving, body = self._serving, self._body
         async with AsyncExitStack() as stack:
-            answering = self._serving.answering(request, [self._prompt], self._body.cache_salt)
+            stack.enter_context(serving.admitted(body.n or 1))
+            await self._prepare()
+            answering = serving.answering(request, [self._prompt], self._deadline, body.cache_salt)
             try:
                 found = await stack.enter_async_context(answering)
             except RequestError as error:
@@ -156,9 +178,11 @@ class Chat:
             self._choices[index] = choice
         return choice
 
-    def _prompt_logprobs(self, found: Answers) -> dict[str, Any]:
+    async def _prompt_logprobs(self, found: Answers) -> dict[str, Any]:
         count = self._body.prompt_logprobs
         if count is None:
             return {}
         entries = found.generations[0].prompt_logprobs
-        return {"prompt_logprobs": prompt_logprobs(entries, self._serving.texts, count)}
+        # Twenty for each token of a long prompt take their time.
+        told = await asyncio.to_thread(prompt_logprobs, entries, self._serving.texts, count)
+        return {"prompt_logprobs": told}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -14,21 +16,30 @@ from starlette.responses import Response
 
 from paceline.errors import RequestError
 from paceline.server.body import read_body
-from paceline.server.encoding import encode
+from paceline.server.completion_choice import Choice, LegacyLogprobs, joined
+from paceline.server.encoding import encode_all
 from paceline.server.errors import error_event
-from paceline.server.generation import Choice, LegacyLogprobs, joined
 from paceline.server.messages import Piece
 from paceline.server.openapi import GENERATION_ERRORS, answers, errors, takes
 from paceline.server.protocol.completions import CompletionRequest, CompletionResponse
-from paceline.server.sampling import answer_limit, sampling_params
+from paceline.server.route import PlainRoute
+from paceline.server.sampling import answer_limit, sampling_params, structured_outputs
 from paceline.server.serving import Answers, Prompt, Serving
-from paceline.server.sse import DONE, EventStream, encode_json, event, while_connected
+from paceline.server.sse import (
+    DONE,
+    ChoiceEvents,
+    Deadline,
+    EventStream,
+    encode_json,
+    event,
+    while_connected,
+)
 from paceline.server.tokens import OriginTokens, prompt_logprobs
 from paceline.server.usage import Usage
 
 DEFAULT_MAX_TOKENS = 16
 
-router = APIRouter()
+router = APIRouter(route_class=PlainRoute)
 
 
 @router.post(
@@ -38,12 +49,14 @@ router = APIRouter()
 )
 async def completions(request: Request) -> Response:
     serving = Serving.of(request)
+    deadline = Deadline.after(serving.config.timeout)
     body = await read_body(request, CompletionRequest)
-    completion = await Completion.prepared(serving, body)
-    timeout = serving.config.timeout
+    completion = Completion(serving, body, deadline)
     if body.stream:
-        return await EventStream.started(completion.events(request), error_event, timeout)
-    document = await while_connected(request.receive, completion.document(request), timeout)
+        return await EventStream.started(
+            completion.events(request), error_event, request.receive, deadline
+        )
+    document = await while_connected(request.receive, completion.document(request), deadline)
     return Response(encode_json(document), media_type="application/json")
 
 
@@ -51,16 +64,22 @@ class Completion:
     """One request while it is served.
 
     Args:
-        texts: of the prompts, for ``echo``.
+        deadline: it began when the request arrived.
+
+    Raises:
+        RequestError, ApiError: what is asked for does not exist.
     """
 
-    def __init__(
-        self, serving: Serving, body: CompletionRequest, prompts: list[Prompt], texts: list[str]
-    ) -> None:
+    _usage: Usage  # once the prompts are encoded
+
+    def __init__(self, serving: Serving, body: CompletionRequest, deadline: Deadline) -> None:
+        if body.max_tokens == 0 and not body.echo:
+            raise RequestError("max_tokens is 0; that is for echo, which reports on the prompt")
         self._serving = serving
         self._body = body
-        self._prompts = prompts
-        self._texts = texts
+        self._deadline = deadline
+        self._prompts: list[Prompt] = []
+        self._texts: list[str] = []  # of the prompts, for ``echo``
         self._head: dict[str, Any] = {
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",
@@ -68,29 +87,26 @@ class Completion:
             "model": serving.model_name(body.model),
         }
         self._choices: dict[int, Choice] = {}
-        self._usage = Usage(sum(len(p.token_ids) for p in prompts), body.include_metrics)
 
-    @classmethod
-    async def prepared(cls, serving: Serving, body: CompletionRequest) -> Completion:
+    async def _prepare(self) -> None:
         """Encode and check.
 
         Raises:
-            RequestError, ApiError: the request cannot be served.
+            RequestError: the request cannot be served.
         """
-        serving.model_name(body.model)
-        if body.max_tokens == 0 and not body.echo:
-            raise RequestError("max_tokens is 0; that is for echo, which reports on the prompt")
-        prompts, texts = [], []
-        for prompt in body.prompts:
-            if isinstance(prompt, str):
-                token_ids = await encode(serving, prompt, body.add_special_tokens)
-            else:
-                token_ids = prompt
-            prompts.append(_prompt(serving, body, token_ids))
-            if body.echo:
-                is_text = isinstance(prompt, str)
-                texts.append(str(prompt) if is_text else serving.tokenizer.decode(token_ids))
-        return cls(serving, body, prompts, texts)
+        serving, body = self._serving, self._body
+        self._texts = [prompt for prompt in body.prompts if isinstance(prompt, str)]
+        encoded = [prompt for prompt in body.prompts if not isinstance(prompt, str)]
+        if self._texts:  # all of them are
+            encoded = await encode_all(serving, self._texts, body.add_special_tokens)
+        for token_ids in encoded:
+            await asyncio.sleep(0)  # between the prompts of a batch others get their turn
+            self._prompts.append(_prompt(serving, body, token_ids))
+        if body.echo and not self._texts:
+            decode = serving.tokenizer.decode
+            self._texts = await asyncio.to_thread(lambda: [*map(decode, encoded)])
+        num_tokens = sum(len(prompt.token_ids) for prompt in self._prompts)
+        self._usage = Usage(num_tokens, body.include_metrics)
 
     # --- the answer ----------------------------------------------------------------------------
 
@@ -99,7 +115,7 @@ class Completion:
         parts: dict[int, list[dict[str, Any]]] = {}
         async with self._answering(request) as found:
             async for index, piece in found:
-                for part in self._parts(found, index, piece):
+                for part in await self._told(found, index, piece):
                     parts.setdefault(part["index"], []).append(part)
         choices = [joined(parts[index]) for index in sorted(parts)]
         return {**self._head, "choices": choices, "usage": self._usage.document()}
@@ -107,20 +123,29 @@ class Completion:
     async def events(self, request: Request) -> AsyncGenerator[bytes, None]:
         """The answer as events, one per piece; the first is empty and says that it was accepted."""
         wants_usage = self._body.wants_usage_chunk
-        # What is the same in all events is encoded once.
-        before = b"data: " + encode_json(self._head)[:-1] + b',"choices":['
-        after = b'],"usage":null}\n\n' if wants_usage else b"]}\n\n"
+        chunks = ChoiceEvents(self._head, {"usage": None} if wants_usage else {})
         async with self._answering(request) as found:
             yield b""
             async for index, piece in found:
-                parts = self._parts(found, index, piece)
-                yield b"".join([before + encode_json(part) + after for part in parts])
-        if wants_usage:
-            yield event({**self._head, "choices": [], "usage": self._usage.document()})
-        yield DONE
+                yield chunks.of(await self._told(found, index, piece))
+        usage = {**self._head, "choices": [], "usage": self._usage.document()}
+        yield (event(usage) if wants_usage else b"") + DONE
 
-    def _answering(self, request: Request) -> Any:
-        return self._serving.answering(request, self._prompts, self._body.cache_salt)
+    @asynccontextmanager
+    async def _answering(self, request: Request) -> AsyncIterator[Answers]:
+        serving, body = self._serving, self._body
+        with serving.admitted(len(body.prompts) * (body.n or 1)):
+            await self._prepare()
+            answering = serving.answering(request, self._prompts, self._deadline, body.cache_salt)
+            async with answering as found:
+                yield found
+
+    async def _told(self, found: Answers, index: int, piece: Piece) -> list[dict[str, Any]]:
+        """The parts of a piece. What it takes to report on a long prompt holds up nobody else."""
+        body = self._body
+        if body.prompt_logprobs is not None or (body.echo and body.logprobs is not None):
+            return await asyncio.to_thread(self._parts, found, index, piece)
+        return self._parts(found, index, piece)
 
     def _parts(self, found: Answers, index: int, piece: Piece) -> list[dict[str, Any]]:
         """What a piece adds to the choice that it belongs to."""
@@ -166,7 +191,8 @@ def _prompt(serving: Serving, body: CompletionRequest, token_ids: list[int]) -> 
         limit = min(DEFAULT_MAX_TOKENS, answer_limit(len(token_ids), None, info))
     else:
         limit = max(1, answer_limit(len(token_ids), body.max_tokens, info))
-    params = sampling_params(body, info, max_tokens=limit, logprobs=body.logprobs)
+    shape = structured_outputs(body.structured_outputs)
+    params = sampling_params(body, info, max_tokens=limit, structured=shape, logprobs=body.logprobs)
     if body.echo and body.logprobs is not None:
         wanted = max(body.logprobs, body.prompt_logprobs or 0)
         params = replace(params, prompt_logprobs=wanted)

@@ -9,15 +9,15 @@ from fastapi.responses import PlainTextResponse
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.errors import EngineClosedError
 from paceline.server.errors import SERVER, ApiError
 from paceline.server.metrics import CONTENT_TYPE
 from paceline.server.openapi import errors
 from paceline.server.protocol.common import ErrorBody
 from paceline.server.protocol.models import Health
+from paceline.server.security import refuse_foreign_page
 from paceline.server.serving import Serving
 from paceline.server.sse import encode_json
-from paceline.server.stats import snapshot
+from paceline.server.stats import engine_stats, snapshot
 
 router = APIRouter()
 
@@ -27,8 +27,7 @@ router = APIRouter()
     responses={503: {"model": ErrorBody, "description": "The server is not ready, or ending."}},
 )
 async def health(request: Request) -> Health:
-    serving = Serving.of(request)
-    state = "draining" if serving.is_draining else serving.client.state
+    state = Serving.of(request).client.state
     if state != "ready":
         raise ApiError(503, f"the server is {state}", SERVER, code=state)
     return Health(status=state)
@@ -37,10 +36,7 @@ async def health(request: Request) -> Health:
 @router.get("/metrics", responses=errors(), response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
     serving = Serving.of(request)
-    try:
-        stats = await serving.client.stats()
-    except EngineClosedError:
-        stats = None
+    stats = await engine_stats(serving.client)
     text = serving.metrics.render(stats, serving.client)
     return Response(text, headers={"content-type": CONTENT_TYPE})
 
@@ -51,8 +47,10 @@ async def stats(request: Request) -> Response:
     return Response(encode_json(document), media_type="application/json")
 
 
-@router.post("/flush_prefix_cache", responses=errors(500))
-@router.post("/reset_prefix_cache", responses=errors(500))
+@router.post("/flush_prefix_cache", responses=errors(403, 500))
+@router.post("/reset_prefix_cache", responses=errors(403, 500))
 async def flush_prefix_cache(request: Request) -> Health:
-    await Serving.of(request).client.flush_prefix_cache()
+    serving = Serving.of(request)
+    refuse_foreign_page(request.headers, serving.config.allowed_origins)
+    await serving.client.flush_prefix_cache()
     return Health(status="flushed")

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.errors import RequestError
+from paceline.errors import ContextLengthError, RequestError
 from paceline.server.body import read_body
 from paceline.server.chat.prompt import prompt_text
 from paceline.server.encoding import encode
@@ -20,10 +20,11 @@ from paceline.server.protocol.tokenize import (
     TokenizeRequest,
     TokenizeResponse,
 )
+from paceline.server.route import PlainRoute
 from paceline.server.serving import Serving
 from paceline.server.sse import encode_json
 
-router = APIRouter()
+router = APIRouter(route_class=PlainRoute)
 
 
 @router.post(
@@ -43,12 +44,14 @@ async def tokenize(request: Request) -> Response:
         token_ids = await encode(serving, text, bool(body.add_special_tokens))
     else:
         token_ids = await encode(serving, body.prompt, body.add_special_tokens is not False)
-    spell = tokenizer.id_to_token
+    token_strs = None
+    if body.return_token_strs:
+        token_strs = await asyncio.to_thread(lambda: [*map(tokenizer.id_to_token, token_ids)])
     document = {
         "count": len(token_ids),
         "max_model_len": serving.client.info.max_model_len,
         "tokens": token_ids,
-        "token_strs": [spell(i) for i in token_ids] if body.return_token_strs else None,
+        "token_strs": token_strs,
     }
     return Response(encode_json(document), media_type="application/json")
 
@@ -63,9 +66,14 @@ async def detokenize(request: Request) -> Response:
     serving = Serving.of(request)
     body = await read_body(request, DetokenizeRequest)
     serving.model_name(body.model)
-    size = serving.client.info.vocab_size
-    for token_id in body.tokens:
-        if token_id >= size:
-            raise RequestError(f"tokens holds {token_id}; the vocabulary is 0 to {size - 1}")
-    text = serving.tokenizer.decode(body.tokens, skip_special_tokens=False)
+    info = serving.client.info
+    if len(body.tokens) > info.max_model_len:
+        raise ContextLengthError(
+            f"tokens has {len(body.tokens)} ids; this model's maximum context length is "
+            f"{info.max_model_len} tokens"
+        )
+    largest, size = max(body.tokens, default=0), info.vocab_size
+    if largest >= size:
+        raise RequestError(f"tokens holds {largest}; the vocabulary is 0 to {size - 1}")
+    text = await asyncio.to_thread(serving.tokenizer.decode, body.tokens, skip_special_tokens=False)
     return Response(encode_json({"prompt": text}), media_type="application/json")

@@ -13,11 +13,9 @@ from typing import Any
 
 from paceline.errors import RequestError
 from paceline.server.chat.tool_formats import ToolFormat
-from paceline.structured_outputs import StructuredOutputs
+from paceline.structured_outputs import JSON_STYLE, StructuredOutputs
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
-JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""White space in JSON; the same as where a schema is the whole grammar (runtime/grammar.py)."""
 
 
 class Thoughts(enum.Enum):

@@ -106,7 +106,7 @@ def _response_shape(body: ChatCompletionRequest) -> StructuredOutputs | None:
         RequestError: both ask, or it is malformed.
     """
     wish, own = body.response_format, body.structured_outputs
-    told = None if own is None else structured_outputs(own)
+    told = structured_outputs(own)
     if wish is None or wish.type == "text":
         return told
     if told is not None:

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from paceline.server.protocol.common import MAX_TOP_LOGPROBS, ApiModel, GenerationFields
-from paceline.server.protocol.completions import UsageBody
+from paceline.server.protocol.common import (
+    MAX_TOP_LOGPROBS,
+    ApiModel,
+    GenerationFields,
+    at_most,
+)
 
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 128
+MAX_METADATA = 64
 _LARGEST = (1 << 31) - 1
 _FUNCTION_NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
 
@@ -38,7 +43,10 @@ class TextPart(ApiModel):
 
 
 ContentPart = Annotated[TextPart, BeforeValidator(_text_part)]
-Content = str | Annotated[list[ContentPart], Field(min_length=1, max_length=MAX_MESSAGES)]
+ContentParts = Annotated[
+    list[ContentPart], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+]
+Content = str | ContentParts
 
 
 class CalledFunction(ApiModel):
@@ -66,11 +74,13 @@ class ChatMessage(ApiModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     name: str | None = None
-    tool_calls: Annotated[list[MessageToolCall], Field(max_length=MAX_TOOLS)] | None = None
+    tool_calls: (
+        Annotated[list[MessageToolCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None
+    ) = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
-    annotations: list[dict[str, Any]] | None = None
+    annotations: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
 
     @model_validator(mode="after")
     def _check_role(self) -> ChatMessage:
@@ -94,6 +104,11 @@ class ChatMessage(ApiModel):
         return self.content or self.refusal or ""
 
 
+Messages = Annotated[
+    list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+]
+
+
 class FunctionDefinition(ApiModel):
     name: Annotated[str, Field(pattern=_FUNCTION_NAME)]
     description: str | None = None
@@ -104,6 +119,9 @@ class FunctionDefinition(ApiModel):
 class Tool(ApiModel):
     type: Literal["function"]
     function: FunctionDefinition
+
+
+Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)]
 
 
 class FunctionName(ApiModel):
@@ -157,13 +175,13 @@ class ChatCompletionRequest(GenerationFields):
         "chat_template_kwargs",
     }
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Messages
     max_tokens: Limit | None = None
     max_completion_tokens: Limit | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     response_format: ResponseFormat | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -171,11 +189,11 @@ class ChatCompletionRequest(GenerationFields):
     continue_final_message: bool = False
     # Taken and ignored: they cannot change an answer.
     store: bool | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], at_most(MAX_METADATA)] | None = None
     service_tier: Literal["auto", "default"] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    modalities: list[Literal["text"]] | None = None
+    modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
 
     @model_validator(mode="after")
     def _check_together(self) -> ChatCompletionRequest:
@@ -214,30 +232,3 @@ class ChatCompletionRequest(GenerationFields):
         """Tokens that the answer may have; OpenAI's later name counts where both are given."""
         later = self.max_completion_tokens
         return self.max_tokens if later is None else later
-
-
-class ChatResponseMessage(BaseModel):
-    role: Literal["assistant"]
-    content: str | None
-    reasoning_content: str | None = None
-    tool_calls: list[MessageToolCall] | None = None
-
-
-class ChatChoice(BaseModel):
-    index: int
-    message: ChatResponseMessage
-    logprobs: dict[str, Any] | None
-    finish_reason: Literal["stop", "length", "tool_calls"]
-    stop_reason: str | int | None
-
-
-class ChatCompletionResponse(BaseModel):
-    """What a chat is answered with; events of a stream have ``delta`` in place of ``message``."""
-
-    id: str
-    object: str
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[ChatChoice]
-    usage: UsageBody | None

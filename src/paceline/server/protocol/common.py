@@ -7,26 +7,47 @@ Owns names, types and ranges as OpenAI and vLLM have them; what they mean to the
 
 from __future__ import annotations
 
+import functools
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from paceline.sampling_params import MAX_N, MAX_STOP_LENGTH, MAX_STOP_STRINGS
+from paceline.structured_outputs import MAX_CHOICES
 
 MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MAX_NAMED_TOKENS = 4096
+MAX_METHODS = 64
 _LARGE = (1 << 31) - 1
 
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 TokenId = Annotated[int, Field(ge=0, le=_LARGE)]
-TokenIds = Annotated[list[TokenId], Field(max_length=MAX_NAMED_TOKENS)]
+TokenIds = Annotated[list[TokenId], Field(max_length=MAX_NAMED_TOKENS, fail_fast=True)]
+
+
+def at_most(count: int) -> BeforeValidator:
+    """That an object has few keys, asked before each of them is checked."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > count:
+            raise PydanticCustomError(
+                "too_long",
+                "it has {found} keys; at most {most} are allowed",
+                {"found": len(value), "most": count},
+            )
+        return value
+
+    return BeforeValidator(check)
 
 
 class ApiModel(BaseModel):
     """A JSON object in which every key is known and has exactly its type.
 
     ``refused`` names fields of OpenAI's that mean something Paceline does not do, with the reason.
+    Checking ends at a list's first wrong item and an object's first unknown key: a body can hold a
+    million of them, and reporting each would hold up everybody else.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -39,8 +60,20 @@ class ApiModel(BaseModel):
             for name, reason in cls.refused.items():
                 if values.get(name) is not None:
                     raise ValueError(f"{name} is not supported: {reason}")
-            return {name: each for name, each in values.items() if name not in cls.refused}
+            return cls._known_and_first_unknown(values)
         return values
+
+    @classmethod
+    @functools.cache
+    def _names(cls) -> frozenset[str]:
+        return frozenset(field.alias or name for name, field in cls.model_fields.items())
+
+    @classmethod
+    def _known_and_first_unknown(cls, values: dict[str, Any]) -> dict[str, Any]:
+        names = cls._names()
+        kept = {name: values[name] for name in values if name in names}
+        unknown = next((n for n in values if n not in names and n not in cls.refused), None)
+        return kept if unknown is None else {**kept, unknown: values[unknown]}
 
 
 class StreamOptions(ApiModel):
@@ -51,7 +84,7 @@ class Speculation(ApiModel):
     """Per-request control of speculation; it changes how fast tokens come and never which."""
 
     enabled: bool = True
-    method: str | list[str] | None = None
+    method: str | Annotated[list[str], Field(max_length=MAX_METHODS, fail_fast=True)] | None = None
     num_speculative_tokens: Annotated[int, Field(ge=0, le=64)] | None = None
 
 
@@ -61,7 +94,9 @@ class StructuredOutputFields(ApiModel):
     # The name `json` is vLLM's; a method of pydantic's that nobody calls has it as well.
     json_: dict[str, Any] | str | None = Field(default=None, alias="json")
     regex: str | None = None
-    choice: Annotated[list[str], Field(min_length=1)] | None = None
+    choice: (
+        Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)] | None
+    ) = None
     grammar: str | None = None
     json_object: bool | None = None
 
@@ -76,7 +111,11 @@ class GenerationFields(ApiModel):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
+    stop: (
+        StopString
+        | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)]
+        | None
+    ) = None
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
@@ -86,7 +125,9 @@ class GenerationFields(ApiModel):
     repetition_penalty: Annotated[float, Field(ge=1e-3, le=100)] | None = None
     logit_bias: (
         Annotated[
-            dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_LOGIT_BIAS)
+            dict[str, Annotated[float, Field(ge=-100, le=100)]],
+            Field(max_length=MAX_LOGIT_BIAS),
+            at_most(MAX_LOGIT_BIAS),
         ]
         | None
     ) = None

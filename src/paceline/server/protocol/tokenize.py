@@ -6,13 +6,12 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from paceline.server.protocol.chat import Messages, Tools
 from paceline.server.protocol.common import ApiModel, TokenId
 
-MAX_MESSAGES = 10_000
 MAX_TOKENS = 1 << 20
 
 _OF_CHATS = ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs")
-Messages = Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)]
 
 
 def _given(name: str) -> dict[str, Any]:
@@ -27,13 +26,11 @@ class TokenizeRequest(ApiModel):
 
     model: str | None = None
     prompt: str | None = None
-    messages: (
-        Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)] | None
-    ) = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Tools | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool = False
 
@@ -63,7 +60,7 @@ class TokenizeResponse(BaseModel):
 
 class DetokenizeRequest(ApiModel):
     model: str | None = None
-    tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKENS)]
+    tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKENS, fail_fast=True)]
 
 
 class DetokenizeResponse(BaseModel):

@@ -15,6 +15,7 @@ _NAMES = {
     "spec_decode_num_draft_tokens": "num_draft_tokens",
     "spec_decode_num_accepted_tokens": "num_accepted_tokens",
 }
+_DRAFT_STEPS = "spec_decode_num_draft_steps"
 _PER_POSITION = "spec_decode_num_accepted_tokens_per_pos"
 
 
@@ -25,6 +26,8 @@ class SpecDecodeCounters:
     Attributes:
         num_steps: verify steps, those without a draft included; 0 where the server does not count
             them.
+        num_drafts: verified drafts. Where several proposers draft into one tree, this is exact only
+            if the server counts the steps that had a draft.
     """
 
     num_steps: float = 0.0
@@ -73,6 +76,7 @@ def parse_counters(text: str) -> SpecDecodeCounters | None:
     """The counters in Prometheus text, series of one name summed; None where there are none."""
     found = SpecDecodeCounters()
     is_there = False
+    draft_steps: float | None = None
     for line in text.splitlines():
         match = _LINE.match(line)
         stem = _stem(match[1]) if match else None
@@ -85,9 +89,13 @@ def parse_counters(text: str) -> SpecDecodeCounters | None:
         if stem in _NAMES:
             is_there = True
             setattr(found, _NAMES[stem], getattr(found, _NAMES[stem]) + value)
+        elif stem == _DRAFT_STEPS:
+            draft_steps = (draft_steps or 0.0) + value
         elif stem == _PER_POSITION and (position := _POSITION.search(match[2] or "")):
             counts, place = found.accepted_per_position, int(position[1])
             counts[place] = counts.get(place, 0.0) + value
+    if draft_steps is not None:
+        found.num_drafts = draft_steps
     return found if is_there else None
 
 

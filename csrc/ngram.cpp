@@ -1,0 +1,257 @@
+#include "ngram.h"
+
+#include <algorithm>
+#include <queue>
+
+namespace paceline {
+namespace {
+
+constexpr size_t kMostContinuations = 64;
+
+// XXH3's mixing of inputs of 4 to 8 and of 9 to 16 bytes, by its specification, with the words of
+// its standard secret already combined.
+constexpr uint64_t kFlipShort = 0x1cad21f72c81017cull ^ 0xdb979083e96dd4deull;
+constexpr uint64_t kFlipLow = 0x1f67b3b7a4a44072ull ^ 0x78e5c0cc4ee679cbull;
+constexpr uint64_t kFlipHigh = 0x2172ffcc7dd05a82ull ^ 0x8e2443f7744608b8ull;
+
+uint64_t rotate(uint64_t x, int bits) {
+    return x << bits | x >> (64 - bits);
+}
+
+uint64_t reverse_bytes(uint64_t x) {
+    x = (x & 0x00ff00ff00ff00ffull) << 8 | (x >> 8 & 0x00ff00ff00ff00ffull);
+    x = (x & 0x0000ffff0000ffffull) << 16 | (x >> 16 & 0x0000ffff0000ffffull);
+    return x << 32 | x >> 32;
+}
+
+// The two halves of a 128-bit product, combined.
+uint64_t folded_product(uint64_t a, uint64_t b) {
+    const uint64_t a0 = a & 0xffffffffu, a1 = a >> 32, b0 = b & 0xffffffffu, b1 = b >> 32;
+    const uint64_t low = a0 * b0, cross = a1 * b0 + (low >> 32);
+    const uint64_t middle = a0 * b1 + (cross & 0xffffffffu);
+    return (a1 * b1 + (cross >> 32) + (middle >> 32)) ^ (middle << 32 | (low & 0xffffffffu));
+}
+
+uint64_t join(uint32_t low, uint32_t high) {
+    return static_cast<uint64_t>(high) << 32 | low;
+}
+
+}  // namespace
+
+uint64_t context_key(const uint32_t* tokens, size_t count) {
+    const uint64_t bytes = 4 * count;
+    if (count <= 2) {
+        // The first word is the upper half; of four bytes both words are the same.
+        uint64_t x = join(tokens[count - 1], tokens[0]) ^ kFlipShort;
+        x ^= rotate(x, 49) ^ rotate(x, 24);
+        x *= 0x9fb21c651e98df25ull;
+        x ^= (x >> 35) + bytes;
+        x *= 0x9fb21c651e98df25ull;
+        return x ^ x >> 28;
+    }
+    const uint64_t low = join(tokens[0], tokens[1]) ^ kFlipLow;
+    const uint64_t high = join(tokens[count - 2], tokens[count - 1]) ^ kFlipHigh;
+    uint64_t x = bytes + reverse_bytes(low) + high + folded_product(low, high);
+    x ^= x >> 37;
+    x *= 0x165667919e3779f9ull;
+    return x ^ x >> 32;
+}
+
+bool NgramLevel::is_sound() const {
+    const size_t buckets_less_one = buckets.size - 1;
+    return buckets.size >= 3 && (buckets_less_one & (buckets_less_one - 1)) == 0 &&
+           starts.size == keys.size + 1 && lower_weights.size == keys.size &&
+           tokens.size == values.size;
+}
+
+int64_t NgramLevel::find(uint64_t key) const {
+    int bits = 0;
+    while ((size_t{2} << bits) < buckets.size) {
+        ++bits;
+    }
+    const size_t bucket = key >> (64 - bits);
+    const size_t end = std::min<size_t>(buckets.data[bucket + 1], keys.size);
+    const size_t begin = std::min<size_t>(buckets.data[bucket], end);
+    const uint64_t* const last = keys.data + end;
+    const uint64_t* const at = std::lower_bound(keys.data + begin, last, key);
+    return at != last && *at == key ? at - keys.data : -1;
+}
+
+TextCache::TextCache() : latest_(kCachedContext), before_(kCachedContext) {}
+
+void TextCache::push(uint32_t token) {
+    const size_t at = tokens_.size();
+    for (size_t length = 1; length <= kCachedContext; ++length) {
+        uint32_t before = 0;
+        if (at >= length) {
+            uint32_t& latest =
+                latest_[length - 1][context_key(tokens_.data() + at - length, length)];
+            before = latest;
+            latest = static_cast<uint32_t>(at);
+        }
+        before_[length - 1].push_back(before);
+    }
+    tokens_.push_back(token);
+}
+
+size_t TextCache::followers(uint64_t key, size_t length, uint32_t* found) const {
+    if (length > kCachedContext) {
+        return 0;
+    }
+    const auto latest = latest_[length - 1].find(key);
+    size_t count = 0;
+    if (latest != latest_[length - 1].end()) {
+        const std::vector<uint32_t>& before = before_[length - 1];
+        for (uint32_t at = latest->second; at && count < kMostOccurrences; at = before[at]) {
+            found[count++] = tokens_[at];
+        }
+    }
+    return count;
+}
+
+void NgramLookup::add(uint32_t token, double value, double rest, Children* found) const {
+    for (Child& child : *found) {
+        if (child.token == token) {
+            child.prob += value;
+            return;
+        }
+    }
+    const double unigram = token < unigrams.size ? unigrams.data[token] : 0.0;
+    found->push_back({token, rest * unigram + value});
+}
+
+double NgramLookup::hear_model(const NgramLevel& level, uint64_t key, double rest,
+                               Children* found) const {
+    const int64_t at = level.find(key);
+    if (at < 0) {
+        return 1.0;
+    }
+    const double left = level.lower_weights.data[at];
+    for (Child& child : *found) {
+        child.prob *= left;
+    }
+    const size_t begin = std::min<size_t>(level.starts.data[at], level.tokens.size);
+    const size_t end = std::min<size_t>(level.starts.data[at + 1], level.tokens.size);
+    for (size_t i = begin; i < end && i < begin + kMostContinuations; ++i) {
+        const uint32_t token = level.tokens.data[i];
+        if (is_backoff) {
+            const auto known = std::find_if(found->begin(), found->end(),
+                                            [=](const Child& child) { return child.token == token; });
+            if (known != found->end()) {
+                known->prob = level.values.data[i];
+            } else {
+                found->push_back({token, level.values.data[i]});
+            }
+        } else {
+            add(token, level.values.data[i], rest * left, found);
+        }
+    }
+    return left;
+}
+
+double NgramLookup::hear_text(const uint32_t* followers, size_t count, double rest,
+                              Children* found) const {
+    uint32_t tokens[kMostOccurrences];
+    int counts[kMostOccurrences];
+    size_t distinct = 0;
+    for (size_t i = 0; i < count; ++i) {
+        const size_t at = std::find(tokens, tokens + distinct, followers[i]) - tokens;
+        if (at == distinct) {
+            tokens[distinct] = followers[i];
+            counts[distinct++] = 0;
+        }
+        ++counts[at];
+    }
+    const double total = static_cast<double>(count + distinct);
+    const double left = static_cast<double>(distinct) / total;
+    for (Child& child : *found) {
+        child.prob *= left;
+    }
+    for (size_t i = 0; i < distinct; ++i) {
+        add(tokens[i], counts[i] / total, rest * left, found);
+    }
+    return left;
+}
+
+void NgramLookup::children(const TextCache* cache, const uint32_t* tail, size_t count, size_t most,
+                           Children* found) const {
+    uint32_t followers[kMostOccurrences];
+    double rest = 1.0;
+    found->clear();
+    for (size_t length = 1; length <= count; ++length) {
+        const uint64_t key = context_key(tail + count - length, length);
+        if (length <= levels.size()) {
+            rest *= hear_model(levels[length - 1], key, rest, found);
+        }
+        const size_t known = cache ? cache->followers(key, length, followers) : 0;
+        if (known) {
+            rest *= hear_text(followers, known, rest, found);
+        }
+    }
+    const size_t kept = std::min(most, found->size());
+    std::partial_sort(found->begin(), found->begin() + static_cast<std::ptrdiff_t>(kept),
+                      found->end(), [](const Child& a, const Child& b) {
+                          return a.prob != b.prob ? a.prob > b.prob : a.token < b.token;
+                      });
+    found->resize(kept);
+    double total = 0.0;
+    for (const Child& child : *found) {
+        total += child.prob;
+    }
+    if (total > 1.0) {
+        for (Child& child : *found) {
+            child.prob /= total;
+        }
+    }
+}
+
+NgramDraft NgramLookup::draft(const TextCache* cache, const uint32_t* tail, size_t count,
+                              const NgramLimits& limits) const {
+    struct Node {
+        double path_prob;
+        uint64_t order;
+        int32_t parent;
+        double prob;
+        uint32_t token;
+        size_t depth;
+    };
+    const auto ranks_behind = [](const Node& a, const Node& b) {
+        return a.path_prob != b.path_prob ? a.path_prob < b.path_prob : a.order > b.order;
+    };
+    std::priority_queue<Node, std::vector<Node>, decltype(ranks_behind)> heap(ranks_behind);
+    NgramDraft draft;
+    Children found;
+    uint64_t order = 0;
+    const auto push = [&](int32_t parent, double path_prob, size_t depth) {
+        // The context: the nodes down to the parent, and before them the end of the text.
+        uint32_t context[kLongestContext];
+        size_t length = 0;
+        for (int32_t at = parent; at >= 0 && length < kLongestContext; at = draft.parents[at]) {
+            context[kLongestContext - ++length] = draft.tokens[at];
+        }
+        for (size_t i = count; i > 0 && length < kLongestContext; --i) {
+            context[kLongestContext - ++length] = tail[i - 1];
+        }
+        children(cache, context + kLongestContext - length, length, limits.branching, &found);
+        for (const Child& child : found) {
+            if (path_prob * child.prob < limits.min_prob) {
+                break;
+            }
+            heap.push({path_prob * child.prob, order++, parent, child.prob, child.token, depth});
+        }
+    };
+    push(-1, 1.0, 1);
+    while (!heap.empty() && draft.tokens.size() < limits.max_nodes) {
+        const Node best = heap.top();
+        heap.pop();
+        draft.tokens.push_back(best.token);
+        draft.parents.push_back(best.parent);
+        draft.probs.push_back(best.prob);
+        if (best.depth < limits.max_depth && draft.tokens.size() < limits.max_nodes) {
+            push(static_cast<int32_t>(draft.tokens.size()) - 1, best.path_prob, best.depth + 1);
+        }
+    }
+    return draft;
+}
+
+}  // namespace paceline

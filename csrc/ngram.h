@@ -1,0 +1,88 @@
+// Drafts by an n-gram model and the text of a request: paceline/proposers/ngram_model/lookup.py in
+// C++, where it is described. Its arithmetic is that of the Python code, so that both draft alike.
+// Reads the tables where they lie, in a file that may be anybody's: whatever it says, nothing is
+// read beyond them. Knows no Python.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+namespace paceline {
+
+constexpr size_t kCachedContext = 4;
+constexpr size_t kMostOccurrences = 16;
+constexpr size_t kLongestContext = 4;
+
+// XXH3-64 of up to four tokens as little-endian uint32.
+uint64_t context_key(const uint32_t* tokens, size_t count);
+
+template <typename T> struct Table {
+    const T* data;
+    size_t size;
+};
+
+struct NgramLevel {
+    Table<uint64_t> keys;
+    Table<uint32_t> buckets, starts;
+    Table<float> lower_weights;
+    Table<uint32_t> tokens;
+    Table<float> values;
+
+    // Whether the tables' sizes go together.
+    bool is_sound() const;
+    // Index of the context with this key, -1 where there is none.
+    int64_t find(uint64_t key) const;
+};
+
+class TextCache {
+  public:
+    TextCache();
+    size_t size() const { return tokens_.size(); }
+    void push(uint32_t token);
+    // The tokens after the latest occurrences of a context, latest first; returns how many.
+    size_t followers(uint64_t key, size_t length, uint32_t* found) const;
+
+  private:
+    std::vector<uint32_t> tokens_;
+    std::vector<std::unordered_map<uint64_t, uint32_t>> latest_;
+    std::vector<std::vector<uint32_t>> before_;
+};
+
+struct NgramDraft {
+    std::vector<uint32_t> tokens;
+    std::vector<int32_t> parents;
+    std::vector<double> probs;
+};
+
+struct NgramLimits {
+    size_t max_nodes, max_depth, branching;
+    double min_prob;
+};
+
+class NgramLookup {
+  public:
+    std::vector<NgramLevel> levels;
+    Table<float> unigrams;
+    bool is_backoff;
+
+    // A text's end is its last kLongestContext tokens, or all of it; the cache may be null.
+    NgramDraft draft(const TextCache* cache, const uint32_t* tail, size_t count,
+                     const NgramLimits& limits) const;
+
+  private:
+    struct Child {
+        uint32_t token;
+        double prob;
+    };
+    using Children = std::vector<Child>;
+
+    void children(const TextCache* cache, const uint32_t* tail, size_t count, size_t most,
+                  Children* found) const;
+    double hear_model(const NgramLevel& level, uint64_t key, double rest, Children* found) const;
+    double hear_text(const uint32_t* followers, size_t count, double rest, Children* found) const;
+    void add(uint32_t token, double value, double rest, Children* found) const;
+};
+
+}  // namespace paceline

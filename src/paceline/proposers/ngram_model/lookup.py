@@ -1,0 +1,205 @@
+"""What may follow a context, by a trained model and by the request's own text. Knows no requests.
+
+Both are interpolated from the shortest context to the longest. At each length the model speaks
+first (:class:`~paceline.proposers.ngram_model.tables.NgramTables` says how), then the text by
+Witten and Bell's rule ("The zero-frequency problem", 1991): where the context occurred C times with
+T different tokens after it, a token that followed it c times gets ``c / (C + T)``, and what was
+said before is worth ``T / (C + T)``. So the text is believed more, the longer and the oftener it
+repeats itself.
+
+``csrc/ngram.cpp`` is the same in C++; this one serves where the extension is missing.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from paceline.proposers.ngram_model.tables import Level, NgramTables, context_key
+
+CACHED_CONTEXT = 4
+"""Longest context of the request's own text that is looked up, in tokens."""
+MAX_OCCURRENCES = 16
+"""Latest occurrences of a context that are counted."""
+LONGEST_CONTEXT = 4
+"""Tokens before a draft that a look-up may need."""
+
+Nodes = tuple[list[int], list[int], list[float]]
+"""Tokens, parents and probabilities of a draft tree."""
+
+
+class TextCache:
+    """Where each context occurred in one request's text.
+
+    An occurrence is the position of the token that follows it; of each the one before is known.
+    """
+
+    def __init__(self) -> None:
+        self._tokens: list[int] = []
+        self._latest: list[dict[int, int]] = [{} for _ in range(CACHED_CONTEXT)]
+        self._before: list[list[int]] = [[] for _ in range(CACHED_CONTEXT)]
+
+    def __len__(self) -> int:
+        """Tokens taken in."""
+        return len(self._tokens)
+
+    def extend(self, token_ids: Sequence[int], start: int) -> None:
+        """Take in the tokens from ``start`` on."""
+        begin = len(self._tokens)
+        self._tokens.extend(token_ids[start:])
+        first = max(0, begin - CACHED_CONTEXT)
+        recent = tuple(self._tokens[first:])
+        for length, (latest, before) in enumerate(
+            zip(self._latest, self._before, strict=True), start=1
+        ):
+            before.extend([0] * (min(length, len(self._tokens)) - len(before)))
+            for at in range(max(begin, length), len(self._tokens)):
+                key = hash(recent[at - length - first : at - first])
+                before.append(latest.get(key, 0))
+                latest[key] = at
+
+    def followers(self, context: tuple[int, ...]) -> list[int]:
+        """The tokens after the latest occurrences of a context, latest first."""
+        length, found = len(context), list[int]()
+        at = self._latest[length - 1].get(hash(context), 0)
+        while at and len(found) < MAX_OCCURRENCES:
+            found.append(self._tokens[at])
+            at = self._before[length - 1][at]
+        return found
+
+
+class NgramLookup:
+    """Look-ups in a model's tables."""
+
+    def __init__(self, tables: NgramTables) -> None:
+        self._is_backoff = tables.is_backoff
+        self._levels = [_LevelView(level) for level in tables.levels]
+        self._unigrams = tables.unigrams.data
+
+    def context_length(self, tail: Sequence[int]) -> int:
+        """Tokens of the longest context at the end of a text that the model knows."""
+        lengths = range(min(len(tail), len(self._levels)), 0, -1)
+        known = (n for n in lengths if self._levels[n - 1].find(context_key(tail[-n:])) >= 0)
+        return next(known, 0)
+
+    def probability(self, tail: Sequence[int], token: int) -> float:
+        """Of a token at the end of a text, by the model alone."""
+        prob = self._unigram(token)
+        for length, level in enumerate(self._levels, start=1):
+            at = level.find(context_key(tail[-length:])) if length <= len(tail) else -1
+            if at >= 0:
+                value = dict(level.continuations(at)).get(token, 0.0)
+                listed = self._is_backoff and value > 0.0
+                prob = value if listed else value + level.lower_weights[at] * prob
+        return prob
+
+    def draft(
+        self,
+        cache: TextCache | None,
+        tail: Sequence[int],
+        max_nodes: int,
+        max_depth: int,
+        branching: int,
+        min_prob: float,
+    ) -> Nodes:
+        """The nodes whose paths are likeliest, best first; none less likely than ``min_prob``.
+
+        Without a ``cache`` the model speaks alone. ``tail`` is the text's last
+        :data:`LONGEST_CONTEXT` tokens, or all of them.
+        """
+        tokens, parents, probs = list[int](), list[int](), list[float]()
+        order = itertools.count()  # decides ties
+        heap = [(-1.0, next(order), -1, 1.0, 0, tuple(tail))]
+        while heap and len(tokens) < max_nodes:
+            minus_prob, _, parent, prob, depth, path = heapq.heappop(heap)
+            if depth:
+                tokens.append(path[-1])
+                parents.append(parent)
+                probs.append(prob)
+            if depth == max_depth or len(tokens) == max_nodes:
+                continue
+            for token, prob in self._children(cache, path, branching):
+                if -minus_prob * prob < min_prob:
+                    break
+                below = (*path, token)[-LONGEST_CONTEXT:]
+                node = minus_prob * prob, next(order), len(tokens) - 1, prob, depth + 1, below
+                heapq.heappush(heap, node)
+        return tokens, parents, probs
+
+    def _children(
+        self, cache: TextCache | None, tail: tuple[int, ...], most: int
+    ) -> list[tuple[int, float]]:
+        """The likeliest tokens after a text's end; their probabilities sum to at most 1."""
+        probs: dict[int, float] = {}
+        rest = 1.0  # a token that is in none of the contexts has so much of its unigram
+        for length in range(1, len(tail) + 1):
+            context = tail[-length:]
+            if length <= len(self._levels):
+                rest *= self._hear_model(self._levels[length - 1], context, probs, rest)
+            if cache is not None and (followers := cache.followers(context)):
+                rest *= self._hear_text(followers, probs, rest)
+        best = sorted(probs.items(), key=lambda item: (-item[1], item[0]))[:most]
+        total = sum(prob for _, prob in best)
+        return [(token, prob / total) for token, prob in best] if total > 1.0 else best
+
+    def _hear_model(
+        self, level: _LevelView, context: tuple[int, ...], probs: dict[int, float], rest: float
+    ) -> float:
+        """Mix in what the model says of a context; returns what is left to what was before."""
+        at = level.find(context_key(context))
+        if at < 0:
+            return 1.0
+        left = level.lower_weights[at]
+        for token in probs:
+            probs[token] *= left
+        for token, value in level.continuations(at):
+            if self._is_backoff:
+                probs[token] = value
+            else:
+                probs[token] = self._lower(probs, rest * left, token) + value
+        return left
+
+    def _hear_text(self, followers: list[int], probs: dict[int, float], rest: float) -> float:
+        counts: dict[int, int] = {}
+        for token in followers:
+            counts[token] = counts.get(token, 0) + 1
+        total = len(followers) + len(counts)
+        left = len(counts) / total
+        for token in probs:
+            probs[token] *= left
+        for token, count in counts.items():
+            probs[token] = self._lower(probs, rest * left, token) + count / total
+        return left
+
+    def _lower(self, probs: dict[int, float], rest: float, token: int) -> float:
+        found = probs.get(token)
+        return rest * self._unigram(token) if found is None else found
+
+    def _unigram(self, token: int) -> float:
+        return self._unigrams[token] if token < len(self._unigrams) else 0.0
+
+
+class _LevelView:
+    """A level as what Python reads fastest."""
+
+    def __init__(self, level: Level) -> None:
+        self._shift = 64 - level.bucket_bits
+        self._keys = level.keys.data
+        self._buckets = level.buckets.data
+        self._starts = level.starts.data
+        self._tokens = level.tokens.data
+        self._values = level.values.data
+        self.lower_weights = level.lower_weights.data
+
+    def find(self, key: int) -> int:
+        """Index of the context with this key, -1 where there is none."""
+        bucket = key >> self._shift
+        end = self._buckets[bucket + 1]
+        at = bisect_left(self._keys, key, self._buckets[bucket], end)
+        return at if at < end and self._keys[at] == key else -1
+
+    def continuations(self, at: int) -> list[tuple[int, float]]:
+        begin, end = self._starts[at], self._starts[at + 1]
+        return list(zip(self._tokens[begin:end], self._values[begin:end], strict=True))

@@ -1,0 +1,84 @@
+"""Drafts what followed the longest matches, in the request and in earlier answers.
+
+Owns an automaton per request, which takes in all of its tokens whoever proposed them, and those of
+finished requests. Knows no model and no text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from paceline.config import SpeculativeConfig
+from paceline.models.ops.native import native_module, why_not_native
+from paceline.proposers.base import DraftBudget
+from paceline.proposers.suffix import automaton, growth
+from paceline.proposers.suffix.shared import SharedTexts
+from paceline.request import Request, VerifyResult
+from paceline.span import DraftTree
+
+NAME = "suffix"
+
+
+class SuffixProposer:
+    """See the module's docstring.
+
+    Args:
+        is_native: take the native automaton; None is where it was built.
+    """
+
+    costs_forwards = False
+    name = NAME
+
+    def __init__(self, config: SpeculativeConfig, is_native: bool | None = None) -> None:
+        self.config = config
+        if is_native is None:
+            is_native = why_not_native() is None
+        native: Any = native_module() if is_native else None
+        self._automaton: Any = native.SuffixAutomaton if native else automaton.SuffixAutomaton
+        self._drafter = (native or growth).SuffixDrafter(
+            growth.others_by_length(config.suffix_decoding_max_tree_depth),
+            branching=config.max_branching if config.max_tree_nodes else 1,
+            min_token_prob=config.suffix_decoding_min_token_prob,
+            min_path_prob=config.min_accept_prob,
+            max_spec_factor=config.suffix_decoding_max_spec_factor,
+        )
+        self._texts: dict[int, Any] = {}
+        self._shared = SharedTexts(
+            self._new_automaton,
+            config.suffix_decoding_max_cached_requests,
+            config.suffix_decoding_max_cached_tokens,
+        )
+
+    def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
+        trees = []
+        for request, nodes, depth in zip(requests, budget.max_nodes, budget.max_depth, strict=True):
+            nodes = min(nodes, self.config.tree_nodes)
+            depth = min(depth, self.config.num_speculative_tokens)
+            trees.append(self._draft(request, nodes, depth) if nodes and depth else DraftTree())
+        return trees
+
+    def observe(self, request: Request, result: VerifyResult) -> None:
+        """Nothing: what was committed is taken in before the next draft."""
+
+    def finish(self, request: Request) -> None:
+        self._texts.pop(request.request_id, None)
+        has_ended = request.finish_reason is not None  # otherwise it was preempted and comes back
+        if has_ended and request.num_output_tokens:
+            start = max(0, request.prompt_len - self.config.suffix_decoding_max_tree_depth)
+            self._shared.add(request.cache_salt, request.token_ids[start:])
+
+    def context_length(self, request: Request) -> int:
+        return len(request.token_ids)
+
+    def _new_automaton(self) -> Any:
+        return self._automaton(self.config.suffix_decoding_max_tree_depth)
+
+    def _draft(self, request: Request, nodes: int, depth: int) -> DraftTree:
+        text = self._texts.get(request.request_id)
+        if text is None:
+            text = self._texts[request.request_id] = self._new_automaton()
+        text.extend(request.token_ids, text.num_tokens)
+        automata = [text, *self._shared.automata(request.cache_salt)]
+        tokens, parents, probs = self._drafter.draft(automata, request.token_ids, nodes, depth)
+        return DraftTree(tokens, parents, probs, [NAME] * len(tokens))

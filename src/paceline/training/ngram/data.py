@@ -1,0 +1,90 @@
+"""What an n-gram model learns from: traces and texts, in one vocabulary. Knows no counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from paceline.errors import TrainingError
+from paceline.models.tokenizer import Tokenizer
+from paceline.training.data import read_documents, tokenize
+from paceline.training.model_files import load_tokenizer
+from paceline.training.ngram.counts import Example
+from paceline.training.ngram.options import NgramTrainingConfig
+from paceline.training.traces import read_answers, read_fingerprint
+
+LARGEST_HELD_OUT_SHARE = 5
+"""One part in so many of all tokens is the most that is held out."""
+
+
+def read_examples(config: NgramTrainingConfig) -> tuple[list[Example], int, str | None]:
+    """All examples, the size of their vocabulary and its fingerprint.
+
+    Raises:
+        TrainingError: traces or texts cannot be read, or are not in one vocabulary.
+        ModelLoadError: the target has no readable tokenizer.
+    """
+    fingerprints = {read_fingerprint(folder): folder for folder in config.traces}
+    size, fingerprint = target_vocabulary(config)
+    if fingerprint is not None and config.target is not None:
+        fingerprints[fingerprint] = config.target
+    known = [each for each in fingerprints if each is not None]
+    if len(known) > 1:
+        names = " and ".join(str(fingerprints[each]) for each in known[:2])
+        raise TrainingError(f"{names} are of different vocabularies; one model has one")
+    examples = _of_traces(config)
+    if config.text or config.stdlib:
+        examples += _of_texts(config)
+    highest = max((int(each.tokens.max()) for each in examples if len(each.tokens)), default=-1)
+    return examples, max(size, highest + 1), known[0] if known else None
+
+
+def target_vocabulary(config: NgramTrainingConfig) -> tuple[int, str | None]:
+    """Size and fingerprint of the target's vocabulary; nothing where no target is named.
+
+    Raises:
+        ModelLoadError: the target has no readable tokenizer.
+    """
+    if config.target is None:
+        return 0, None
+    tokenizer = Tokenizer.from_folder(config.target)
+    return tokenizer.vocab_size, tokenizer.fingerprint
+
+
+def _of_traces(config: NgramTrainingConfig) -> list[Example]:
+    examples = []
+    for folder in config.traces:
+        answers = list(read_answers(folder))
+        if config.soft_labels and not any(each.top_logprobs.any() for each in answers):
+            raise TrainingError(
+                f"{folder} holds no log-probabilities to learn soft labels from; record them with "
+                "paceline trace"
+            )
+        examples += [
+            Example(each.token_ids, each.prompt_len, each.top_ids, np.exp(each.top_logprobs))
+            for each in answers
+        ]
+    return examples
+
+
+def _of_texts(config: NgramTrainingConfig) -> list[Example]:
+    if config.target is None:
+        raise TrainingError("texts are read by the target's tokenizer; name its folder as target")
+    documents = read_documents(config.text, config.exclude, config.stdlib)
+    return [Example(each) for each in tokenize(documents, load_tokenizer(config.target))]
+
+
+def split(
+    examples: Sequence[Example], held_out_tokens: int, seed: int
+) -> tuple[list[Example], list[Example]]:
+    """Examples to learn and whole ones that are held out, chosen by ``seed`` alone."""
+    sizes = [len(each.tokens) - each.start for each in examples]
+    room = min(held_out_tokens, sum(sizes) // LARGEST_HELD_OUT_SHARE)
+    held = set()
+    for index in np.random.default_rng((seed, 0x5E1D)).permutation(len(examples)).tolist():
+        if 0 < sizes[index] <= room:
+            held.add(index)
+            room -= sizes[index]
+    learnt = [each for index, each in enumerate(examples) if index not in held]
+    return learnt, [examples[index] for index in sorted(held)]

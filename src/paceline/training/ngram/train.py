@@ -1,0 +1,99 @@
+"""``train_ngram``: traces and texts to the file of an n-gram model, and what it is worth.
+
+Owns the recipe; data, counts, probabilities, the file and the figures are its neighbours'.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+
+from paceline.proposers.ngram_model.file import write_tables
+from paceline.training.ngram.counts import Corpus, Example, NgramCounts, count_ngrams
+from paceline.training.ngram.data import read_examples, split, target_vocabulary
+from paceline.training.ngram.exchange import read_llama_lookup, read_uzu, write_llama_lookup
+from paceline.training.ngram.options import NgramTrainingConfig
+from paceline.training.ngram.pruning import prune
+from paceline.training.ngram.report import Acceptance, NgramReport, measure, measure_others
+from paceline.training.ngram.smoothing import SMOOTHINGS, smooth
+
+TABLE_ORDERS = (2, 3, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class NgramTrainingResult:
+    """What a finished training reports.
+
+    Attributes:
+        num_tokens: that were learnt.
+        seconds: of reading, counting, smoothing and pruning.
+        report: None where nothing was held out.
+        others: acceptance on the same held-out text, by name.
+        table: reports by order and smoothing.
+    """
+
+    file: Path
+    num_bytes: int
+    num_tokens: int
+    num_ngrams: int
+    seconds: float
+    report: NgramReport | None = None
+    others: dict[str, Acceptance] = field(default_factory=dict)
+    table: dict[tuple[int, str], NgramReport] = field(default_factory=dict)
+
+
+def train_ngram(config: NgramTrainingConfig) -> NgramTrainingResult:
+    """Train a model, or take over another program's, and write its file.
+
+    Raises:
+        TrainingError: traces or texts cannot be used, or nothing fits into the file.
+        ModelLoadError: a tokenizer or a file cannot be read or written.
+    """
+    began = time.perf_counter()
+    counts, held_out = None, list[Example]()
+    if config.import_uzu is not None:
+        tables = read_uzu(config.import_uzu, *target_vocabulary(config))
+    else:
+        counts, held_out, fingerprint = _counts(config)
+        smoothed = smooth(counts, config.order, config.smoothing)
+        tables = prune(smoothed, config.top_k, config.max_bytes, fingerprint)
+        if config.export_llama is not None:
+            write_llama_lookup(counts, config.export_llama)
+    num_bytes = write_tables(tables, config.output)
+    result = NgramTrainingResult(
+        file=Path(config.output),
+        num_bytes=num_bytes,
+        num_tokens=tables.num_tokens,
+        num_ngrams=sum(len(level.tokens) for level in tables.levels),
+        seconds=time.perf_counter() - began,
+        report=measure(tables, held_out) if held_out else None,
+        others=measure_others(tables, held_out) if held_out else {},
+    )
+    if config.has_table and held_out and counts is not None:
+        result.table.update(_table(config, counts, held_out))
+    return result
+
+
+def _counts(config: NgramTrainingConfig) -> tuple[NgramCounts, list[Example], str | None]:
+    """What was counted, what was held out, and the vocabulary's fingerprint."""
+    if config.import_llama is not None:
+        vocab_size, fingerprint = target_vocabulary(config)
+        return read_llama_lookup(config.import_llama, vocab_size), [], fingerprint
+    examples, vocab_size, fingerprint = read_examples(config)
+    learnt, held_out = split(examples, config.held_out_tokens, config.seed)
+    order = max(config.order, *TABLE_ORDERS) if config.has_table else config.order
+    corpus = Corpus.of(learnt, is_soft=config.soft_labels)
+    return count_ngrams(corpus, order, vocab_size), held_out, fingerprint
+
+
+def _table(
+    config: NgramTrainingConfig, counts: NgramCounts, held_out: Sequence[Example]
+) -> dict[tuple[int, str], NgramReport]:
+    reports = {}
+    for order, smoothing in product(TABLE_ORDERS, SMOOTHINGS):
+        model = prune(smooth(counts, order, smoothing), config.top_k, config.max_bytes)
+        reports[order, smoothing] = measure(model, held_out)
+    return reports

@@ -1,0 +1,80 @@
+"""Clients that people have, each in an environment of its own: ``make clients`` makes it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from tests.server.served import KEY, NAME, chat_model, served
+
+PYTHON = REPOSITORY / ".clients" / "bin" / "python"
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(
+        not PYTHON.exists(), reason="the clients are not installed; `make clients` does that"
+    ),
+]
+
+
+def report(script: str, *arguments: str) -> dict[str, Any]:
+    """The last line that a script beside this file prints."""
+    settings = {n: v for n, v in os.environ.items() if not n.startswith(("OPENAI_", "PYTHON"))}
+    done = subprocess.run(
+        [PYTHON, Path(__file__).with_name(script), *arguments],
+        env=settings,
+        capture_output=True,
+        text=True,
+        timeout=380,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return chat_model(tmp_path_factory.mktemp("model"))
+
+
+def total(usage: Any) -> int:
+    return sum(usage) if isinstance(usage, list) else usage["total_tokens"]
+
+
+@pytest.mark.parametrize("script", ["langchain_chat.py", "litellm_chat.py"])
+def test_a_client(script: str, model: Path) -> None:
+    with served(model) as url:
+        drafted = report(script, url, KEY, NAME)
+    with served(model, speculation=("--no-speculation",)) as url:
+        assert report(script, url, KEY, NAME) == drafted
+    assert drafted["streamed"] == drafted["answer"]
+    assert total(drafted["streamed_usage"]) == total(drafted["usage"]) > 24
+    assert drafted["finish"] == "length"
+    assert drafted["num_logprobs"] == 24
+    assert drafted["call"] == drafted["streamed_call"]
+    name, arguments = drafted["call"]
+    assert name == "weather"
+    assert arguments["city"] in ("Rome", "Oslo")
+    if "errors" in drafted:
+        assert drafted["streamed_text"] == drafted["text"] != ""
+        kinds = ["BadRequestError", "ContextWindowExceededError", "AuthenticationError"]
+        assert drafted["errors"] == [*kinds, "NotFoundError"]
+    else:
+        assert drafted["batch"][:2] == [drafted["answer"]] * 2
+        assert {person["kind"] for person in drafted["person"].values()} <= {"reader", "writer"}
+
+
+def test_an_evaluation_harness_scores_as_with_transformers(model: Path) -> None:
+    with served(model, "--dtype", "float32") as url:
+        scores = report("lm_eval_scores.py", url, KEY, NAME, str(model))
+    ours, theirs = scores["served"], scores["transformers"]
+    assert (ours["acc"], ours["acc_norm"]) == (theirs["acc"], theirs["acc_norm"])
+    assert ours["is_greedy"] == theirs["is_greedy"]
+    assert 0.5 < ours["acc"] <= 1
+    for own, other in zip(ours["loglikelihoods"], theirs["loglikelihoods"], strict=True):
+        assert own == pytest.approx(other, abs=2e-3)

@@ -1,0 +1,93 @@
+"""The native suffix automaton and its trees against those in Python, which they must equal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.proposers.suffix import automaton, growth
+
+native = pytest.importorskip("paceline._native", reason="the native kernels are not built")
+TOKENS = st.lists(st.integers(0, 3), max_size=40)
+RULES = st.fixed_dictionaries(
+    {
+        "branching": st.integers(1, 5),
+        "min_token_prob": st.sampled_from([0.0, 0.1, 0.4]),
+        "min_path_prob": st.sampled_from([0.0, 0.02, 0.2]),
+        "max_spec_factor": st.sampled_from([0.0, 1.0, 100.0]),
+    }
+)
+
+
+def drafted(
+    module: Any, drafting: Any, depth: int, groups: list[list[list[int]]], *asked: Any, **rules: Any
+) -> tuple[Any, list[int]]:
+    automata = []
+    for texts in groups:
+        made = module.SuffixAutomaton(depth)
+        for text in texts:
+            made.end_text()
+            made.extend(text[:5])
+            made.extend(text, min(5, len(text)))
+        automata.append(made)
+    drafter = drafting.SuffixDrafter(growth.others_by_length(depth), **rules)
+    return tuple(drafter.draft(automata, *asked)), [each.num_states for each in automata]
+
+
+@given(
+    st.integers(1, 9),
+    st.lists(st.lists(TOKENS, max_size=3), max_size=3),
+    TOKENS,
+    st.integers(0, 20),
+    st.integers(0, 12),
+    RULES,
+)
+def test_both_draft_alike(
+    depth: int,
+    groups: list[list[list[int]]],
+    tokens: list[int],
+    nodes: int,
+    most: int,
+    rules: dict[str, Any],
+) -> None:
+    asked = (depth, groups, tokens, nodes, most)
+    assert drafted(native, native, *asked, **rules) == drafted(automaton, growth, *asked, **rules)
+
+
+def test_wide_states() -> None:
+    """Hundreds of continuations of one token, more than are looked at."""
+    text = [x for i in range(400) for x in (7, 10 + i * i % 211)]
+    rules = {"branching": 64, "min_token_prob": 0.0, "min_path_prob": 0.0, "max_spec_factor": 9.0}
+    asked = (24, [[text, text[:99]]], [7], 200, 5)
+    found = drafted(native, native, *asked, **rules)
+    assert found == drafted(automaton, growth, *asked, **rules)
+    assert len(found[0][0]) == 200
+
+
+def test_memory_per_token() -> None:
+    """As docs/proposers.md states it, room for growth included."""
+    for text in ([5] * 9000, list(range(9000)), [i * i % 8191 % 50 for i in range(9000)]):
+        made = native.SuffixAutomaton(24)
+        made.extend(text)
+        assert 40 * len(text) < made.num_bytes < 256 * len(text)
+
+
+def test_faulty_arguments_are_refused() -> None:
+    made = native.SuffixAutomaton(4)
+    with pytest.raises(ValueError, match="max_depth is 0"):
+        native.SuffixAutomaton(0)
+    with pytest.raises(ValueError, match="32 bits"):
+        made.extend([1 << 40])
+    with pytest.raises(TypeError):
+        made.extend(["a"])
+    drafter = native.SuffixDrafter(
+        [(1.0, 1.0)] * 4, branching=1, min_token_prob=0.0, min_path_prob=0.0, max_spec_factor=1.0
+    )
+    with pytest.raises(ValueError, match="deeper"):
+        drafter.draft([made], [1, 2], 3, 3)
+    for other in (None, 5):
+        with pytest.raises(TypeError, match="something else"):
+            drafter.draft([other], [1, 2], 3, 3)

@@ -1,0 +1,188 @@
+"""The file of an n-gram model: it comes back as it was written, and nothing in it is trusted."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xxhash
+
+from paceline.errors import ConfigError, ModelLoadError
+from paceline.models.ops.native import native_module, why_not_native
+from paceline.proposers.ngram_model.file import parse_tables, read_tables, write_tables
+from paceline.proposers.ngram_model.lookup import NgramLookup, TextCache
+from paceline.proposers.ngram_model.tables import Level, NgramTables, context_key
+from tests.proposers.ngrams import toy_tables, train
+
+FINGERPRINT = "0123456789abcdef" * 2
+CHECKSUM_AT, HASHED_FROM, DATA_AT = 24, 32, 192
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The bytes of a small model's file."""
+    path = tmp_path_factory.mktemp("ngrams") / "small.ngram"
+    tables = train([[1, 2, 3, 1, 2, 4], [4, 3, 2, 1, 0]], order=3, vocab_size=5)
+    write_tables(dataclasses.replace(tables, fingerprint=FINGERPRINT), path)
+    return path.read_bytes()
+
+
+def signed(data: bytes | bytearray) -> bytes:
+    """The bytes with the checksum that they should have."""
+    digest = xxhash.xxh3_64_intdigest(bytes(data[HASHED_FROM:]))
+    return bytes(data[:CHECKSUM_AT]) + struct.pack("<Q", digest) + bytes(data[HASHED_FROM:])
+
+
+def patched(data: bytes, at: int, value: bytes) -> bytes:
+    return data[:at] + value + data[at + len(value) :]
+
+
+@pytest.mark.parametrize("smoothing", ["modified-kneser-ney", "stupid-backoff"])
+@pytest.mark.parametrize("order", [2, 5])
+def test_a_file_comes_back_as_it_was_written(tmp_path: Path, order: int, smoothing: str) -> None:
+    tables = train([[1, 2, 3, 1, 2, 4] * 4, [5]], order, smoothing, vocab_size=6)
+    tables = dataclasses.replace(tables, fingerprint=FINGERPRINT)
+    assert write_tables(tables, tmp_path / "model") == (tmp_path / "model").stat().st_size
+    found = read_tables(tmp_path / "model")
+    for name in ("fingerprint", "is_backoff", "num_tokens", "order", "vocab_size"):
+        assert getattr(found, name) == getattr(tables, name)
+    assert np.array_equal(found.unigrams, tables.unigrams)
+    for written, read in zip(tables.levels, found.levels, strict=True):
+        for column in dataclasses.fields(Level):
+            assert np.array_equal(getattr(written, column.name), getattr(read, column.name))
+    assert list(tmp_path.iterdir()) == [tmp_path / "model"]  # no unfinished file is left
+
+
+def test_every_context_is_found_by_its_key_alone() -> None:
+    for length, level in enumerate(toy_tables().levels, start=1):
+        view = NgramLookup(toy_tables())._levels[length - 1]
+        assert [view.find(int(key)) for key in level.keys] == list(range(len(level.keys)))
+        assert view.find(int(level.keys[0]) ^ 1) == -1
+
+
+def test_the_vocabulary_must_be_the_targets(image: bytes) -> None:
+    tables = parse_tables(image, "small")
+    tables.check_fits("small", 5, FINGERPRINT)
+    tables.check_fits("small", 6, None)  # a target without a tokenizer
+    with pytest.raises(ConfigError, match="another tokenizer"):
+        tables.check_fits("small", 5, "f" * 32)
+    with pytest.raises(ConfigError, match="5 tokens and the target has 4"):
+        tables.check_fits("small", 4, FINGERPRINT)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: b"", "no n-gram model"),
+        (lambda d: d[:191], "no n-gram model"),
+        (lambda d: patched(d, 0, b"GGUF"), "no n-gram model"),
+        (lambda d: patched(d, 8, b"\x02"), "format version 2"),
+        (lambda d: patched(d, 12, b"\x09"), "order 9"),
+        (lambda d: patched(d, 52, b"\x06"), "flags 0x6"),
+        (lambda d: d[:-8], "is not whole"),
+        (lambda d: patched(d, len(d) - 9, b"\xff"), "checksum"),
+        (lambda d: signed(patched(d, 48, b"\xff" * 4)), "beyond its end"),
+        (lambda d: signed(patched(d, 48, bytes(4))), "damaged"),
+        (lambda d: signed(patched(d, 64, b"\xff" * 8)), "beyond its end"),
+        (lambda d: signed(patched(d, 72, b"\xff" * 8)), "beyond its end"),
+        (lambda d: signed(patched(d, 80, b"\x00")), "0 bits"),
+        (lambda d: signed(patched(d, 80, b"\xff")), "255 bits"),
+        (lambda d: signed(patched(d, DATA_AT, struct.pack("<f", 1.5))), "unigram"),
+        (lambda d: signed(patched(d, DATA_AT, struct.pack("<f", float("nan")))), "unigram"),
+        (lambda d: signed(patched(d, DATA_AT + 24, b"\xff" * 8)), "keys do not ascend"),
+    ],
+)
+def test_what_is_not_whole_and_sound_is_refused(
+    image: bytes, tmp_path: Path, change: Callable[[bytes], bytes], message: str
+) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        parse_tables(change(image), "small")
+    (tmp_path / "small").write_bytes(change(image))
+    with pytest.raises(ModelLoadError):
+        read_tables(tmp_path / "small")
+
+
+def test_a_file_that_is_not_there_is_a_typed_error(tmp_path: Path) -> None:
+    for path in (tmp_path / "nothing", tmp_path):
+        with pytest.raises(ModelLoadError, match="cannot be read"):
+            read_tables(path)
+    with pytest.raises(ModelLoadError, match="cannot be written"):
+        write_tables(toy_tables(), tmp_path / "no" / "folder")
+
+
+def mutate(data: bytes, dice: random.Random) -> bytes:
+    """A few bytes changed, cut off or doubled; mostly with the right size and checksum."""
+    changed = bytearray(data)
+    for _ in range(dice.randint(1, 4)):
+        at = dice.randrange(len(changed))
+        kind = dice.random()
+        if kind < 0.6:
+            changed[at] = dice.choice((0, 1, 127, 128, 255, dice.randrange(256)))
+        elif kind < 0.8:
+            value = dice.choice((0, 1, 1 << 31, (1 << 32) - 1, (1 << 63) - 1))
+            field = struct.pack("<Q", value)[: len(changed) - at]
+            changed[at : at + len(field)] = field
+        elif kind < 0.9:
+            del changed[at:]
+        else:
+            changed[at:at] = changed[at : at + dice.randint(1, 64)]
+        if not changed:
+            return b""
+    if dice.random() < 0.8 and len(changed) > DATA_AT:
+        changed[16:24] = struct.pack("<Q", len(changed))
+        return signed(changed)
+    return bytes(changed)
+
+
+def draft_everywhere(tables: NgramTables) -> None:
+    """Look up what the model may know, on both paths."""
+    lookups = [(NgramLookup(tables), TextCache())]
+    if why_not_native() is None:
+        native = native_module()
+        made = native.NgramLookup(tables.levels, tables.unigrams, tables.is_backoff)
+        lookups.append((made, native.TextCache()))
+    for lookup, cache in lookups:
+        cache.extend([1, 2, 3], 0)
+        for tail in ([1, 2], [2, 3], [4]):
+            tokens, _, probs = lookup.draft(cache, tail, 12, 4, 4, 0.0)
+            assert all(0 <= token < max(5, tables.vocab_size) for token in tokens)
+            assert all(0.0 <= prob <= 1.0 for prob in probs)
+
+
+def fuzz(image: bytes, count: int, seed: int) -> int:
+    """Read that many damaged files; returns how many were none the worse."""
+    dice, survivors = random.Random(seed), 0
+    for _ in range(count):
+        try:
+            tables = parse_tables(mutate(image, dice), "damaged")
+        except ModelLoadError:
+            continue
+        draft_everywhere(tables)
+        survivors += 1
+    return survivors
+
+
+def test_damaged_files_are_refused_or_harmless(image: bytes) -> None:
+    survivors = fuzz(image, 2500, seed=1)
+    assert 25 < survivors < 2250  # the checks behind the checksum are reached
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_hundred_thousand_damaged_files_are_refused_or_harmless(image: bytes) -> None:
+    assert fuzz(image, 100_000, seed=2)
+
+
+def test_both_programs_hash_contexts_alike() -> None:
+    if (reason := why_not_native()) is not None:
+        pytest.skip(reason)
+    dice = random.Random(0)
+    for length in (1, 2, 3, 4):
+        for _ in range(50):
+            context = [dice.getrandbits(32) for _ in range(length)]
+            assert native_module().context_key(context) == context_key(context)

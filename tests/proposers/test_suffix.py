@@ -1,0 +1,260 @@
+"""The suffix proposer: what it drafts, what it shares between requests, and what it never does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from paceline.models.ops.native import why_not_native
+from paceline.proposers.suffix import SuffixProposer
+from paceline.proposers.suffix.automaton import SuffixAutomaton
+from paceline.proposers.suffix.growth import USUAL_DEPTH
+from paceline.proposers.suffix.shared import SharedTexts
+from paceline.request import FinishReason, Request
+from paceline.sampling_params import SamplingParams
+from paceline.span import ROOT, DraftTree
+from tests.proposers.drive import commit, make_request, propose
+from tests.test_span import paths
+from tests.toy import Job, run_jobs, suffix_config, toy_engine
+
+IMPLEMENTATIONS = [False, *([True] if why_not_native() is None else [])]
+
+
+def suffix(is_native: bool = False, **options: Any) -> SuffixProposer:
+    return SuffixProposer(suffix_config(**options), is_native)
+
+
+def drafted(proposer: SuffixProposer, tokens: Sequence[int], **limits: int) -> DraftTree:
+    return propose(proposer, make_request(1, tokens), **limits)[0]
+
+
+def end(proposer: SuffixProposer, request: Request, reason: Any = FinishReason.STOP) -> None:
+    request.finish_reason = reason
+    proposer.finish(request)
+
+
+def answered(tokens: Sequence[int]) -> Request:
+    """All but the first token are output."""
+    request = make_request(1, tokens)
+    request.prompt_len = 1
+    return request
+
+
+# --- drafts of a request by itself ----------------------------------------------------------------
+
+
+def test_continues_the_longest_match_first() -> None:
+    tree = drafted(suffix(), [9, 1, 2, 5, 6, 7, 8, 1, 2, 4, 4, 9, 1, 2])
+    assert tree.token_ids[0] == 5
+    assert set(tree.origins) == {"suffix"}
+    assert tree.path_probs() == sorted(tree.path_probs(), reverse=True)
+
+
+def test_shorter_matches_add_what_the_longest_did_not_see() -> None:
+    tree = drafted(suffix(), [9, 1, 2, 5, 8, 1, 2, 4, 8, 1, 2, 4, 9, 1, 2], depth=1)
+    assert [tree.token_ids, tree.parents] == [[5, 4], [ROOT, ROOT]]
+
+
+def test_counts_decide_between_continuations() -> None:
+    tree = drafted(suffix(), [1, 2, 7, 1, 2, 7, 1, 2, 7, 1, 2, 8, 1, 2], depth=1)
+    assert tree.token_ids == [7, 8]
+    assert tree.accept_probs[0] > 2 * tree.accept_probs[1]
+    once = drafted(suffix(), [1, 2, 7, 1, 2])
+    often = drafted(suffix(), [1, 2, 7] * 6 + [1, 2])
+    assert often.accept_probs[0] > once.accept_probs[0]
+
+
+def test_disagreement_becomes_branches() -> None:
+    tree = drafted(suffix(), [1, 2, 7, 5, 6, 1, 2, 8, 5, 9, 1, 2], depth=3)
+    assert {(7,), (8,), (7, 5), (8, 5), (7, 5, 6), (8, 5, 9)} <= set(paths(tree))
+    chain = drafted(suffix(max_tree_nodes=0, max_branching=1), [1, 2, 7, 5, 1, 2, 8, 5, 1, 2])
+    assert chain.is_chain
+
+
+def test_a_rare_continuation_is_not_drafted() -> None:
+    tokens = [*([1, 2] * 12), 1, 3, 1]
+    assert set(drafted(suffix(), tokens, depth=1).token_ids) == {2}
+    rare = suffix(suffix_decoding_min_token_prob=0.01)
+    assert set(drafted(rare, tokens, depth=1).token_ids) == {2, 3}
+
+
+@pytest.mark.parametrize(("match", "depth"), [(2, USUAL_DEPTH), (12, 12), (20, 16)])
+def test_drafts_are_as_long_as_their_match(match: int, depth: int) -> None:
+    text = list(range(10, 60))
+    tree = drafted(suffix(), [*text, 1, *text[:match]], depth=16)
+    assert max(tree.depths()) == depth
+    longer = suffix(suffix_decoding_max_spec_factor=100.0)
+    assert max(drafted(longer, [*text, 1, *text[:match]], depth=16).depths()) == 16
+
+
+def test_longer_matches_are_surer() -> None:
+    text = list(range(10, 60))
+    sure = [
+        drafted(suffix(), [*text, 1, *text[:n]]).accept_probs[0] for n in (1, 2, 3, 6, 12, 20, 24)
+    ]
+    assert sure == sorted(sure)
+    assert sure[0] < 0.5 < 0.9 < sure[-1]
+
+
+def test_unlikely_nodes_are_left_out() -> None:
+    tokens = [1, 2, 5, 1, 2, 6, 1, 2, 7, 1, 2]
+    assert len(drafted(suffix(), tokens, depth=1)) == 3
+    assert not len(drafted(suffix(min_accept_prob=0.5), tokens, depth=1))
+
+
+def test_what_was_committed_meanwhile_is_caught_up_with() -> None:
+    proposer, request = suffix(), make_request(1, [1, 2, 3])
+    propose(proposer, request)
+    request.token_ids += [4, 1, 2]  # nobody told
+    assert propose(proposer, request)[0].token_ids[:2] == [3, 4]
+
+
+# --- between requests -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_native", IMPLEMENTATIONS)
+def test_finished_requests_help_others_of_their_salt_alone(is_native: bool) -> None:
+    proposer = suffix(is_native)
+    for salt, token in (("", 5), ("a", 6)):
+        request = make_request(1, [1, 2])
+        request.cache_salt = salt
+        commit(proposer, request, [3, token, 4])
+        end(proposer, request)
+    found = {}
+    for salt in ("", "a", "b"):
+        request = make_request(2, [9, 2, 3])
+        request.cache_salt = salt
+        (tree,) = propose(proposer, request)
+        found[salt] = set(tree.token_ids)
+    assert found == {"": {5, 4}, "a": {6, 4}, "b": set()}
+
+
+@pytest.mark.parametrize("reason", [FinishReason.ABORT, None])
+def test_preempted_requests_are_not_shared(reason: FinishReason | None) -> None:
+    proposer, request = suffix(), answered([1, 2, 3, 4])
+    end(proposer, request, reason)
+    assert bool(len(propose(proposer, make_request(2, [1, 2]))[0])) == (reason is not None)
+
+
+def test_an_engine_leaves_the_shared_texts_alone() -> None:
+    """Preempted requests among them: each is shared once, when it ends."""
+    proposer = suffix()
+    engine = toy_engine([proposer], num_blocks=7, enable_prefix_caching=False)
+    jobs = [
+        Job([3, 4, 5, 3, 4, 6] * n, SamplingParams(temperature=0.8, seed=n, max_tokens=30))
+        for n in (3, 5, 6)
+    ]
+    run_jobs(engine, jobs)
+    stats = engine.stats()
+    assert stats.num_preemptions
+    assert not stats.num_proposer_failures
+    assert not proposer._texts
+    assert proposer._shared.num_texts == len(jobs)
+
+
+def test_nothing_is_shared_where_nothing_may_be_cached() -> None:
+    proposer = suffix(suffix_decoding_max_cached_requests=0)
+    end(proposer, answered([1, 2, 3, 4]))
+    assert not len(drafted(proposer, [1, 2]))
+
+
+def test_of_a_prompt_only_the_end_is_shared() -> None:
+    proposer, request = suffix(suffix_decoding_max_tree_depth=4), make_request(1, range(50))
+    end(proposer, request, FinishReason.ABORT)
+    assert proposer._shared.num_texts == 0
+    commit(proposer, request, [60, 61])
+    end(proposer, request)
+    assert not len(drafted(proposer, [20]))
+    assert drafted(proposer, [48, 49]).token_ids == [60, 61]
+
+
+def test_its_own_text_counts_before_that_of_others() -> None:
+    proposer = suffix(max_branching=1, max_tree_nodes=0)
+    end(proposer, answered([1, 2, 3]))
+    assert drafted(proposer, [1, 2, 4, 1, 2]).token_ids[0] == 4
+
+
+def shared(max_texts: int, max_tokens: int) -> SharedTexts:
+    return SharedTexts(lambda: SuffixAutomaton(8), max_texts, max_tokens)
+
+
+def knows(texts: SharedTexts, salt: str, tokens: Sequence[int]) -> bool:
+    found = [automaton.match(tokens)[1] for automaton in texts.automata(salt)]
+    return len(tokens) in found
+
+
+@pytest.mark.parametrize(("max_texts", "max_tokens"), [(1, 1000), (10, 1000), (1000, 24), (7, 1)])
+def test_the_shared_store_is_bounded(max_texts: int, max_tokens: int) -> None:
+    texts = shared(max_texts, max_tokens)
+    for i in range(200):
+        texts.add(f"{i % 3}", range(5 * i, 5 * i + 1 + i % 9))
+        held = [g for generations in texts._salts.values() for g in generations]
+        assert texts.num_texts == sum(g.num_texts for g in held) <= max_texts
+        assert texts.num_tokens == sum(g.automaton.num_tokens for g in held) <= max_tokens
+    assert texts.num_texts
+
+
+def test_the_latest_texts_stay() -> None:
+    texts = shared(10, 1000)
+    for i in range(100):
+        texts.add("", [i, i + 1000, i + 2000])
+        assert knows(texts, "", [i, i + 1000, i + 2000])
+        assert knows(texts, "", [i - 4, i + 996]) or i < 4
+    assert not knows(texts, "", [80, 1080])
+
+
+def test_the_salt_that_was_not_used_for_longest_goes_first() -> None:
+    texts = shared(6, 1000)
+    for salt in "abc":
+        texts.add(salt, [1, 2])
+        texts.add(salt, [1, 2])
+    texts.automata("a")
+    texts.add("d", [1, 2])
+    assert {salt: knows(texts, salt, [1, 2]) for salt in "abcd"} == {
+        "a": True,
+        "b": False,
+        "c": True,
+        "d": True,
+    }
+
+
+# --- hostile texts --------------------------------------------------------------------------------
+
+
+def fibonacci_word(length: int) -> list[int]:
+    before, word = [1], [2]
+    while len(word) < length:
+        before, word = word, word + before
+    return word[:length]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        [7] * 32768,
+        list(range(32768)),
+        [7 if i % 2 else i for i in range(32768)],
+        [i * i % 8191 for i in range(32768)],
+        fibonacci_word(32768),
+    ],
+    ids=["equal", "distinct", "alternating", "squares", "fibonacci"],
+)
+@pytest.mark.parametrize("is_native", IMPLEMENTATIONS)
+def test_a_long_context_takes_no_longer(is_native: bool, tokens: list[int]) -> None:
+    """In processor time of this thread; the bounds are generous, and far below quadratic times."""
+    proposer, request = suffix(is_native), make_request(1, tokens)
+    began = time.thread_time()
+    propose(proposer, request)
+    first = time.thread_time() - began
+    steps = []
+    for token in tokens[:50]:
+        request.token_ids.append(token)
+        began = time.thread_time()
+        propose(proposer, request)
+        steps.append(time.thread_time() - began)
+    assert first < (0.5 if is_native else 5.0)
+    assert min(steps) < (1e-4 if is_native else 5e-3)

@@ -1,0 +1,76 @@
+"""The application over an engine in a process of its own, for tests in which either fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+
+from paceline.server.app import create_app
+from paceline.server.config import ServerConfig
+from paceline.server.engine_client import EngineClient
+from tests.server import factories
+from tests.server.asgi import RawCall, client_of, events
+
+
+class Server:
+    """The application over an engine in a process of its own."""
+
+    def __init__(self, client: EngineClient, **config: Any) -> None:
+        self.client = client
+        self.app = create_app(client, ServerConfig(**config))
+
+    def ask(self, stream: bool = True, max_tokens: int = 4, **body: Any) -> RawCall:
+        given = {"prompt": [7], "max_tokens": max_tokens, "stream": stream, **body}
+        return RawCall(self.app, "/v1/completions", json.dumps(given).encode())
+
+    async def get(self, path: str) -> httpx.Response:
+        async with client_of(self.app) as http:
+            return await http.get(path)
+
+    def signal(self, number: int) -> None:
+        assert self.client._link is not None
+        assert self.client._link.pid is not None
+        os.kill(self.client._link.pid, number)
+
+    async def works(self) -> None:
+        """A request is answered, and nothing is left over of what came before."""
+        found = self.ask(stream=False)
+        await found.task
+        assert found.status == 200, found.text
+        assert not self.client._generations
+        assert self.app.state.serving.admission.num_unfinished == 0
+        assert (await self.client.stats()).num_running == 0
+
+
+@asynccontextmanager
+async def opened(
+    factory: Callable[[], Any] = factories.paper, **config: Any
+) -> AsyncIterator[Server]:
+    client = EngineClient(factory)
+    await client.start()
+    try:
+        yield Server(client, **config)
+    finally:
+        await client.close()
+
+
+def run(story: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(story, 120))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+def last_error(call: RawCall) -> dict[str, Any]:
+    """The error that a stream, which began well, ends with."""
+    assert call.status == 200
+    *_, last = events(call.text)
+    return last["error"]

@@ -1,0 +1,48 @@
+"""A server as a user starts it, over the embedded models, whose target knows chats.
+
+Owns the options under which drafts come often, from everybody who can draft.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from paceline.models.embedded import embedded_model
+from tests.server.chats import CHATML
+from tests.server.test_serve import KEY, started
+
+NAME = "embedded"
+LOOKUP = {"method": "prompt_lookup", "num_speculative_tokens": 4, "min_accept_prob": 0.0}
+DRAFT = {
+    "method": "draft_model",
+    "model": embedded_model("draft"),
+    "num_speculative_tokens": 2,
+    "max_branching": 2,
+    "max_tree_nodes": 4,
+    "min_accept_prob": 0.0,
+}
+SPECULATION = ("--speculative-config", json.dumps([LOOKUP, DRAFT]))
+LIMITS = ("--max-model-len", "512", "--max-num-seqs", "16", "--kv-cache-memory", "64M")
+
+__all__ = ["KEY", "LIMITS", "NAME", "SPECULATION", "chat_model", "served"]
+
+
+def chat_model(folder: Path) -> Path:
+    """The embedded target with a chat template beside it."""
+    for file in Path(embedded_model("target")).iterdir():
+        (folder / file.name).symlink_to(file)
+    (folder / "chat_template.jinja").write_text(CHATML)
+    return folder
+
+
+@contextmanager
+def served(
+    folder: Path, *options: str, speculation: tuple[str, ...] = SPECULATION, planner: str = "fixed"
+) -> Iterator[str]:
+    """The address of a server of the model in a folder."""
+    fixed = ("--served-model-name", NAME, "--threads", "1", "--planner", planner)
+    with started(str(folder), *fixed, *LIMITS, *speculation, *options) as (_, url):
+        yield url

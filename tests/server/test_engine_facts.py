@@ -1,0 +1,42 @@
+"""What an engine tells of itself: limits that hold, and defaults that requests can have."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from paceline.server.engine_facts import engine_info
+from tests.server.factories import Paper
+
+
+class Small(Paper):
+    """One whose KV cache has seven blocks, of which one is never used, of 16 tokens."""
+
+    def __init__(self, context: int = 512, generation: Any = None) -> None:
+        self.config = SimpleNamespace(max_model_len=context, dtype="float32", max_num_seqs=4)
+        self.checkpoint = SimpleNamespace(name="s", tokenizer=None, generation=generation or {})
+
+    def call(self, function: Any) -> Any:
+        kv = SimpleNamespace(pool=SimpleNamespace(num_blocks=7), block_size=16)
+        cost = SimpleNamespace(predict=lambda shape: 1.0, has_profile=False)
+        return function(SimpleNamespace(vocab_size=48, kv=kv, cost=cost))
+
+
+def test_answers_are_as_long_as_the_kv_cache_and_the_context_allow() -> None:
+    assert engine_info(Small()).max_model_len == 6 * 16
+    assert engine_info(Small(context=90)).max_model_len == 90
+
+
+def test_the_makers_defaults_that_no_request_can_have_are_left_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    makers = {"temperature": 0.6, "top_p": None, "top_k": "20", "min_p": 2, "do_sample": True}
+    with caplog.at_level(logging.WARNING):
+        assert engine_info(Small(generation=makers)).generation_defaults == {"temperature": 0.6}
+    told = " ".join(caplog.messages)
+    assert "top_k is '20'" in told
+    assert "min_p is 2" in told
+    assert "top_p" not in told

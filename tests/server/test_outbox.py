@@ -1,0 +1,188 @@
+"""When the pieces of answers leave the engine's process, by a clock that the tests hold."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.sampling_params import SamplingParams
+from paceline.server.engine_client import EngineClient
+from paceline.server.messages import Entry, Rest
+from paceline.server.outbox import PATIENCE, Outbox, joined
+from tests.server import factories
+
+INTERVAL = 20.0
+
+
+@dataclass
+class Sent:
+    """An outbox, its clock and the messages that left it, each with its time."""
+
+    interval: float = INTERVAL
+    at: float = 1000.0
+    messages: list[tuple[float, list[Entry]]] = field(default_factory=list)
+    begun: set[tuple[int, int]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        def send(entries: list[Entry]) -> None:
+            self.messages.append((self.at, entries))
+
+        self.outbox = Outbox(send, self.interval, lambda: self.at)
+
+    def step(self, *entries: Entry, lasts: float = 0.0) -> None:
+        """The first entry of a sample has a rest, as the engine's process makes it."""
+        self.at += lasts
+        self.outbox.put([self._complete(entry) for entry in entries])
+
+    def _complete(self, entry: Entry) -> Entry:
+        key, rest = entry[:2], entry[5]
+        if key not in self.begun and rest is None:
+            entry = (*entry[:5], Rest([], None, None, None, 0, [], None))
+        has_ended = rest is not None and rest.finish_reason is not None
+        self.begun = self.begun - {key} if has_ended else self.begun | {key}
+        return entry
+
+    def tokens(self) -> list[list[int]]:
+        """Of single messages, whoever they are for."""
+        return [[token for entry in entries for token in entry[2]] for _, entries in self.messages]
+
+
+def piece(
+    token: int, handle: int = 0, index: int = 0, end: str | None = None, logprobs: Any = None
+) -> Entry:
+    rest = None
+    if end is not None or logprobs:
+        rest = Rest(logprobs or [], end, None, None, 0, [], None)
+    return handle, index, [token], [f"origin {token}"], f"<{token}>", rest
+
+
+def test_first_at_once_then_together_then_the_end_at_once() -> None:
+    sent = Sent()
+    for token in range(30):
+        sent.step(piece(token), lasts=3)
+    sent.step(piece(30, end="stop"), lasts=1)
+    between = [list(range(start, start + 7)) for start in (1, 8, 15, 22)]
+    assert sent.tokens() == [[0], *between, [29, 30]]
+    handle, index, tokens, origins, text, rest = sent.messages[-1][1][0]
+    assert (handle, index, tokens, origins) == (0, 0, [29, 30], ["origin 29", "origin 30"])
+    assert text == "<29><30>"
+    assert rest is not None
+    assert rest.finish_reason == "stop"
+
+
+def test_all_answers_share_one_message_and_edges_do_not_wait_for_it() -> None:
+    sent = Sent()
+    sent.step(piece(1, 1), piece(2, 2))
+    sent.step(piece(3, 1), piece(4, 2), lasts=5)
+    sent.step(piece(5, 1), piece(6, 2, end="length"), piece(7, 3), lasts=5)
+    sent.step(piece(8, 1), piece(9, 3), lasts=10)
+    assert sent.tokens() == [[1, 2], [4, 6, 7], [3, 5, 8, 9]]
+
+
+def test_slow_steps_are_not_delayed() -> None:
+    sent = Sent()
+    for token in range(5):
+        sent.step(piece(token), lasts=INTERVAL)
+    assert sent.tokens() == [[0], [1], [2], [3], [4]]
+    assert sent.outbox.remind() is None
+
+
+def test_interval_zero_sends_every_step() -> None:
+    sent = Sent(interval=0.0)
+    for token in range(5):
+        sent.step(piece(token, 0), piece(token + 10, 1))
+    assert sent.tokens() == [[token, token + 10] for token in range(5)]
+
+
+def test_a_step_that_takes_long_holds_nothing_up() -> None:
+    sent = Sent()
+    sent.step(piece(0))
+    sent.step(piece(1), lasts=4)
+    assert sent.outbox.remind() == PATIENCE * INTERVAL - 4
+    sent.at += PATIENCE * INTERVAL - 4
+    assert sent.outbox.remind() is None
+    assert sent.tokens() == [[0], [1]]
+
+
+def test_what_waits_is_sent_when_the_engine_ends() -> None:
+    sent = Sent()
+    sent.step(piece(0))
+    sent.step(piece(1))
+    sent.outbox.flush()
+    sent.outbox.flush()
+    assert sent.tokens() == [[0], [1]]
+
+
+def test_log_probs_are_joined_in_order() -> None:
+    told = [(token, -0.5, 1, ()) for token in range(3)]
+    entries = [piece(token, logprobs=[told[token]]) for token in range(3)]
+    rest = joined(entries)[5]
+    assert rest is not None
+    assert rest.logprobs == told
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 50), st.lists(st.tuples(st.integers(0, 3), st.booleans()))),
+        max_size=40,
+    ),
+    st.sampled_from([0.0, 20.0]),
+)
+def test_nothing_is_lost_or_late_or_out_of_order(steps: Any, interval: float) -> None:
+    """Random steps of a few samples that begin, end and begin again."""
+    sent, made, token = Sent(interval), defaultdict[int, list[int]](list), 0
+    born: dict[int, float] = {}
+    for lasts, samples in steps:
+        entries = []
+        for handle in dict.fromkeys(handle for handle, _ in samples):
+            token += 1
+            made[handle].append(token)
+            born[token] = sent.at + lasts
+            entries.append(piece(token, handle, end="stop" if (handle, True) in samples else None))
+        sent.step(*entries, lasts=lasts)
+        sent.outbox.remind()
+    sent.at += PATIENCE * interval
+    assert sent.outbox.remind() is None
+    came = defaultdict[int, list[int]](list)
+    for at, entries in sent.messages:
+        assert len({entry[:2] for entry in entries}) == len(entries)
+        for handle, _, tokens, *_ in entries:
+            came[handle] += tokens
+            # The clock of this test stands still between steps: one of them may be added.
+            assert all(at - born[each] <= PATIENCE * interval + 50 for each in tokens)
+    assert came == made
+
+
+def test_its_thread_sends_what_no_step_does() -> None:
+    arrived = threading.Event()
+    outbox = Outbox(lambda entries: entries[0][2] == [1] and arrived.set(), 0.001)
+    outbox.start()
+    outbox.put([piece(0)])
+    outbox.put([piece(1)])
+    assert arrived.wait(5)
+
+
+def test_an_answer_through_the_engine_comes_in_fewer_pieces() -> None:
+    async def story() -> tuple[list[list[int]], float]:
+        factory = partial(factories.paper, 0.001)
+        client = EngineClient(factory, stream_interval=10.0)
+        await client.start()
+        try:
+            began = time.monotonic()
+            async with client.generate([7], SamplingParams(max_tokens=40)) as generation:
+                pieces = [list(piece.token_ids) async for piece in generation]
+            return pieces, time.monotonic() - began
+        finally:
+            await client.close()
+
+    pieces, seconds = asyncio.run(story())
+    assert pieces == [[7], [7] * 39]
+    assert seconds < 9
