@@ -11,10 +11,10 @@ from curves_report import tables as curve_tables
 from draft_length_report import tables as draft_length_tables
 from host_time import PHASES
 from kernels import tables as kernel_tables
+from load_server import tables as load_tables
 from never_slower_cells import RUNS
 from never_slower_tables import tables as never_slower_tables
 from peers_report import tables as peer_tables
-from load_server import tables as load_tables
 from proposer_sets import DEFAULT
 from report import number
 from sampler import tables as sampler_tables

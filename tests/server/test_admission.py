@@ -143,7 +143,7 @@ def test_who_is_not_taken_on_costs_no_work(
     def work(*_: Any) -> Any:
         raise AssertionError("work for a request that is refused")
 
-    monkeypatch.setattr(completions, "encode", work)
+    monkeypatch.setattr(completions, "encode_all", work)
     monkeypatch.setattr(chat, "prompt_text", work)
     engine = FakeEngine(tokenizer=chat_tokenizer())
     app = application(engine, max_queue=0)
@@ -189,11 +189,11 @@ def test_a_batch_is_given_to_the_engine_at_once_and_is_taken_on_or_refused_as_a_
 
 
 def test_times_begin_when_a_request_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def slow(serving: Any, text: str, *_: Any) -> list[int]:
-        await asyncio.sleep(float(text))
-        return [5]
+    async def slow(serving: Any, texts: list[str], *_: Any) -> list[list[int]]:
+        await asyncio.sleep(float(texts[0]))
+        return [[5]]
 
-    monkeypatch.setattr(completions, "encode", slow)
+    monkeypatch.setattr(completions, "encode_all", slow)
     app = application(request_timeout=0.5)
     complete(app, "0.05", max_tokens=1)
     text = call(app, "GET", "/metrics").text
@@ -208,7 +208,8 @@ def test_times_begin_when_a_request_arrives(monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_fails_is_counted_as_an_error(stream: bool) -> None:
     failing = FakeEngine(error_at=(2, RequestFailedError("out of memory")))
     hanging = FakeEngine(seconds_per_token=60)
-    for engine in (failing, hanging):
+    dead = FakeEngine(dies_at=0)
+    for engine in (failing, hanging, dead):
         app = application(engine, request_timeout=0.05)
         post(app, PATH, {"prompt": "a", "stream": stream})
         text = call(app, "GET", "/metrics").text

@@ -43,7 +43,11 @@ PATH = "/v1/completions"
         ({"prompt": "a", "max_tokens": 0}, "max_tokens is 0; that is for echo", "max_tokens"),
         ({"prompt": "a", "stream_options": {}}, "only allowed with stream", "stream_options"),
         ({"prompt": "a", "skip_special_tokens": False}, "it should be True", "skip_special_tokens"),
-        ({"prompt": "a", "speculative": {"method": "magic"}}, "'magic'; allowed", "speculative.method"),
+        (
+            {"prompt": "a", "speculative": {"method": "magic"}},
+            "'magic'; allowed",
+            "speculative.method",
+        ),
         (
             {"prompt": "a", "speculative": {"k": 1}},
             "unknown field 'speculative.k'",

@@ -15,10 +15,11 @@ from typing import Any
 
 from starlette.requests import Request
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, RequestError
 from paceline.models.tokenizer import Tokenizer
 from paceline.sampling_params import SamplingParams
 from paceline.server.admission import Admission
+from paceline.server.clock import Clock
 from paceline.server.config import ServerConfig
 from paceline.server.errors import NOT_FOUND, SERVER, ApiError
 from paceline.server.messages import Generation, Piece, ServingEngine
@@ -125,6 +126,7 @@ class Serving:
             RequestError, EngineClosedError: the engine refuses a prompt, or is dead.
         """
         salt, trace = partition(request.scope, cache_salt), current_trace_id()
+        clocks = [Clock(self.metrics, prompt.params.n, deadline) for prompt in prompts]
         async with AsyncExitStack() as stack:
             entering = [
                 stack.enter_async_context(
@@ -134,9 +136,12 @@ class Serving:
                 )
                 for prompt in prompts
             ]
-            generations = await _all_of(entering)
-            clocks = [_Clock(self.metrics, prompt.params.n, deadline) for prompt in prompts]
             try:
+                try:
+                    generations = await _all_of(entering)
+                except RequestError:
+                    clocks.clear()  # what was refused took no time
+                    raise
                 yield Answers(generations, clocks)
             except Exception:
                 for clock in clocks:
@@ -171,7 +176,7 @@ class Answers:
     samples of all prompts have ended.
     """
 
-    def __init__(self, generations: Sequence[Generation], clocks: Sequence[_Clock]) -> None:
+    def __init__(self, generations: Sequence[Generation], clocks: Sequence[Clock]) -> None:
         self.generations = generations
         self._clocks = clocks
 
@@ -214,38 +219,3 @@ async def _merged(generations: Sequence[Generation]) -> AsyncIterator[tuple[int,
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-class _Clock:
-    """Times of one prompt's answer, told to the metrics, and how it ended."""
-
-    def __init__(self, metrics: ServerMetrics, num_samples: int, deadline: Deadline) -> None:
-        self._metrics = metrics
-        self._deadline = deadline
-        self._last: list[float | None] = [None] * num_samples
-        self._unfinished = num_samples
-        self._reason = "abort"
-
-    def observe(self, piece: Piece) -> None:
-        at = time.monotonic()
-        last = self._last[piece.index]
-        if last is None:
-            self._metrics.observe_first_token(at - self._deadline.began)
-        else:
-            self._metrics.observe_token_gap(at - last)
-        self._last[piece.index] = at
-        if piece.finish_reason is not None:
-            self._unfinished -= 1
-            if not self._unfinished:
-                self._reason = piece.finish_reason
-
-    def fail(self) -> None:
-        """The request has failed; an answer that was complete before stays what it was."""
-        if self._unfinished:
-            self._reason = "error"
-
-    def close(self) -> None:
-        """Tell that the answer has ended."""
-        if self._deadline.seconds_left <= 0:
-            self.fail()
-        self._metrics.observe_request(time.monotonic() - self._deadline.began, self._reason)
