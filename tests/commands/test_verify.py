@@ -99,7 +99,7 @@ def accept_anything(monkeypatch: pytest.MonkeyPatch) -> None:
 def forget_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples every node as if it followed the root: noise and penalties are another's."""
     monkeypatch.setattr(
-        paceline.engine.verifier, "SamplingRow", lambda request, path: SamplingRow(request)
+        paceline.engine.verifier, "SamplingRow", lambda request, path, mask: SamplingRow(request)
     )
 
 
