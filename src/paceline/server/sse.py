@@ -42,16 +42,23 @@ class ChoiceEvents:
 
     Args:
         head: what comes before the choice.
-        tail: what comes after it.
+        has_usage: whether the stream ends with an event of the usage; the others then say that
+            it is not in them.
     """
 
-    def __init__(self, head: Mapping[str, Any], tail: Mapping[str, Any]) -> None:
+    def __init__(self, head: Mapping[str, Any], has_usage: bool) -> None:
+        self._head, self._has_usage = head, has_usage
         self._before = b"data: " + encode_json(head)[:-1] + b',"choices":['
-        self._after = b"]" + (b"," + encode_json(tail)[1:-1] if tail else b"") + b"}\n\n"
+        self._after = b"]" + (b',"usage":null' if has_usage else b"") + b"}\n\n"
 
     def of(self, choices: Iterable[Any]) -> bytes:
         before, after = self._before, self._after
         return b"".join([before + encode_json(choice) + after for choice in choices])
+
+    def end(self, usage: Mapping[str, Any]) -> bytes:
+        """The end of the stream."""
+        last = event({**self._head, "choices": [], "usage": usage}) if self._has_usage else b""
+        return last + DONE
 
 
 class ClientGoneError(Exception):

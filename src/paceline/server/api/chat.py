@@ -18,13 +18,14 @@ from starlette.responses import Response
 
 from paceline import __version__
 from paceline.errors import RequestError
+from paceline.server.api.respond import respond
 from paceline.server.body import read_body
 from paceline.server.chat.choice import ChatChoice, ChatLogprobs, joined
 from paceline.server.chat.demands import Demands, blamed
 from paceline.server.chat.prompt import prompt_text, thoughts_of
 from paceline.server.chat.tool_formats import tool_format
 from paceline.server.encoding import encode
-from paceline.server.errors import ApiError, error_event
+from paceline.server.errors import ApiError
 from paceline.server.messages import Piece
 from paceline.server.openapi import GENERATION_ERRORS, answers, errors, takes
 from paceline.server.protocol.chat import ChatCompletionRequest
@@ -32,15 +33,7 @@ from paceline.server.protocol.chat_answer import ChatCompletionResponse
 from paceline.server.route import PlainRoute
 from paceline.server.sampling import answer_limit, sampling_params
 from paceline.server.serving import Answers, Prompt, Serving
-from paceline.server.sse import (
-    DONE,
-    ChoiceEvents,
-    Deadline,
-    EventStream,
-    encode_json,
-    event,
-    while_connected,
-)
+from paceline.server.sse import ChoiceEvents, Deadline
 from paceline.server.tokens import OriginTokens, prompt_logprobs
 from paceline.server.usage import Usage
 
@@ -57,12 +50,7 @@ async def chat_completions(request: Request) -> Response:
     deadline = Deadline.after(serving.config.timeout)
     body = await read_body(request, ChatCompletionRequest)
     chat = Chat(serving, body, deadline)
-    if body.stream:
-        return await EventStream.started(
-            chat.events(request), error_event, request.receive, deadline
-        )
-    document = await while_connected(request.receive, chat.document(request), deadline)
-    return Response(encode_json(document), media_type="application/json")
+    return await respond(request, chat, body.stream, deadline)
 
 
 class Chat:
@@ -137,15 +125,13 @@ class Chat:
 
     async def events(self, request: Request) -> AsyncGenerator[bytes, None]:
         """The answer as events; the first is empty and says that it was accepted."""
-        wants_usage = self._body.wants_usage_chunk
-        chunks = ChoiceEvents(self._head, {"usage": None} if wants_usage else {})
+        chunks = ChoiceEvents(self._head, self._body.wants_usage_chunk)
         async with self._answering(request) as found:
             yield b""
             async for _, piece in found:
                 first = [] if piece.index in self._choices else [self._choice(piece.index).begin()]
                 yield chunks.of([*first, *self._take(piece)])
-        usage = {**self._head, "choices": [], "usage": self._usage.document()}
-        yield (event(usage) if wants_usage else b"") + DONE
+        yield chunks.end(self._usage.document())
 
     @asynccontextmanager
     async def _answering(self, request: Request) -> AsyncIterator[Answers]:

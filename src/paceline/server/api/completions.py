@@ -15,25 +15,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.errors import RequestError
+from paceline.server.api.respond import respond
 from paceline.server.body import read_body
 from paceline.server.completion_choice import Choice, LegacyLogprobs, joined
 from paceline.server.encoding import encode_all
-from paceline.server.errors import error_event
 from paceline.server.messages import Piece
 from paceline.server.openapi import GENERATION_ERRORS, answers, errors, takes
 from paceline.server.protocol.completions import CompletionRequest, CompletionResponse
 from paceline.server.route import PlainRoute
 from paceline.server.sampling import answer_limit, sampling_params, structured_outputs
 from paceline.server.serving import Answers, Prompt, Serving
-from paceline.server.sse import (
-    DONE,
-    ChoiceEvents,
-    Deadline,
-    EventStream,
-    encode_json,
-    event,
-    while_connected,
-)
+from paceline.server.sse import ChoiceEvents, Deadline
 from paceline.server.tokens import OriginTokens, prompt_logprobs
 from paceline.server.usage import Usage
 
@@ -52,12 +44,7 @@ async def completions(request: Request) -> Response:
     deadline = Deadline.after(serving.config.timeout)
     body = await read_body(request, CompletionRequest)
     completion = Completion(serving, body, deadline)
-    if body.stream:
-        return await EventStream.started(
-            completion.events(request), error_event, request.receive, deadline
-        )
-    document = await while_connected(request.receive, completion.document(request), deadline)
-    return Response(encode_json(document), media_type="application/json")
+    return await respond(request, completion, body.stream, deadline)
 
 
 class Completion:
@@ -122,14 +109,12 @@ class Completion:
 
     async def events(self, request: Request) -> AsyncGenerator[bytes, None]:
         """The answer as events, one per piece; the first is empty and says that it was accepted."""
-        wants_usage = self._body.wants_usage_chunk
-        chunks = ChoiceEvents(self._head, {"usage": None} if wants_usage else {})
+        chunks = ChoiceEvents(self._head, self._body.wants_usage_chunk)
         async with self._answering(request) as found:
             yield b""
             async for index, piece in found:
                 yield chunks.of(await self._told(found, index, piece))
-        usage = {**self._head, "choices": [], "usage": self._usage.document()}
-        yield (event(usage) if wants_usage else b"") + DONE
+        yield chunks.end(self._usage.document())
 
     @asynccontextmanager
     async def _answering(self, request: Request) -> AsyncIterator[Answers]:

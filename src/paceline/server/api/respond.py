@@ -1,0 +1,31 @@
+"""How an answer leaves: in one body, or as a stream of events. Knows not what it says."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any, Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from paceline.server.errors import error_event
+from paceline.server.sse import Deadline, EventStream, encode_json, while_connected
+
+
+class Answerable(Protocol):
+    """A request that was understood, and can be served in either form."""
+
+    async def document(self, request: Request) -> dict[str, Any]: ...
+
+    def events(self, request: Request) -> AsyncGenerator[bytes, None]: ...
+
+
+async def respond(
+    request: Request, asked: Answerable, streams: bool | None, deadline: Deadline
+) -> Response:
+    """Serve it, unless the client leaves or time is up first."""
+    if streams:
+        events = asked.events(request)
+        return await EventStream.started(events, error_event, request.receive, deadline)
+    document = await while_connected(request.receive, asked.document(request), deadline)
+    return Response(encode_json(document), media_type="application/json")
