@@ -30,6 +30,8 @@ CONTEXT = 1024
 SLOTS = 16
 THREADS = 2
 START_SECONDS = 300.0
+NO_PROMPT_CACHE = '{"cache_prompt": false}'
+"""For llama.cpp, whose cache of prompts cannot be flushed between the blocks, as ours is."""
 LLAMA_DRAFT = 4
 """Tokens that llama.cpp drafts; its own default is 3."""
 WANTED = 1.0
@@ -110,7 +112,8 @@ def compared(ours: str, theirs: str, prompts: Path, concurrency: int, count: int
         RuntimeError: it failed.
     """
     command = [sys.executable, "-m", "paceline", "bench", "serve", "--base-url", ours]
-    command += ["--compare-with", theirs, "--dataset-name", "custom", "--dataset-path", prompts]
+    command += ["--compare-with", theirs, "--compare-extra-body", NO_PROMPT_CACHE]
+    command += ["--dataset-name", "custom", "--dataset-path", prompts]
     command += ["--num-prompts", count, "--max-concurrency", concurrency, "--disable-shuffle"]
     command += ["--num-warmups", 2, "--ignore-eos", "--json"]
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
