@@ -12,7 +12,7 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -126,6 +126,14 @@ def target_table(targets: Sequence[Target]) -> str:
         for t in targets
     ]
     return table(["target", "measured", "wanted", "met"], rows)
+
+
+def speed_cells(row: Mapping[str, Any]) -> list[str]:
+    """Plain and other tokens per second, their ratio, and its interval."""
+    ratio = row.get("speedup", {})
+    rates = [number(row.get(key), 1) for key in ("plain_tokens_per_second", "tokens_per_second")]
+    low, high = number(ratio.get("low")), number(ratio.get("high"))
+    return [*rates, number(ratio.get("value")), f"{low} to {high}"]
 
 
 def number(value: float | None, digits: int = 2) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 from harness import Sample, arguments, names, note, numbers, pair_up, paired_ratio, take_turns
 from prompt_sets import KINDS, SOURCES, PromptSets, load_prompts, spread
 from proposer_sets import DEFAULT, described, for_speedup
-from report import Report, Target, number, table
+from report import Report, Target, number, speed_cells, table
 
 from paceline import LLM, SamplingParams
 from paceline.llm import embedded_model
@@ -180,15 +180,10 @@ def tables(results: Sequence[Mapping[str, Any]]) -> list[str]:
     headers += ["95 % interval", "length", "identical"]
     rows = []
     for row in results:
-        ratio = row.get("speedup", {})
-        low, high = number(ratio.get("low")), number(ratio.get("high"))
         rows.append(
             [
                 *(row[key] for key in ("kind", "requests", "temperature", "arm")),
-                number(row.get("plain_tokens_per_second"), 1),
-                number(row.get("tokens_per_second"), 1),
-                number(ratio.get("value")),
-                f"{low} to {high}",
+                *speed_cells(row),
                 number(row.get("mean_acceptance_length")),
                 row.get("error") or ("yes" if row["identical"] else "NO"),
             ]

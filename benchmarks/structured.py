@@ -17,7 +17,7 @@ from typing import Any
 
 from harness import Sample, arguments, names, note, take_turns
 from proposer_sets import DEFAULT, described
-from report import Report, Target, number, table
+from report import Report, Target, number, speed_cells, table
 from speedup import CONTROL, PLAIN, TEMPERATURES, count, raw, summary
 from structured_sets import SHAPES, prompts
 
@@ -126,15 +126,10 @@ def tables(results: Sequence[Mapping[str, Any]]) -> list[str]:
     headers += ["95 % interval", "tokens per step", "identical"]
     rows = []
     for row in results:
-        ratio = row.get("speedup", {})
-        low, high = number(ratio.get("low")), number(ratio.get("high"))
         rows.append(
             [
                 *(row[key] for key in ("shape", "temperature", "arm")),
-                number(row.get("plain_tokens_per_second"), 1),
-                number(row.get("tokens_per_second"), 1),
-                number(ratio.get("value")),
-                f"{low} to {high}",
+                *speed_cells(row),
                 number(row.get("steps_ratio")),
                 row.get("error") or ("yes" if row["identical"] else "NO"),
             ]
