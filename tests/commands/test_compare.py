@@ -11,6 +11,7 @@ from paceline.commands.compare import Comparison, Pair, comparison_table, verdic
 from paceline.commands.demo import by_kind, demo_prompts, demo_table
 from paceline.commands.prompts import Prompt
 from paceline.commands.report import Figures
+from paceline.commands.resolve import NO_MEMORY
 from paceline.llm import LLM
 from paceline.outputs import Completion, GenerationOutput
 from tests.commands.conftest import Result
@@ -78,6 +79,9 @@ def test_compare(cli: Cli) -> None:
     assert document["speedup"] == pytest.approx(ratio)
     assert document["speculative"]["num_draft_tokens"] > 0
     assert "identical output" in result.out
+    # The second time, no answer of the first one is drafted from.
+    assert {c["suffix_decoding_max_cached_requests"] for c in document["speculative_config"]} == {0}
+    assert NO_MEMORY in result.err
 
 
 def differ(monkeypatch: pytest.MonkeyPatch, change: Callable[[list[int]], object]) -> None:

@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.commands.config_file import read_config_file, write_config_file
-from paceline.commands.options import RunOptions, takes
+from paceline.commands.options import RunOptions
 from paceline.commands.profile_options import ProfileOptions
+from paceline.commands.signature import takes
 from paceline.commands.trace_options import TraceOptions
 from paceline.errors import ConfigError
 
@@ -216,7 +217,7 @@ def test_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         read_config_file(path)
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(
     st.dictionaries(
         st.from_regex(r"[a-z]+(_[a-z]+)*", fullmatch=True),

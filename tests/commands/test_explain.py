@@ -168,3 +168,10 @@ def test_steps_without_candidates_are_one_line() -> None:
     records[1] = replace(records[1], asks=[Asked("a", False, [0], [])])
     lines = list(view(records, [0, 1, 2, 3, 4]).lines([]))
     assert "steps 1-3: plain, asked in vain in 1; 3.00 ms each" in lines[1]
+
+
+def test_padding_is_named() -> None:
+    records = [record(0, 2, [1], [], num_padding=3), record(1, 3, [2], NODES[:1], num_padding=2)]
+    lines = list(view(records, [0, 1, 2]).lines([]))
+    assert "plain, nobody was asked, padded to a cheaper width in 1; 3.00 ms each" in lines[1]
+    assert "2 rows of padding make the step cheaper" in "".join(lines[2:])

@@ -16,6 +16,7 @@ from paceline.commands.resolve import (
     memory_bytes,
     sampling_params,
     speculative_config,
+    without_memory,
 )
 from paceline.commands.train import _config_values
 from paceline.commands.train_options import DRAFT, LM, SHAPE_NAMES
@@ -55,10 +56,18 @@ def methods(**options: Any) -> list[str]:
 
 
 def test_who_drafts_by_default() -> None:
-    assert methods() == ["prompt_lookup", "draft_model"]
-    assert methods(model=embedded_model("target")) == ["prompt_lookup", "draft_model"]
-    assert methods(model="org/other") == ["prompt_lookup"]
+    assert methods() == ["suffix", "draft_model"]
+    assert methods(model=embedded_model("target")) == ["suffix", "draft_model"]
+    assert methods(model="org/other") == ["suffix"]
     assert methods(no_speculation=True, method="prompt_lookup") == []
+
+
+def test_what_is_measured_again_and_again_remembers_nothing() -> None:
+    configs = default_speculative_config(None)
+    assert configs[0].suffix_decoding_max_cached_requests > 0
+    assert without_memory(configs) == tuple(
+        dataclasses.replace(each, suffix_decoding_max_cached_requests=0) for each in configs
+    )
 
 
 def test_one_proposer() -> None:

@@ -62,6 +62,16 @@ def test_one_model_within_its_limits(cli: Cli) -> None:
     assert "context 50 is left out" in result.err
 
 
+def test_the_first_layers_as_a_draft(cli: Cli) -> None:
+    small = ("--max-num-seqs", "1", "--draft-layers", "1")
+    result = cli("profile", embedded_model("draft"), *QUICK, *small, "--json")
+    target, draft = (from_document(each).key for each in result.document["profiles"])
+    assert target is not None
+    assert draft is not None
+    assert target.model != draft.model  # the same name and another shape
+    assert target.dtype == draft.dtype == "float32"
+
+
 def test_another_draft(cli: Cli) -> None:
     model = embedded_model("draft")
     result = cli("profile", model, *QUICK, "--draft", model, "--json")
@@ -130,6 +140,8 @@ def never(*_: object) -> Any:
         (("--import", "missing.jsonl"), "missing.jsonl cannot be read"),
         (("--import", "x", "MODEL"), "leave out MODEL"),
         (("--draft", "x", "--import", "x"), "leave out MODEL and --draft"),
+        (("--draft", "x", "--draft-layers", "2"), "leave out --draft"),
+        (("--draft-dtype", "int3"), "dtype is 'int3'"),
         (("--threads", "0"), "num_threads is 0"),
         (("--budget", "0"), "--budget"),
     ],

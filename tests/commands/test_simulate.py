@@ -57,8 +57,8 @@ def test_the_rows(cli: Cli, folder: Path) -> None:
     assert result.code == 0, result.err
     document = result.document
     rows = document["rows"]
-    lengths = {f"{method} {n}" for method in ("prompt_lookup", "draft_model") for n in range(1, 9)}
-    trees = {"prompt_lookup, tree of 8", "prompt_lookup, tree of 16"}
+    lengths = {f"{method} {n}" for method in ("suffix", "draft_model") for n in range(1, 9)}
+    trees = {"suffix, tree of 8", "suffix, tree of 16"}
     others = {"plain", "as configured", "planner auto"}
     hindsight = {"best fixed of each prompt", "best drafts of each step"}
     assert {*rows} == lengths | trees | others | hindsight
@@ -78,6 +78,16 @@ def test_the_rows(cli: Cli, folder: Path) -> None:
     assert "predicted, not measured: 3 traces" in result.out
     # What the draft model drafts is kept beside the traces.
     assert [*folder.rglob("*.safetensors")]
+
+
+def test_a_target_that_drafts_for_itself(cli: Cli, folder: Path) -> None:
+    config = json.dumps({"method": "self", "draft_layers": 4, "num_speculative_tokens": 2})
+    arguments = ("--speculative-config", config, "--planner", "fixed", "--json")
+    result = cli("simulate", str(folder), *arguments)
+    assert result.code == 0, result.err
+    row = result.document["rows"]["as configured"]
+    assert 0 < row["draft_time"] < row["time"]
+    assert [*result.document["draft_cost_tables"].values()] == ["self: 4 layers, auto"]
 
 
 @pytest.mark.usefixtures("curves")

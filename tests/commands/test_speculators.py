@@ -38,8 +38,8 @@ def test_drafts_lie_in_the_folder_or_in_folders_of_it(tmp_path: Path) -> None:
     )
     top = write(tmp_path / "speculators", {"model_type": "llama"})
     assert bundled_drafts(str(tmp_path))[0].model == str(top)
-    lookup, *drafts = default_speculative_config(str(tmp_path))
-    assert lookup.method == "prompt_lookup"
+    suffix, *drafts = default_speculative_config(str(tmp_path))
+    assert suffix.method == "suffix"
     assert len(drafts) == 3
 
 

@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paceline.commands import tune_setup
+from paceline.commands.tune import configuration
 from paceline.commands.tune_options import TuneOptions
 from paceline.commands.tune_view import chart
+from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.llm import embedded_model
 from paceline.workbench import tune_candidates
 from paceline.workbench.profile import ProfileSettings, measure_profiles
 from paceline.workbench.replay import ReplayResult
 from paceline.workbench.traces import Trace, TraceWriter, read_traces
 from paceline.workbench.tune import Row, SpeedUp, Tuning
-from paceline.workbench.tune_candidates import LOOKUP, lookup_candidates
+from paceline.workbench.tune_candidates import SUFFIX, draft_candidates, suffix_candidates
 from tests.commands.conftest import Result
 
 Cli = Callable[..., Result]
@@ -37,7 +40,7 @@ RUN = ("run", "-p", EDIT, "--max-tokens", "8", "--json")
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(tune_candidates, "LOOKUP_NODES", (1, 4))
+    monkeypatch.setattr(tune_candidates, "SUFFIX_NODES", (1, 4))
     monkeypatch.setattr(tune_candidates, "DRAFT_NODES", (1, 2, 4))
     return tmp_path / "cache"
 
@@ -84,13 +87,13 @@ def test_from_prompts_to_a_configuration_that_runs(
     document = found.document
     assert len(list(read_traces(folder))) == document["num_traces"] == 2
     assert document["draft_cost_tables"] == {DRAFT: "GPU: draft", wrong: "GPU: draft"}
-    assert {row["name"].split(" ")[0] for row in document["rows"]} == {LOOKUP, "draft", "random"}
+    assert {row["name"].split(" ")[0] for row in document["rows"]} == {SUFFIX, "draft", "random"}
     speedups = [row["speedup"] for row in document["rows"]]
     assert speedups == sorted(speedups, reverse=True)
     assert [row["name"] for row in document["oracles"]] == [
         "best fixed of each prompt",
-        "best drafts of each step: prompt_lookup + draft",
-        "best drafts of each step: prompt_lookup + random",
+        "best drafts of each step: suffix + draft",
+        "best drafts of each step: suffix + random",
     ]
     assert document["oracles"][1]["speedup"] >= max(
         row["speedup"] for row in document["rows"] if "random" not in row["name"]
@@ -160,6 +163,16 @@ def test_what_is_not_known_is_measured_once(
     assert calls == [32]
 
 
+def test_what_is_written_is_what_was_tried_and_remembers_answers() -> None:
+    usual = SpeculativeConfig()
+    for each in (*suffix_candidates(("auto",)), *draft_candidates("toy", "toy", ("auto",))):
+        best = Row("x", each, ReplayResult([]), SpeedUp(2.0, 2.0, 2.0))
+        written = configuration(TuneOptions(), best)["speculative_config"]
+        (config,) = parse_speculative_config(json.loads(json.dumps(written)))
+        kept = usual.suffix_decoding_max_cached_requests
+        assert config == replace(each.configs[0], suffix_decoding_max_cached_requests=kept)
+
+
 # --- refusals ------------------------------------------------------------------------------------
 
 
@@ -217,7 +230,7 @@ def test_a_file_of_options_may_name_one_draft_or_several(
 
 
 def rows(planner: str, values: list[float]) -> Iterator[Row]:
-    budgets = {c.nodes: c for c in lookup_candidates((planner,))}
+    budgets = {c.nodes: c for c in suffix_candidates((planner,))}
     for candidate, value in zip(budgets.values(), values, strict=True):
         yield Row("x", candidate, ReplayResult([]), SpeedUp(value, value, value))
 
@@ -230,4 +243,4 @@ def test_the_chart_has_a_letter_for_every_value() -> None:
     assert [line for line in lines if "-" in line and "|" in line] == ["  1.00 |ab--------"]
     assert lines[12] == "  0.00 |     b    "
     assert lines[13].split() == ["1", "4"]
-    assert lines[14:] == [f"  a: {LOOKUP}, planner auto", f"  b: {LOOKUP}, planner fixed"]
+    assert lines[14:] == [f"  a: {SUFFIX}, planner auto", f"  b: {SUFFIX}, planner fixed"]

@@ -1,6 +1,4 @@
-"""The options of ``paceline bench``, by vLLM's names. ``paceline --help`` reads them, so they
-import nothing slow.
-"""
+"""The options of ``paceline bench``, by vLLM's names. Imports nothing slow, for its ``--help``."""
 
 from __future__ import annotations
 

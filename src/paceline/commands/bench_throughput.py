@@ -18,7 +18,12 @@ from paceline.commands.bench_dataset import dataset_config, wants_ignore_eos
 from paceline.commands.bench_options import BenchThroughputOptions
 from paceline.commands.display import Screen, banner
 from paceline.commands.report import Figures
-from paceline.commands.resolve import engine_options, speculative_config
+from paceline.commands.resolve import (
+    NO_MEMORY,
+    engine_options,
+    speculative_config,
+    without_memory,
+)
 from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError, PacelineError
 from paceline.llm import LLM, embedded_model
@@ -114,6 +119,7 @@ def bench_throughput_command(options: BenchThroughputOptions) -> int:
             raise ConfigError("--compare needs speculation: leave out --no-speculation")
         # Otherwise the arm that reads a prompt second would find it there.
         options = replace(options, enable_prefix_caching=False)
+        speculative = without_memory(speculative)  # a small dataset comes more than once
     source = load_checkpoint(
         options.model or embedded_model("target"), load_format=options.load_format
     )
@@ -122,6 +128,8 @@ def bench_throughput_command(options: BenchThroughputOptions) -> int:
         wanted = ((), speculative) if options.compare else (speculative,)
         arms = [Arm(stack.enter_context(_open(options, source, each))) for each in wanted]
         screen.note(banner(arms[-1].llm))
+        if options.compare:
+            screen.note(NO_MEMORY)
         if options.compare and not arms[-1].llm.proposers:
             raise PacelineError("no proposer could be built, so there is nothing to compare")
         tasks = _tasks(options, arms[0].llm)

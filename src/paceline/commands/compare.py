@@ -14,7 +14,7 @@ from paceline.commands.display import Screen, banner, closing_line, table
 from paceline.commands.options import RunOptions
 from paceline.commands.prompts import Encoder, Prompt
 from paceline.commands.report import Figures, Report
-from paceline.commands.resolve import open_llm
+from paceline.commands.resolve import NO_MEMORY, open_llm, without_memory
 from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError, PacelineError
 from paceline.llm import LLM, embedded_model
@@ -130,7 +130,8 @@ def compare_command(
 ) -> int:
     """``paceline run --compare``; returns the exit code.
 
-    Prefix caches are off: with them only the first repetition would read its prompts.
+    Prefix caches are off: with them only the first repetition would read its prompts. Nor does any
+    proposer remember what was answered before.
     """
     if not speculative:
         raise ConfigError("--compare needs speculation: leave out --no-speculation")
@@ -139,9 +140,11 @@ def compare_command(
         options.model or embedded_model("target"), load_format=options.load_format
     )
     options = replace(options, enable_prefix_caching=False)
+    speculative = without_memory(speculative)
     with open_llm(options, (), source) as plain, open_llm(options, speculative, source) as llm:
         screen = Screen(llm.proposers)
         screen.note(banner(llm))
+        screen.note(NO_MEMORY)
         if not llm.proposers:
             raise PacelineError("no proposer could be built, so there is nothing to compare")
         ids = Encoder(llm.tokenizer, options.chat, not options.no_thinking).encode_all(prompts)

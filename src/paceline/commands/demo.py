@@ -23,7 +23,7 @@ from paceline.commands.compare import (
 from paceline.commands.demo_options import DemoOptions
 from paceline.commands.display import OriginSplitter, Screen, banner, table
 from paceline.commands.prompts import Prompt, read_prompts
-from paceline.commands.resolve import default_speculative_config
+from paceline.commands.resolve import NO_MEMORY, default_speculative_config, without_memory
 from paceline.llm import LLM, embedded_model
 from paceline.models.checkpoint import load_checkpoint
 from paceline.sampling_params import SamplingParams
@@ -51,6 +51,7 @@ def demo_command(options: DemoOptions) -> int:
         plain, speculative = _open_arms(options, stack)
         screen = Screen(speculative.proposers)
         screen.note(banner(speculative))
+        screen.note(NO_MEMORY)
         screen.legend()
         ids = [speculative.tokenizer.encode(str(prompt.content)) for prompt in prompts]
         _stream(speculative, prompts, ids, params, screen)
@@ -76,7 +77,8 @@ def _open_arms(options: DemoOptions, stack: ExitStack) -> tuple[LLM, LLM]:
         "enable_prefix_caching": False,
         "strict": True,
     }
-    drafts = default_speculative_config(None)
+    # The figures are to be those of prompts that were never answered before.
+    drafts = without_memory(default_speculative_config(None))
     plain = stack.enter_context(LLM(source, **settings))
     return plain, stack.enter_context(LLM(source, speculative_config=drafts, **settings))
 

@@ -1,23 +1,20 @@
 """The options of the commands, as frozen dataclasses from which Typer's signatures are made.
 
 Owns names, defaults, help texts and environment variables. Knows no model and imports nothing slow:
-``paceline --help`` reads all of it, which is why no dataclass here has equality or a text form:
+every command's ``--help`` reads it, which is why no dataclass here has equality or a text form:
 making these takes a third of its time.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, fields
-from typing import Annotated, Any, TypeVar, get_type_hints
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import typer
 
-from paceline.commands.config_file import take_config_file, without_overruled
+from paceline.commands.config_file import take_config_file
 from paceline.config import BACKENDS, DTYPES, KV_DTYPES, METHODS, PLANNERS, environment_name
 
-Options = TypeVar("Options")
 TRACE_HELP = "Write the steps' phases to this file, which Perfetto and chrome://tracing open."
 
 # Typer reads a default out of the dataclass, so options here only carry names and help.
@@ -32,43 +29,6 @@ def option(*names: str, help: str, **more: Any) -> Any:
 def argument(name: str, *, help: str) -> Any:
     """A Typer argument that also reads ``PACELINE_<NAME>``."""
     return typer.Argument(metavar=name, help=help, envvar=environment_name(name), show_envvar=False)
-
-
-def takes(options: type[Options]) -> Callable[[Callable[[Options], None]], Callable[..., None]]:
-    """Give a command one parameter per field of a dataclass, and hand it the filled dataclass.
-
-    The fields are annotated with :func:`option` or :func:`argument`.
-    """
-    hints = get_type_hints(options, include_extras=True)
-    parameters = [
-        parameter(field.name, hints[field.name], field.default)
-        for field in fields(options)  # type: ignore[arg-type]
-    ]
-    return lambda body: with_parameters(parameters, body, lambda values: options(**values))
-
-
-def parameter(name: str, annotation: Any, default: Any = MISSING) -> inspect.Parameter:
-    """One parameter of a command; without a default it is required."""
-    default = inspect.Parameter.empty if default is MISSING else default
-    kind = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(name, kind, default=default, annotation=annotation)
-
-
-def with_parameters(
-    parameters: Sequence[inspect.Parameter],
-    body: Callable[[Options], None],
-    pack: Callable[[dict[str, Any]], Options],
-) -> Callable[..., None]:
-    """A function with these parameters, as Typer reads them, that calls ``body(pack(values))``."""
-
-    def command(context: typer.Context, **values: Any) -> None:
-        body(pack(without_overruled(context, values)))
-
-    parameters = [parameter("context", typer.Context), *parameters]
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in parameters}
-    command.__name__, command.__doc__ = body.__name__, body.__doc__
-    return command
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -157,12 +117,12 @@ class SpeculationOptions:
         str | None,
         option(
             "--speculative-config",
-            help='Proposers as JSON: {"method": "prompt_lookup", "num_speculative_tokens": 4}, '
+            help='Proposers as JSON: {"method": "suffix", "num_speculative_tokens": 8}, '
             "or a list of such objects.",
         ),
     ] = None
     method: Annotated[
-        str | None, option("--method", help=f"One proposer: {', '.join(METHODS)}.")
+        str | None, option("--method", help=f"One proposer: {', '.join(METHODS)}, or a plugin's.")
     ] = None
     draft: Annotated[
         str | None,

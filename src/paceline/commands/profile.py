@@ -79,7 +79,18 @@ def _measured(options: ProfileOptions, screen: Screen) -> tuple[list[Profile], l
 
 
 def draft_config(options: ProfileOptions) -> SpeculativeConfig | None:
-    """The draft model as a proposer runs it: the one that was named, or the command line's own."""
+    """The draft model as a proposer runs it: the one that was named, or the command line's own.
+
+    Raises:
+        ConfigError: options that exclude each other, or an unacceptable value.
+    """
+    layers, dtype = options.draft_layers, options.draft_dtype
+    if layers is not None or dtype is not None:
+        if options.draft is not None:
+            raise ConfigError(
+                "--draft-layers and --draft-dtype are of the model itself: leave out --draft"
+            )
+        return SpeculativeConfig("self", draft_layers=layers, dtype=dtype or "auto")
     if options.draft is not None:
         return SpeculativeConfig(method="draft_model", model=options.draft)
     defaults = default_speculative_config(options.model)

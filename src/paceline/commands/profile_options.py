@@ -1,4 +1,4 @@
-"""The options of ``paceline profile``. Imports nothing slow: ``paceline --help`` reads them."""
+"""The options of ``paceline profile``. Imports nothing slow: its ``--help`` reads them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,13 @@ class ProfileOptions(EngineOptions):
     draft: Annotated[
         str | None,
         option("--draft", help="Draft model (default: with the embedded model its own)."),
+    ] = None
+    draft_layers: Annotated[
+        int | None,
+        option("--draft-layers", min=1, help="Draft with so many of the model's own first layers."),
+    ] = None
+    draft_dtype: Annotated[
+        str | None, option("--draft-dtype", help="Draft with the model itself in fewer bits.")
     ] = None
     widths: Annotated[
         str | None,

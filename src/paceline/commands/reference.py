@@ -23,7 +23,7 @@ Commands that build an engine take `--config FILE`: a JSON file, or a YAML file 
 installed, whose keys are the long names of options and arguments, with dashes or underscores:
 
 ```
-{"model": "models/target", "speculative_config": [{"method": "prompt_lookup"}], "threads": 4}
+{"model": "models/target", "speculative_config": [{"method": "suffix"}], "threads": 4}
 ```
 
 One file serves several commands, and each takes what it has an option for. Paths are relative to

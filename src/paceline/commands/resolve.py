@@ -6,6 +6,7 @@ Imports nothing slow: a server resolves its options in a process that never need
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from paceline.models.checkpoint import Checkpoint
 
 DEFAULT_MAX_NUM_SEQS = 32
+WITHOUT_MODEL = ("prompt_lookup", "ngram", "suffix", "self", "grammar")
+"""Methods that need no model or file of their own."""
 _MEMORY = re.compile(r"(\d+(?:\.\d*)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
@@ -40,12 +43,12 @@ def is_embedded(model: str | None) -> bool:
 
 
 def default_speculative_config(model: str | None) -> tuple[SpeculativeConfig, ...]:
-    """Who drafts when nothing was said: prompt lookup, and the drafts that a model brings."""
+    """Who drafts when nothing was said: ``suffix``, and the drafts that a model brings."""
     # A match costs nothing to find and can be long. Each level of a draft model costs a forward,
     # which for so small a target is a quarter of its own: one level, but several candidates.
-    lookup = SpeculativeConfig(method="prompt_lookup", num_speculative_tokens=8)
+    suffix = parse_speculative_config({"method": "suffix"})
     if model is not None and not is_embedded(model):
-        return (lookup, *bundled_drafts(model))
+        return (*suffix, *bundled_drafts(model))
     draft = SpeculativeConfig(
         method="draft_model",
         model=embedded_model("draft"),
@@ -53,7 +56,19 @@ def default_speculative_config(model: str | None) -> tuple[SpeculativeConfig, ..
         max_branching=4,
         max_tree_nodes=4,
     )
-    return lookup, draft
+    return (*suffix, draft)
+
+
+NO_MEMORY = "no drafts out of earlier answers: each prompt is measured as if it were new"
+
+
+def without_memory(configs: Iterable[SpeculativeConfig]) -> tuple[SpeculativeConfig, ...]:
+    """The same proposers, which forget a request when it ends.
+
+    For whatever runs a prompt more than once to measure it: drafts out of the answer that it got
+    before would flatter speculation.
+    """
+    return tuple(replace(config, suffix_decoding_max_cached_requests=0) for config in configs)
 
 
 def speculative_config(
@@ -86,9 +101,9 @@ def speculative_config(
 def _single_config(options: SpeculationOptions, model: str | None) -> SpeculativeConfig:
     method = options.method or "draft_model"
     draft = options.draft
-    if method not in ("draft_model", "ngram_model") and draft is not None:
+    if method in WITHOUT_MODEL and draft is not None:
         raise ConfigError(
-            f"--method {method} takes no --draft; that is for draft_model and ngram_model"
+            f"--method {method} takes no --draft; that is for draft models and ngram_model"
         )
     if method == "draft_model" and draft is None and is_embedded(model):
         draft = embedded_model("draft")

@@ -21,6 +21,7 @@ from paceline.commands.resolve import (
     sampling_params,
     speculative_config,
     structured_outputs,
+    without_memory,
 )
 from paceline.commands.talk import talk
 from paceline.errors import ConfigError, RequestError
@@ -51,6 +52,8 @@ def run_command(options: RunOptions) -> int:
         check_folder(options.trace)
     if options.compare:
         return compare_command(options, prompts or [], params, speculative)
+    if options.repeat > 1:
+        speculative = without_memory(speculative)
     with open_llm(options, speculative) as llm:
         screen = Screen(llm.proposers)
         screen.note(banner(llm))

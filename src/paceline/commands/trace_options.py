@@ -1,4 +1,4 @@
-"""The options of ``paceline trace``. Imports nothing slow: ``paceline --help`` reads them."""
+"""The options of ``paceline trace``. Imports nothing slow: its ``--help`` reads them."""
 
 from __future__ import annotations
 

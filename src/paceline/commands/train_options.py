@@ -8,14 +8,11 @@ torch. Knows no model.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, field, fields, make_dataclass
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
-from paceline.commands.options import option, parameter, with_parameters
+from paceline.commands.options import option
 from paceline.training.options import TrainingConfig
-
-Values = dict[str, Any]
 
 
 class Own(NamedTuple):
@@ -57,7 +54,13 @@ DRAFT = (
     Own("init", str | None, None, "folder of a model to begin from; default: random weights."),
     Own("drop_layers", int, 0, "layers to cut out of it first."),
     Own("mlp_width", int, 0, "feed-forward width to cut it to first; 0 leaves it."),
+    Own("drop_heads", int, 0, "query heads of each layer to cut out of it first."),
+    Own("hidden_width", int, 0, "width of its layers to cut it to first; 0 leaves it."),
+    Own("draft_vocab_size", int, 0, "tokens of its head, the most frequent; 0 means all."),
     Own("loss", str, "kl", "kl, tv or ce: what to bring closer to the target."),
+    Own("parallel", bool, False, "train it to draft all tokens in one forward, by mask tokens."),
+    Own("num_speculative_tokens", int, 8, "how many such a draft drafts."),
+    Own("mask_token_id", int | None, None, "its mask token; default: one that no text contains."),
     Own("text_tokens", int, 0, "train on at most this many tokens of the texts; 0 means all."),
     Own("traces", tuple[str, ...], (), "folders that paceline trace wrote with this target."),
     Own("generate_tokens", int, 0, "tokens that the target writes to train on."),
@@ -75,41 +78,33 @@ _NOT_OPTIONS = ("command",)
 _SHORT = {"output": ("-o",)}
 
 
-def takes_training(
-    own: tuple[Own, ...],
-) -> Callable[[Callable[[Values], None]], Callable[..., None]]:
-    """Give a command the shared training options and its own; it gets their values by name."""
+def _options(name: str, own: tuple[Own, ...]) -> type[Any]:
+    """The dataclass of the shared training options and of a training's own."""
     hints = get_type_hints(TrainingConfig)
     helps = _attribute_texts(TrainingConfig.__doc__ or "")
     shared = [
-        Own(field.name, hints[field.name], field.default, helps[field.name])
-        for field in fields(TrainingConfig)
-        if field.name not in _NOT_OPTIONS
+        Own(each.name, hints[each.name], each.default, helps[each.name])
+        for each in fields(TrainingConfig)
+        if each.name not in _NOT_OPTIONS
     ]
     # Required options first: the target of a draft, and where the result goes.
     wanted = sorted([*own, *shared], key=lambda each: each.default is not MISSING)
-    parameters = [_parameter(each) for each in wanted]
-    return lambda body: with_parameters(parameters, body, _without_lists)
+    columns = [(each.name, _annotation(each), field(default=each.default)) for each in wanted]
+    return make_dataclass(name, columns, frozen=True, kw_only=True, eq=False, repr=False)
 
 
-def _parameter(own: Own) -> Any:
+def _annotation(own: Own) -> Any:
     is_list = get_origin(own.type) is tuple
     kind = list[get_args(own.type)[0]] if is_list else own.type  # type: ignore[misc]
     flag = "--" + own.name.replace("_", "-")
     name = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
     help_text = own.help[0].upper() + own.help[1:]
-    default = list(own.default) if is_list else own.default
     more: dict[str, Any] = {}
     if is_list:
         help_text += " May be given several times."
         more["metavar"] = f"<{get_args(own.type)[0].__name__}>"
     flags = (*_SHORT.get(own.name, ()), name)
-    annotation = Annotated[kind, option(*flags, help=help_text, **more)]  # type: ignore[valid-type]
-    return parameter(own.name, annotation, default)
-
-
-def _without_lists(values: Values) -> Values:
-    return {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+    return Annotated[kind, option(*flags, help=help_text, **more)]
 
 
 def _attribute_texts(docstring: str) -> dict[str, str]:
@@ -121,3 +116,7 @@ def _attribute_texts(docstring: str) -> dict[str, str]:
         plain = " ".join(text.replace("``", "").split())
         found.update(dict.fromkeys(names.split(", "), plain))
     return found
+
+
+LMOptions = _options("LMOptions", LM)
+DraftOptions = _options("DraftOptions", DRAFT)

@@ -22,7 +22,7 @@ from paceline.commands.simulate import figures
 from paceline.commands.tune_options import TuneOptions
 from paceline.commands.tune_setup import check_files, draft_models, simulator_for, traced
 from paceline.commands.tune_view import chart, nodes_per_step, quality_table, ranking, verdict
-from paceline.config import SpeculativeConfig
+from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.llm import LLM
 from paceline.workbench.draft_quality import DraftQuality, draft_quality
 from paceline.workbench.simulate import PLANNERS, Simulator
@@ -135,13 +135,15 @@ def configuration(options: TuneOptions, best: Row | None) -> dict[str, Any]:
 
 
 def _said(config: SpeculativeConfig) -> dict[str, Any]:
-    """A configuration without what it would have anyway."""
-    usual = SpeculativeConfig("prompt_lookup")
-    kept = ("method", "num_speculative_tokens")
+    """A configuration without what it would have anyway, and without what only the search wants."""
+    said = {"method": config.method} | ({"model": config.model} if config.model else {})
+    (usual,) = parse_speculative_config(said)
+    kept = (*said, "num_speculative_tokens")
     return {
         name: value
         for name, value in asdict(config).items()
-        if name in kept or value != getattr(usual, name)
+        if name != "suffix_decoding_max_cached_requests"
+        and (name in kept or value != getattr(usual, name))
     }
 
 
