@@ -57,13 +57,16 @@ native: ## Build the native kernels into src/paceline (needs a C++17 compiler)
 	  && $(BIN)/cmake --build build/native >> build-native.log 2>&1 \
 	  && rm -f build-native.log || (tail -20 build-native.log; exit 1)
 
+# Their kernels have no tests of their own; beside tests/native they load the module that it names.
+KERNEL_USERS := $(addprefix tests/proposers/test_,ngram_file.py ngram_model.py suffix.py)
+
 sanitize: $(DEV_READY) ## Run the kernel tests under the address and undefined-behaviour sanitizers
 	$(CMAKE_BUILD) -B build/sanitize -DPACELINE_SANITIZE=ON
 	$(BIN)/cmake --build build/sanitize
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 \
 	  PACELINE_NATIVE_MODULE=$$(ls $(CURDIR)/build/sanitize/_native*.so) \
-	  $(BIN)/python -m pytest -n 0 tests/native $(ARGS)
+	  $(BIN)/python -m pytest -n 0 tests/native $(KERNEL_USERS) $(ARGS)
 
 peers: $(DEV_READY) .peers/.ready-llama .peers/.ready-openvino ## Install the engines of benchmarks/peers.py
 

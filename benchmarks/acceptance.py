@@ -1,182 +1,33 @@
-"""How much of what each proposer drafts the target takes, on several kinds of text.
+"""How much of what each proposer drafts the target takes, alone and merged, on six kinds of text.
 
-Every output is compared with that of an engine in which speculation was never configured. What is
-measured are counts, which do not depend on the machine's speed; no speed is claimed here. Ratios
-are derived from counters that are summed over the prompts of a set.
+Replays count: a fixed number of nodes in every step, chosen by calibrated estimates, on answers
+that plain decoding gave. Counts do not depend on the machine's speed. In an engine with real drafts
+the same answers have to come out, token for token. ``--times`` measures what depends on the
+machine, and nothing else: host time, and what trees of several sizes cost and bring.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from harness import Sample, arguments, names, note, run_sample
-from prompt_sets import SOURCES, PromptSets, load_prompts, spread
-from proposer_sets import described, for_acceptance
-from report import Report, Target, number, table
+import acceptance_report
+import acceptance_times
+from acceptance_engine import answered, open_llm
+from acceptance_replays import MAX_BYTES, ORDER, over_all, raw, replayed, row_of, train
+from acceptance_sets import Cell, cells_of
+from harness import Sample, arguments, names, note
+from prompt_sets import SOURCES, load_prompts
+from proposer_sets import MERGED, NODES, described, for_acceptance
+from report import Report
+from trace_sets import FOLDER
 
-from paceline import LLM, SamplingParams
-from paceline.llm import embedded_model
-from paceline.metrics import SpeculationCounters
-from paceline.models.checkpoint import load_checkpoint
-from paceline.outputs import GenerationOutput
-
-TEMPERATURES = (0.0, 0.8)
-BATCH = 8
-MAX_MODEL_LEN = 1024
-PLAIN = "plain"
-EVERY_SET = "all"
-
-
-def open_llm(options: argparse.Namespace, checkpoint: Any, speculative: Any = None) -> LLM:
-    return LLM(
-        checkpoint,
-        speculative_config=speculative,
-        device=options.device,
-        max_num_seqs=BATCH,
-        max_model_len=MAX_MODEL_LEN,
-        planner="fixed",
-        strict=True,
-    )
-
-
-def counters_of(outputs: Sequence[GenerationOutput]) -> dict[str, Any]:
-    """Tokens and counters of each prompt; the same code for every arm."""
-    for output in outputs:
-        if output.error is not None:
-            raise output.error
-    return {
-        "token_ids": [output.token_ids for output in outputs],
-        "counters": [output.completions[0].counters for output in outputs],
-    }
-
-
-def summed(counters: Sequence[SpeculationCounters]) -> SpeculationCounters:
-    """One set of counters out of several."""
-    total = SpeculationCounters()
-    for each in counters:
-        total.add(each)
-    return total
-
-
-def summary(sample: Sample, plain: Sample) -> dict[str, Any]:
-    """One row: ratios from the counters, and how many outputs equal those of plain decoding."""
-    if sample.failed or plain.failed:
-        return {"error": sample.error or plain.error}
-    pairs = zip(sample.facts["token_ids"], plain.facts["token_ids"], strict=True)
-    return {
-        "prompts": len(plain.facts["token_ids"]),
-        "identical": sum(one == other for one, other in pairs),
-        **ratios(summed(sample.facts["counters"])),
-    }
-
-
-def ratios(total: SpeculationCounters) -> dict[str, Any]:
-    return {
-        "mean_acceptance_length": total.mean_acceptance_length,
-        "acceptance_rate": total.acceptance_rate,
-        "acceptance_per_position": [
-            accepted / drafts if drafts else 0.0
-            for accepted, drafts in zip(
-                total.num_accepted_tokens_per_pos, total.num_drafts_per_pos, strict=True
-            )
-        ],
-        "counters": asdict(total),
-    }
-
-
-def run_set(
-    options: argparse.Namespace,
-    engines: tuple[LLM, LLM],
-    prompts: Sequence[list[int]],
-    temperature: float,
-) -> Iterator[tuple[Sample, dict[str, Any]]]:
-    """Every proposer on one set of prompts; the plain outputs come first."""
-    plain_llm, llm = engines
-    params = [
-        SamplingParams(max_tokens=options.max_tokens, temperature=temperature, seed=index)
-        for index in range(len(prompts))
-    ]
-    plain = run_sample(PLAIN, "", lambda: plain_llm.generate(prompts, params), counters_of)
-    yield plain, {}
-    for name, speculative in for_acceptance().items():
-        if options.proposers and name not in options.proposers:
-            continue
-
-        def run(speculative: Any = speculative) -> Any:
-            llm.set_speculation(speculative)
-            return llm.generate(prompts, params)
-
-        sample = run_sample(name, "", run, counters_of)
-        yield sample, {"proposer": name, **summary(sample, plain)}
-
-
-def pooled(samples: Mapping[tuple[str, float], Sequence[Sample]]) -> Iterator[dict[str, Any]]:
-    """A row per proposer and temperature over all sets."""
-    for (name, temperature), group in samples.items():
-        row = {"set": EVERY_SET, "temperature": temperature, "proposer": name}
-        counters = [each for sample in group for each in sample.facts.get("counters", ())]
-        yield {**row, "prompts": len(counters), **ratios(summed(counters))}
-
-
-def raw(sample: Sample, label: Mapping[str, Any]) -> dict[str, Any]:
-    """What is kept of a sample: its counters; no time, because none is claimed."""
-    kept = {"arm": sample.arm, **label, "error": sample.error}
-    if not sample.failed:
-        kept["output_tokens"] = [len(tokens) for tokens in sample.facts["token_ids"]]
-        kept["counters"] = [asdict(counters) for counters in sample.facts["counters"]]
-    return kept
-
-
-def run_sets(
-    options: argparse.Namespace, engines: tuple[LLM, LLM], source: PromptSets, report: Report
-) -> None:
-    """All sets at both temperatures; the prompts' ends where they are too long."""
-    room = MAX_MODEL_LEN - options.max_tokens
-    everything: dict[tuple[str, float], list[Sample]] = {}
-    for name, texts in source.sets.items():
-        if options.sets and name not in options.sets:
-            continue
-        chosen = spread(texts, options.num_prompts)
-        prompts = [engines[0].encode(text)[-room:] for text in chosen]
-        for temperature in TEMPERATURES:
-            note(f"{name}, temperature {temperature}")
-            label = {"set": name, "temperature": temperature}
-            for sample, row in run_set(options, engines, prompts, temperature):
-                report.samples.append(raw(sample, label))
-                if row:
-                    report.results.append({**label, **row})
-                    everything.setdefault((sample.arm, temperature), []).append(sample)
-    report.results += pooled(everything)
-
-
-def targets(results: Sequence[Mapping[str, Any]]) -> list[Target]:
-    results = [row for row in results if row["set"] != EVERY_SET]
-    done = all("error" not in row for row in results) and bool(results)
-    identical = sum(row.get("identical", 0) for row in results)
-    outputs = sum(row.get("prompts", 0) for row in results)
-    share = identical / outputs if done else None
-    return [Target("share of outputs identical to plain decoding", share, 1.0, "at least")]
-
-
-def tables(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    headers = ["set", "proposer", "temperature", "length", "rate", "per position", "identical"]
-    rows = [
-        [
-            row["set"],
-            row["proposer"],
-            row["temperature"],
-            number(row.get("mean_acceptance_length")),
-            number(row.get("acceptance_rate")),
-            " ".join(number(share) for share in row.get("acceptance_per_position", ())),
-            row.get("error") or f"{row.get('identical', '')}/{row['prompts']}",
-        ]
-        for row in results
-    ]
-    return [table(headers, rows)]
+CHECKED = ("draft_model", MERGED)
+"""Run in the engine as well."""
 
 
 def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -184,36 +35,80 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--prompts", choices=SOURCES, default="auto")
     parser.add_argument("--sets", type=names, help="only these sets of prompts")
     parser.add_argument("--proposers", type=names, help="only these, by the names in the table")
-    parser.add_argument("--num-prompts", type=int, help="of each set (default: 16, quick: 4)")
-    parser.add_argument("--max-tokens", type=int, help="per prompt (default: 64, quick: 32)")
+    parser.add_argument("--num-prompts", type=int, help="that judge a set (default: 16, quick: 2)")
+    parser.add_argument("--max-tokens", type=int, help="per prompt (default: 128, quick: 48)")
+    parser.add_argument("--times", action="store_true", help="measure times, for a quiet machine")
+    parser.add_argument("--parallel-draft", type=Path, help="folder of a parallel draft, to time")
+    parser.add_argument("--traces", type=Path, default=FOLDER, help="where answers are kept")
     options = parser.parse_args(argv)
-    options.num_prompts = options.num_prompts or (4 if options.quick else 16)
-    options.max_tokens = options.max_tokens or (32 if options.quick else 64)
+    options.num_prompts = options.num_prompts or (2 if options.quick else 16)
+    options.max_tokens = options.max_tokens or (48 if options.quick else 128)
+    known = for_acceptance()
+    for name in options.proposers or ():
+        if name not in known:
+            parser.error(f"no proposer is called {name!r}; there are {', '.join(known)}")
+    options.proposers = options.proposers or list(known)
     return options
+
+
+def config_of(options: argparse.Namespace, source: str) -> dict[str, Any]:
+    return {
+        "model": "embedded target",
+        "prompts": source,
+        "quick": options.quick,
+        "num_prompts": options.num_prompts,
+        "max_tokens": options.max_tokens,
+        "nodes": NODES,
+        "ngram_model": {"order": ORDER, "max_bytes": MAX_BYTES, "learnt_prompts": "as many others"},
+        "suffix": "knows earlier answers of the same set and temperature; no prompt comes twice",
+        "json": "answered under its schemas; replays know nothing of them",
+        "proposers": {name: described(c) for name, c in for_acceptance().items()},
+    }
+
+
+def run_replays(
+    options: argparse.Namespace, cells: Sequence[Cell], ngram: str, report: Report
+) -> None:
+    everything: list[Sample] = []
+    for cell in cells:
+        note(f"replaying: {cell.name}, temperature {cell.temperature}")
+        samples = replayed(cell, ngram, options.proposers, options.device)
+        report.samples += [raw(sample, cell.label) for sample in samples]
+        report.results += [row_of(sample, cell.label) for sample in samples]
+        everything += samples
+    report.results += over_all(everything)
+
+
+def run_engine(
+    options: argparse.Namespace, cells: Sequence[Cell], ngram: str, report: Report
+) -> None:
+    configs = for_acceptance(NODES, ngram)
+    arms = [name for name in CHECKED if name in options.proposers]
+    with open_llm(options.device) as llm:
+        for cell in cells:
+            note(f"in the engine: {cell.name}, temperature {cell.temperature}")
+            for name in arms:
+                row = answered(llm, cell, configs[name], NODES, max(1, options.num_prompts // 4))
+                report.results.append({**cell.label, "arm": name, **row})
+                if "error" in row:
+                    report.samples.append({"arm": name, **cell.label, "error": row["error"]})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = options_of(argv)
-    checkpoint = load_checkpoint(embedded_model("target"))
     source = load_prompts(options.prompts)
-    with open_llm(options, checkpoint) as plain, open_llm(options, checkpoint, "[]") as llm:
-        report = Report(
-            "acceptance",
-            {
-                "model": llm.model,
-                "dtype": llm.config.dtype,
-                "prompts": source.source,
-                "quick": options.quick,
-                "num_prompts": options.num_prompts,
-                "max_tokens": options.max_tokens,
-                "batch": BATCH,
-                "promises_identity": llm.promises_identity,
-                "proposers": {name: described(c) for name, c in for_acceptance().items()},
-            },
-        )
-        run_sets(options, (plain, llm), source, report)
-    report.targets = targets(report.results)
-    return report.finish(options, tables(report.results))
+    cells = cells_of(options, source)
+    with tempfile.TemporaryDirectory() as place:
+        ngram = train(cells, Path(place) / "answers.ngram")
+        if options.times:
+            report = Report("acceptance_times", config_of(options, source.source))
+            acceptance_times.run(options, cells, ngram, report)
+            return report.finish(options, acceptance_times.tables(report.results))
+        report = Report("acceptance", config_of(options, source.source))
+        run_replays(options, cells, ngram, report)
+        run_engine(options, cells, ngram, report)
+    report.targets = acceptance_report.targets(report.results)
+    return report.finish(options, acceptance_report.tables(report.results))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from never_slower_report import CONTROL, OURS, PLAIN
 from peers_models import hugging_face
 from proposer_sets import chain
 
-from paceline.commands.resolve import default_speculative_config
+from paceline.commands.resolve import default_speculative_config, without_memory
 from paceline.config import EngineConfig, SpeculativeConfig, parse_speculative_config
 from paceline.engine.build import BuiltEngine, FindTable, build_engine
 from paceline.engine.engine import Engine
@@ -59,8 +59,11 @@ def wide(draft: str) -> tuple[SpeculativeConfig, ...]:
 
 
 def default(draft: str) -> tuple[SpeculativeConfig, ...]:
-    """What the command line takes when nothing is said, with this draft model."""
-    configs = default_speculative_config(None)
+    """What the command line takes when nothing is said, with this draft model.
+
+    Its memory of earlier answers is off: the same prompts are run again and again.
+    """
+    configs = without_memory(default_speculative_config(None))
     return tuple(replace(c, model=draft) if c.model else c for c in configs)
 
 

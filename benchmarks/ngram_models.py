@@ -1,7 +1,8 @@
 """What trained n-gram models accept, by order and smoothing, beside prompt lookup.
 
-The target's answers to one half of the prompts are learnt; those to the other half are replayed,
-one request at a time, with every draft verified. Counts do not depend on the machine's speed.
+The target's answers to one half of the prompts are learnt. Of those to the other half some are
+predicted token by token, which is the held-out report, and all are replayed, one request at a time,
+with every draft verified. Counts do not depend on the machine's speed.
 """
 
 from __future__ import annotations
@@ -14,38 +15,45 @@ from pathlib import Path
 from typing import Any
 
 from harness import Sample, arguments, note, run_sample
+from ngram_tables import ALONE, BASE, BEST, CANDIDATES, CHAIN, WITH_TEXT, arm, tables, targets_of
 from prompt_sets import SOURCES, load_prompts, spread
-from report import Report, Target, number, table
+from report import Report
 from trace_sets import FOLDER, traced
 
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.policy.cost_prior import prior_table
+from paceline.proposers.ngram_model.file import read_tables
+from paceline.training.ngram.counts import Example
 from paceline.training.ngram.options import NgramTrainingConfig
+from paceline.training.ngram.report import Acceptance, measure, measure_others
+from paceline.training.ngram.smoothing import SMOOTHINGS
 from paceline.training.ngram.train import train_ngram
+from paceline.training.traces import read_answers
 from paceline.workbench.replay import ReplayResult
 from paceline.workbench.simulate import PLANNERS, Simulator
 from paceline.workbench.traces import read_meta, read_traces
 
 KINDS = ("code", "prose", "edit")
-SHAPES = {"chain of 4": (4, 0, 1), "tree of 16": (8, 16, 4)}
-MODELS = {
-    "order 2, stupid back-off": (2, "stupid-backoff"),
-    "order 4, stupid back-off": (4, "stupid-backoff"),
-    "order 4, Kneser-Ney": (4, "modified-kneser-ney"),
+SHAPES = {CHAIN: (4, 0, 1)} | {
+    f"tree of {nodes}": (min(8, nodes), nodes, 4) for nodes in (4, 8, 16, 32)
 }
-BASE, BEST = "order 2, stupid back-off, alone", "order 4, Kneser-Ney, with the text"
+MODELS = {
+    f"{order}, {smoothing}": (order, smoothing) for order in (2, 3, 4) for smoothing in SMOOTHINGS
+}
 LOOKUP = "prompt lookup"
 MAX_BYTES = 32 << 20
+HELD_OUT_TOKENS = 16_384
 
 
-def configs(files: Mapping[str, str], shape: tuple[int, int, int]) -> dict[str, SpeculativeConfig]:
-    """Every arm: each model alone and with the request's own text, and prompt lookup."""
-    found = {}
+def configs(files: Mapping[str, str], shape: str) -> dict[str, SpeculativeConfig]:
+    """Every arm: models alone, two with the request's own text, and prompt lookup."""
+    size, found = SHAPES[shape], {}
     for name, file in files.items():
-        for how, window in (("alone", 0), ("with the text", 8192)):
-            config = SpeculativeConfig("ngram_model", file, *shape, ngram_window=window)
-            found[f"{name}, {how}"] = config
-    return found | {LOOKUP: SpeculativeConfig("prompt_lookup", None, *shape)}
+        for how, window in ((ALONE, 0), (WITH_TEXT, 8192)):
+            if name in (BASE, BEST) or (shape == CHAIN and how == ALONE):
+                config = SpeculativeConfig("ngram_model", file, *size, ngram_window=window)
+                found[arm(name, how)] = config
+    return found | {LOOKUP: SpeculativeConfig("prompt_lookup", None, *size)}
 
 
 def train(folders: Sequence[Path], place: Path) -> dict[str, str]:
@@ -68,6 +76,55 @@ def train(folders: Sequence[Path], place: Path) -> dict[str, str]:
     return files
 
 
+def held_out(files: Mapping[str, str], folders: Sequence[Path], tokens: int) -> list[Sample]:
+    """The held-out report of every model, and of the best one's rivals, on the same texts."""
+    examples = [
+        Example(answer.token_ids, answer.prompt_len)
+        for folder in folders
+        for answer in _some(folder, tokens // len(folders))
+    ]
+    samples = []
+    for name, file in files.items():
+        note(f"held-out report: {name}")
+        samples.append(
+            run_sample(
+                name,
+                "held-out",
+                lambda file=file: measure(read_tables(file), examples),
+                lambda report, order=MODELS[name][0]: {
+                    "num_tokens": report.num_tokens,
+                    "cross_entropy": report.cross_entropy,
+                    "hit_rates": report.hit_rates,
+                    "hit_rate": report.hit_rates[order],
+                    **_candidates(report.acceptance),
+                },
+            )
+        )
+    others = measure_others(read_tables(files[BEST]), examples)
+    names = {"prompt lookup": LOOKUP, "with the text itself": arm(BEST, WITH_TEXT)}
+    samples += [
+        Sample(names[name], "held-out", seconds=0.0, facts=_candidates(each))
+        for name, each in others.items()
+    ]
+    return samples
+
+
+def _some(folder: Path, tokens: int) -> list[Any]:
+    """The first answers, up to so many tokens."""
+    answers, found = read_answers(folder), list[Any]()
+    for answer in answers:
+        tokens -= len(answer.token_ids) - answer.prompt_len
+        if tokens < 0 and found:
+            break
+        found.append(answer)
+    return found
+
+
+def _candidates(acceptance: Acceptance) -> dict[str, float]:
+    shares = zip(CANDIDATES, acceptance.accepted, strict=True)
+    return {"drafted": acceptance.drafted, **dict(shares)}
+
+
 def counted(result: ReplayResult) -> dict[str, int]:
     names = ("num_steps", "num_draft_tokens", "num_accepted_tokens")
     return {name: result.total(name) for name in names}
@@ -83,8 +140,8 @@ def replayed(kind: str, folder: Path, files: Mapping[str, str]) -> list[Sample]:
             lambda each=each: simulator.run((each,), PLANNERS["fixed"]),
             counted,
         )
-        for shape, size in SHAPES.items()
-        for name, each in configs(files, size).items()
+        for shape in SHAPES
+        for name, each in configs(files, shape).items()
     ]
 
 
@@ -93,42 +150,17 @@ def _no_drafts(config: SpeculativeConfig) -> Any:
 
 
 def rows_of(samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    return [
-        {
-            "proposer": sample.arm,
-            "text": sample.item[0],
-            "shape": sample.item[1],
-            "accepted_per_step": sample.facts["num_accepted_tokens"] / sample.facts["num_steps"],
-            **sample.facts,
-        }
-        for sample in samples
-        if not sample.failed
-    ]
-
-
-def targets_of(rows: Sequence[Mapping[str, Any]]) -> list[Target]:
-    found = {(r["proposer"], r["text"], r["shape"]): r["accepted_per_step"] for r in rows}
-    places = dict.fromkeys((row["text"], row["shape"]) for row in rows)
-    return [
-        Target(
-            f"{text}, {shape}: accepted per step, {BEST} / {BASE}",
-            found[BEST, text, shape] / found[BASE, text, shape],
-            1.5,
-            "at least",
-        )
-        for text, shape in places
-        if {(BEST, text, shape), (BASE, text, shape)} <= {*found}
-    ]
-
-
-def view(rows: Sequence[Mapping[str, Any]]) -> str:
-    places = list(dict.fromkeys((row["text"], row["shape"]) for row in rows))
-    found = {(r["proposer"], r["text"], r["shape"]): r["accepted_per_step"] for r in rows}
-    lines = [
-        [name, *(number(found.get((name, *place))) for place in places)]
-        for name in dict.fromkeys(row["proposer"] for row in rows)
-    ]
-    return table(["accepted per step", *(f"{t}, {s}" for t, s in places)], lines)
+    """Of held-out reports by model, of replays by proposer, text and shape."""
+    rows: list[dict[str, Any]] = []
+    for sample in samples:
+        if sample.failed:
+            continue
+        if isinstance(sample.item, tuple):
+            text, shape = sample.item
+            rows.append({"proposer": sample.arm, "text": text, "shape": shape, **sample.facts})
+        else:
+            rows.append({"model": sample.arm, **sample.facts})
+    return rows
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -152,12 +184,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     report = Report("ngram_models", _described(options, source.source, num_prompts, max_tokens))
     with tempfile.TemporaryDirectory() as place:
         files = train([learnt for learnt, _ in halves.values()], Path(place))
+        others = [other for _, other in halves.values()]
+        report.samples += held_out(files, others, 1024 if options.quick else HELD_OUT_TOKENS)
         for kind, (_, other) in halves.items():
             note(f"replaying: {kind}")
             report.samples += replayed(kind, other, files)
     report.results = rows_of(report.samples)
     report.targets = targets_of(report.results)
-    return report.finish(options, [view(report.results)])
+    return report.finish(options, tables(report.results))
 
 
 def _described(

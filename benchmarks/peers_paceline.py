@@ -14,7 +14,7 @@ from typing import Any
 from peers_worker import UnsupportedError, generated, serve, timed
 
 from paceline import LLM, SamplingParams
-from paceline.commands.resolve import default_speculative_config
+from paceline.commands.resolve import default_speculative_config, without_memory
 from paceline.config import DTYPES
 from paceline.engine.engine import Engine
 from paceline.request import StepOutput
@@ -138,7 +138,9 @@ class Paceline:
         tree = {**draft, "max_tree_nodes": 8, "max_branching": 3}
         lookup = {"method": "prompt_lookup", "num_speculative_tokens": int(most or 8)}
         known = {"plain": None, "draft": draft, "tree": tree, "lookup": lookup}
-        known |= {"both": [tree, lookup], "default": default_speculative_config(self.llm.model)}
+        # Every mode runs the same prompts, so none may draft from what another answered.
+        default = without_memory(default_speculative_config(self.llm.model))
+        known |= {"both": [tree, lookup], "default": default}
         return known[method]
 
     def generate(self, mode: str, prompt: dict[str, Any], max_tokens: int) -> dict[str, Any]:

@@ -39,20 +39,40 @@ DEFAULT = "default"
 """What the command line takes when nothing is said."""
 
 
-def for_acceptance() -> dict[str, Any]:
-    """Every proposer by itself, chains and trees, and both at once."""
+TRAINED = "trained on the answers to the other prompts"
+"""What tables say in place of the file of an n-gram model that a benchmark trains."""
+SINGLE = ("prompt_lookup", "suffix", "suffix of the request", "ngram_model", "draft_model")
+MERGED = "suffix + ngram_model + draft_model"
+EVERY = "prompt_lookup + suffix + ngram_model + draft_model"
+MERGERS = ("suffix + ngram_model", "suffix + draft_model", "ngram_model + draft_model")
+NODES = 16
+"""At which all of them are compared."""
+SIZES = (4, 8, 16, 32)
+"""At which :data:`SIZED` are compared."""
+SIZED = ("ngram_model", "draft_model")
+DRAFT_DEPTH = 8
+"""Forwards of a draft model for one tree."""
+
+
+def trees_of(nodes: int, ngram: str = TRAINED) -> dict[str, dict[str, Any]]:
+    """Every proposer by itself with trees of so many nodes, left for the planner to cut."""
+    size = {"max_tree_nodes": nodes, "max_branching": 4, "min_accept_prob": 0.001}
+    deep = {"num_speculative_tokens": nodes, **size}
+    forwards = min(nodes, DRAFT_DEPTH)
     return {
-        "prompt_lookup": chain(),
-        "prompt_lookup, tree of 8": tree(chain(), 8, 3),
-        "prompt_lookup, tree of 16": tree(chain(16), 16, 4),
-        "suffix, tree of 16": suffix(),
-        "suffix, tree of 16, request alone": suffix(suffix_decoding_max_cached_requests=0),
-        "draft_model": draft_model(),
-        "draft_model, tree of 8": tree(draft_model(), 8, 3),
-        "draft_model, tree of 16": tree(draft_model(6), 16, 4),
-        "both": [draft_model(), chain()],
-        "both, trees of 8": [tree(draft_model(), 8, 3), tree(chain(), 8, 3)],
+        "prompt_lookup": {"method": "prompt_lookup", **deep},
+        "suffix": suffix(**deep),
+        "suffix of the request": suffix(suffix_decoding_max_cached_requests=0, **deep),
+        "ngram_model": {"method": "ngram_model", "model": ngram, **deep},
+        "draft_model": {**draft_model(forwards), **size},
     }
+
+
+def for_acceptance(nodes: int = NODES, ngram: str = TRAINED) -> dict[str, list[dict[str, Any]]]:
+    """Every proposer by itself, pairs, and all at once; no name has a comma."""
+    single = trees_of(nodes, ngram)
+    names = (*SINGLE, *MERGERS, MERGED, EVERY)
+    return {name: [single[part] for part in name.split(" + ")] for name in names}
 
 
 def for_speedup() -> dict[str, Any]:
@@ -71,5 +91,7 @@ def described(source: Any) -> list[dict[str, Any]]:
         values = asdict(config)
         if config.model == embedded_model("draft"):
             values["model"] = "embedded draft"
+        elif config.method == "ngram_model":
+            values["model"] = TRAINED
         found.append(values)
     return found

@@ -5,22 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from acceptance import EVERY_SET
+from acceptance_report import tables as acceptance_tables
+from acceptance_times import tables as acceptance_times_tables
 from calibration_report import tables as calibration_tables
 from curves_report import tables as curve_tables
 from draft_length_report import tables as draft_length_tables
+from heterogeneous import tables as heterogeneous_tables
 from host_time import PHASES
 from kernels import tables as kernel_tables
 from load_server import tables as load_tables
 from never_slower_cells import RUNS
 from never_slower_tables import tables as never_slower_tables
+from ngram_tables import tables as ngram_tables
+from parallel_draft_report import tables as parallel_draft_tables
 from peers_report import tables as peer_tables
 from proposer_sets import DEFAULT
+from pruned_drafts import tables as pruned_draft_tables
 from report import number
 from sampler import tables as sampler_tables
+from self_drafts_report import HEADERS as SELF_HEADERS
+from self_drafts_report import cells as self_cells
 from serve_peers import tables as server_tables
 from serving_overhead import tables as serving_tables
 from speedup import CONTROL
+from suffix_time import tables as suffix_time_tables
 
 Document = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -96,39 +104,6 @@ def step_overhead(document: Document) -> list[str]:
     return [markdown(headers, rows), target_lines(document)]
 
 
-def acceptance(document: Document) -> list[str]:
-    """Length and rate of every set and proposer, then the positions over all sets."""
-    results = document["results"]
-    proposers = list(dict.fromkeys(row["proposer"] for row in results))
-    sets = list(dict.fromkeys(row["set"] for row in results))
-    parts = []
-    for temperature in dict.fromkeys(row["temperature"] for row in results):
-        rows = []
-        for name in sets:
-            found = {r["proposer"]: r for r in _pick(results, set=name, temperature=temperature)}
-            rows.append([name, *(_acceptance_cell(found.get(p, {})) for p in proposers)])
-        parts += [f"Temperature {temperature}:\n", markdown(["set", *proposers], rows)]
-    parts += ["Acceptance per position, all sets:\n", _positions(results)]
-    return [*parts, target_lines(document)]
-
-
-def _acceptance_cell(row: Row) -> str:
-    if "mean_acceptance_length" not in row:
-        return "-"
-    return f"{row['mean_acceptance_length']:.2f} ({row['acceptance_rate']:.0%})"
-
-
-def _positions(results: Sequence[Row]) -> str:
-    rows = _pick(results, set=EVERY_SET)
-    depth = max((len(row["acceptance_per_position"]) for row in rows), default=0)
-    lines = []
-    for row in rows:
-        shares = [f"{share:.0%}" for share in row["acceptance_per_position"]]
-        shares += ["-"] * (depth - len(shares))
-        lines.append([row["proposer"], row["temperature"], *shares])
-    return markdown(["proposer", "temperature", *map(str, range(1, depth + 1))], lines)
-
-
 def speedup(document: Document) -> list[str]:
     """A line per kind of text, number of requests and temperature; a column per arm."""
     results = document["results"]
@@ -171,6 +146,15 @@ def structured(document: Document) -> list[str]:
     return [markdown(headers, rows), target_lines(document)]
 
 
+def self_drafts(document: Document) -> list[str]:
+    """A table per target."""
+    results, parts = document["results"], []
+    for target in dict.fromkeys(row["target"] for row in results):
+        lines = [self_cells(row) for row in _pick(results, target=target)]
+        parts += [f"Target `{target}`:\n", markdown(SELF_HEADERS, lines)]
+    return [*parts, target_lines(document)]
+
+
 def printed(tables: Callable[[Sequence[Row]], list[str]]) -> Builder:
     """The tables as the program prints them, then the targets."""
     return lambda document: [
@@ -198,7 +182,8 @@ def demo(document: Document) -> list[str]:
 
 BUILDERS: dict[str, tuple[str, Builder]] = {
     "step_overhead": ("step_overhead", step_overhead),
-    "acceptance": ("acceptance", acceptance),
+    "acceptance": ("acceptance", printed(acceptance_tables)),
+    "acceptance_times": ("acceptance_times", printed(acceptance_times_tables)),
     "speedup": ("speedup", speedup),
     "demo": ("speedup", demo),
     "structured": ("structured", structured),
@@ -207,11 +192,17 @@ BUILDERS: dict[str, tuple[str, Builder]] = {
     "calibration": ("calibration", printed(calibration_tables)),
     "curves": ("curves", printed(curve_tables)),
     "draft_length": ("draft_length", printed(draft_length_tables)),
+    "heterogeneous": ("heterogeneous", printed(heterogeneous_tables)),
     "kernels": ("kernels", printed(lambda rows: kernel_tables(rows, threads=1, ghz=None))),
+    "parallel_draft": ("parallel_draft", printed(parallel_draft_tables)),
+    "pruned_drafts": ("pruned_drafts", printed(pruned_draft_tables)),
+    "ngram_models": ("ngram_models", printed(ngram_tables)),
     "sampler": ("sampler", printed(sampler_tables)),
     "serving_overhead": ("serving_overhead", printed(serving_tables)),
     "serving_overhead_model": ("serving_overhead_model", printed(serving_tables)),
     "serve_peers": ("serve_peers", printed(server_tables)),
+    "self_drafts": ("self_drafts", self_drafts),
+    "suffix_time": ("suffix_time", printed(suffix_time_tables)),
     "load_server": ("load_server", printed(load_tables)),
     **{name: (name, printed(never_slower_tables)) for name in RUNS.values()},
 }

@@ -92,7 +92,9 @@ def paceline_command(model: str, port: int, is_speculative: bool) -> list[object
     if not is_speculative:
         return [*words, "--no-speculation"]
     draft = {"method": "draft_model", "model": str(hugging_face(model, "draft"))}
-    return [*words, "--speculative-config", json.dumps([{"method": "prompt_lookup"}, draft])]
+    # The prompts are served at every concurrency: nothing may be drafted from earlier answers.
+    suffix = {"method": "suffix", "suffix_decoding_max_cached_requests": 0}
+    return [*words, "--speculative-config", json.dumps([suffix, draft])]
 
 
 def llama_command(model: str, port: int, is_speculative: bool) -> list[object]:

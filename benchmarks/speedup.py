@@ -4,7 +4,7 @@ The plain arm is an engine in which speculation was never configured, and a seco
 as a control: its ratio shows what the machine's own unrest looks like. All arms get the same
 prompts, in turns whose order is reversed every other time. A speed-up is plain seconds over
 speculative seconds, the reading of the prompt included; prefix caches are off, so that every
-repetition reads it again.
+repetition reads it again, and no proposer drafts from earlier answers.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from proposer_sets import DEFAULT, described, for_speedup
 from report import Report, Target, number, speed_cells, table
 
 from paceline import LLM, SamplingParams
+from paceline.commands.resolve import without_memory
+from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.llm import embedded_model
 from paceline.models.checkpoint import load_checkpoint
 from paceline.outputs import GenerationOutput
@@ -35,10 +37,18 @@ WANTED = 1.5
 COUNTED = ("num_steps", "num_drafts", "num_draft_tokens", "num_accepted_tokens")
 
 
+def proposers() -> dict[str, tuple[SpeculativeConfig, ...]]:
+    """The arms that speculate; each runs every prompt several times, so none remembers answers."""
+    return {
+        name: without_memory(parse_speculative_config(source))
+        for name, source in for_speedup().items()
+    }
+
+
 def open_arms(options: argparse.Namespace, stack: ExitStack) -> dict[str, LLM]:
     """One engine per arm, all on one checkpoint."""
     checkpoint = load_checkpoint(embedded_model("target"))
-    configs = {PLAIN: None, **for_speedup(), CONTROL: None}
+    configs: dict[str, Any] = {PLAIN: None, **proposers(), CONTROL: None}
     wanted = {PLAIN, CONTROL, DEFAULT, *(options.proposers or configs)}
     return {
         name: stack.enter_context(
@@ -218,7 +228,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "prompts": source.source,
             "prefix_caching": False,
             **{name: getattr(options, name) for name in ("quick", *_SETTINGS)},
-            "proposers": {name: described(config) for name, config in for_speedup().items()},
+            "proposers": {name: described(config) for name, config in proposers().items()},
         }
         report = Report("speedup", config)
         run_all(arms, source, options, report)

@@ -22,7 +22,7 @@ from speedup import CONTROL, PLAIN, TEMPERATURES, count, raw, summary
 from structured_sets import SHAPES, prompts
 
 from paceline import LLM, SamplingParams
-from paceline.commands.resolve import default_speculative_config
+from paceline.commands.resolve import default_speculative_config, without_memory
 from paceline.llm import embedded_model
 from paceline.models.checkpoint import load_checkpoint
 
@@ -30,7 +30,8 @@ MAX_MODEL_LEN = 1024
 WANTED = 1.5
 CONFIGS: Mapping[str, Any] = {
     "grammar": {"method": "grammar"},
-    DEFAULT: default_speculative_config(None),  # the grammar joins by itself
+    # The grammar joins by itself. Prompts come again: nothing is drafted from earlier answers.
+    DEFAULT: without_memory(default_speculative_config(None)),
 }
 ALL = "all shapes"
 

@@ -14,7 +14,7 @@ import numpy as np
 import xxhash
 from harness import ROOT, note
 
-from paceline import LLM, SamplingParams, __version__
+from paceline import LLM, SamplingParams, StructuredOutputs, __version__
 from paceline.llm import embedded_model
 from paceline.outputs import GenerationOutput
 from paceline.workbench.traces import Trace, TraceWriter
@@ -25,26 +25,47 @@ BATCH = 8
 
 
 def traced(
-    name: str, texts: Sequence[str], max_tokens: int, temperature: float, folder: Path = FOLDER
+    name: str,
+    texts: Sequence[str],
+    max_tokens: int,
+    temperature: float,
+    folder: Path = FOLDER,
+    grammars: Sequence[StructuredOutputs] = (),
 ) -> Path:
     """The folder of the answers to some texts; the prompts' ends where they are too long.
 
     Args:
         name: for people; what is in it is told by the rest of the folder's name.
+        grammars: of the answers, one per text, or none at all. A replay knows nothing of them.
     """
-    said = json.dumps([__version__, MAX_MODEL_LEN, *texts, max_tokens, temperature])
+    ruled = [repr(grammars)] if grammars else []
+    said = json.dumps([__version__, MAX_MODEL_LEN, *texts, max_tokens, temperature, *ruled])
     place = folder / f"{name}-{xxhash.xxh3_64_hexdigest(said.encode())}"
     if not any(place.glob("shard-*.npz")):
         note(f"answering: {name}")
-        _make(place, texts, max_tokens, temperature)
+        _make(place, texts, answer_params(len(texts), max_tokens, temperature, grammars))
     return place
 
 
-def _make(place: Path, texts: Sequence[str], max_tokens: int, temperature: float) -> None:
-    params = [
-        SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=i, ignore_eos=True)
-        for i in range(len(texts))
+def answer_params(
+    count: int, max_tokens: int, temperature: float, grammars: Sequence[StructuredOutputs] = ()
+) -> list[SamplingParams]:
+    """How the prompts of a folder are answered."""
+    return [
+        SamplingParams(
+            max_tokens=max_tokens,
+            temperature=temperature,
+            seed=index,
+            ignore_eos=True,
+            structured_outputs=grammars[index] if grammars else None,
+        )
+        for index in range(count)
     ]
+
+
+def _make(place: Path, texts: Sequence[str], params: Sequence[SamplingParams]) -> None:
+    max_tokens, temperature = params[0].max_tokens, params[0].temperature
+    assert max_tokens is not None
     with LLM(
         embedded_model("target"), max_num_seqs=BATCH, max_model_len=MAX_MODEL_LEN, planner="fixed"
     ) as llm:

@@ -72,6 +72,7 @@ DecoderShape shape_of(const Reader& r) {
     s.hidden = r.positive("hidden_size");
     s.intermediate = r.positive("intermediate_size");
     s.vocab = r.positive("vocab_size");
+    s.num_logits = r.positive("num_logits");
     s.max_len = r.positive("max_len");
     AttentionShape& a = s.attention;
     a.heads = r.positive("num_heads");
@@ -125,7 +126,7 @@ void make_decoder(Decoder* self, nb::dict spec) {
     check(!layers.empty(), "a decoder needs a layer");
     const Linear embedding = r.linear("embedding", shape.vocab, shape.hidden);
     check(!embedding.is_int4, "the embedding must be int8");
-    const Linear head = r.linear("head", shape.vocab, shape.hidden);
+    const Linear head = r.linear("head", shape.num_logits, shape.hidden);
     const float* norm = r.vector("norm", shape.hidden);
     check(norm != nullptr, "a decoder needs its last norm");
     new (self) Decoder(shape, std::move(layers), embedding, head, norm, spec);
@@ -147,14 +148,14 @@ void set_cache(Decoder& decoder, nb::ndarray<Element, nb::ndim<5>, nb::c_contig,
 
 Logits forward(Decoder& decoder, const Batch& batch) {
     const size_t samples = batch.sample_rows.size();
-    const size_t vocab = static_cast<size_t>(decoder.shape().vocab);
-    float* memory = new float[samples * vocab + TILE];
+    const size_t columns = static_cast<size_t>(decoder.shape().num_logits);
+    float* memory = new float[samples * columns + TILE];
     nb::capsule owner(memory, [](void* p) noexcept { delete[] static_cast<float*>(p); });
     {
         nb::gil_scoped_release release;
         decoder.forward(batch, memory);
     }
-    return Logits(memory, {samples, vocab}, owner);
+    return Logits(memory, {samples, columns}, owner);
 }
 
 Tokens forward_greedy(Decoder& decoder, const Batch& batch) {

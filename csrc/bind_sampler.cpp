@@ -23,6 +23,7 @@ namespace paceline {
 namespace {
 
 using Logits = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using ColumnIds = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Ids = std::vector<int32_t>;
 
 constexpr float MASKED = -std::numeric_limits<float>::infinity();
@@ -170,13 +171,23 @@ struct SamplingRules {
 
 // --- rows of a call -------------------------------------------------------------------------------
 
+// The token of each column of the logits, where they have not every token.
+struct Columns {
+    const int64_t* ids = nullptr;
+    int count = 0;
+};
+
 struct Job {
     const float* logits;
     const SamplingRules* rules;
     Ids path;
     size_t length;          // tokens before the one to be emitted, path included
     std::string_view mask;  // one bit per token, set where it is allowed; without data: all are
+    Columns columns;        // without ids: column i is token i
 
+    bool is_plain_greedy() const {
+        return rules->is_greedy() && !has_mask() && !rules->edits(length);
+    }
     bool has_mask() const { return mask.data() != nullptr; }
 
     // Tokens beyond the mask's end are not allowed either.
@@ -199,7 +210,7 @@ struct Job {
 
 // Memory of one thread; it only grows.
 struct Memory {
-    std::vector<float> block_max, edited;
+    std::vector<float> block_max, edited, whole;
     std::vector<Candidate> list;
 
     SamplerScratch scratch(int vocab) {
@@ -210,6 +221,15 @@ struct Memory {
             list.resize(size);
         }
         return {block_max.data(), list.data()};
+    }
+
+    // The logits of all tokens: MASKED where there is no column.
+    const float* spread(const float* logits, const Columns& columns, int vocab) {
+        whole.assign(vocab, MASKED);
+        for (int i = 0; i < columns.count; ++i) {
+            whole[columns.ids[i]] = logits[i];
+        }
+        return whole.data();
     }
 };
 
@@ -259,19 +279,18 @@ const float* row_of(const Logits& logits, size_t row) {
 
 std::vector<Job> jobs_of(const Logits& logits, const nb::list& rules, const nb::list& tokens,
                          const nb::list& paths, const nb::list& masks,
-                         const std::optional<std::vector<size_t>>& at) {
+                         const std::optional<std::vector<size_t>>& at, int vocab) {
     const size_t count = rules.size();
     if (tokens.size() != count || paths.size() != count || masks.size() != count ||
         (at ? at->size() : logits.shape(0)) != count) {
         throw nb::value_error("rules, token lists, paths, masks and rows of logits differ in number");
     }
-    const int vocab = vocabulary(logits);
     std::vector<Job> jobs(count);
     for (size_t i = 0; i < count; ++i) {
         auto& row = nb::cast<SamplingRules&>(rules[i]);
         const nb::list list = nb::cast<nb::list>(tokens[i]);
         Job& job = jobs[i];
-        job = {row_of(logits, at ? (*at)[i] : i), &row, nb::cast<Ids>(paths[i]), 0, {}};
+        job = {row_of(logits, at ? (*at)[i] : i), &row, nb::cast<Ids>(paths[i]), 0, {}, {}};
         if (!masks[i].is_none()) {
             const nb::bytes mask = nb::cast<nb::bytes>(masks[i]);  // the list keeps it alive
             job.mask = {mask.c_str(), mask.size()};
@@ -293,10 +312,19 @@ int best_of(const Job& job, int vocab, int k, int64_t* ids, double* scores, cons
     const SamplerKernels& sampler = *kernels().sampler;
     const SamplerScratch scratch = memory().scratch(vocab);
     const SamplingRules& rules = *job.rules;
-    *edited = job.logits;
+    if (job.columns.ids && job.is_plain_greedy()) {
+        *edited = job.logits;
+        const int found = sampler.top(job.logits, job.columns.count, k, scratch, ids, scores);
+        std::transform(ids, ids + std::max(found, 0), ids,
+                       [&](int64_t column) { return job.columns.ids[column]; });
+        return found;
+    }
+    const float* logits =
+        job.columns.ids ? memory().spread(job.logits, job.columns, vocab) : job.logits;
+    *edited = logits;
     if (job.has_mask() || rules.edits(job.length)) {
         float* z = memory().edited.data();
-        rules.edit(job.logits, vocab, job.path, job.length, z);
+        rules.edit(logits, vocab, job.path, job.length, z);
         if (job.has_mask()) {
             job.apply_mask(vocab, z);  // last is as good as first: no edit brings -inf back
         }
@@ -339,8 +367,9 @@ nb::tuple argmax_rows(const Logits& logits) {
 nb::tuple sample_tokens(const Logits& logits, const nb::list& rules, const nb::list& token_ids,
                         const nb::list& paths, const nb::list& masks,
                         const std::optional<std::vector<size_t>>& at) {
-    const std::vector<Job> jobs = jobs_of(logits, rules, token_ids, paths, masks, at);
-    const int rows = static_cast<int>(jobs.size()), vocab = vocabulary(logits);
+    const int vocab = vocabulary(logits);
+    const std::vector<Job> jobs = jobs_of(logits, rules, token_ids, paths, masks, at, vocab);
+    const int rows = static_cast<int>(jobs.size());
     std::vector<int64_t> tokens(rows);
     std::vector<char> valid(rows);
     for_rows(rows, vocab, [&](int row) {
@@ -360,12 +389,30 @@ template <typename T> nb::ndarray<nb::numpy, T> to_array(std::vector<T>&& values
     return nb::ndarray<nb::numpy, T>(kept->data(), {kept->size() / columns, columns}, owner);
 }
 
+Columns columns_of(const ColumnIds& ids, size_t count, int vocab) {
+    const int64_t* data = ids.data();
+    const bool inside = std::all_of(data, data + ids.shape(0),
+                                    [&](int64_t id) { return id >= 0 && id < vocab; });
+    if (ids.shape(0) != count || !inside) {
+        throw nb::value_error("the tokens of the columns do not fit the logits and the vocabulary");
+    }
+    return {data, static_cast<int>(count)};
+}
+
 nb::tuple rank_candidates(const Logits& logits, const nb::list& rules, const nb::list& token_ids,
-                          const nb::list& paths, const nb::list& masks, int k) {
-    const std::vector<Job> jobs = jobs_of(logits, rules, token_ids, paths, masks, {});
-    const int rows = static_cast<int>(jobs.size()), vocab = vocabulary(logits);
-    if (k < 1 || k > vocab) {
-        throw nb::value_error("k is not in 1..vocabulary");
+                          const nb::list& paths, const nb::list& masks, int k,
+                          const std::optional<ColumnIds>& column_ids, int vocab_size) {
+    const int width = vocabulary(logits), vocab = column_ids ? vocab_size : width;
+    if (k < 1 || k > width || vocab < width) {
+        throw nb::value_error("k is not in 1..columns, or there are more columns than tokens");
+    }
+    std::vector<Job> jobs = jobs_of(logits, rules, token_ids, paths, masks, {}, vocab);
+    const int rows = static_cast<int>(jobs.size());
+    if (column_ids) {
+        const Columns columns = columns_of(*column_ids, width, vocab);
+        for (Job& job : jobs) {
+            job.columns = columns;
+        }
     }
     const size_t size = static_cast<size_t>(rows) * k;
     std::vector<int64_t> tokens(size);
@@ -479,7 +526,8 @@ void bind_sampler(nb::module_& module) {
     module.def("sample_tokens", &sample_tokens, arg("logits"), arg("rules"), arg("token_ids"),
                arg("paths"), arg("masks"), arg("at").none());
     module.def("rank_candidates", &rank_candidates, arg("logits"), arg("rules"), arg("token_ids"),
-               arg("paths"), arg("masks"), arg("k"));
+               arg("paths"), arg("masks"), arg("k"), arg("column_ids").none() = nb::none(),
+               arg("vocab_size") = 0);
     module.def("token_logprobs", &token_logprobs, arg("logits"), arg("token_ids"), arg("top"));
     module.def("noise_words", &noise_words, arg("seed"), arg("position"), arg("sample_index"),
                arg("first"), arg("count"));

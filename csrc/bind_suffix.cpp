@@ -1,5 +1,6 @@
-// The suffix automaton on the Python side: the classes SuffixAutomaton and SuffixDrafter, with what
-// those of paceline.proposers.suffix offer. Reads token lists where they lie; tokens are 32 bits.
+// The suffix automaton on the Python side: the classes SuffixAutomaton, SuffixCursor and SuffixDrafter,
+// with what those of paceline.proposers.suffix offer. Reads token lists where they lie; tokens are 32
+// bits.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -45,24 +46,28 @@ void extend(SuffixAutomaton& automaton, const nb::list& token_ids, size_t start)
 
 using Drafted = std::tuple<std::vector<int32_t>, std::vector<int32_t>, std::vector<double>>;
 
-Drafted draft(const SuffixRules& rules, const nb::list& automata, const nb::list& token_ids,
+Drafted draft(const SuffixRules& rules, const nb::list& cursors, const nb::list& token_ids,
               size_t max_nodes, uint32_t max_depth) {
-    std::vector<const SuffixAutomaton*> found;
-    size_t longest = 0;
-    for (nb::handle each : automata) {
-        const SuffixAutomaton* automaton = nullptr;
-        if (!nb::try_cast(each, automaton) || !automaton) {
-            throw nb::type_error("automata holds something else than a SuffixAutomaton");
+    std::vector<SuffixCursor*> found;
+    const size_t length = token_ids.size();
+    size_t unread = 0;
+    for (nb::handle each : cursors) {
+        SuffixCursor* cursor = nullptr;
+        if (!nb::try_cast(each, cursor) || !cursor) {
+            throw nb::type_error("cursors holds something else than a SuffixCursor");
         }
-        found.push_back(automaton);
-        longest = std::max<size_t>(longest, automaton->max_depth());
+        if (cursor->automaton().max_depth() >= rules.disputed.size()) {
+            throw nb::value_error("an automaton is deeper than the drafter");
+        }
+        found.push_back(cursor);
+        unread = std::max(unread, cursor->num_unread(length));
     }
-    if (longest >= rules.disputed.size()) {
-        throw nb::value_error("an automaton is deeper than the drafter");
+    const std::vector<int32_t> tail = tokens_of(token_ids, length - unread);
+    for (SuffixCursor* cursor : found) {
+        cursor->advance(tail, length);
     }
-    const size_t count = token_ids.size();
-    const std::vector<int32_t> tail = tokens_of(token_ids, count > longest ? count - longest : 0);
-    SuffixDraft tree = grow_suffix_draft(found, tail, rules, max_nodes, max_depth);
+    SuffixDraft tree =
+        grow_suffix_draft({found.begin(), found.end()}, rules, max_nodes, max_depth);
     return {std::move(tree.tokens), std::move(tree.parents), std::move(tree.probs)};
 }
 
@@ -87,6 +92,9 @@ void bind_suffix(nb::module_& module) {
         .def_prop_ro("num_tokens", &SuffixAutomaton::num_tokens)
         .def_prop_ro("num_states", &SuffixAutomaton::num_states)
         .def_prop_ro("num_bytes", &SuffixAutomaton::num_bytes);
+    nb::class_<SuffixCursor>(module, "SuffixCursor")
+        .def(nb::init<const SuffixAutomaton*, bool>(), arg("automaton"), arg("is_own") = false,
+             nb::keep_alive<1, 2>());
     nb::class_<SuffixRules>(module, "SuffixDrafter")
         .def("__init__",
              [](SuffixRules* self, std::vector<std::tuple<double, double>> others,
@@ -101,6 +109,6 @@ void bind_suffix(nb::module_& module) {
              },
              arg("others"), nb::kw_only(), arg("branching"), arg("min_token_prob"),
              arg("min_path_prob"), arg("max_spec_factor"))
-        .def("draft", &draft, arg("automata"), arg("token_ids"), arg("max_nodes"),
+        .def("draft", &draft, arg("cursors"), arg("token_ids"), arg("max_nodes"),
              arg("max_depth"));
 }

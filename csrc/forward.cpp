@@ -322,11 +322,11 @@ void Decoder::head(Team& team, int samples, float* logits) {
     team.each(samples, [&](int row) {
         kernels().quantize(sampled_.get() + static_cast<size_t>(row) * ld_hidden_, x, row);
     });
-    linear(team, head_, x, {logits, nullptr, shape_.vocab, 1.0f / shape_.logits_divisor});
+    linear(team, head_, x, {logits, nullptr, shape_.num_logits, 1.0f / shape_.logits_divisor});
     if (shape_.logits_softcap != 0.0f) {
         team.each(samples, [&](int row) {
-            kernels().softcap(logits + static_cast<size_t>(row) * shape_.vocab, shape_.vocab,
-                              shape_.logits_softcap);
+            kernels().softcap(logits + static_cast<size_t>(row) * shape_.num_logits,
+                              shape_.num_logits, shape_.logits_softcap);
         });
     }
 }
@@ -343,7 +343,7 @@ void Decoder::head_greedy(Team& team, int samples, int32_t* tokens) {
     const int tiles = head_.tiles();
     team.each((tiles + HEAD_TILES - 1) / HEAD_TILES, [&](int piece) {
         const int begin = piece * HEAD_TILES, first = begin * TILE;
-        const int count = std::min(width, shape_.vocab - first);
+        const int count = std::min(width, shape_.num_logits - first);
         head_.run(x, {chunk - first, nullptr, width, 1.0f / shape_.logits_divisor}, begin,
                   std::min(begin + HEAD_TILES, tiles));
         for (int row = 0; row < samples; ++row) {

@@ -20,6 +20,7 @@ namespace paceline {
 // Numbers that all layers share; the fields of paceline's ModelConfig.
 struct DecoderShape {
     int hidden, intermediate, vocab, max_len;
+    int num_logits;  // rows of the head: vocab, or fewer in a draft whose head is pruned
     AttentionShape attention;  // its window is that of sliding layers
     float norm_eps, embedding_multiplier, residual_multiplier, logits_divisor, logits_softcap;
     Activation activation;
@@ -85,7 +86,7 @@ class Decoder {
     // Keys and values: K [layers, blocks, kv_heads, head_dim, 16], V [.., 16, v_stride].
     void set_cache(void* k, void* v, bool bf16, int num_blocks, nanobind::object keep_alive);
 
-    // Logits of the sampled rows, [samples, vocab].
+    // Logits of the sampled rows, [samples, num_logits].
     void forward(const Batch& batch, float* logits);
     // Only the lowest id of each sampled row's maximum; -1 where a logit is not a finite number.
     void forward_greedy(const Batch& batch, int32_t* tokens);

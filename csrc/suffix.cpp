@@ -1,12 +1,14 @@
 #include "suffix.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace paceline {
 namespace {
 
 constexpr size_t least_slots = 16;
-constexpr size_t most_contexts = 4, most_edges = 16;
+constexpr size_t most_contexts = 4;
+constexpr uint32_t most_edges = SuffixAutomaton::num_ordered;
 constexpr double least_rest = 0.05;
 constexpr uint32_t usual_depth = 8;
 
@@ -17,10 +19,25 @@ uint64_t hash_of(uint32_t state, int32_t token) {
     return x ^ x >> 32;
 }
 
+// Blocks have room for 2, 3, 4, 6, 8, 12, 16, 24, ... edges.
+uint32_t size_class(uint32_t num_edges) {
+    uint32_t index = 0;
+    for (uint32_t room = 2; room < num_edges; room = room % 3 ? room / 2 * 3 : room / 3 * 4) {
+        ++index;
+    }
+    return index;
+}
+
+uint32_t room_of(uint32_t size_class) {
+    return (size_class % 2 ? 3u : 2u) << size_class / 2;
+}
+
 }  // namespace
 
 SuffixAutomaton::SuffixAutomaton(uint32_t max_depth)
-    : max_depth_(max_depth), states_{{0, none, 0, none}}, table_(least_slots, none) {}
+    : max_depth_(max_depth), table_(least_slots, Slot{none, 0, 0}) {
+    add_state(0, none);
+}
 
 void SuffixAutomaton::end_text() {
     last_ = root;
@@ -28,72 +45,143 @@ void SuffixAutomaton::end_text() {
 }
 
 size_t SuffixAutomaton::num_bytes() const {
-    return sizeof *this + states_.capacity() * sizeof(State) + edges_.capacity() * sizeof(Edge) +
-           table_.capacity() * sizeof(uint32_t);
+    return sizeof *this + states_.capacity() * sizeof(State) + pool_.capacity() * sizeof(Edge) +
+           free_.capacity() * sizeof(uint32_t) + table_.capacity() * sizeof(Slot);
 }
 
-uint32_t SuffixAutomaton::find(uint32_t state, int32_t token) const {
-    const size_t mask = table_.size() - 1;
-    for (size_t slot = hash_of(state, token) & mask; table_[slot] != none;
-         slot = (slot + 1) & mask) {
-        const Edge& edge = edges_[table_[slot]];
-        if (edge.state == state && edge.token == token) {
-            return table_[slot];
+void SuffixAutomaton::add_state(uint32_t length, uint32_t link) {
+    states_.push_back({length, link, 0, {0, 0, 0}});
+}
+
+// --- edges ---------------------------------------------------------------------------------------
+
+SuffixAutomaton::Edge* SuffixAutomaton::edges(State& state) {
+    return state.num_edges == 1 ? &state.only : pool_.data() + state.only.target;
+}
+
+const SuffixAutomaton::Edge* SuffixAutomaton::find(const State& state, int32_t token) const {
+    const Edge* edge = edges(state);
+    const uint32_t listed = std::min(state.num_edges, num_ordered);
+    for (uint32_t i = 0; i < listed; ++i) {
+        if (edge[i].token == token) {
+            return edge + i;
         }
     }
-    return none;
+    if (state.num_edges <= num_ordered) {
+        return nullptr;
+    }
+    const Slot& slot = table_[slot_of(static_cast<uint32_t>(&state - states_.data()), token)];
+    return slot.state == none ? nullptr : edge + slot.place;
 }
 
-void SuffixAutomaton::grow_table(size_t edges) {
-    size_t slots = table_.size();
-    while (slots * 2 < edges * 3) {  // at most two thirds of it are taken
-        slots *= 2;
-    }
-    if (slots == table_.size()) {
-        return;
-    }
-    std::vector<uint32_t> table(slots, none);
-    for (uint32_t i = 0; i < edges_.size(); ++i) {
-        size_t slot = hash_of(edges_[i].state, edges_[i].token) & (slots - 1);
-        while (table[slot] != none) {
-            slot = (slot + 1) & (slots - 1);
-        }
-        table[slot] = i;
-    }
-    table_.swap(table);
+SuffixAutomaton::Edge* SuffixAutomaton::find(uint32_t state, int32_t token) {
+    return const_cast<Edge*>(std::as_const(*this).find(states_[state], token));
 }
 
-void SuffixAutomaton::add_edge(uint32_t state, int32_t token, uint32_t target, uint32_t count) {
-    grow_table(edges_.size() + 1);
-    const uint32_t index = static_cast<uint32_t>(edges_.size()), first = states_[state].last_edge;
-    edges_.push_back({state, token, target, count, first, none});
-    if (first != none) {
-        edges_[first].later = index;
-    }
-    states_[state].last_edge = index;
+// Where the place of a state's edge is kept, or would be.
+size_t SuffixAutomaton::slot_of(uint32_t state, int32_t token) const {
     const size_t mask = table_.size() - 1;
     size_t slot = hash_of(state, token) & mask;
-    while (table_[slot] != none) {
+    while (table_[slot].state != none &&
+           (table_[slot].state != state || table_[slot].token != token)) {
         slot = (slot + 1) & mask;
     }
-    table_[slot] = index;
+    return slot;
 }
 
-void SuffixAutomaton::move_to_front(uint32_t index) {
-    Edge& edge = edges_[index];
-    if (edge.later == none) {
-        return;
+void SuffixAutomaton::remember(uint32_t state, int32_t token, uint32_t place) {
+    if ((num_slots_taken_ + 1) * 3 > table_.size() * 2) {  // at most two thirds of it are taken
+        LargeVector<Slot> old(table_.size() * 2, Slot{none, 0, 0});
+        old.swap(table_);
+        for (const Slot& each : old) {
+            if (each.state != none) {
+                table_[slot_of(each.state, each.token)] = each;
+            }
+        }
     }
-    uint32_t& first = states_[edge.state].last_edge;
-    edges_[edge.later].earlier = edge.earlier;
-    if (edge.earlier != none) {
-        edges_[edge.earlier].later = edge.later;
-    }
-    edge.later = none;
-    edge.earlier = first;
-    edges_[first].later = index;
-    first = index;
+    Slot& slot = table_[slot_of(state, token)];
+    num_slots_taken_ += slot.state == none;
+    slot = {state, token, place};
 }
+
+uint32_t SuffixAutomaton::new_block(uint32_t num_edges) {
+    const uint32_t size = size_class(num_edges);
+    free_.resize(std::max<size_t>(free_.size(), size + 1), none);
+    uint32_t block = free_[size];
+    if (block != none) {
+        free_[size] = pool_[block].target;
+    } else {
+        block = static_cast<uint32_t>(pool_.size());
+        pool_.resize(pool_.size() + room_of(size));
+    }
+    return block;
+}
+
+void SuffixAutomaton::free_block(uint32_t block, uint32_t num_edges) {
+    uint32_t& first = free_[size_class(num_edges)];
+    pool_[block].target = first;
+    first = block;
+}
+
+// Make an edge the first one of its state; `place` is free: where it was, or past the end.
+void SuffixAutomaton::put_first(uint32_t state, Edge edge, uint32_t place) {
+    Edge* all = edges(states_[state]);
+    if (place >= num_ordered) {
+        all[place] = all[num_ordered - 1];
+        remember(state, all[place].token, place);
+        place = num_ordered - 1;
+    }
+    std::copy_backward(all, all + place, all + place + 1);
+    all[0] = edge;
+}
+
+void SuffixAutomaton::add_edge(uint32_t state, int32_t token, uint32_t target) {
+    const State from = states_[state];
+    const uint32_t held = from.num_edges;
+    if (held == 0) {
+        states_[state].only = {token, target, from.only.count};
+    } else if (held == 1 || held == room_of(size_class(held))) {
+        const uint32_t block = new_block(held + 1);
+        const Edge* old = edges(from);
+        std::copy(old, old + held, &pool_[block]);
+        if (held > 1) {
+            free_block(from.only.target, held);
+        }
+        states_[state].only = {0, block, from.only.count};
+    }
+    ++states_[state].num_edges;
+    if (held) {
+        put_first(state, {token, target, 0}, held);
+    }
+}
+
+// To a state that has none.
+void SuffixAutomaton::copy_edges(uint32_t from, uint32_t to) {
+    const uint32_t held = states_[from].num_edges;
+    Edge only = states_[from].only;
+    if (held > 1) {
+        only.target = new_block(held);
+        const Edge* old = edges(states_[from]);
+        std::copy(old, old + held, &pool_[only.target]);
+    }
+    states_[to].only = only;
+    states_[to].num_edges = held;
+    for (uint32_t place = num_ordered; place < held; ++place) {
+        remember(to, pool_[only.target + place].token, place);
+    }
+}
+
+// Count a token that follows.
+void SuffixAutomaton::take(uint32_t state, int32_t token) {
+    ++states_[state].only.count;
+    if (states_[state].num_edges > 1) {
+        Edge* edge = find(state, token);
+        ++edge->count;
+        put_first(state, *edge, static_cast<uint32_t>(edge - edges(states_[state])));
+    }
+}
+
+// --- texts ---------------------------------------------------------------------------------------
 
 SuffixPlace SuffixAutomaton::within_depth(uint32_t state, uint32_t length) const {
     if (length > max_depth_) {
@@ -107,28 +195,28 @@ SuffixPlace SuffixAutomaton::within_depth(uint32_t state, uint32_t length) const
 }
 
 SuffixPlace SuffixAutomaton::follow(SuffixPlace place, int32_t token) const {
-    uint32_t edge;
-    while ((edge = find(place.state, token)) == none) {
+    const Edge* edge;
+    while (!(edge = find(states_[place.state], token))) {
         if (place.state == root) {
             return {root, 0};
         }
         place.state = states_[place.state].link;
         place.length = states_[place.state].length;
     }
-    return within_depth(edges_[edge].target, place.length + 1);
+    return within_depth(edge->target, place.length + 1);
 }
 
 void SuffixAutomaton::append(int32_t token) {
     ++num_tokens_;
-    const uint32_t known = find(last_, token);
-    if (known != none) {  // as an earlier text went on
+    if (Edge* known = find(last_, token)) {  // as an earlier text went on
         last_ = split(last_, known);
     } else {
         const uint32_t added = static_cast<uint32_t>(states_.size());
-        states_.push_back({states_[last_].length + 1, none, 0, none});
-        uint32_t state = last_, edge = none;
-        while (state != none && (edge = find(state, token)) == none) {
-            add_edge(state, token, added, 0);
+        add_state(states_[last_].length + 1, none);
+        uint32_t state = last_;
+        Edge* edge = nullptr;
+        while (state != none && !(edge = find(state, token))) {
+            add_edge(state, token, added);
             state = states_[state].link;
         }
         const uint32_t link = state == none ? root : split(state, edge);
@@ -139,26 +227,19 @@ void SuffixAutomaton::append(int32_t token) {
 }
 
 // The state of a state's longest string with the edge's token after it, and of no longer ones.
-uint32_t SuffixAutomaton::split(uint32_t state, uint32_t edge) {
-    const uint32_t target = edges_[edge].target, length = states_[state].length + 1;
-    const int32_t token = edges_[edge].token;
+uint32_t SuffixAutomaton::split(uint32_t state, Edge* edge) {
+    const uint32_t target = edge->target, length = states_[state].length + 1;
+    const int32_t token = edge->token;
     if (states_[target].length == length) {
         return target;
     }
     const uint32_t brief = static_cast<uint32_t>(states_.size());
-    states_.push_back({length, states_[target].link, states_[target].count, none});
-    uint32_t copied = states_[target].last_edge;
-    while (copied != none && edges_[copied].earlier != none) {
-        copied = edges_[copied].earlier;
-    }
-    for (; copied != none; copied = edges_[copied].later) {
-        add_edge(brief, edges_[copied].token, edges_[copied].target, edges_[copied].count);
-    }
+    add_state(length, states_[target].link);
+    copy_edges(target, brief);
     states_[target].link = brief;
-    while (edge != none && edges_[edge].target == target) {
-        edges_[edge].target = brief;
-        state = states_[state].link;
-        edge = state == none ? none : find(state, token);
+    for (; state != none && (edge = find(state, token))->target == target;
+         state = states_[state].link) {
+        edge->target = brief;
     }
     if (active_.state == target && active_.length <= length) {
         active_.state = brief;
@@ -167,25 +248,43 @@ uint32_t SuffixAutomaton::split(uint32_t state, uint32_t edge) {
 }
 
 void SuffixAutomaton::count(int32_t token) {
-    uint32_t target = none;
     for (uint32_t state = active_.state; state != none; state = states_[state].link) {
-        const uint32_t edge = find(state, token);
-        ++states_[state].count;
-        ++edges_[edge].count;
-        move_to_front(edge);
-        if (target == none) {
-            target = edges_[edge].target;
-        }
+        take(state, token);
     }
-    active_ = within_depth(target, active_.length + 1);
+    active_ = within_depth(find(active_.state, token)->target, active_.length + 1);
+}
+
+// --- cursors -------------------------------------------------------------------------------------
+
+size_t SuffixCursor::num_unread(size_t length) const {
+    if (is_own_) {
+        return 0;
+    }
+    const bool is_stale = automaton_->num_tokens() != num_known_ || length < num_read_;
+    return std::min<size_t>(is_stale ? length : length - num_read_, automaton_->max_depth());
+}
+
+void SuffixCursor::advance(const std::vector<int32_t>& tail, size_t length) {
+    if (is_own_) {
+        place_ = automaton_->end();
+        return;
+    }
+    const size_t unread = num_unread(length);
+    if (length - num_read_ != unread || automaton_->num_tokens() != num_known_) {
+        place_ = {SuffixAutomaton::root, 0};
+    }
+    for (size_t i = tail.size() - unread; i < tail.size(); ++i) {
+        place_ = automaton_->follow(place_, tail[i]);
+    }
+    num_read_ = length;
+    num_known_ = automaton_->num_tokens();
 }
 
 // --- trees ---------------------------------------------------------------------------------------
 
 namespace {
 
-using Automata = std::vector<const SuffixAutomaton*>;
-using Places = std::vector<SuffixPlace>;
+using Cursors = std::vector<const SuffixCursor*>;
 
 struct Candidate {
     int32_t token;
@@ -206,27 +305,18 @@ bool ranks_behind(const Entry& a, const Entry& b) {
 
 class Growth {
   public:
-    Growth(const Automata& automata, const SuffixRules& rules, size_t max_nodes)
-        : automata_(automata), rules_(rules), max_nodes_(max_nodes) {}
+    Growth(const Cursors& cursors, const SuffixRules& rules, size_t max_nodes)
+        : cursors_(cursors), width_(cursors.size()), rules_(rules), max_nodes_(max_nodes),
+          contexts_(width_) {
+        kept_.reserve(width_ * (max_nodes + 1));
+    }
 
-    SuffixDraft grow(const std::vector<int32_t>& tail, uint32_t max_depth) {
-        Places& places = kept_.emplace_back();
-        for (const SuffixAutomaton* automaton : automata_) {
-            SuffixPlace place{SuffixAutomaton::root, 0};
-            const size_t depth = automaton->max_depth();
-            for (size_t i = tail.size() > depth ? tail.size() - depth : 0; i < tail.size(); ++i) {
-                place = automaton->follow(place, tail[i]);
-            }
-            places.push_back(place);
+    SuffixDraft grow(uint32_t max_depth) {
+        for (const SuffixCursor* cursor : cursors_) {
+            kept_.push_back(cursor->place());
         }
-        Places matches = places;
-        for (size_t i = 0; i < matches.size(); ++i) {
-            rise(*automata_[i], &matches[i]);
-        }
-        if (matches.empty()) {
-            return {};
-        }
-        const double most = rules_.max_spec_factor * matches[longest(matches)].length;
+        begin_contexts(0);
+        const double most = rules_.max_spec_factor * contexts_[longest()].length;
         if (most < max_depth) {
             max_depth = std::min(max_depth, std::max(usual_depth, static_cast<uint32_t>(most)));
         }
@@ -246,20 +336,31 @@ class Growth {
     }
 
   private:
+    const SuffixAutomaton& automaton(size_t i) const { return cursors_[i]->automaton(); }
+
     void descend(const Entry& entry) {
         const uint32_t index = static_cast<uint32_t>(kept_.size());
-        Places places = kept_[entry.places];
-        for (size_t i = 0; i < automata_.size(); ++i) {
-            places[i] = automata_[i]->follow(places[i], entry.token);
+        for (size_t i = 0; i < width_; ++i) {
+            kept_.push_back(automaton(i).follow(kept_[entry.places + i], entry.token));
+            automaton(i).prefetch(kept_.back().state);
         }
-        kept_.push_back(std::move(places));
+        for (size_t i = 0; i < width_; ++i) {
+            automaton(i).prefetch_around(kept_[index + i].state);
+        }
         push(static_cast<int32_t>(draft_.tokens.size()) - 1, entry.path_prob, entry.depth + 1,
              index);
     }
 
-    // The longest context of a place that was continued; at the root where there is none.
+    // The longest context of each place that was continued; at the root where there is none.
+    void begin_contexts(size_t places) {
+        for (size_t i = 0; i < width_; ++i) {
+            contexts_[i] = kept_[places + i];
+            rise(automaton(i), &contexts_[i]);
+        }
+    }
+
     static void rise(const SuffixAutomaton& automaton, SuffixPlace* place) {
-        while (place->state != SuffixAutomaton::root && !automaton.state(place->state).count) {
+        while (place->state != SuffixAutomaton::root && !automaton.state(place->state).only.count) {
             step_up(automaton, place);
         }
     }
@@ -269,48 +370,46 @@ class Growth {
         place->length = automaton.state(place->state).length;
     }
 
-    // The place with the longest context, the first of equals; they end with the root's length 0.
-    static size_t longest(const Places& places) {
+    // Which context is longest, the first of equals; they end with the root's length 0.
+    size_t longest() const {
         size_t best = 0;
-        for (size_t i = 1; i < places.size(); ++i) {
-            best = places[i].length > places[best].length ? i : best;
+        for (size_t i = 1; i < width_; ++i) {
+            best = contexts_[i].length > contexts_[best].length ? i : best;
         }
         return best;
     }
 
-    void predict(Places places) {
+    void predict(size_t places) {
         candidates_.clear();
-        for (size_t i = 0; i < places.size(); ++i) {
-            rise(*automata_[i], &places[i]);
-        }
+        begin_contexts(places);
         double rest = 1.0;
         for (size_t n = 0; n < most_contexts && rest >= least_rest; ++n) {
-            const size_t i = longest(places);
-            if (places[i].length == 0) {
+            const size_t i = longest();
+            if (contexts_[i].length == 0) {
                 return;
             }
-            rest = blend(*automata_[i], places[i], rest);
-            step_up(*automata_[i], &places[i]);
-            rise(*automata_[i], &places[i]);
+            rest = blend(automaton(i), contexts_[i], rest);
+            step_up(automaton(i), &contexts_[i]);
+            rise(automaton(i), &contexts_[i]);
+            automaton(i).prefetch_around(contexts_[i].state);
         }
     }
 
     // Adds what followed a context; returns what it leaves to shorter ones.
     double blend(const SuffixAutomaton& automaton, SuffixPlace place, double rest) {
         const SuffixAutomaton::State& state = automaton.state(place.state);
-        const double total = state.count;
-        uint32_t edge = state.last_edge;
-        const bool unanimous = automaton.edge(edge).count == state.count;
+        const SuffixAutomaton::Edge* edge = automaton.edges(state);
+        const double total = state.only.count;
+        const bool unanimous = edge->count == state.only.count;
         const double other = (unanimous ? rules_.unanimous : rules_.disputed)[place.length];
         const double share = rest / (total + other), least = rules_.min_token_prob * total;
         double unseen = total;  // where less than `least` is unseen, nothing of it is enough
-        for (size_t n = 0; n < most_edges && unseen > 0.0 && unseen >= least; ++n) {
-            const SuffixAutomaton::Edge& known = automaton.edge(edge);
-            if (known.count >= least) {
-                add(known.token, share * known.count);
+        const SuffixAutomaton::Edge* end = edge + std::min(state.num_edges, most_edges);
+        for (; edge < end && unseen > 0.0 && unseen >= least; ++edge) {
+            if (edge->count >= least) {
+                add(edge->token, share * edge->count);
             }
-            unseen -= known.count;
-            edge = known.earlier;
+            unseen -= edge->count;
         }
         return rest * (other / (total + other));
     }
@@ -325,10 +424,21 @@ class Growth {
         candidates_.push_back({token, prob});
     }
 
+    // The likeliest first, and of equals the one that was added first.
+    void rank() {
+        for (size_t i = 1; i < candidates_.size(); ++i) {
+            const Candidate candidate = candidates_[i];
+            size_t at = i;
+            for (; at && candidates_[at - 1].prob < candidate.prob; --at) {
+                candidates_[at] = candidates_[at - 1];
+            }
+            candidates_[at] = candidate;
+        }
+    }
+
     void push(int32_t parent, double path_prob, uint32_t depth, uint32_t places) {
-        predict(kept_[places]);
-        std::stable_sort(candidates_.begin(), candidates_.end(),
-                         [](const Candidate& a, const Candidate& b) { return a.prob > b.prob; });
+        predict(places);
+        rank();
         const size_t count = std::min<size_t>(candidates_.size(), rules_.branching);
         for (size_t i = 0; i < count; ++i) {
             const double prob = candidates_[i].prob;
@@ -341,11 +451,13 @@ class Growth {
         }
     }
 
-    const Automata& automata_;
+    const Cursors& cursors_;
+    const size_t width_;  // of the places of one node: one per cursor
     const SuffixRules& rules_;
     const size_t max_nodes_;
     uint32_t order_ = 0;
-    std::vector<Places> kept_;
+    std::vector<SuffixPlace> kept_;      // of every node that was descended to
+    std::vector<SuffixPlace> contexts_;  // that are blended next
     std::vector<Candidate> candidates_;
     std::vector<Entry> heap_;
     SuffixDraft draft_;
@@ -353,12 +465,12 @@ class Growth {
 
 }  // namespace
 
-SuffixDraft grow_suffix_draft(const Automata& automata, const std::vector<int32_t>& tail,
-                              const SuffixRules& rules, size_t max_nodes, uint32_t max_depth) {
-    if (!max_nodes || !max_depth) {
+SuffixDraft grow_suffix_draft(const Cursors& cursors, const SuffixRules& rules, size_t max_nodes,
+                              uint32_t max_depth) {
+    if (cursors.empty() || !max_nodes || !max_depth) {
         return {};
     }
-    return Growth(automata, rules, max_nodes).grow(tail, max_depth);
+    return Growth(cursors, rules, max_nodes).grow(max_depth);
 }
 
 }  // namespace paceline

@@ -14,7 +14,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 # other, and tests that are about threads set their number themselves.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-settings.register_profile("paceline", deadline=None, max_examples=50, print_blob=True)
+settings.register_profile("paceline", deadline=None, max_examples=30, print_blob=True)
 settings.load_profile("paceline")
 
 

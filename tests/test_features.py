@@ -24,7 +24,7 @@ def cells() -> list[tuple[int, str]]:
     found = []
     for line in PAGE.splitlines():
         parts = line.strip("| ").split(" | ")
-        if len(parts) == 6 and parts[0] != "feature" and "---" not in line:
+        if len(parts) == 7 and parts[0] != "feature" and "---" not in line:
             for column, cell in enumerate(parts[1:]):
                 if cell != "none":
                     match = CELL.fullmatch(cell)
@@ -44,6 +44,8 @@ def variants(path: str, function: str) -> frozenset[str]:
 
 
 def _spelled(value: object) -> str:
+    if isinstance(value, type(pytest.param())):
+        value = value.values
     return "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 

@@ -258,7 +258,7 @@ def test_one_callers_mistake_does_not_end_the_engine(plain: LLM) -> None:
     for options in ({"temperature": "a"}, {"max_tokens": 6.5}, {"n": 2.0}, {"stop": [1]}):
         with pytest.raises(RequestError):
             SamplingParams(**options)  # type: ignore[arg-type]
-    with pytest.raises(RequestError, match="prompt_lookup, draft_model"):
+    with pytest.raises(RequestError, match="prompt_lookup, suffix"):
         SpeculativeParams(methods=["magic"])
     assert plain.generate("x", GREEDY).token_ids
 

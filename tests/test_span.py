@@ -161,3 +161,12 @@ def test_estimates_are_brought_into_their_range() -> None:
     assert tree.clamp_probs() == 4
     assert tree.accept_probs == [0.5, 1.0, 0.0, 0.0, 1.0, 1.0]
     assert tree.clamp_probs() == 0
+
+
+@given(draft_trees(), st.integers(0, 12), st.integers(0, 5))
+def test_a_tree_within_bounds_is_its_first_nodes_that_are_not_too_deep(
+    tree: DraftTree, nodes: int, depth: int
+) -> None:
+    found = tree.within(nodes, depth)
+    found.validate(VOCAB)
+    assert paths(found) == [path for path in paths(tree) if len(path) <= depth][:nodes]

@@ -6,12 +6,8 @@ from typing import Any
 
 import pytest
 
+from paceline.config import LOOSENING_KEYS, SpeculativeConfig, parse_speculative_config
 from paceline.errors import ConfigError
-from paceline.speculative_config import (
-    LOOSENING_KEYS,
-    SpeculativeConfig,
-    parse_speculative_config,
-)
 
 
 def test_json_object_list_and_alias() -> None:
@@ -37,7 +33,7 @@ def test_keys_that_loosen_acceptance_are_refused_with_the_reason(key: str) -> No
         ("3", "object or a list"),
         ("[3]", "must be an object"),
         ({"methd": "ngram"}, "unknown speculative key 'methd'; allowed are method, model"),
-        ({"method": "magic"}, "allowed are prompt_lookup, draft_model"),
+        ({"method": "magic"}, "allowed are prompt_lookup, suffix.* plugins .*: none"),
         ({"method": ["ngram"]}, "allowed are prompt_lookup"),
         ({"method": "draft_model"}, 'needs "model"'),
         ({"method": "draft_model", "model": 3}, "must be a string"),
@@ -50,10 +46,26 @@ def test_keys_that_loosen_acceptance_are_refused_with_the_reason(key: str) -> No
         ({"method": "suffix", "suffix_decoding_max_tree_depth": 0}, "from 1 to 256"),
         ({"method": "suffix", "suffix_decoding_min_token_prob": 1.1}, "from 0.0 to 1.0"),
         ({"method": "suffix", "suffix_decoding_max_cached_requests": -1}, "from 0 to"),
+        ({"method": "suffix", "options": {"a": 1}}, "options is for plugins; suffix"),
+        ({"options": []}, "must be an object"),
+        ({"max_branching": "4"}, "whole numbers"),
         ({"dtype": "int3"}, "allowed are auto"),
         ({"deterministic": "yes"}, "true and false"),
+        ({"use_heterogeneous_vocab": 1}, "use_heterogeneous_vocab is 1; allowed are true"),
+        ({"method": "suffix", "use_heterogeneous_vocab": True}, 'for method "draft_model"'),
+        ({"model": "x", "vocab_replacements": [["a", "b"]]}, "needs use_heterogeneous_vocab"),
+        ({"model": "x", "vocab_replacements": "ab"}, "must be a list of"),
+        ({"model": "x", "vocab_replacements": [["", "b"]]}, "is not empty"),
+        ({"model": "x", "vocab_replacements": [["a", 1]]}, "must be a list of"),
     ],
 )
 def test_what_is_wrong_is_said(source: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_speculative_config(source)
+
+
+def test_replacements_come_as_lists() -> None:
+    text = '{"model": "x", "use_heterogeneous_vocab": true, "vocab_replacements": [["a", "b"]]}'
+    (config,) = parse_speculative_config(text)
+    assert config.vocab_replacements == (("a", "b"),)
+    assert hash(config) == hash(parse_speculative_config(text)[0])

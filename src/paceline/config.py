@@ -1,7 +1,7 @@
 """Engine options, resolved once by pure functions. Knows no models and no files.
 
-Names of :mod:`paceline.speculative_config` are offered here too: whoever builds an engine needs
-both.
+Names of the three modules of speculative configurations are offered here too: whoever builds an
+engine needs them as well.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from paceline.errors import ConfigError
 from paceline.objective import Objective, parse_objective
 from paceline.speculative_config import (
     DTYPES,
-    GRAMMAR_DRAFTS,
-    LOOSENING_KEYS,
     MAX_SPECULATIVE_TOKENS,
     MAX_TREE_NODES,
-    METHOD_ALIASES,
-    METHODS,
     SpeculativeConfig,
+)
+from paceline.speculative_methods import METHOD_ALIASES, METHODS, check_method
+from paceline.speculative_parsing import (
+    GRAMMAR_DRAFTS,
+    LOOSENING_KEYS,
     parse_speculative_config,
 )
 
@@ -37,6 +38,7 @@ __all__ = [
     "PLANNERS",
     "EngineConfig",
     "SpeculativeConfig",
+    "check_method",
     "check_number",
     "environment_name",
     "parse_speculative_config",

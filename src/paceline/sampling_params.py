@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from paceline.config import METHOD_ALIASES, METHODS, check_number
+from paceline.config import check_method, check_number
 from paceline.errors import RequestError
 from paceline.structured_outputs import StructuredOutputs
 
@@ -63,12 +63,7 @@ class SpeculativeParams:
             _check_number("num_speculative_tokens", self.num_speculative_tokens, 0, 64)
         if self.methods is not None:
             names = (self.methods,) if isinstance(self.methods, str) else self.methods
-            known = tuple(METHOD_ALIASES.get(str(name), str(name)) for name in names)
-            for name in known:
-                if name not in METHODS:
-                    raise RequestError(
-                        f"speculative.method is {name[:60]!r}; allowed are {', '.join(METHODS)}"
-                    )
+            known = tuple(check_method(each, "speculative.method", RequestError) for each in names)
             object.__setattr__(self, "methods", known)
 
 

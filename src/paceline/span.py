@@ -16,6 +16,9 @@ from paceline.errors import ProposerError
 
 ROOT = -1
 """Parent index of a draft node that follows the last committed token directly."""
+Claims = list[tuple[int, float, float]]
+"""Per proposer that named a node, in the order of their trees: its evidence, its estimate, and the
+log-odds of that against what it leaves to tokens that it did not draft there."""
 
 
 def _is_straight(parents: Sequence[int]) -> bool:
@@ -36,6 +39,7 @@ class DraftTree:
         evidence: what the estimate rests on, as the key under which
             :class:`~paceline.policy.acceptance.Calibration` learns; empty where it is the
             proposer's own.
+        claims: of a merged tree, what each proposer that named the node said of it; else empty.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -43,13 +47,14 @@ class DraftTree:
     accept_probs: list[float] = field(default_factory=list)
     origins: list[str] = field(default_factory=list)
     evidence: list[int] = field(default_factory=list)
+    claims: list[Claims] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.token_ids)
 
     @classmethod
     def chain(
-        cls, token_ids: Sequence[int], accept_probs: Sequence[float], origin: str
+        cls, token_ids: Sequence[int], accept_probs: Sequence[float], origin: str = ""
     ) -> DraftTree:
         """A tree without branches: each token follows the one before it."""
         count = len(token_ids)
@@ -88,7 +93,15 @@ class DraftTree:
             [self.accept_probs[i] for i in nodes],
             [self.origins[i] for i in nodes],
             [self.evidence[i] for i in nodes] if self.evidence else [],
+            [self.claims[i] for i in nodes] if self.claims else [],
         )
+
+    def within(self, max_nodes: int, max_depth: int) -> DraftTree:
+        """The tree without what is deeper, and without what goes beyond so many nodes."""
+        if len(self) <= min(max_nodes, max_depth):
+            return self
+        nodes = [i for i, depth in enumerate(self.depths()) if depth <= max_depth][:max_nodes]
+        return self if len(nodes) == len(self) else self.select(nodes)
 
     def validate(self, vocab_size: int) -> None:
         """Check that this is a tree over the vocabulary in which no two siblings carry one token.

@@ -2,50 +2,43 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.checks import check_choice, check_number
 from paceline.errors import ConfigError
+from paceline.speculative_methods import METHODS, MODEL_METHODS, check_method
 
 DTYPES = ("auto", "float32", "bfloat16", "int8", "int4")
-METHODS = ("prompt_lookup", "draft_model", "suffix", "ngram_model", "grammar")
-METHOD_ALIASES = {"ngram": "prompt_lookup"}
-GRAMMAR_DRAFTS: dict[str, Any] = {"num_speculative_tokens": 16, "max_tree_nodes": 24}
-"""What a grammar is sure of goes further than what others guess."""
-SUFFIX_DRAFTS: dict[str, Any] = {
-    "num_speculative_tokens": 16,
-    "max_tree_nodes": 16,
-    "max_branching": 4,
-}
-"""Trees that go on for as long as their match lets hope."""
-NGRAM_DRAFTS: dict[str, Any] = {
-    "num_speculative_tokens": 8,
-    "max_tree_nodes": 16,
-    "max_branching": 4,
-}
-"""Look-ups cost nothing worth mentioning, and the planner verifies no more than pays."""
-LOOSENING_KEYS = (
-    "acceptance_threshold",
-    "min_acceptance_ratio",
-    "typical_acceptance",
-    "typical_acceptance_sampler_posterior_threshold",
-    "typical_acceptance_sampler_posterior_alpha",
-    "assistant_ensemble_weight",
-    "synthetic_acceptance_rates",
-    "synthetic_acceptance_length",
-)
 MAX_SPECULATIVE_TOKENS = 64
 MAX_TREE_NODES = 256
-_SUFFIX_RANGES: tuple[tuple[str, float, float, type], ...] = (
+_RANGES: tuple[tuple[str, float, float, type], ...] = (
+    ("num_speculative_tokens", 1, MAX_SPECULATIVE_TOKENS, int),
+    ("max_tree_nodes", 0, MAX_TREE_NODES, int),
+    ("max_branching", 1, 16, int),
+    ("min_accept_prob", 0.0, 1.0, float),
+    ("prompt_lookup_min", 1, 32, int),
+    ("prompt_lookup_window", 1, 1 << 24, int),
     ("suffix_decoding_max_tree_depth", 1, 256, int),
     ("suffix_decoding_max_spec_factor", 0.0, 1000.0, float),
     ("suffix_decoding_min_token_prob", 0.0, 1.0, float),
     ("suffix_decoding_max_cached_requests", 0, 1 << 24, int),
     ("suffix_decoding_max_cached_tokens", 1, 1 << 28, int),
+    ("ngram_window", 0, 1 << 24, int),
+    ("catch_up_tokens", 1, 1 << 20, int),
 )
+_OPTIONAL_RANGES: tuple[tuple[str, float, float, type], ...] = (
+    ("draft_layers", 1, 1 << 16, int),
+    ("temperature", 0.0, 100.0, float),
+    ("top_p", 1e-9, 1.0, float),
+    ("top_k", -1, 1 << 31, int),
+)
+_NEEDED_MODELS = {
+    "draft_model": "the draft's folder or hub id",
+    "ngram_model": "a file that paceline train ngram wrote",
+    "parallel_draft": "the folder or hub id of a draft that was trained for it",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +46,13 @@ class SpeculativeConfig:
     """One proposer and how it drafts. Keys are vLLM's where it has one.
 
     Attributes:
-        method: ``prompt_lookup`` (alias ``ngram``), ``draft_model``, ``suffix``,
-            ``ngram_model``, or ``grammar``, which drafts for requests with structured output alone
-            and joins the others by itself.
+        method: one of :data:`~paceline.speculative_methods.METHODS`, an alias, or an installed
+            plugin's. ``grammar`` drafts for requests with structured output alone and joins the
+            others by itself.
+        use_heterogeneous_vocab: the draft model may have another vocabulary than the target.
+        vocab_replacements: texts of the target and what the draft model reads instead, such as
+            the markers of chats.
+        draft_layers: layers of the target that ``self`` runs; None is all of them.
         model: folder, GGUF file or hub id of the draft model; the file of the n-gram model.
         num_speculative_tokens: most tokens along one path of a draft.
         max_tree_nodes: most nodes of one draft tree; 0 means a chain, or as many as
@@ -79,6 +76,7 @@ class SpeculativeConfig:
         dtype: precision of the draft model.
         deterministic: run the draft on the target's reproducible kernels (slower).
         catch_up_tokens: most tokens per step with which a lagging draft model catches up.
+        options: what a plugin's proposer is told, in its own keys.
     """
 
     method: str = "prompt_lookup"
@@ -96,52 +94,80 @@ class SpeculativeConfig:
     suffix_decoding_max_cached_requests: int = 10_000
     suffix_decoding_max_cached_tokens: int = 1 << 20
     ngram_window: int = 8192
+    use_heterogeneous_vocab: bool = False
+    vocab_replacements: tuple[tuple[str, str], ...] = ()
+    draft_layers: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     dtype: str = "auto"
     deterministic: bool = False
     catch_up_tokens: int = 512
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        method = METHOD_ALIASES.get(str(self.method), self.method)
-        if method not in METHODS:
-            raise ConfigError(f"method is {self.method!r}; allowed are {', '.join(METHODS)}")
-        object.__setattr__(self, "method", method)
+        object.__setattr__(self, "method", check_method(self.method))
+        for key, low, high, kind in _RANGES:
+            check_number(key, getattr(self, key), low, high, kind)
+        check_number("prompt_lookup_max", self.prompt_lookup_max, self.prompt_lookup_min, 32)
+        for key, low, high, kind in _OPTIONAL_RANGES:
+            if getattr(self, key) is not None:
+                check_number(key, getattr(self, key), low, high, kind)
+        check_choice("dtype", self.dtype, DTYPES)
+        for key in ("deterministic", "use_heterogeneous_vocab"):
+            if not isinstance(getattr(self, key), bool):
+                raise ConfigError(f"{key} is {getattr(self, key)!r}; allowed are true and false")
+        self._check_replacements()
+        self._check_model()
+        if self.method == "self":
+            self._check_self()
+        self._check_options()
         if self.max_branching > 1 and self.max_tree_nodes == 0:
             nodes = min(MAX_TREE_NODES, self.num_speculative_tokens * self.max_branching)
             object.__setattr__(self, "max_tree_nodes", nodes)
-        for key, low, high in (("temperature", 0.0, 100.0), ("top_p", 1e-9, 1.0)):
-            if getattr(self, key) is not None:
-                check_number(key, getattr(self, key), low, high, float)
-        if self.top_k is not None:
-            check_number("top_k", self.top_k, -1, 1 << 31)
-        if not isinstance(self.deterministic, bool):
-            raise ConfigError(
-                f"deterministic is {self.deterministic!r}; allowed are true and false"
-            )
+
+    def _check_model(self) -> None:
         if self.model is not None and not isinstance(self.model, str):
             raise ConfigError(f"model is {self.model!r}; it must be a string")
-        if method == "draft_model" and not self.model:
-            raise ConfigError('method "draft_model" needs "model": the draft\'s folder or hub id')
-        if method == "ngram_model" and not self.model:
+        needed = _NEEDED_MODELS.get(self.method)
+        if needed and not self.model:
+            raise ConfigError(f'method "{self.method}" needs "model": {needed}')
+
+    def _check_replacements(self) -> None:
+        pairs = self.vocab_replacements
+        if not isinstance(pairs, list | tuple) or not all(map(_is_replacement, pairs)):
             raise ConfigError(
-                'method "ngram_model" needs "model": a file that paceline train ngram wrote'
+                f"vocab_replacements is {pairs!r}; it must be a list of [text of the target, text "
+                "of the draft], the first of which is not empty"
             )
-        check_number(
-            "num_speculative_tokens", self.num_speculative_tokens, 1, MAX_SPECULATIVE_TOKENS
-        )
-        check_number("max_tree_nodes", self.max_tree_nodes, 0, MAX_TREE_NODES)
-        check_number("max_branching", self.max_branching, 1, 16)
-        check_number("min_accept_prob", self.min_accept_prob, 0.0, 1.0, float)
-        check_number("prompt_lookup_min", self.prompt_lookup_min, 1, 32)
-        check_number("prompt_lookup_max", self.prompt_lookup_max, self.prompt_lookup_min, 32)
-        check_number("prompt_lookup_window", self.prompt_lookup_window, 1, 1 << 24)
-        for key, low, high, kind in _SUFFIX_RANGES:
-            check_number(key, getattr(self, key), low, high, kind)
-        check_number("ngram_window", self.ngram_window, 0, 1 << 24)
-        check_number("catch_up_tokens", self.catch_up_tokens, 1, 1 << 20)
-        check_choice("dtype", self.dtype, DTYPES)
+        object.__setattr__(self, "vocab_replacements", tuple(map(tuple, pairs)))
+        if self.use_heterogeneous_vocab and self.method != "draft_model":
+            raise ConfigError(
+                f'use_heterogeneous_vocab is for method "draft_model"; {self.method} has no draft '
+                "of another vocabulary"
+            )
+        if pairs and not self.use_heterogeneous_vocab:
+            raise ConfigError(
+                "vocab_replacements needs use_heterogeneous_vocab: a draft of the target's own "
+                "vocabulary reads its tokens as they are"
+            )
+
+    def _check_self(self) -> None:
+        if self.model is not None:
+            raise ConfigError('method "self" takes no "model": the target itself drafts')
+        if self.draft_layers is None and self.dtype == "auto":
+            raise ConfigError(
+                'method "self" needs "draft_layers", a "dtype" of fewer bits, or both: the whole '
+                "target in its own precision would cost as much as it drafts for"
+            )
+
+    def _check_options(self) -> None:
+        if not isinstance(self.options, Mapping):
+            raise ConfigError(f"options is {self.options!r}; it must be an object")
+        if self.options and self.method in METHODS:
+            raise ConfigError(
+                f"options is for plugins; {self.method} takes its keys beside its method"
+            )
 
     @property
     def needs_constraint(self) -> bool:
@@ -151,7 +177,7 @@ class SpeculativeConfig:
     @property
     def needs_forwards(self) -> bool:
         """It drafts by forwards of a model of its own."""
-        return self.method == "draft_model"
+        return self.method in MODEL_METHODS
 
     @property
     def tree_nodes(self) -> int:
@@ -159,63 +185,10 @@ class SpeculativeConfig:
         return max(self.max_tree_nodes, self.num_speculative_tokens)
 
 
-_DRAFTS = {"grammar": GRAMMAR_DRAFTS, "suffix": SUFFIX_DRAFTS, "ngram_model": NGRAM_DRAFTS}
-_KEY_ALIASES = {"max_tree_depth": "num_speculative_tokens"}
-
-
-def parse_speculative_config(
-    source: str | Mapping[str, Any] | SpeculativeConfig | Sequence[Any] | None,
-) -> tuple[SpeculativeConfig, ...]:
-    """Read a speculative configuration: JSON text, one mapping, or a list of mappings.
-
-    Raises:
-        ConfigError: not JSON, an unknown key (the allowed ones are listed), a key that would
-            loosen acceptance, or a value out of range.
-    """
-    if source is None:
-        return ()
-    if isinstance(source, str):
-        try:
-            source = json.loads(source)
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"the speculative configuration is not JSON: {error}") from error
-    items = [source] if isinstance(source, Mapping | SpeculativeConfig) else source
-    if not isinstance(items, Sequence) or isinstance(items, str):
-        raise ConfigError("the speculative configuration must be an object or a list of objects")
-    return tuple(_parse_one(item) for item in items)
-
-
-def _parse_one(item: object) -> SpeculativeConfig:
-    if isinstance(item, SpeculativeConfig):
-        return item
-    if not isinstance(item, Mapping):
-        raise ConfigError(f"a speculative configuration must be an object, not {item!r}")
-    allowed = [f.name for f in fields(SpeculativeConfig)]
-    values: dict[str, Any] = {}
-    for key, value in item.items():
-        if key in LOOSENING_KEYS:
-            raise ConfigError(
-                f"{key!r} is refused: it would accept tokens that the target did not choose. "
-                "Outputs here are always those of plain decoding"
-            )
-        name = _KEY_ALIASES.get(key, key)
-        if name not in allowed:
-            known = ", ".join([*allowed, *_KEY_ALIASES])
-            raise ConfigError(f"unknown speculative key {key!r}; allowed are {known}")
-        if name in values:
-            raise ConfigError(f"{key!r} is given twice, under two names")
-        values[name] = value
-    if "model" in values:
-        values.setdefault("method", "draft_model")
-    values = _DRAFTS.get(str(values.get("method")), {}) | values
-    _widen_lookup(values)
-    return SpeculativeConfig(**values)
-
-
-def _widen_lookup(values: dict[str, Any]) -> None:
-    """Let one bound of the match length, given alone, move the other's default."""
-    low, high = values.get("prompt_lookup_min"), values.get("prompt_lookup_max")
-    if low is None and isinstance(high, int) and high >= 1:
-        values["prompt_lookup_min"] = min(high, SpeculativeConfig().prompt_lookup_min)
-    elif high is None and isinstance(low, int):
-        values["prompt_lookup_max"] = max(low, SpeculativeConfig().prompt_lookup_max)
+def _is_replacement(pair: object) -> bool:
+    return (
+        isinstance(pair, list | tuple)
+        and len(pair) == 2
+        and all(isinstance(text, str) for text in pair)
+        and bool(pair[0])
+    )

@@ -7,8 +7,9 @@ hold NaN throughout.
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -187,11 +188,25 @@ def check(engine: Engine, jobs: Sequence[Job], truth: Any, script: Any = None) -
     assert_no_leak(engine)
 
 
-@pytest.mark.parametrize("sampling", SAMPLING)
-@pytest.mark.parametrize("proposer", PROPOSERS)
-def test_one_request(proposer: str, sampling: str, truth: Any) -> None:
-    for prompt in prompts()[:2]:
-        check(make(PROPOSERS[proposer]), [Job(prompt, SAMPLING[sampling])], truth)
+def in_turns(*axes: Iterable[Any]) -> list[Any]:
+    """Every combination. Those that take turns on the last axis are quick, the others are slow.
+
+    The quick ones hold every pair of two axes' values if the last axis is the shortest.
+    """
+    found = []
+    for each in itertools.product(*map(enumerate, axes)):
+        places, values = zip(*each, strict=True)
+        is_quick = sum(places) % len(list(axes[-1])) == 0
+        found.append(pytest.param(*values, marks=() if is_quick else pytest.mark.slow))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("proposer", "sampling", "prompt"), in_turns(PROPOSERS, SAMPLING, range(2))
+)
+def test_one_request(proposer: str, sampling: str, prompt: int, truth: Any) -> None:
+    job = Job(prompts()[prompt], SAMPLING[sampling])
+    check(make(PROPOSERS[proposer]), [job], truth)
 
 
 @pytest.mark.parametrize("proposer", PROPOSERS)
@@ -225,9 +240,9 @@ MIXES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("group", range(len(GROUPS)))
-@pytest.mark.parametrize("mix", MIXES)
-@pytest.mark.parametrize("proposer", PROPOSERS)
+@pytest.mark.parametrize(
+    ("proposer", "mix", "group"), in_turns(PROPOSERS, MIXES, range(len(GROUPS)))
+)
 def test_batch_mixes(proposer: str, mix: str, group: int, truth: Any) -> None:
     engine = make(PROPOSERS[proposer], **MIXES[mix])
     check(engine, staggered(group), truth)

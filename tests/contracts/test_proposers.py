@@ -19,6 +19,10 @@ from paceline.request import FinishReason, Request
 from paceline.span import DraftTree
 from tests.proposers.drive import Target, commit, make_request, propose
 from tests.proposers.ngrams import ngram_proposer
+from tests.proposers.parallel_drafts import parallel_drafter
+from tests.proposers.plugins import repeating_plugin
+from tests.proposers.self_drafts import following
+from tests.proposers.vocabularies import far_pair, foreign_drafter
 from tests.toy import EOS, VOCAB, draft_config, lookup_config, suffix_config, toy_runner
 
 TREE = {"max_tree_nodes": 9, "max_branching": 3, "num_speculative_tokens": 5}
@@ -47,9 +51,15 @@ BUILDERS: dict[str, Callable[[], Proposer]] = {
     "suffix in Python": lambda: SuffixProposer(suffix_config(), is_native=False),
     "ngram_model": lambda: ngram_proposer(max_tree_nodes=0, max_branching=1),
     "ngram_model tree": ngram_proposer,
+    "plugin": repeating_plugin,
     "draft_model": draft_model,
     "draft_model tree": lambda: draft_model(**TREE),
     "draft_model behind": lambda: draft_model(catch_up_tokens=6),
+    "other vocabulary": lambda: foreign_drafter(far_pair(), num_speculative_tokens=2),
+    "parallel_draft": parallel_drafter,
+    "parallel_draft tree": lambda: parallel_drafter(**TREE),
+    "self": following,
+    "self tree": lambda: following(**TREE),
 }
 PROMPTS = [[3, 4, 3, 4, 3], [3, 4, 5, 3, 4, 6, 3, 4], [9], [1, 2, 1, 2, 1, 2] * 8, [7, 7, 7]]
 SAMPLING = [{}, {"temperature": 0.8}, {"temperature": 1.2, "top_k": 3, "frequency_penalty": 1.0}]

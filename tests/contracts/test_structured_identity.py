@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from paceline.config import parse_speculative_config
 from paceline.engine.engine import Engine
 from paceline.errors import RequestFailedError
 from paceline.proposers.base import Proposer
 from paceline.proposers.draft_model import DraftModelProposer
 from paceline.proposers.grammar import GrammarProposer
 from paceline.sampling_params import SamplingParams, SpeculativeParams
-from paceline.speculative_config import parse_speculative_config
 from paceline.structured_outputs import StructuredOutputs
 from tests.automaton import Automaton
 from tests.contracts.test_identity import (
@@ -29,6 +29,7 @@ from tests.contracts.test_identity import (
     WARM,
     answers,
     checkers,
+    in_turns,
     prompts,
 )
 from tests.toy import EOS, Job, Result, assert_no_leak, draft_config, run_jobs, toy_engine
@@ -110,12 +111,13 @@ def truth() -> Any:
     return lambda jobs: [answer(job) for job in jobs]
 
 
-@pytest.mark.parametrize("sampling", SAMPLING)
-@pytest.mark.parametrize("proposer", ["lookup_tree", "draft_tree", "random", "grammar"])
-def test_one_request(proposer: str, sampling: str, truth: Any) -> None:
-    jobs = [Job(prompts()[0], shaped(SAMPLING[sampling], seed)) for seed in (1, 4)]
-    for job in jobs:
-        assert answers(run(make(proposer), [job])) == truth([job])
+@pytest.mark.parametrize(
+    ("proposer", "sampling", "seed"),
+    in_turns(["lookup_tree", "draft_tree", "random", "grammar"], SAMPLING, (1, 4)),
+)
+def test_one_request(proposer: str, sampling: str, seed: int, truth: Any) -> None:
+    job = Job(prompts()[0], shaped(SAMPLING[sampling], seed))
+    assert answers(run(make(proposer), [job])) == truth([job])
 
 
 @pytest.mark.parametrize("mix", MIXES)

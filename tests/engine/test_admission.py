@@ -38,7 +38,7 @@ def test_a_long_prompt_holds_nobody_up() -> None:
 def best(work: Callable[[], None]) -> float:
     times = []
     for _ in range(7):
-        began = time.process_time()
+        began = time.perf_counter()
         work()
-        times.append(time.process_time() - began)
+        times.append(time.perf_counter() - began)
     return min(times)

@@ -7,12 +7,15 @@ import pytest
 from paceline.engine.drafting import MAX_FAILURES, Drafting
 from paceline.engine.scheduler import Scheduled, step_shape
 from paceline.metrics import EngineStats
+from paceline.objective import Objective
+from paceline.policy.cost_aware import CostAwarePlanner
+from paceline.policy.drafting_cost import DraftingCost, DraftTime
 from paceline.policy.planner import FixedPlanner
 from paceline.request import Request
 from paceline.sampling_params import SamplingParams
 from paceline.span import DraftTree
 from tests.engine.test_faults import Scripted
-from tests.toy import VOCAB
+from tests.toy import VOCAB, toy_engine
 
 
 def request(index: int) -> Request:
@@ -65,3 +68,30 @@ def test_who_was_switched_off_does_not_come_back_until_all_are_replaced() -> Non
     drafting.replace([other])
     drafting.join(Scripted(broken))
     assert len(drafting.proposers) == 2
+
+
+def test_who_joins_is_asked_although_nobody_else_is_worth_it() -> None:
+    """As with a grammar, whose drafts may be sure while those of the others were never right."""
+    engine = toy_engine([Scripted(lambda request: DraftTree.chain([1], [0.0], "scripted"))])
+    costs = DraftingCost({"scripted": DraftTime(1.0)})  # too much to be probed at once
+    planner = CostAwarePlanner(engine.cost, Objective(), costs)
+    drafting = Drafting(engine.drafting.proposers, planner, VOCAB, EngineStats)
+    asking, seen = planner._asking, list[int]()
+    accounts = asking._accounts
+    accounts.settle(("scripted", 0), None, -100.0)
+
+    def sure(request: Request) -> DraftTree:
+        seen.append(request.request_id)
+        return DraftTree.chain([7], [1.0], "sure")
+
+    joining = Scripted(sure)
+    joining.name = "sure"
+    assert not asking.is_anyone_worth_asking([request(0)])
+    drafting.join(joining)
+    assert asking.is_anyone_worth_asking([request(0)])
+    assert asking._accounts is accounts, "what was learnt of the others stays"
+    items = [Scheduled(request(0), 1)]
+    drafting.propose(items, step_shape(items), node_budget=10)
+    assert seen == [0]
+    drafting.replace([joining])
+    assert asking._accounts is not accounts

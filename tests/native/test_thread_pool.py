@@ -55,12 +55,16 @@ def test_resizing() -> None:
 
 
 def test_idle_workers_use_no_cpu() -> None:
+    """Three that went on spinning would use one processor at least."""
     native.set_threads(4)
     native.pool_stress(5, 2)
     time.sleep(0.02)
-    before = time.process_time()
-    time.sleep(0.4)
-    assert time.process_time() - before < 0.04
+    shares = []
+    while len(shares) < 3 and min(shares, default=1.0) >= 0.1:
+        before, began = time.process_time(), time.monotonic()
+        time.sleep(0.4)
+        shares.append((time.process_time() - before) / (time.monotonic() - began))
+    assert min(shares) < 0.1
 
 
 def test_callers_take_turns() -> None:

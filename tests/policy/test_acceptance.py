@@ -92,6 +92,28 @@ def test_merged_and_pruned_drafts_teach_their_origins() -> None:
     assert after[1] < before[1]
 
 
+def test_every_proposer_that_named_a_node_learns_from_it() -> None:
+    calibration = Calibration()
+    trees = [chain([0.5, 0.5], "a"), chain([0.4], "b"), DraftTree.chain([5], [0.6], "c")]
+    before = [calibration.estimate(0, origin, 1, 0.5) for origin in "abc"]
+    for tree in trees:
+        calibration.calibrate(0, tree)
+    tree = merge(trees)
+    calibration.pool([tree])
+    assert sum(map(len, tree.claims)) == 4
+    assert len(tree) == 3
+    calibration.observe(0, verified(tree, [0, 1], [0, MISS]))
+    after = [calibration.estimate(0, origin, 1, 0.5) for origin in "abc"]
+    signs = [(b > a) - (b < a) for a, b in zip(before, after, strict=True)]
+    assert signs == [-1 if after[0] < before[0] else 1, 1, -1]
+    # By its own estimates, as if it had been alone: one node right, one wrong.
+    alone = Calibration()
+    own = chain([0.5, 0.5], "a")
+    alone.calibrate(0, own)
+    alone.observe(0, verified(own, [0, 1], [0, MISS]))
+    assert after[0] == pytest.approx(alone.estimate(0, "a", 1, 0.5))
+
+
 # Estimates
 
 

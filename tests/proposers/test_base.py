@@ -59,10 +59,47 @@ def test_nothing_merges_to_nothing() -> None:
 
 def test_agreement_raises_the_probability() -> None:
     merged = merge([DraftTree.chain([1], [0.5], "a"), DraftTree.chain([1], [0.6], "b")])
-    assert merged.accept_probs == pytest.approx([0.8])
+    assert merged.accept_probs == pytest.approx([2.5 / 3.5])  # the odds are 1 and 1.5
     assert merged.origins == ["b"]  # the surer one
 
 
 def test_disagreement_shares_what_there_is() -> None:
     merged = merge([DraftTree.chain([1], [0.9], "a"), DraftTree.chain([2], [0.9], "b")])
-    assert merged.accept_probs == pytest.approx([0.5, 0.5])
+    assert merged.accept_probs == pytest.approx([9 / 19, 9 / 19])
+
+
+def test_a_proposer_alone_keeps_its_estimates() -> None:
+    tree = DraftTree([1, 2, 3], [ROOT, ROOT, 0], [0.5, 0.3, 0.8], ["a"] * 3)
+    other = DraftTree.chain([1, 3, 4], [0.0, 0.0, 1.0], "b")
+    merged = merge([tree, other])
+    assert merged.accept_probs[:3] == pytest.approx([0.5, 0.3, 0.8])
+    assert merged.accept_probs[3] == pytest.approx(1.0, abs=0.002)
+
+
+# What is remembered
+
+
+@given(st.lists(draft_trees(), min_size=2, max_size=4))
+def test_every_proposer_that_named_a_node_is_remembered(trees: list[DraftTree]) -> None:
+    said = {}
+    for number, tree in enumerate(trees):
+        tree.evidence = [100 * number + node for node in range(len(tree))]
+        for path, key, prob in zip(paths(tree), tree.evidence, tree.accept_probs, strict=True):
+            said.setdefault(path, []).append((key, prob))
+    merged = merge(trees)
+    if not merged.claims:  # of one tree at most
+        assert sum(map(bool, map(len, trees))) <= 1
+        return
+    claimed = [[claim[:2] for claim in claims] for claims in merged.claims]
+    assert dict(zip(paths(merged), claimed, strict=True)) == said
+    for claims, key in zip(claimed, merged.evidence, strict=True):
+        assert dict(claims)[key] == max(prob for _, prob in claims)
+    kept = [node for node, parent in enumerate(merged.parents) if parent == ROOT]
+    assert merged.select(kept).claims == [merged.claims[node] for node in kept]
+
+
+def test_nothing_is_remembered_of_estimates_that_nobody_calibrated() -> None:
+    calibrated, other = DraftTree.chain([1], [0.5], "a"), DraftTree.chain([1], [0.5], "b")
+    calibrated.evidence = [7]
+    merged = merge([calibrated, other])
+    assert (merged.evidence, merged.claims) == ([], [])

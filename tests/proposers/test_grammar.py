@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.proposers.grammar import CERTAIN, NAME, GrammarProposer
 from paceline.request import Request
 from paceline.span import DraftTree
-from paceline.speculative_config import SpeculativeConfig, parse_speculative_config
 from tests.automaton import Automaton
 from tests.proposers.drive import commit, make_request, propose
 

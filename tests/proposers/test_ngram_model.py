@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.errors import ConfigError
 from paceline.models.ops.native import native_module, why_not_native
-from paceline.proposers import TargetInfo, build_proposers
+from paceline.proposers import build_proposers
+from paceline.proposers.base import TargetInfo
 from paceline.proposers.ngram_model import NgramModelProposer
 from paceline.proposers.ngram_model.file import write_tables
 from paceline.proposers.ngram_model.lookup import MAX_OCCURRENCES, NgramLookup, TextCache

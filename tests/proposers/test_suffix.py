@@ -245,16 +245,16 @@ def fibonacci_word(length: int) -> list[int]:
 )
 @pytest.mark.parametrize("is_native", IMPLEMENTATIONS)
 def test_a_long_context_takes_no_longer(is_native: bool, tokens: list[int]) -> None:
-    """In processor time of this thread; the bounds are generous, and far below quadratic times."""
+    """The bounds are generous, and far below quadratic times."""
     proposer, request = suffix(is_native), make_request(1, tokens)
-    began = time.thread_time()
+    began = time.perf_counter()
     propose(proposer, request)
-    first = time.thread_time() - began
+    first = time.perf_counter() - began
     steps = []
     for token in tokens[:50]:
         request.token_ids.append(token)
-        began = time.thread_time()
+        began = time.perf_counter()
         propose(proposer, request)
-        steps.append(time.thread_time() - began)
-    assert first < (0.5 if is_native else 5.0)
+        steps.append(time.perf_counter() - began)
+    assert first < (1.0 if is_native else 15.0)
     assert min(steps) < (1e-4 if is_native else 5e-3)

@@ -138,16 +138,16 @@ HOSTILE: dict[str, dict[str, Any]] = {
 
 
 def use(compiler: GrammarCompiler, options: dict[str, Any]) -> tuple[str, float]:
-    """Why a specification was refused, if it was, and the seconds of its slowest mask."""
+    """Why a specification was refused, if it was, and the processor time of its slowest mask."""
     slowest = 0.0
     try:
         (constraint,) = compiler.constraints(StructuredOutputs(**options), 1)
     except RequestError as error:
         return str(error), slowest
     for _ in range(10):
-        before = time.perf_counter()
+        before = time.process_time()
         mask = int.from_bytes(constraint.mask(()), "little")
-        slowest = max(slowest, time.perf_counter() - before)
+        slowest = max(slowest, time.process_time() - before)
         token = (mask & -mask).bit_length() - 1
         if token <= 0:
             break
@@ -187,7 +187,7 @@ def test_a_trial_that_did_not_end_says_nothing_of_the_next(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good = StructuredOutputs(regex="d{12}")
-    killer = threading.Timer(0.05, worker(compiler).kill)
+    killer = threading.Timer(0.3, worker(compiler).kill)
     worker(compiler).send_signal(signal.SIGSTOP)
     killer.start()
     with pytest.raises(RequestError, match="its process ended"):
@@ -197,7 +197,7 @@ def test_a_trial_that_did_not_end_says_nothing_of_the_next(
         with pytest.raises(RequestError, match="longer than"):
             compiler.constraints(good, 1)
     with monkeypatch.context() as slow:
-        slow.setattr(grammar, "MASK_SECONDS", 0.0)
+        slow.setattr(grammar, "MASK_SECONDS", -1.0)  # a coarse clock may say that it took none
         with pytest.raises(RequestError, match="too long"):
             compiler.constraints(good, 1)
     assert compiler.constraints(good, 1)

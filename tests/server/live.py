@@ -33,6 +33,10 @@ class Server:
         async with client_of(self.app) as http:
             return await http.get(path)
 
+    async def post(self, path: str) -> httpx.Response:
+        async with client_of(self.app) as http:
+            return await http.post(path)
+
     def signal(self, number: int) -> None:
         assert self.client._link is not None
         assert self.client._link.pid is not None

@@ -16,6 +16,12 @@ from tests.server.test_serve import KEY, started
 
 NAME = "embedded"
 LOOKUP = {"method": "prompt_lookup", "num_speculative_tokens": 4, "min_accept_prob": 0.0}
+SUFFIX = {
+    "method": "suffix",
+    "num_speculative_tokens": 4,
+    "max_tree_nodes": 6,
+    "min_accept_prob": 0.0,
+}
 DRAFT = {
     "method": "draft_model",
     "model": embedded_model("draft"),
@@ -24,7 +30,7 @@ DRAFT = {
     "max_tree_nodes": 4,
     "min_accept_prob": 0.0,
 }
-SPECULATION = ("--speculative-config", json.dumps([LOOKUP, DRAFT]))
+SPECULATION = ("--speculative-config", json.dumps([LOOKUP, SUFFIX, DRAFT]))
 LIMITS = ("--max-model-len", "512", "--max-num-seqs", "16", "--kv-cache-memory", "64M")
 
 __all__ = ["KEY", "LIMITS", "NAME", "SPECULATION", "chat_model", "served"]

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,7 @@ async def kill(client: EngineClient) -> None:
         os.kill(pid_of(client), signal.SIGKILL)
         with pytest.raises(EngineDeadError, match="died"):
             [piece async for piece in pieces]
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 10
 
 
 def test_a_killed_engine_fails_its_prompts_and_is_replaced() -> None:
@@ -227,12 +227,11 @@ def test_the_engine_ends_with_its_parent(tmp_path: Path) -> None:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
         parent.kill()
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{child}/stat").exists() and time.monotonic() < deadline:
-        if Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-            return
-        time.sleep(0.02)
-    assert not Path(f"/proc/{child}").exists()
+    deadline = time.monotonic() + 60
+    with suppress(FileNotFoundError, ProcessLookupError):  # it is gone
+        while Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
 
 def test_the_http_process_knows_no_torch() -> None:

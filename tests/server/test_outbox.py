@@ -167,7 +167,7 @@ def test_its_thread_sends_what_no_step_does() -> None:
     outbox.start()
     outbox.put([piece(0)])
     outbox.put([piece(1)])
-    assert arrived.wait(5)
+    assert arrived.wait(30)
 
 
 def test_an_answer_through_the_engine_comes_in_fewer_pieces() -> None:

@@ -17,9 +17,9 @@ from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError, TraceError
 from paceline.llm import LLM, embedded_model
 from paceline.policy.prices import FREE, Prices
-from paceline.proposers import TargetInfo, load_draft
-from paceline.proposers.base import DraftBudget, Proposer
+from paceline.proposers.base import DraftBudget, Proposer, TargetInfo
 from paceline.proposers.draft_model import DraftModelProposer
+from paceline.proposers.draft_model.loading import load_draft
 from paceline.request import Request, VerifyResult
 from paceline.runtime.model_runner import ModelRunner
 from paceline.sampling_params import SamplingParams
@@ -405,7 +405,7 @@ def test_drafts_of_the_embedded_pair(
     assert done[-1] == sum(len(trace.output_token_ids) for trace in traces)
     (path,) = (tmp_path / "drafts").iterdir()
 
-    real = DraftModelProposer(CONFIG, load_draft(CONFIG, target, target.kv_bytes))
+    real = DraftModelProposer(CONFIG, load_draft(CONFIG, target))
     if not real._runner.decoder.ops.identity:
         pytest.skip("this backend's logits depend on what shares the forward")
     cached = replaying(CONFIG, drafts, traces)

@@ -22,11 +22,11 @@ from paceline.workbench.simulate_setup import record_all
 from paceline.workbench.traces import Trace
 from paceline.workbench.tune import BEST_FIXED, SpeedUp, Tuning, speedup, tune, wanted_configs
 from paceline.workbench.tune_candidates import (
-    LOOKUP,
+    SUFFIX,
     Candidate,
     draft_candidates,
     joint_candidates,
-    lookup_candidates,
+    suffix_candidates,
     widest,
 )
 from paceline.workbench.tune_plot import plot_tuning
@@ -70,22 +70,22 @@ def novel(count: int) -> list[Trace]:
 
 
 def test_no_candidate_drafts_beyond_its_budget() -> None:
-    found = lookup_candidates(BOTH) + draft_candidates("toy", "toy", BOTH)
+    found = suffix_candidates(BOTH) + draft_candidates("toy", "toy", BOTH)
     found += joint_candidates(dict.fromkeys(found, 1.0), "toy", BOTH)
     for each in found:
         assert max(config.tree_nodes for config in each.configs) == each.nodes
         assert len(each.who) == len(each.configs)
-    assert {each.family for each in found} == {LOOKUP, "toy", f"{LOOKUP} + toy"}
+    assert {each.family for each in found} == {SUFFIX, "toy", f"{SUFFIX} + toy"}
     assert len(set(found)) == len(found)
 
 
 def test_the_best_of_each_proposer_are_tried_together() -> None:
-    singles = lookup_candidates(("fixed",)) + draft_candidates("toy", "toy", ("fixed",))
+    singles = suffix_candidates(("fixed",)) + draft_candidates("toy", "toy", ("fixed",))
     scores = {each: random.Random(str(each)).random() for each in singles}
     pairs = {each.configs for each in joint_candidates(scores, "toy", ("fixed",))}
     best = [
         max((c for c in singles if c.family == family), key=scores.__getitem__).configs[0]
-        for family in (LOOKUP, "toy")
+        for family in (SUFFIX, "toy")
     ]
     assert tuple(best) in pairs
     assert joint_candidates({singles[0]: 1.0}, "toy", BOTH) == []
@@ -124,7 +124,7 @@ def known() -> Simulator:
 def lengths(count: int) -> list[Candidate]:
     """Even lengths in one group, odd ones in another."""
     return [
-        Candidate((LOOKUP,), 1 + n % 2, (SpeculativeConfig(num_speculative_tokens=n),), "fixed")
+        Candidate((SUFFIX,), 1 + n % 2, (SpeculativeConfig(num_speculative_tokens=n),), "fixed")
         for n in range(1, count + 1)
     ]
 
@@ -185,7 +185,7 @@ def test_a_part_of_the_traces_has_its_own_drafts() -> None:
 @pytest.fixture(scope="module")
 def small_grid() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tune_candidates, "LOOKUP_NODES", (1, 2, 4, 8))
+        patch.setattr(tune_candidates, "SUFFIX_NODES", (1, 2, 4, 8))
         patch.setattr(tune_candidates, "DRAFT_NODES", (1, 2, 8))
         yield
 
@@ -195,10 +195,10 @@ def repeated(small_grid: None) -> Tuning:
     return tune(simulator(repetitive(1, 5)), {}, BOTH, FOREVER)
 
 
-def test_where_text_repeats_lookup_pays(repeated: Tuning) -> None:
+def test_where_text_repeats_suffix_pays(repeated: Tuning) -> None:
     best = repeated.best
     assert best is not None
-    assert best is repeated.rows[0] is repeated.best_of(LOOKUP)
+    assert best is repeated.rows[0] is repeated.best_of(SUFFIX)
     assert best.speedup.low > 1.01
     values = [row.speedup.value for row in repeated.rows]
     assert values == sorted(values, reverse=True)

@@ -15,13 +15,14 @@ from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
 from paceline.models.ops.base import Ops
 from paceline.models.ops.resolve import resolve_dtype, resolve_ops
+from paceline.models.pruned_head import check_whole_head
 from paceline.policy.choice import choose_nodes
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_aware import CostAwarePlanner
 from paceline.policy.cost_table import CostTable
 from paceline.policy.planner import FixedPlanner, Planner
-from paceline.proposers import TargetInfo, build_proposers
-from paceline.proposers.base import Proposer
+from paceline.proposers import build_proposers
+from paceline.proposers.base import Proposer, TargetInfo
 from paceline.runtime.kv_cache import (
     DEFAULT_MEMORY_SHARE,
     KVCache,
@@ -63,7 +64,9 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Engine
 
     Raises:
         ConfigError: ``max_model_len`` is beyond what the model was made for.
+        UnsupportedModelError: the model's head has not every token.
     """
+    check_whole_head(checkpoint.name, checkpoint.config)
     limit = checkpoint.config.max_position
     wanted = config.max_model_len or limit
     if wanted > limit:
@@ -122,6 +125,7 @@ def build_engine(
     count = min(most, (budget - drafts) // bytes_per_block(shape, config.kv_cache_dtype))
     memory = ops.kv_memory(shape, max(0, count), config.kv_cache_dtype)
     kv = KVCache(memory, config.enable_prefix_caching)
+    runner = ModelRunner(decoder, kv)
     tokenizer = checkpoint.tokenizer
     target = TargetInfo(
         vocab_size=shape.vocab_size,
@@ -131,6 +135,10 @@ def build_engine(
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,
         kv_bytes=budget - count * bytes_per_block(shape, config.kv_cache_dtype),
+        runner=runner,
+        tokenizer=tokenizer,
+        checkpoint=checkpoint,
+        dtype=config.dtype,
     )
     proposers = build_proposers(config.speculative, target, strict=config.strict)
     table = None
@@ -138,7 +146,6 @@ def build_engine(
         table = find_table(checkpoint.name, shape, ops, config.dtype, config.kv_cache_dtype)
     cost = CostModel(table)
     planner = _planner(config, cost)
-    runner = ModelRunner(decoder, kv)
     engine = Engine(runner, config, proposers, shape.eos_token_ids, planner, cost)
     return BuiltEngine(engine, checkpoint, config, target, ops.name, ops.identity)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -32,7 +32,7 @@ NOTHING = DraftLimits(0, 0)
 class _Entry:
     proposer: Proposer
     source: Source
-    failures: int = 0
+    failures: dict[str, int] = field(default_factory=dict)  # in a row, by what was asked of it
 
     @property
     def config(self) -> SpeculativeConfig:
@@ -74,8 +74,7 @@ class Drafting:
         free_first = sorted(proposers, key=lambda proposer: proposer.costs_forwards)
         self._entries = [_Entry(proposer, _source(proposer)) for proposer in free_first]
         self._off.clear()
-        self._guarded(self.planner.set_sources, [entry.source for entry in self._entries])
-        self._widest.clear()
+        self._tell_planner()
 
     def join(self, proposer: Proposer) -> None:
         """Let one more proposer draft, asked before the others; what was learnt of them stays.
@@ -85,6 +84,10 @@ class Drafting:
         if proposer.name in self._off:
             return
         self._entries.insert(0, _Entry(proposer, _source(proposer)))
+        self._tell_planner()
+
+    def _tell_planner(self) -> None:
+        self._guarded(self.planner.set_sources, [entry.source for entry in self._entries])
         self._widest.clear()
 
     @property
@@ -236,9 +239,9 @@ class Drafting:
                     if requests[index].constraint is not None and not entry.config.needs_constraint:
                         trees[index] = _legal(requests[index], tree)
         except Exception as error:
-            self._failed(entry, requests, error)
+            self._failed(entry, "propose", requests, error)
             return [DraftTree() for _ in requests]
-        entry.failures = 0
+        entry.failures.pop("propose", None)
         return trees
 
     def _clamp(self, entry: _Entry, tree: DraftTree) -> None:
@@ -264,8 +267,9 @@ class Drafting:
         for entry in list(self._entries):
             try:
                 entry.proposer.observe(request, result)
+                entry.failures.pop("observe", None)
             except Exception as error:
-                self._failed(entry, [request], error)
+                self._failed(entry, "observe", [request], error)
 
     def end(
         self,
@@ -310,11 +314,14 @@ class Drafting:
         for entry in list(self._entries):
             try:
                 entry.proposer.finish(request)
+                entry.failures.pop("finish", None)
             except Exception as error:
-                self._failed(entry, [], error)
+                self._failed(entry, "finish", [], error)
 
-    def _failed(self, entry: _Entry, requests: Sequence[Request], error: Exception) -> None:
-        entry.failures += 1
+    def _failed(
+        self, entry: _Entry, call: str, requests: Sequence[Request], error: Exception
+    ) -> None:
+        failures = entry.failures[call] = entry.failures.get(call, 0) + 1
         self._stats().num_proposer_failures += 1
         name = entry.proposer.name
         log.warning("proposer %s failed; the step goes on without its draft: %r", name, error)
@@ -323,7 +330,7 @@ class Drafting:
                 entry.proposer.finish(request)
             except Exception as again:
                 log.warning("proposer %s failed to forget a request: %r", name, again)
-        if entry.failures >= MAX_FAILURES and entry in self._entries:
+        if failures >= MAX_FAILURES and entry in self._entries:
             self._entries.remove(entry)
             self._off.add(name)
             self._past_forwards += _forwards(entry.proposer)
@@ -338,7 +345,8 @@ def _warn(error: Exception) -> None:
 def _source(proposer: Proposer) -> Source:
     lag = getattr(proposer, "lag", lambda request: 0)
     applies = partial(_wants, config=proposer.config)
-    return Source(proposer.name, proposer.costs_forwards, lag, applies)
+    costs_levels = getattr(proposer, "costs_levels", True)
+    return Source(proposer.name, proposer.costs_forwards, lag, applies, costs_levels)
 
 
 def _forwards(proposer: Proposer) -> int:

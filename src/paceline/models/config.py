@@ -6,7 +6,7 @@ metadata of a GGUF file go the same way.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +63,21 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = "float32"  # the checkpoint's own
+    mask_token_id: int | None = None  # what a parallel draft reads in place of unknown tokens
+    draft_vocab_size: int = 0  # rows of a draft's head that has not every token; 0: it has
+
+    @property
+    def num_logits(self) -> int:
+        """Rows of the head, and columns of the logits."""
+        return self.draft_vocab_size or self.vocab_size
 
     @property
     def scale(self) -> float:
         return self.attention_scale or self.head_dim**-0.5
+
+    def first_layers(self, count: int) -> ModelConfig:
+        """The shape of this model's first layers by themselves."""
+        return replace(self, num_layers=count, sliding_layers=self.sliding_layers[:count])
 
     def is_sliding(self, layer: int) -> bool:
         if not self.sliding_window:

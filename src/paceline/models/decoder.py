@@ -6,7 +6,8 @@ arithmetic is the backend's (:mod:`paceline.models.ops`), all bookkeeping is the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -28,6 +29,9 @@ class Decoder:
         ops: the device backend, which also decides the arithmetic's precision.
         max_len: positions for which rotary tables are built; fixes length-dependent scaling.
 
+    Attributes:
+        pruned_head: which token each column of the logits is; None where column i is token i.
+
     Raises:
         ModelLoadError: a tensor is missing or has another shape than the configuration says.
     """
@@ -40,12 +44,26 @@ class Decoder:
         self.max_len = max_len
         reader = WeightReader(tensors, config, ops)
         self.embedding, self.head = reader.ends()
+        self.pruned_head = reader.pruned_head()
         self.layers = [reader.layer(i) for i in range(config.num_layers)]
         self.norm = reader.norm("model.norm.weight", config.hidden_size)
         reader.log_rounding()
         give_back_freed()
         self.rope = self._tables(config.rope)
         self.local_rope = self._tables(config.local_rope) if config.local_rope else self.rope
+
+    def with_layers(self, layers: Sequence[Layer], ops: Ops) -> Decoder:
+        """A decoder of other layers, at most as many, between the same embedding and head.
+
+        Nothing is copied: it shares these, the norm and the rotary tables.
+
+        Args:
+            ops: the backend that packed ``layers``, of this one's kind.
+        """
+        other = copy.copy(self)
+        other.config = self.config.first_layers(len(layers))
+        other.layers, other.ops = list(layers), ops
+        return other
 
     def _tables(self, rope: RopeConfig) -> tuple[Tensor, Tensor]:
         cos, sin = rope_tables(rope, self.config.head_dim, self.max_len)
@@ -107,7 +125,7 @@ class Decoder:
         return branch if m == 1.0 else branch * m
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """``[rows, hidden_size]`` (rows padded like the batch) to ``[rows, vocab]`` float32."""
+        """``[rows, hidden_size]`` (padded like the batch) to ``[rows, num_logits]`` float32."""
         c = self.config
         logits = self._rows.linear(hidden, self.head)
         if c.logits_divisor != 1.0:

@@ -46,12 +46,13 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
     window, sliding = _sliding(fields, family, sizes["num_layers"])
     dtype = _dtype(fields)
     bos = fields.token_ids("bos_token_id", sizes["vocab_size"])
+    tied = fields.flag("tie_word_embeddings")
     return ModelConfig(
         architecture=name,
         **sizes,
         norm_eps=fields.number("rms_norm_eps", 1e-12, 0.1),
         activation=_activation(fields),
-        tie_embeddings=fields.flag("tie_word_embeddings"),
+        tie_embeddings=tied,
         rope=rope,
         local_rope=local if window and local != rope else None,
         sliding_window=window,
@@ -59,6 +60,8 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=fields.token_ids("eos_token_id", sizes["vocab_size"]),
         dtype=dtype,
+        mask_token_id=_mask_token(fields, sizes["vocab_size"]),
+        draft_vocab_size=_draft_vocab_size(fields, sizes["vocab_size"], tied),
         **_traits(fields, family, sizes["hidden_size"], dtype),
     )
 
@@ -126,6 +129,26 @@ def _sizes(fields: Fields) -> dict[str, Any]:
         "head_dim": head_dim,
         "max_position": fields.integer("max_position_embeddings", 1, 1 << 27),
     }
+
+
+def _mask_token(fields: Fields, vocab_size: int) -> int | None:
+    """What a parallel draft reads for tokens that it does not know; None for other models."""
+    names = ("pard_token", "ptd_token_id")
+    ids = [token for name in names for token in fields.token_ids(name, vocab_size)]
+    return ids[0] if ids else None
+
+
+def _draft_vocab_size(fields: Fields, vocab_size: int, tied: bool) -> int:
+    """Rows of a pruned head; 0 where the head has every token, said or not."""
+    rows = fields.integer("draft_vocab_size", 1, vocab_size, vocab_size)
+    if rows == vocab_size:
+        return 0
+    if tied:
+        raise ModelLoadError(
+            f"the model configuration says draft_vocab_size = {rows} and tie_word_embeddings; a "
+            "head that has not every token is a matrix of its own"
+        )
+    return rows
 
 
 def _activation(fields: Fields) -> str:

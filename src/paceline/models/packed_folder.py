@@ -4,7 +4,8 @@ Owns the format: a Hugging Face folder (configuration, tokenizer) whose safetens
 ``{"format": "paceline-packed", "version": "1", "dtype": ...}`` and hold, per linear of the decoder,
 ``NAME.data``, ``NAME.scale`` (8 bits) and ``NAME.bias`` (where it has one) as
 :class:`~paceline.models.ops.base.PackedLinear` describes them, with stacked linears under their
-fused names, and the norms under their own names as float32. Knows no arithmetic.
+fused names, the norms under their own names as float32, and ``d2t`` of a pruned head
+(:mod:`paceline.models.pruned_head`) as it is. Knows no arithmetic.
 
 A file is not trusted: versions, names, types and sizes are checked when it is opened and adopted.
 Values are not, because that would read every page. 8-bit weights are -127..127; with a -128 the
@@ -27,6 +28,7 @@ from paceline.config import PACKED_DTYPES
 from paceline.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from paceline.models.hf_config import config_from_hf
 from paceline.models.ops.base import PackedLinear, Tensor
+from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
 from paceline.models.safetensors_files import INDEX_FILE
 from paceline.models.weights import EMBEDDING, HEAD, WeightReader
 
@@ -109,6 +111,7 @@ def write_packed(
     shards = _Shards(folder, PackedFormat(packer.dtype, scale_groups))
     reader = _RecordingReader(checkpoint, packer)
     reader.ends()
+    reader.pruned_head()
     for index in range(checkpoint.config.num_layers):
         reader.layer(index)
         shards.add(reader.take_recorded())
@@ -151,6 +154,12 @@ class _RecordingReader(WeightReader):
     def norm(self, name: str, size: int) -> Tensor:
         self._recorded[name] = self.take(name, size).float().numpy()
         return super().norm(name, size)
+
+    def pruned_head(self) -> PrunedHead | None:
+        head = super().pruned_head()
+        if head is not None:
+            self._recorded[HEAD_TOKENS] = head.offsets.numpy()
+        return head
 
     def linear(self, names: list[str], fused: str, outs: list[int], width: int, bias: bool) -> Any:
         return self._record(fused, super().linear(names, fused, outs, width, bias))

@@ -25,6 +25,7 @@ from paceline.models.tokenizer_files import (
 
 LONG_TEXT = 256
 """Characters from which on encoding a text is worth letting other threads of Python run."""
+_KIND = re.compile(r'"type":\s*"(\w+)"')
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -59,6 +60,7 @@ class Tokenizer:
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         self._has_byte_fallback = _has_byte_fallback(backend)
         self.bos_token_id = self._id_of_role("bos_token")
+        self.unk_token_id = self._id_of_role("unk_token")
         eos = self._id_of_role("eos_token")
         default = () if eos is None else (eos,)
         self.eos_token_ids = default if eos_token_ids is None else tuple(eos_token_ids)
@@ -152,6 +154,18 @@ class Tokenizer:
     def _backend_adds_bos(self) -> bool:
         return self._backend.encode("", add_special_tokens=True).ids[:1] == [self.bos_token_id]
 
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Token ids without any added around them, and the characters that each stands for.
+
+        Raises:
+            RequestError: as :meth:`encode`.
+        """
+        try:
+            found = self._backend.encode(text, add_special_tokens=False)
+        except (TypeError, UnicodeEncodeError) as error:
+            raise RequestError(f"the text cannot be encoded: {error}") from error
+        return found.ids, found.offsets
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of ``ids``; bytes that are no UTF-8 become U+FFFD, unknown ids nothing."""
         # The backend would skip by spelling, and miss tokens that its normaliser spells otherwise.
@@ -177,6 +191,12 @@ class Tokenizer:
             return None
         match = _BYTE_TOKEN.fullmatch(self.id_to_token(token_id) or "")
         return int(match[1], 16) if match else None
+
+    @property
+    def decoder_kinds(self) -> set[str]:
+        """Names of the steps by which tokens become text, as ``tokenizer.json`` has them."""
+        decoder = self._backend.decoder
+        return set() if decoder is None else set(_KIND.findall(decoder.__getstate__().decode()))
 
     @property
     def has_chat_template(self) -> bool:

@@ -20,6 +20,7 @@ import torch
 from paceline.errors import ModelLoadError
 from paceline.models.config import ModelConfig
 from paceline.models.ops.base import PackedLinear, PackedOps, Tensor, WeightOps
+from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
 from paceline.models.stored import StoredTensors
 
 log = logging.getLogger(__name__)
@@ -111,20 +112,27 @@ class WeightReader:
     def ends(self) -> tuple[Any, Any]:
         """The embedding and the head; they may be one object where they are tied."""
         c, ops = self._config, self._ops
-        size = c.vocab_size, c.hidden_size
+        size, rows = (c.vocab_size, c.hidden_size), (c.num_logits, c.hidden_size)
         if _is_packed(self._tensors, EMBEDDING):
             embedding = self._adopted(EMBEDDING, *size, bias=False)
-            return embedding, embedding if c.tie_embeddings else self._adopted(HEAD, *size, False)
+            return embedding, embedding if c.tie_embeddings else self._adopted(HEAD, *rows, False)
         if isinstance(ops, PackedOps) and isinstance(self._tensors, StoredTensors):
             embedding = self._packed_by_rows(ops, EMBEDDING, *size)
             if c.tie_embeddings:
                 return embedding, embedding
-            return embedding, self._packed_by_rows(ops, HEAD, *size)
+            return embedding, self._packed_by_rows(ops, HEAD, *rows)
         table = self.take(EMBEDDING + ".weight", *size)
         embedding = ops.pack_embedding(table)
         if c.tie_embeddings:
             return embedding, ops.pack_head(table, embedding)
-        return embedding, ops.pack_head(self.take(HEAD + ".weight", *size), None)
+        return embedding, ops.pack_head(self.take(HEAD + ".weight", *rows), None)
+
+    def pruned_head(self) -> PrunedHead | None:
+        """Which tokens the head has; None where it has all."""
+        c = self._config
+        if not c.draft_vocab_size:
+            return None
+        return PrunedHead.of(self.take(HEAD_TOKENS, c.draft_vocab_size), c.vocab_size)
 
     def _packed_by_rows(self, ops: PackedOps, name: str, *size: int) -> Any:
         """Embedding or head, which are large, without unpacking them as a whole."""

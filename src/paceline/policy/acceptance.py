@@ -4,7 +4,8 @@ A proposer's own estimate was fitted to other text and other models. Here the lo
 those of its estimate by a prior, taken times a slope, plus an offset, plus a correction. Slope and
 offset are of the request and the proposer and follow its text within some tokens; the correction is
 of the node's cell (:mod:`paceline.policy.evidence`), which all requests share, and moves slowly.
-All of them descend the gradient of the log-loss.
+All of them descend the gradient of the log-loss. What several proposers say of a node of a merged
+tree is pooled (:mod:`paceline.policy.pooling`); each learns from every node that it named.
 
 Labels are censored: which token the target chose is known after nodes of the accepted path alone,
 so exactly the children of those are labelled. Knows no proposer, no model and no cost.
@@ -25,6 +26,7 @@ from paceline.policy.evidence import (
     origin_of,
     rows_of,
 )
+from paceline.policy.pooling import Pooling, limit_siblings
 from paceline.request import VerifyResult
 from paceline.span import ROOT, DraftTree
 
@@ -65,6 +67,7 @@ class Calibration:
         self._corrections: list[float] = []  # by cell
         self._logits: list[float] = []  # by cell
         self._fits: dict[int, list[_Fit]] = {}  # by request, then origin's number
+        self._pooling = Pooling()
 
     def calibrate(self, request_id: int, tree: DraftTree) -> None:
         """Replace a tree's estimates in place, and fill in its evidence.
@@ -102,28 +105,42 @@ class Calibration:
         cell, logit = row[int(prob * STEPS)]
         return 1.0 / (1.0 + exp(-fit.slope * logit - fit.offset - self._corrections[cell]))
 
+    def pool(self, trees: Sequence[DraftTree]) -> None:
+        """Replace the estimates of trees that were merged of calibrated ones, in place."""
+        for tree in trees:
+            if tree.claims:
+                self._pooling.pool(tree)
+
     def observe(self, request_id: int, result: VerifyResult) -> None:
-        """Learn from the labelled nodes of a draft that was calibrated."""
+        """Learn from the labelled nodes of a draft that was calibrated, and pooled if merged."""
         draft = result.draft
         if not draft.evidence:
             return
-        targets = {
-            node - 1: token for node, token in zip(result.path, result.token_ids, strict=True)
-        }
+        outcomes = _outcomes(result)
+        if draft.claims:
+            self._pooling.learn(draft, outcomes)
+            claims = draft.claims
+            errors = [
+                (cell, outcome - prob)
+                for node, outcome in outcomes
+                for cell, prob, _ in claims[node]
+            ]
+        else:
+            evidence, probs = draft.evidence, draft.accept_probs
+            errors = [(evidence[node], outcome - probs[node]) for node, outcome in outcomes]
+        self._learn(request_id, errors)
+
+    def _learn(self, request_id: int, errors: Sequence[tuple[int, float]]) -> None:
+        """Take in the outcomes of labelled nodes less the estimates, each with its cell."""
         corrections, logits = self._corrections, self._logits
         sums: dict[int, list[float]] = {}
         known = -1
-        for token, parent, prob, cell in zip(
-            draft.token_ids, draft.parents, draft.accept_probs, draft.evidence, strict=True
-        ):
-            target = targets.get(parent)
-            if target is None:
-                continue
-            error = 1.0 - prob if target == token else -prob
+        for cell, error in errors:
             corrections[cell] += CELL_RATE * (error - SHRINKAGE * corrections[cell])
             number = origin_of(cell)
             if number != known:
-                known, found = number, sums.setdefault(number, [0.0, 0.0, 0.0, 0.0])
+                known = number
+                found = sums.get(number) or sums.setdefault(number, [0.0, 0.0, 0.0, 0.0])
             logit = logits[cell]
             found[0] += 1.0
             found[1] += error
@@ -204,16 +221,15 @@ class _Fit:
         self.slope = min(max(slope, SLOPES[0]), SLOPES[1])
 
 
-def limit_siblings(tree: DraftTree) -> None:
-    """Scale siblings' estimates down where they sum to more than 1."""
-    probs, parents = tree.accept_probs, tree.parents
-    total = [0.0] * (len(probs) + 1)  # by parent; the last place is that of ROOT, which is -1
-    for parent, prob in zip(parents, probs, strict=True):
-        total[parent] += prob
-    if max(total) > 1.0:
-        tree.accept_probs = [
-            prob / max(1.0, total[parent]) for parent, prob in zip(parents, probs, strict=True)
-        ]
+def _outcomes(result: VerifyResult) -> list[tuple[int, float]]:
+    """The labelled nodes of a draft: 1.0 for those that carry the target's token, else 0.0."""
+    targets = {node - 1: token for node, token in zip(result.path, result.token_ids, strict=True)}
+    draft = result.draft
+    return [
+        (node, 1.0 if targets[parent] == token else 0.0)
+        for node, (token, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True))
+        if parent in targets
+    ]
 
 
 def as_if_verified(tree: DraftTree, result: VerifyResult) -> VerifyResult:

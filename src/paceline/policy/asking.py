@@ -66,13 +66,21 @@ class Asking:
     def __init__(self, drafting: DraftingCost) -> None:
         self._drafting = drafting
         self._host_ms = 0.0
+        self._accounts = Accounts()
+        self._sources: dict[str, Source] = {}
+        self._least_probe_ms: dict[str, float] = {}
         self.set_sources(())
 
     def set_sources(self, sources: Sequence[Source]) -> None:
-        """Begin anew with other proposers: what one brought says nothing of another."""
-        self._accounts = Accounts()
+        """Begin anew with other proposers: what one brought says nothing of another.
+
+        Where all that there were stay and others join them, what they brought is kept.
+        """
+        if not all(source in sources for source in self._sources.values()):
+            self._accounts, self._least_probe_ms = Accounts(), {}
         self._first_asked: list[tuple[Source, float]] | None = None
-        self._least_probe_ms = {source.name: 0.0 for source in sources}
+        known = self._least_probe_ms
+        self._least_probe_ms = {source.name: known.get(source.name, 0.0) for source in sources}
         self._sources = {source.name: source for source in sources}
 
     def is_anyone_worth_asking(self, requests: Sequence[Request]) -> bool:

@@ -160,12 +160,12 @@ class CostAwarePlanner:
         self, source: Source, chosen: Sequence[int], trees: Sequence[DraftTree], milliseconds: float
     ) -> None:
         step, name = self._step, source.name
-        levels = 1
-        if source.costs_forwards:
+        levels, has_levels = 1, source.costs_forwards and source.costs_levels
+        if has_levels:
             levels = max((max(tree.depths()) for tree in trees if len(tree)), default=1)
         asks = [asked for asked in step.asks if asked.key[0] == name]
         lag = sum([asked.lag for asked in asks])
-        self.drafting.observe(name, levels, lag, milliseconds, source.costs_forwards)
+        self.drafting.observe(name, levels, lag, milliseconds, has_levels)
         usual_ms = self.drafting.milliseconds(name, levels)
         if self.drafting.is_fixed:
             milliseconds = usual_ms + self.drafting.catch_up(name, lag)
@@ -181,6 +181,7 @@ class CostAwarePlanner:
         self, trees: Sequence[DraftTree], limits: Sequence[DraftLimits], node_budget: int
     ) -> list[DraftTree]:
         step = self._step
+        self.calibration.pool(trees)
         if self._lateness is not None:
             step.weights = self._lateness.weights(step.requests)
         chosen = self._choose(

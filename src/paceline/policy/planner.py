@@ -41,15 +41,17 @@ class Source:
 
     Attributes:
         name: origin of the nodes that it drafts.
-        costs_forwards: it drafts by forwards of a model, one per level of its trees.
+        costs_forwards: it drafts by forwards of a model.
         lag: tokens of a request that it has to read before it can draft; None where it will not.
         applies: whether it is for a request at all, whatever its text.
+        costs_levels: each further level of its trees takes one more forward.
     """
 
     name: str
     costs_forwards: bool = False
     lag: Callable[[Request], int | None] = lambda request: 0
     applies: Callable[[Request], bool] = lambda request: True
+    costs_levels: bool = True
 
 
 class StepReport(NamedTuple):  # made in every step: a frozen dataclass takes thrice as long
@@ -82,7 +84,10 @@ class Planner(Protocol):
     """
 
     def set_sources(self, sources: Sequence[Source]) -> None:
-        """Other proposers draft from now on, whatever their names."""
+        """Other proposers draft from now on, whatever their names.
+
+        What was learnt of a proposer stays only where all sources that there were are among these.
+        """
         ...
 
     def begin(self, step: StepShape, requests: Sequence[Request]) -> bool:

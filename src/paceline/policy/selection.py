@@ -25,6 +25,7 @@ def selected(tree: DraftTree, nodes: list[int]) -> DraftTree:
         tree.accept_probs[:count],
         tree.origins[:count],
         tree.evidence[:count],
+        tree.claims[:count],
     )
 
 

@@ -4,13 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from paceline.config import SpeculativeConfig
-from paceline.policy.acceptance import limit_siblings
+from paceline.policy.pooling import log_odds, shared_out
 from paceline.policy.prices import FREE, Prices
 from paceline.request import Request, VerifyResult
 from paceline.span import ROOT, DraftTree
+
+LEAST_LEFT = 0.001
+"""Who leaves less than this to other tokens is taken to leave so much."""
+
+if TYPE_CHECKING:
+    from paceline.models.checkpoint import Checkpoint
+    from paceline.models.tokenizer import Tokenizer
+    from paceline.runtime.model_runner import ModelRunner
+
+
+@dataclass(frozen=True, slots=True)
+class TargetInfo:
+    """What proposers have to fit to.
+
+    Attributes:
+        vocab_size: width of the target's logits.
+        fingerprint: hash of the target's vocabulary, None where it has no tokenizer.
+        device: torch device string.
+        backend: of the ops, ``auto`` or what was forced.
+        max_model_len: longest context, in tokens.
+        max_num_seqs: most requests that run at once.
+        kv_bytes: bytes for the KV cache of a draft model.
+        runner: the target itself, None where nothing runs.
+        tokenizer: the target's, None where it has none.
+        checkpoint: the target's weights, None where they are not at hand.
+        dtype: in which the target runs.
+    """
+
+    vocab_size: int
+    fingerprint: str | None
+    device: str
+    max_model_len: int
+    max_num_seqs: int
+    kv_bytes: int
+    backend: str = "auto"
+    runner: ModelRunner | None = None
+    tokenizer: Tokenizer | None = None
+    checkpoint: Checkpoint | None = None
+    dtype: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,40 +102,53 @@ class Proposer(Protocol):
 def merge(trees: Sequence[DraftTree]) -> DraftTree:
     """One trie out of several trees of the same request.
 
-    Children of one node that carry the same token become one, with the probability that at least
-    one of the proposers is right were they independent, and the origin of the surest of them.
-    Siblings' probabilities are then scaled to sum to at most 1.
+    Children of one node that carry the same token become one. It remembers what every proposer that
+    named it said, and has the origin and the evidence of the surest of them. A proposer's estimate
+    is worth its odds against what it leaves to tokens that it did not draft there; the odds of all
+    are added, and shared out so that siblings' probabilities sum to less than 1.
     """
     full = [tree for tree in trees if len(tree)]
     if len(full) <= 1:
         return full[0] if full else DraftTree()
-    merged = DraftTree()
     is_calibrated = all(tree.evidence for tree in full)
+    merged = DraftTree()
     index: dict[tuple[int, int], int] = {}
     surest: list[float] = []
+    odds: list[float] = []
     for tree in full:
         node_of: list[int] = []
+        left = _left(tree)
         evidence = tree.evidence if is_calibrated else [0] * len(tree)
         for token, parent, prob, origin, key in zip(
             tree.token_ids, tree.parents, tree.accept_probs, tree.origins, evidence, strict=True
         ):
             above = node_of[parent] if parent >= 0 else ROOT
-            node = index.get((above, token))
-            if node is None:
-                node = index[above, token] = len(merged)
+            share = prob / left[parent]
+            node = index.setdefault((above, token), len(odds))
+            node_of.append(node)
+            if node == len(odds):
                 merged.token_ids.append(token)
                 merged.parents.append(above)
-                merged.accept_probs.append(prob)
                 merged.origins.append(origin)
                 merged.evidence.append(key)
+                merged.claims.append([])
                 surest.append(prob)
+                odds.append(share)
             else:
-                merged.accept_probs[node] = 1 - (1 - merged.accept_probs[node]) * (1 - prob)
+                odds[node] += share
                 if prob > surest[node]:
-                    surest[node], merged.origins[node] = prob, origin
-                    merged.evidence[node] = key
-            node_of.append(node)
+                    surest[node], merged.origins[node], merged.evidence[node] = prob, origin, key
+            if is_calibrated:
+                merged.claims[node].append((key, prob, log_odds(share)))
+    merged.accept_probs = shared_out(odds, merged.parents)
     if not is_calibrated:
-        merged.evidence = []
-    limit_siblings(merged)
+        merged.evidence, merged.claims = [], []
     return merged
+
+
+def _left(tree: DraftTree) -> list[float]:
+    """By parent, what a tree's estimates leave to other tokens; the last place is that of ROOT."""
+    left = [1.0] * (len(tree) + 1)
+    for parent, prob in zip(tree.parents, tree.accept_probs, strict=True):
+        left[parent] -= prob
+    return [max(rest, LEAST_LEFT) for rest in left]

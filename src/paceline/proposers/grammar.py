@@ -12,7 +12,7 @@ import logging
 from collections.abc import Sequence
 
 from paceline.config import SpeculativeConfig
-from paceline.proposers.base import DraftBudget
+from paceline.proposers.base import DraftBudget, TargetInfo
 from paceline.request import Constraint, Request, VerifyResult
 from paceline.span import ROOT, DraftTree
 
@@ -39,7 +39,7 @@ class GrammarProposer:
 
     def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
         limits = zip(requests, budget.max_nodes, budget.max_depth, strict=True)
-        return [_within(self._draft(request), *most) for request, *most in limits]
+        return [self._draft(request).within(*most) for request, *most in limits]
 
     def lag(self, request: Request) -> int | None:
         """None where the grammar leaves too much to draft anything."""
@@ -105,6 +105,5 @@ def _next(constraint: Constraint, path: list[int]) -> tuple[list[int], float]:
     return tokens, 1.0 / max(1, len(tokens))
 
 
-def _within(tree: DraftTree, max_nodes: int, max_depth: int) -> DraftTree:
-    nodes = [i for i, depth in enumerate(tree.depths()) if depth <= max_depth][:max_nodes]
-    return tree if len(nodes) == len(tree) else tree.select(nodes)
+def build(config: SpeculativeConfig, target: TargetInfo) -> GrammarProposer:
+    return GrammarProposer(config)

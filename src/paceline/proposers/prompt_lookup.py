@@ -16,7 +16,7 @@ import heapq
 from collections.abc import Sequence
 
 from paceline.config import MAX_SPECULATIVE_TOKENS, SpeculativeConfig
-from paceline.proposers.base import DraftBudget
+from paceline.proposers.base import DraftBudget, TargetInfo
 from paceline.request import Request, VerifyResult
 from paceline.span import ROOT, DraftTree
 
@@ -231,3 +231,7 @@ class PromptLookupProposer:
         # The sort is stable: among equals the latest occurrence goes first.
         ranked = sorted(groups.values(), key=len, reverse=True)[: self._branching]
         return [(_DISPUTED[len(runs), total - len(runs)], runs) for runs in ranked]
+
+
+def build(config: SpeculativeConfig, target: TargetInfo) -> PromptLookupProposer:
+    return PromptLookupProposer(config)

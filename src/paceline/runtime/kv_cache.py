@@ -199,10 +199,10 @@ class KVCache:
         sequence.length = start + len(path)
         self.rollback(request_id)
 
-    def rollback(self, request_id: int) -> None:
-        """Drop every reservation beyond the committed tokens."""
+    def rollback(self, request_id: int, kept: int = 0) -> None:
+        """Drop every reservation beyond the committed tokens and ``kept`` nodes."""
         sequence = self._sequences[request_id]
-        needed = blocks_for(sequence.length)
+        needed = blocks_for(sequence.length + kept)
         if len(sequence.block_table) > needed:
             self.pool.release(sequence.shrink(needed))
 

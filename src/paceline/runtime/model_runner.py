@@ -23,8 +23,9 @@ class ForwardResult:
     """What the forward says about the sampled rows.
 
     Attributes:
-        logits: ``[samples, vocab]`` float32; span ``i`` owns rows ``offsets[i]:offsets[i + 1]``.
-            Empty where only the arg-max was asked for and the backend needs no logits for that.
+        logits: ``[samples, num_logits]`` float32; span ``i`` owns rows ``offsets[i]`` up to
+            ``offsets[i + 1]``. Empty where only the arg-max was asked for and the backend needs no
+            logits for that.
         offsets: one more entry than there were spans.
         argmax: each row's best token, -1 where a logit is not finite; None where logits are given.
     """
@@ -82,7 +83,7 @@ class ModelRunner:
     def _logits(self, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
         count = len(batch.sample_rows)
         if count == 0:
-            return hidden.new_empty(0, self.decoder.config.vocab_size)
+            return hidden.new_empty(0, self.decoder.config.num_logits)
         if count == batch.num_rows:  # every row is wanted, and they are padded already
             return self.decoder.logits(hidden)[:count]
         rows = torch.tensor(batch.sample_rows, device=hidden.device)

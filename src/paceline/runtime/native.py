@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from paceline.models.ops.native import native_module, why_not_native
+from paceline.models.pruned_head import PrunedHead
 from paceline.request import Request, TokenLogprobs
 from paceline.sampling_params import SamplingParams
 
@@ -54,9 +55,10 @@ def sample_tokens(
 
 
 def rank_candidates(
-    logits: Logits, rows: Sequence[SamplingRow], k: int
+    logits: Logits, rows: Sequence[SamplingRow], k: int, head: PrunedHead | None
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    tokens, scores = kernels.rank_candidates(logits, *_packed(rows), k)
+    columns = (None, 0) if head is None else (head.token_ids.numpy(), head.vocab_size)
+    tokens, scores = kernels.rank_candidates(logits, *_packed(rows), k, *columns)
     return tokens, scores
 
 

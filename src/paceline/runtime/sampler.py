@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from paceline.models.pruned_head import PrunedHead
 from paceline.request import Request, TokenLogprobs
 from paceline.runtime import native
 from paceline.runtime.filters import filter_rows, in_order, top_of_rows
@@ -102,12 +103,15 @@ def sample_tokens(
 
 
 def rank_candidates(
-    logits: torch.Tensor, rows: Sequence[SamplingRow], k: int
+    logits: torch.Tensor, rows: Sequence[SamplingRow], k: int, head: PrunedHead | None = None
 ) -> tuple[Ints, Floats]:
     """The ``k`` likeliest tokens of each row, in the order in which a draft should try them.
 
     Greedy rows rank by logit. Sampled rows rank by the perturbed score with the very noise that
     the target will use, so that the first candidate is what the target emits if it agrees.
+
+    Args:
+        head: which token each column of the logits is; None where column i is token i.
 
     Returns:
         Token ids and scores (logit over temperature, plus noise when sampled), ``[n, k]`` each;
@@ -116,7 +120,9 @@ def rank_candidates(
     k = min(k, logits.shape[1])
     array = native.in_host_memory(logits) if native.kernels else None
     if array is not None:
-        return native.rank_candidates(array, rows, k)
+        return native.rank_candidates(array, rows, k, head)
+    if head is not None:
+        logits = head.by_token(logits)  # what edits and disturbs a token goes by its id
     if all(row.is_plain_greedy for row in rows):
         best = torch.topk(logits, k, dim=1)
         return in_order(best.indices.cpu().numpy(), best.values.cpu().double().numpy())

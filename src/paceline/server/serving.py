@@ -89,6 +89,13 @@ class Serving:
             )
         return asked or self.names[0]
 
+    def check_takes_requests(self) -> None:
+        """Raises ApiError: 503, the server is ending or its engine starting."""
+        state = self.client.state
+        if state in _REFUSALS:
+            again = {"Retry-After": "5"}
+            raise ApiError(503, _REFUSALS[state], SERVER, code=state, headers=again)
+
     @contextmanager
     def admitted(self, count: int) -> Iterator[None]:
         """Hold places for a request's samples, before any work goes into it.
@@ -97,10 +104,7 @@ class Serving:
             ApiError: 429, the queue is full; 503, the server is ending or its engine starting.
             RequestError: so many places do not exist.
         """
-        state = self.client.state
-        if state in _REFUSALS:
-            again = {"Retry-After": "5"}
-            raise ApiError(503, _REFUSALS[state], SERVER, code=state, headers=again)
+        self.check_takes_requests()
         with ExitStack() as stack:
             try:
                 stack.enter_context(self.admission.places(count))

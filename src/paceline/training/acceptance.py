@@ -29,7 +29,8 @@ class OwnText:
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """Shares of positions, 0 to 1. Drafts are single tokens given the target's own context.
+    """Shares of positions, 0 to 1. Drafts are single tokens given the target's own context. A token
+    of the target that the draft's head lacks is one that it cannot have drafted.
 
     Attributes:
         positions: tokens of each of the two texts.
@@ -89,8 +90,8 @@ def measure_acceptance(draft: Decoder, target: Decoder, text: OwnText, seed: int
 
 
 def _count(counts: dict[str, float], kind: str, scores: Tensor, wanted: Tensor) -> None:
-    ranked = scores.topk(min(TOP, scores.shape[-1])).indices
-    hit = ranked == wanted[:, None]
+    ranked = scores.topk(min(TOP, scores.shape[-1]))
+    hit = (ranked.indices == wanted[:, None]) & (ranked.values > -torch.inf)
     counts[kind + "1"] += hit[:, 0].sum().item()
     counts[kind + "4"] += hit.any(1).sum().item()
 
@@ -99,4 +100,7 @@ def _log_probs(decoder: Decoder, rows: Tensor, prompt_tokens: int) -> Tensor:
     """Log-probabilities of every generated token's distribution, ``[n * new, vocab]``."""
     hidden = dense_hidden(decoder, rows[:, :-1]).view(rows.shape[0], rows.shape[1] - 1, -1)
     wanted = hidden[:, prompt_tokens - 1 :].reshape(-1, hidden.shape[-1])
-    return decoder.logits(wanted).float().log_softmax(-1)
+    logits = decoder.logits(wanted).float()
+    if decoder.pruned_head is not None:
+        logits = decoder.pruned_head.by_token(logits)
+    return logits.log_softmax(-1)

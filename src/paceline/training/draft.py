@@ -13,6 +13,7 @@ import torch
 
 from paceline.errors import TrainingError
 from paceline.models.decoder import Decoder
+from paceline.models.pruned_head import check_whole_head
 from paceline.training.acceptance import Acceptance, OwnText, measure_acceptance, write_own_text
 from paceline.training.card import optimiser_line, render_card, shape_line, sources_line
 from paceline.training.checkpoint import Progress, remove_state
@@ -23,6 +24,7 @@ from paceline.training.data import (
     split_held_out,
     tokenize,
 )
+from paceline.training.draft_head import keep_frequent, special_tokens
 from paceline.training.draft_options import DraftTrainingConfig, DraftTrainingResult
 from paceline.training.generation import generate_documents
 from paceline.training.lm import fingerprint, separator_id, training_data
@@ -36,10 +38,17 @@ from paceline.training.model_files import (
     save_model,
 )
 from paceline.training.ops import TrainingOps, differentiable_decoder
+from paceline.training.parallel import (
+    MASK_TOKEN,
+    ChainAcceptance,
+    make_parallel,
+    measure_chains,
+    parallel_loss,
+)
 from paceline.training.progress import ProgressDisplay
 from paceline.training.surgery import cut_model
 from paceline.training.traces import read_traces
-from paceline.training.trainer import resolve_dtype, run_training
+from paceline.training.trainer import Loss, resolve_dtype, run_training
 
 GENERATED = "generated.npz"
 
@@ -57,25 +66,32 @@ def train_draft(config: DraftTrainingConfig) -> DraftTrainingResult:
         torch.set_num_threads(config.threads)
     folder = check_output(config.output, config.overwrite)
     target = load_model(config.target)
+    check_whole_head(config.target, target.config)
     model = _initial_draft(config, target)
+    if config.parallel:
+        model = make_parallel(model, load_tokenizer(config.target), config.mask_token_id)
     documents = _documents(config, target)
     train, held_out = split_held_out(documents, config.held_out_tokens, config.seed)
     teacher = _decoder(config, target)
     with ProgressDisplay(config.show_progress, "train draft") as display:
         text = _own_text(config, teacher, held_out)
-        before = _acceptance(config, model, teacher, text)
-        display.note(f"acceptance before: {before}")
         names = fingerprint(config, documents, model)
         written = _generated(config, teacher, train, folder / GENERATED, names, display)
-    read = sample_documents(train, config.text_tokens, config.seed)
-    both = TokenDocuments.of([*read, *written])
+        read = sample_documents(train, config.text_tokens, config.seed)
+        both = TokenDocuments.of([*read, *written])
+        if config.draft_vocab_size:
+            special = special_tokens(load_tokenizer(config.target), target.config)
+            model = keep_frequent(model, both.tokens, config.draft_vocab_size, special)
+        before = _acceptance(config, model, teacher, text)
+        display.note(f"acceptance before: {before}")
     data = training_data(both, held_out, config, separator_id(target))
-    loss = distillation_loss(config.loss, teacher)
+    loss = _loss(config, model, teacher)
     progress = run_training(model, data, loss, config, names, "train draft")
     after = _acceptance(config, model, teacher, text)
+    chains = _chains(config, model, text)
     with ProgressDisplay(config.show_progress, "train draft") as display:
         display.note(f"acceptance after: {after}")
-    result = _result(config, model, progress, before, after)
+    result = _result(config, model, progress, before, after, chains)
     card = _card(config, result, model, len(read.tokens), len(written.tokens))
     save_model(folder, model, Path(config.target), config.weights_dtype, card)
     remove_state(folder)
@@ -88,7 +104,7 @@ def _initial_draft(config: DraftTrainingConfig, target: TrainableModel) -> Train
     if config.init is None:
         model = new_model(config.shape, wanted, separator_id(target), config.seed)
         return TrainableModel({**model.raw, **_special_ids(target.raw)}, model.params)
-    model = cut_model(load_model(config.init), config.drop_layers, config.mlp_width)
+    model = cut_model(load_model(config.init), **config.cuts)
     if model.config.vocab_size != wanted:
         raise TrainingError(
             f"{config.init} has a vocabulary of {model.config.vocab_size}, the target one of "
@@ -97,6 +113,13 @@ def _initial_draft(config: DraftTrainingConfig, target: TrainableModel) -> Train
     if load_tokenizer(config.init).get_vocab() != load_tokenizer(config.target).get_vocab():
         raise TrainingError(f"{config.init} has another tokenizer than {config.target}")
     return model
+
+
+def _loss(config: DraftTrainingConfig, model: TrainableModel, teacher: Decoder) -> Loss:
+    if not config.parallel:
+        return distillation_loss(config.loss, teacher)
+    mask_token, num_tokens = model.raw[MASK_TOKEN], config.num_speculative_tokens
+    return parallel_loss(config.loss, teacher, mask_token, num_tokens)
 
 
 def _special_ids(raw: Mapping[str, object]) -> dict[str, object]:
@@ -119,7 +142,7 @@ def _decoder(config: DraftTrainingConfig, model: TrainableModel) -> Decoder:
     length = max(config.seq_len + 1, generated, measured)
     ops = TrainingOps(resolve_dtype(config.dtype))
     with torch.no_grad():
-        return differentiable_decoder(model.config, model.params, ops, length)
+        return differentiable_decoder(model.config, model.tensors, ops, length)
 
 
 def _own_text(
@@ -139,6 +162,16 @@ def _acceptance(
     if text is None:
         return None
     return measure_acceptance(_decoder(config, model), teacher, text, config.seed)
+
+
+def _chains(
+    config: DraftTrainingConfig, model: TrainableModel, text: OwnText | None
+) -> ChainAcceptance | None:
+    if text is None or not config.parallel:
+        return None
+    mask_token, num_tokens = model.raw[MASK_TOKEN], config.num_speculative_tokens
+    draft = _decoder(config, model)
+    return measure_chains(draft, text.greedy, text.prompt_tokens, mask_token, num_tokens)
 
 
 def _generated(
@@ -183,6 +216,7 @@ def _result(
     progress: Progress,
     before: Acceptance | None,
     after: Acceptance | None,
+    chains: ChainAcceptance | None,
 ) -> DraftTrainingResult:
     return DraftTrainingResult(
         folder=Path(config.output),
@@ -192,6 +226,7 @@ def _result(
         train_tokens=progress.step * config.tokens_per_step,
         before=before,
         after=after,
+        chains=chains,
     )
 
 
@@ -204,6 +239,9 @@ def _card(
 ) -> str:
     cut = f", {config.drop_layers} layers dropped" if config.drop_layers else ""
     cut += f", feed-forward cut to {config.mlp_width}" if config.mlp_width else ""
+    cut += f", {config.drop_heads} heads dropped" if config.drop_heads else ""
+    cut += f", width cut to {config.hidden_width}" if config.hidden_width else ""
+    cut += f", head cut to {config.draft_vocab_size} tokens" if config.draft_vocab_size else ""
     rows = [
         ("drafts for", Path(config.target).name),
         ("parameters", shape_line(model.config, model.num_params)),
@@ -218,6 +256,7 @@ def _card(
         ("steps", f"{result.steps:,} in {result.seconds / 60:.0f} minutes"),
         ("held-out acceptance before", str(result.before)),
         ("held-out acceptance after", str(result.after)),
+        *([("held-out greedy drafts", str(result.chains))] if result.chains else []),
         ("licence", config.licence),
     ]
     return render_card(Path(config.output).name, config.licence, rows, config.command)

@@ -14,6 +14,7 @@ import torch
 import xxhash
 
 from paceline.errors import TrainingError
+from paceline.models.pruned_head import check_whole_head
 from paceline.training.card import optimiser_line, render_card, shape_line, sources_line
 from paceline.training.checkpoint import Progress, remove_state
 from paceline.training.data import (
@@ -121,7 +122,9 @@ def _tokenizer_folder(config: LMTrainingConfig, folder: Path) -> Path:
 
 def _initial_model(config: LMTrainingConfig, tokenizer: Any) -> TrainableModel:
     if config.init:
-        return load_model(config.init)
+        model = load_model(config.init)
+        check_whole_head(config.init, model.config)
+        return model
     end = tokenizer.token_to_id(END_OF_TEXT)
     if end is None:
         raise TrainingError(f"the tokenizer has no {END_OF_TEXT}, which separates documents")

@@ -27,10 +27,10 @@ def cross_entropy(decoder: Decoder, windows: Tensor) -> Tensor:
     def part(rows: Tensor, wanted: Tensor) -> Tensor:
         return F.cross_entropy(decoder.logits(rows).float(), wanted, reduction="sum")
 
-    return _in_slices(part, decoder.config.vocab_size, hidden, targets) / targets.numel()
+    return in_slices(part, decoder.config.vocab_size, hidden, targets) / targets.numel()
 
 
-def _in_slices(function: Callable[..., Tensor], vocab: int, *rows: Tensor) -> Tensor:
+def in_slices(function: Callable[..., Tensor], vocab: int, *rows: Tensor) -> Tensor:
     """Sum of ``function`` over slices of rows; logits are recomputed when there are several."""
     count = rows[0].shape[0]
     step = max(16, SLICE_ELEMENTS // vocab)
@@ -47,6 +47,8 @@ def distillation_loss(kind: str, target: Decoder) -> Callable[[Decoder, Tensor],
     Args:
         kind: ``kl``: KL(target || draft) in nats; ``tv``: total variation, which is the share that
             rejection sampling would refuse; ``ce``: cross-entropy of the target's greedy choice.
+            A draft with a pruned head is held against the target's distribution over the tokens of
+            the head, so that it spends nothing on tokens that it cannot draft.
         target: is run on the same windows, without gradients.
     """
     compare = DISTILLATION[kind]
@@ -60,9 +62,11 @@ def distillation_loss(kind: str, target: Decoder) -> Callable[[Decoder, Tensor],
         def part(rows: Tensor, teacher: Tensor) -> Tensor:
             with torch.no_grad():
                 wanted = target.logits(teacher).float()
+            if draft.pruned_head is not None:
+                wanted = wanted[:, draft.pruned_head.token_ids]
             return compare(draft.logits(rows).float(), wanted)
 
-        return _in_slices(part, draft.config.vocab_size, hidden, taught) / inputs.numel()
+        return in_slices(part, draft.config.vocab_size, hidden, taught) / inputs.numel()
 
     return loss
 

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,13 @@ from paceline.errors import TrainingError
 from paceline.models.config import ModelConfig
 from paceline.models.hf_config import config_from_hf
 from paceline.models.json_file import read_json
+from paceline.models.pruned_head import HEAD_TOKENS
 from paceline.models.safetensors_files import SafetensorsFolder
 from paceline.models.tokenizer_files import read_tokenizer_folder
 
 Tensor = torch.Tensor
 WEIGHTS = "model.safetensors"
+FIXED = (HEAD_TOKENS,)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -84,14 +86,25 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class TrainableModel:
-    """``raw`` is the ``config.json``; ``params`` are float32 under their checkpoint names."""
+    """A model in memory, tensors under their checkpoint names.
+
+    Attributes:
+        raw: the ``config.json``.
+        params: float32; training changes them in place.
+        fixed: what belongs to the model and is not trained.
+    """
 
     raw: Mapping[str, Any]
     params: Mapping[str, Tensor]
+    fixed: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def config(self) -> ModelConfig:
         return config_from_hf(self.raw)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        return {**self.params, **self.fixed}
 
     @property
     def num_params(self) -> int:
@@ -151,10 +164,12 @@ def load_model(folder: str | Path) -> TrainableModel:
     if config_from_hf(raw).tie_embeddings:
         tensors.alias("model.embed_tokens.weight", "lm_head.weight")
     # Copies, because a file that is mapped here may be replaced or trained in place.
-    params = {name: tensors[name].to(torch.float32, copy=True) for name in tensors}
+    fixed = {name: tensors[name].clone() for name in tensors if name in FIXED}
+    trained = [name for name in tensors if name not in FIXED]
+    params = {name: tensors[name].to(torch.float32, copy=True) for name in trained}
     if config_from_hf(raw).tie_embeddings:
         params.pop("lm_head.weight", None)
-    return TrainableModel(raw, params)
+    return TrainableModel(raw, params, fixed)
 
 
 def load_tokenizer(folder: str | Path) -> Any:
@@ -195,6 +210,7 @@ def save_model(
             shutil.copyfile(source, folder / name)
     kind = torch.bfloat16 if weights_dtype == "bfloat16" else torch.float32
     tensors = {name: p.detach().to(kind).contiguous() for name, p in model.params.items()}
+    tensors |= model.fixed
     partial = folder / (WEIGHTS + ".partial")
     save_file(tensors, partial, {"format": "pt"})
     os.replace(partial, folder / WEIGHTS)

@@ -46,7 +46,7 @@ class PackedBatch:
     time: int
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, config: ModelConfig) -> Tensor:
-        queries, keys, values = (_by_head(x, self.size, self.time) for x in (q, k, v))
+        queries, keys, values = (by_head(x, self.size, self.time) for x in (q, k, v))
         return attention(queries, keys, values, config, config.is_sliding(layer), first=0)
 
 
@@ -83,16 +83,21 @@ class CachedBatch:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, config: ModelConfig) -> Tensor:
         start, stop = self.length, self.length + self.time
-        queries, *fresh = (_by_head(x, self.size, self.time) for x in (q, k, v))
+        queries, *fresh = (by_head(x, self.size, self.time) for x in (q, k, v))
         kept = self._cache[layer]
         kept[0, :, :, start:stop], kept[1, :, :, start:stop] = fresh
         keys, values = (x[:, :, :stop].to(queries.dtype) for x in kept)
         return attention(queries, keys, values, config, config.is_sliding(layer), first=start)
 
 
-def _by_head(x: Tensor, size: int, time: int) -> Tensor:
+def by_head(x: Tensor, size: int, time: int) -> Tensor:
     """``[size * time, heads, head_dim]`` to ``[size, heads, time, head_dim]``."""
     return x.reshape(size, time, *x.shape[1:]).transpose(1, 2)
+
+
+def _by_row(x: Tensor) -> Tensor:
+    """``[size, heads, time, head_dim]`` to ``[size * time, heads * head_dim]``."""
+    return x.transpose(1, 2).flatten(0, 1).flatten(1)
 
 
 def attention(
@@ -107,26 +112,38 @@ def attention(
     Returns:
         ``[size * time, heads * head_dim]``.
     """
-    size, heads, time, head_dim = q.shape
-    groups = heads // k.shape[1]
-    # Repeating KV heads keeps the fused kernels, which have no backward for grouped heads.
-    if groups > 1:
-        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    time = q.shape[2]
     plain = not sliding and not config.attention_softcap
     if plain and (first == 0 or time == 1):
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=time > 1, scale=config.scale)
-    else:
-        seen = _mask(first, time, config.sliding_window if sliding else 0, q.device)
-        out = _masked(q, k, v, seen, config)
-    return out.transpose(1, 2).reshape(size * time, heads * head_dim)
+        k, v = _every_head(q, k, v)
+        causal = time > 1
+        return _by_row(
+            F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=config.scale)
+        )
+    seen = _mask(first, time, config.sliding_window if sliding else 0, q.device)
+    return masked_attention(q, k, v, seen, config)
 
 
-def _masked(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, config: ModelConfig) -> Tensor:
+def masked_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, config: ModelConfig) -> Tensor:
+    """Attention of queries over those keys for which ``seen`` ``[time, keys]`` is true.
+
+    Shapes are those of :func:`attention`.
+    """
+    k, v = _every_head(q, k, v)
     if not config.attention_softcap:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=config.scale)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=config.scale)
+        return _by_row(out)
     scores = (q @ k.transpose(-1, -2)).float() * config.scale
     capped = torch.tanh(scores / config.attention_softcap) * config.attention_softcap
-    return capped.masked_fill(~seen, -torch.inf).softmax(-1).to(v.dtype) @ v
+    return _by_row(capped.masked_fill(~seen, -torch.inf).softmax(-1).to(v.dtype) @ v)
+
+
+def _every_head(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values repeated: the fused kernels have no backward for grouped heads."""
+    groups = q.shape[1] // k.shape[1]
+    if groups == 1:
+        return k, v
+    return k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
 
 
 def _mask(first: int, time: int, window: int, device: torch.device) -> Tensor:

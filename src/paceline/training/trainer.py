@@ -138,7 +138,7 @@ class _Run:
 
     def _loss(self, windows: TokenArray) -> Tensor:
         decoder = differentiable_decoder(
-            self.model.config, self.model.params, self.ops, windows.shape[1]
+            self.model.config, self.model.tensors, self.ops, windows.shape[1]
         )
         return self.loss(decoder, torch.from_numpy(windows).long())
 
@@ -169,7 +169,7 @@ def mean_loss(
     """Mean of ``loss`` over ``windows`` ``[n, seq_len + 1]``, without gradients."""
     total = 0.0
     with torch.no_grad():
-        decoder = differentiable_decoder(model.config, model.params, ops, windows.shape[1])
+        decoder = differentiable_decoder(model.config, model.tensors, ops, windows.shape[1])
         for at in range(0, len(windows), batch_size):
             part = torch.from_numpy(windows[at : at + batch_size]).long()
             total += loss(decoder, part).item() * len(part)

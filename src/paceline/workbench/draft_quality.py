@@ -18,8 +18,9 @@ import torch
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine.engine import Engine
 from paceline.errors import ConfigError, TraceError
-from paceline.proposers import TargetInfo, load_draft
+from paceline.proposers.base import TargetInfo
 from paceline.proposers.draft_model.growth import RANKED, acceptance_estimates, ranking_params
+from paceline.proposers.draft_model.loading import load_draft
 from paceline.runtime.model_runner import ModelRunner
 from paceline.runtime.sampler import SamplingRow, rank_candidates
 from paceline.workbench.divergence import Floats, Logits, coupled_acceptance, log_softmax, ranks
@@ -105,7 +106,7 @@ def draft_quality(
         backend=engine.config.backend,
     )
     check_vocabulary(traces, meta, target)
-    runner = load_draft(config, target, target.kv_bytes)
+    runner = load_draft(config, target)
     return compare_models(engine, runner, config, traces, meta, max_tokens, temperature)
 
 
@@ -148,9 +149,11 @@ def _both(
 ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
     """The logits of both models for ``tokens[first:]``, piece by piece."""
     ours, theirs = (forced_logits(each, tokens, first) for each in (engine, draft))
+    head = draft.runner.decoder.pruned_head
     for (begin, wanted), (also, offered) in zip(ours, theirs, strict=True):
         assert begin == also
-        yield begin, wanted.float(), offered.float()
+        whole = offered if head is None else head.by_token(offered)
+        yield begin, wanted.float(), whole.float()
 
 
 @dataclass(slots=True)

@@ -21,8 +21,9 @@ from typing import Any
 from paceline.config import SpeculativeConfig
 from paceline.engine.compute_thread import COMPUTE
 from paceline.errors import TraceError
-from paceline.proposers import TargetInfo, load_draft
+from paceline.proposers.base import TargetInfo
 from paceline.proposers.draft_model.drafter import Candidates, Drafter
+from paceline.proposers.draft_model.loading import load_draft
 from paceline.request import Request
 from paceline.runtime.kv_cache import KVCache
 from paceline.runtime.sampler import SamplingRow
@@ -58,6 +59,7 @@ class CachedDrafts(Drafter):
     ) -> None:
         drafts.key.check_covers(config)
         super().__init__(config, KVCache(_NoMemory(), prefix_caching=False), drafts.key.max_len)
+        self.name = config.method
         self.num_forwards = 0
         self.num_rows = 0
         self._recorded = drafts
@@ -150,7 +152,7 @@ def cached_drafts(
     roomy = dataclasses.replace(target, max_num_seqs=BATCH)
 
     def record() -> RecordedDrafts:
-        runner = load_draft(config, roomy, target.kv_bytes)
+        runner = load_draft(config, roomy)
         return record_drafts(key, config, runner, traces, meta, advance)
 
     drafts = COMPUTE.call(record)

@@ -13,11 +13,12 @@ import xxhash
 from paceline import __version__
 from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError, TraceError
-from paceline.models.checkpoint import Checkpoint, load_checkpoint
-from paceline.models.ops.resolve import resolve_dtype, resolve_ops
+from paceline.models.checkpoint import Checkpoint
+from paceline.models.ops.resolve import resolve_ops
 from paceline.models.stored import StoredTensors
-from paceline.proposers import TargetInfo
+from paceline.proposers.base import TargetInfo
 from paceline.proposers.draft_model.growth import branching
+from paceline.proposers.draft_model.loading import draft_dtype, open_draft
 from paceline.workbench.trace_requests import trace_params
 from paceline.workbench.traces import Trace
 
@@ -94,10 +95,15 @@ def drafts_key(
 
     Raises:
         TraceError: the traces do not say how they were sampled.
-        ConfigError, ModelLoadError: there is no such draft model.
+        ConfigError, ModelLoadError: there is no such draft model, or drafts of its method are not
+            recorded.
     """
-    assert config.model is not None
-    checkpoint = load_checkpoint(config.model, with_tokenizer=False)
+    if config.method == "parallel_draft":
+        raise ConfigError(
+            'drafts of method "parallel_draft" are not replayed: what is recorded of a draft model '
+            "has a forward for each level. Measure it with paceline bench"
+        )
+    checkpoint = open_draft(config, target)
     return DraftsKey(
         traces=_traces_digest(traces, meta),
         draft=f"{checkpoint.name} {_weights_digest(checkpoint)}",
@@ -150,7 +156,7 @@ def _weights_digest(checkpoint: Checkpoint) -> str:
 
 
 def _arithmetic(checkpoint: Checkpoint, config: SpeculativeConfig, target: TargetInfo) -> str:
-    """How :func:`paceline.proposers.load_draft` will run the model."""
-    dtype = resolve_dtype(config.dtype, target.device, checkpoint, target.backend)
+    """How :func:`~paceline.proposers.draft_model.loading.load_draft` will run the model."""
+    dtype = draft_dtype(config, checkpoint, target)
     ops = resolve_ops(dtype, target.device, config.deterministic, target.backend)
     return f"{ops.name}, {dtype}" + (", deterministic" if ops.identity else "")

@@ -98,4 +98,6 @@ def _calibrated(draft: LoggedDraft, estimator: Estimator) -> DraftTree:
     trees = [replace(tree) for tree in draft.trees]
     for tree in trees:
         estimator.calibrate(draft.request_id, tree)
-    return merge(trees)
+    merged = merge(trees)
+    estimator.pool([merged])
+    return merged

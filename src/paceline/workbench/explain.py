@@ -150,6 +150,7 @@ def _record(index: int, step: _Step, terms: Terms, report: StepReport) -> StepRe
         total_ms=report.total_ms,
         num_decoding=report.num_decoding,
         num_emitted=report.num_emitted,
+        num_padding=report.padding,
     )
 
 

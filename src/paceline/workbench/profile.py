@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine.build import DRAFT_SHARE, BuiltEngine, build_engine, kv_budget
 from paceline.engine.compute_thread import COMPUTE
-from paceline.models.checkpoint import load_checkpoint
-from paceline.models.ops.resolve import resolve_dtype
 from paceline.policy.cost_points import CostPoint
 from paceline.policy.cost_table import CostTable
-from paceline.proposers import load_draft
+from paceline.proposers.draft_model.loading import draft_dtype, load_draft, open_draft
 from paceline.runtime.model_runner import ModelRunner
 from paceline.workbench.profile_key import ProfileKey, profile_key
 from paceline.workbench.profile_roofs import Roofs, Work, measure_roofs
@@ -147,10 +145,9 @@ def _target(built: BuiltEngine) -> _Subject:
 
 def _draft(draft: SpeculativeConfig, built: BuiltEngine) -> _Subject:
     kv_bytes = max(built.target.kv_bytes, kv_budget(built.config) // DRAFT_SHARE)
-    runner = load_draft(draft, built.target, kv_bytes)
-    assert draft.model is not None
-    checkpoint = load_checkpoint(draft.model, with_tokenizer=False)
-    dtype = resolve_dtype(draft.dtype, built.target.device, checkpoint, built.target.backend)
+    runner = load_draft(draft, replace(built.target, kv_bytes=kv_bytes))
+    checkpoint = open_draft(draft, built.target)
+    dtype = draft_dtype(draft, checkpoint, built.target)
     return _Subject(checkpoint.name, runner, dtype, runner.decoder.ops.default_kv_dtype)
 
 

@@ -82,7 +82,7 @@ class Work:
         c = config
         heads, kv_heads = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
         layer = c.hidden_size * (2 * heads + 2 * kv_heads + 3 * c.intermediate_size)
-        weights = c.num_layers * layer + c.vocab_size * c.hidden_size
+        weights = c.num_layers * layer + c.num_logits * c.hidden_size
         sliding = sum(c.is_sliding(index) for index in range(c.num_layers))
         return cls(
             weights=weights,

@@ -20,6 +20,7 @@ class Charged:
         self.name = proposer.name
         self.config = proposer.config
         self.costs_forwards = proposer.costs_forwards
+        self.costs_levels = getattr(proposer, "costs_levels", True)
         self.observe = proposer.observe
         self.context_length = proposer.context_length
         self.finish = proposer.finish
@@ -29,7 +30,7 @@ class Charged:
         lags = [self.lag(request) or 0 for request in requests]
         trees = self._proposer.propose(requests, budget)
         levels = 1
-        if self.costs_forwards:
+        if self.costs_forwards and self.costs_levels:
             levels = max((max(tree.depths()) for tree in trees if len(tree)), default=1)
         self._ms += self._cost.milliseconds(self.name, levels)
         self._ms += sum(self._cost.catch_up(self.name, lag) for lag in lags)

@@ -18,8 +18,8 @@ from paceline.policy.cost_aware import CostAwarePlanner
 from paceline.policy.cost_table import CostTable
 from paceline.policy.drafting_cost import DraftingCost, DraftTime
 from paceline.policy.planner import FixedPlanner, Planner
-from paceline.proposers import TargetInfo, build_proposers
-from paceline.proposers.base import Proposer
+from paceline.proposers import build_proposers
+from paceline.proposers.base import Proposer, TargetInfo
 from paceline.workbench.drafts import CachedDrafts
 from paceline.workbench.drafts_store import RecordedDrafts
 from paceline.workbench.oracle import best_steps
@@ -56,7 +56,7 @@ class Simulator:
     Attributes:
         traces, meta: what the target answered.
         table: what the target's steps cost.
-        draft_tables: what the steps of each draft model cost, by its name in configurations.
+        draft_tables: what the steps of each draft model cost, by its :func:`draft_name`.
         drafts: finds the recorded drafts of a draft model's configuration.
         config: limits of the engine; its ``max_num_seqs`` is how many requests run at a time.
         target: what proposers have to fit to.
@@ -123,17 +123,19 @@ class Simulator:
 
     def _drafting(self, configs: Configs) -> DraftingCost:
         """Drafting by forwards takes their time; what takes none is taken to cost nothing."""
+        return DraftingCost({c.method: self._draft_time(c) for c in configs if c.needs_forwards})
+
+    def _draft_time(self, config: SpeculativeConfig) -> DraftTime:
         requests = min(self.config.max_num_seqs, len(self.traces))
-        times = {
-            config.method: draft_time(
-                self.draft_tables[config.model],
-                requests,
-                -(-config.tree_nodes // config.num_speculative_tokens),
-            )
-            for config in configs
-            if config.needs_forwards and config.model is not None
-        }
-        return DraftingCost(times)
+        nodes = -(-config.tree_nodes // config.num_speculative_tokens)
+        time = draft_time(self.draft_tables[draft_name(config)], requests, nodes)
+        # What `self` lacks the target has read.
+        return replace(time, token=0.0) if config.method == "self" else time
+
+
+def draft_name(config: SpeculativeConfig) -> str:
+    """Which model drafts by forwards: as configurations name it, or which part of the target."""
+    return config.model or f"{config.method}: {config.draft_layers or 'all'} layers, {config.dtype}"
 
 
 def draft_time(table: CostTable, requests: int, nodes: int = 1) -> DraftTime:

@@ -17,19 +17,20 @@ from paceline.engine.compute_thread import COMPUTE
 from paceline.errors import ProfileError, TraceError
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.ops.base import Ops
-from paceline.models.ops.resolve import resolve_dtype, resolve_ops
+from paceline.models.ops.resolve import resolve_ops
 from paceline.policy.cost_points import CostPoint
 from paceline.policy.cost_prior import prior_table
 from paceline.policy.cost_table import CostTable
-from paceline.proposers import TargetInfo
+from paceline.proposers.base import TargetInfo
 from paceline.proposers.draft_model.growth import branching
+from paceline.proposers.draft_model.loading import draft_dtype, open_draft
 from paceline.workbench.drafts import cached_drafts
 from paceline.workbench.drafts_key import check_vocabulary
 from paceline.workbench.drafts_store import RecordedDrafts
 from paceline.workbench.profile import Profile
 from paceline.workbench.profile_roofs import Work
 from paceline.workbench.profile_store import find_imported, read_profile, stored_table
-from paceline.workbench.simulate import Simulator
+from paceline.workbench.simulate import Simulator, draft_name
 from paceline.workbench.traces import read_meta, read_traces
 
 Advance = Callable[[float], None]
@@ -96,7 +97,7 @@ def open_simulator(
     table = table or costs.of_target()
     if isinstance(draft_table, float):
         draft_table = CostTable("as given", [CostPoint(1, 0, 1, 1, draft_table)], table.is_relative)
-    models = {each.model: each for each in wanted if each.needs_forwards and each.model}
+    models = {draft_name(each): each for each in wanted if each.needs_forwards}
     drafts = {
         name: draft_table or costs.of_draft(each, target, table) for name, each in models.items()
     }
@@ -119,6 +120,8 @@ def _target(checkpoint: Checkpoint, config: EngineConfig) -> TargetInfo:
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,
         kv_bytes=kv_budget(config) // DRAFT_SHARE,
+        checkpoint=checkpoint,
+        dtype=config.dtype,
     )
 
 
@@ -149,9 +152,8 @@ class _Costs:
         return found or prior_table()
 
     def of_draft(self, draft: SpeculativeConfig, target: TargetInfo, table: CostTable) -> CostTable:
-        assert draft.model is not None
-        checkpoint = load_checkpoint(draft.model, with_tokenizer=False)
-        dtype = resolve_dtype(draft.dtype, target.device, checkpoint, target.backend)
+        checkpoint = open_draft(draft, target)
+        dtype = draft_dtype(draft, checkpoint, target)
         groups = checkpoint.packed is not None and checkpoint.packed.scale_groups
         ops = COMPUTE.call(
             lambda: resolve_ops(dtype, target.device, draft.deterministic, target.backend, groups)
@@ -162,12 +164,13 @@ class _Costs:
             return found
         own = Work.of(self.checkpoint.config, self.config.dtype, self.config.kv_cache_dtype)
         share = Work.of(shape, dtype, kv_dtype).weight_bytes / own.weight_bytes
+        name = checkpoint.name if draft.model else draft_name(draft)
         self.notes.append(
-            f"what {checkpoint.name} costs is assumed by its size, {share:.0%} of the target's; "
+            f"what {name} costs is assumed by its size, {share:.0%} of the target's; "
             "name its costs with --draft-cost"
         )
         points = [replace(point, ms=point.ms * share) for point in table.points]
-        return CostTable(checkpoint.name, points, table.is_relative)
+        return CostTable(name, points, table.is_relative)
 
 
 def record_all(

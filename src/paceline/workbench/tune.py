@@ -17,12 +17,12 @@ from paceline.config import SpeculativeConfig
 from paceline.workbench.replay import ReplayResult
 from paceline.workbench.simulate import Simulator, best_of_each
 from paceline.workbench.tune_candidates import (
-    LOOKUP,
+    SUFFIX,
     Candidate,
     all_configs,
     draft_candidates,
     joint_candidates,
-    lookup_candidates,
+    suffix_candidates,
     widest,
 )
 from paceline.workbench.tune_search import Clock, search
@@ -124,7 +124,7 @@ def tune(
         budget_seconds: for replaying candidates; hindsight comes after it.
     """
     began = clock()
-    singles = lookup_candidates(planners)
+    singles = suffix_candidates(planners)
     for name, model in drafts.items():
         singles += draft_candidates(name, model, planners)
     share = SINGLE_SHARE if drafts else 1.0
@@ -153,12 +153,12 @@ def _oracles(
 ) -> list[Row]:
     fixed = [result for each, result in results.items() if each.planner == "fixed"]
     found = {BEST_FIXED: best_of_each([plain, *fixed])}
-    lookups = lookup_candidates(("fixed",))
+    free = suffix_candidates(("fixed",))
     for name, model in drafts.items():
-        candidates = [*lookups, *draft_candidates(name, model, ("fixed",))]
-        found[f"{BEST_STEPS}: {LOOKUP} + {name}"] = _best_steps(simulator, candidates)
+        candidates = [*free, *draft_candidates(name, model, ("fixed",))]
+        found[f"{BEST_STEPS}: {SUFFIX} + {name}"] = _best_steps(simulator, candidates)
     if not drafts:
-        found[f"{BEST_STEPS}: {LOOKUP}"] = _best_steps(simulator, lookups)
+        found[f"{BEST_STEPS}: {SUFFIX}"] = _best_steps(simulator, free)
     return [Row(name, None, result, speedup(plain, result)) for name, result in found.items()]
 
 

@@ -8,11 +8,9 @@ from itertools import product
 
 from paceline.config import SpeculativeConfig
 
-LOOKUP = "prompt_lookup"
-LOOKUP_NODES = (1, 2, 3, 4, 6, 8, 12, 16, 32)
-MATCHES = ((1, 3), (2, 4), (3, 6))
-"""Shortest and longest matches, in tokens."""
-LOOKUP_BRANCHING = 4
+SUFFIX = "suffix"
+SUFFIX_NODES = (1, 2, 3, 4, 6, 8, 12, 16, 32)
+SUFFIX_BRANCHING = 4
 DRAFT_NODES = (1, 2, 3, 4, 6, 8, 12, 16)
 DEPTHS = (1, 2, 4, 8)
 BRANCHINGS = (2, 4)
@@ -55,36 +53,31 @@ class Candidate:
 
 def _shape(config: SpeculativeConfig) -> str:
     depth, nodes = config.num_speculative_tokens, config.max_tree_nodes
-    size = f"tree of {nodes}, {depth} deep, {config.max_branching} wide" if nodes else str(depth)
-    if config.model is not None:
-        return size
-    return f"{size}, match {config.prompt_lookup_min}-{config.prompt_lookup_max}"
+    return f"tree of {nodes}, {depth} deep, {config.max_branching} wide" if nodes else str(depth)
 
 
 # --- the settings --------------------------------------------------------------------------------
 
 
-def lookup_candidates(planners: Sequence[str]) -> list[Candidate]:
-    """Prompt lookup: chains and trees of every budget, by several lengths of matches."""
+def suffix_candidates(planners: Sequence[str]) -> list[Candidate]:
+    """``suffix``: chains and trees of every budget.
+
+    Each request is by itself: the search replays a part of the answers, and those again and again.
+    """
     return [
-        Candidate((LOOKUP,), nodes, (config,), planner)
-        for nodes, planner in product(LOOKUP_NODES, planners)
-        for config in _lookup_shapes(nodes)
+        Candidate((SUFFIX,), nodes, (config,), planner)
+        for nodes, planner in product(SUFFIX_NODES, planners)
+        for config in _suffix_shapes(nodes)
     ]
 
 
-def _lookup_shapes(nodes: int) -> list[SpeculativeConfig]:
-    chains = [
-        SpeculativeConfig(
-            num_speculative_tokens=nodes, prompt_lookup_min=low, prompt_lookup_max=high
-        )
-        for low, high in MATCHES
-    ]
-    if nodes < LOOKUP_BRANCHING:
-        return chains
-    return chains + [
-        replace(chain, max_tree_nodes=nodes, max_branching=LOOKUP_BRANCHING) for chain in chains
-    ]
+def _suffix_shapes(nodes: int) -> list[SpeculativeConfig]:
+    chain = SpeculativeConfig(
+        SUFFIX, num_speculative_tokens=nodes, suffix_decoding_max_cached_requests=0
+    )
+    if nodes < SUFFIX_BRANCHING:
+        return [chain]
+    return [chain, replace(chain, max_tree_nodes=nodes, max_branching=SUFFIX_BRANCHING)]
 
 
 def draft_candidates(name: str, model: str, planners: Sequence[str]) -> list[Candidate]:
@@ -107,17 +100,17 @@ def _draft_shapes(model: str, nodes: int) -> list[SpeculativeConfig]:
 
 
 def joint_candidates(scores: Scores, name: str, planners: Sequence[str]) -> list[Candidate]:
-    """Prompt lookup and a draft model together: the best of both at each budget, and the best.
+    """``suffix`` and a draft model together: the best of both at each budget, and the best.
 
     Args:
         scores: speed-ups of both by themselves.
     """
-    lookups, drafts = (_best_by_nodes(scores, family) for family in (LOOKUP, name))
-    pairs = {(lookups[nodes], drafts[nodes]): None for nodes in sorted(lookups.keys() & drafts)}
-    best = [list(found.values())[:JOINED] for found in (lookups, drafts)]
-    pairs |= dict.fromkeys((lookup, draft) for lookup in best[0] for draft in best[1])
+    free, drafts = (_best_by_nodes(scores, family) for family in (SUFFIX, name))
+    pairs = {(free[nodes], drafts[nodes]): None for nodes in sorted(free.keys() & drafts)}
+    best = [list(found.values())[:JOINED] for found in (free, drafts)]
+    pairs |= dict.fromkeys((one, draft) for one in best[0] for draft in best[1])
     return [
-        Candidate((LOOKUP, name), max(c.tree_nodes for c in pair), pair, planner)
+        Candidate((SUFFIX, name), max(c.tree_nodes for c in pair), pair, planner)
         for pair, planner in product(pairs, planners)
     ]
 

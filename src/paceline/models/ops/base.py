@@ -66,7 +66,7 @@ class WholeForward(Protocol):
         ...
 
     def forward(self, batch: Any) -> Tensor:
-        """Write the KV of every row; logits ``[samples, vocab]`` float32 of the sampled ones."""
+        """Write the KV of every row; logits ``[samples, num_logits]`` float32 of the sampled."""
         ...
 
     def greedy(self, batch: Any) -> list[int]:

@@ -82,12 +82,13 @@ class NativeKV:
 
 
 class NativeForward:
-    """A decoder whose weights :class:`CpuOps` packed, over its KV memory."""
+    """A decoder whose weights :class:`CpuOps` packed, over the KV memory of as many layers."""
 
     def __init__(self, decoder: Decoder, memory: NativeKV, scale_groups: bool) -> None:
         self._native = native_module()
         self._decoder = self._native.Decoder(_description(decoder, scale_groups))
-        self._decoder.set_cache(memory.keys, memory.values)
+        count = len(decoder.layers)  # of a draft, fewer than those whose KV there is
+        self._decoder.set_cache(memory.keys[:count], memory.values[:count])
 
     def pack(self, spans: Sequence[Span], block_tables: Sequence[Sequence[int]]) -> Any:
         return self._decoder.pack(spans, block_tables)
@@ -106,9 +107,10 @@ def _description(decoder: Decoder, scale_groups: bool) -> dict[str, Any]:
     """What ``csrc/bind_forward.cpp`` reads."""
     c = decoder.config
     numbers = (
-        *("hidden_size", "intermediate_size", "vocab_size", "num_heads", "num_kv_heads"),
-        *("head_dim", "attention_softcap", "sliding_window", "norm_eps", "embedding_multiplier"),
-        *("residual_multiplier", "logits_divisor", "logits_softcap", "activation"),
+        *("hidden_size", "intermediate_size", "vocab_size", "num_logits", "num_heads"),
+        *("num_kv_heads", "head_dim", "attention_softcap", "sliding_window", "norm_eps"),
+        *("embedding_multiplier", "residual_multiplier", "logits_divisor", "logits_softcap"),
+        "activation",
     )
     return {
         **{name: getattr(c, name) for name in numbers},

@@ -29,6 +29,8 @@ from paceline.models.ops.base import AttentionBatch, AttentionGroup, Tensor
 from paceline.models.ops.tensor_kv import TensorKV
 
 log = logging.getLogger(__name__)
+REFERENCE_DTYPES = ("float32", "bfloat16", "int8")
+"""From most bits to fewest."""
 ROW_TILE = 16
 EXACT_TERMS = 1024  # 1024 * 127 * 127 is below 2**24
 PIECE = 16384  # elements; below the size at which torch splits an element-wise op over threads
@@ -62,8 +64,8 @@ class ReferenceOps:
     def __init__(
         self, dtype: str = "float32", device: str = "cpu", deterministic: bool | None = None
     ) -> None:
-        if dtype not in ("float32", "bfloat16", "int8"):
-            raise ConfigError(f"dtype is {dtype!r}; allowed are float32, bfloat16, int8")
+        if dtype not in REFERENCE_DTYPES:
+            raise ConfigError(f"dtype is {dtype!r}; allowed are {', '.join(REFERENCE_DTYPES)}")
         self.device = torch.device(device)
         on_cpu = self.device.type == "cpu"
         self.dtype = dtype

@@ -12,7 +12,7 @@ from paceline.errors import ConfigError
 from paceline.models.ops.base import Ops
 from paceline.models.ops.cpu import CpuOps
 from paceline.models.ops.native import check_isa, why_not_native
-from paceline.models.ops.reference import ReferenceOps
+from paceline.models.ops.reference import REFERENCE_DTYPES, ReferenceOps
 
 if TYPE_CHECKING:
     from paceline.models.checkpoint import Checkpoint
@@ -111,6 +111,30 @@ def resolve_ops(
         )
     log.info("ops backend reference, %s on %s: %s", dtype, device, reason or "as asked for")
     return ReferenceOps(dtype, device, deterministic)
+
+
+def fewer_bits(dtype: str, ops: Ops) -> Ops:
+    """A backend of the same kind in fewer bits: both can compute over the same KV memory.
+
+    Returns:
+        ``ops`` itself where ``dtype`` is ``auto`` or its own.
+
+    Raises:
+        ConfigError: that would be more bits, or backends of this kind cannot run them.
+    """
+    assert isinstance(ops, CpuOps | ReferenceOps)
+    if dtype in ("auto", ops.dtype):
+        return ops
+    dtypes = PACKED_DTYPES if isinstance(ops, CpuOps) else REFERENCE_DTYPES
+    allowed = dtypes[dtypes.index(ops.dtype) :]
+    if dtype not in allowed:
+        raise ConfigError(
+            f"dtype is {dtype}; what shares a KV cache with a model in {ops.dtype} on the backend "
+            f"{ops.name} can run in {', '.join(allowed)}"
+        )
+    if isinstance(ops, CpuOps):
+        return CpuOps(dtype, ops.scale_groups)
+    return ReferenceOps(dtype, str(ops.device), ops.deterministic)
 
 
 def _why_reference(dtype: str, device: str) -> str | None:

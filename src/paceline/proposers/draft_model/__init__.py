@@ -1,5 +1,6 @@
-"""The draft model proposer: a smaller language model of the same vocabulary. Owns its exports."""
+"""The draft model proposer: a smaller language model. Owns its exports."""
 
+from paceline.proposers.draft_model.build import build
 from paceline.proposers.draft_model.proposer import DraftModelProposer
 
-__all__ = ["DraftModelProposer"]
+__all__ = ["DraftModelProposer", "build"]

@@ -66,7 +66,7 @@ class Drafter(ABC):
 
     def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
         growths = self.grow(requests, budget)
-        return [DraftTree() if growth is None else growth.finished() for growth in growths]
+        return [DraftTree() if growth is None else growth.finished(self.name) for growth in growths]
 
     def grow(self, requests: Sequence[Request], budget: DraftBudget) -> list[Growth | None]:
         """What :meth:`propose` chooses its nodes from: every candidate of every level.
@@ -97,10 +97,22 @@ class Drafter(ABC):
         if self._drafts.pop(request.request_id, None) is not None:
             self._kv.free(request.request_id)
 
+    def num_held(self, request: Request) -> int:
+        """Leading tokens of the request whose KV is held."""
+        draft = self._drafts.get(request.request_id)
+        return len(draft.tokens) if draft else 0
+
+    def rewind(self, request: Request, length: int) -> None:
+        """Forget what is held of a request's tokens from ``length`` on: they become others."""
+        draft = self._drafts.get(request.request_id)
+        if draft is not None and len(draft.tokens) > length:
+            draft.kv_tokens, draft.kv_parents = [], []
+            del draft.tokens[length:]
+            self._kv.truncate(request.request_id, length)
+
     def lag(self, request: Request) -> int | None:
         """Tokens to be read before drafting; None where that takes longer than it can save."""
-        draft = self._drafts.get(request.request_id)
-        lag = len(request.token_ids) - (len(draft.tokens) if draft else 0)
+        lag = len(request.token_ids) - self.num_held(request)
         return None if lag > LAG_PER_TOKEN * request.remaining else lag
 
     def context_length(self, request: Request) -> int:
@@ -175,7 +187,7 @@ class Drafter(ABC):
                 ready.append(growth)
         if not spans:
             return [], ()
-        candidates = self._candidates(spans, [_row(growth, ROOT) for growth in ready])
+        candidates = self._candidates(spans, [sampling_row(growth, ROOT) for growth in ready])
         for growth, chunk in readers:
             self._kv.commit(growth.request.request_id, range(len(chunk)))
             growth.draft.tokens += chunk
@@ -197,17 +209,23 @@ class Drafter(ABC):
             nodes = [(growth, node) for growth in growths for node in growth.frontier]
             if nodes:
                 spans = [growth.span() for growth in growths]
-                candidates = self._candidates(spans, [_row(*each) for each in nodes])
+                candidates = self._candidates(spans, [sampling_row(*each) for each in nodes])
 
     def _reserve(self, growth: Growth) -> bool:
         drafted = len(growth.draft.kv_tokens) - 1 + len(growth.frontier)
         return self._kv.reserve(growth.request.request_id, drafted)
 
 
-def _row(growth: Growth, node: int) -> SamplingRow:
+def sampling_row(growth: Growth, node: int) -> SamplingRow:
+    """How candidates below a node, or below the request's tokens, are ranked."""
     path = growth.paths[node] if node >= 0 else ()
-    mask, constraint = None, growth.request.constraint
-    if constraint is not None:
-        with suppress(Exception):  # verification meets it too, and fails the request
-            mask = constraint.mask(path)
+    mask = grammar_mask(growth.request, path)
     return SamplingRow(growth.request, path, growth.draft.params, mask)
+
+
+def grammar_mask(request: Request, path: Sequence[int]) -> bytes | None:
+    """The tokens that a request's grammar allows after a path; None allows all."""
+    if request.constraint is not None:
+        with suppress(Exception):  # verification meets it too, and fails the request
+            return request.constraint.mask(path)
+    return None

@@ -21,10 +21,27 @@ NAME = "draft_model"
 
 RANKED = 8
 """Candidates that are ranked: how far the others lie behind is the evidence for the first."""
-SURENESS = 0.9
 LOGIT_BLUR = 0.7
 
 Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Likeness:
+    """How alike the logits of a draft and of its target are.
+
+    Attributes:
+        sureness: how likely the first candidate is where it leads by far.
+        blur: spread of the difference between the models' scores, greedy.
+    """
+
+    sureness: float = 0.9
+    blur: float = LOGIT_BLUR
+
+
+ANOTHER_MODEL = Likeness()
+FEWER_LAYERS = Likeness(0.9, 1.2)
+FEWER_BITS = Likeness(0.99, 0.1)
 
 
 @dataclass(slots=True)
@@ -138,9 +155,9 @@ class Growth:
         start = len(self.draft.tokens) - 1  # node 0 is the last committed token
         return Span(self.request.request_id, start, tokens, parents, rows, cached)
 
-    def finished(self) -> DraftTree:
-        """The best nodes of all levels so far."""
-        self.tree.origins = [NAME] * len(self.tree)
+    def finished(self, origin: str) -> DraftTree:
+        """The best nodes of all levels so far, drafted by the proposer of this name."""
+        self.tree.origins = [origin] * len(self.tree)
         order = self.best(self.max_nodes)
         return self.tree if order == list(range(len(self.tree))) else self.tree.select(order)
 
@@ -160,26 +177,37 @@ def ranking_params(config: SpeculativeConfig, params: SamplingParams) -> Samplin
     return replace(params, **{key: value for key, value in overrides.items() if value is not None})
 
 
-def acceptance_estimates(rows: Sequence[SamplingRow], scores: Floats) -> Floats:
+def likeness(config: SpeculativeConfig) -> Likeness:
+    """How alike a draft and its target are, as far as the draft's configuration says."""
+    if config.method != "self":
+        return ANOTHER_MODEL
+    return FEWER_BITS if config.draft_layers is None else FEWER_LAYERS
+
+
+def acceptance_estimates(
+    rows: Sequence[SamplingRow], scores: Floats, like: Likeness = ANOTHER_MODEL
+) -> Floats:
     """How likely each ranked candidate is to be the target's token.
 
     A prior: a softmax over the scores of the best candidates, whose sharpness and weight were
-    fitted to a pair of trained models on code and prose, greedy and at temperatures 0.6, 0.8 and 1.
+    fitted to a pair of trained models on code and prose, greedy and at temperatures 0.6, 0.8 and 1;
+    for parts of a target, to the larger of these two, greedy and at 0.8.
 
     Args:
         rows: whose candidates these are.
         scores: ``[n, RANKED]``, descending, as the sampler ranks them; -inf where there is none.
+        like: how alike the models are.
 
     Returns:
         ``[n, RANKED]``; NaN in rows whose scores are not numbers.
     """
-    blur = np.asarray([_blur(row.sampling) for row in rows])[:, None]
+    blur = np.asarray([_blur(row.sampling, like.blur) for row in rows])[:, None]
     with np.errstate(invalid="ignore"):  # -inf minus -inf
         weights = np.exp((scores - scores[:, :1]) / blur)
-        estimates: Floats = SURENESS * weights / weights.sum(axis=1, keepdims=True)
+        estimates: Floats = like.sureness * weights / weights.sum(axis=1, keepdims=True)
     return estimates
 
 
-def _blur(params: SamplingParams) -> float:
+def _blur(params: SamplingParams, greedy: float) -> float:
     """Spread of the difference between the models' scores, in units of the score."""
-    return LOGIT_BLUR if params.is_greedy else max(1.0, LOGIT_BLUR / params.temperature)
+    return greedy if params.is_greedy else greedy / min(LOGIT_BLUR, params.temperature)

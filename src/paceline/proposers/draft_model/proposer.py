@@ -10,7 +10,12 @@ from collections.abc import Iterable, Sequence
 
 from paceline.config import SpeculativeConfig
 from paceline.proposers.draft_model.drafter import Candidates, Drafter
-from paceline.proposers.draft_model.growth import RANKED, acceptance_estimates, branching
+from paceline.proposers.draft_model.growth import (
+    RANKED,
+    acceptance_estimates,
+    branching,
+    likeness,
+)
 from paceline.runtime.model_runner import ModelRunner
 from paceline.runtime.sampler import SamplingRow, rank_candidates
 from paceline.span import Span
@@ -40,6 +45,7 @@ class DraftModelProposer(Drafter):
         if not rows:
             return ()
         count = branching(self.config)
-        tokens, scores = rank_candidates(logits, rows, max(count, RANKED))
-        estimates = acceptance_estimates(rows, scores)[:, :count]
+        head = self._runner.decoder.pruned_head
+        tokens, scores = rank_candidates(logits, rows, max(count, RANKED), head)
+        estimates = acceptance_estimates(rows, scores, likeness(self.config))[:, :count]
         return zip(tokens[:, :count].tolist(), estimates.tolist(), strict=True)

@@ -1,5 +1,5 @@
 """A trained n-gram model that also learns from the request at hand."""
 
-from paceline.proposers.ngram_model.proposer import NgramModelProposer
+from paceline.proposers.ngram_model.proposer import NgramModelProposer, build
 
-__all__ = ["NgramModelProposer"]
+__all__ = ["NgramModelProposer", "build"]

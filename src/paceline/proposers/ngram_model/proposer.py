@@ -11,7 +11,8 @@ from typing import Any
 
 from paceline.config import SpeculativeConfig
 from paceline.models.ops.native import native_module, why_not_native
-from paceline.proposers.base import DraftBudget
+from paceline.proposers.base import DraftBudget, TargetInfo
+from paceline.proposers.ngram_model.file import read_tables
 from paceline.proposers.ngram_model.lookup import LONGEST_CONTEXT, NgramLookup, TextCache
 from paceline.proposers.ngram_model.tables import NgramTables
 from paceline.request import Request, VerifyResult
@@ -91,3 +92,11 @@ def _parts(tables: NgramTables, is_native: bool | None) -> tuple[Any, Any]:
         return NgramLookup(tables), TextCache
     native = native_module()
     return native.NgramLookup(tables.levels, tables.unigrams, tables.is_backoff), native.TextCache
+
+
+def build(config: SpeculativeConfig, target: TargetInfo) -> NgramModelProposer:
+    """Raises ModelLoadError for an unusable file, ConfigError for another vocabulary's."""
+    assert config.model is not None
+    tables = read_tables(config.model)
+    tables.check_fits(config.model, target.vocab_size, target.fingerprint)
+    return NgramModelProposer(config, tables)

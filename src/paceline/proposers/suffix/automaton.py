@@ -1,4 +1,4 @@
-"""A suffix automaton that counts what followed. Knows no requests and no drafts.
+"""A suffix automaton that counts what followed, and where a text is in it. Knows no drafts.
 
 One state per set of strings that end at the same places of the texts; a text is added token by
 token at amortised constant cost (Blumer et al., "The smallest automaton recognizing the subwords of
@@ -41,6 +41,11 @@ class SuffixAutomaton:
     @property
     def num_states(self) -> int:
         return len(self._lengths)
+
+    @property
+    def end(self) -> Place:
+        """Where the longest suffix of the text occurs, within ``max_depth``."""
+        return self._active, self._active_length
 
     def end_text(self) -> None:
         """Let the next token begin another text."""
@@ -133,3 +138,34 @@ class SuffixAutomaton:
             state = self._links[state]
         target = self._edges[self._active][token][0]
         self._active, self._active_length = self._within_depth(target, self._active_length + 1)
+
+
+class SuffixCursor:
+    """Where the longest suffix of a growing text occurs, followed token by token.
+
+    Args:
+        is_own: the automaton is of the very text that is followed, and holds all of it.
+    """
+
+    def __init__(self, automaton: SuffixAutomaton, is_own: bool = False) -> None:
+        self.automaton = automaton
+        self._is_own = is_own
+        self._place: Place = ROOT, 0
+        self._num_read = 0
+        self._num_known = 0
+        """Tokens of the automaton when the place was found."""
+
+    def advance(self, token_ids: Sequence[int]) -> Place:
+        """The place in the whole text; begins again where the automaton has grown meanwhile."""
+        automaton = self.automaton
+        if self._is_own:
+            return automaton.end
+        num_unread = len(token_ids) - self._num_read
+        is_stale = automaton.num_tokens != self._num_known or num_unread < 0
+        if is_stale or num_unread > automaton.max_depth:
+            self._place = automaton.match(token_ids)
+        else:
+            for token in token_ids[self._num_read :]:
+                self._place = automaton.follow(self._place, token)
+        self._num_read, self._num_known = len(token_ids), automaton.num_tokens
+        return self._place

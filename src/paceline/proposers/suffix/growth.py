@@ -14,7 +14,7 @@ import heapq
 from collections.abc import Sequence
 from itertools import count, islice
 
-from paceline.proposers.suffix.automaton import Edges, Place, SuffixAutomaton
+from paceline.proposers.suffix.automaton import Edges, Place, SuffixAutomaton, SuffixCursor
 from paceline.span import ROOT
 
 MAX_CONTEXTS = 4
@@ -80,13 +80,18 @@ class SuffixDrafter:
 
     def draft(
         self,
-        automata: Sequence[SuffixAutomaton],
+        cursors: Sequence[SuffixCursor],
         token_ids: Sequence[int],
         max_nodes: int,
         max_depth: int,
     ) -> Drafted:
-        """The likeliest continuations of the tokens; of equally long matches the first counts."""
-        places = [automaton.match(token_ids) for automaton in automata]
+        """The likeliest continuations of the tokens; of equally long matches the first counts.
+
+        Args:
+            cursors: of this text, and never of another one.
+        """
+        automata = [cursor.automaton for cursor in cursors]
+        places = [cursor.advance(token_ids) for cursor in cursors]
         longest = max((length for length, _, _ in _contexts(automata, places)), default=0)
         most = self._max_spec_factor * longest
         if most < max_depth:

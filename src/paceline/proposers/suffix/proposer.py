@@ -7,17 +7,27 @@ finished requests. Knows no model and no text.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from paceline.config import SpeculativeConfig
 from paceline.models.ops.native import native_module, why_not_native
-from paceline.proposers.base import DraftBudget
+from paceline.proposers.base import DraftBudget, TargetInfo
 from paceline.proposers.suffix import automaton, growth
 from paceline.proposers.suffix.shared import SharedTexts
 from paceline.request import Request, VerifyResult
 from paceline.span import DraftTree
 
 NAME = "suffix"
+
+
+@dataclass(slots=True)
+class _Text:
+    """One request's text, and where it is in its own automaton and in the shared ones."""
+
+    automaton: Any
+    cursors: list[Any]
+    shared: list[Any]
 
 
 class SuffixProposer:
@@ -35,7 +45,7 @@ class SuffixProposer:
         if is_native is None:
             is_native = why_not_native() is None
         native: Any = native_module() if is_native else None
-        self._automaton: Any = native.SuffixAutomaton if native else automaton.SuffixAutomaton
+        self._parts = native or automaton
         self._drafter = (native or growth).SuffixDrafter(
             growth.others_by_length(config.suffix_decoding_max_tree_depth),
             branching=config.max_branching if config.max_tree_nodes else 1,
@@ -43,7 +53,7 @@ class SuffixProposer:
             min_path_prob=config.min_accept_prob,
             max_spec_factor=config.suffix_decoding_max_spec_factor,
         )
-        self._texts: dict[int, Any] = {}
+        self._texts: dict[int, _Text] = {}
         self._shared = SharedTexts(
             self._new_automaton,
             config.suffix_decoding_max_cached_requests,
@@ -72,13 +82,22 @@ class SuffixProposer:
         return len(request.token_ids)
 
     def _new_automaton(self) -> Any:
-        return self._automaton(self.config.suffix_decoding_max_tree_depth)
+        return self._parts.SuffixAutomaton(self.config.suffix_decoding_max_tree_depth)
 
     def _draft(self, request: Request, nodes: int, depth: int) -> DraftTree:
         text = self._texts.get(request.request_id)
         if text is None:
-            text = self._texts[request.request_id] = self._new_automaton()
-        text.extend(request.token_ids, text.num_tokens)
-        automata = [text, *self._shared.automata(request.cache_salt)]
-        tokens, parents, probs = self._drafter.draft(automata, request.token_ids, nodes, depth)
+            own = self._new_automaton()
+            text = _Text(own, [self._parts.SuffixCursor(own, is_own=True)], [])
+            self._texts[request.request_id] = text
+        text.automaton.extend(request.token_ids, text.automaton.num_tokens)
+        shared = self._shared.automata(request.cache_salt)
+        if text.shared != shared:
+            text.cursors[1:] = map(self._parts.SuffixCursor, shared)
+            text.shared = shared
+        tokens, parents, probs = self._drafter.draft(text.cursors, request.token_ids, nodes, depth)
         return DraftTree(tokens, parents, probs, [NAME] * len(tokens))
+
+
+def build(config: SpeculativeConfig, target: TargetInfo) -> SuffixProposer:
+    return SuffixProposer(config)

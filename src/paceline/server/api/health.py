@@ -47,10 +47,11 @@ async def stats(request: Request) -> Response:
     return Response(encode_json(document), media_type="application/json")
 
 
-@router.post("/flush_prefix_cache", responses=errors(403, 500))
-@router.post("/reset_prefix_cache", responses=errors(403, 500))
+@router.post("/flush_prefix_cache", responses=errors(403, 500, 503))
+@router.post("/reset_prefix_cache", responses=errors(403, 500, 503))
 async def flush_prefix_cache(request: Request) -> Health:
     serving = Serving.of(request)
     refuse_foreign_page(request.headers, serving.config.allowed_origins)
+    serving.check_takes_requests()
     await serving.client.flush_prefix_cache()
     return Health(status="flushed")

@@ -1,0 +1,69 @@
+"""The layers of a model once more, in fewer bits, out of the checkpoint that it was loaded from.
+
+Owns how linears that are packed in 8 bits become floats again. Knows no arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from paceline.models.checkpoint import Checkpoint
+from paceline.models.config import ModelConfig
+from paceline.models.ops.base import Ops, Tensor
+from paceline.models.ops.native import native_module
+from paceline.models.pages import give_back_freed
+from paceline.models.weights import Layer, WeightReader
+
+
+def read_layers(checkpoint: Checkpoint, config: ModelConfig, ops: Ops) -> list[Layer]:
+    """The layers of ``config``, which may be fewer than the checkpoint has, packed by ``ops``.
+
+    Raises:
+        ModelLoadError: a tensor is missing, has another shape, or cannot be packed.
+    """
+    tensors = checkpoint.tensors
+    if checkpoint.packed is not None:
+        tensors = _Unpacked(tensors, config)
+    reader = WeightReader(tensors, config, ops)
+    layers = [reader.layer(index) for index in range(config.num_layers)]
+    reader.log_rounding()
+    give_back_freed()
+    return layers
+
+
+class _Unpacked(Mapping[str, Tensor]):
+    """A packed folder's tensors, its 8-bit linears as floats under their fused names."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> None:
+        self._tensors = tensors
+        c = config
+        queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+        self._shapes = {
+            "qkv_proj": (queries + 2 * keys, c.hidden_size),
+            "o_proj": (c.hidden_size, queries),
+            "gate_up_proj": (2 * c.intermediate_size, c.hidden_size),
+            "down_proj": (c.hidden_size, c.intermediate_size),
+        }
+
+    def __getitem__(self, name: str) -> Tensor:
+        linear, _, key = name.rpartition(".")
+        shape = self._shapes.get(linear.rpartition(".")[2])
+        if shape is None or key != "weight":
+            return self._tensors[name]
+        data, scale = self._tensors[f"{linear}.data"], self._tensors[f"{linear}.scale"]
+        quantised = torch.from_numpy(native_module().unpack_int8(data.numpy(), *shape))
+        return quantised * scale[: shape[0], None]
+
+    def __contains__(self, name: object) -> bool:
+        linear, _, key = str(name).rpartition(".")
+        if linear.rpartition(".")[2] not in self._shapes:
+            return name in self._tensors
+        return key in ("weight", "bias") and f"{linear}.data" in self._tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)

@@ -1,0 +1,157 @@
+"""Loads draft models. Owns what a draft must share with its target, and its KV cache's size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from paceline.config import SpeculativeConfig
+from paceline.errors import ConfigError
+from paceline.models.checkpoint import Checkpoint, load_checkpoint
+from paceline.models.config import ModelConfig
+from paceline.models.decoder import Decoder
+from paceline.models.ops.base import Ops, PackedBatch
+from paceline.models.ops.resolve import resolve_dtype, resolve_ops
+from paceline.proposers.base import TargetInfo
+from paceline.runtime.kv_cache import KVCache, blocks_for, bytes_per_block
+from paceline.runtime.model_runner import ForwardResult, ModelRunner
+from paceline.span import Span
+
+
+def load_draft(config: SpeculativeConfig, target: TargetInfo) -> ModelRunner:
+    """Load the model that a configuration names, with a KV cache within ``target.kv_bytes``.
+
+    Raises:
+        ModelLoadError: it cannot be read.
+        ConfigError: its vocabulary is not the target's, or there is no memory for its KV cache.
+    """
+    checkpoint = open_draft(config, target)
+    _check_vocabulary(checkpoint, config, target)
+    return draft_runner(checkpoint, config, target)
+
+
+def open_draft(config: SpeculativeConfig, target: TargetInfo) -> Checkpoint:
+    """The model that a configuration names, whatever its vocabulary; for ``self`` the first layers
+    of the target as a model of their own.
+
+    Raises:
+        ModelLoadError: it cannot be read.
+        ConfigError: the target has fewer layers, or is not there.
+    """
+    if config.method == "self":
+        if target.checkpoint is None:
+            raise ConfigError('method "self" drafts with the target, and none is loaded here')
+        shape = target.checkpoint.config
+        layers = num_draft_layers(config, shape.num_layers)
+        return replace(target.checkpoint, config=shape.first_layers(layers))
+    assert config.model is not None
+    return load_checkpoint(config.model, with_tokenizer=target.fingerprint is not None)
+
+
+def num_draft_layers(config: SpeculativeConfig, most: int) -> int:
+    """How many of a target's ``most`` layers ``self`` runs; raises :class:`ConfigError`."""
+    count = most if config.draft_layers is None else config.draft_layers
+    if count > most:
+        raise ConfigError(f"draft_layers is {count}; the target has {most} layers")
+    return count
+
+
+def draft_dtype(config: SpeculativeConfig, checkpoint: Checkpoint, target: TargetInfo) -> str:
+    """The precision in which a draft is run; raises :class:`ConfigError` where it cannot be."""
+    as_target = config.method == "self" and config.dtype == "auto"
+    dtype = target.dtype if as_target else config.dtype
+    return resolve_dtype(dtype, target.device, checkpoint, target.backend)
+
+
+def draft_runner(
+    checkpoint: Checkpoint, config: SpeculativeConfig, target: TargetInfo, expansion: int = 1
+) -> ModelRunner:
+    """A draft ready to run.
+
+    Args:
+        expansion: tokens of the draft per token of the target for which there has to be room.
+
+    Raises:
+        ConfigError: there is no memory for its KV cache.
+    """
+    shape = checkpoint.config
+    groups = checkpoint.packed is not None and checkpoint.packed.scale_groups
+    dtype = draft_dtype(config, checkpoint, target)
+    ops = resolve_ops(dtype, target.device, config.deterministic, target.backend, groups)
+    max_len = min(expansion * target.max_model_len, shape.max_position)
+    kv = _draft_kv(shape, ops, config, target, max_len)
+    decoder = Decoder(shape, checkpoint.tensors, ops, max_len)
+    if shape.vocab_size == target.vocab_size:
+        return ModelRunner(decoder, kv)
+    if decoder.pruned_head is not None:
+        raise ConfigError(
+            f"{checkpoint.name} has {shape.vocab_size} tokens, of which its head has some, and the "
+            f"target {target.vocab_size}; prune the head of a draft that is as wide as the target"
+        )
+    return PaddedRunner(decoder, kv, target.vocab_size)
+
+
+class PaddedRunner(ModelRunner):
+    """A draft whose vocabulary is the target's, padded to another size.
+
+    Args:
+        vocab_size: of the target. The logits are as wide: tokens that it has not are cut off, and
+            those that the draft has not are -inf.
+    """
+
+    def __init__(self, decoder: Decoder, kv: KVCache, vocab_size: int) -> None:
+        super().__init__(decoder, kv)
+        self._vocab_size = vocab_size
+
+    def pack(self, spans: Sequence[Span]) -> PackedBatch:
+        return super().pack([self._readable(span) for span in spans])
+
+    def _readable(self, span: Span) -> Span:
+        """The span without padding that only the target has; something else is read instead."""
+        size = self.decoder.config.vocab_size
+        if max(span.token_ids) < size:
+            return span
+        return replace(span, token_ids=[token if token < size else 0 for token in span.token_ids])
+
+    def forward(self, batch: PackedBatch, greedy: bool = False) -> ForwardResult:
+        result = super().forward(batch, greedy)
+        missing = self._vocab_size - result.logits.shape[1]
+        logits = torch.nn.functional.pad(result.logits, (0, missing), value=-torch.inf)
+        return ForwardResult(logits.contiguous(), result.offsets, result.argmax)
+
+
+def _check_vocabulary(
+    checkpoint: Checkpoint, config: SpeculativeConfig, target: TargetInfo
+) -> None:
+    """Equal vocabularies may be padded to different sizes."""
+    name, size, tokenizer = checkpoint.name, checkpoint.config.vocab_size, checkpoint.tokenizer
+    if tokenizer is None or target.fingerprint is None:
+        if size != target.vocab_size:
+            raise ConfigError(
+                f"{name} has {size} tokens and the target {target.vocab_size}; without tokenizers "
+                "a draft model needs as many"
+            )
+    elif tokenizer.fingerprint != target.fingerprint:
+        what_to_do = (
+            "drafting with another vocabulary works in an engine alone"
+            if config.use_heterogeneous_vocab
+            else "set use_heterogeneous_vocab to draft with another vocabulary"
+        )
+        raise ConfigError(
+            f"{name} has {size} tokens, and the target {target.vocab_size} other ones; {what_to_do}"
+        )
+
+
+def _draft_kv(
+    shape: ModelConfig, ops: Ops, config: SpeculativeConfig, target: TargetInfo, max_len: int
+) -> KVCache:
+    """As many blocks as all requests at their longest could use, or as the bytes allow."""
+    per_request = blocks_for(max_len + config.tree_nodes)
+    num_blocks = min(
+        target.kv_bytes // bytes_per_block(shape, ops.default_kv_dtype),
+        1 + target.max_num_seqs * per_request,
+    )
+    memory = ops.kv_memory(shape, max(0, num_blocks), ops.default_kv_dtype)
+    return KVCache(memory, prefix_caching=False)

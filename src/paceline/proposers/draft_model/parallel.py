@@ -1,0 +1,164 @@
+"""Drafts of several tokens by one forward of a model that was trained for it (PARD).
+
+Behind the tokens that the draft lacks it reads mask tokens, one for each further token; the row of
+each predicts what stands there, whatever stands before it. The KV of masks is never kept. Since no
+row knows what the rows before it chose, every node of a depth has the same candidates, and the tree
+is made of their most probable combinations. Owns the masks and that choice; how the draft keeps up
+with its requests is the affair of :mod:`paceline.proposers.draft_model.drafter`.
+
+Source: An et al., PARD, arXiv 2504.18583.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
+from itertools import islice
+
+from paceline.config import SpeculativeConfig
+from paceline.errors import ConfigError
+from paceline.policy.prices import Prices
+from paceline.proposers.base import DraftBudget, TargetInfo
+from paceline.proposers.draft_model.drafter import Candidates, Drafter
+from paceline.proposers.draft_model.growth import (
+    RANKED,
+    Growth,
+    acceptance_estimates,
+    branching,
+)
+from paceline.proposers.draft_model.loading import load_draft
+from paceline.request import Request
+from paceline.runtime.model_runner import ModelRunner
+from paceline.runtime.sampler import SamplingRow, rank_candidates
+from paceline.span import ROOT, DraftTree, Span
+
+NAME = "parallel_draft"
+
+
+class ParallelDraftProposer(Drafter):
+    """See the module's docstring.
+
+    Args:
+        config: how to draft.
+        runner: the draft model with a KV cache of its own, without prefix caching.
+        mask_token: what it reads where a token is not known.
+    """
+
+    name = NAME
+    costs_levels = False
+
+    def __init__(self, config: SpeculativeConfig, runner: ModelRunner, mask_token: int) -> None:
+        super().__init__(config, runner.kv, runner.decoder.max_len)
+        self._runner = runner
+        self._mask_token = mask_token
+        self._depths: dict[int, int] = {}  # by request, of the drafts that are being made
+
+    @property
+    def num_forwards(self) -> int:
+        """Forwards of the draft model so far."""
+        return self._runner.num_forwards
+
+    def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
+        growths = self.grow(requests, budget)
+        return [DraftTree() if growth is None else growth.tree for growth in growths]
+
+    def _read(self, growths: Sequence[Growth]) -> tuple[list[Growth], Iterable[Candidates]]:
+        self._depths = {
+            growth.request.request_id: min(growth.max_depth, growth.max_nodes) for growth in growths
+        }
+        return super()._read(growths)
+
+    def _candidates(
+        self, spans: Sequence[Span], rows: Sequence[SamplingRow]
+    ) -> Iterable[Candidates]:
+        """Of each row and, behind it, of the masks that follow it."""
+        owners = iter(rows)
+        packed, ranked = list[Span](), list[SamplingRow]()
+        for span in spans:
+            if span.sample_rows:
+                row = next(owners)
+                span = self._with_masks(span)
+                # Which tokens come before a mask's is not known; the noise goes by their number.
+                paths = ([self._mask_token] * depth for depth in range(1, len(span.sample_rows)))
+                ranked += [row, *(SamplingRow(row.request, path, row.params) for path in paths)]
+            packed.append(span)
+        logits = self._runner.forward(self._runner.pack(packed)).logits
+        if not ranked:
+            return ()
+        count = branching(self.config)
+        head = self._runner.decoder.pruned_head
+        tokens, scores = rank_candidates(logits, ranked, max(count, RANKED), head)
+        estimates = acceptance_estimates(ranked, scores)[:, :count]
+        return zip(tokens[:, :count].tolist(), estimates.tolist(), strict=True)
+
+    def _with_masks(self, span: Span) -> Span:
+        """The span, then as many masks as the draft may have further tokens and there is room."""
+        known, request_id = len(span.token_ids), span.request_id
+        masks = self._depths[request_id] - 1
+        if not self._kv.reserve(request_id, known + masks):
+            masks = 0
+        self._depths[request_id] = 1 + masks
+        tokens = [*span.token_ids, *[self._mask_token] * masks]
+        rows = range(known - 1, known + masks)
+        return Span(request_id, span.start, tokens, range(-1, len(tokens) - 1), rows)
+
+    def _add_levels(
+        self, growths: list[Growth], candidates: Iterable[Candidates], prices: Prices
+    ) -> None:
+        """All levels are there already, whatever a further one would have to promise."""
+        rows = iter(candidates)
+        for growth in growths:
+            levels = list(islice(rows, self._depths[growth.request.request_id]))
+            growth.tree = likeliest_tree(levels, growth.max_nodes, self.config.min_accept_prob)
+            growth.num_levels = len(levels)
+
+
+def likeliest_tree(levels: Sequence[Candidates], max_nodes: int, min_prob: float) -> DraftTree:
+    """The ``max_nodes`` likeliest nodes of the tree in which every node of a depth branches alike.
+
+    Args:
+        levels: by depth, the tokens that any node there may carry and their estimates, descending.
+        min_prob: nodes less likely to be reached and accepted are left out.
+    """
+    tree = DraftTree()
+    # Nodes that may come next, likeliest first: (-path probability, parent, depth, rank).
+    heap: list[tuple[float, int, int, int]] = []
+
+    def offer(above: float, parent: int, depth: int, rank: int) -> None:
+        if depth < len(levels) and rank < len(levels[depth][0]):
+            path_prob = above * levels[depth][1][rank]
+            if path_prob >= min_prob and path_prob > 0.0:  # neither is true for NaN
+                heappush(heap, (-path_prob, parent, depth, rank))
+
+    above = {ROOT: 1.0}
+    offer(1.0, ROOT, 0, 0)
+    while heap and len(tree) < max_nodes:
+        negative, parent, depth, rank = heappop(heap)
+        node = len(tree)
+        tokens, estimates = levels[depth]
+        tree.token_ids.append(tokens[rank])
+        tree.parents.append(parent)
+        tree.accept_probs.append(estimates[rank])
+        above[node] = -negative
+        offer(above[node], node, depth + 1, 0)
+        offer(above[parent], parent, depth, rank + 1)
+    tree.origins = [NAME] * len(tree)
+    return tree
+
+
+def build(config: SpeculativeConfig, target: TargetInfo) -> ParallelDraftProposer:
+    """Load the draft that a configuration names.
+
+    Raises:
+        ModelLoadError: it cannot be read.
+        ConfigError: it does not fit to the target, or is no parallel draft.
+    """
+    runner = load_draft(config, target)
+    mask_token = runner.decoder.config.mask_token_id
+    if mask_token is None:
+        raise ConfigError(
+            f"{config.model} is no parallel draft: its config.json has neither pard_token nor "
+            'ptd_token_id. Use method "draft_model", or train one with '
+            "paceline train draft --parallel"
+        )
+    return ParallelDraftProposer(config, runner, mask_token)

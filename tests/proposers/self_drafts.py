@@ -1,0 +1,79 @@
+"""Self-drafting proposers on a toy target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from paceline.config import SpeculativeConfig
+from paceline.models.ops.native import why_not_native
+from paceline.proposers.base import DraftBudget
+from paceline.proposers.draft_model.self_draft import SelfDraftProposer
+from paceline.request import Request
+from paceline.runtime.model_runner import ModelRunner
+from paceline.span import DraftTree, Span
+from tests.proposers.drive import Target
+from tests.toy import TOY, toy_runner
+
+ALL = TOY.num_layers
+PROMPT = [5, 9, 2, 7, 7, 30, 11]
+native = pytest.mark.skipif(why_not_native() is not None, reason="the extension was not built")
+
+
+def self_config(layers: int | None = 1, **options: Any) -> SpeculativeConfig:
+    return SpeculativeConfig("self", draft_layers=layers, **{"min_accept_prob": 0.0} | options)
+
+
+def self_drafter(
+    target: ModelRunner,
+    layers: int = 1,
+    kind: type[SelfDraftProposer] = SelfDraftProposer,
+    **options: Any,
+) -> SelfDraftProposer:
+    """The first layers of a target; also all of them, which no engine would be built with."""
+    whole = target.decoder
+    decoder = whole.with_layers(whole.layers[:layers], whole.ops)
+    return kind(self_config(layers, **options), ModelRunner(decoder, target.kv))
+
+
+class Following(SelfDraftProposer):
+    """Its target reads all of a request but its last token whenever a draft is wanted."""
+
+    whole: ModelRunner
+
+    def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
+        for request in requests:
+            self._read_all_but_last(request)
+        return super().propose(requests, budget)
+
+    def _read_all_but_last(self, request: Request) -> None:
+        kv, request_id = self.whole.kv, request.request_id
+        if request_id not in kv:
+            kv.open(request_id)
+        held = kv[request_id].length
+        chunk = request.token_ids[held:-1]
+        if chunk:
+            assert kv.reserve(request_id, len(chunk))
+            spans = [Span.chunk(request_id, held, chunk, sample=False)]
+            self.whole.forward(self.whole.pack(spans))
+            kv.commit(request_id, range(len(chunk)))
+
+    def finish(self, request: Request) -> None:
+        """As a preemption, which frees the target's KV."""
+        self.whole.kv.free(request.request_id)
+
+
+def following(**options: Any) -> SelfDraftProposer:
+    target = toy_runner(prefix_caching=False)
+    proposer = self_drafter(target, kind=Following, **options)
+    assert isinstance(proposer, Following)
+    proposer.whole = target
+    return proposer
+
+
+def begun(model: Target, *requests: Request) -> None:
+    """Read the prompts; the target holds all tokens but the last of each."""
+    for request in requests:
+        model.verify(request, DraftTree())

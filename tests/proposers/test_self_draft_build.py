@@ -1,0 +1,170 @@
+"""How a target that drafts for itself is made cheaper: what is shared, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.engine.build import build_engine
+from paceline.errors import ConfigError
+from paceline.llm import embedded_model
+from paceline.models.checkpoint import Checkpoint, load_checkpoint
+from paceline.models.decoder import Decoder
+from paceline.models.ops.cpu import CpuOps
+from paceline.models.ops.packing import Packer
+from paceline.models.packed_folder import write_packed
+from paceline.proposers.base import TargetInfo
+from paceline.proposers.draft_model.growth import acceptance_estimates, likeness
+from paceline.proposers.draft_model.self_draft import build, cheaper_decoder
+from paceline.runtime.model_runner import ModelRunner
+from paceline.runtime.sampler import SamplingRow
+from paceline.sampling_params import SamplingParams
+from tests.contracts.test_identity import answers
+from tests.proposers.drive import Target, make_request
+from tests.proposers.self_drafts import PROMPT, begun, native, self_config
+from tests.toy import TOY, Job, draft_config, run_jobs, toy_runner, toy_tensors
+
+
+def target_of(checkpoint: Checkpoint, runner: ModelRunner) -> TargetInfo:
+    return TargetInfo(TOY.vocab_size, None, "cpu", 256, 4, 0, "auto", runner, None, checkpoint)
+
+
+def toy_target(dtype: str, **tensors: Any) -> TargetInfo:
+    checkpoint = Checkpoint(TOY, toy_tensors(**tensors), None, "toy")
+    return target_of(checkpoint, toy_runner(dtype, **tensors))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options", "message"),
+    [
+        ("float32", {"layers": 3}, "draft_layers is 3; the target has 2 layers"),
+        ("float32", {"layers": 2}, "costs as much as the target"),
+        ("float32", {"layers": 2, "dtype": "float32"}, "costs as much as the target"),
+        ("float32", {"layers": 1, "dtype": "int4"}, "can run in float32, bfloat16, int8"),
+        pytest.param("native-int4", {"dtype": "int8"}, "can run in int4$", marks=native),
+    ],
+)
+def test_what_cannot_be_cheaper_is_refused(
+    dtype: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build(self_config(**options), toy_target(dtype))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, 'needs "draft_layers", a "dtype" of fewer bits'),
+        ({"draft_layers": 0}, "draft_layers is 0"),
+        ({"draft_layers": 1, "model": "x"}, 'takes no "model"'),
+    ],
+)
+def test_what_makes_no_sense_is_refused_at_once(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SpeculativeConfig("self", **options)
+
+
+def test_without_a_target_there_is_no_proposer() -> None:
+    with pytest.raises(ConfigError, match="none is loaded here"):
+        build(self_config(1), replace(toy_target("float32"), runner=None))
+
+
+@native
+def test_weights_are_shared() -> None:
+    target = toy_target("native-int8")
+    assert target.runner is not None
+    assert target.checkpoint is not None
+    whole = target.runner.decoder
+    fewer = cheaper_decoder(self_config(1), whole, target.checkpoint)
+    assert [id(layer) for layer in fewer.layers] == [id(whole.layers[0])]
+    rounded = cheaper_decoder(self_config(None, dtype="int4"), whole, target.checkpoint)
+    for name in ("embedding", "head", "norm", "rope"):
+        for draft in (fewer, rounded):
+            assert getattr(draft, name) is getattr(whole, name)
+    assert len(rounded.layers) == 2
+
+
+def outputs(decoder: Decoder) -> list[torch.Tensor]:
+    """Every linear applied to some inputs."""
+    found = []
+    for layer in decoder.layers:
+        for linear in (layer.qkv, layer.o, layer.gate_up, layer.down):
+            width = linear.k if hasattr(linear, "k") else linear.weight.shape[0]
+            x = torch.randn(3, width, generator=torch.Generator().manual_seed(width))
+            found.append(decoder.ops.linear(x, linear))
+    return found
+
+
+@native
+def test_fewer_bits_are_those_of_the_checkpoint() -> None:
+    target = toy_target("native-int8")
+    assert target.runner is not None
+    assert target.checkpoint is not None
+    config = self_config(None, dtype="int4")
+    rounded = cheaper_decoder(config, target.runner.decoder, target.checkpoint)
+    expected = Decoder(TOY, toy_tensors(), CpuOps("int4"), TOY.max_position)
+    for one, two in zip(outputs(rounded), outputs(expected), strict=True):
+        assert torch.equal(one, two)
+
+
+@native
+def test_a_model_that_is_packed_in_8_bits_gives_one_in_4(tmp_path: Path) -> None:
+    source = load_checkpoint(embedded_model("target"))
+    write_packed(source, tmp_path / "packed", Packer("int8"))
+    config = self_config(2, dtype="int4")
+    drafts = []
+    for model in (source, load_checkpoint(tmp_path / "packed")):
+        limits = EngineConfig(max_num_seqs=1, max_model_len=64, kv_cache_memory=1 << 22)
+        runner = build_engine(model, limits).engine.runner
+        drafts.append(cheaper_decoder(config, runner.decoder, model))
+    for one, two in zip(*map(outputs, drafts), strict=True):
+        error = (one - two).norm() / one.norm()
+        assert 0 < error < 0.1  # it was rounded to 8 bits in between
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_fewer_bits_without_native_kernels(dtype: str) -> None:
+    target = toy_target("float32")
+    assert target.runner is not None
+    proposer, model = build(self_config(None, dtype=dtype), target), Target(target.runner)
+    request = make_request(1, PROMPT)
+    begun(model, request)
+    results = [model.step(proposer, request)[1] for _ in range(8)]
+    assert sum(result.num_accepted for result in results) > 24  # of 32
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
+def test_estimates_know_how_alike_draft_and_target_are(temperature: float) -> None:
+    row = SamplingRow(make_request(1, PROMPT, temperature=temperature), (), None, None)
+    scores = np.asarray([[2.0, 1.0, 0.5, *[-1.0] * 5]])
+    found = [
+        acceptance_estimates([row], scores, likeness(config))[0, 0]
+        for config in (
+            self_config(1, dtype="int4"),
+            draft_config(),
+            self_config(None, dtype="int4"),
+        )
+    ]
+    assert found == sorted(found)
+    assert found[-1] > 0.98
+
+
+@native
+def test_the_engine_builds_it_from_its_configuration() -> None:
+    source = load_checkpoint(embedded_model("target"))
+    wanted = SpeculativeConfig("self", draft_layers=6, dtype="int4")
+    limits = EngineConfig(max_num_seqs=2, max_model_len=128, kv_cache_memory=1 << 24, strict=True)
+    prompt = Job(list(range(30, 50)), SamplingParams(temperature=0.0, max_tokens=24))
+    found = []
+    for speculative in ((), (wanted,)):
+        engine = build_engine(source, replace(limits, speculative=speculative)).engine
+        found.append(answers(run_jobs(engine, [prompt])))
+        assert engine.stats().num_proposer_failures == 0
+    assert found[0] == found[1]
+    assert engine.stats().speculation.by_proposer.keys() == {"self"}
