@@ -86,8 +86,9 @@ class Vocabulary:
     def settled(self, data: bytes, ends: Sequence[int]) -> int:
         """How many tokens are likely to stay what they are, whatever text follows.
 
-        A token may change when a longer one begins with it and all that comes after it. Where
-        tokens reach over words, merges of what follows can also undo earlier ones; that is rare.
+        A token may change when a longer one begins with it and all that comes after it. Rarely it
+        changes otherwise: where tokens reach over words, merges of what follows can undo earlier
+        ones, and a run of spaces may be cut differently once a word follows.
         """
         for count in range(max(0, len(ends) - TAIL), len(ends)):
             if self.goes_on(data[ends[count - 1] if count else 0 :]):
