@@ -129,7 +129,7 @@ def varied(known: Known, rng: random.Random) -> dict[str, Any]:
         case 1:
             body["speculative"] = {"num_speculative_tokens": rng.randrange(1, 5)}
         case 2:
-            body["speculative"] = {"method": rng.choice(["prompt_lookup", "draft_model"])}
+            body["speculative"] = {"method": rng.choice(["suffix", "draft_model"])}
     return body
 
 

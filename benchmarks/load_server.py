@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import random
 import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from harness import arguments, note
@@ -27,9 +28,12 @@ from load_watch import ENGINE, HTTP, Reading, ServerProcess, growth, plain
 from prompt_sets import SOURCES
 from report import Report, Target, number, table
 
+from paceline.commands.resolve import default_speculative_config
+
 MAX_MODEL_LEN = 512
 KV_MEMORY = "10M"
 """Less than the streams could use: preemption is part of the load."""
+CACHED_TOKENS = 16384
 READING_SECONDS = 5.0
 SETTLING_SECONDS = 30.0
 WARM_UP = 0.2
@@ -104,10 +108,20 @@ def settled(server: ServerProcess, files: int) -> tuple[dict[str, Any], list[Rea
         time.sleep(0.2)
 
 
+def speculative() -> str:
+    """The default proposers, whose store of earlier answers is full when the warm-up ends."""
+    configs = (
+        replace(config, suffix_decoding_max_cached_tokens=CACHED_TOKENS)
+        for config in default_speculative_config(None)
+    )
+    return json.dumps([asdict(config) for config in configs])
+
+
 def run(options: argparse.Namespace, known: Sequence[Known], report: Report) -> None:
     server = ServerProcess(
         *("--max-model-len", str(MAX_MODEL_LEN), "--kv-cache-memory", KV_MEMORY),
         *("--planner", options.planner, "--max-queue", str(8 * options.streams)),
+        *("--speculative-config", speculative()),
     )
     try:
         asyncio.run(_each_once(server.port, known[:NUM_FIRST]))

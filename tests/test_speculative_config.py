@@ -31,6 +31,8 @@ def test_keys_that_loosen_acceptance_are_refused_with_the_reason(key: str) -> No
     [
         ("{", "not JSON"),
         ("3", "object or a list"),
+        pytest.param("[" * 100_000, "not JSON", id="deep"),
+        pytest.param("9" * 5000, "not JSON", id="long"),
         ("[3]", "must be an object"),
         ({"methd": "ngram"}, "unknown speculative key 'methd'; allowed are method, model"),
         ({"method": "magic"}, "allowed are prompt_lookup, suffix.* plugins .*: none"),
@@ -57,6 +59,8 @@ def test_keys_that_loosen_acceptance_are_refused_with_the_reason(key: str) -> No
         ({"model": "x", "vocab_replacements": "ab"}, "must be a list of"),
         ({"model": "x", "vocab_replacements": [["", "b"]]}, "is not empty"),
         ({"model": "x", "vocab_replacements": [["a", 1]]}, "must be a list of"),
+        ({"model": "x", "vocab_replacements": [["\ud800", "b"]]}, "must be a list of"),
+        ({"model": "x", "vocab_replacements": [["a", "\udfff"]]}, "must be a list of"),
     ],
 )
 def test_what_is_wrong_is_said(source: Any, message: str) -> None:

@@ -189,6 +189,11 @@ def _is_replacement(pair: object) -> bool:
     return (
         isinstance(pair, list | tuple)
         and len(pair) == 2
-        and all(isinstance(text, str) for text in pair)
+        and all(isinstance(text, str) and _is_encodable(text) for text in pair)
         and bool(pair[0])
     )
+
+
+def _is_encodable(text: str) -> bool:
+    """Whether it has no lone surrogates, which JSON can spell and UTF-8 cannot."""
+    return not any("\ud800" <= char <= "\udfff" for char in text)

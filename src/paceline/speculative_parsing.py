@@ -63,7 +63,7 @@ def parse_speculative_config(
     if isinstance(source, str):
         try:
             source = json.loads(source)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # numbers and nesting have limits, too
             raise ConfigError(f"the speculative configuration is not JSON: {error}") from error
     items = [source] if isinstance(source, Mapping | SpeculativeConfig) else source
     if not isinstance(items, Sequence) or isinstance(items, str):

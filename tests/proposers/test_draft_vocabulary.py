@@ -94,7 +94,11 @@ def draft_folder(folder: Path, tokenizer: Tokenizer) -> Path:
 
 
 def built(
-    folder: Path, target: Tokenizer | None, vocab_size: int = VOCAB, **options: Any
+    folder: Path,
+    target: Tokenizer | None,
+    vocab_size: int = VOCAB,
+    method: str = "draft_model",
+    **options: Any,
 ) -> Proposer:
     info = TargetInfo(
         vocab_size,
@@ -107,7 +111,7 @@ def built(
         tokenizer=target,
     )
     options = {"min_accept_prob": 0.0} | options
-    config = SpeculativeConfig("draft_model", str(folder), dtype="float32", **options)
+    config = SpeculativeConfig(method, str(folder), dtype="float32", **options)
     (proposer,) = build_proposers([config], info, strict=True)
     return proposer
 
@@ -127,6 +131,8 @@ def test_other_tokens_need_to_be_asked_for(tmp_path: Path) -> None:
     folder = draft_folder(tmp_path, other().tokenizer)
     with pytest.raises(ConfigError, match="set use_heterogeneous_vocab"):
         built(folder, letters().tokenizer)
+    with pytest.raises(ConfigError, match="parallel_draft needs a draft of the target's vocab"):
+        built(folder, letters().tokenizer, method="parallel_draft")
     with pytest.raises(ConfigError, match="48 tokens and the target 50"):
         built(folder, None, 50)
     proposer = built(folder, merging().tokenizer, use_heterogeneous_vocab=True)

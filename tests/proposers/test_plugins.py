@@ -37,12 +37,19 @@ class NoFinish:
     def propose(self, requests, budget): ...
     def observe(self, request, result): ...
 
+class NoCount(NoFinish):
+    def finish(self, request): ...
+    @property
+    def num_forwards(self):
+        raise KeyError("count")
+
 def broken(config, target):
     raise KeyError("phrases")
 """
 ENTRIES = {
     "repeats": "some_plugin:Repeats",
     "no_finish": "some_plugin:NoFinish",
+    "no_count": "some_plugin:NoCount",
     "broken": "some_plugin:broken",
     "absent": "no_such_module:Class",
     "suffix": "some_plugin:broken",  # takes no built-in proposer's place
@@ -72,7 +79,7 @@ def test_a_plugin_is_found_configured_and_named_by_its_method(install: Install) 
     assert not proposer.costs_forwards
     (tree,) = propose(proposer, make_request(1, [5, 6, 7, 8, 5]))
     assert (tree.token_ids, tree.origins) == ([6, 7], ["repeats"] * 2)
-    with pytest.raises(ConfigError, match=r": absent, broken, no_finish, repeats$"):
+    with pytest.raises(ConfigError, match=r": absent, broken, no_count, no_finish, repeats$"):
         build("magic")
     assert SpeculativeParams(methods=["repeats", "ngram"]).methods == ("repeats", "prompt_lookup")
     with pytest.raises(RequestError, match=r"speculative.method is 'magic'.*repeats"):
@@ -85,6 +92,7 @@ def test_a_plugin_is_found_configured_and_named_by_its_method(install: Install) 
     [
         ("no_finish", "no_finish has no finish; a plugin's class needs propose, observe, finish"),
         ("broken", r"broken \(some_plugin:broken\) cannot be built: KeyError\('phrases'\)"),
+        ("no_count", r"no_count \(some_plugin:NoCount\) cannot be built: KeyError\('count'\)"),
         ("absent", "no module named 'no_such_module'"),
     ],
 )

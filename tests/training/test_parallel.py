@@ -201,13 +201,13 @@ def test_training_teaches_the_masks(
         train_draft(
             config(corpus, trained.folder, tmp_path / str(steps), steps=steps, **options)
         ).chains
-        for steps in (1, 40)
+        for steps in (1, 25)
     )
     assert short is not None
     assert longer is not None
-    assert longer.tokens > short.tokens + 0.3
+    assert longer.tokens > short.tokens + 0.1
     assert longer.by_depth[1] > short.by_depth[1] + 0.1
-    folder = tmp_path / "40"
+    folder = tmp_path / "25"
     assert load_checkpoint(folder).config.mask_token_id == 1
     assert json.loads((folder / "config.json").read_text())["pard_token"] == 1
     assert str(longer) in (folder / "README.md").read_text()
@@ -216,12 +216,12 @@ def test_training_teaches_the_masks(
 def test_a_resumed_training_equals_an_uninterrupted_one(
     corpus: Path, trained: LMTrainingResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = {"steps": 6, "save_minutes": 0.0}
+    options = {"steps": 4, "save_minutes": 0.0, "eval_prompts": 0, "held_out_tokens": 0}
     train_draft(config(corpus, trained.folder, tmp_path / "whole", **options))
     broken = config(corpus, trained.folder, tmp_path / "broken", **options)
 
     def failing(*arguments: Any) -> Callable[..., Any]:
-        inner, left = parallel_loss(*arguments), [5]
+        inner, left = parallel_loss(*arguments), [3]
 
         def loss(*given: Any) -> torch.Tensor:
             left[0] -= 1

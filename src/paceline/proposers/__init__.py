@@ -56,6 +56,7 @@ def find_builder(method: str) -> Builder:
 
     def build(config: SpeculativeConfig, target: TargetInfo) -> Proposer:
         make: Any = contained(entry, entry.load)
-        return PluginProposer(config, contained(entry, lambda: make(config, target)))
+        proposer: Proposer = contained(entry, lambda: PluginProposer(config, make(config, target)))
+        return proposer
 
     return build

@@ -44,15 +44,35 @@ class PluginProposer:
         self.name = config.method
         self.config = config
         self.costs_forwards = hasattr(plugin, "num_forwards")
-        self.lag: Callable[[Request], int | None] = getattr(plugin, "lag", lambda request: 0)
+        self.num_forwards = 0
         self._plugin = plugin
+        self._lag_error: Exception | None = None
+        self._count_forwards()
 
-    @property
-    def num_forwards(self) -> int:
-        return self._plugin.num_forwards if self.costs_forwards else 0
+    def _count_forwards(self) -> None:
+        if self.costs_forwards:
+            self.num_forwards = index(self._plugin.num_forwards)
+
+    def lag(self, request: Request) -> int | None:
+        """What the plugin says; where it raises it is asked for a draft, which fails in its turn.
+
+        The planner asks this of all proposers, and one must not cost the others their drafts.
+        """
+        if not hasattr(self._plugin, "lag"):
+            return 0
+        try:
+            lag = self._plugin.lag(request)
+            return None if lag is None else index(lag)
+        except Exception as error:
+            self._lag_error = error
+            return 0
 
     def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
+        error, self._lag_error = self._lag_error, None
+        if error is not None:
+            raise error
         trees = self._plugin.propose(requests, budget)
+        self._count_forwards()
         nodes = [min(most, self.config.tree_nodes) for most in budget.max_nodes]
         depth = [min(most, self.config.num_speculative_tokens) for most in budget.max_depth]
         limits = zip(trees, nodes, depth, strict=True)

@@ -134,11 +134,11 @@ def _check_vocabulary(
                 "a draft model needs as many"
             )
     elif tokenizer.fingerprint != target.fingerprint:
-        what_to_do = (
-            "drafting with another vocabulary works in an engine alone"
-            if config.use_heterogeneous_vocab
-            else "set use_heterogeneous_vocab to draft with another vocabulary"
-        )
+        what_to_do = "set use_heterogeneous_vocab to draft with another vocabulary"
+        if config.use_heterogeneous_vocab:
+            what_to_do = "drafting with another vocabulary works in an engine alone"
+        elif config.method != "draft_model":
+            what_to_do = f"{config.method} needs a draft of the target's vocabulary"
         raise ConfigError(
             f"{name} has {size} tokens, and the target {target.vocab_size} other ones; {what_to_do}"
         )

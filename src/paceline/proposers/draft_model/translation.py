@@ -24,6 +24,9 @@ from paceline.proposers.draft_model.vocabulary import VocabularyPair
 
 LOOK_BEHIND = 12
 """Tokens of the draft before what is new that are tokenised again."""
+FARTHEST = 4096
+"""Bytes before what is new that are looked at: where the draft does not know the characters, a run
+of any length may be one token, or no tokens of it meet those that were there."""
 WINDOW = 8
 """Tokens of the target before a draft with which it is tokenised."""
 ALIGNED = 4
@@ -148,28 +151,36 @@ class Translation:
         """Bring the section's tokens up to its text."""
         if data == self._seen:
             return
-        draft, ends = self.pair.draft, self._ends
+        ends = self._ends
         same = len(self._seen) if data.startswith(self._seen) else self._certain
         first = bisect_right(ends, same)  # tokens up to here write what has not changed
         self._seen, self._certain, back, joint = data, len(self._data), LOOK_BEHIND, None
-        while joint is None and first > back:
-            begin = ends[first - back - 1]
-            if begins_character(data, begin):
-                tokens, fresh = draft.encode(data[begin:], is_start=False)
-                fresh = [begin + end for end in fresh]
-                held = {
-                    (ends[i], self._ids[self._floor + i]): i for i in range(first - back, first)
-                }
-                pairs = enumerate(zip(fresh, tokens, strict=True))
-                joint = next(((held[pair], i) for i, pair in pairs if pair in held), None)
+        while joint is None and first > back and same - ends[first - back - 1] <= FARTHEST:
+            tokens, fresh = self._encode(data, self._boundary(data, first - back))
+            held = {(ends[i], self._ids[self._floor + i]): i for i in range(first - back, first)}
+            pairs = enumerate(zip(fresh, tokens, strict=True))
+            joint = next(((held[pair] + 1, i + 1) for i, pair in pairs if pair in held), None)
             back *= 2
         if joint is None:
-            joint = -1, -1
-            tokens, fresh = draft.encode(data, self._is_start)
-        old, new = (place + 1 for place in joint)
+            joint = (0 if same <= FARTHEST else self._boundary(data, first)), 0
+            tokens, fresh = self._encode(data, joint[0])
+        old, new = joint
         self._ends[old:] = fresh[new:]
         self._ids[self._floor + old :] = tokens[new:]
         self._kept = min(self._kept, self._floor + old)
+
+    def _boundary(self, data: bytes, count: int) -> int:
+        """The last place within so many tokens where a character begins."""
+        while count and not begins_character(data, self._ends[count - 1]):
+            count -= 1
+        return count
+
+    def _encode(self, data: bytes, count: int) -> tuple[list[int], list[int]]:
+        """The tokens of a text, and their ends, after so many that stay."""
+        begin = self._ends[count - 1] if count else 0
+        tokens, ends = self.pair.draft.encode(data[begin:], self._is_start and not count)
+        first = bisect_right(ends, 0) if count else 0  # what is put in front of any text
+        return tokens[first:], [begin + end for end in ends[first:]]
 
     def _forget(self, count: int) -> None:
         """Drop the oldest tokens, those aside with which every text begins."""

@@ -44,7 +44,11 @@ class Vocabulary:
         letter = tokenizer.encode("a", add_special_tokens=False)
         self.prefix = self.written(letter).removesuffix(b"a")
         """What encoding a text puts in front of it: a space, or nothing."""
-        self.begin = [token for token in tokenizer.encode("") if token == tokenizer.bos_token_id]
+        self.begin = [
+            token
+            for token in tokenizer.encode("")
+            if token == tokenizer.bos_token_id and token < vocab_size
+        ]
         """The token that a text begins with, if any."""
         ids = [token for token in range(vocab_size) if tokenizer.is_special(token)]
         self.specials = {tokenizer.id_to_token(token) or "": token for token in ids}
@@ -185,7 +189,7 @@ class VocabularyPair:
         allowed = np.zeros(len(self.draft.pieces), dtype=np.uint8)
         allowed[self.draft.along(data)] = 1
         if not data:
-            allowed[[token for token in self.specials.values() if token is not None]] = 1
+            allowed[list(self.specials.values())] = 1
         return np.packbits(allowed, bitorder="little").tobytes()
 
 
@@ -201,8 +205,12 @@ def _crossing_specials(target: Vocabulary, draft: Vocabulary) -> dict[int, int]:
     for spelling, token in target.specials.items():
         if spelling in draft.specials:
             found.setdefault(token, draft.specials[spelling])
-    unknown = target.tokenizer.unk_token_id
-    return {old: new for old, new in found.items() if old != unknown}
+    unknown, sizes = target.tokenizer.unk_token_id, (len(target.pieces), len(draft.pieces))
+    return {
+        old: new
+        for old, new in found.items()
+        if old != unknown and old < sizes[0] and new < sizes[1]  # some tokenizers have too many
+    }
 
 
 def _items(text: str, draft: Vocabulary) -> list[Item]:
