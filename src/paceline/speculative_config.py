@@ -34,11 +34,12 @@ _OPTIONAL_RANGES: tuple[tuple[str, float, float, type], ...] = (
     ("top_p", 1e-9, 1.0, float),
     ("top_k", -1, 1 << 31, int),
 )
-_NEEDED_MODELS = {
+NEEDED_MODELS = {
     "draft_model": "the draft's folder or hub id",
     "ngram_model": "a file that paceline train ngram wrote",
     "parallel_draft": "the folder or hub id of a draft that was trained for it",
 }
+"""What ``model`` must name, by the built-in methods that need one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,7 @@ class SpeculativeConfig:
     def _check_model(self) -> None:
         if self.model is not None and not isinstance(self.model, str):
             raise ConfigError(f"model is {self.model!r}; it must be a string")
-        needed = _NEEDED_MODELS.get(self.method)
+        needed = NEEDED_MODELS.get(self.method)
         if needed and not self.model:
             raise ConfigError(f'method "{self.method}" needs "model": {needed}')
 

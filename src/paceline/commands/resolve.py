@@ -24,6 +24,8 @@ from paceline.errors import ConfigError
 from paceline.models.embedded import embedded_model
 from paceline.objective import parse_objective
 from paceline.sampling_params import SamplingParams
+from paceline.speculative_config import NEEDED_MODELS
+from paceline.speculative_methods import METHODS, check_method
 from paceline.structured_outputs import StructuredOutputs
 
 if TYPE_CHECKING:
@@ -31,8 +33,6 @@ if TYPE_CHECKING:
     from paceline.models.checkpoint import Checkpoint
 
 DEFAULT_MAX_NUM_SEQS = 32
-WITHOUT_MODEL = ("prompt_lookup", "ngram", "suffix", "self", "grammar")
-"""Methods that need no model or file of their own."""
 _MEMORY = re.compile(r"(\d+(?:\.\d*)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
@@ -99,9 +99,9 @@ def speculative_config(
 
 
 def _single_config(options: SpeculationOptions, model: str | None) -> SpeculativeConfig:
-    method = options.method or "draft_model"
+    method = check_method(options.method or "draft_model")
     draft = options.draft
-    if method in WITHOUT_MODEL and draft is not None:
+    if draft is not None and method in METHODS and method not in NEEDED_MODELS:
         raise ConfigError(
             f"--method {method} takes no --draft; that is for draft models and ngram_model"
         )
