@@ -23,6 +23,7 @@ from paceline.training.ngram.data import split
 from paceline.training.ngram.options import NgramTrainingConfig
 from paceline.training.ngram.pruning import prune
 from paceline.training.ngram.smoothing import SMOOTHINGS, smooth
+from paceline.training.ngram.streaming import count_examples
 from paceline.training.ngram.train import train_ngram
 
 Gram = tuple[int, ...]
@@ -46,6 +47,28 @@ def counts_of(corpus: list[list[int]], order: int) -> NgramCounts:
 def train(corpus: list[list[int]], order: int, smoothing: str, **limits: int) -> NgramTables:
     limits = {"top_k": 64, "max_bytes": WHOLE} | limits
     return prune(smooth(counts_of(corpus, order), order, smoothing), **limits)
+
+
+@pytest.mark.parametrize("is_soft", [False, True])
+@pytest.mark.parametrize("order", [2, 5])
+def test_pieces_count_as_the_whole(order: int, is_soft: bool) -> None:
+    dice = np.random.default_rng(order)
+    examples = []
+    for size in (40, 1, 3, 0, 25, 60, 2):
+        ids = dice.integers(0, VOCAB, (size, 2)).astype(np.int32)
+        probs = dice.random((size, 2), np.float32)
+        examples.append(Example(ids[:, 0], min(1, size), ids[1:], probs[1:]))
+    whole = count_ngrams(Corpus.of(examples, is_soft=is_soft), order, VOCAB)
+    for piece_tokens in (1, 30):
+        pieces = count_examples(examples, order, VOCAB, is_soft=is_soft, piece_tokens=piece_tokens)
+        assert pieces.num_tokens == pytest.approx(whole.num_tokens, abs=4)
+        for one, other in zip(pieces.orders, whole.orders, strict=True):
+            for column in dataclasses.fields(one):
+                got, wanted = getattr(one, column.name), getattr(other, column.name)
+                assert got.dtype == wanted.dtype
+                np.testing.assert_allclose(got, wanted, rtol=1e-12, err_msg=column.name)
+    with pytest.raises(TrainingError, match="no tokens to learn"):
+        count_examples(examples[3:4], order, VOCAB)
 
 
 class Textbook:

@@ -12,13 +12,14 @@ from itertools import product
 from pathlib import Path
 
 from paceline.proposers.ngram_model.file import write_tables
-from paceline.training.ngram.counts import Corpus, Example, NgramCounts, count_ngrams
+from paceline.training.ngram.counts import Example, NgramCounts
 from paceline.training.ngram.data import read_examples, split, target_vocabulary
 from paceline.training.ngram.exchange import read_llama_lookup, read_uzu, write_llama_lookup
 from paceline.training.ngram.options import NgramTrainingConfig
 from paceline.training.ngram.pruning import prune
 from paceline.training.ngram.report import Acceptance, NgramReport, measure, measure_others
 from paceline.training.ngram.smoothing import SMOOTHINGS, smooth
+from paceline.training.ngram.streaming import count_examples
 
 TABLE_ORDERS = (2, 3, 4)
 
@@ -85,8 +86,8 @@ def _counts(config: NgramTrainingConfig) -> tuple[NgramCounts, list[Example], st
     examples, vocab_size, fingerprint = read_examples(config)
     learnt, held_out = split(examples, config.held_out_tokens, config.seed)
     order = max(config.order, *TABLE_ORDERS) if config.has_table else config.order
-    corpus = Corpus.of(learnt, is_soft=config.soft_labels)
-    return count_ngrams(corpus, order, vocab_size), held_out, fingerprint
+    counts = count_examples(learnt, order, vocab_size, is_soft=config.soft_labels)
+    return counts, held_out, fingerprint
 
 
 def _table(
