@@ -6,11 +6,14 @@ per KV head, a chain of layers, and logits whose every bit can be compared.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 from paceline.config import EngineConfig, SpeculativeConfig, parse_speculative_config
 from paceline.engine.engine import Engine
@@ -219,3 +222,26 @@ def suffix_config(**options: Any) -> SpeculativeConfig:
 def draft_config(**options: Any) -> SpeculativeConfig:
     options = {"min_accept_prob": 0.0, "deterministic": True} | options
     return SpeculativeConfig(method="draft_model", model="toy", **options)
+
+
+def toy_folder(folder: Path) -> Path:
+    """The toy model in the Hugging Face layout, without a tokenizer."""
+    fields = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": VOCAB,
+        "hidden_size": TOY.hidden_size,
+        "intermediate_size": TOY.intermediate_size,
+        "num_hidden_layers": TOY.num_layers,
+        "num_attention_heads": TOY.num_heads,
+        "num_key_value_heads": TOY.num_kv_heads,
+        "head_dim": TOY.head_dim,
+        "max_position_embeddings": TOY.max_position,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+    }
+    (folder / "config.json").write_text(json.dumps(fields))
+    save_file(toy_tensors(), folder / "model.safetensors")
+    return folder

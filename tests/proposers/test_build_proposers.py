@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import save_file
 
 from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError, ModelLoadError, PacelineError
@@ -21,7 +20,7 @@ from paceline.proposers.base import TargetInfo
 from paceline.proposers.draft_model import DraftModelProposer
 from paceline.runtime.kv_cache import bytes_per_block
 from tests.proposers.drive import make_request, propose
-from tests.toy import TOY, VOCAB, toy_tensors
+from tests.toy import TOY, VOCAB, toy_folder, toy_tensors
 
 LOOKUP = SpeculativeConfig(method="prompt_lookup")
 TARGET = TargetInfo(
@@ -38,25 +37,7 @@ TARGET = TargetInfo(
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A draft model on disk."""
-    fields = {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "vocab_size": VOCAB,
-        "hidden_size": TOY.hidden_size,
-        "intermediate_size": TOY.intermediate_size,
-        "num_hidden_layers": TOY.num_layers,
-        "num_attention_heads": TOY.num_heads,
-        "num_key_value_heads": TOY.num_kv_heads,
-        "head_dim": TOY.head_dim,
-        "max_position_embeddings": TOY.max_position,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0,
-        "hidden_act": "silu",
-        "tie_word_embeddings": True,
-    }
-    (tmp_path / "config.json").write_text(json.dumps(fields))
-    save_file(toy_tensors(), tmp_path / "model.safetensors")
-    return tmp_path
+    return toy_folder(tmp_path)
 
 
 def draft(folder: Path, **options: Any) -> SpeculativeConfig:

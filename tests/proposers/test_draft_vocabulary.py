@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import save_file
 
 from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError
@@ -22,7 +20,7 @@ from paceline.proposers.draft_model.loading import PaddedRunner
 from paceline.runtime.kv_cache import KVCache
 from tests.proposers.drive import Target, make_request, propose
 from tests.proposers.vocabularies import letters, merging, other
-from tests.toy import TOY, VOCAB, draft_config, toy_ops, toy_runner, toy_tensors
+from tests.toy import TOY, VOCAB, draft_config, toy_folder, toy_ops, toy_runner, toy_tensors
 
 PROMPT = [5, 9, 2, 7, 45, 30, 11]
 
@@ -71,24 +69,7 @@ def test_what_a_narrower_draft_has_not_is_read_as_something_else(sampling: dict[
 
 
 def draft_folder(folder: Path, tokenizer: Tokenizer) -> Path:
-    fields = {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "vocab_size": VOCAB,
-        "hidden_size": TOY.hidden_size,
-        "intermediate_size": TOY.intermediate_size,
-        "num_hidden_layers": TOY.num_layers,
-        "num_attention_heads": TOY.num_heads,
-        "num_key_value_heads": TOY.num_kv_heads,
-        "head_dim": TOY.head_dim,
-        "max_position_embeddings": TOY.max_position,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0,
-        "hidden_act": "silu",
-        "tie_word_embeddings": True,
-    }
-    (folder / "config.json").write_text(json.dumps(fields))
-    save_file(toy_tensors(), folder / "model.safetensors")
+    toy_folder(folder)
     tokenizer.save(folder)
     return folder
 
