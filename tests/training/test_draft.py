@@ -17,7 +17,6 @@ from paceline.training import draft as draft_module
 from paceline.training.acceptance import measure_acceptance, write_own_text
 from paceline.training.data import TokenDocuments
 from paceline.training.draft import train_draft
-from paceline.training.draft_options import DraftTrainingConfig
 from paceline.training.generation import continue_prompts, generate_documents
 from paceline.training.lm import LMTrainingResult
 from paceline.training.losses import cross_entropy, distillation_loss
@@ -25,7 +24,7 @@ from paceline.training.model_files import TrainableModel, load_model, new_model
 from paceline.training.ops import TrainingOps, dense_hidden, differentiable_decoder
 from paceline.training.surgery import cut_model, kept_layers
 from paceline.training.traces import read_traces
-from tests.training.toy_text import SHAPE
+from tests.training.toy_text import SHAPE, draft_config
 
 PROMPTS = torch.randint(1, 280, (6, 5), generator=torch.Generator().manual_seed(1))
 
@@ -33,29 +32,6 @@ PROMPTS = torch.randint(1, 280, (6, 5), generator=torch.Generator().manual_seed(
 def _decoder(model: TrainableModel, dtype: str = "float32") -> Any:
     with torch.no_grad():
         return differentiable_decoder(model.config, model.params, TrainingOps(dtype), 64)
-
-
-def _config(corpus: Path, target: Path, output: Path, **options: Any) -> DraftTrainingConfig:
-    defaults: dict[str, Any] = {
-        "target": str(target),
-        "output": str(output),
-        "text": (str(corpus),),
-        "shape": dataclasses.replace(SHAPE, num_layers=1, hidden_size=16, intermediate_size=24),
-        "held_out_tokens": 300,
-        "seq_len": 32,
-        "batch_size": 8,
-        "steps": 40,
-        "warmup_steps": 5,
-        "learning_rate": 2e-2,
-        "dtype": "float32",
-        "weights_dtype": "float32",
-        "eval_every": 0,
-        "eval_prompts": 12,
-        "eval_prompt_tokens": 4,
-        "eval_new_tokens": 24,
-        "show_progress": False,
-    }
-    return DraftTrainingConfig(**{**defaults, **options})
 
 
 @pytest.fixture(scope="session")
@@ -168,7 +144,7 @@ def test_distillation_raises_acceptance(
     corpus: Path, trained: LMTrainingResult, tmp_path: Path, loss: str
 ) -> None:
     options = {"generate_tokens": 1000, "generate_prompt_tokens": 4, "generate_new_tokens": 28}
-    result = train_draft(_config(corpus, trained.folder, tmp_path, loss=loss, **options))
+    result = train_draft(draft_config(corpus, trained.folder, tmp_path, loss=loss, **options))
     assert result.before is not None
     assert result.after is not None
     assert result.after.greedy_top1 > result.before.greedy_top1 + 0.2
@@ -183,7 +159,7 @@ def test_distillation_raises_acceptance(
 def test_cut_draft_from_the_target_itself(
     corpus: Path, trained: LMTrainingResult, tmp_path: Path
 ) -> None:
-    config = _config(
+    config = draft_config(
         corpus,
         trained.folder,
         tmp_path,
@@ -210,8 +186,8 @@ def test_resumed_distillation_equals_uninterrupted_one(
         "generate_new_tokens": 28,
         "save_minutes": 0.0,
     }
-    train_draft(_config(corpus, trained.folder, tmp_path / "whole", **options))
-    broken = _config(corpus, trained.folder, tmp_path / "broken", **options)
+    train_draft(draft_config(corpus, trained.folder, tmp_path / "whole", **options))
+    broken = draft_config(corpus, trained.folder, tmp_path / "broken", **options)
 
     def failing(kind: str, teacher: Any) -> Any:
         left = [9]
@@ -250,7 +226,7 @@ def test_drafts_learn_from_traces(
 ) -> None:
     rows = continue_prompts(_decoder(target), PROMPTS.repeat(20, 1), 20, 1.0, seed=0)
     _write_traces(tmp_path / "traces", rows.tolist())
-    config = _config(tmp_path, trained.folder, tmp_path / "out", text=(), steps=25)
+    config = draft_config(tmp_path, trained.folder, tmp_path / "out", text=(), steps=25)
     result = train_draft(dataclasses.replace(config, traces=(str(tmp_path / "traces"),)))
     assert result.before is not None
     assert result.after is not None
@@ -302,7 +278,7 @@ def test_another_vocabulary_is_refused(
     other = tmp_path / "other"
     train_lm(lm_config(corpus, other, vocab_size=270, steps=1, held_out_tokens=0))
     with pytest.raises(TrainingError, match="vocabulary of 270"):
-        train_draft(_config(corpus, trained.folder, tmp_path / "out", init=str(other)))
+        train_draft(draft_config(corpus, trained.folder, tmp_path / "out", init=str(other)))
 
 
 @pytest.mark.parametrize(
@@ -317,4 +293,4 @@ def test_another_vocabulary_is_refused(
 )
 def test_options_are_checked(tmp_path: Path, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
-        _config(tmp_path, tmp_path, tmp_path, **options)
+        draft_config(tmp_path, tmp_path, tmp_path, **options)

@@ -29,7 +29,7 @@ from paceline.training.parallel import (
     measure_chains,
     parallel_loss,
 )
-from tests.training.toy_text import SHAPE
+from tests.training.toy_text import SHAPE, draft_config
 
 MASK, TOKENS = 279, 4
 MODEL = new_model(SHAPE, 280, 0, seed=3)
@@ -168,29 +168,8 @@ def test_a_vocabulary_without_such_a_token_is_refused(wanted: int | None, messag
 
 
 def config(corpus: Path, target: Path, output: Path, **options: Any) -> DraftTrainingConfig:
-    defaults: dict[str, Any] = {
-        "target": str(target),
-        "output": str(output),
-        "text": (str(corpus),),
-        "parallel": True,
-        "num_speculative_tokens": 3,
-        "mask_token_id": 1,
-        "shape": dataclasses.replace(SHAPE, num_layers=1, hidden_size=16, intermediate_size=24),
-        "held_out_tokens": 300,
-        "seq_len": 32,
-        "batch_size": 8,
-        "steps": 40,
-        "warmup_steps": 5,
-        "learning_rate": 2e-2,
-        "dtype": "float32",
-        "weights_dtype": "float32",
-        "eval_every": 0,
-        "eval_prompts": 12,
-        "eval_prompt_tokens": 4,
-        "eval_new_tokens": 24,
-        "show_progress": False,
-    }
-    return DraftTrainingConfig(**{**defaults, **options})
+    masks = {"parallel": True, "num_speculative_tokens": 3, "mask_token_id": 1}
+    return draft_config(corpus, target, output, **{**masks, **options})
 
 
 def test_training_teaches_the_masks(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from pathlib import Path
 from typing import Any
 
+from paceline.training.draft_options import DraftTrainingConfig
 from paceline.training.lm import LMTrainingConfig
 from paceline.training.model_files import ModelShape
 
@@ -54,3 +56,26 @@ def lm_config(corpus: Path, output: Path, **options: Any) -> LMTrainingConfig:
         "show_progress": False,
     }
     return LMTrainingConfig(**{**defaults, **options})
+
+
+def draft_config(corpus: Path, target: Path, output: Path, **options: Any) -> DraftTrainingConfig:
+    defaults: dict[str, Any] = {
+        "target": str(target),
+        "output": str(output),
+        "text": (str(corpus),),
+        "shape": dataclasses.replace(SHAPE, num_layers=1, hidden_size=16, intermediate_size=24),
+        "held_out_tokens": 300,
+        "seq_len": 32,
+        "batch_size": 8,
+        "steps": 40,
+        "warmup_steps": 5,
+        "learning_rate": 2e-2,
+        "dtype": "float32",
+        "weights_dtype": "float32",
+        "eval_every": 0,
+        "eval_prompts": 12,
+        "eval_prompt_tokens": 4,
+        "eval_new_tokens": 24,
+        "show_progress": False,
+    }
+    return DraftTrainingConfig(**{**defaults, **options})

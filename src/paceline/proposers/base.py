@@ -12,13 +12,13 @@ from paceline.policy.prices import FREE, Prices
 from paceline.request import Request, VerifyResult
 from paceline.span import ROOT, DraftTree
 
-LEAST_LEFT = 0.001
-"""Who leaves less than this to other tokens is taken to leave so much."""
-
 if TYPE_CHECKING:
     from paceline.models.checkpoint import Checkpoint
     from paceline.models.tokenizer import Tokenizer
     from paceline.runtime.model_runner import ModelRunner
+
+LEAST_LEFT = 0.001
+"""Who leaves less than this to other tokens is taken to leave so much."""
 
 
 @dataclass(frozen=True, slots=True)

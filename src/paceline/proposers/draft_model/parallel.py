@@ -19,23 +19,19 @@ from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError
 from paceline.policy.prices import Prices
 from paceline.proposers.base import DraftBudget, TargetInfo
-from paceline.proposers.draft_model.drafter import Candidates, Drafter
-from paceline.proposers.draft_model.growth import (
-    RANKED,
-    Growth,
-    acceptance_estimates,
-    branching,
-)
+from paceline.proposers.draft_model.drafter import Candidates
+from paceline.proposers.draft_model.growth import Growth
 from paceline.proposers.draft_model.loading import load_draft
+from paceline.proposers.draft_model.proposer import DraftModelProposer
 from paceline.request import Request
 from paceline.runtime.model_runner import ModelRunner
-from paceline.runtime.sampler import SamplingRow, rank_candidates
+from paceline.runtime.sampler import SamplingRow
 from paceline.span import ROOT, DraftTree, Span
 
 NAME = "parallel_draft"
 
 
-class ParallelDraftProposer(Drafter):
+class ParallelDraftProposer(DraftModelProposer):
     """See the module's docstring.
 
     Args:
@@ -48,15 +44,9 @@ class ParallelDraftProposer(Drafter):
     costs_levels = False
 
     def __init__(self, config: SpeculativeConfig, runner: ModelRunner, mask_token: int) -> None:
-        super().__init__(config, runner.kv, runner.decoder.max_len)
-        self._runner = runner
+        super().__init__(config, runner)
         self._mask_token = mask_token
         self._depths: dict[int, int] = {}  # by request, of the drafts that are being made
-
-    @property
-    def num_forwards(self) -> int:
-        """Forwards of the draft model so far."""
-        return self._runner.num_forwards
 
     def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
         growths = self.grow(requests, budget)
@@ -82,14 +72,7 @@ class ParallelDraftProposer(Drafter):
                 paths = ([self._mask_token] * depth for depth in range(1, len(span.sample_rows)))
                 ranked += [row, *(SamplingRow(row.request, path, row.params) for path in paths)]
             packed.append(span)
-        logits = self._runner.forward(self._runner.pack(packed)).logits
-        if not ranked:
-            return ()
-        count = branching(self.config)
-        head = self._runner.decoder.pruned_head
-        tokens, scores = rank_candidates(logits, ranked, max(count, RANKED), head)
-        estimates = acceptance_estimates(ranked, scores)[:, :count]
-        return zip(tokens[:, :count].tolist(), estimates.tolist(), strict=True)
+        return super()._candidates(packed, ranked)
 
     def _with_masks(self, span: Span) -> Span:
         """The span, then as many masks as the draft may have further tokens and there is room."""
