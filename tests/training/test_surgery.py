@@ -21,8 +21,8 @@ from paceline.training.losses import distillation_loss
 from paceline.training.model_files import TrainableModel, load_model, new_model
 from paceline.training.ops import TrainingOps, dense_hidden, differentiable_decoder
 from paceline.training.surgery import cut_model
-from tests.training.test_draft import PROMPTS, _config
-from tests.training.toy_text import SHAPE, lm_config
+from tests.training.test_draft import PROMPTS
+from tests.training.toy_text import SHAPE, draft_config, lm_config
 
 GROUPED = dataclasses.replace(SHAPE, num_heads=6, num_kv_heads=2, head_dim=4, num_layers=2)
 
@@ -174,7 +174,7 @@ def test_it_is_measured_and_taught_by_the_tokens_that_it_has(model: TrainableMod
 def test_a_draft_with_a_pruned_head_is_trained_and_read_again(
     corpus: Path, trained: LMTrainingResult, tmp_path: Path
 ) -> None:
-    config = _config(corpus, trained.folder, tmp_path / "a", draft_vocab_size=150, steps=25)
+    config = draft_config(corpus, trained.folder, tmp_path / "a", draft_vocab_size=150, steps=25)
     result = train_draft(config)
     assert result.before is not None
     assert result.after is not None
