@@ -8,6 +8,17 @@ namespace nb = nanobind;
 namespace paceline {
 namespace {
 
+// An attribute of a span. Its name is made once: a name per look-up costs more than the look-up.
+#define SPAN_ATTRIBUTE(span, name)                                             \
+    ([](nb::handle object) {                                                   \
+        static PyObject* const interned = PyUnicode_InternFromString(name);    \
+        PyObject* const found = PyObject_GetAttr(object.ptr(), interned);      \
+        if (!found) {                                                          \
+            throw nb::python_error();                                          \
+        }                                                                      \
+        return nb::steal(found);                                               \
+    }(span))
+
 // A Python sequence of whole numbers. Items that are none raise TypeError.
 std::vector<int32_t> integers(nb::handle sequence) {
     nb::object fast = nb::steal(PySequence_Fast(sequence.ptr(), "a span's fields are sequences"));
@@ -42,6 +53,12 @@ Batch::Batch(nb::sequence span_list, nb::sequence block_tables, int vocab, int m
     const size_t count = nb::len(span_list);
     check(count == nb::len(block_tables), "as many block tables as spans are needed");
     tables_.reserve(count);  // spans and rows point into what these vectors hold
+    for (std::vector<int32_t>* each : {&tokens, &write_slots, &span_of, &sample_rows}) {
+        each->reserve(count);
+    }
+    rows.reserve(count);
+    spans.reserve(count);
+    sample_offsets.reserve(count + 1);
     sample_offsets.push_back(0);
     for (size_t i = 0; i < count; ++i) {
         add(span_list[i], block_tables[i]);
@@ -50,11 +67,11 @@ Batch::Batch(nb::sequence span_list, nb::sequence block_tables, int vocab, int m
 }
 
 void Batch::add(nb::handle span, nb::handle table) {
-    const std::vector<int32_t> ids = integers(span.attr("token_ids"));
-    const std::vector<int32_t> parents = integers(span.attr("parents"));
-    const std::vector<int32_t> samples = integers(span.attr("sample_rows"));
-    const int start = nb::cast<int>(span.attr("start"));
-    const int cached = nb::cast<int>(span.attr("num_cached"));
+    const std::vector<int32_t> ids = integers(SPAN_ATTRIBUTE(span, "token_ids"));
+    const std::vector<int32_t> parents = integers(SPAN_ATTRIBUTE(span, "parents"));
+    const std::vector<int32_t> samples = integers(SPAN_ATTRIBUTE(span, "sample_rows"));
+    const int start = nb::cast<int>(SPAN_ATTRIBUTE(span, "start"));
+    const int cached = nb::cast<int>(SPAN_ATTRIBUTE(span, "num_cached"));
     const int count = static_cast<int>(ids.size());
     tables_.push_back(integers(table));
     const std::vector<int32_t>& blocks = tables_.back();

@@ -35,7 +35,7 @@ constexpr int MAX_ROWS = 12;
 constexpr bool SUMS_NEEDED = true;
 struct TileShared {};
 
-template <int ROWS> inline void dot(const Int8Piece& p, TileShared&, i32x16* total) {
+template <int ROWS> inline void dot(const Int8Piece& p, TileShared*, i32x16* total) {
     constexpr int CHAINS = ROWS >= 8 ? 1 : ROWS >= 4 ? 2 : 4;  // to cover the latency
     const __m512i flip = _mm512_set1_epi8(-128);
     __m512i acc[ROWS][CHAINS];
@@ -73,7 +73,7 @@ constexpr int MAX_ROWS = 6;
 constexpr bool SUMS_NEEDED = true;
 struct TileShared {};
 
-template <int ROWS> inline void dot(const Int8Piece& p, TileShared&, i32x16* total) {
+template <int ROWS> inline void dot(const Int8Piece& p, TileShared*, i32x16* total) {
     constexpr int CHAINS = ROWS >= 3 ? 1 : 2;
     const __m256i flip = _mm256_set1_epi8(-128);
     i32x16 acc[ROWS][CHAINS];
@@ -106,11 +106,11 @@ template <int ROWS> inline void dot(const Int8Piece& p, TileShared&, i32x16* tot
 }
 
 // --- AVX2 ---------------------------------------------------------------------------------------
-// |w| is the unsigned operand, and the inputs take over the signs of the weights: `a ^ m`, where m
-// is -1 below zero, is a or -a - 1. An exclusive or runs on every vector unit, unlike vpsignb; the
-// excess of -|w| per negative weight is the same for all rows, so the first rows to meet a tile sum
-// it up. vpmaddubsw cannot saturate: |w| is within 127 and a ^ m within 128, and 2 * 127 * 128 =
-// 32512 is below 32768.
+// |w| is the unsigned operand, and the inputs take over the signs of the weights. For few rows
+// vpsignb does that. For many it is `a ^ m`, where m is -1 below zero, which is a or -a - 1: an
+// exclusive or runs on every vector unit, vpsignb on half of them, and the excess of -|w| per
+// negative weight is the same for all rows, so the first ones to meet a tile sum it up. vpmaddubsw
+// cannot saturate: |w| is within 127 and a ^ m within 128, and 2 * 127 * 128 = 32512 is below 32768.
 #elif defined(__AVX2__)
 
 constexpr int MAX_ROWS = 4;  // 8 rows of half a tile load twice the inputs and are slower
@@ -119,83 +119,93 @@ struct TileShared {
     i32x16 excess;
 };
 constexpr int EXCESS_QUADS = 128;  // 128 * 2 * 127 still fits 16 bits
+enum class Meet { alone, first, later };  // without excess; summing it up; knowing it
 
 // Sums of ROWS rows, as two vectors of 8 outputs each. A recursion of single members of the type
 // that the addition has, or gcc keeps copies of them and runs out of registers.
 typedef int32_t i32x8 __attribute__((vector_size(32)));
 typedef int16_t i16x16 __attribute__((vector_size(32)));
-template <int ROWS> struct RowSums {
+template <int ROWS, bool ALONE> struct RowSums {
     i32x8 lo = {}, hi = {};
-    RowSums<ROWS - 1> rest;
+    RowSums<ROWS - 1, ALONE> rest;
 
-    ALWAYS_INLINE void add(const i32x16& size, const i32x16& below, const int8_t* a,
+    static ALWAYS_INLINE __m256i signed_like(__m256i a, __m256i sign) {
+        return ALONE ? _mm256_sign_epi8(a, sign) : _mm256_xor_si256(a, sign);
+    }
+    ALWAYS_INLINE void add(const i32x16& size, const i32x16& sign, const int8_t* a,
                            ptrdiff_t stride) {
         const __m256i inputs = _mm256_set1_epi32(load_quad(a)), ones = _mm256_set1_epi16(1);
-        const __m256i first = _mm256_maddubs_epi16(size.lo, _mm256_xor_si256(inputs, below.lo));
-        const __m256i second = _mm256_maddubs_epi16(size.hi, _mm256_xor_si256(inputs, below.hi));
+        const __m256i first = _mm256_maddubs_epi16(size.lo, signed_like(inputs, sign.lo));
+        const __m256i second = _mm256_maddubs_epi16(size.hi, signed_like(inputs, sign.hi));
         lo += (i32x8)_mm256_madd_epi16(first, ones);
         hi += (i32x8)_mm256_madd_epi16(second, ones);
-        rest.add(size, below, a + stride, stride);
+        rest.add(size, sign, a + stride, stride);
     }
     ALWAYS_INLINE void get(i32x16* total) const {
         *total = *total + i32x16{(__m256i)lo, (__m256i)hi};
         rest.get(total + 1);
     }
 };
-template <> struct RowSums<0> {
+template <bool ALONE> struct RowSums<0, ALONE> {
     void add(const i32x16&, const i32x16&, const int8_t*, ptrdiff_t) {}
     void get(i32x16*) const {}
 };
 
-// Adds the products of at most EXCESS_QUADS quads to `total` and, for the first rows, the negated
-// excess of the weights to `excess`.
-template <int ROWS, bool FIRST>
-ALWAYS_INLINE void dot_quads(const Int8Piece& p, int begin, int quads, i32x16& excess,
+// Adds the products of `quads` quads to `total`; for the first rows to meet the tile, where quads is
+// at most EXCESS_QUADS, also the negated excess of the weights to `excess`.
+template <int ROWS, Meet MEET>
+ALWAYS_INLINE void dot_quads(const Int8Piece& p, int begin, int quads, i32x16* excess,
                              i32x16* total) {
+    constexpr bool ALONE = MEET == Meet::alone;
     const int8_t *w = p.w + ptrdiff_t(begin) * TILE_QUAD, *a = p.a + begin * QUAD;
     const __m256i none = _mm256_setzero_si256(), ones = _mm256_set1_epi16(1);
-    RowSums<ROWS> sums;
+    RowSums<ROWS, ALONE> sums;
     i16x16 excess_lo = {}, excess_hi = {};
     for (int quad = 0; quad < quads; ++quad, w += TILE_QUAD, a += QUAD) {
         const i32x16 bytes = load_i32(reinterpret_cast<const int32_t*>(w));
         const i32x16 size = {_mm256_abs_epi8(bytes.lo), _mm256_abs_epi8(bytes.hi)};
         const i32x16 below = {_mm256_cmpgt_epi8(none, bytes.lo), _mm256_cmpgt_epi8(none, bytes.hi)};
-        if (FIRST) {
+        if (MEET != Meet::later) {
             __builtin_prefetch(w + PREFETCH_BYTES);
+        }
+        if (MEET == Meet::first) {
             excess_lo += (i16x16)_mm256_maddubs_epi16(size.lo, below.lo);
             excess_hi += (i16x16)_mm256_maddubs_epi16(size.hi, below.hi);
         }
-        sums.add(size, below, a, p.stride);
+        sums.add(size, ALONE ? bytes : below, a, p.stride);
     }
     sums.get(total);
-    if (FIRST) {
-        excess = excess + i32x16{_mm256_madd_epi16((__m256i)excess_lo, ones),
-                                 _mm256_madd_epi16((__m256i)excess_hi, ones)};
+    if (MEET == Meet::first) {
+        *excess = *excess + i32x16{_mm256_madd_epi16((__m256i)excess_lo, ones),
+                                   _mm256_madd_epi16((__m256i)excess_hi, ones)};
     }
 }
 
-template <int ROWS, bool FIRST>
-inline void dot_rows(const Int8Piece& p, TileShared& shared, i32x16* total) {
-    if (FIRST) {
-        shared.excess = splat_i32(0);
-    }
-    for (int r = 0; r < ROWS; ++r) {
-        total[r] = splat_i32(0);
+// Rows that share the excess of a tile's weights.
+template <int ROWS, Meet MEET>
+inline void dot_shared(const Int8Piece& p, i32x16& excess, i32x16* total) {
+    if (MEET == Meet::first) {
+        excess = splat_i32(0);
     }
     for (int at = 0; at < p.quads; at += EXCESS_QUADS) {
         const int quads = p.quads - at < EXCESS_QUADS ? p.quads - at : EXCESS_QUADS;
-        dot_quads<ROWS, FIRST>(p, at, quads, shared.excess, total);
+        dot_quads<ROWS, MEET>(p, at, quads, &excess, total);
     }
     for (int r = 0; r < ROWS; ++r) {
-        total[r] = total[r] - shared.excess;
+        total[r] = total[r] - excess;
     }
 }
 
-template <int ROWS> inline void dot(const Int8Piece& p, TileShared& shared, i32x16* total) {
-    if (p.first) {
-        dot_rows<ROWS, true>(p, shared, total);
+template <int ROWS> inline void dot(const Int8Piece& p, TileShared* shared, i32x16* total) {
+    for (int r = 0; r < ROWS; ++r) {
+        total[r] = splat_i32(0);
+    }
+    if (!shared) {
+        dot_quads<ROWS, Meet::alone>(p, 0, p.quads, nullptr, total);
+    } else if (p.first) {
+        dot_shared<ROWS, Meet::first>(p, shared->excess, total);
     } else {
-        dot_rows<ROWS, false>(p, shared, total);
+        dot_shared<ROWS, Meet::later>(p, shared->excess, total);
     }
 }
 
@@ -216,7 +226,7 @@ inline Wide widen(const int8_t* p) {  // 16 bytes to 16 bits each
     return {_mm_unpacklo_epi8(bytes, sign), _mm_unpackhi_epi8(bytes, sign)};
 }
 
-template <int ROWS> inline void dot(const Int8Piece& p, TileShared&, i32x16* total) {
+template <int ROWS> inline void dot(const Int8Piece& p, TileShared*, i32x16* total) {
     for (int part = 0; part < 4; ++part) {
         Wide acc[ROWS];  // two outputs each, as the sums of inputs 0-1 and 2-3 of all quads
         for (Wide& each : acc) {
@@ -254,7 +264,7 @@ constexpr int MAX_ROWS = 6;
 constexpr bool SUMS_NEEDED = false;
 struct TileShared {};
 
-template <int ROWS> inline void dot(const Int8Piece& p, TileShared&, i32x16* total) {
+template <int ROWS> inline void dot(const Int8Piece& p, TileShared*, i32x16* total) {
     int32x4_t acc[ROWS][4];
     for (int r = 0; r < ROWS; ++r) {
         for (int part = 0; part < 4; ++part) {
@@ -289,7 +299,7 @@ constexpr int MAX_ROWS = 4;
 constexpr bool SUMS_NEEDED = false;
 struct TileShared {};
 
-template <int ROWS> inline void dot(const Int8Piece& p, TileShared&, i32x16* total) {
+template <int ROWS> inline void dot(const Int8Piece& p, TileShared*, i32x16* total) {
     int32_t acc[ROWS][TILE] = {};
     for (int quad = 0; quad < p.quads; ++quad) {
         const int8_t* w = p.w + ptrdiff_t(quad) * TILE_QUAD;
@@ -360,7 +370,7 @@ inline int32_t input_sum(const Int8Call& call, int row, int begin, int quads) {
 
 template <int ROWS>
 void int8_products(const Int8Call& call, int tile, int row, int quad, int quads, bool first,
-                   TileShared& shared, i32x16* total) {
+                   TileShared* shared, i32x16* total) {
     int32_t sums[ROWS] = {};
     if (SUMS_NEEDED) {
         for (int r = 0; r < ROWS; ++r) {
@@ -373,7 +383,7 @@ void int8_products(const Int8Call& call, int tile, int row, int quad, int quads,
 }
 
 template <int ROWS>
-void int8_block(const Int8Call& call, int tile, int row, TileShared& shared) {
+void int8_block(const Int8Call& call, int tile, int row, TileShared* shared) {
     const QuantRows& x = call.x;
     i32x16 total[ROWS];
     f32x16 y[ROWS];
@@ -389,9 +399,8 @@ void int8_block(const Int8Call& call, int tile, int row, TileShared& shared) {
         }
         for (int group = 0; group < x.scale_groups; ++group) {
             const int rest = call.quads - group * STEP;
-            TileShared own = {};  // what is shared holds for all inputs at once
-            int8_products<ROWS>(call, tile, row, group * STEP, rest < STEP ? rest : STEP, true, own,
-                                total);
+            int8_products<ROWS>(call, tile, row, group * STEP, rest < STEP ? rest : STEP,
+                                row == 0, nullptr, total);  // shared is only what all inputs make
             for (int r = 0; r < ROWS; ++r) {
                 const float scale = x.scale[ptrdiff_t(row + r) * x.scale_groups + group];
                 y[r] = fma(to_float(total[r]), splat(scale), y[r]);
@@ -405,13 +414,15 @@ void int8_block(const Int8Call& call, int tile, int row, TileShared& shared) {
 }
 
 template <int ROWS>
-inline void int8_rows(int rows, const Int8Call& call, int tile, int row, TileShared& shared) {
+inline void int8_rows(int rows, const Int8Call& call, int tile, int row, TileShared* shared) {
     if (rows == ROWS) {
         int8_block<ROWS>(call, tile, row, shared);
     } else if constexpr (ROWS > 1) {
         int8_rows<ROWS - 1>(rows, call, tile, row, shared);
     }
 }
+
+constexpr int FEW_BLOCKS = 2;  // of rows, for which what they could share is not worth making
 
 void linear_int8(const QuantRows& x, const Int8Weights& w, const LinearOut& out, int tile_begin,
                  int tile_end) {
@@ -422,7 +433,7 @@ void linear_int8(const QuantRows& x, const Int8Weights& w, const LinearOut& out,
         int row = 0;
         for (int block = 0; block < blocks; ++block) {  // of sizes as even as can be
             const int rows = (x.rows - row) / (blocks - block);
-            int8_rows<MAX_ROWS>(rows, call, tile, row, shared);
+            int8_rows<MAX_ROWS>(rows, call, tile, row, blocks > FEW_BLOCKS ? &shared : nullptr);
             row += rows;
         }
     }

@@ -181,6 +181,20 @@ inline f64w exp2_of(f64w t) {
     return (f64w)((u64w)fused(q, f, 1.0) + ((u64w)shifted << 52));
 }
 
+// 2^t for t <= 0, to about 5e-6; what is below 2^-120, or NaN, is that.
+inline f32x16 exp2_roughly(f32x16 t) {
+    t = max(t, splat(-120.0f));
+    const f32x16 magic = splat(EXPONENT_MAGIC), shifted = t + magic;
+    const f32x16 f = t - (shifted - magic);  // in -1/2..1/2
+    // 2^f, interpolated at the Chebyshev nodes
+    f32x16 q = splat(0x1.3cbf6p-7f);
+    q = fma(q, f, splat(0x1.ca1ce2p-5f));
+    q = fma(q, f, splat(0x1.ebfa4cp-3f));
+    q = fma(q, f, splat(0x1.62e0c2p-1f));
+    q = fma(q, f, splat(1.0f));
+    return q * as_float(shift_left<23>(as_int(shifted)));
+}
+
 // exp((z - peak) / T) of 16 tokens at a time; what is below 2^-1000 is that.
 struct Weights {
     double peak, scale;  // scale: log2(e) / T
@@ -191,11 +205,12 @@ struct Weights {
           least(static_cast<float>(peak_ - 1000.0 / scale)) {
         least = least > -FLT_MAX ? least : -FLT_MAX;
     }
-    void of(const float* z, f64w* w) const {
+    void of(const float* z, double* w) const {
         float above[LANES];
         store(above, max(load(z), splat(least)));
         for (int i = 0; i < PARTS; ++i) {
-            w[i] = exp2_of((to_double(above + i * WIDTH) - peak) * scale);
+            const f64w part = exp2_of((to_double(above + i * WIDTH) - peak) * scale);
+            std::memcpy(w + i * WIDTH, &part, sizeof part);
         }
     }
 };
@@ -204,9 +219,18 @@ struct Weights {
 struct Sums {
     f64w part[PARTS] = {};
 
-    void add(const f64w* w) {
+    void add(const double* w) {
         for (int i = 0; i < PARTS; ++i) {
-            part[i] += w[i];
+            f64w more;
+            std::memcpy(&more, w + i * WIDTH, sizeof more);
+            part[i] += more;
+        }
+    }
+    void add(f32x16 a) {
+        float lane[LANES];
+        store(lane, a);
+        for (int i = 0; i < PARTS; ++i) {
+            part[i] += to_double(lane + i * WIDTH);
         }
     }
     double total() const {
@@ -333,9 +357,10 @@ inline uint32_t order_key(float z) {
 }
 
 // The entry at which the running weight, in order of falling logits and rising place, reaches
-// `target`; the last one if none does. Radix selection: digit by digit of the key, keeping only
-// the entries that share the chosen one's digits. Overwrites the list.
-Candidate reach(Candidate* list, int count, double target) {
+// `target`; the last one if none does. `target` becomes what is left of it at that entry. Radix
+// selection: digit by digit of the key, keeping only the entries that share the chosen one's
+// digits. Overwrites the list.
+Candidate reach(Candidate* list, int count, double& target) {
     uint32_t differing = 0;
     for (int i = 1; i < count; ++i) {
         differing |= order_key(list[i].z) ^ order_key(list[0].z);
@@ -381,7 +406,8 @@ float kth_maximum(const Row& row, int k, Candidate* list) {
     for (int b = 0; b < row.blocks; ++b) {
         list[b] = {row.block_max[b], b, 1.0};
     }
-    const float value = reach(list, row.blocks, k).z;
+    double place = k;
+    const float value = reach(list, row.blocks, place).z;
     return value > -FLT_MAX ? value : -FLT_MAX;
 }
 
@@ -394,7 +420,8 @@ Cut top_k_cut(const Row& row, int k, Candidate* list) {
     if (count <= k) {
         return cut;
     }
-    const Candidate last = reach(list, count, k);
+    double place = k;
+    const Candidate last = reach(list, count, place);
     return {last.z, last.id};
 }
 
@@ -405,19 +432,18 @@ Cut top_p_of_kept(const Row& row, const SamplerFilter& filter, const Cut& cut, C
     Sums sums;
     for (int at = 0; at < count; at += LANES) {
         float z[LANES];
-        double weight[LANES];
+        double w[LANES];
         for (int i = 0; i < LANES; ++i) {
             z[i] = at + i < count ? list[at + i].z : -INFINITE;
         }
-        f64w w[PARTS];
         weights.of(z, w);
         sums.add(w);
-        std::memcpy(weight, w, sizeof weight);
         for (int i = 0; i < LANES && at + i < count; ++i) {
-            list[at + i].weight = weight[i];
+            list[at + i].weight = w[i];
         }
     }
-    const Candidate last = reach(list, count, filter.top_p * sums.total());
+    double target = filter.top_p * sums.total();
+    const Candidate last = reach(list, count, target);
     return {last.z, last.id};
 }
 
@@ -425,64 +451,116 @@ Cut top_p_of_kept(const Row& row, const SamplerFilter& filter, const Cut& cut, C
 // and only the bucket at the edge is looked at token by token.
 //
 // A weight below (1 - p) / vocab cannot stay: even if all tokens from there on had it, they would
-// not weigh 1 - p of the total, which is at least the peak's 1. So the buckets end there, and what
-// lies beyond is only added up.
+// not weigh 1 - p of the total, which is at least the peak's 1. So the buckets end there, and of
+// what lies beyond only the sum is needed: first roughly, which nearly always settles the edge, and
+// exactly where it does not.
 struct Buckets {
     static constexpr int COUNT = 1024;
+    // How far the rough sum can be off, of itself: an exponent of up to 120 is rounded three times,
+    // to 24 bits. And the roundings of the other sums, of the total.
+    static constexpr double FAR_ERROR = 0x1p-15, SUM_ERROR = 0x1p-40;
+    static constexpr uint32_t ALL = (1 << LANES) - 1;
     const Row& row;
     const Weights weights;
-    float per_logit;
-    double weight[COUNT + 1] = {};
-    double total = 0.0;
+    const double top_p;
+    float per_logit, scale;
+    double weight[COUNT] = {};
+    // Of the tokens that have a bucket, and of the others, roughly.
+    double total_near = 0.0, total_far = 0.0;
 
     Buckets(const Row& row_, const SamplerFilter& filter)
-        : row(row_), weights(row_.peak, filter.temperature) {
+        : row(row_), weights(row_.peak, filter.temperature), top_p(filter.top_p) {
         double nats = -__builtin_log((1.0 - filter.top_p) / row.vocab);
         nats = nats < 1.0 ? 1.0 : nats;
         per_logit = static_cast<float>((COUNT - 1) / (nats * filter.temperature));
+        scale = static_cast<float>(weights.scale);
+        fill();
     }
 
     f32x16 index_of(f32x16 z) const {
         const f32x16 at = min((splat(row.peak) - z) * splat(per_logit), splat(COUNT));
         return to_float(round_to_int(at));
     }
-    int first_of(int b) const {  // lowest index in a block
-        float at[LANES];
-        store(at, index_of(splat(row.block_max[b])));
-        return static_cast<int>(at[0]);
+    static uint32_t near_bits(f32x16 index) { return bits_of(less(index, splat(COUNT))); }
+    // Whether all tokens of a block lie beyond a bucket.
+    bool is_beyond(int b, int bucket) const {
+        return (row.peak - row.block_max[b]) * per_logit > bucket + 0.5f;
     }
 
     void fill() {
-        Sums beyond;
+        Sums far;
         for (int b = 0; b < row.blocks; ++b) {
-            const bool far = first_of(b) == COUNT;
             const float* z = row.block(b);
+            const uint64_t near = is_beyond(b, COUNT - 1) ? 0 : add_near(z);
+            if (near == ~uint64_t{0}) {
+                continue;
+            }
+            f32x16 rough = zero();
             for (int i = 0; i < BLOCK; i += LANES) {
-                f64w w[PARTS];
-                weights.of(z + i, w);
-                if (far) {
-                    beyond.add(w);
-                    continue;
+                f32x16 w = exp2_roughly((load(z + i) - splat(row.peak)) * splat(scale));
+                if (const auto bits = static_cast<uint32_t>(near >> i & ALL)) {
+                    w = select(mask_from_bits(bits), zero(), w);
                 }
-                double each[LANES];
-                int32_t at[LANES];
-                std::memcpy(each, w, sizeof each);
-                store_i32(at, round_to_int(index_of(load(z + i))));
-                for (int j = 0; j < LANES; ++j) {
-                    weight[at[j]] += each[j];
-                }
+                rough = rough + w;
+            }
+            far.add(rough);
+        }
+        total_far = far.total();
+        for (int i = 0; i < COUNT; ++i) {
+            total_near += weight[i];
+        }
+    }
+
+    // Puts the tokens of a block into their buckets; returns the bits of those that have one.
+    uint64_t add_near(const float* z) {
+        uint64_t near = 0;
+        double w[BLOCK];
+        int32_t at[BLOCK];
+        for (int i = 0; i < BLOCK; i += LANES) {
+            const f32x16 index = index_of(load(z + i));
+            if (const uint64_t bits = near_bits(index)) {
+                near |= bits << i;
+                weights.of(z + i, w + i);
+                store_i32(at + i, round_to_int(index));
             }
         }
-        for (int i = 0; i <= COUNT; ++i) {
-            total += weight[i];
+        if (near == ~uint64_t{0}) {
+            for (int i = 0; i < BLOCK; ++i) {
+                weight[at[i]] += w[i];
+            }
+            return near;
         }
-        total += beyond.total();
+        for (uint64_t bits = near; bits; bits &= bits - 1) {
+            const int i = __builtin_ctzll(bits);
+            weight[at[i]] += w[i];
+        }
+        return near;
+    }
+
+    double far_exactly() const {
+        Sums far;
+        for (int b = 0; b < row.blocks; ++b) {
+            const float* z = row.block(b);
+            for (int i = 0; i < BLOCK; i += LANES) {
+                const uint32_t bits = near_bits(index_of(load(z + i)));
+                if (bits == ALL) {
+                    continue;
+                }
+                double w[LANES];
+                weights.of(z + i, w);
+                for (int j = 0; j < LANES; ++j) {
+                    w[j] = bits >> j & 1 ? 0.0 : w[j];
+                }
+                far.add(w);
+            }
+        }
+        return far.total();
     }
 
     int gather_bucket(int bucket, Candidate* list) const {
         int count = 0;
         for (int b = 0; b < row.blocks; ++b) {
-            if (first_of(b) > bucket) {
+            if (is_beyond(b, bucket)) {
                 continue;
             }
             const float* z = row.block(b);
@@ -491,20 +569,19 @@ struct Buckets {
                 if (!bits) {
                     continue;
                 }
-                f64w w[PARTS];
-                double each[LANES];
+                double w[LANES];
                 weights.of(z + i, w);
-                std::memcpy(each, w, sizeof each);
                 for (; bits; bits &= bits - 1) {
                     const int j = __builtin_ctz(bits);
-                    list[count++] = {z[i + j], b * BLOCK + i + j, each[j]};
+                    list[count++] = {z[i + j], b * BLOCK + i + j, w[j]};
                 }
             }
         }
         return count;
     }
 
-    Cut cut(double top_p, Candidate* list) const {
+    // The last token that stays; `left` is what it needs of its own weight to reach the target.
+    Candidate last(double total, Candidate* list, double& left) const {
         const double target = top_p * total;
         double before = 0.0, passed = 0.0;
         int bucket = 0;
@@ -515,8 +592,18 @@ struct Buckets {
                 passed += weight[i];
             }
         }
-        const Candidate last = reach(list, gather_bucket(bucket, list), target - before);
-        return {last.z, last.id};
+        left = target - before;
+        return reach(list, gather_bucket(bucket, list), left);
+    }
+
+    Cut cut(Candidate* list) const {
+        const double slack = total_far * FAR_ERROR + (total_near + total_far) * SUM_ERROR;
+        double left;
+        Candidate found = last(total_near + total_far, list, left);
+        if (left <= slack || left > found.weight - slack) {
+            found = last(total_near + far_exactly(), list, left);
+        }
+        return {found.z, found.id};
     }
 };
 
@@ -541,9 +628,7 @@ Cut cut_of(const Row& row, const SamplerFilter& filter, Candidate* list) {
     }
     if (filter.top_p < 1.0) {
         if (cut.is_open()) {
-            Buckets buckets(row, filter);
-            buckets.fill();
-            cut = buckets.cut(filter.top_p, list);
+            cut = Buckets(row, filter).cut(list);
         } else {
             cut = top_p_of_kept(row, filter, cut, list);
         }
@@ -695,7 +780,7 @@ void log_softmax(const float* z, int vocab, const SamplerScratch& scratch, float
         const Weights weights(row.peak, 1.0);
         Sums sums;
         for (int at = 0; at < row.blocks * BLOCK; at += LANES) {
-            f64w w[PARTS];
+            double w[LANES];
             weights.of(row.block(at / BLOCK) + at % BLOCK, w);
             sums.add(w);
         }

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #if defined(__AVX2__) || defined(__AVX512F__)
 #include <immintrin.h>
@@ -62,7 +63,9 @@ inline void store_i32(int32_t* p, i32x16 a) { _mm512_storeu_si512(p, a.v); }
 inline i32x16 splat_i32(int32_t a) { return {_mm512_set1_epi32(a)}; }
 inline i32x16 operator+(i32x16 a, i32x16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
 inline i32x16 operator-(i32x16 a, i32x16 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+inline i32x16 operator&(i32x16 a, i32x16 b) { return {_mm512_and_si512(a.v, b.v)}; }
 template <int N> inline i32x16 shift_left(i32x16 a) { return {_mm512_slli_epi32(a.v, N)}; }
+template <int N> inline i32x16 shift_right(i32x16 a) { return {_mm512_srli_epi32(a.v, N)}; }
 inline f32x16 to_float(i32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
 inline i32x16 round_to_int(f32x16 a) { return {_mm512_cvtps_epi32(a.v)}; }  // half to even
 inline f32x16 as_float(i32x16 a) { return {_mm512_castsi512_ps(a.v)}; }
@@ -166,8 +169,14 @@ inline i32x16 operator+(i32x16 a, i32x16 b) {
 inline i32x16 operator-(i32x16 a, i32x16 b) {
     return {_mm256_sub_epi32(a.lo, b.lo), _mm256_sub_epi32(a.hi, b.hi)};
 }
+inline i32x16 operator&(i32x16 a, i32x16 b) {
+    return {_mm256_and_si256(a.lo, b.lo), _mm256_and_si256(a.hi, b.hi)};
+}
 template <int N> inline i32x16 shift_left(i32x16 a) {
     return {_mm256_slli_epi32(a.lo, N), _mm256_slli_epi32(a.hi, N)};
+}
+template <int N> inline i32x16 shift_right(i32x16 a) {  // zeros follow
+    return {_mm256_srli_epi32(a.lo, N), _mm256_srli_epi32(a.hi, N)};
 }
 inline f32x16 to_float(i32x16 a) {
     return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)};
@@ -205,6 +214,7 @@ inline void store_i8(int8_t* p, i32x16 a) {
 
 typedef float f32x4 __attribute__((vector_size(16)));
 typedef int32_t i32x4 __attribute__((vector_size(16)));
+typedef uint32_t u32x4 __attribute__((vector_size(16)));
 
 struct f32x16 {
     f32x4 q[4];
@@ -248,7 +258,11 @@ inline f32x16 operator*(f32x16 a, f32x16 b) { PACELINE_EACH(f32x16, a.q[i] * b.q
 inline f32x16 operator/(f32x16 a, f32x16 b) { PACELINE_EACH(f32x16, a.q[i] / b.q[i]); }
 inline i32x16 operator+(i32x16 a, i32x16 b) { PACELINE_EACH(i32x16, a.q[i] + b.q[i]); }
 inline i32x16 operator-(i32x16 a, i32x16 b) { PACELINE_EACH(i32x16, a.q[i] - b.q[i]); }
+inline i32x16 operator&(i32x16 a, i32x16 b) { PACELINE_EACH(i32x16, a.q[i] & b.q[i]); }
 template <int N> inline i32x16 shift_left(i32x16 a) { PACELINE_EACH(i32x16, a.q[i] << N); }
+template <int N> inline i32x16 shift_right(i32x16 a) {  // zeros follow
+    PACELINE_EACH(i32x16, (i32x4)((u32x4)a.q[i] >> N));
+}
 inline f32x16 as_float(i32x16 a) { PACELINE_EACH(f32x16, (f32x4)a.q[i]); }
 inline i32x16 as_int(f32x16 a) { PACELINE_EACH(i32x16, (i32x4)a.q[i]); }
 inline f32x16 abs(f32x16 a) {

@@ -51,6 +51,19 @@ inline __m512i emulated_cvtps_epi32(__m512 a) {
     __builtin_memcpy(halves, &a, sizeof halves);
     return emulated_join<__m512i>(_mm256_cvtps_epi32(halves[0]), _mm256_cvtps_epi32(halves[1]));
 }
+inline __m512d emulated_cvtps_pd(__m256 a) {
+    return emulated_join<__m512d>(_mm256_cvtps_pd(_mm256_castps256_ps128(a)),
+                                  _mm256_cvtps_pd(_mm256_extractf128_ps(a, 1)));
+}
+inline float emulated_reduce_max_ps(__m512 a) {
+    float lanes[16], most;
+    __builtin_memcpy(lanes, &a, sizeof lanes);
+    most = lanes[0];
+    for (float each : lanes) {
+        most = each > most ? each : most;
+    }
+    return most;
+}
 inline __m512 emulated_cvtph_ps(__m256i a) {
     return emulated_join<__m512>(_mm256_cvtph_ps(_mm256_castsi256_si128(a)),
                                  _mm256_cvtph_ps(_mm256_extracti128_si256(a, 1)));
@@ -72,6 +85,8 @@ inline __m128i emulated_cvtepi32_epi8(__m512i a) {
 }
 #define _mm512_cvtepi32_ps emulated_cvtepi32_ps
 #define _mm512_cvtps_epi32 emulated_cvtps_epi32
+#define _mm512_cvtps_pd emulated_cvtps_pd
+#define _mm512_reduce_max_ps emulated_reduce_max_ps
 #define _mm512_cvtph_ps emulated_cvtph_ps
 #define _mm512_cvtepu16_epi32 emulated_cvtepu16_epi32
 #define _mm512_cvtepi32_epi8 emulated_cvtepi32_epi8
