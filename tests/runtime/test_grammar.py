@@ -192,8 +192,9 @@ def test_a_trial_that_did_not_end_says_nothing_of_the_next(
     killer.start()
     with pytest.raises(RequestError, match="its process ended"):
         compiler.constraints(good, 1)
+    worker(compiler).send_signal(signal.SIGSTOP)
     with monkeypatch.context() as late:
-        late.setattr(grammar, "DEADLINE_SECONDS", 0.0)
+        late.setattr(grammar, "DEADLINE_SECONDS", 0.3)
         with pytest.raises(RequestError, match="longer than"):
             compiler.constraints(good, 1)
     with monkeypatch.context() as slow:
