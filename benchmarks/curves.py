@@ -38,10 +38,11 @@ from trace_sets import FOLDER, MAX_MODEL_LEN, traced
 from watched import Watched, facts, ratios, watch
 
 from paceline.config import EngineConfig, parse_speculative_config
+from paceline.engine.planners import PLANNERS, MakePlanner
 from paceline.llm import embedded_model
 from paceline.workbench.replay import ReplayResult
 from paceline.workbench.rivals import RIVALS, FixedLength
-from paceline.workbench.simulate import PLANNERS, MakePlanner, Simulator, best_of_each
+from paceline.workbench.simulate import Simulator, best_of_each
 from paceline.workbench.simulate_setup import open_simulator
 
 PAIRS = ("embedded", "0.5b")

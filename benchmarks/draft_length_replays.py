@@ -15,9 +15,10 @@ from trace_sets import MAX_MODEL_LEN, traced
 from watched import facts, ratios, watch
 
 from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.engine.planners import PLANNERS
 from paceline.llm import embedded_model
 from paceline.workbench.replay import ReplayResult
-from paceline.workbench.simulate import PLANNERS, Simulator
+from paceline.workbench.simulate import Simulator
 from paceline.workbench.simulate_setup import open_simulator
 
 LONGEST = 32

@@ -59,12 +59,15 @@ def wide(draft: str) -> tuple[SpeculativeConfig, ...]:
 
 
 def default(draft: str) -> tuple[SpeculativeConfig, ...]:
-    """What the command line takes when nothing is said, with this draft model.
+    """What the command line takes for the embedded model when nothing is said.
 
-    Its memory of earlier answers is off: the same prompts are run again and again.
+    For another pair ``suffix`` and the draft model, as they are where they are only named. The
+    memory of earlier answers is off: the same prompts are run again and again.
     """
-    configs = without_memory(default_speculative_config(None))
-    return tuple(replace(c, model=draft) if c.model else c for c in configs)
+    if draft == embedded_model("draft"):
+        return without_memory(default_speculative_config(None))
+    methods = [{"method": "suffix"}, {"method": "draft_model", "model": draft}]
+    return without_memory(parse_speculative_config(methods))
 
 
 OUR_PROPOSERS = {"default": default, "wide": wide}

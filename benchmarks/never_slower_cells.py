@@ -40,6 +40,7 @@ INFLATED: tuple[Cell, ...] = (
     ("prose", 1, 0.0),
     ("edit", 1, 0.0),
     ("mixture", 4, 0.0),
+    ("hostile", 1, HOSTILE),
 )
 RUNS = {
     ("embedded", False): "never_slower",

@@ -21,6 +21,7 @@ from report import Report
 from trace_sets import FOLDER, traced
 
 from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.engine.planners import PLANNERS
 from paceline.policy.cost_prior import prior_table
 from paceline.proposers.ngram_model.file import read_tables
 from paceline.training.ngram.counts import Example
@@ -30,7 +31,7 @@ from paceline.training.ngram.smoothing import SMOOTHINGS
 from paceline.training.ngram.train import train_ngram
 from paceline.training.traces import read_answers
 from paceline.workbench.replay import ReplayResult
-from paceline.workbench.simulate import PLANNERS, Simulator
+from paceline.workbench.simulate import Simulator
 from paceline.workbench.traces import read_meta, read_traces
 
 KINDS = ("code", "prose", "edit")

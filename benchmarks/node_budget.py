@@ -12,12 +12,13 @@ from dataclasses import dataclass, field, replace
 from math import log
 from typing import Any
 
-from paceline.policy.acceptance import Calibration, as_if_verified
+from paceline.policy.acceptance import Calibration
 from paceline.policy.cost_points import StepShape
 from paceline.policy.planner import DraftLimits, Drafts, FixedPlanner, Source, StepReport
 from paceline.request import Request, VerifyResult
 from paceline.span import DraftTree
 from paceline.workbench.estimators import labelled
+from paceline.workbench.estimators_log import as_if_verified
 
 NUM_BINS = 10
 LEAST_LOSS_PROB = 0.001

@@ -9,6 +9,7 @@ from typing import Any
 from paceline.commands.resolve import default_speculative_config
 from paceline.config import parse_speculative_config
 from paceline.llm import embedded_model
+from paceline.models.embedded import embedded_ngram_model
 
 DEPTH = 4
 """Tokens along a path, of chains and of the smaller trees."""
@@ -76,7 +77,7 @@ def for_acceptance(nodes: int = NODES, ngram: str = TRAINED) -> dict[str, list[d
 
 
 def for_speedup() -> dict[str, Any]:
-    """The proposers alone, and the default configuration, which has both."""
+    """Proposers alone, and the default configuration."""
     return {
         "prompt_lookup": chain(),
         "draft_model": draft_model(),
@@ -91,6 +92,8 @@ def described(source: Any) -> list[dict[str, Any]]:
         values = asdict(config)
         if config.model == embedded_model("draft"):
             values["model"] = "embedded draft"
+        elif config.model == embedded_ngram_model():
+            values["model"] = "embedded n-gram model"
         elif config.method == "ngram_model":
             values["model"] = TRAINED
         found.append(values)

@@ -19,6 +19,7 @@ from never_slower_tables import tables as never_slower_tables
 from ngram_tables import tables as ngram_tables
 from parallel_draft_report import tables as parallel_draft_tables
 from peers_report import tables as peer_tables
+from predicted import tables as predicted_tables
 from proposer_sets import DEFAULT
 from pruned_drafts import tables as pruned_draft_tables
 from report import number
@@ -188,6 +189,7 @@ BUILDERS: dict[str, tuple[str, Builder]] = {
     "demo": ("speedup", demo),
     "structured": ("structured", structured),
     "peers": ("peers", printed(peer_tables)),
+    "peers_llama": ("peers-llama", printed(peer_tables)),
     "peers_1_5b": ("peers-1.5b", printed(peer_tables)),
     "calibration": ("calibration", printed(calibration_tables)),
     "curves": ("curves", printed(curve_tables)),
@@ -196,6 +198,7 @@ BUILDERS: dict[str, tuple[str, Builder]] = {
     "kernels": ("kernels", printed(lambda rows: kernel_tables(rows, threads=1, ghz=None))),
     "parallel_draft": ("parallel_draft", printed(parallel_draft_tables)),
     "pruned_drafts": ("pruned_drafts", printed(pruned_draft_tables)),
+    "predicted": ("predicted", printed(predicted_tables)),
     "ngram_models": ("ngram_models", printed(ngram_tables)),
     "sampler": ("sampler", printed(sampler_tables)),
     "serving_overhead": ("serving_overhead", printed(serving_tables)),

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.config import SpeculativeConfig
+from paceline.engine.planners import MakePlanner
 from paceline.policy.planner import StepReport
 from paceline.workbench.replay import ReplayResult
-from paceline.workbench.simulate import MakePlanner, Simulator
+from paceline.workbench.simulate import Simulator
 
 
 class Watched:

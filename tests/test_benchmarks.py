@@ -269,6 +269,7 @@ EMBEDDED = ("--prompts", "embedded")
         ),
         ("self_drafts", [*EMBEDDED, "--max-tokens", "8", "--seconds", "0.1"]),
         ("ngram_models", [*EMBEDDED, "--num-prompts", "1", "--max-tokens", "8"]),
+        ("predicted", [*EMBEDDED, "--num-prompts", "1", "--max-tokens", "16"]),
         ("suffix_time", ["--texts", "code", "--shared", "4096", "--steps", "20"]),
         ("structured", ["--num-prompts", "1", "--max-tokens", "32", "--shapes", "label (choice)"]),
     ],

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.engine.planners import PLANNERS
 from paceline.policy.cost_points import StepShape
-from paceline.workbench.simulate import PLANNERS, Simulator
+from paceline.workbench.simulate import Simulator
 from paceline.workbench.traces import read_meta, read_traces
 from tests.programs import FOLDER, ROOT, module
 from tests.workbench.test_oracle import repetitive

@@ -33,7 +33,8 @@ VARIABLE = re.compile(r"\bPACELINE_[A-Z0-9_]*[A-Z0-9]\b")
 
 def pages(root: Path) -> list[Path]:
     top = [root / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
-    return [page for page in top if page.exists()] + sorted((root / "docs").rglob("*.md"))
+    cards = sorted((root / "src").rglob("README.md"))
+    return [page for page in top if page.exists()] + sorted((root / "docs").rglob("*.md")) + cards
 
 
 # Links

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from paceline.models.embedded import embedded_model
 from paceline.request import FinishReason, StepOutput
 from tests.programs import FOLDER, ROOT, module
 
@@ -248,3 +249,11 @@ def test_it_runs_and_its_results_can_be_shown(tmp_path: Path) -> None:
     assert None not in values
     assert str(ROOT) not in run.stdout
     assert "arm / plain" in module("render").block("never_slower", tmp_path)
+
+
+def test_a_larger_target_has_a_draft_model_where_the_embedded_one_has_n_grams() -> None:
+    default = module("never_slower_arms").default
+    suffix, ngram = default(embedded_model("draft"))
+    assert (suffix.method, ngram.method) == ("suffix", "ngram_model")
+    own, draft = default("larger")
+    assert (own, draft.method, draft.model) == (suffix, "draft_model", "larger")

@@ -13,6 +13,8 @@ from paceline.span import DraftTree
 
 TARGET_ORIGIN = "target"
 """Origin of a token that no proposer drafted."""
+NO_DRAFT = DraftTree()
+"""The empty draft of whoever has none; never changed."""
 
 
 class RequestStatus(enum.Enum):
@@ -100,6 +102,7 @@ class Request:
     ``token_ids`` holds prompt and output; ``num_computed`` of them have committed KV. While a
     request decodes, ``num_computed == len(token_ids) - 1``: the last token is the next root.
     ``sampling_rules`` is what the sampler keeps between steps, by parameters; nobody else reads it.
+    ``wants_argmax`` says that nothing of its logits is needed but the best token of each row.
     """
 
     request_id: int
@@ -126,6 +129,14 @@ class Request:
     sampling_rules: list[tuple[SamplingParams, Any]] = field(
         default_factory=list, init=False, repr=False
     )
+    is_plain_greedy: bool = field(init=False)
+    wants_argmax: bool = field(init=False)
+
+    def __post_init__(self) -> None:  # asked in every step, and parameters do not change
+        params = self.params
+        self.is_plain_greedy = params.is_plain_greedy
+        wants_logprobs = params.logprobs is not None or params.prompt_logprobs is not None
+        self.wants_argmax = self.is_plain_greedy and not wants_logprobs
 
     @property
     def num_output_tokens(self) -> int:
@@ -165,7 +176,7 @@ class VerifyResult:
     path: Sequence[int]
     token_ids: Sequence[int]
     origins: Sequence[str]
-    draft: DraftTree = field(default_factory=DraftTree)
+    draft: DraftTree = field(default_factory=lambda: NO_DRAFT)
     logprobs: Sequence[TokenLogprobs] = ()
 
     @property

@@ -12,6 +12,7 @@ from paceline.cli import app
 from paceline.commands.options import RunOptions
 from paceline.commands.resolve import (
     default_speculative_config,
+    drafts_of,
     engine_options,
     memory_bytes,
     sampling_params,
@@ -56,8 +57,8 @@ def methods(**options: Any) -> list[str]:
 
 
 def test_who_drafts_by_default() -> None:
-    assert methods() == ["suffix", "draft_model"]
-    assert methods(model=embedded_model("target")) == ["suffix", "draft_model"]
+    assert methods() == methods(model=embedded_model("target")) == ["suffix", "ngram_model"]
+    assert [config.method for config in drafts_of(None)] == ["ngram_model", "draft_model"]
     assert methods(model="org/other") == ["suffix"]
     assert methods(no_speculation=True, method="prompt_lookup") == []
 
@@ -81,7 +82,7 @@ def test_one_proposer() -> None:
 def test_depth_applies_to_all() -> None:
     found = speculative_config(RunOptions(num_speculative_tokens=3), None)
     assert [config.num_speculative_tokens for config in found] == [3, 3]
-    assert [c.num_speculative_tokens for c in default_speculative_config(None)] != [3, 3]
+    assert 3 not in [c.num_speculative_tokens for c in default_speculative_config(None)]
     both = '[{"method": "ngram"}, {"model": "DIR", "num_speculative_tokens": 7}]'
     options = RunOptions(speculative_config=both, num_speculative_tokens=3)
     assert [c.num_speculative_tokens for c in speculative_config(options, None)] == [3, 3]

@@ -82,6 +82,13 @@ def test_another_draft(cli: Cli) -> None:
     assert target.backend != draft.backend  # a draft need not be reproducible
 
 
+def test_a_draft_of_another_vocabulary(cli: Cli, shared_data: Path) -> None:
+    small = ("--max-num-seqs", "1", "--draft", str(shared_data / "models/stories260k"))
+    result = cli("profile", embedded_model("draft"), *QUICK, *small, "--json")
+    names = [each["table"]["name"] for each in result.document["profiles"]]
+    assert names == ["draft", "stories260k"]
+
+
 # --- imports -------------------------------------------------------------------------------------
 
 BENCH = '{"pp": 128, "tg": 64, "pl": %d, "t_pp": 0.1, "t_tg": %s}'

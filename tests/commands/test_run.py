@@ -55,7 +55,7 @@ def test_one_prompt(cli: Cli) -> None:
     assert result.out.strip()
     assert "\x1b" not in result.out + result.err
     banner, closing = result.err.splitlines()
-    assert "suffix + draft_model" in banner
+    assert "suffix + ngram_model" in banner
     assert "identical to plain decoding" in banner
     assert closing.startswith("12 tokens, ")
     assert "mean acceptance length" in closing
@@ -99,7 +99,7 @@ def test_json_of_a_batch(cli: Cli, prompts: str) -> None:
     assert (document["plain"], document["speedup"], document["identical"]) == (None, None, None)
     assert document["speculative"].keys() == SPECULATIVE
     assert document["speculative"]["output_tokens"] == 16
-    assert [c["method"] for c in document["speculative_config"]] == ["suffix", "draft_model"]
+    assert [c["method"] for c in document["speculative_config"]] == ["suffix", "ngram_model"]
     assert [output["prompt_index"] for output in document["outputs"]] == [0, 1]
     for output in document["outputs"]:
         assert len(output["token_ids"]) == 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -53,7 +54,9 @@ def curves(cli: Cli, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("curves")
 def test_the_rows(cli: Cli, folder: Path) -> None:
-    result = cli("simulate", str(folder), "--cost", "machine", "--json", "--concurrency", "2")
+    config = json.dumps([{"method": "suffix"}, {"model": embedded_model("draft")}])
+    arguments = ("--cost", "machine", "--json", "--concurrency", "2")
+    result = cli("simulate", str(folder), *arguments, "--speculative-config", config)
     assert result.code == 0, result.err
     document = result.document
     rows = document["rows"]
@@ -88,6 +91,23 @@ def test_a_target_that_drafts_for_itself(cli: Cli, folder: Path) -> None:
     row = result.document["rows"]["as configured"]
     assert 0 < row["draft_time"] < row["time"]
     assert [*result.document["draft_cost_tables"].values()] == ["self: 4 layers, auto"]
+
+
+def test_other_kinds_of_drafts(cli: Cli, folder: Path, tmp_path: Path, shared_data: Path) -> None:
+    parallel = Path(shutil.copytree(embedded_model("draft"), tmp_path / "parallel"))
+    shape = json.loads((parallel / "config.json").read_text())
+    (parallel / "config.json").write_text(json.dumps(shape | {"pard_token": 4095}))
+    foreign = str(shared_data / "models/stories260k")
+    for said in (
+        {"method": "parallel_draft", "model": str(parallel)},
+        {"method": "draft_model", "model": foreign, "use_heterogeneous_vocab": True},
+    ):
+        config = json.dumps(said | {"num_speculative_tokens": 2})
+        result = cli("simulate", str(folder), "--speculative-config", config, "--json")
+        assert result.code == 0, result.err
+        rows = result.document["rows"]
+        assert 0 < rows[f"{said['method']} 8"]["draft_time"] < rows["plain"]["time"]
+        assert rows["as configured"]["num_accepted_tokens"] > 0
 
 
 @pytest.mark.usefixtures("curves")

@@ -21,6 +21,7 @@ from paceline.commands.tune_options import TuneOptions
 from paceline.commands.tune_view import chart
 from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.llm import embedded_model
+from paceline.proposers.ngram_model.file import write_tables
 from paceline.workbench import tune_candidates
 from paceline.workbench.profile import ProfileSettings, measure_profiles
 from paceline.workbench.replay import ReplayResult
@@ -28,6 +29,7 @@ from paceline.workbench.traces import Trace, TraceWriter, read_traces
 from paceline.workbench.tune import Row, SpeedUp, Tuning
 from paceline.workbench.tune_candidates import SUFFIX, draft_candidates, suffix_candidates
 from tests.commands.conftest import Result
+from tests.proposers.ngrams import train
 
 Cli = Callable[..., Result]
 TARGET, DRAFT = embedded_model("target"), embedded_model("draft")
@@ -119,6 +121,35 @@ def test_from_prompts_to_a_configuration_that_runs(
         assert wanted.items() <= used.items()
 
 
+def test_every_kind_of_draft_is_tried(
+    cli: Cli, cost: tuple[str, ...], prompts: str, tmp_path: Path, shared_data: Path
+) -> None:
+    parallel = Path(shutil.copytree(DRAFT, tmp_path / "parallel"))
+    config = json.loads((parallel / "config.json").read_text())
+    (parallel / "config.json").write_text(json.dumps(config | {"pard_token": 4095}))
+    foreign, ngrams = shared_data / "models/stories260k", tmp_path / "few.ngram"
+    write_tables(train([[5, 6, 7, 5, 6, 8]], order=2, vocab_size=4096), ngrams)
+    drafts = [f"--draft={each}" for each in (parallel, foreign, ngrams)]
+    folder = tmp_path / "answers"
+    arguments = ("tune", *drafts, "--draft-layers", "2", *cost, "--planner", "fixed", "--json")
+    files = ("--traces", str(folder), "--max-tokens", "6")
+    found = cli(*arguments, "--prompts", prompts, *files)
+    assert found.code == 0, found.err
+    document = found.document
+    names = {"parallel", "stories260k", "few.ngram", "self, 2 layers"}
+    alone = {row["name"].rsplit(" ", 1)[0] for row in document["rows"] if "+" not in row["name"]}
+    assert names <= {name.split(" tree")[0] for name in alone}
+    assert {name for name, each in document["drafts"].items() if each} == {
+        "parallel",
+        "self, 2 layers",
+    }
+    assert set(document["drafts"]) == names
+    for name in names:
+        assert any(row["name"].endswith(f"suffix + {name}") for row in document["oracles"])
+    (line,) = [line for line in found.out.splitlines() if line.startswith("few.ngram  ")][-1:]
+    assert line.split().count("-") == 11
+
+
 def test_nothing_beats_plain_decoding(cli: Cli, cost: tuple[str, ...], tmp_path: Path) -> None:
     folder, file = tmp_path / "answers", tmp_path / "best.json"
     drawn = random.Random(1)
@@ -165,7 +196,20 @@ def test_what_is_not_known_is_measured_once(
 
 def test_what_is_written_is_what_was_tried_and_remembers_answers() -> None:
     usual = SpeculativeConfig()
-    for each in (*suffix_candidates(("auto",)), *draft_candidates("toy", "toy", ("auto",))):
+    (ngrams,) = parse_speculative_config({"method": "ngram_model", "model": "toy"})
+    tried = [
+        each
+        for config in (
+            SpeculativeConfig("draft_model", "toy"),
+            SpeculativeConfig("draft_model", "toy", use_heterogeneous_vocab=True),
+            SpeculativeConfig("parallel_draft", "toy"),
+            SpeculativeConfig("self", draft_layers=3, dtype="int4"),
+            SpeculativeConfig("self", dtype="int8"),
+            ngrams,
+        )
+        for each in draft_candidates("toy", config, ("auto",))
+    ]
+    for each in (*suffix_candidates(("auto",)), *tried):
         best = Row("x", each, ReplayResult([]), SpeedUp(2.0, 2.0, 2.0))
         written = configuration(TuneOptions(), best)["speculative_config"]
         (config,) = parse_speculative_config(json.loads(json.dumps(written)))
@@ -200,13 +244,18 @@ def test_mistakes_are_told_before_anything_is_answered(
     assert message in result.err
 
 
-def test_a_draft_of_another_vocabulary(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, shared_data: Path
-) -> None:
+def test_mistaken_drafts(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tune_setup, "trace_command", never)
-    result = cli("tune", "--prompts", "x", "--draft", str(shared_data / "models/stories260k"))
-    assert result.code == 2
-    assert "512 tokens and target 4096" in result.err
+    damaged = tmp_path / "x.ngram"
+    damaged.write_bytes(b"PACENGRM" + bytes(9))
+    for arguments, message in (
+        (("--draft-layers", "900"), "draft_layers is 900"),
+        (("--draft-dtype", "int5"), "int5"),
+        (("--draft", str(damaged)), "x.ngram"),
+    ):
+        result = cli("tune", "--prompts", "x", *arguments)
+        assert result.code == 2
+        assert message in result.err
 
 
 def test_a_file_of_options_may_name_one_draft_or_several(

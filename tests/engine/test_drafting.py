@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.engine.drafting import MAX_FAILURES, Drafting
+from paceline.engine.contained import MAX_FAILURES
+from paceline.engine.drafting import Drafting
 from paceline.engine.scheduler import Scheduled, step_shape
 from paceline.metrics import EngineStats
 from paceline.objective import Objective

@@ -304,6 +304,17 @@ def test_a_planner_that_raises_costs_only_drafts(method: str, is_cost_aware: boo
     assert_no_leak(engine)
 
 
+def test_a_cost_model_that_cannot_learn_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = toy_engine([PromptLookupProposer(lookup_config())])
+
+    def raising(*_: Any) -> None:
+        raise KeyError(47)
+
+    monkeypatch.setattr(engine.cost, "observe", raising)
+    monkeypatch.setattr(engine, "_isolate", raising)
+    assert [group[0].token_ids for group in run_jobs(engine, JOBS)] == plain()
+
+
 def test_a_finished_request_leaves_nothing_with_the_planner() -> None:
     engine = toy_engine([PromptLookupProposer(lookup_config())])
     planner = CostAwarePlanner(engine.cost, Objective("tpot", 5.0))

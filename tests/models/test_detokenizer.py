@@ -58,6 +58,7 @@ def test_stream_is_the_full_decoding(kind: str, prompt: str, text: str, ids: lis
     before = tokenizer.encode(prompt)
     output = tokenizer.encode(text, add_special_tokens=False) + ids
     # Bytes that are no UTF-8 can unmake a character of the prompt; a test of its own is below.
+    assume("\ufffd" not in prompt)  # which looks like what remains of an unmade one
     assume(tokenizer.decode([*before, *output]).startswith(tokenizer.decode(before)))
     pieces, _ = stream(tokenizer, before, output)
     assert "".join(pieces) == addition(tokenizer, before, output)

@@ -138,10 +138,11 @@ def test_int4_extremes_do_not_saturate() -> None:
     blocks[..., :2] = np.array([1], np.float16).view(np.uint8)
     blocks[:8, :, 2:], blocks[8:, :, 2:] = 0xFF, 0
     linear = native.Int4Linear(native.pack_q4_0(blocks.reshape(n, -1)), None, n, k)
-    x = np.full((2, k), 127, np.float32)
-    x[1] = -127
-    want = np.array([[7], [-7]]) * 127 * k * np.repeat([1, -8 / 7], 8)
-    assert (linear.linear(x) == want.astype(np.float32)).all()
+    x = np.full((20, k), 127, np.float32)
+    x[1::2] = -127
+    want = np.sign(x[:, :1]) * 7 * 127 * k * np.repeat([1, -8 / 7], 8)
+    for rows in (2, 20):
+        assert (linear.linear(x[:rows]) == want[:rows].astype(np.float32)).all()
 
 
 @pytest.mark.parametrize(("n", "k"), SHAPES)

@@ -295,6 +295,24 @@ def test_top_p_at_an_exact_edge() -> None:
         assert sorted(tokens[0, np.isfinite(scores[0])].tolist()) == list(range(count))
 
 
+@pytest.mark.parametrize("spread", [0.0, 1.0])
+def test_top_p_at_an_edge_that_the_far_tokens_decide(
+    spread: float, by_numpy: Callable[..., Any]
+) -> None:
+    """Four tokens weigh 1 each, 4,996 others 0.1 at most together, which float32 only estimates."""
+    rng = np.random.default_rng(11)
+    logits = np.zeros((1, 5000), dtype=np.float32)
+    heavy = rng.choice(5000, 4, replace=False)
+    logits[0] = np.log(0.1 / 5000) - spread * rng.random(5000)
+    logits[0, heavy] = 0.0
+    edge = 3.0 / np.exp(logits[0].astype(np.float64)).sum()
+    for share, count in ((1 - 1e-9, 3), (1 + 1e-9, 4), (1 - 1e-4, 3), (1 + 1e-4, 4)):
+        rows = [row(3, temperature=1.0, top_p=edge * share)]
+        got = rank_candidates(torch.from_numpy(logits), rows, 8)
+        assert sorted(got[0][0, np.isfinite(got[1][0])].tolist()) == sorted(heavy)[:count]
+        assert_same_ranking(got, by_numpy(rank_candidates, torch.from_numpy(logits), rows, 8))
+
+
 @pytest.mark.parametrize("vocab", [5, 64, 1000])
 @pytest.mark.parametrize(
     "options", [{"temperature": 0.0}, {}, {"top_p": 0.9}, {"logit_bias": {0: 1}}]

@@ -39,20 +39,20 @@ def test_a_new_request_starts_from_what_others_learned() -> None:
 def test_probes_take_their_share_of_the_time_and_no_more() -> None:
     accounts, spent, steps, cost = Accounts(), 0.0, 20_000, 0.7
     for _ in range(steps):
-        if accounts.may_probe(cost):
+        if accounts.probing.covers(cost):
             accounts.probe(KEY, accounts.by_waiting(KEY, [1, 2])[0], cost)
             spent += cost
-        accounts.passed(1.0)
+        accounts.probing.passed(1.0)
     assert 0.9 * PROBE_SHARE * steps < spent <= PROBE_SHARE * steps
 
 
 def test_saved_probes_are_few() -> None:
     accounts = Accounts()
-    assert not accounts.may_probe(1.0)
+    assert not accounts.probing.covers(1.0)
     for _ in range(100_000):
-        accounts.passed(1.0)
+        accounts.probing.passed(1.0)
     probes = 0
-    while accounts.may_probe(1.0):
+    while accounts.probing.covers(1.0):
         accounts.probe(KEY, 1, 1.0)
         probes += 1
     assert 1 <= probes <= 8

@@ -77,6 +77,17 @@ def test_a_repetitive_request_takes_nothing_from_its_neighbours() -> None:
     assert emitted[0] > 1.3 * steps
 
 
+def test_drafting_for_some_does_not_hold_up_the_others() -> None:
+    """A draft model that one of two requests gains from, and that takes a sixth of a step."""
+    times = [10.0 + 0.1 * w for w in range(600)]
+    machine = Machine(times, draft_time=DraftTime(1.7, 0.5))
+    one, other = requests = [request(1), request(2)]
+    emitted = machine.run(requests, lambda r: 0.95 if r is one else 0.0, 800)
+    assert emitted[other.request_id] / machine.milliseconds > 0.95 / times[1]
+    assert emitted[one.request_id] > 900
+    assert len({sum(nodes) > 0 for nodes in machine.nodes[-200:]}) == 2  # it takes turns
+
+
 def test_what_a_request_asks_for_it_gets() -> None:
     machine = Machine(STEEP)  # where no draft ever pays
     asks, declines = request(1, k=3), request(2, k=None)

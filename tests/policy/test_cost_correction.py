@@ -65,6 +65,20 @@ def test_a_slow_drift_is_followed() -> None:
     assert np.mean(errors) < 0.04
 
 
+def test_what_was_seen_of_a_width_long_ago_is_forgotten() -> None:
+    """Once a surprise, then nothing for longer than anything is remembered, then another one."""
+    table = additive_table()
+    model, mean = CostModel(table), table.step(step(1))
+    model.observe(step(8), 3.0 * table.step(step(8)))
+    for _ in range(3000):
+        model.observe(step(1), mean)
+    assert off(model, 8, table.step(step(8))) < 0.01
+    for _ in range(40):
+        model.observe(step(8), 3.0 * table.step(step(8)))
+        model.observe(step(1), mean)
+    assert off(model, 8, 3.0 * table.step(step(8))) < 0.1
+
+
 def test_wide_steps_alone_becoming_slow_and_fast_again() -> None:
     """As when another process takes a core: memory bounds the narrow steps, arithmetic the wide."""
     rng, table = random.Random(2), additive_table()

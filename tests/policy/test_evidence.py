@@ -13,7 +13,6 @@ from paceline.policy.evidence import (
     bucket_of,
     depth_range,
     logits_of,
-    origin_of,
     rows_of,
 )
 
@@ -31,7 +30,6 @@ def test_a_cell_is_one_origin_one_range_of_depths_and_one_bucket() -> None:
                 # As proposed: its log-odds are the estimate's own.
                 what = (number, depth_range(depth), bucket_of(logit))
                 found.setdefault(cell, set()).add(what)
-                assert origin_of(cell) == number
                 assert number * CELLS_PER_ORIGIN <= cell < (number + 1) * CELLS_PER_ORIGIN
     assert all(len(kinds) == 1 for kinds in found.values())
     assert len(found) > 3 * len(LEAST_DEPTHS) * 8

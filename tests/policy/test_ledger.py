@@ -31,7 +31,7 @@ def test_noted_steps_teach_what_booked_ones_do() -> None:
     noting.settle()
     assert noting.pace.overhead_ms == booking.pace.overhead_ms > 0.0
     assert noting.pace.factor == booking.pace.factor
-    assert noting._asking._accounts._budget_ms == booking._asking._accounts._budget_ms
+    assert noting._asking._accounts.probing._saved_ms == booking._asking._accounts.probing._saved_ms
 
 
 def test_it_rests_until_a_probe_is_affordable_or_others_come() -> None:

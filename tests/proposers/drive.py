@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.engine.verifier import Verification, verify
+from paceline.engine.scheduler import Scheduled
+from paceline.engine.verifier import verify
 from paceline.proposers.base import DraftBudget, Proposer
 from paceline.request import TARGET_ORIGIN, Request, VerifyResult
 from paceline.runtime.model_runner import ModelRunner
@@ -58,7 +59,7 @@ class Target:
         span = Span.tree(request_id, last, request.token_ids[-1], draft)
         assert kv.reserve(request_id, len(draft) + 1)
         rows = self.runner.forward(self.runner.pack([span]))
-        (result,) = verify(rows, [Verification(request, draft, 0)])
+        (result,) = verify(rows, [Scheduled(request, request.num_uncomputed, draft)])
         assert isinstance(result, VerifyResult)
         kv.commit(request_id, result.path)
         request.token_ids.extend(result.token_ids)

@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from paceline import LLM, SamplingParams
 from paceline.config import SpeculativeConfig, parse_speculative_config
-from paceline.engine.drafting import _source
+from paceline.engine.contained import source_of
 from paceline.errors import ConfigError
 from paceline.llm import embedded_model
 from paceline.models.hf_config import config_from_hf
@@ -50,8 +51,7 @@ def target() -> Target:
 
 def knowing(request: Request, **options: Any) -> ParallelDraftProposer:
     """A draft whose row at each position has the logits of the target, along plain decoding."""
-    model, plain = target(), make_request(request.request_id, PROMPT)
-    plain.params, plain.seed = request.params, request.seed
+    model, plain = target(), replace(request, token_ids=list(PROMPT))
     for _ in range(70):
         model.verify(plain, DraftTree())
     runner, tokens = toy_runner(), plain.token_ids
@@ -245,7 +245,7 @@ def test_the_answers_are_those_of_plain_decoding(
 
 def test_the_planner_is_charged_one_forward_however_deep_the_drafts() -> None:
     planner = CostAwarePlanner(CostModel())
-    source = _source(parallel_drafter())
+    source = source_of(parallel_drafter())
     request = make_request(1, PROMPT)
     planner.set_sources([source])
     for depth in (1, 8, 2, 5):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.engine.drafting import MAX_FAILURES
+from paceline.engine.contained import MAX_FAILURES
 from paceline.policy.cost_aware import CostAwarePlanner
 from paceline.proposers.plugin import PluginProposer
 from paceline.request import Request

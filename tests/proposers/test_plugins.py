@@ -13,7 +13,7 @@ import pytest
 
 from paceline import speculative_methods
 from paceline.config import METHODS, parse_speculative_config
-from paceline.engine.drafting import MAX_FAILURES
+from paceline.engine.contained import MAX_FAILURES
 from paceline.errors import ConfigError, RequestError
 from paceline.policy.cost_aware import CostAwarePlanner
 from paceline.proposers import build_proposers, find_builder

@@ -12,7 +12,9 @@ from tokenizers import decoders, models
 
 from paceline.models.decoder import Decoder
 from paceline.models.tokenizer import Tokenizer
-from paceline.proposers.draft_model.heterogeneous import HeterogeneousProposer
+from paceline.proposers.draft_model.growth import branching
+from paceline.proposers.draft_model.heterogeneous import HeterogeneousProposer, shadow_config
+from paceline.proposers.draft_model.shadows import ShadowDrafter
 from paceline.proposers.draft_model.vocabulary import Vocabulary, VocabularyPair
 from paceline.runtime.kv_cache import KVCache
 from paceline.runtime.model_runner import ModelRunner
@@ -75,7 +77,8 @@ def foreign_drafter(
     runner = runner or toy_runner(prefix_caching=False, noise=0.2)
     runner.kv.poison_free()
     config = draft_config(use_heterogeneous_vocab=True, **options)
-    return HeterogeneousProposer(config, runner, pair)
+    drafter = ShadowDrafter(shadow_config(config), runner, pair, branching(config))
+    return HeterogeneousProposer(config, drafter, pair)
 
 
 def reversed_self(num_blocks: int = 100) -> ModelRunner:

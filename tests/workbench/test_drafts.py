@@ -25,9 +25,10 @@ from paceline.runtime.model_runner import ModelRunner
 from paceline.sampling_params import SamplingParams
 from paceline.span import ROOT, DraftTree
 from paceline.workbench import drafts_recording
-from paceline.workbench.drafts import CachedDrafts, cached_drafts
+from paceline.workbench.drafts import cached_drafts, cached_proposer
+from paceline.workbench.drafts_cached import CachedDrafts
 from paceline.workbench.drafts_key import DraftsKey, drafts_key
-from paceline.workbench.drafts_recording import record_drafts
+from paceline.workbench.drafts_recording import level_recorder, record_drafts
 from paceline.workbench.drafts_store import RecordedDrafts, read_drafts, write_drafts
 from paceline.workbench.trace_requests import trace_request
 from paceline.workbench.traces import Trace
@@ -86,6 +87,7 @@ def make_key(config: SpeculativeConfig, **changes: Any) -> DraftsKey:
     key = DraftsKey(
         traces="",
         draft="",
+        form="levels",
         arithmetic="",
         vocab_size=VOCAB,
         max_len=CONTEXT,
@@ -104,8 +106,8 @@ def make_key(config: SpeculativeConfig, **changes: Any) -> DraftsKey:
 def toy_recording(
     config: SpeculativeConfig, traces: Sequence[Trace], meta: dict[str, Any]
 ) -> RecordedDrafts:
-    key = make_key(config)
-    return record_drafts(key, config, draft_runner(), traces, meta, lambda done: None)
+    recorder = level_recorder(config, draft_runner())
+    return record_drafts(make_key(config), recorder, traces, meta, lambda done: None)
 
 
 def accepted(tree: DraftTree, tokens: Sequence[int]) -> int:
@@ -238,14 +240,16 @@ def test_recording_does_not_depend_on_who_is_recorded_beside(
 ) -> None:
     traces, meta, config = toy_traces(0.8), make_meta(0.8), draft_config(num_speculative_tokens=2)
     done: list[int] = []
-    together = record_drafts(make_key(config), config, draft_runner(), traces, meta, done.append)
+    recorder = level_recorder(config, draft_runner())
+    together = record_drafts(make_key(config), recorder, traces, meta, done.append)
     assert done == sorted(done)
     assert done[-1] == sum(len(trace.output_token_ids) for trace in traces)
     assert together.positions[-1] == done[-1]
     monkeypatch.setattr(drafts_recording, "BATCH", 1)
     config = dataclasses.replace(config, catch_up_tokens=16)
     for other in (draft_runner(), draft_runner(num_blocks=15)):
-        alone = record_drafts(make_key(config), config, other, traces, meta, done.append)
+        recorder = level_recorder(config, other)
+        alone = record_drafts(make_key(config), recorder, traces, meta, done.append)
         assert arrays_of(alone) == arrays_of(together)
         assert other.kv.pool.num_used == 0
 
@@ -256,9 +260,10 @@ def arrays_of(drafts: RecordedDrafts) -> dict[str, list[Any]]:
 
 
 def test_a_cache_without_room_is_refused_rather_than_cutting_drafts_short() -> None:
-    config, runner = draft_config(**TREE), draft_runner(num_blocks=8)
+    config = draft_config(**TREE)
+    recorder = level_recorder(config, draft_runner(num_blocks=8))
     with pytest.raises(ConfigError, match="a trace with its drafts takes 144: raise"):
-        record_drafts(make_key(config), config, runner, toy_traces(0.0), make_meta(0.0), print)
+        record_drafts(make_key(config), recorder, toy_traces(0.0), make_meta(0.0), print)
 
 
 @pytest.mark.parametrize(
@@ -275,7 +280,7 @@ def test_what_was_not_recorded_is_refused(smaller: dict[str, Any], problem: str)
     recorded = toy_recording(draft_config(**TREE, min_accept_prob=0.02), [], make_meta(0.0))
     config = draft_config(**{"min_accept_prob": 0.02} | smaller)
     with pytest.raises(ConfigError, match=problem):
-        CachedDrafts(config, recorded, {})
+        cached_proposer(config, recorded, {})
 
 
 # --- the file ------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from paceline.config import SpeculativeConfig
 from paceline.policy.cost_aware import CostAwarePlanner
 from paceline.policy.drafting_cost import DraftingCost, DraftTime
+from paceline.policy.host_time import NO_HOST_TIME, HostTime
 from paceline.policy.planner import DraftLimits, Drafts, FixedPlanner, Source
 from paceline.proposers.base import Proposer
 from paceline.proposers.prompt_lookup import PromptLookupProposer
@@ -24,6 +25,7 @@ from tests.workbench.toy_traces import frozen_cost, make_meta, make_trace
 
 CONFIG = lookup_config(num_speculative_tokens=4)
 FREE = DraftingCost({})
+BUSY = HostTime(step=0.1, request=0.02, draft=0.15, further_draft=0.05)
 DEAR = DraftingCost({"costly": DraftTime(call=0.1, level=0.06), "prompt_lookup": DraftTime(0.02)})
 
 
@@ -79,9 +81,11 @@ curves = st.lists(st.floats(-0.2, 1.0), min_size=2, max_size=8).map(
 
 
 @settings(max_examples=25)
-@given(seed=st.integers(0, 10_000), curve=curves, dear=st.booleans())
-def test_for_one_request_nobody_is_faster(seed: int, curve: list[float], dear: bool) -> None:
-    cost, drafting = frozen_cost(curve), DEAR if dear else FREE
+@given(seed=st.integers(0, 10_000), curve=curves, dear=st.booleans(), busy=st.booleans())
+def test_for_one_request_nobody_is_faster(
+    seed: int, curve: list[float], dear: bool, busy: bool
+) -> None:
+    cost, drafting = frozen_cost(curve, BUSY if busy else NO_HOST_TIME), DEAR if dear else FREE
     traces, meta = repetitive(seed, 2), make_meta(60)
 
     def run(planner: FixedPlanner | CostAwarePlanner) -> ReplayResult:
@@ -112,9 +116,10 @@ def test_it_verifies_what_is_accepted_and_no_more_than_pays() -> None:
     assert with_time.ms == pytest.approx(sum(trace.ms for trace in with_time.traces))
 
 
+@pytest.mark.parametrize("host", [NO_HOST_TIME, BUSY])
 @pytest.mark.parametrize("dear", [False, True])
-def test_for_several_requests_it_is_ahead_of_what_cannot_know(dear: bool) -> None:
-    cost, drafting = frozen_cost(), DEAR if dear else FREE
+def test_for_several_requests_it_is_ahead_of_what_cannot_know(dear: bool, host: HostTime) -> None:
+    cost, drafting = frozen_cost(host=host), DEAR if dear else FREE
     traces, meta = repetitive(2, 12), make_meta(60)
 
     def run(planner: FixedPlanner | CostAwarePlanner, *some: Proposer) -> float:

@@ -16,13 +16,14 @@ from paceline.policy.cost import CostModel
 from paceline.policy.cost_aware import CostAwarePlanner
 from paceline.policy.cost_points import StepShape
 from paceline.policy.drafting_cost import DraftingCost, DraftTime
+from paceline.policy.host_time import HostTime
 from paceline.policy.planner import FixedPlanner, Planner, StepReport
 from paceline.proposers.base import DraftBudget, Proposer
 from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.request import Request
 from paceline.sampling_params import SamplingParams
 from paceline.span import DraftTree
-from paceline.workbench.drafts import CachedDrafts
+from paceline.workbench.drafts_cached import CachedDrafts
 from paceline.workbench.replay import replay, verdict_of
 from tests.toy import EOS, TOY, draft_config, lookup_config, toy_runner
 from tests.workbench.test_drafts import toy_drafter, toy_recording
@@ -219,6 +220,19 @@ def test_time_is_what_the_table_says_and_is_shared_out() -> None:
     # Who drafts pays for the nodes: its neighbour's share of each step is a plain one.
     shares = [trace.ms / len(trace.emitted) for trace in drafted.traces]
     assert shares[0] > 1.03 * shares[1]
+
+
+def test_what_the_host_takes_is_added_to_each_step() -> None:
+    host = HostTime(step=0.5, request=0.1, draft=0.3)
+    traces = [make_trace(0, [7, 7, 7, 7], [7] * 9)]
+    lookup = lookup_config(num_speculative_tokens=3)
+
+    def run(cost: CostModel) -> Any:
+        return replay(traces, make_meta(9), [PromptLookupProposer(lookup)], FixedPlanner(), cost)
+
+    quick, slower = run(frozen_cost()), run(frozen_cost(host=host))
+    assert quick.rows == slower.rows
+    assert slower.ms == pytest.approx(quick.ms + 3 * 0.5 + 2 * 0.3)
 
 
 def test_a_proposer_that_fails_gives_no_figures() -> None:

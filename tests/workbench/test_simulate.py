@@ -7,17 +7,20 @@ import random
 import pytest
 
 from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.engine.planners import PLANNERS
 from paceline.errors import ProfileError
 from paceline.policy.cost_points import CostPoint
 from paceline.policy.cost_table import CostTable
+from paceline.policy.drafting_cost import DraftTime
 from paceline.workbench.drafts_store import RecordedDrafts
 from paceline.workbench.simulate import (
-    PLANNERS,
     Simulator,
     best_of_each,
     draft_time,
     fixed_configs,
     largest_configs,
+    parallel_draft_time,
+    translated,
 )
 from paceline.workbench.simulate_setup import record_all
 from tests.toy import draft_config, lookup_config
@@ -118,6 +121,13 @@ def test_drafting_is_charged_by_the_draft_models_own_curve() -> None:
     )
     assert two.draft_ms == pytest.approx(2 * one.draft_ms)
     assert two.ms - one.ms == pytest.approx(one.draft_ms)
+
+
+def test_masks_are_rows_of_one_forward_and_foreign_levels_take_several() -> None:
+    time = parallel_draft_time(DRAFT_TABLE, 2, 3)
+    assert time.call == DRAFT_TABLE.milliseconds(8, samples=6, requests=2) > 0.06
+    assert time.level == 0.0
+    assert translated(DraftTime(4.0, 2.0, 1.0), 3.5, 1.5) == DraftTime(9.0, 3.0, 1.5)
 
 
 def test_units_are_not_mixed() -> None:

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.engine.planners import PLANNERS, MakePlanner
 from paceline.policy.cost_points import CostPoint
 from paceline.policy.cost_table import CostTable
 from paceline.workbench import tune_candidates
 from paceline.workbench.drafts_store import RecordedDrafts
 from paceline.workbench.replay import ReplayedTrace, ReplayResult, SpeculationCounters
-from paceline.workbench.simulate import PLANNERS, Configs, MakePlanner, Simulator
+from paceline.workbench.simulate import Configs, Simulator
 from paceline.workbench.simulate_setup import record_all
 from paceline.workbench.traces import Trace
 from paceline.workbench.tune import BEST_FIXED, SpeedUp, Tuning, speedup, tune, wanted_configs
@@ -31,6 +32,7 @@ from paceline.workbench.tune_candidates import (
 )
 from paceline.workbench.tune_plot import plot_tuning
 from paceline.workbench.tune_search import every, search
+from tests.toy import draft_config
 from tests.workbench.test_drafts import make_key, toy_recording
 from tests.workbench.test_drafts import make_meta as sampled_meta
 from tests.workbench.test_drafts import toy_traces as sampled_traces
@@ -40,7 +42,7 @@ from tests.workbench.toy_traces import frozen_cost, make_meta, make_trace
 BOTH = tuple(PLANNERS)
 TABLE = frozen_cost().table
 DEAR = CostTable("dear", [CostPoint(1, 0, 1, 1, 0.9)])
-TOY = {"toy": "toy"}
+TOY = {"toy": draft_config()}
 FOREVER = 1e9
 
 
@@ -70,7 +72,7 @@ def novel(count: int) -> list[Trace]:
 
 
 def test_no_candidate_drafts_beyond_its_budget() -> None:
-    found = suffix_candidates(BOTH) + draft_candidates("toy", "toy", BOTH)
+    found = suffix_candidates(BOTH) + draft_candidates("toy", TOY["toy"], BOTH)
     found += joint_candidates(dict.fromkeys(found, 1.0), "toy", BOTH)
     for each in found:
         assert max(config.tree_nodes for config in each.configs) == each.nodes
@@ -80,7 +82,7 @@ def test_no_candidate_drafts_beyond_its_budget() -> None:
 
 
 def test_the_best_of_each_proposer_are_tried_together() -> None:
-    singles = suffix_candidates(("fixed",)) + draft_candidates("toy", "toy", ("fixed",))
+    singles = suffix_candidates(("fixed",)) + draft_candidates("toy", TOY["toy"], ("fixed",))
     scores = {each: random.Random(str(each)).random() for each in singles}
     pairs = {each.configs for each in joint_candidates(scores, "toy", ("fixed",))}
     best = [

@@ -10,6 +10,7 @@ import numpy as np
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_points import CostPoint
 from paceline.policy.cost_table import CostTable
+from paceline.policy.host_time import NO_HOST_TIME, HostTime
 from paceline.workbench.traces import Trace
 from tests.toy import TOY
 
@@ -27,7 +28,9 @@ def make_meta(max_tokens: int, temperature: float = 0.0) -> dict[str, Any]:
     return {"params": {**said, "max_model_len": TOY.max_position}}
 
 
-def frozen_cost(curve: Sequence[float] = (1.0, 1.05, 1.08, 1.1, 1.9, 2.0)) -> CostModel:
+def frozen_cost(
+    curve: Sequence[float] = (1.0, 1.05, 1.08, 1.1, 1.9, 2.0), host: HostTime = NO_HOST_TIME
+) -> CostModel:
     """Milliseconds of widths 1, 2, ..., and 0.1 for each further one; all else costs too."""
     times = dict(enumerate(curve, start=1))
     times[64] = curve[-1] + (64 - len(curve)) * 0.1
@@ -39,4 +42,4 @@ def frozen_cost(curve: Sequence[float] = (1.0, 1.05, 1.08, 1.1, 1.9, 2.0)) -> Co
         for samples in sorted({0, 1, width})
         if requests == 1 or samples == width
     ]
-    return CostModel(CostTable("toy", points), learns=False)
+    return CostModel(CostTable("toy", points, host=host), learns=False)

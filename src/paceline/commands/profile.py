@@ -9,7 +9,7 @@ from pathlib import Path
 from paceline.commands.display import Screen, printable
 from paceline.commands.profile_options import ProfileOptions
 from paceline.commands.profile_view import describe, draw_bars, tables
-from paceline.commands.resolve import default_speculative_config, engine_options
+from paceline.commands.resolve import drafts_of, engine_options
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.errors import ConfigError
 from paceline.llm import embedded_model
@@ -93,8 +93,8 @@ def draft_config(options: ProfileOptions) -> SpeculativeConfig | None:
         return SpeculativeConfig("self", draft_layers=layers, dtype=dtype or "auto")
     if options.draft is not None:
         return SpeculativeConfig(method="draft_model", model=options.draft)
-    defaults = default_speculative_config(options.model)
-    return next((config for config in defaults if config.model is not None), None)
+    found = drafts_of(options.model)
+    return next((config for config in found if config.method == "draft_model"), None)
 
 
 def numbers(option: str, text: str | None, least: int, most: int) -> list[int]:

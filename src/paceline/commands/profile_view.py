@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from typing import TextIO
 
 from paceline.commands.display import printable, table
 from paceline.policy.cost_table import CostTable
+from paceline.policy.host_time import NO_HOST_TIME
 from paceline.workbench.profile import Profile
 from paceline.workbench.profile_roofs import Roofs, Work
 
@@ -25,6 +27,12 @@ def describe(profile: Profile) -> str:
     if profile.roofs is not None:
         roofs = profile.roofs
         lines.append(f"roofs: {roofs.read_gb_per_s:.1f} GB/s read, {roofs.gflop_per_s:.0f} GFLOP/s")
+    if profile.table.host != NO_HOST_TIME:
+        step, request, draft, further = (f"{ms:.3f}" for ms in astuple(profile.table.host))
+        lines.append(
+            f"host, ms per step: {step}, {request} per further request; "
+            f"with a draft {draft} more, {further} per further one"
+        )
     return "\n".join(lines)
 
 

@@ -21,7 +21,7 @@ from paceline.commands.options import (
 from paceline.commands.speculators import bundled_drafts
 from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.errors import ConfigError
-from paceline.models.embedded import embedded_model
+from paceline.models.embedded import embedded_model, embedded_ngram_model
 from paceline.objective import parse_objective
 from paceline.sampling_params import SamplingParams
 from paceline.speculative_config import NEEDED_MODELS
@@ -43,12 +43,21 @@ def is_embedded(model: str | None) -> bool:
 
 
 def default_speculative_config(model: str | None) -> tuple[SpeculativeConfig, ...]:
-    """Who drafts when nothing was said: ``suffix``, and the drafts that a model brings."""
-    # A match costs nothing to find and can be long. Each level of a draft model costs a forward,
-    # which for so small a target is a quarter of its own: one level, but several candidates.
+    """Who drafts when nothing was said: ``suffix``, and drafts that a model brings."""
     suffix = parse_speculative_config({"method": "suffix"})
+    drafts = drafts_of(model)
+    if is_embedded(model):
+        # Its draft model's forward takes a quarter of its own: n-grams alone bring more per second.
+        drafts = tuple(config for config in drafts if config.method == "ngram_model")
+    return (*suffix, *drafts)
+
+
+def drafts_of(model: str | None) -> tuple[SpeculativeConfig, ...]:
+    """The drafts that a model brings; the embedded one's are an n-gram model and a draft model."""
     if model is not None and not is_embedded(model):
-        return (*suffix, *bundled_drafts(model))
+        return bundled_drafts(model)
+    ngram = parse_speculative_config({"method": "ngram_model", "model": embedded_ngram_model()})
+    # Each level costs a forward, dear beside so small a target: one level, several candidates.
     draft = SpeculativeConfig(
         method="draft_model",
         model=embedded_model("draft"),
@@ -56,7 +65,7 @@ def default_speculative_config(model: str | None) -> tuple[SpeculativeConfig, ..
         max_branching=4,
         max_tree_nodes=4,
     )
-    return (*suffix, draft)
+    return (*ngram, draft)
 
 
 NO_MEMORY = "no drafts out of earlier answers: each prompt is measured as if it were new"
@@ -105,8 +114,11 @@ def _single_config(options: SpeculationOptions, model: str | None) -> Speculativ
         raise ConfigError(
             f"--method {method} takes no --draft; that is for draft models and ngram_model"
         )
-    if method == "draft_model" and draft is None and is_embedded(model):
-        draft = embedded_model("draft")
+    if draft is None and is_embedded(model):
+        draft = {
+            "draft_model": embedded_model("draft"),
+            "ngram_model": embedded_ngram_model(),
+        }.get(method)
     values = {"method": method} if draft is None else {"method": method, "model": draft}
     (config,) = parse_speculative_config(values)
     return config

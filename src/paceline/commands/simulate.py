@@ -18,11 +18,11 @@ from paceline.commands.report import Figures
 from paceline.commands.resolve import engine_options, speculative_config
 from paceline.commands.simulate_options import SimulateOptions
 from paceline.config import EngineConfig
+from paceline.engine.planners import PLANNERS
 from paceline.llm import embedded_model
 from paceline.policy.cost_table import CostTable
 from paceline.workbench.replay import ReplayResult
 from paceline.workbench.simulate import (
-    PLANNERS,
     Configs,
     Simulator,
     best_of_each,

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, fields
+from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -19,18 +20,22 @@ from paceline.commands.display import Screen, printable
 from paceline.commands.options import EngineOptions
 from paceline.commands.resolve import engine_options
 from paceline.commands.simulate import figures
+from paceline.commands.tune_drafts import drafts_to_try
 from paceline.commands.tune_options import TuneOptions
-from paceline.commands.tune_setup import check_files, draft_models, simulator_for, traced
+from paceline.commands.tune_setup import check_files, simulator_for, traced
 from paceline.commands.tune_view import chart, nodes_per_step, quality_table, ranking, verdict
 from paceline.config import SpeculativeConfig, parse_speculative_config
+from paceline.engine.planners import PLANNERS
 from paceline.llm import LLM
 from paceline.workbench.draft_quality import DraftQuality, draft_quality
-from paceline.workbench.simulate import PLANNERS, Simulator
-from paceline.workbench.tune import Row, Tuning, tune
+from paceline.workbench.simulate import Simulator
+from paceline.workbench.tune import Drafts, Row, Tuning, tune
 from paceline.workbench.tune_plot import plot_tuning
 
 QUALITY_TOKENS = 2048
 """On which draft models are compared with their target."""
+WHO = ("model", "draft_layers", "dtype", "use_heterogeneous_vocab")
+"""What says who drafts, beside the method."""
 NOT_WRITTEN = ("config", "max_num_seqs", "planner")
 """Options of the engine that are no part of what was tuned, or are written by themselves."""
 
@@ -43,7 +48,7 @@ def tune_command(options: TuneOptions) -> int:
     """
     check_files(options)
     screen, seconds = Screen(), dict[str, float]()
-    drafts = draft_models(options)
+    drafts = drafts_to_try(options)
     with TemporaryDirectory(prefix="paceline-") as spare:
         with _timed(seconds, "answers"):
             folder = traced(options, spare)
@@ -79,30 +84,36 @@ def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
 
 
 def _qualities(
-    options: TuneOptions, simulator: Simulator, drafts: Mapping[str, str]
-) -> dict[str, DraftQuality]:
-    if not drafts:
-        return {}
+    options: TuneOptions, simulator: Simulator, drafts: Drafts
+) -> dict[str, DraftQuality | None]:
+    """By name; None of what has no distribution over the target's tokens."""
+    found: dict[str, DraftQuality | None] = dict.fromkeys(drafts)
+    comparable = {
+        name: draft
+        for name, draft in drafts.items()
+        if draft.needs_forwards and not draft.use_heterogeneous_vocab
+    }
+    if not comparable:
+        return found
     with LLM(options.model, **engine_options(options)) as llm:
-        return {
-            name: llm.call(
-                lambda engine, model=model: draft_quality(  # type: ignore[misc]
-                    engine,
-                    SpeculativeConfig("draft_model", model),
-                    simulator.traces,
-                    simulator.meta,
-                    QUALITY_TOKENS,
-                )
+        for name, draft in comparable.items():
+            measure = partial(
+                draft_quality,
+                config=draft,
+                traces=simulator.traces,
+                meta=simulator.meta,
+                max_tokens=QUALITY_TOKENS,
+                checkpoint=simulator.target.checkpoint,
             )
-            for name, model in drafts.items()
-        }
+            found[name] = llm.call(measure)
+    return found
 
 
 def _show(
     simulator: Simulator,
     tuning: Tuning,
-    qualities: Mapping[str, DraftQuality],
-    drafts: Mapping[str, str],
+    qualities: Mapping[str, DraftQuality | None],
+    drafts: Drafts,
     screen: Screen,
 ) -> None:
     tokens = tuning.plain.result.total("num_emitted_tokens")
@@ -136,19 +147,21 @@ def configuration(options: TuneOptions, best: Row | None) -> dict[str, Any]:
 
 def _said(config: SpeculativeConfig) -> dict[str, Any]:
     """A configuration without what it would have anyway, and without what only the search wants."""
-    said = {"method": config.method} | ({"model": config.model} if config.model else {})
+    default, values = asdict(SpeculativeConfig()), asdict(config)
+    said = {name: values[name] for name in WHO if values[name] != default[name]}
+    said["method"] = config.method
     (usual,) = parse_speculative_config(said)
     kept = (*said, "num_speculative_tokens")
     return {
         name: value
-        for name, value in asdict(config).items()
+        for name, value in values.items()
         if name != "suffix_decoding_max_cached_requests"
         and (name in kept or value != getattr(usual, name))
     }
 
 
 def _document(
-    simulator: Simulator, tuning: Tuning, qualities: Mapping[str, DraftQuality]
+    simulator: Simulator, tuning: Tuning, qualities: Mapping[str, DraftQuality | None]
 ) -> dict[str, Any]:
     """What was found, as plain values."""
     relative = simulator.table.is_relative
@@ -165,7 +178,7 @@ def _document(
         "plain": _row(tuning.plain, relative),
         "rows": [_row(row, relative) for row in tuning.rows],
         "oracles": [_row(row, relative) for row in tuning.oracles],
-        "drafts": {name: asdict(found) for name, found in qualities.items()},
+        "drafts": {name: found and asdict(found) for name, found in qualities.items()},
     }
 
 

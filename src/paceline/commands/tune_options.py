@@ -21,9 +21,17 @@ class TuneOptions(EngineOptions):
         option(
             "--draft",
             metavar="<str>",
-            help="A draft model to try; give it once for each (default: with the embedded model "
-            "its own).",
+            help="A draft to try: a draft model, also one of another vocabulary or one that "
+            "drafts in parallel, or a file of n-grams. Give it once for each (default: those "
+            "that the model brings).",
         ),
+    ] = None
+    draft_layers: Annotated[
+        int | None,
+        option("--draft-layers", min=1, help="Also try so many of the model's own first layers."),
+    ] = None
+    draft_dtype: Annotated[
+        str | None, option("--draft-dtype", help="Also try the model itself in fewer bits.")
     ] = None
     prompts: Annotated[
         str | None,

@@ -5,7 +5,7 @@ Answers and profiles are made by what makes them for the commands of these names
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 
@@ -13,23 +13,21 @@ from paceline.commands.display import Screen, printable
 from paceline.commands.options import EngineOptions
 from paceline.commands.resolve import (
     DEFAULT_MAX_NUM_SEQS,
-    default_speculative_config,
     engine_options,
 )
 from paceline.commands.trace import trace_command
 from paceline.commands.trace_options import TraceOptions
+from paceline.commands.tune_drafts import target_model
 from paceline.commands.tune_options import TuneOptions
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.errors import ConfigError
-from paceline.llm import embedded_model
-from paceline.models.checkpoint import load_checkpoint
 from paceline.policy.cost_table import CostTable
 from paceline.workbench.profile import measure_profiles
 from paceline.workbench.profile_plot import check_plot
 from paceline.workbench.profile_store import store_profile
 from paceline.workbench.simulate import Simulator
 from paceline.workbench.simulate_setup import draft_table_of, open_simulator, profile_named
-from paceline.workbench.tune import wanted_configs
+from paceline.workbench.tune import Drafts, wanted_configs
 
 
 def check_files(options: TuneOptions) -> None:
@@ -42,26 +40,6 @@ def check_files(options: TuneOptions) -> None:
     if options.plot is not None:
         check_plot(options.plot)
     EngineConfig(**engine_options(options))
-
-
-def draft_models(options: TuneOptions) -> dict[str, str]:
-    """The draft models, by names for people."""
-    defaults = [config.model for config in default_speculative_config(options.model)]
-    target = load_checkpoint(target_model(options))
-    found: dict[str, str] = {}
-    for model in dict.fromkeys(options.draft or filter(None, defaults)):
-        draft = load_checkpoint(model)
-        if draft.config.vocab_size != target.config.vocab_size:
-            raise ConfigError(
-                f"{model} has {draft.config.vocab_size} tokens and {target.name} "
-                f"{target.config.vocab_size}; a draft model needs the target's vocabulary"
-            )
-        found[model if draft.name in found else draft.name] = model
-    return found
-
-
-def target_model(options: TuneOptions) -> str:
-    return options.model or embedded_model("target")
 
 
 def traced(options: TuneOptions, spare: str) -> str:
@@ -86,12 +64,13 @@ def traced(options: TuneOptions, spare: str) -> str:
 
 
 def simulator_for(
-    options: TuneOptions, folder: str, drafts: Mapping[str, str], screen: Screen
+    options: TuneOptions, folder: str, drafts: Drafts, screen: Screen
 ) -> tuple[Simulator, list[str]]:
     """The simulator; what its costs would have to assume is measured, unless they were named."""
     simulator, notes = _opened(options, folder, drafts, screen)
     if notes and options.cost is None:
-        measured = [] if options.draft_cost else drafts.values()
+        models = [draft for draft in drafts.values() if draft.needs_forwards]
+        measured = [] if options.draft_cost else models
         for remark in _profile(options, measured, screen):
             screen.note(printable(remark))
         simulator, notes = _opened(options, folder, drafts, screen)
@@ -99,7 +78,7 @@ def simulator_for(
 
 
 def _opened(
-    options: TuneOptions, folder: str, drafts: Mapping[str, str], screen: Screen
+    options: TuneOptions, folder: str, drafts: Drafts, screen: Screen
 ) -> tuple[Simulator, list[str]]:
     table, draft_table = _costs(options)
     with screen.progress("drafting", 100) as advance:
@@ -125,14 +104,15 @@ def _costs(options: TuneOptions) -> tuple[CostTable | None, CostTable | float | 
         return table, profile_named(options.draft_cost).table
 
 
-def _profile(options: TuneOptions, drafts: Iterable[str], screen: Screen) -> list[str]:
+def _profile(
+    options: TuneOptions, drafts: Iterable[SpeculativeConfig], screen: Screen
+) -> list[str]:
     """Measure and keep what steps cost here; returns remarks."""
     remarks: list[str] = []
     # For any number of requests: the profile serves more than this command.
     config = EngineConfig(**engine_options(options) | {"max_num_seqs": DEFAULT_MAX_NUM_SEQS})
-    models: list[str | None] = [*drafts] or [None]
-    for draft in models:
-        model = SpeculativeConfig("draft_model", draft) if draft else None
+    models: list[SpeculativeConfig | None] = [*drafts] or [None]
+    for model in models:
         with screen.progress("measuring", 100) as advance:
             profiles, found = measure_profiles(
                 target_model(options), config, model, None, lambda share: advance(int(share * 100))

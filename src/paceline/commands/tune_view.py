@@ -7,12 +7,14 @@ from string import ascii_lowercase
 
 from paceline.commands.display import printable, table
 from paceline.commands.simulate import figures
-from paceline.workbench.draft_quality import TOP, DraftQuality
-from paceline.workbench.tune import Row, SpeedUp, Tuning, is_worthwhile
+from paceline.workbench.draft_quality import TEMPERATURE, TOP, DraftQuality
+from paceline.workbench.tune import Drafts, Row, SpeedUp, Tuning, is_worthwhile
 
 SHOWN = 12
 """Rows of the ranking, beside the best of each family and planner."""
 HEADERS = ("", "planner", "speed-up", "95 % interval", "tok/s", "accepted length", "nodes/step")
+NUM_FIGURES = 7 + len(TOP)
+"""Columns of a draft's quality."""
 CHART_LINES = 12
 COLUMN = 5
 """Characters between two node budgets of the chart."""
@@ -59,8 +61,8 @@ def _interval(found: SpeedUp) -> str:
     return f"{found.low:.3f} to {found.high:.3f}"
 
 
-def verdict(tuning: Tuning, drafts: Mapping[str, str]) -> list[str]:
-    """What to do, in plain words; and which draft models bring nothing."""
+def verdict(tuning: Tuning, drafts: Drafts) -> list[str]:
+    """What to do, in plain words; and which drafts bring nothing."""
     best, lines = tuning.best, []
     if best is None:
         said = f", not even {printable(tuning.rows[0].name)}: {_said(tuning.rows[0])}"
@@ -88,18 +90,17 @@ def _said(row: Row) -> str:
     return f"{found.value:.3f} times plain decoding ({_interval(found)})"
 
 
-def quality_table(qualities: Mapping[str, DraftQuality], tuning: Tuning) -> str:
-    """How close each draft model is to the target, and what it brings alone."""
-    temperature = next(iter(qualities.values())).temperature
+def quality_table(qualities: Mapping[str, DraftQuality | None], tuning: Tuning) -> str:
+    """How close each draft is to the target, where that can be said, and what it brings alone."""
     headers = [
-        "draft model",
+        "draft",
         "tokens",
         "KL (nats)",
         "total variation",
         *(f"top {k}" for k in TOP),
         "calibration error",
         "accepted greedily",
-        f"at {temperature:g}",
+        f"at {TEMPERATURE:g}",
         "with shared noise",
         "speed-up alone",
     ]
@@ -107,10 +108,14 @@ def quality_table(qualities: Mapping[str, DraftQuality], tuning: Tuning) -> str:
     return table(headers, rows)
 
 
-def _quality_cells(name: str, found: DraftQuality, tuning: Tuning) -> list[str]:
+def _quality_cells(name: str, found: DraftQuality | None, tuning: Tuning) -> list[str]:
     alone = tuning.best_of(name)
+    figures = ["-"] * NUM_FIGURES if found is None else _figures(found)
+    return [printable(name), *figures, "-" if alone is None else f"{alone.speedup.value:.3f}"]
+
+
+def _figures(found: DraftQuality) -> list[str]:
     return [
-        printable(name),
         str(found.num_tokens),
         f"{found.kl:.3f}",
         f"{found.total_variation:.3f}",
@@ -119,7 +124,6 @@ def _quality_cells(name: str, found: DraftQuality, tuning: Tuning) -> list[str]:
         f"{found.greedy_acceptance:.1%}",
         f"{found.rejection_acceptance:.1%}",
         f"{found.coupled_acceptance:.1%}",
-        "-" if alone is None else f"{alone.speedup.value:.3f}",
     ]
 
 

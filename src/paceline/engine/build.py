@@ -9,6 +9,7 @@ import torch
 
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine.engine import Engine
+from paceline.engine.planners import PLANNERS
 from paceline.errors import ConfigError
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.config import ModelConfig
@@ -16,11 +17,8 @@ from paceline.models.decoder import Decoder
 from paceline.models.ops.base import Ops
 from paceline.models.ops.resolve import resolve_dtype, resolve_ops
 from paceline.models.pruned_head import check_whole_head
-from paceline.policy.choice import choose_nodes
 from paceline.policy.cost import CostModel
-from paceline.policy.cost_aware import CostAwarePlanner
 from paceline.policy.cost_table import CostTable
-from paceline.policy.planner import FixedPlanner, Planner
 from paceline.proposers import build_proposers
 from paceline.proposers.base import Proposer, TargetInfo
 from paceline.runtime.kv_cache import (
@@ -31,7 +29,6 @@ from paceline.runtime.kv_cache import (
     free_memory,
 )
 from paceline.runtime.model_runner import ModelRunner
-from paceline.runtime.native import kernels
 
 DRAFT_SHARE = 5
 """A draft model's KV gets one part in this many of the byte budget."""
@@ -145,13 +142,6 @@ def build_engine(
     if find_table is not None:
         table = find_table(checkpoint.name, shape, ops, config.dtype, config.kv_cache_dtype)
     cost = CostModel(table)
-    planner = _planner(config, cost)
+    planner = PLANNERS[config.planner](cost, None, config.objective)
     engine = Engine(runner, config, proposers, shape.eos_token_ids, planner, cost)
     return BuiltEngine(engine, checkpoint, config, target, ops.name, ops.identity)
-
-
-def _planner(config: EngineConfig, cost: CostModel) -> Planner:
-    if config.planner == "fixed":
-        return FixedPlanner()
-    choose = kernels.choose_nodes if kernels is not None else choose_nodes
-    return CostAwarePlanner(cost, config.objective, choose=choose)

@@ -6,9 +6,13 @@ the cut. Knows no tokenizer: stop strings are the request's injected stop checke
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from paceline.metrics import SpeculationCounters
+from paceline.engine.scheduler import Scheduled
+from paceline.engine.verifier import Verdict
+from paceline.errors import RequestFailedError
+from paceline.metrics import EngineStats, SpeculationCounters
 from paceline.request import (
     TARGET_ORIGIN,
     FinishReason,
@@ -16,7 +20,60 @@ from paceline.request import (
     StepOutput,
     VerifyResult,
 )
+from paceline.runtime.kv_cache import KVCache
 from paceline.span import DraftTree
+
+Committed = tuple[Request, VerifyResult | None, StepOutput]
+"""A request with what it emitted, None where it failed."""
+
+
+def commit_step(
+    items: Sequence[Scheduled],
+    verdicts: Sequence[Verdict | None],
+    aborted: Collection[int],
+    kv: KVCache,
+    stats: EngineStats,
+) -> list[Committed]:
+    """Append what was emitted, cut at its end; make its KV contiguous and publish it.
+
+    Args:
+        aborted: ids of requests that end when the next step starts.
+    """
+    committed: list[Committed] = []
+    for item, verdict in zip(items, verdicts, strict=True):
+        request = item.request
+        if request.request_id in aborted:
+            kv.rollback(request.request_id)
+            continue
+        try:
+            result = _commit_item(item, verdict, kv, stats)
+            if result is not None:
+                committed.append((request, result, step_output(request, result)))
+        except Exception as error:  # the forward, the sampler or the stop checker failed
+            request.error, request.finish_reason = error, FinishReason.ERROR
+            committed.append((request, None, step_output(request, None)))
+    return committed
+
+
+def _commit_item(
+    item: Scheduled, verdict: Verdict | None, kv: KVCache, stats: EngineStats
+) -> VerifyResult | None:
+    request, path = item.request, range(item.num_tokens)
+    if verdict is None:
+        kv.commit(request.request_id, path)
+        request.num_computed += item.num_tokens
+        return None
+    if isinstance(verdict, RequestFailedError):
+        raise verdict
+    verdict = append_tokens(request, verdict)
+    count_step(item.draft, verdict, request.counters, stats.speculation)
+    stats.num_output_tokens += len(verdict.token_ids)
+    accepted = verdict.path if item.may_draft else path
+    kv.commit(request.request_id, accepted)
+    request.num_computed += len(accepted)
+    # Its logits are numbers, so the KV that they come from is too.
+    kv.publish(request.request_id, request.token_ids)
+    return verdict
 
 
 def append_tokens(request: Request, result: VerifyResult) -> VerifyResult:
@@ -25,33 +82,31 @@ def append_tokens(request: Request, result: VerifyResult) -> VerifyResult:
     Returns:
         The result cut to what was appended.
     """
+    params, constraint, checker = request.params, request.constraint, request.stop_checker
+    matched = None
     for count, token_id in enumerate(result.token_ids, start=1):
         request.token_ids.append(token_id)
-        if request.constraint is not None and token_id not in request.eos_token_ids:
-            request.constraint.advance(token_id)
-        if _ends(request, token_id):
-            return _cut(result, count)
+        is_eos = token_id in request.eos_token_ids
+        if constraint is not None and not is_eos:
+            constraint.advance(token_id)
+        if checker is not None:
+            enough = request.num_output_tokens >= params.min_tokens
+            matched = checker.push(token_id, may_stop=enough)
+        # Nothing that fits a grammar follows its end, so a constrained request cannot ignore that.
+        if is_eos and (constraint is not None or not params.ignore_eos):
+            request.finish_reason = FinishReason.STOP
+        elif token_id in params.stop_token_ids:
+            request.finish_reason, request.stop_reason = FinishReason.STOP, token_id
+        elif matched is not None:
+            request.finish_reason, request.stop_reason = FinishReason.STOP, matched
+        elif constraint is not None and constraint.is_complete:
+            request.finish_reason = FinishReason.STOP
+        elif len(request.token_ids) >= request.max_len:
+            request.finish_reason = FinishReason.LENGTH
+        else:
+            continue
+        return _cut(result, count)
     return result
-
-
-def _ends(request: Request, token_id: int) -> bool:
-    params, constraint = request.params, request.constraint
-    enough = request.num_output_tokens >= params.min_tokens
-    matched = None
-    if request.stop_checker is not None:
-        matched = request.stop_checker.push(token_id, may_stop=enough)
-    # Nothing that fits a grammar follows its end, so a constrained request cannot ignore that.
-    if token_id in request.eos_token_ids and (constraint is not None or not params.ignore_eos):
-        request.finish_reason = FinishReason.STOP
-    elif token_id in params.stop_token_ids:
-        request.finish_reason, request.stop_reason = FinishReason.STOP, token_id
-    elif matched is not None:
-        request.finish_reason, request.stop_reason = FinishReason.STOP, matched
-    elif constraint is not None and constraint.is_complete:
-        request.finish_reason = FinishReason.STOP
-    elif len(request.token_ids) >= request.max_len:
-        request.finish_reason = FinishReason.LENGTH
-    return request.finish_reason is not None
 
 
 def _cut(result: VerifyResult, count: int) -> VerifyResult:
@@ -68,8 +123,11 @@ def _cut(result: VerifyResult, count: int) -> VerifyResult:
 
 def count_step(draft: DraftTree, result: VerifyResult, *counters: SpeculationCounters) -> None:
     """Record a committed step, after any cut."""
-    accepted = [origin for origin in result.origins if origin != TARGET_ORIGIN]
-    depth = len(draft) if draft.is_chain else max(draft.depths())
+    accepted: Sequence[str] = ()
+    depth = 0
+    if draft.token_ids:
+        accepted = [origin for origin in result.origins if origin != TARGET_ORIGIN]
+        depth = len(draft) if draft.is_chain else max(draft.depths())
     for each in counters:
         each.record(len(result.token_ids), draft.origins, accepted, depth)
 

@@ -8,7 +8,6 @@ thread-safe; :mod:`paceline.engine.engine_thread` is what several callers share.
 
 from __future__ import annotations
 
-import copy
 import logging
 import random
 import time
@@ -16,11 +15,12 @@ from collections.abc import Sequence
 
 from paceline.config import GRAMMAR_DRAFTS, EngineConfig, SpeculativeConfig
 from paceline.engine.admission import check_prompt, make_requests
-from paceline.engine.commit import append_tokens, count_step, step_output
+from paceline.engine.commit import Committed, commit_step, step_output
 from paceline.engine.drafting import Draft, Drafting
 from paceline.engine.prompt_logprobs import take_prompt_logprobs
+from paceline.engine.report import snapshot, totals
 from paceline.engine.scheduler import Scheduled, Scheduler, step_shape
-from paceline.engine.verifier import Verification, verify
+from paceline.engine.verifier import Verdict, verify
 from paceline.errors import RequestFailedError
 from paceline.metrics import EngineStats
 from paceline.models.ops.base import PackedBatch
@@ -30,21 +30,18 @@ from paceline.policy.planner import FixedPlanner, Planner
 from paceline.proposers.base import Proposer
 from paceline.proposers.grammar import GrammarProposer
 from paceline.request import (
+    NO_DRAFT,
     Constraint,
     FinishReason,
     Request,
     RequestStatus,
     StepOutput,
     StopChecker,
-    VerifyResult,
 )
 from paceline.runtime.model_runner import ForwardResult, ModelRunner
 from paceline.sampling_params import SamplingParams
-from paceline.span import DraftTree
 
 log = logging.getLogger(__name__)
-Verdict = VerifyResult | RequestFailedError
-Committed = tuple[Request, VerifyResult | None, StepOutput]
 
 
 class Engine:
@@ -86,7 +83,7 @@ class Engine:
         self.drafting = Drafting(
             proposers, planner or FixedPlanner(), self.vocab_size, lambda: self._stats
         )
-        self._totals_at_reset = self._totals()
+        self._before = totals(self.runner, self.drafting, self.scheduler)
 
     # --- requests ------------------------------------------------------------------------------
 
@@ -155,9 +152,10 @@ class Engine:
             verdicts = self._verify(items, result)
         except Exception as error:
             verdicts = self._isolate(items, error)
+        emitted_before = self._stats.num_output_tokens
         committed = self._commit(items, verdicts)
         self._observe(committed)
-        emitted = sum(len(output.token_ids) for _, _, output in committed)
+        emitted = self._stats.num_output_tokens - emitted_before
         seconds = self._clock - began
         self.drafting.end(items, self._shape, emitted, self._forward_ms, seconds * 1e3)
         return outputs + [output for _, _, output in committed]
@@ -183,7 +181,7 @@ class Engine:
         except Exception as error:
             log.warning("drafting failed; the step goes on plainly: %r", error)
             for item in items:
-                item.draft, item.padding = DraftTree(), 0
+                item.draft, item.padding = NO_DRAFT, 0
             self._shape = step_shape(items)
 
     def _propose(self, items: Sequence[Scheduled]) -> list[Draft]:
@@ -215,11 +213,11 @@ class Engine:
         return batch
 
     def _forward(self, items: Sequence[Scheduled]) -> ForwardResult:
+        self._forward_ms = 0.0  # if it fails, there is none to learn from
         batch = self._pack(items)
         before = self.runner.seconds
-        result = self.runner.forward(batch, greedy=all(item.wants_argmax for item in items))
+        result = self.runner.forward(batch, greedy=all(i.request.wants_argmax for i in items))
         self._forward_ms = (self.runner.seconds - before) * 1e3
-        self.cost.observe(self._shape, self._forward_ms)
         self._stats.num_rows += batch.num_rows
         self._stats.count_width(self._shape.rows, self._shape.samples)
         self._lap("forward")
@@ -227,17 +225,9 @@ class Engine:
 
     def _verify(self, items: Sequence[Scheduled], result: ForwardResult) -> list[Verdict | None]:
         """What each item emits; None for a prefill chunk that does not reach the last token."""
-        verifications, sampled = [], []
-        for index, item in enumerate(items):
-            if item.request.params.prompt_logprobs is not None:
-                take_prompt_logprobs(item.request, item.num_tokens, result, index)
-            if item.samples:
-                first = result.offsets[index + 1] - 1 - len(item.draft) - item.padding
-                verifications.append(Verification(item.request, item.draft, first))
-                sampled.append(index)
-        verdicts: list[Verdict | None] = [None] * len(items)
-        for index, verdict in zip(sampled, verify(result, verifications), strict=True):
-            verdicts[index] = verdict
+        if result.argmax is None:  # else nobody wants log-probs
+            take_prompt_logprobs(items, result)
+        verdicts = verify(result, items)
         self._lap("verify")
         return verdicts
 
@@ -246,7 +236,7 @@ class Engine:
         log.warning("a step of %d requests failed and is run again singly: %r", len(items), error)
         for item in items:
             self.kv.rollback(item.request.request_id)
-            item.draft, item.padding = DraftTree(), 0
+            item.draft, item.padding = NO_DRAFT, 0
         return [self._alone(item) for item in items]
 
     def _alone(self, item: Scheduled) -> Verdict | None:
@@ -266,40 +256,16 @@ class Engine:
     def _commit(
         self, items: Sequence[Scheduled], verdicts: Sequence[Verdict | None]
     ) -> list[Committed]:
-        """Append what was emitted, cut at its end; make its KV contiguous and publish it."""
-        committed: list[Committed] = []
-        for item, verdict in zip(items, verdicts, strict=True):
-            request = item.request
-            if request.request_id in self._aborted:
-                self.kv.rollback(request.request_id)  # it ends when the next step starts
-                continue
-            try:
-                result = self._commit_one(item, verdict)
-                if result is not None:
-                    committed.append((request, result, step_output(request, result)))
-            except Exception as error:  # the forward, the sampler or the stop checker failed
-                request.error, request.finish_reason = error, FinishReason.ERROR
-                committed.append((request, None, step_output(request, None)))
+        committed = commit_step(items, verdicts, self._aborted, self.kv, self._stats)
         self._lap("commit")
         return committed
 
-    def _commit_one(self, item: Scheduled, verdict: Verdict | None) -> VerifyResult | None:
-        if isinstance(verdict, RequestFailedError):
-            raise verdict
-        request, path = item.request, range(item.num_tokens)
-        if verdict is not None:
-            verdict = append_tokens(request, verdict)
-            count_step(item.draft, verdict, request.counters, self._stats.speculation)
-            self._stats.num_output_tokens += len(verdict.token_ids)
-        accepted = verdict.path if verdict is not None and item.may_draft else path
-        self.kv.commit(request.request_id, accepted)
-        request.num_computed += len(accepted)
-        if verdict is not None:  # its logits are numbers, so the KV that they come from is too
-            self.kv.publish(request.request_id, request.token_ids)
-        return verdict
-
     def _observe(self, committed: Sequence[Committed]) -> None:
-        """Let planner and proposers learn, unless nobody drafts, and end what has ended."""
+        """Let who predicts or drafts learn, and end what has ended."""
+        try:
+            self.cost.observe(self._shape, self._forward_ms)
+        except Exception as error:
+            log.warning("what a step takes was not learnt from: %r", error)
         for request, verdict, _ in committed:
             if verdict is not None:
                 self.drafting.observe(request, verdict)
@@ -342,27 +308,11 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """A copy of the counters."""
-        snapshot = copy.deepcopy(self._stats)
-        totals, before = self._totals(), self._totals_at_reset
-        snapshot.num_target_forwards = totals[0] - before[0]
-        snapshot.num_draft_forwards = totals[1] - before[1]
-        snapshot.num_cached_tokens = totals[2] - before[2]
-        snapshot.num_queried_tokens = totals[3] - before[3]
-        snapshot.num_running = len(self.scheduler.running)
-        snapshot.num_waiting = len(self.scheduler.waiting)
-        snapshot.kv_blocks_total = self.kv.pool.num_blocks - 1
-        snapshot.kv_blocks_used = self.kv.pool.num_used
-        return snapshot
+        return snapshot(self._stats, self._before, self.runner, self.drafting, self.scheduler)
 
     def reset_stats(self) -> None:
         self._stats = EngineStats()
-        self._totals_at_reset = self._totals()
-
-    def _totals(self) -> tuple[int, int, int, int]:
-        """What others count since they were made: forwards of target and drafts, cached tokens and
-        those that were looked for."""
-        drafts, queue = self.drafting.num_forwards, self.scheduler
-        return self.runner.num_forwards, drafts, queue.num_cached_tokens, queue.num_queried_tokens
+        self._before = totals(self.runner, self.drafting, self.scheduler)
 
     def _lap(self, phase: str) -> None:
         self._clock = self._stats.add_seconds(phase, self._clock)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from paceline.engine.scheduler import Scheduled
 from paceline.request import Request
 from paceline.runtime.model_runner import ForwardResult
 from paceline.runtime.sampler import token_logprobs
 
 
-def take_prompt_logprobs(
-    request: Request, num_tokens: int, result: ForwardResult, index: int
-) -> None:
+def take_prompt_logprobs(items: Sequence[Scheduled], result: ForwardResult) -> None:
+    """Extend the prompt's log-probs of the requests that want them."""
+    for index, item in enumerate(items):
+        if item.request.params.prompt_logprobs is not None:
+            _take_chunk(item.request, item.num_tokens, result, index)
+
+
+def _take_chunk(request: Request, num_tokens: int, result: ForwardResult, index: int) -> None:
     """Extend ``request.prompt_logprobs`` by what the request's chunk tells.
 
     The row of token ``i`` predicts token ``i + 1``; the first token has no log-prob. Tokens that

@@ -8,15 +8,14 @@ computed again later; its output does not change, because its noise depends on p
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 from paceline.config import EngineConfig
 from paceline.errors import RequestError
 from paceline.models.ops.base import BLOCK_SIZE
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_points import StepShape
-from paceline.request import Request, RequestStatus
+from paceline.request import NO_DRAFT, Request, RequestStatus
 from paceline.runtime.kv_cache import KVCache, blocks_for
 from paceline.span import DraftTree, Span
 
@@ -27,7 +26,6 @@ DEFAULT_STEP_MS = 100.0
 DEFAULT_STEP_RATIO = 4.0
 
 
-@dataclass(slots=True)
 class Scheduled:
     """One request's part in a step: the next ``num_tokens`` of its tokens, then its draft.
 
@@ -37,23 +35,17 @@ class Scheduled:
         may_draft: the span is that last token alone, so that a draft may hang below it.
     """
 
-    request: Request
-    num_tokens: int
-    draft: DraftTree = field(default_factory=DraftTree)
-    padding: int = 0
-    samples: bool = field(init=False)
-    may_draft: bool = field(init=False)
+    __slots__ = ("draft", "may_draft", "num_tokens", "padding", "request", "samples")
 
-    def __post_init__(self) -> None:  # fixed here: the request's own counts move when it commits
-        self.samples = self.num_tokens == self.request.num_uncomputed
-        self.may_draft = self.request.num_uncomputed == 1
-
-    @property
-    def wants_argmax(self) -> bool:
-        """Nothing of the logits is needed but the best token of each row."""
-        params = self.request.params
-        wants_logprobs = params.logprobs is not None or params.prompt_logprobs is not None
-        return params.is_plain_greedy and not wants_logprobs
+    def __init__(self, request: Request, num_tokens: int, draft: DraftTree = NO_DRAFT) -> None:
+        self.request = request
+        self.num_tokens = num_tokens
+        self.draft = draft
+        self.padding = 0
+        # Fixed here: the request's own counts move when it commits.
+        uncomputed = len(request.token_ids) - request.num_computed
+        self.samples = num_tokens == uncomputed
+        self.may_draft = uncomputed == 1
 
     def span(self) -> Span:
         request = self.request
@@ -124,7 +116,7 @@ class Scheduler:
     def schedule(self) -> list[Scheduled]:
         """Reserve one span for every request that can take part in the next step."""
         self.preempted = []
-        items = list(self._decodes())
+        items = self._decodes()
         can_admit = self.waiting and len(self.running) < self._config.max_num_seqs
         if can_admit or len(items) < len(self.running):
             self._prefill(items)
@@ -133,7 +125,8 @@ class Scheduler:
             return self.schedule() if self.running else []
         return items
 
-    def _decodes(self) -> Iterator[Scheduled]:
+    def _decodes(self) -> list[Scheduled]:
+        items = []
         for request in list(self.running):
             if request.status is not RequestStatus.RUNNING or request.num_uncomputed != 1:
                 continue
@@ -143,7 +136,8 @@ class Scheduler:
                 if victim is request:
                     break
             else:
-                yield Scheduled(request, 1)
+                items.append(Scheduled(request, 1))
+        return items
 
     def _prefill(self, items: list[Scheduled]) -> None:
         """Fill the step up with prefill chunks, of running requests before waiting ones."""

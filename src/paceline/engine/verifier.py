@@ -7,14 +7,14 @@ reads a probability that a proposer estimated, and never looks at which proposer
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from paceline.engine.scheduler import Scheduled
 from paceline.errors import RequestFailedError, UnservableRequestError
-from paceline.request import TARGET_ORIGIN, Request, TokenLogprobs, VerifyResult
+from paceline.request import TARGET_ORIGIN, TokenLogprobs, VerifyResult
 from paceline.runtime.model_runner import ForwardResult
 from paceline.runtime.sampler import (
     SamplingRow,
@@ -23,49 +23,126 @@ from paceline.runtime.sampler import (
     to_numpy,
     token_logprobs,
 )
-from paceline.span import DraftTree
+from paceline.span import ROOT
+
+Verdict = VerifyResult | RequestFailedError
+ROOT_PATH = (0,)
 
 
-@dataclass(slots=True)
-class Verification:
-    """A request with the draft that the target has seen, and the first of its logit rows."""
+def verify(result: ForwardResult, items: Sequence[Scheduled]) -> list[Verdict | None]:
+    """Walk every request's tree.
 
-    request: Request
-    draft: DraftTree
-    first_row: int
+    Args:
+        result: raw logits of the target, or, where all requests want no more, perhaps only their
+            arg-max; a request's rows are its root, its draft nodes and its padding, in span order.
+        items: the spans of this step.
+
+    Returns:
+        For each what was accepted and emitted, or the error that ends that request alone (logits
+        that are not numbers, or a mask that leaves no token); None for a prefill chunk that does
+        not reach the last token.
+    """
+    verdicts: list[Verdict | None] = [None] * len(items)
+    argmax, offsets = result.argmax, result.offsets
+    walks: list[_Walk] = []
+    for index, item in enumerate(items):
+        if not item.samples:
+            continue
+        first = offsets[index + 1] - 1 - len(item.draft.token_ids) - item.padding
+        if not item.request.is_plain_greedy:
+            walks.append(_Walk(item, index, first))
+            continue
+        if argmax is None:
+            argmax = _argmax(result.logits)
+        verdicts[index] = _greedy(item, first, argmax, result.logits)
+    if walks:
+        _sample(walks, result.logits)
+    for walk in walks:
+        verdicts[walk.index] = walk.error or walk.result(result.logits)
+    return verdicts
+
+
+def _argmax(logits: torch.Tensor) -> list[int]:
+    """Each row's best token, -1 where a logit is not finite."""
+    tokens, valid = argmax_rows(to_numpy(logits))
+    return [token if fine else -1 for token, fine in zip(tokens, valid, strict=True)]
+
+
+def _greedy(
+    item: Scheduled, first_row: int, argmax: Sequence[int], logits: torch.Tensor
+) -> Verdict:
+    """What a request emits that takes the best token of each row."""
+    draft, token = item.draft, argmax[first_row]
+    if token < 0:
+        return _not_finite(item, len(item.request.token_ids))
+    path: Sequence[int] = ROOT_PATH
+    tokens, origins, last = [token], [TARGET_ORIGIN], ROOT
+    if draft.token_ids:
+        path, origins = [0], []
+        # Children come after their parents, and no two of them carry one token: one pass does it.
+        for node, (parent, drafted) in enumerate(zip(draft.parents, draft.token_ids, strict=True)):
+            if drafted != token or parent != last:
+                continue
+            token, last = argmax[first_row + 1 + node], node
+            if token < 0:  # the step ends before it, and the next one's root meets it
+                break
+            path.append(node + 1)
+            origins.append(draft.origins[node])
+            tokens.append(token)
+        origins.append(TARGET_ORIGIN)
+    logprobs = _logprobs(item, first_row, path, tokens, logits)
+    return VerifyResult(path, tokens, origins, draft, logprobs)
+
+
+def _not_finite(item: Scheduled, position: int) -> RequestFailedError:
+    return RequestFailedError(
+        f"request {item.request.request_id}: the logits at position {position} are not finite; "
+        "check the weights"
+    )
+
+
+def _logprobs(
+    item: Scheduled,
+    first_row: int,
+    path: Sequence[int],
+    tokens: Sequence[int],
+    logits: torch.Tensor,
+) -> Sequence[TokenLogprobs]:
+    wanted = item.request.params.logprobs
+    if wanted is None:
+        return ()
+    rows = [first_row + node for node in path]
+    return token_logprobs(logits[rows], tokens, [wanted] * len(rows))
+
+
+# --- requests whose tokens are sampled, or whose logits are edited --------------------------------
 
 
 class _Walk:
     """A walk down one request's tree: accepted span nodes and the tokens emitted so far."""
 
-    __slots__ = ("children", "done", "item", "path", "tokens")
+    __slots__ = ("done", "error", "first_row", "index", "item", "path", "tokens")
 
-    def __init__(self, item: Verification) -> None:
+    def __init__(self, item: Scheduled, index: int, first_row: int) -> None:
         self.item = item
+        self.index = index
+        self.first_row = first_row
         self.path = [0]
         self.tokens: list[int] = []
         self.done = False
-        draft = item.draft
-        self.children = {
-            edge: node
-            for node, edge in enumerate(zip(draft.parents, draft.token_ids, strict=True), start=1)
-        }
+        self.error: RequestFailedError | None = None
 
     def step(self, token: int) -> None:
         """Emit a token, and descend if a child carries it."""
         self.tokens.append(token)
-        node = self.children.get((self.path[-1] - 1, token))  # span nodes are one past draft nodes
-        if node is None:
-            self.done = True
-        else:
-            self.path.append(node)
+        draft, last = self.item.draft, self.path[-1]  # span nodes are one past draft nodes
+        for node in range(last, len(draft.token_ids)):
+            if draft.token_ids[node] == token and draft.parents[node] == last - 1:
+                self.path.append(node + 1)
+                return
+        self.done = True
 
-    def fail(
-        self,
-        why: str,
-        failed: dict[int, RequestFailedError],
-        kind: type[RequestFailedError] = RequestFailedError,
-    ) -> None:
+    def fail(self, error: RequestFailedError) -> None:
         """End where no token can be found; at the root that fails the request.
 
         Further down the step ends with the token before. A request that does not end there meets
@@ -75,117 +152,57 @@ class _Walk:
         if self.tokens:
             self.path.pop()
         else:
-            request = self.item.request
-            failed[request.request_id] = kind(f"request {request.request_id}: {why}")
+            self.error = error
 
     @property
     def row(self) -> int:
-        return self.item.first_row + self.path[-1]
+        return self.first_row + self.path[-1]
+
+    def result(self, logits: torch.Tensor) -> VerifyResult:
+        draft, path = self.item.draft, self.path
+        origins = [draft.origins[node - 1] for node in path[1:]]
+        logprobs = _logprobs(self.item, self.first_row, path, self.tokens, logits)
+        return VerifyResult(path, self.tokens, [*origins, TARGET_ORIGIN], draft, logprobs)
 
 
-def verify(
-    result: ForwardResult, items: Sequence[Verification]
-) -> list[VerifyResult | RequestFailedError]:
-    """Walk every request's tree.
-
-    Args:
-        result: raw logits of the target, or, where all requests are plainly greedy and want no
-            log-probs, perhaps only their arg-max; a request's rows are its root and then its draft
-            nodes, in span order.
-        items: the requests of this step.
-
-    Returns:
-        For each request what was accepted and emitted, or the error that ends that request alone
-        (logits that are not numbers, or a mask that leaves no token).
-    """
-    logits = result.logits
-    table = to_numpy(logits)
-    walks = [_Walk(item) for item in items]
-    failed: dict[int, RequestFailedError] = {}
-    greedy: list[_Walk] = []
-    live: list[_Walk] = []
-    for walk in walks:
-        (greedy if walk.item.request.params.is_plain_greedy else live).append(walk)
-    if greedy:
-        argmax = result.argmax
-        if argmax is None:
-            _walk_greedy(greedy, *argmax_rows(table), failed)
-        else:
-            _walk_greedy(greedy, argmax, [token >= 0 for token in argmax], failed)
-    while live:  # one level of all trees per turn
-        rows = [SamplingRow(w.item.request, w.tokens, mask=_mask(w, failed)) for w in live]
+def _sample(walks: Sequence[_Walk], logits: torch.Tensor) -> None:
+    """Take all walks to their ends, one level of all trees per turn."""
+    table, live = to_numpy(logits), list(walks)
+    while live:
+        rows = [SamplingRow(w.item.request, w.tokens, mask=_mask(w)) for w in live]
         tokens, valid = sample_tokens(table, rows, [w.row for w in live])
         for walk, token, fine in zip(live, tokens, valid, strict=True):
-            _take(walk, token, fine, failed, table)
+            if walk.done:  # its grammar failed
+                continue
+            if fine:
+                walk.step(token)
+            else:
+                walk.fail(_no_token(walk, table))
         live = [w for w in live if not w.done]
-    return [failed.get(w.item.request.request_id) or _result(w, logits) for w in walks]
 
 
-def _walk_greedy(
-    walks: Sequence[_Walk],
-    tokens: Sequence[int],
-    valid: Sequence[bool],
-    failed: dict[int, RequestFailedError],
-) -> None:
-    for walk in walks:
-        while not walk.done:
-            _take(walk, tokens[walk.row], valid[walk.row], failed)
-
-
-def _mask(walk: _Walk, failed: dict[int, RequestFailedError]) -> bytes | None:
+def _mask(walk: _Walk) -> bytes | None:
     """What the request's grammar allows where the walk is; a grammar that fails ends the walk."""
-    constraint = walk.item.request.constraint
-    if constraint is None:
+    request = walk.item.request
+    if request.constraint is None:
         return None
     try:
-        return constraint.mask(walk.tokens)
+        return request.constraint.mask(walk.tokens)
     except UnservableRequestError as error:
-        walk.fail(str(error), failed, UnservableRequestError)
+        walk.fail(UnservableRequestError(f"request {request.request_id}: {error}"))
     except Exception as error:
-        walk.fail(f"its grammar failed: {error!r}", failed)
+        why = f"request {request.request_id}: its grammar failed: {error!r}"
+        walk.fail(RequestFailedError(why))
     return None
 
 
-def _take(
-    walk: _Walk,
-    token: int,
-    valid: bool,
-    failed: dict[int, RequestFailedError],
-    table: npt.NDArray[np.float32] | None = None,
-) -> None:
-    """Let the walk go on by a token, or fail; ``table`` has the raw logits where masks apply."""
-    if walk.done:
-        return
-    if valid:
-        walk.step(token)
-        return
+def _no_token(walk: _Walk, table: npt.NDArray[np.float32]) -> RequestFailedError:
+    """Why no token was found where the walk is; ``table`` has the raw logits."""
     position = len(walk.item.request.token_ids) + len(walk.tokens)
-    if table is not None and all(argmax_rows(table[walk.row : walk.row + 1])[1]):
-        why = (
-            f"no token is left at position {position}: grammar, allowed_token_ids, logit_bias and "
-            "the other fields exclude every one of them; ask for less at once"
-        )
-        walk.fail(why, failed, UnservableRequestError)
-    else:
-        why = f"the logits at position {position} are not finite; check the weights"
-        walk.fail(why, failed)
-
-
-def _result(walk: _Walk, logits: torch.Tensor) -> VerifyResult:
-    draft = walk.item.draft
-    origins = [draft.origins[node - 1] for node in walk.path[1:]]
-    return VerifyResult(
-        path=walk.path,
-        token_ids=walk.tokens,
-        origins=[*origins, TARGET_ORIGIN],
-        draft=draft,
-        logprobs=_logprobs(walk, logits),
+    if not all(argmax_rows(table[walk.row : walk.row + 1])[1]):
+        return _not_finite(walk.item, position)
+    return UnservableRequestError(
+        f"request {walk.item.request.request_id}: no token is left at position {position}: "
+        "grammar, allowed_token_ids, logit_bias and the other fields exclude every one of them; "
+        "ask for less at once"
     )
-
-
-def _logprobs(walk: _Walk, logits: torch.Tensor) -> Sequence[TokenLogprobs]:
-    wanted = walk.item.request.params.logprobs
-    if wanted is None:
-        return ()
-    rows = [walk.item.first_row + node for node in walk.path]
-    return token_logprobs(logits[rows], walk.tokens, [wanted] * len(rows))

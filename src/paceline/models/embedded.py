@@ -8,3 +8,8 @@ from importlib.resources import files
 def embedded_model(name: str) -> str:
     """Folder of an embedded model: ``target`` or ``draft``."""
     return str(files("paceline") / "embedded" / name)
+
+
+def embedded_ngram_model() -> str:
+    """The file of the n-gram model that drafts for the embedded target."""
+    return str(files("paceline") / "embedded" / "ngram" / "model.ngram")

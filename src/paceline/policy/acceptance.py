@@ -20,10 +20,10 @@ from math import exp
 from paceline.policy.evidence import (
     CELLS_PER_ORIGIN,
     MAX_DEPTH,
+    ORIGIN_SHIFT,
     STEPS,
     Row,
     logits_of,
-    origin_of,
     rows_of,
 )
 from paceline.policy.pooling import Pooling, limit_siblings
@@ -80,8 +80,7 @@ class Calibration:
         # A sum is not a number if one of its terms is not; min and max overlook that.
         if not (min(probs) >= 0.0 and max(probs) <= 1.0 and sum(probs) >= 0.0):
             probs = self._clamped(probs)
-        is_chain = tree.is_chain
-        depths = range(1, len(probs) + 1) if is_chain else tree.depths()
+        depths = tree.depths()
         corrections = self._corrections
         evidence, calibrated, known = [], [], None
         for origin, depth, prob in zip(tree.origins, depths, probs, strict=True):
@@ -93,7 +92,7 @@ class Calibration:
             evidence.append(cell)
             calibrated.append(1.0 / (1.0 + exp(-slope * logit - offset - corrections[cell])))
         tree.evidence, tree.accept_probs = evidence, calibrated
-        if not is_chain:
+        if depths[-1] < len(depths):  # it branches
             limit_siblings(tree)
 
     def estimate(self, request_id: int, origin: str, depth: int, prob: float) -> float:
@@ -112,32 +111,39 @@ class Calibration:
                 self._pooling.pool(tree)
 
     def observe(self, request_id: int, result: VerifyResult) -> None:
-        """Learn from the labelled nodes of a draft that was calibrated, and pooled if merged."""
-        draft = result.draft
-        if not draft.evidence:
+        """Learn from the labelled nodes of a draft that was verified."""
+        self.learn(request_id, result.draft, result.token_ids)
+
+    def learn(self, request_id: int, tree: DraftTree, token_ids: Sequence[int]) -> None:
+        """Learn from a tree that was calibrated, and pooled if merged, whatever was verified of it.
+
+        Args:
+            token_ids: what the target emitted in place of it; that does not depend on drafts.
+        """
+        if not tree.evidence:
             return
-        outcomes = _outcomes(result)
-        if draft.claims:
-            self._pooling.learn(draft, outcomes)
-            claims = draft.claims
+        outcomes = _outcomes(tree, token_ids)
+        if tree.claims:
+            self._pooling.learn(tree, outcomes)
+            claims = tree.claims
             errors = [
                 (cell, outcome - prob)
                 for node, outcome in outcomes
                 for cell, prob, _ in claims[node]
             ]
         else:
-            evidence, probs = draft.evidence, draft.accept_probs
+            evidence, probs = tree.evidence, tree.accept_probs
             errors = [(evidence[node], outcome - probs[node]) for node, outcome in outcomes]
-        self._learn(request_id, errors)
+        self._descend(request_id, errors)
 
-    def _learn(self, request_id: int, errors: Sequence[tuple[int, float]]) -> None:
+    def _descend(self, request_id: int, errors: Sequence[tuple[int, float]]) -> None:
         """Take in the outcomes of labelled nodes less the estimates, each with its cell."""
         corrections, logits = self._corrections, self._logits
         sums: dict[int, list[float]] = {}
         known = -1
         for cell, error in errors:
             corrections[cell] += CELL_RATE * (error - SHRINKAGE * corrections[cell])
-            number = origin_of(cell)
+            number = cell >> ORIGIN_SHIFT
             if number != known:
                 known = number
                 found = sums.get(number) or sums.setdefault(number, [0.0, 0.0, 0.0, 0.0])
@@ -221,28 +227,16 @@ class _Fit:
         self.slope = min(max(slope, SLOPES[0]), SLOPES[1])
 
 
-def _outcomes(result: VerifyResult) -> list[tuple[int, float]]:
+def _outcomes(tree: DraftTree, token_ids: Sequence[int]) -> list[tuple[int, float]]:
     """The labelled nodes of a draft: 1.0 for those that carry the target's token, else 0.0."""
-    targets = {node - 1: token for node, token in zip(result.path, result.token_ids, strict=True)}
-    draft = result.draft
-    return [
-        (node, 1.0 if targets[parent] == token else 0.0)
-        for node, (token, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True))
-        if parent in targets
-    ]
-
-
-def as_if_verified(tree: DraftTree, result: VerifyResult) -> VerifyResult:
-    """What verification would have said, had all that was drafted been verified.
-
-    The target's tokens do not depend on that, so every node below the emitted path is labelled.
-    """
-    tokens = result.token_ids
-    path, at = [0], ROOT
+    targets = {ROOT: token_ids[0]}  # by node of the emitted path: the token that followed it
+    outcomes = []
     for node, (token, parent) in enumerate(zip(tree.token_ids, tree.parents, strict=True)):
-        if len(path) == len(tokens):
-            break
-        if parent == at and token == tokens[len(path) - 1]:
-            path.append(node + 1)
-            at = node
-    return VerifyResult(path, tokens[: len(path)], (), tree)
+        target = targets.get(parent)
+        if target == token:
+            outcomes.append((node, 1.0))
+            if len(targets) < len(token_ids):
+                targets[node] = token_ids[len(targets)]
+        elif target is not None:
+            outcomes.append((node, 0.0))
+    return outcomes

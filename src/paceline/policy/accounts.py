@@ -4,19 +4,20 @@ An account holds the expected net gain of asking a proposer, in tokens: what its
 promised, less the time of verifying and of drafting them at the going rate. There is one account
 per request, and one over all requests from which a new request starts; a proposer that costs
 forwards has them apart for how much others have drafted already, because what it adds depends on
-that. Who is in the red is not asked, but probed: probes are paid from a budget that grows with
-time, so that they never take more than a fixed share of it. Knows no requests and no trees.
+that. Who is in the red is not asked, but probed: probes are paid from an allowance, so
+that they never take more than a fixed share of the time. Knows no requests and no trees.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from paceline.policy.allowance import Allowance
+
 PROBE_SHARE = 0.004
 """Share of the time that probes may take."""
-SAVED_PROBES = 4
-"""Probes that can be saved up for a time when they are needed."""
 FLOOR = -0.1
 """An account sinks no deeper, so that a change of text is believed after few probes."""
 START = 0.5
@@ -53,53 +54,38 @@ class _Requests:
 
 
 class Accounts:
-    """Accounts of all proposers."""
+    """Accounts of all proposers.
+
+    Attributes:
+        probing: time that probes may take.
+    """
 
     def __init__(self) -> None:
-        self._shared: dict[Key, _Account] = {}
-        self._own: dict[Key, _Requests] = {}
-        self._budget_ms = 0.0
-        self._probe_ms = 0.0
+        self._shared: defaultdict[Key, _Account] = defaultdict(_Account)
+        self._own: defaultdict[Key, _Requests] = defaultdict(_Requests)
+        self.probing = Allowance(PROBE_SHARE)
         self._probes = 0
 
     def gain(self, key: Key, request_id: int) -> float:
         """What asking this proposer for this request is expected to bring."""
-        own = self._own.get(key)
-        gain = own.gains.get(request_id) if own else None
-        if gain is None:
-            account = self._shared.get(key)
-            gain = account.gain if account else START
-        return gain
+        gain = self._own[key].gains.get(request_id)
+        return self._shared[key].gain if gain is None else gain
 
     def has_gain(self, key: Key, request_ids: Sequence[int]) -> bool:
         """Whether asking is expected to pay for any of these requests."""
-        account, own = self._shared.get(key), self._own.get(key)
-        shared = account.gain if account else START
-        if own is None:
-            return shared > 0.0
-        gains = own.gains
+        gains, shared = self._own[key].gains, self._shared[key].gain
         return any(gains.get(request_id, shared) > 0.0 for request_id in request_ids)
-
-    def may_probe(self, cost_ms: float) -> bool:
-        """Whether there is time for a probe of this cost."""
-        if cost_ms > self._probe_ms:
-            self._probe_ms = cost_ms
-        return self._budget_ms >= cost_ms
-
-    def milliseconds_until(self, cost_ms: float) -> float:
-        """Time that has to pass before there is time for a probe of this cost."""
-        return (cost_ms - self._budget_ms) / PROBE_SHARE
 
     def by_waiting(self, key: Key, request_ids: Sequence[int]) -> list[int]:
         """These requests, first those that waited longest for a probe."""
-        own = self._own.get(key)
-        return sorted(request_ids, key=lambda i: own.probed.get(i, -1) if own else -1)
+        probed = self._own[key].probed
+        return sorted(request_ids, key=lambda request_id: probed.get(request_id, -1))
 
     def probe(self, key: Key, request_id: int, cost_ms: float) -> None:
         """Pay for a probe."""
-        self._budget_ms -= cost_ms
+        self.probing.spend(cost_ms)
         self._probes += 1
-        self._own.setdefault(key, _Requests()).probed[request_id] = self._probes
+        self._own[key].probed[request_id] = self._probes
 
     def settle(self, key: Key, request_id: int | None, gain: float) -> None:
         """Book what asking a proposer brought, in tokens.
@@ -107,19 +93,12 @@ class Accounts:
         Args:
             request_id: for whom it was asked; None for a request that has ended since.
         """
-        shared = self._shared.setdefault(key, _Account())
+        shared = self._shared[key]
         if request_id is not None:
-            gains = self._own.setdefault(key, _Requests()).gains
+            gains = self._own[key].gains
             before = gains.get(request_id, shared.gain)
             gains[request_id] = max(FLOOR, before + OWN_PACE * (gain - before))
         shared.add(gain, SHARED_PACE)
-
-    def passed(self, milliseconds: float) -> None:
-        """Let time pass, a share of which probes may take."""
-        share = PROBE_SHARE * milliseconds
-        most = SAVED_PROBES * (self._probe_ms if self._probe_ms > share else share)
-        saved = self._budget_ms + share
-        self._budget_ms = saved if saved < most else most
 
     def finish(self, request_id: int) -> None:
         """Forget a request."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import inf
 
 from paceline.policy.accounts import Accounts, Key, situation
+from paceline.policy.allowance import Allowance
 from paceline.policy.drafting_cost import USUAL_LAG, DraftingCost
 from paceline.policy.planner import Drafts, Source
 from paceline.policy.selection import expected_tokens
@@ -22,6 +23,8 @@ HOST_PACE = 0.05
 """Weight of the latest step in the time that planning takes."""
 USUAL_HOST_MS = 0.2
 """What planning takes about, until it was timed."""
+DELAY_SHARE = 0.02
+"""Share of the time that forwards may take in which nothing is drafted for some of the requests."""
 
 
 @dataclass(slots=True)
@@ -67,6 +70,7 @@ class Asking:
         self._drafting = drafting
         self._host_ms = 0.0
         self._accounts = Accounts()
+        self._delaying = Allowance(DELAY_SHARE)
         self._sources: dict[str, Source] = {}
         self._least_probe_ms: dict[str, float] = {}
         self.set_sources(())
@@ -78,7 +82,6 @@ class Asking:
         """
         if not all(source in sources for source in self._sources.values()):
             self._accounts, self._least_probe_ms = Accounts(), {}
-        self._first_asked: list[tuple[Source, float]] | None = None
         known = self._least_probe_ms
         self._least_probe_ms = {source.name: known.get(source.name, 0.0) for source in sources}
         self._sources = {source.name: source for source in sources}
@@ -90,31 +93,30 @@ class Asking:
         """
         if not requests:
             return False
-        if self._first_asked is None:  # it stays while nobody is asked
-            self._first_asked = [
-                (self._sources[name], max(least_ms, self._probe_ms(name)))
-                for name, least_ms in self._least_probe_ms.items()
-            ]
-        for source, cost_ms in self._first_asked:
+        for name, source in self._sources.items():
             request_ids = [each.request_id for each in requests if source.applies(each)]
             if request_ids and (
-                self._accounts.has_gain((source.name, 0), request_ids)
-                or self._accounts.may_probe(cost_ms)
+                self._accounts.has_gain((name, 0), request_ids)
+                or self._accounts.probing.covers(self._first_probe_ms(name))
             ):
                 return True
-        return not self._first_asked
+        return not self._sources
 
     def rest_ms(self, requests: Sequence[Request]) -> float:
         """Time in which nobody becomes worth asking for these requests if nobody is now."""
-        until = self._accounts.milliseconds_until
+        until = self._accounts.probing.milliseconds_until
         return min(
             (
-                until(cost_ms)
-                for source, cost_ms in self._first_asked or ()
+                until(self._first_probe_ms(name))
+                for name, source in self._sources.items()
                 if any(map(source.applies, requests))
             ),
             default=inf,
         )
+
+    def _first_probe_ms(self, name: str) -> float:
+        """Time of the next probe of a proposer; it stays while nobody is asked."""
+        return max(self._least_probe_ms[name], self._probe_ms(name))
 
     def ask(
         self,
@@ -133,7 +135,6 @@ class Asking:
         """
         self._least_probe_ms.setdefault(source.name, 0.0)
         self._sources.setdefault(source.name, source)
-        self._first_asked = None
         asks: list[Ask] = []
         closed: dict[Key, list[Ask]] = {}
         for i in candidates:
@@ -150,6 +151,8 @@ class Asking:
         if closed:
             asks += self._probe(closed[min(closed)])  # where others have drafted least
             asks.sort(key=lambda asked: asked.index)
+        if source.costs_forwards and asks and not self._may_delay(asks, requests):
+            return []
         return asks
 
     def _is_worth(self, asked: Ask, rate: float) -> bool:
@@ -163,6 +166,21 @@ class Asking:
         steps = request.remaining / (1 + gain)
         return gain * steps > rate * self._drafting.catch_up(asked.key[0], asked.lag)
 
+    def _may_delay(self, asks: Sequence[Ask], requests: Sequence[Request]) -> bool:
+        """Whether those for whom nothing would be drafted can wait meanwhile."""
+        if not _delays(asks, requests):
+            return True
+        name = asks[0].key[0]
+        reading_ms = self._drafting.catch_up(name, sum([asked.lag for asked in asks]))
+        return self._delaying.covers(self._drafting.milliseconds(name) + reading_ms)
+
+    def drafted(
+        self, asks: Sequence[Ask], requests: Sequence[Request], milliseconds: float
+    ) -> None:
+        """Note how long forwards took that drafted for some of a step's requests."""
+        if _delays(asks, requests):
+            self._delaying.spend(milliseconds)
+
     def _probe(self, closed: Sequence[Ask]) -> list[Ask]:
         """The one of these for whom it is time to be asked although it seems not to pay."""
         key, accounts = closed[0].key, self._accounts
@@ -171,7 +189,7 @@ class Asking:
         for request_id in accounts.by_waiting(key, list(by_id)):
             cost_ms = self._probe_ms(name) + self._drafting.catch_up(name, by_id[request_id].lag)
             least = min(least, cost_ms)
-            if accounts.may_probe(cost_ms):
+            if accounts.probing.covers(cost_ms):
                 accounts.probe(key, request_id, cost_ms)
                 self._least_probe_ms[name] = 0.0
                 return [by_id[request_id]]
@@ -190,7 +208,8 @@ class Asking:
             host_ms: of planning, which all of them share.
             total_ms: of the whole step.
         """
-        self._accounts.passed(total_ms)
+        self._accounts.probing.passed(total_ms)
+        self._delaying.passed(total_ms)
         if not asks:
             return
         if host_ms > 0.0:  # a hiccup of the machine counts as little as a usual step
@@ -207,6 +226,11 @@ class Asking:
     def finish(self, request: Request) -> None:
         """Forget a request."""
         self._accounts.finish(request.request_id)
+
+
+def _delays(asks: Sequence[Ask], requests: Sequence[Request]) -> bool:
+    """Whether drafting holds up requests for whom nothing is drafted, and nobody insists on it."""
+    return len(asks) < len(requests) and not any(asks_for_drafts(a.request) for a in asks)
 
 
 def asks_for_drafts(request: Request) -> bool:

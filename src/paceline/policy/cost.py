@@ -54,15 +54,18 @@ class CostModel:
 
     def predict(self, shape: StepShape) -> float:
         """Milliseconds of a step; contexts count as rounded to :data:`CONTEXT_GRAIN`."""
-        return self._time(shape) * self._correction.factor(shape.rows)
+        time = self._time(shape)
+        return time * self._correction.factor(shape.rows) if self.learns else time
 
     def growth(self, shape: StepShape, count: int) -> list[float]:
         """Milliseconds of the step with 0 to ``count`` further draft nodes, ``[count + 1]``.
 
         Each node is a sampled row whose context is the mean context of the step's requests.
         """
-        factors = self._correction.factors(range(shape.rows, shape.rows + count + 1))
         times = self._curve(shape, count)  # which may go on beyond count
+        if not self.learns:
+            return times[: count + 1]
+        factors = self._correction.factors(range(shape.rows, shape.rows + count + 1))
         return [time * factor for time, factor in zip(times, factors, strict=False)]
 
     def rows_within(self, shape: StepShape, milliseconds: float, limit: int) -> int:

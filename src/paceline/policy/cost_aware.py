@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 
 from paceline.objective import Objective
-from paceline.policy.acceptance import Calibration, as_if_verified
+from paceline.policy.acceptance import Calibration
 from paceline.policy.asking import Asking, asks_for_drafts
 from paceline.policy.choice import choose_nodes
 from paceline.policy.cost import CostModel
@@ -27,12 +27,7 @@ from paceline.policy.lateness import Lateness
 from paceline.policy.ledger import Ledger
 from paceline.policy.padding import Padding
 from paceline.policy.planned import UNPLANNED, PlannedStep
-from paceline.policy.planner import (
-    DraftLimits,
-    Drafts,
-    Source,
-    StepReport,
-)
+from paceline.policy.planner import DraftLimits, Drafts, Source, StepReport
 from paceline.policy.prices import FREE, Prices, cheapest_ahead
 from paceline.policy.selection import selected
 from paceline.request import Request, VerifyResult
@@ -70,10 +65,10 @@ class CostAwarePlanner:
         self.calibration = Calibration()
         self.drafting = drafting or DraftingCost()
         self._padding = Padding(cost)
-        self._is_frozen = not cost.learns
+        self._is_frozen, self._host = not cost.learns, cost.table.host
         self._choose = choose
         self._asking = Asking(self.drafting)
-        self._ledger = Ledger(self._asking, reads_clock=cost.learns)
+        self._ledger = Ledger(self._asking, cost.learns, self._host.step)
         tpot_ms = self.objective.tpot_ms
         self._lateness = None if tpot_ms is None else Lateness(tpot_ms)
         self._step, self._is_open = PlannedStep(), False
@@ -170,6 +165,8 @@ class CostAwarePlanner:
         if self.drafting.is_fixed:
             milliseconds = usual_ms + self.drafting.catch_up(name, lag)
         step.draft_ms += milliseconds
+        if source.costs_forwards:
+            self._asking.drafted(asks, step.requests, milliseconds)
         for asked in asks:
             asked.cost_ms = usual_ms / asked.candidates
         for i, tree in zip(chosen, trees, strict=True):
@@ -187,7 +184,7 @@ class CostAwarePlanner:
         chosen = self._choose(
             trees,
             limits,
-            self._growth(sum(map(len, trees))),
+            self._growth(sum([len(tree.token_ids) for tree in trees])),
             step.rate,
             weights=step.weights,
             slowdown=0.0 if self.objective.kind == "latency" else SLOWDOWN,
@@ -204,8 +201,10 @@ class CostAwarePlanner:
         return picked
 
     def _time_planning(self) -> None:
-        if not self._is_frozen:
-            step = self._step
+        step = self._step
+        if self._is_frozen:
+            step.host_ms = self._host.draft
+        else:
             step.host_ms = (time.perf_counter() - step.began) * 1e3 - step.draft_ms
 
     def padding(self, step: StepShape, room: int) -> int:
@@ -215,7 +214,7 @@ class CostAwarePlanner:
     def _credit(self, picked: Sequence[DraftTree]) -> None:
         """Note what each proposer's nodes promise beyond the time in which they are verified."""
         step = self._step
-        total = sum(map(len, picked))
+        total = sum([len(tree.token_ids) for tree in picked])
         if not total:
             return
         price = step.rate * (step.growth[min(total, len(step.growth) - 1)] - step.growth[0]) / total
@@ -227,7 +226,7 @@ class CostAwarePlanner:
     def observe(self, request: Request, result: VerifyResult) -> None:
         tree = self._step.trees.get(request.request_id)
         if tree is not None:
-            self.calibration.observe(request.request_id, as_if_verified(tree, result))
+            self.calibration.learn(request.request_id, tree, result.token_ids)
 
     def end(self, report: StepReport) -> None:
         if not self._is_open:  # nobody decoded, so nothing was planned
@@ -235,7 +234,8 @@ class CostAwarePlanner:
         step, self._is_open = self._step, False
         if self._is_frozen:
             forward_ms = self.cost.predict(report.shape)
-            report = report._replace(forward_ms=forward_ms, total_ms=forward_ms + step.draft_ms)
+            total_ms = forward_ms + step.draft_ms + step.host_ms + self._host.step
+            report = StepReport(report.shape, forward_ms, total_ms, *report[3:])
         if self._lateness is not None:
             self._lateness.passed(report.total_ms)
         if step is UNPLANNED:

@@ -74,6 +74,9 @@ def _kernel() -> Floats:
 
 
 _KERNEL = _kernel()
+_KERNEL_ROWS: list[list[float]] = _KERNEL.tolist()
+FORGOTTEN = 1e-6
+"""Visits that weigh less are dropped."""
 
 
 class Correction:
@@ -97,39 +100,46 @@ class Correction:
         self._shrinkage = (NOISE / trust.spread) ** 2  # visits that the table is worth
         self._decay = 1.0 - 1.0 / trust.memory
         self._mood, self._uncertainty = 0.0, 1.0
-        # [bins, 2]: the weight of each bin's visits, and the weighted sum of what they saw.
-        self._visits: Floats = np.zeros((len(_KERNEL), 2))
+        # By bin the weight of its visits and the weighted sum of what they saw, in units of _worth:
+        # that alone loses weight with every step. Twice, as numpy is slow for one bin (and slower
+        # after a forward, which empties the caches) and Python for many.
+        self._visits: dict[int, tuple[float, float]] = {}
+        self._all_visits: Floats = np.zeros((len(_KERNEL), 2))
+        self._worth = 1.0
         self._surprises = [0.0] * len(_KERNEL)  # direction at each bin's last visit, 0 for none
         self._last_surprise = 0.0
-        self._heard: dict[int, list[float]] = {}  # what _hear said since the last visit
+        self._heard: dict[int, tuple[float, float]] = {}  # what _hear said since the last visit
 
     def factor(self, width: int) -> float:
         """What the table's time is multiplied with."""
-        visits, seen = self._hear(_BINS[min(width, MAX_WIDTH)])
+        at = _BINS[width if width < MAX_WIDTH else MAX_WIDTH]
+        visits, seen = self._heard.get(at) or self._hear(at)
         return exp(self._mood + seen / (visits + self._shrinkage))
 
     def factors(self, widths: range) -> list[float]:
         """What the table's times are multiplied with, ``[len(widths)]``; widths ascend by one."""
         first, last = _BINS[min(widths[0], MAX_WIDTH)], _BINS[min(widths[-1], MAX_WIDTH)]
         # One call of numpy for the bins that are asked for: with few numbers a call is what costs.
-        heard = _KERNEL[first : last + 1].dot(self._visits).tolist()
-        mood, shrinkage = self._mood, self._shrinkage
+        heard = _KERNEL[first : last + 1].dot(self._all_visits).tolist()
+        mood, shrinkage = self._mood, self._shrinkage / self._worth
         by_bin = [exp(mood + seen / (visits + shrinkage)) for visits, seen in heard]
         if len(by_bin) == len(widths):
             return by_bin
         return [by_bin[_BINS[min(width, MAX_WIDTH)] - first] for width in widths]
 
-    def _hear(self, at: int) -> list[float]:
+    def _hear(self, at: int) -> tuple[float, float]:
         """The weight of the visits that speak for a bin, and the weighted sum of what they saw."""
-        heard = self._heard.get(at)
-        if heard is None:
-            heard = self._heard[at] = _KERNEL[at].dot(self._visits).tolist()
+        row, visits, seen = _KERNEL_ROWS[at], 0.0, 0.0
+        for other, (weight, total) in self._visits.items():
+            visits += row[other] * weight
+            seen += row[other] * total
+        heard = self._heard[at] = visits * self._worth, seen * self._worth
         return heard
 
     def observe(self, width: int, level: float) -> None:
         """Learn from one step of so many rows; ``level`` is log(measured / table)."""
         at = _BINS[min(width, MAX_WIDTH)]
-        visits, seen = self._hear(at)
+        visits, seen = self._heard.get(at) or self._hear(at)
         spread = 1.0 / (visits + self._shrinkage)
         residual = seen * spread
         if not self.knows_unit:
@@ -152,7 +162,8 @@ class Correction:
             self._uncertainty += (error / NOISE) ** 2
             bound = abs(error)
         elif direction == self._surprises[at]:
-            self._visits[at] *= AFTER_CHANGE
+            weight, total = self._visits.get(at, (0.0, 0.0))
+            self._set(at, AFTER_CHANGE * weight, AFTER_CHANGE * total)
             spread = 1.0 / self._shrinkage
             bound = min(abs(error), self._bound(spread))
         self._last_surprise = self._surprises[at] = direction
@@ -163,9 +174,24 @@ class Correction:
 
     def _remember(self, at: int, residual: float) -> None:
         """Add a visit, which is worth less the less certain the mood is."""
-        weight = 1.0 / (1.0 + self._uncertainty)
-        self._visits *= self._decay
-        visits, seen = self._visits[at].tolist()
+        self._worth *= self._decay
+        weight = 1.0 / ((1.0 + self._uncertainty) * self._worth)
+        visits, seen = self._visits.get(at, (0.0, 0.0))
         visits, seen = visits + weight, seen + weight * residual
-        keep = min(1.0, MAX_VISITS / visits)
-        self._visits[at] = visits * keep, seen * keep
+        keep = min(1.0, MAX_VISITS / (visits * self._worth))
+        self._set(at, visits * keep, seen * keep)
+        if self._worth < FORGOTTEN:
+            self._renew()
+
+    def _set(self, at: int, weight: float, total: float) -> None:
+        self._visits[at] = weight, total
+        self._all_visits[at, 0], self._all_visits[at, 1] = weight, total
+
+    def _renew(self) -> None:
+        """Begin to count in whole visits again, without those that are forgotten."""
+        worth, self._worth = self._worth, 1.0
+        kept = {at: each for at, each in self._visits.items() if each[0] * worth > FORGOTTEN}
+        self._visits.clear()
+        self._all_visits[:] = 0.0
+        for at, (weight, total) in kept.items():
+            self._set(at, weight * worth, total * worth)

@@ -1,14 +1,12 @@
-"""The records of a cost table, what a valid one is, and the line between two of them.
+"""The records of a cost table, and what a valid one is.
 
 Owns no prediction: that is :mod:`paceline.policy.cost_table`'s.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
-from math import inf
 from typing import Any, NamedTuple
 
 from paceline.errors import ProfileError
@@ -103,22 +101,3 @@ def check_points(points: Sequence[CostPoint]) -> None:
         steps.add((point.requests, point.context, point.width, point.samples))
     if len(steps) != len(points):
         raise ProfileError("a cost table has two points of the same step")
-
-
-Curve = Sequence[tuple[float, float]]
-"""Points (x, y) with ascending x."""
-
-
-def on_curve(curve: Curve, x: float) -> float:
-    """A curve's value: linear between its points, constant before the first.
-
-    Beyond the last point the last slope goes on, unless it falls: more work is not free.
-    """
-    at = bisect_left(curve, (x, -inf))
-    if at < len(curve) and (at == 0 or curve[at][0] == x):
-        return curve[at][1]
-    if len(curve) == 1:
-        return curve[0][1]
-    (x0, y0), (x1, y1) = curve[at - 1 : at + 1] if at < len(curve) else curve[-2:]
-    slope = (y1 - y0) / (x1 - x0)
-    return y0 + slope * (x - x0) if at < len(curve) else y1 + max(0.0, slope) * (x - x1)

@@ -18,26 +18,26 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from paceline.errors import ProfileError
 from paceline.policy.cost_points import (
     COLUMNS,
     CostPoint,
-    Curve,
     StepShape,
     check_points,
     from_rows,
-    on_curve,
     to_rows,
 )
+from paceline.policy.curves import Curve, Floats, arrays, means, on_curve, on_curve_at
+from paceline.policy.host_time import NO_HOST_TIME, HostTime
 
-Floats = npt.NDArray[np.float64]
 MAX_NAME = 300
 _KEYS = ("name", "is_relative", "columns", "points")
+_HOST = "host"  # which tables of other engines do not have
 
 
 class CostTable:
@@ -49,18 +49,26 @@ class CostTable:
             sampled, there must be one of width 1 among these.
         is_relative: times are multiples of the target's plain step, because nothing is known about
             milliseconds; wherever milliseconds are spoken of, the table gives such multiples.
+        host: what a step takes beside its forwards; no prediction here includes it.
 
     Raises:
         ProfileError: the points contradict each other, or lack what every table needs.
     """
 
-    def __init__(self, name: str, points: Sequence[CostPoint], is_relative: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        points: Sequence[CostPoint],
+        is_relative: bool = False,
+        host: HostTime = NO_HOST_TIME,
+    ) -> None:
         if not 1 <= len(name) <= MAX_NAME:
             raise ProfileError(f"a cost table's name must have 1 to {MAX_NAME} characters")
         check_points(points)
         self.name = name
         self.points = tuple(sorted(points))
         self.is_relative = is_relative
+        self.host = host
         base: dict[int, list[tuple[float, float]]] = {}
         for p in self.points:
             if p.requests == 1 and p.samples == p.width:
@@ -68,7 +76,7 @@ class CostTable:
         if not base or any(curve[0][0] != 1 for curve in base.values()):
             raise ProfileError(f"the cost table {name!r} has contexts without a step of width 1")
         self._base: list[tuple[int, Curve]] = sorted(base.items())
-        self._base_arrays = [_arrays(curve) for _, curve in self._base]
+        self._base_arrays = [arrays(curve) for _, curve in self._base]
         self.contexts = [context for context, _ in self._base]
         self._saved_but_one, self._saved_all = self._savings()
         self._surcharges, self._per_context = self._request_costs()
@@ -118,7 +126,7 @@ class CostTable:
         times = self._rows_of_one_request(rows, seen / np.maximum(rows, 1))
         if 1 <= shape.samples < shape.rows:
             unsampled = (shape.rows - shape.samples) / (rows - 1)
-            times = times - _on_curve(_arrays(self._saved_but_one), rows) * unsampled
+            times = times - on_curve_at(arrays(self._saved_but_one), rows) * unsampled
         elif shape.samples < shape.rows:
             times = times - [self._saving(int(r), n) for n, r in enumerate(rows)]
         if shape.requests > 1 and self._surcharges:
@@ -126,7 +134,7 @@ class CostTable:
             widths = np.minimum(rows / shape.requests, known[-1][0])
             read = seen / rows + (shape.requests - 1) * self.contexts[0]
             beyond = np.maximum(0.0, shape.context_sum - read)
-            times = times + _on_curve(_arrays(known), widths) + beyond * self._per_context
+            times = times + on_curve_at(arrays(known), widths) + beyond * self._per_context
         return np.where(rows > 0, np.maximum(times, 0.0), 0.0)
 
     def cost_ratio(self, width: int, context: float = 0) -> float:
@@ -146,8 +154,8 @@ class CostTable:
     def _rows_of_one_request(self, rows: Floats, contexts: Floats) -> Floats:
         """:meth:`_one_request` of many steps at once."""
         if len(self._base) == 1:
-            return _on_curve(self._base_arrays[0], rows)
-        times = np.stack([_on_curve(curve, rows) for curve in self._base_arrays])
+            return on_curve_at(self._base_arrays[0], rows)
+        times = np.stack([on_curve_at(curve, rows) for curve in self._base_arrays])
         known = np.array(self.contexts, dtype=np.float64)
         at = np.clip(np.searchsorted(known, contexts), 1, len(known) - 1)
         each = np.arange(len(rows))
@@ -175,7 +183,7 @@ class CostTable:
                 # Sampling fewer rows is never more work: less than nothing is the clock's noise.
                 saved = max(0.0, self._one_request(p.width, p.context) - p.ms)
                 (but_one if p.samples else everything).setdefault(p.width, []).append(saved)
-        return _means(but_one), _means(everything or but_one)
+        return means(but_one), means(everything or but_one)
 
     # --- the surcharge -------------------------------------------------------------------------
 
@@ -222,6 +230,7 @@ class CostTable:
             "is_relative": self.is_relative,
             "columns": COLUMNS,
             "points": to_rows(self.points),
+            "host": asdict(self.host),
         }
 
     @classmethod
@@ -231,29 +240,11 @@ class CostTable:
         Raises:
             ProfileError: a key is missing or unknown, or a value is not what it must be.
         """
-        if not isinstance(data, Mapping) or set(data) != set(_KEYS):
+        if not isinstance(data, Mapping) or {*data, _HOST} != {*_KEYS, _HOST}:
             raise ProfileError(f"a cost table must be an object with {', '.join(_KEYS)}")
         if data["columns"] != COLUMNS:
             raise ProfileError(f"the columns of a cost table must be {', '.join(COLUMNS)}")
         if not isinstance(data["name"], str) or not isinstance(data["is_relative"], bool):
             raise ProfileError("a cost table's name must be text, and is_relative true or false")
-        return cls(data["name"], from_rows(data["points"]), data["is_relative"])
-
-
-def _means(values: Mapping[int, Sequence[float]]) -> Curve:
-    return [(x, sum(ys) / len(ys)) for x, ys in sorted(values.items())]
-
-
-def _arrays(curve: Curve) -> tuple[Floats, Floats]:
-    x, y = np.array(curve, dtype=np.float64).T
-    return x, y
-
-
-def _on_curve(curve: tuple[Floats, Floats], xs: Floats) -> Floats:
-    """:func:`~paceline.policy.cost_points.on_curve` at many places at once."""
-    x, y = curve
-    values: Floats = np.interp(xs, x, y)
-    if xs[-1] > x[-1] and len(x) > 1:
-        slope = max(0.0, (y[-1] - y[-2]) / (x[-1] - x[-2]))
-        values = values + slope * np.maximum(0.0, xs - x[-1])
-    return values
+        host = HostTime.from_dict(data[_HOST]) if _HOST in data else NO_HOST_TIME
+        return cls(data["name"], from_rows(data["points"]), data["is_relative"], host)

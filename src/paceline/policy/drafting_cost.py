@@ -28,6 +28,10 @@ class DraftTime:
     token: float = 0.0
 
 
+UNKNOWN = DraftTime()
+"""Of a proposer that was not timed; shared, so never written to."""
+
+
 class DraftingCost:
     """Times of all proposers, by name.
 
@@ -41,7 +45,7 @@ class DraftingCost:
         self._calls: dict[str, int] = {}
 
     def of(self, name: str) -> DraftTime:
-        return self._times.get(name) or DraftTime()
+        return self._times.get(name, UNKNOWN)
 
     def milliseconds(self, name: str, num_levels: int = 1) -> float:
         """Time of one call that drafts so many levels and has nothing to catch up with."""

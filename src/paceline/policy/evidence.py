@@ -57,11 +57,6 @@ def bucket_of(logit: float) -> int:
     return sum(logit >= edge for edge in EDGES)
 
 
-def origin_of(cell: int) -> int:
-    """Number of the origin whose cell this is."""
-    return cell >> ORIGIN_SHIFT
-
-
 def rows_of(origin: str, number: int) -> list[Row]:
     """A row per depth, from 0 to :data:`MAX_DEPTH`, for an origin and the number that it has."""
     priors = PRIORS.get(origin, AS_ESTIMATED)

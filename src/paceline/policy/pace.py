@@ -18,10 +18,10 @@ TOLERANCE = 0.15
 class Pace:
     """Smoothed rate of committed decode tokens per millisecond; at first that of plain decoding."""
 
-    def __init__(self) -> None:
+    def __init__(self, overhead_ms: float = 0.0) -> None:
         self._tokens = 0.0
         self._time = 0.0
-        self.overhead_ms = 0.0
+        self.overhead_ms = overhead_ms
         """Time of a step outside of drafting and the forward."""
 
     @property

@@ -42,12 +42,12 @@ class Padding:
 
     def padded(self, step: StepShape) -> StepShape:
         """The step with the rows that it is given."""
-        count = self.rows(step) if self.is_known else 0
+        count = self.rows(step)
         return widened(step, count) if count else step
 
     def predict(self, step: StepShape) -> float:
         """Milliseconds of the step once it is padded."""
-        return self._cost.predict(self.padded(step))
+        return self._cost.predict(self.padded(step) if self.is_known else step)
 
     def growth(self, step: StepShape, count: int) -> Sequence[float]:
         """As :meth:`~paceline.policy.cost.CostModel.growth`, of steps that are padded."""

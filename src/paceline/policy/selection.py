@@ -17,7 +17,7 @@ def selected(tree: DraftTree, nodes: list[int]) -> DraftTree:
     count = len(nodes)
     if nodes != list(range(count)):
         return tree.select(nodes)
-    if count == len(tree):
+    if count == len(tree.token_ids):
         return tree
     return DraftTree(
         tree.token_ids[:count],

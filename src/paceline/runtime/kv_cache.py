@@ -8,15 +8,14 @@ forward, then either :meth:`KVCache.commit` the accepted path, which becomes con
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from paceline.errors import ConfigError
 from paceline.models.config import ModelConfig
-from paceline.models.ops.base import BLOCK_SIZE, KVMemory
+from paceline.models.ops.base import BLOCK_SIZE, KVMemory, Slots
 from paceline.runtime.block_pool import BlockPool, salt_hash
 
 DEFAULT_MEMORY_SHARE = 0.25
@@ -29,7 +28,6 @@ class SequenceKV:
 
     Attributes:
         block_table: its blocks in logical order.
-        slots: the slot of each logical position, kept as long as ``block_table``.
         length: committed tokens.
         published: how many leading blocks are in the prefix index (or came out of it).
         last_hash: chain hash of the last published block.
@@ -37,23 +35,31 @@ class SequenceKV:
     """
 
     block_table: list[int] = field(default_factory=list)
-    slots: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     length: int = 0
     published: int = 0
     last_hash: bytes = b""
     salt: str = ""
 
-    def extend(self, blocks: Sequence[int]) -> None:
-        self.block_table.extend(blocks)
-        fresh = np.asarray(blocks, dtype=np.int64)[:, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE)
-        self.slots = np.concatenate((self.slots, fresh.ravel()))
+    @property
+    def slots(self) -> Slots:
+        """The slot of each logical position, as far as the blocks go."""
+        return slots_of(self.block_table)
+
+    def slots_at(self, positions: Sequence[int]) -> Slots:
+        table = self.block_table
+        slots = [table[at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE for at in positions]
+        return np.array(slots, dtype=np.int64)
 
     def shrink(self, num_blocks: int) -> list[int]:
         """Cut the table to ``num_blocks`` and return what was cut off."""
         cut = self.block_table[num_blocks:]
         del self.block_table[num_blocks:]
-        self.slots = self.slots[: num_blocks * BLOCK_SIZE]
         return cut
+
+
+def slots_of(blocks: Sequence[int]) -> Slots:
+    first = np.asarray(blocks, dtype=np.int64)[:, None] * BLOCK_SIZE
+    return (first + np.arange(BLOCK_SIZE)).ravel()
 
 
 def blocks_for(tokens: int) -> int:
@@ -140,7 +146,7 @@ class KVCache:
                 break
             block, sequence.last_hash = found
             self.pool.share(block)
-            sequence.extend([block])
+            sequence.block_table.append(block)
             sequence.published += 1
         sequence.length = sequence.published * BLOCK_SIZE
         return sequence.length
@@ -159,12 +165,16 @@ class KVCache:
         child = self.open(child_id, parent.salt)
         for block in parent.block_table[:full]:
             self.pool.share(block)
-        child.extend(parent.block_table[:full] + tail)
+        child.block_table = parent.block_table[:full] + tail
         if rest:
-            source = parent.slots[full * BLOCK_SIZE : length]
-            self.memory.move(source, child.slots[full * BLOCK_SIZE : length])
+            copied = range(full * BLOCK_SIZE, length)
+            self.memory.move(parent.slots_at(copied), child.slots_at(copied))
         child.length = length
         return True
+
+    def block_tables(self, request_ids: Iterable[int]) -> list[list[int]]:
+        """The tables themselves, of several sequences."""
+        return [self._sequences[request_id].block_table for request_id in request_ids]
 
     # --- one step ------------------------------------------------------------------------------
 
@@ -175,12 +185,14 @@ class KVCache:
 
     def reserve(self, request_id: int, num_nodes: int) -> bool:
         """Make room for ``num_nodes`` after the committed tokens; False when there is none."""
-        missing = self.blocks_missing(request_id, num_nodes)
-        if missing:
-            blocks = self.pool.allocate(missing)
-            if blocks is None:
-                return False
-            self._sequences[request_id].extend(blocks)
+        sequence = self._sequences[request_id]
+        missing = blocks_for(sequence.length + num_nodes) - len(sequence.block_table)
+        if missing <= 0:
+            return True
+        blocks = self.pool.allocate(missing)
+        if blocks is None:
+            return False
+        sequence.block_table += blocks
         return True
 
     def commit(self, request_id: int, path: Sequence[int]) -> None:
@@ -188,16 +200,15 @@ class KVCache:
 
         Blocks that only rejected nodes had used are given back.
         """
-        sequence = self._sequences[request_id]
+        sequence, count = self._sequences[request_id], len(path)
         start = sequence.length
-        if path[-1] != len(path) - 1:  # the path is not the leading nodes: close the gaps
-            nodes = np.asarray(path, dtype=np.int64)
-            target = np.arange(len(path))
-            moved = nodes != target
-            slots = sequence.slots[start:]
-            self.memory.move(slots[nodes[moved]], slots[target[moved]])
-        sequence.length = start + len(path)
-        self.rollback(request_id)
+        if path[-1] != count - 1:  # the path is not the leading nodes: close the gaps
+            kept = next(at for at, node in enumerate(path) if at != node)
+            source = sequence.slots_at([start + node for node in path[kept:]])
+            self.memory.move(source, sequence.slots_at(range(start + kept, start + count)))
+        sequence.length = start + count
+        if sequence.length <= (len(sequence.block_table) - 1) * BLOCK_SIZE:
+            self.rollback(request_id)
 
     def rollback(self, request_id: int, kept: int = 0) -> None:
         """Drop every reservation beyond the committed tokens and ``kept`` nodes."""
@@ -232,7 +243,6 @@ class KVCache:
 
     def poison_free(self, value: float = float("nan")) -> None:
         """Overwrite what nobody may read: free blocks and slots past the committed tokens."""
-        blocks = np.asarray(self.pool.free_blocks(), dtype=np.int64)
-        free = (blocks[:, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE)).ravel()
+        free = slots_of(self.pool.free_blocks())
         tails = [s.slots[s.length :] for s in self._sequences.values()]
         self.memory.fill(np.concatenate([free, *tails]), value)

@@ -48,7 +48,7 @@ class ModelRunner:
 
     def pack(self, spans: Sequence[Span]) -> PackedBatch:
         if self._whole is not None:
-            return self._whole.pack(spans, [self.kv[s.request_id].block_table for s in spans])
+            return self._whole.pack(spans, self.kv.block_tables([s.request_id for s in spans]))
         window = self.decoder.config.sliding_window
         return build_batch(spans, self.kv, self._row_multiple, window)
 

@@ -18,8 +18,15 @@ import torch
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine.engine import Engine
 from paceline.errors import ConfigError, TraceError
+from paceline.models.checkpoint import Checkpoint
 from paceline.proposers.base import TargetInfo
-from paceline.proposers.draft_model.growth import RANKED, acceptance_estimates, ranking_params
+from paceline.proposers.draft_model.growth import (
+    RANKED,
+    Likeness,
+    acceptance_estimates,
+    likeness,
+    ranking_params,
+)
 from paceline.proposers.draft_model.loading import load_draft
 from paceline.runtime.model_runner import ModelRunner
 from paceline.runtime.sampler import SamplingRow, rank_candidates
@@ -31,6 +38,8 @@ from paceline.workbench.traces import Trace
 
 TOP = (1, 2, 4, 8)
 BINS = 10
+TEMPERATURE = 0.8
+"""Of the predicted acceptance where none is asked for."""
 ELEMENTS = 1 << 20
 """Numbers of one array of a slice of rows: 8 MB."""
 
@@ -77,9 +86,10 @@ def draft_quality(
     traces: Sequence[Trace],
     meta: Mapping[str, Any],
     max_tokens: int = 2048,
-    temperature: float = 0.8,
+    temperature: float = TEMPERATURE,
+    checkpoint: Checkpoint | None = None,
 ) -> DraftQuality:
-    """Load a draft model and measure it.
+    """Load a draft model and measure it; of a parallel draft what it says without masks.
 
     Call it where the engine is stepped, between two steps.
 
@@ -89,6 +99,7 @@ def draft_quality(
         meta: of the traces.
         max_tokens: output tokens that are scored, those of the first traces.
         temperature: for the predicted acceptance, above 0.
+        checkpoint: of the target; only ``self`` needs it.
 
     Raises:
         ConfigError, ModelLoadError: the draft model cannot be used, or the KV cache has no room.
@@ -104,6 +115,8 @@ def draft_quality(
         max_num_seqs=1,
         kv_bytes=1 << 50,  # as much as one sequence takes
         backend=engine.config.backend,
+        checkpoint=checkpoint,
+        dtype=engine.config.dtype,
     )
     check_vocabulary(traces, meta, target)
     runner = load_draft(config, target)
@@ -123,7 +136,7 @@ def compare_models(
     if not temperature > 0:
         raise ConfigError(f"temperature is {temperature}; allowed are numbers above 0")
     draft = Engine(runner, EngineConfig(max_model_len=runner.decoder.max_len))
-    sums = _Sums(temperature)
+    sums = _Sums(temperature, likeness(config))
     assert engine.config.max_model_len is not None
     limit = min(engine.config.max_model_len, runner.decoder.max_len)
     for index, trace in enumerate(traces):
@@ -161,6 +174,7 @@ class _Sums:
     """Totals so far."""
 
     temperature: float
+    like: Likeness
     num_tokens: int = 0
     kl: float = 0.0
     variation: float = 0.0
@@ -175,7 +189,7 @@ class _Sums:
     ) -> None:
         """Compare the draft's first choices with the tokens that came."""
         tokens, scores = rank_candidates(offered, rows, RANKED)
-        estimates = np.nan_to_num(acceptance_estimates(rows, scores)[:, 0])
+        estimates = np.nan_to_num(acceptance_estimates(rows, scores, self.like)[:, 0])
         hits = tokens[:, 0] == np.asarray(targets)
         places = np.minimum((estimates * BINS).astype(np.int64), BINS - 1)
         for row, weights in enumerate((np.ones(len(hits)), estimates, hits)):

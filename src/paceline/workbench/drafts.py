@@ -1,4 +1,4 @@
-"""A draft model's drafts for traces: made once, kept in a file, and replayed from there.
+"""Drafts of models for traces: made once, kept in a file, and replayed from there.
 
 A draft at a place of a trace depends on the tokens before it alone, so any policy can be replayed
 over drafts that the model made once. What is kept is the growth before its best nodes are chosen. A
@@ -6,8 +6,8 @@ tree of fewer nodes or levels, or with a higher least probability, expands only 
 largest one expands, in the same order: what outranks a node of the small tree is in both. So the
 same growth, fed with recorded candidates, ends in the tree that it would have had with the model.
 
-Knows neither how drafts are recorded (:mod:`paceline.workbench.drafts_recording`) nor how they are
-stored (:mod:`paceline.workbench.drafts_store`).
+Owns which recorder and which replay a kind of draft takes; how each drafts is the affair of
+``drafts_recording`` and ``drafts_cached``, ``drafts_parallel`` and ``drafts_foreign``.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ from typing import Any
 from paceline.config import SpeculativeConfig
 from paceline.engine.compute_thread import COMPUTE
 from paceline.errors import TraceError
-from paceline.proposers.base import TargetInfo
-from paceline.proposers.draft_model.drafter import Candidates, Drafter
+from paceline.proposers.base import Proposer, TargetInfo
+from paceline.proposers.draft_model.build import foreign_runner
 from paceline.proposers.draft_model.loading import load_draft
-from paceline.request import Request
-from paceline.runtime.kv_cache import KVCache
-from paceline.runtime.sampler import SamplingRow
-from paceline.span import ROOT, Span
-from paceline.workbench.drafts_key import check_vocabulary, drafts_key
-from paceline.workbench.drafts_recording import BATCH, record_drafts
+from paceline.workbench.drafts_cached import CachedDrafts
+from paceline.workbench.drafts_foreign import cached_foreign_drafts, foreign_recorder
+from paceline.workbench.drafts_key import DraftSource, check_vocabulary, draft_source, drafts_key
+from paceline.workbench.drafts_parallel import CachedParallelDrafts, parallel_recorder
+from paceline.workbench.drafts_recording import BATCH, Recorder, level_recorder, record_drafts
 from paceline.workbench.drafts_store import RecordedDrafts, read_drafts, write_drafts
 from paceline.workbench.traces import Trace
 
@@ -37,87 +36,24 @@ log = logging.getLogger(__name__)
 FOLDER = "drafts"
 
 
-class CachedDrafts(Drafter):
-    """Drafts as the draft model would, out of what was recorded of it; nothing is forwarded.
-
-    Only where its KV cache is full does the model itself draft less.
+def cached_proposer(
+    config: SpeculativeConfig, drafts: RecordedDrafts, trace_of: Mapping[int, int]
+) -> Proposer:
+    """A proposer whose drafts are those of a model, out of what was recorded of it.
 
     Args:
         config: how to draft; its trees no larger than those recorded.
         drafts: of the traces.
         trace_of: for each request, by its id, the place of its trace among the traces.
 
-    Attributes:
-        num_forwards, num_rows: what the draft model would have been asked for.
-
     Raises:
         ConfigError: drafts of this configuration are not among those recorded.
     """
-
-    def __init__(
-        self, config: SpeculativeConfig, drafts: RecordedDrafts, trace_of: Mapping[int, int]
-    ) -> None:
-        drafts.key.check_covers(config)
-        super().__init__(config, KVCache(_NoMemory(), prefix_caching=False), drafts.key.max_len)
-        self.name = config.method
-        self.num_forwards = 0
-        self.num_rows = 0
-        self._recorded = drafts
-        self._trace_of = trace_of
-        self._places: dict[int, _Place] = {}
-
-    def finish(self, request: Request) -> None:
-        super().finish(request)
-        self._places.pop(request.request_id, None)
-
-    def _candidates(
-        self, spans: Sequence[Span], rows: Sequence[SamplingRow]
-    ) -> Sequence[Candidates]:
-        self.num_forwards += 1
-        self.num_rows += sum(len(span.token_ids) - span.num_cached for span in spans)
-        return [self._place(row.request).below(row.path) for row in rows]
-
-    def _place(self, request: Request) -> _Place:
-        position = request.num_output_tokens
-        place = self._places.get(request.request_id)
-        if place is None or place.position != position:
-            trace = self._trace_of[request.request_id]
-            place = _Place(position, *self._recorded.candidates(trace, position))
-            self._places[request.request_id] = place
-        return place
-
-
-class _Place:
-    """What was recorded at one position of a trace, found by the path that leads to it."""
-
-    __slots__ = ("_children", "_probs", "_tokens", "position")
-
-    def __init__(
-        self, position: int, tokens: list[int], parents: list[int], probs: list[float]
-    ) -> None:
-        self.position = position
-        self._tokens = tokens
-        self._probs = probs
-        self._children: dict[int, list[int]] = {}
-        for node, parent in enumerate(parents):
-            self._children.setdefault(parent, []).append(node)
-
-    def below(self, path: Sequence[int]) -> Candidates:
-        tokens, node = self._tokens, ROOT
-        for token in path:
-            node = next(child for child in self._children[node] if tokens[child] == token)
-        children = self._children.get(node, ())
-        return [tokens[child] for child in children], [self._probs[child] for child in children]
-
-
-class _NoMemory:
-    """KV memory for the books alone, and more of it than a replay needs."""
-
-    num_blocks = 1 << 16
-
-    def move(self, source: Any, target: Any) -> None: ...
-
-    def fill(self, slots: Any, value: float) -> None: ...
+    drafts.key.check_covers(config)
+    if drafts.pair is not None:
+        return cached_foreign_drafts(config, drafts, trace_of, drafts.pair)
+    kind = CachedParallelDrafts if config.method == "parallel_draft" else CachedDrafts
+    return kind(config, drafts, trace_of)
 
 
 def cached_drafts(
@@ -139,22 +75,33 @@ def cached_drafts(
 
     Raises:
         TraceError: the traces are not the target's, or the folder cannot be written.
-        ConfigError, ModelLoadError: the draft model cannot be used.
+        ConfigError, ModelLoadError: the draft model cannot be used, or its drafts depend on more
+            than the tokens before them.
     """
     check_vocabulary(traces, meta, target)
-    key = drafts_key(traces, meta, config, target)
+    source = draft_source(config, target)
+    key = drafts_key(traces, meta, config, target, source)
     path = Path(folder) / FOLDER / f"{key.digest}.safetensors"
     if path.exists():
         try:
-            return read_drafts(path, key, [len(trace.output_token_ids) for trace in traces])
+            lengths = [len(trace.output_token_ids) for trace in traces]
+            return dataclasses.replace(read_drafts(path, key, lengths), pair=source.pair)
         except TraceError as error:
             log.warning("recorded drafts are ignored and made again: %s", error)
     roomy = dataclasses.replace(target, max_num_seqs=BATCH)
 
     def record() -> RecordedDrafts:
-        runner = load_draft(config, roomy)
-        return record_drafts(key, config, runner, traces, meta, advance)
+        recorder = _recorder(config, roomy, source)
+        return record_drafts(key, recorder, traces, meta, advance)
 
     drafts = COMPUTE.call(record)
     write_drafts(path, drafts)
-    return drafts
+    return dataclasses.replace(drafts, pair=source.pair)
+
+
+def _recorder(config: SpeculativeConfig, target: TargetInfo, source: DraftSource) -> Recorder:
+    if source.pair is not None:
+        runner = foreign_runner(source.checkpoint, config, target)
+        return foreign_recorder(config, runner, source.pair)
+    make = parallel_recorder if config.method == "parallel_draft" else level_recorder
+    return make(config, load_draft(config, target))

@@ -17,12 +17,14 @@ from paceline.models.checkpoint import Checkpoint
 from paceline.models.ops.resolve import resolve_ops
 from paceline.models.stored import StoredTensors
 from paceline.proposers.base import TargetInfo
+from paceline.proposers.draft_model.build import EXPANSION, vocabulary_pair
 from paceline.proposers.draft_model.growth import branching
 from paceline.proposers.draft_model.loading import draft_dtype, open_draft
+from paceline.proposers.draft_model.vocabulary import VocabularyPair
 from paceline.workbench.trace_requests import trace_params
 from paceline.workbench.traces import Trace
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _RANKING = ("temperature", "top_p", "top_k")
 
 
@@ -33,8 +35,10 @@ class DraftsKey:
     Attributes:
         traces: hash of their tokens, and how they were sampled.
         draft: name of the draft model and hash of its weights.
+        form: what is kept of its drafts: ``levels`` one by one, those of one forward (``masks``),
+            or in which vocabularies they were ``translated``.
         arithmetic: how it is run.
-        vocab_size: of target and draft.
+        vocab_size: of the recorded tokens.
         max_len: the draft's context, in tokens.
         branching, max_nodes, max_depth, min_accept_prob: how far trees were grown.
         temperature, top_p, top_k: how candidates were ranked, where not as the traces.
@@ -43,6 +47,7 @@ class DraftsKey:
 
     traces: str
     draft: str
+    form: str
     arithmetic: str
     vocab_size: int
     max_len: int
@@ -83,33 +88,58 @@ class DraftsKey:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class DraftSource:
+    """A draft model before it runs; ``pair`` are target's and draft's vocabularies if two."""
+
+    checkpoint: Checkpoint
+    pair: VocabularyPair | None
+
+
+def draft_source(config: SpeculativeConfig, target: TargetInfo) -> DraftSource:
+    """The draft model that a configuration names.
+
+    Raises:
+        ConfigError, ModelLoadError: there is no such model, or its vocabulary cannot be translated.
+    """
+    checkpoint = open_draft(config, target)
+    if not config.use_heterogeneous_vocab:
+        return DraftSource(checkpoint, None)
+    if target.tokenizer is None or checkpoint.tokenizer is None:
+        raise ConfigError(
+            "use_heterogeneous_vocab needs texts, and target or draft has no tokenizer"
+        )
+    return DraftSource(checkpoint, vocabulary_pair(checkpoint, config, target))
+
+
 def drafts_key(
     traces: Sequence[Trace],
     meta: Mapping[str, Any],
     config: SpeculativeConfig,
     target: TargetInfo,
+    source: DraftSource | None = None,
 ) -> DraftsKey:
     """The key of the drafts by a configuration for the traces of a target.
 
     Reads all of the draft's weights.
 
+    Args:
+        source: of ``config``; None opens it.
+
     Raises:
         TraceError: the traces do not say how they were sampled.
-        ConfigError, ModelLoadError: there is no such draft model, or drafts of its method are not
-            recorded.
+        ConfigError, ModelLoadError: there is no such draft model.
     """
-    if config.method == "parallel_draft":
-        raise ConfigError(
-            'drafts of method "parallel_draft" are not replayed: what is recorded of a draft model '
-            "has a forward for each level. Measure it with paceline bench"
-        )
-    checkpoint = open_draft(config, target)
+    source = source or draft_source(config, target)
+    checkpoint, shape = source.checkpoint, source.checkpoint.config
+    expansion = 1 if source.pair is None else EXPANSION
     return DraftsKey(
         traces=_traces_digest(traces, meta),
         draft=f"{checkpoint.name} {_weights_digest(checkpoint)}",
+        form=_form(source, config, target),
         arithmetic=_arithmetic(checkpoint, config, target),
-        vocab_size=target.vocab_size,
-        max_len=min(target.max_model_len, checkpoint.config.max_position),
+        vocab_size=target.vocab_size if source.pair is None else shape.vocab_size,
+        max_len=min(expansion * target.max_model_len, shape.max_position),
         branching=branching(config),
         max_nodes=config.tree_nodes,
         max_depth=config.num_speculative_tokens,
@@ -117,6 +147,15 @@ def drafts_key(
         **{name: getattr(config, name) for name in _RANKING},
         version=__version__,
     )
+
+
+def _form(source: DraftSource, config: SpeculativeConfig, target: TargetInfo) -> str:
+    if source.pair is None:
+        return "masks" if config.method == "parallel_draft" else "levels"
+    tokenizer = source.checkpoint.tokenizer
+    assert tokenizer is not None
+    replacements = json.dumps(config.vocab_replacements)
+    return f"translated from {tokenizer.fingerprint} to {target.fingerprint}, {replacements}"
 
 
 def check_vocabulary(traces: Sequence[Trace], meta: Mapping[str, Any], target: TargetInfo) -> None:

@@ -16,6 +16,7 @@ from paceline.errors import ConfigError
 from paceline.models.ops.base import BLOCK_SIZE
 from paceline.proposers.base import DraftBudget
 from paceline.proposers.draft_model import DraftModelProposer
+from paceline.proposers.draft_model.growth import Growth
 from paceline.request import Request
 from paceline.runtime.kv_cache import blocks_for
 from paceline.runtime.model_runner import ModelRunner
@@ -56,10 +57,50 @@ class _Tape:
         self.accept_probs.extend(tree.accept_probs)
 
 
+@dataclass(frozen=True, slots=True)
+class Recorder:
+    """Who drafts while being recorded.
+
+    Attributes:
+        config: the largest drafts.
+        grow: what drafts are chosen from, as
+            :meth:`~paceline.proposers.draft_model.drafter.Drafter.grow` says.
+        finish: forgets a request.
+        num_blocks: of its KV cache.
+        most_slots: from a trace's tokens to KV slots that it takes with its drafts, at most.
+        forwards: see :class:`~paceline.workbench.drafts_store.RecordedDrafts`; known at the end.
+    """
+
+    config: SpeculativeConfig
+    grow: Callable[[Sequence[Request], DraftBudget], list[Growth | None]]
+    finish: Callable[[Request], None]
+    num_blocks: int
+    most_slots: Callable[[int], int]
+    forwards: Callable[[], tuple[float, float]] = lambda: (1.0, 1.0)
+
+
+def level_recorder(config: SpeculativeConfig, runner: ModelRunner) -> Recorder:
+    """Records a draft model that drafts level by level."""
+    return recorder_of(DraftModelProposer(config, runner), runner)
+
+
+def recorder_of(proposer: DraftModelProposer, runner: ModelRunner) -> Recorder:
+    """Records a proposer whose tokens are the target's."""
+    config = proposer.config
+    # Each level forwards fewer nodes than a tree has.
+    drafted = config.tree_nodes * config.num_speculative_tokens
+    return Recorder(
+        config,
+        proposer.grow,
+        proposer.finish,
+        runner.kv.pool.num_blocks,
+        lambda num_tokens: num_tokens + drafted,
+    )
+
+
 def record_drafts(
     key: DraftsKey,
-    config: SpeculativeConfig,
-    runner: ModelRunner,
+    recorder: Recorder,
     traces: Sequence[Trace],
     meta: Mapping[str, Any],
     advance: Callable[[int], None],
@@ -70,36 +111,33 @@ def record_drafts(
 
     Args:
         key: what the result is of.
-        runner: the draft model with a KV cache of its own.
+        recorder: runs the draft model.
         advance: told how many positions are done.
 
     Raises:
         TraceError: the traces do not say how they were sampled.
         ConfigError: the draft's KV cache has no room for a trace with its drafts.
     """
-    tapes = [_tape(i, trace, meta, config) for i, trace in enumerate(traces)]
-    proposer = DraftModelProposer(config, runner)
+    tapes = [_tape(i, trace, meta, recorder) for i, trace in enumerate(traces)]
     waiting = deque(tape for tape in tapes if not tape.is_done)
     running: list[_Tape] = []
     done = 0
     while waiting or running:
-        _admit(waiting, running, runner.kv.pool.num_blocks - 1)
-        done += _step(proposer, running)
+        _admit(waiting, running, recorder.num_blocks - 1)
+        done += _step(recorder, running)
         advance(done)
         for tape in running:
             if tape.is_done:
-                proposer.finish(tape.request)
+                recorder.finish(tape.request)
         running = [tape for tape in running if not tape.is_done]
-    return RecordedDrafts(key, **_joined(tapes))
+    return RecordedDrafts(key, **_joined(tapes), forwards=recorder.forwards())
 
 
-def _tape(index: int, trace: Trace, meta: Mapping[str, Any], config: SpeculativeConfig) -> _Tape:
+def _tape(index: int, trace: Trace, meta: Mapping[str, Any], recorder: Recorder) -> _Tape:
     request = trace_request(index, trace, meta)
     request.max_len = ENDLESS
-    # Each level forwards fewer nodes than a tree has.
-    drafted = config.tree_nodes * config.num_speculative_tokens
     output = trace.output_token_ids.tolist()
-    return _Tape(request, output, blocks_for(len(trace.token_ids) + drafted))
+    return _Tape(request, output, blocks_for(recorder.most_slots(len(trace.token_ids))))
 
 
 def _admit(waiting: deque[_Tape], running: list[_Tape], num_blocks: int) -> None:
@@ -115,11 +153,11 @@ def _admit(waiting: deque[_Tape], running: list[_Tape], num_blocks: int) -> None
         )
 
 
-def _step(proposer: DraftModelProposer, tapes: Sequence[_Tape]) -> int:
+def _step(recorder: Recorder, tapes: Sequence[_Tape]) -> int:
     """Draft for all; returns how many positions were done. Who still reads waits."""
-    config, count = proposer.config, len(tapes)
+    config, count = recorder.config, len(tapes)
     budget = DraftBudget([config.tree_nodes] * count, [config.num_speculative_tokens] * count)
-    growths = proposer.grow([tape.request for tape in tapes], budget)
+    growths = recorder.grow([tape.request for tape in tapes], budget)
     ready = 0
     for tape, growth in zip(tapes, growths, strict=True):
         if growth is None:  # no room in the draft's context
@@ -132,7 +170,7 @@ def _step(proposer: DraftModelProposer, tapes: Sequence[_Tape]) -> int:
     return ready
 
 
-def _joined(tapes: Sequence[_Tape]) -> dict[str, NDArray[Any]]:
+def _joined(tapes: Sequence[_Tape]) -> dict[str, Any]:
     """The arrays of all traces, one after another."""
 
     def joined(name: str, dtype: str) -> NDArray[Any]:

@@ -8,6 +8,8 @@ One safetensors file per recording, with
     parents       int32 [candidates]     index within the position, -1 for the first level
     accept_probs  float64 [candidates]   exact, for nodes are ranked by their products
 
+and in its metadata the key, and ``forwards`` of :class:`RecordedDrafts` as JSON.
+
 Position i of a trace follows its prompt and i output tokens. Candidates are those of all levels,
 level by level, the children of a node together and best first. Files are untrusted: types, offsets
 and values are checked before they are used. Knows no model.
@@ -16,12 +18,13 @@ and values are checked before they are used. Knows no model.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +34,10 @@ from safetensors.numpy import save_file
 from paceline.errors import TraceError
 from paceline.workbench.drafts_key import DraftsKey
 
+if TYPE_CHECKING:
+    from paceline.proposers.draft_model.vocabulary import VocabularyPair
+
+MOST_FORWARDS = 1e6
 _ARRAYS = {
     "positions": ("I64", np.int64),
     "offsets": ("I64", np.int64),
@@ -42,7 +49,13 @@ _ARRAYS = {
 
 @dataclass(frozen=True, slots=True)
 class RecordedDrafts:
-    """The arrays that the module's docstring describes, and what they are of."""
+    """The arrays that the module's docstring describes, and what they are of.
+
+    Attributes:
+        forwards: of the draft, for the first level of a draft and for each further one; others
+            than 1 where a token of the target is several of the draft's.
+        pair: the vocabularies of target and draft where they are two. Not in the file.
+    """
 
     key: DraftsKey
     positions: NDArray[np.int64]
@@ -50,6 +63,8 @@ class RecordedDrafts:
     token_ids: NDArray[np.int32]
     parents: NDArray[np.int32]
     accept_probs: NDArray[np.float64]
+    forwards: tuple[float, float] = (1.0, 1.0)
+    pair: VocabularyPair | None = None
 
     def candidates(self, trace: int, position: int) -> tuple[list[int], list[int], list[float]]:
         """Tokens, parents and probabilities of everything that was grown at a position."""
@@ -75,7 +90,8 @@ def write_drafts(path: Path, drafts: RecordedDrafts) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, partial = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".partial")
         os.close(handle)
-        save_file(arrays, partial, {"key": drafts.key.text})
+        said = {"key": drafts.key.text, "forwards": json.dumps(drafts.forwards)}
+        save_file(arrays, partial, said)
         os.replace(partial, path)
     except (OSError, SafetensorError) as error:
         if partial is not None:
@@ -96,15 +112,28 @@ def read_drafts(path: Path, key: DraftsKey, lengths: Sequence[int]) -> RecordedD
     """
     try:
         with safe_open(str(path), framework="numpy") as file:
-            if (file.metadata() or {}).get("key") != key.text:
+            said = file.metadata() or {}
+            if said.get("key") != key.text:
                 raise TraceError(f"{path} holds drafts of something else")
-            arrays = {name: _read_array(file, name) for name in _ARRAYS}
-    except (OSError, SafetensorError, ValueError) as error:
+            forwards = _read_forwards(said.get("forwards", "[1.0, 1.0]"))
+            arrays: dict[str, Any] = {name: _read_array(file, name) for name in _ARRAYS}
+    except (OSError, SafetensorError, ValueError, RecursionError) as error:
         raise TraceError(f"{path} is damaged: {error}") from error
     problem = _problem(arrays, lengths, key.vocab_size)
     if problem:
         raise TraceError(f"{path} is damaged: {problem}")
-    return RecordedDrafts(key, **arrays)
+    return RecordedDrafts(key, **arrays, forwards=forwards)
+
+
+def _read_forwards(text: str) -> tuple[float, float]:
+    found = json.loads(text)
+    if not (isinstance(found, list) and len(found) == 2 and all(map(_is_count, found))):
+        raise ValueError(f"forwards is {text}; two numbers above 0 are expected")
+    return found[0], found[1]
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, float) and 0.0 < value < MOST_FORWARDS
 
 
 def _read_array(file: Any, name: str) -> NDArray[Any]:

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from paceline.policy.acceptance import as_if_verified
 from paceline.policy.cost_points import StepShape
 from paceline.policy.planner import Drafts, FixedPlanner, Source
 from paceline.proposers.base import merge
 from paceline.request import Request, VerifyResult
-from paceline.span import DraftTree
+from paceline.span import ROOT, DraftTree
 from paceline.workbench.estimators import Estimator, labelled
 
 
@@ -101,3 +100,19 @@ def _calibrated(draft: LoggedDraft, estimator: Estimator) -> DraftTree:
     merged = merge(trees)
     estimator.pool([merged])
     return merged
+
+
+def as_if_verified(tree: DraftTree, result: VerifyResult) -> VerifyResult:
+    """What verification would have said, had all that was drafted been verified.
+
+    The target's tokens do not depend on that, so every node below the emitted path is labelled.
+    """
+    tokens = result.token_ids
+    path, at = [0], ROOT
+    for node, (token, parent) in enumerate(zip(tree.token_ids, tree.parents, strict=True)):
+        if len(path) == len(tokens):
+            break
+        if parent == at and token == tokens[len(path) - 1]:
+            path.append(node + 1)
+            at = node
+    return VerifyResult(path, tokens[: len(path)], (), tree)

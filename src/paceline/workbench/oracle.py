@@ -173,8 +173,9 @@ class _Scout(_Oracle):
             times = self._seen[index].get(length, [0.0])
             root = StepShape(1, length - 1, length - 1, 1)
             forwards = cheapest(self.cost.growth(root, self._widest + len(times)))
+            host = self.cost.table.host
             ways = [
-                (forwards[n] + ms + to_go[min(end, length + n + 1)], n, ms)
+                (forwards[n] + host.of(1, n > 0) + ms + to_go[min(end, length + n + 1)], n, ms)
                 for n, ms in enumerate(times)
             ]
             to_go[length], nodes, draft_ms = min(ways)
@@ -221,15 +222,19 @@ class _Rated(_Oracle):
         nobody = [0] * len(requests)
         best, chosen, draft_ms = 0.0, nobody, 0.0
         count = sum(max(r.values(), default=0) for r in reaches)
-        growth = self.cost.growth(self._step, count + self._widest)
+        growth, host = self.cost.growth(self._step, count + self._widest), self.cost.table.host
+        plain_host_ms = host.of(len(requests), 0)
         if self._step.samples == self._step.rows:
             growth = cheapest(growth)
         for options, ms in self._options(reaches):
             total = min(most, sum(options))
             for count in range(1, total + 1):
-                gain = count - self._price * (growth[count] - growth[0] + ms)
+                dealt_out = dealt(options, count)
+                host_ms = host.of(len(requests), sum(map(bool, dealt_out)))
+                ms_more = growth[count] - growth[0] + host_ms - plain_host_ms + ms
+                gain = count - self._price * ms_more
                 if gain > best:
-                    best, chosen, draft_ms = gain, dealt(options, count), ms
+                    best, chosen, draft_ms = gain, dealt_out, ms
         return chosen, draft_ms
 
     def _options(self, reaches: Sequence[Reach]) -> list[tuple[list[int], float]]:

@@ -18,8 +18,10 @@ from paceline.engine.build import DRAFT_SHARE, BuiltEngine, build_engine, kv_bud
 from paceline.engine.compute_thread import COMPUTE
 from paceline.policy.cost_points import CostPoint
 from paceline.policy.cost_table import CostTable
-from paceline.proposers.draft_model.loading import draft_dtype, load_draft, open_draft
+from paceline.policy.host_time import NO_HOST_TIME, HostTime
+from paceline.proposers.draft_model.loading import draft_dtype, draft_runner, open_draft
 from paceline.runtime.model_runner import ModelRunner
+from paceline.workbench.profile_host import measure_host_time
 from paceline.workbench.profile_key import ProfileKey, profile_key
 from paceline.workbench.profile_roofs import Roofs, Work, measure_roofs
 from paceline.workbench.profile_rounds import Task, Timing, measure
@@ -114,6 +116,7 @@ def _measure(
     finally:
         for bench in benches:
             bench.close()
+    hosts = [measure_host_time(built), *[NO_HOST_TIME] * (len(subjects) - 1)]
     unrest = statistics.median(timing.spread / timing.ms for timing in timings.values())
     if unrest > BUSY:
         notes.append(
@@ -122,7 +125,7 @@ def _measure(
     found: list[dict[Step, Timing]] = [{} for _ in subjects]
     for (index, step), timing in timings.items():
         found[index][step] = timing
-    return [_profile(*each) for each in zip(subjects, found, strict=True)], notes
+    return [_profile(*each) for each in zip(subjects, found, hosts, strict=True)], notes
 
 
 def _plan(
@@ -145,20 +148,22 @@ def _target(built: BuiltEngine) -> _Subject:
 
 def _draft(draft: SpeculativeConfig, built: BuiltEngine) -> _Subject:
     kv_bytes = max(built.target.kv_bytes, kv_budget(built.config) // DRAFT_SHARE)
-    runner = load_draft(draft, replace(built.target, kv_bytes=kv_bytes))
     checkpoint = open_draft(draft, built.target)
+    # Whatever its vocabulary: what it says is not looked at.
+    own = replace(built.target, kv_bytes=kv_bytes, vocab_size=checkpoint.config.vocab_size)
+    runner = draft_runner(checkpoint, draft, own)
     dtype = draft_dtype(draft, checkpoint, built.target)
     return _Subject(checkpoint.name, runner, dtype, runner.decoder.ops.default_kv_dtype)
 
 
-def _profile(subject: _Subject, timings: dict[Step, Timing]) -> Profile:
+def _profile(subject: _Subject, timings: dict[Step, Timing], host: HostTime) -> Profile:
     decoder = subject.runner.decoder
     points = [
         CostPoint(step.requests, step.context, step.width, step.samples, timing.ms, timing.spread)
         for step, timing in timings.items()
     ]
     return Profile(
-        table=CostTable(subject.name, points),
+        table=CostTable(subject.name, points, host=host),
         key=profile_key(
             subject.name,
             decoder.config,

@@ -186,14 +186,14 @@ class _Replay:
         forward_ms: float,
         draft_ms: float,
     ) -> None:
-        nodes, count = sum(len(item.draft) for item in items), len(items)
+        sizes, count = [len(item.draft.token_ids) for item in items], len(items)
+        nodes, host_ms = sum(sizes), self._cost.table.host.of(count, sum(map(bool, sizes)))
         plain_ms = self._cost.predict(roots) if nodes and count > 1 else forward_ms
         node_ms = (forward_ms - plain_ms) / nodes if nodes else 0.0
-        even, drafted = (plain_ms + draft_ms) / count, draft_ms / count
-        for item in items:
+        for item, size in zip(items, sizes, strict=True):
             trace = self._result.traces[item.request.request_id]
-            trace.ms += even + len(item.draft) * node_ms
-            trace.draft_ms += drafted
+            trace.ms += (plain_ms + draft_ms + host_ms) / count + size * node_ms
+            trace.draft_ms += draft_ms / count
 
     def _plan(self, drafts: Sequence[Draft], room: int) -> None:
         for draft, tree in zip(drafts, self._drafting.choose(drafts, room), strict=True):
@@ -238,7 +238,7 @@ def accepted_nodes(draft: DraftTree, log: Sequence[int], start: int) -> list[int
 
 def verdict_of(draft: DraftTree, log: Sequence[int], start: int) -> VerifyResult:
     """What a target makes of a draft if it emits ``log`` from ``start`` on and then ends."""
-    if not len(draft):
+    if not draft.token_ids:
         return VerifyResult((0,), (log[start],), (TARGET_ORIGIN,), draft)
     nodes = accepted_nodes(draft, log, start)
     tokens = log[start : start + len(nodes) + 1]
@@ -246,5 +246,5 @@ def verdict_of(draft: DraftTree, log: Sequence[int], start: int) -> VerifyResult
     if len(tokens) > len(nodes):
         origins.append(TARGET_ORIGIN)
     # Where the last token of all was drafted itself, it is no root of another step.
-    path = [0, *(node + 1 for node in nodes)][: len(tokens)]
+    path = [0, *[node + 1 for node in nodes]][: len(tokens)]
     return VerifyResult(path, tokens, origins, draft)

@@ -27,13 +27,13 @@ class Charged:
         self.lag = getattr(proposer, "lag", lambda request: 0)
 
     def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
-        lags = [self.lag(request) or 0 for request in requests]
+        lags = [lag for request in requests if (lag := self.lag(request))]
         trees = self._proposer.propose(requests, budget)
         levels = 1
         if self.costs_forwards and self.costs_levels:
             levels = max((max(tree.depths()) for tree in trees if len(tree)), default=1)
         self._ms += self._cost.milliseconds(self.name, levels)
-        self._ms += sum(self._cost.catch_up(self.name, lag) for lag in lags)
+        self._ms += sum([self._cost.catch_up(self.name, lag) for lag in lags])
         return trees
 
     def take_ms(self) -> float:

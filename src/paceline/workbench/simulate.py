@@ -11,16 +11,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.engine.planners import PLANNERS, MakePlanner
 from paceline.errors import ProfileError
-from paceline.objective import Objective
 from paceline.policy.cost import CostModel
-from paceline.policy.cost_aware import CostAwarePlanner
 from paceline.policy.cost_table import CostTable
 from paceline.policy.drafting_cost import DraftingCost, DraftTime
-from paceline.policy.planner import FixedPlanner, Planner
 from paceline.proposers import build_proposers
 from paceline.proposers.base import Proposer, TargetInfo
-from paceline.workbench.drafts import CachedDrafts
+from paceline.proposers.draft_model.heterogeneous import SPARE
+from paceline.workbench.drafts import cached_proposer
 from paceline.workbench.drafts_store import RecordedDrafts
 from paceline.workbench.oracle import best_steps
 from paceline.workbench.replay import ANY_TOKEN, ReplayResult, replay
@@ -42,11 +41,6 @@ ANY_TARGET = TargetInfo(
     kv_bytes=0,
 )
 Configs = Sequence[SpeculativeConfig]
-MakePlanner = Callable[[CostModel, DraftingCost, Objective], Planner]
-PLANNERS: dict[str, MakePlanner] = {
-    "auto": lambda cost, drafting, objective: CostAwarePlanner(cost, objective, drafting),
-    "fixed": lambda cost, drafting, objective: FixedPlanner(),
-}
 
 
 @dataclass(slots=True)
@@ -117,7 +111,7 @@ class Simulator:
     def _proposer(self, config: SpeculativeConfig) -> Proposer:
         if config.needs_forwards:
             places = {index: index for index in range(len(self.traces))}
-            return CachedDrafts(config, self.drafts(config), places)
+            return cached_proposer(config, self.drafts(config), places)
         (proposer,) = build_proposers([config], self.target, strict=True)
         return proposer
 
@@ -127,8 +121,12 @@ class Simulator:
 
     def _draft_time(self, config: SpeculativeConfig) -> DraftTime:
         requests = min(self.config.max_num_seqs, len(self.traces))
-        nodes = -(-config.tree_nodes // config.num_speculative_tokens)
-        time = draft_time(self.draft_tables[draft_name(config)], requests, nodes)
+        table, depth = self.draft_tables[draft_name(config)], config.num_speculative_tokens
+        if config.method == "parallel_draft":
+            return parallel_draft_time(table, requests, depth)
+        nodes, recorded = -(-config.tree_nodes // depth), self.drafts(config)
+        spare = 1 if recorded.pair is None else SPARE
+        time = translated(draft_time(table, requests, spare * nodes), *recorded.forwards)
         # What `self` lacks the target has read.
         return replace(time, token=0.0) if config.method == "self" else time
 
@@ -152,6 +150,22 @@ def draft_time(table: CostTable, requests: int, nodes: int = 1) -> DraftTime:
     chunk = table.milliseconds(1 + CATCH_UP_ROWS, context, samples=1)
     token = (chunk - table.milliseconds(1, context)) / CATCH_UP_ROWS
     return DraftTime(call, level, max(0.0, token))
+
+
+def parallel_draft_time(table: CostTable, requests: int, depth: int) -> DraftTime:
+    """What a table says of one forward that drafts so many tokens for each request.
+
+    It reads the same two tokens, and a mask for each further token of the draft.
+    """
+    rows, samples = requests * (1 + depth), requests * depth
+    call = table.milliseconds(rows, table.contexts[0], samples=samples, requests=requests)
+    return replace(draft_time(table, requests), call=call, level=0.0)
+
+
+def translated(time: DraftTime, first: float, further: float) -> DraftTime:
+    """The times of a draft that takes so many forwards for a level, in levels of the target."""
+    call = time.call + (first - 1.0) * time.level
+    return DraftTime(call, further * time.level, further * time.token)
 
 
 def fixed_configs(configs: Configs) -> dict[str, tuple[SpeculativeConfig, ...]]:

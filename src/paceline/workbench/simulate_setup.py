@@ -120,6 +120,7 @@ def _target(checkpoint: Checkpoint, config: EngineConfig) -> TargetInfo:
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,
         kv_bytes=kv_budget(config) // DRAFT_SHARE,
+        tokenizer=checkpoint.tokenizer,
         checkpoint=checkpoint,
         dtype=config.dtype,
     )

@@ -33,6 +33,7 @@ SINGLE_SHARE = 0.65
 """Of the time, for each proposer by itself; the rest is for two at once."""
 DRAWS = 2000
 TAILS = (0.025, 0.975)
+Drafts = Mapping[str, SpeculativeConfig]
 PLAIN, BEST_FIXED, BEST_STEPS = "plain", "best fixed of each prompt", "best drafts of each step"
 
 
@@ -102,15 +103,15 @@ def _candidate(row: Row) -> Candidate:
     return row.candidate
 
 
-def wanted_configs(drafts: Mapping[str, str]) -> list[SpeculativeConfig]:
-    """Every configuration of draft models that :func:`tune` may replay."""
-    candidates = [draft_candidates(name, model, ("auto",)) for name, model in drafts.items()]
+def wanted_configs(drafts: Drafts) -> list[SpeculativeConfig]:
+    """Every configuration of the drafts that :func:`tune` may replay."""
+    candidates = [draft_candidates(name, draft, ("auto",)) for name, draft in drafts.items()]
     return all_configs(each for found in candidates for each in found)
 
 
 def tune(
     simulator: Simulator,
-    drafts: Mapping[str, str],
+    drafts: Drafts,
     planners: Sequence[str],
     budget_seconds: float,
     clock: Clock = time.perf_counter,
@@ -119,14 +120,14 @@ def tune(
 
     Args:
         simulator: opened with :func:`wanted_configs`.
-        drafts: draft models as configurations name them, by names for people.
-        planners: keys of :data:`~paceline.workbench.simulate.PLANNERS`.
+        drafts: who drafts besides ``suffix``, whatever the size of its trees, by names for people.
+        planners: keys of :data:`~paceline.engine.planners.PLANNERS`.
         budget_seconds: for replaying candidates; hindsight comes after it.
     """
     began = clock()
     singles = suffix_candidates(planners)
-    for name, model in drafts.items():
-        singles += draft_candidates(name, model, planners)
+    for name, draft in drafts.items():
+        singles += draft_candidates(name, draft, planners)
     share = SINGLE_SHARE if drafts else 1.0
     found = search(simulator, singles, began + share * budget_seconds, clock)
     plain = simulator.plain()
@@ -147,15 +148,15 @@ def tune(
 
 def _oracles(
     simulator: Simulator,
-    drafts: Mapping[str, str],
+    drafts: Drafts,
     plain: ReplayResult,
     results: Mapping[Candidate, ReplayResult],
 ) -> list[Row]:
     fixed = [result for each, result in results.items() if each.planner == "fixed"]
     found = {BEST_FIXED: best_of_each([plain, *fixed])}
     free = suffix_candidates(("fixed",))
-    for name, model in drafts.items():
-        candidates = [*free, *draft_candidates(name, model, ("fixed",))]
+    for name, draft in drafts.items():
+        candidates = [*free, *draft_candidates(name, draft, ("fixed",))]
         found[f"{BEST_STEPS}: {SUFFIX} + {name}"] = _best_steps(simulator, candidates)
     if not drafts:
         found[f"{BEST_STEPS}: {SUFFIX}"] = _best_steps(simulator, free)

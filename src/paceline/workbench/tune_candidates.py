@@ -9,8 +9,10 @@ from itertools import product
 from paceline.config import SpeculativeConfig
 
 SUFFIX = "suffix"
+"""What is tried alone and beside every draft."""
 SUFFIX_NODES = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 SUFFIX_BRANCHING = 4
+"""Of these, and of whatever drafts without forwards."""
 DRAFT_NODES = (1, 2, 3, 4, 6, 8, 12, 16)
 DEPTHS = (1, 2, 4, 8)
 BRANCHINGS = (2, 4)
@@ -29,7 +31,7 @@ class Candidate:
         who: the proposers' names.
         nodes: draft nodes that a step may verify for a request.
         configs: the proposers.
-        planner: a key of :data:`~paceline.workbench.simulate.PLANNERS`.
+        planner: a key of :data:`~paceline.engine.planners.PLANNERS`.
     """
 
     who: tuple[str, ...]
@@ -64,33 +66,34 @@ def suffix_candidates(planners: Sequence[str]) -> list[Candidate]:
 
     Each request is by itself: the search replays a part of the answers, and those again and again.
     """
+    usual = SpeculativeConfig(SUFFIX, suffix_decoding_max_cached_requests=0)
+    return draft_candidates(SUFFIX, usual, planners)
+
+
+def draft_candidates(
+    name: str, draft: SpeculativeConfig, planners: Sequence[str]
+) -> list[Candidate]:
+    """A draft: chains of every budget, and trees, of models by depth and branching."""
+    is_model = draft.needs_forwards
+    budgets: Sequence[int] = DRAFT_NODES if is_model else SUFFIX_NODES
+    shapes = _model_shapes if is_model else _free_shapes
+    plain = replace(draft, max_tree_nodes=0, max_branching=1)
     return [
-        Candidate((SUFFIX,), nodes, (config,), planner)
-        for nodes, planner in product(SUFFIX_NODES, planners)
-        for config in _suffix_shapes(nodes)
+        Candidate((name,), nodes, (config,), planner)
+        for nodes, planner in product(budgets, planners)
+        for config in shapes(plain, nodes)
     ]
 
 
-def _suffix_shapes(nodes: int) -> list[SpeculativeConfig]:
-    chain = SpeculativeConfig(
-        SUFFIX, num_speculative_tokens=nodes, suffix_decoding_max_cached_requests=0
-    )
+def _free_shapes(draft: SpeculativeConfig, nodes: int) -> list[SpeculativeConfig]:
+    chain = replace(draft, num_speculative_tokens=nodes)
     if nodes < SUFFIX_BRANCHING:
         return [chain]
     return [chain, replace(chain, max_tree_nodes=nodes, max_branching=SUFFIX_BRANCHING)]
 
 
-def draft_candidates(name: str, model: str, planners: Sequence[str]) -> list[Candidate]:
-    """A draft model: a chain of every budget, and trees by depth and branching."""
-    return [
-        Candidate((name,), nodes, (config,), planner)
-        for nodes, planner in product(DRAFT_NODES, planners)
-        for config in _draft_shapes(model, nodes)
-    ]
-
-
-def _draft_shapes(model: str, nodes: int) -> list[SpeculativeConfig]:
-    chain = SpeculativeConfig("draft_model", model, min(nodes, DEPTHS[-1]))
+def _model_shapes(draft: SpeculativeConfig, nodes: int) -> list[SpeculativeConfig]:
+    chain = replace(draft, num_speculative_tokens=min(nodes, DEPTHS[-1]))
     trees = [
         replace(chain, num_speculative_tokens=depth, max_tree_nodes=nodes, max_branching=width)
         for depth, width in product(DEPTHS, BRANCHINGS)
@@ -100,7 +103,7 @@ def _draft_shapes(model: str, nodes: int) -> list[SpeculativeConfig]:
 
 
 def joint_candidates(scores: Scores, name: str, planners: Sequence[str]) -> list[Candidate]:
-    """``suffix`` and a draft model together: the best of both at each budget, and the best.
+    """``suffix`` and another draft together: the best of both at each budget, and the best.
 
     Args:
         scores: speed-ups of both by themselves.

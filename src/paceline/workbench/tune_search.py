@@ -17,10 +17,11 @@ from math import ceil
 import numpy as np
 
 from paceline.config import SpeculativeConfig
+from paceline.engine.planners import PLANNERS
 from paceline.workbench.drafts_key import DraftsKey
 from paceline.workbench.drafts_store import RecordedDrafts
 from paceline.workbench.replay import ReplayResult
-from paceline.workbench.simulate import PLANNERS, Simulator
+from paceline.workbench.simulate import Simulator
 from paceline.workbench.tune_candidates import Candidate
 
 STRIDES = (8, 4, 2, 1)
@@ -126,8 +127,8 @@ def _taken(drafts: RecordedDrafts, chosen: Sequence[int]) -> RecordedDrafts:
     for index in chosen:
         kept[positions[index] : positions[index + 1]] = True
     nodes = np.repeat(kept, counts)
-    return RecordedDrafts(
-        drafts.key,
+    return replace(
+        drafts,
         positions=np.cumsum([0, *np.diff(positions)[list(chosen)]], dtype=np.int64),
         offsets=np.cumsum([0, *counts[kept]], dtype=np.int64),
         token_ids=drafts.token_ids[nodes],

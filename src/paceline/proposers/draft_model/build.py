@@ -6,11 +6,15 @@ from dataclasses import replace
 
 from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError
+from paceline.models.checkpoint import Checkpoint
 from paceline.proposers.base import Proposer, TargetInfo
+from paceline.proposers.draft_model.growth import branching
 from paceline.proposers.draft_model.heterogeneous import HeterogeneousProposer, shadow_config
 from paceline.proposers.draft_model.loading import draft_runner, load_draft, open_draft
 from paceline.proposers.draft_model.proposer import DraftModelProposer
+from paceline.proposers.draft_model.shadows import ShadowDrafter
 from paceline.proposers.draft_model.vocabulary import Vocabulary, VocabularyPair
+from paceline.runtime.model_runner import ModelRunner
 
 EXPANSION = 4
 """Tokens of the draft per token of the target for which there is room. Beyond that the oldest
@@ -32,15 +36,41 @@ def build(config: SpeculativeConfig, target: TargetInfo) -> Proposer:
             "use_heterogeneous_vocab needs texts, and the target was loaded without a tokenizer"
         )
     checkpoint = open_draft(config, target)
-    tokenizer, shape = checkpoint.tokenizer, checkpoint.config
-    assert tokenizer is not None
-    if tokenizer.fingerprint == target.fingerprint:
+    pair = vocabulary_pair(checkpoint, config, target)
+    if pair is None:
         return DraftModelProposer(config, draft_runner(checkpoint, config, target))
-    pair = VocabularyPair(
+    runner = foreign_runner(checkpoint, config, target)
+    drafter = ShadowDrafter(shadow_config(config), runner, pair, branching(config))
+    return HeterogeneousProposer(config, drafter, pair)
+
+
+def vocabulary_pair(
+    checkpoint: Checkpoint, config: SpeculativeConfig, target: TargetInfo
+) -> VocabularyPair | None:
+    """The vocabularies of a target and a draft, both with tokenizers; None where they are one.
+
+    Raises:
+        ConfigError: they cannot be translated.
+    """
+    tokenizer = checkpoint.tokenizer
+    assert tokenizer is not None
+    assert target.tokenizer is not None
+    if tokenizer.fingerprint == target.fingerprint:
+        return None
+    return VocabularyPair(
         Vocabulary(target.tokenizer, target.vocab_size),
-        Vocabulary(tokenizer, shape.vocab_size),
+        Vocabulary(tokenizer, checkpoint.config.vocab_size),
         config.vocab_replacements,
     )
-    own = replace(target, vocab_size=shape.vocab_size)  # its logits stay as they are
-    runner = draft_runner(checkpoint, shadow_config(config), own, EXPANSION)
-    return HeterogeneousProposer(config, runner, pair)
+
+
+def foreign_runner(
+    checkpoint: Checkpoint, config: SpeculativeConfig, target: TargetInfo
+) -> ModelRunner:
+    """A draft of another vocabulary ready to run; its logits stay as they are.
+
+    Raises:
+        ConfigError: there is no memory for its KV cache.
+    """
+    own = replace(target, vocab_size=checkpoint.config.vocab_size)
+    return draft_runner(checkpoint, shadow_config(config), own, EXPANSION)

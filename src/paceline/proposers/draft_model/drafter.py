@@ -47,7 +47,7 @@ class Drafter(ABC):
     def __init__(self, config: SpeculativeConfig, kv: KVCache, max_len: int) -> None:
         self.config = config
         self._kv = kv
-        self._max_len = max_len
+        self.max_len = max_len
         try:
             ranking_params(config, SamplingParams())
         except RequestError as error:
@@ -125,7 +125,7 @@ class Drafter(ABC):
 
     def _start(self, index: int, request: Request, nodes: int, depth: int) -> Growth | None:
         """A tree to grow, or None where there is no budget or no room in the draft's context."""
-        room = self._max_len + 1 - len(request.token_ids)
+        room = self.max_len + 1 - len(request.token_ids)
         nodes = min(nodes, self.config.tree_nodes)
         depth = min(depth, self.config.num_speculative_tokens, room)
         if nodes < 1 or depth < 1:

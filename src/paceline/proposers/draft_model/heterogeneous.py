@@ -30,7 +30,6 @@ from paceline.proposers.draft_model.translation import Translation
 from paceline.proposers.draft_model.tree_translation import translate
 from paceline.proposers.draft_model.vocabulary import VocabularyPair
 from paceline.request import Request, VerifyResult
-from paceline.runtime.model_runner import ModelRunner
 from paceline.span import DraftTree
 
 MORE = 2
@@ -50,7 +49,7 @@ class HeterogeneousProposer:
 
     Args:
         config: how to draft, in tokens of the target.
-        runner: the draft model with a KV cache of its own, without prefix caching.
+        drafter: drafts for the shadows, as :func:`shadow_config` says.
         pair: its vocabulary and the target's.
     """
 
@@ -58,15 +57,14 @@ class HeterogeneousProposer:
     costs_forwards = True
 
     def __init__(
-        self, config: SpeculativeConfig, runner: ModelRunner, pair: VocabularyPair
+        self, config: SpeculativeConfig, drafter: ShadowDrafter, pair: VocabularyPair
     ) -> None:
         self.config = config
         self._pair = pair
         self._is_chain = branching(config) == 1
-        self._drafter = ShadowDrafter(shadow_config(config), runner, pair, branching(config))
-        self._shadows = self._drafter.shadows
-        max_len = runner.decoder.max_len
-        self._limit = max_len - min(ROOM, max_len // 4)
+        self._drafter = drafter
+        self._shadows = drafter.shadows
+        self._limit = drafter.max_len - min(ROOM, drafter.max_len // 4)
 
     @property
     def num_forwards(self) -> int:
@@ -93,9 +91,7 @@ class HeterogeneousProposer:
         """Trees of the draft's tokens, as many as the target's tokens are likely to take."""
         ratios, all_nodes, depths = [], [], []
         for shadow, nodes, depth in limits.values():
-            ratio, more = shadow.translation.ratio, MORE
-            if shadow.translation.is_direct:
-                ratio, more = 1.0, 0
+            ratio, more = pace(shadow.translation)
             ratios.append(ratio)
             all_nodes.append(math.ceil(nodes * ratio * (SPARE if more else 1)) + more)
             depths.append(math.ceil(depth * ratio) + more)
@@ -150,6 +146,11 @@ class HeterogeneousProposer:
         further = math.ceil(request.remaining * translation.ratio) + 1
         shadow.request.max_len = len(translation.view) + further
         return shadow
+
+
+def pace(translation: Translation) -> tuple[float, int]:
+    """Tokens that the draft writes for one of the target, and how many beyond those."""
+    return (1.0, 0) if translation.is_direct else (translation.ratio, MORE)
 
 
 def shadow_config(config: SpeculativeConfig) -> SpeculativeConfig:

@@ -113,7 +113,7 @@ class PaddedRunner(ModelRunner):
         size = self.decoder.config.vocab_size
         if max(span.token_ids) < size:
             return span
-        return replace(span, token_ids=[token if token < size else 0 for token in span.token_ids])
+        return span._replace(token_ids=[token if token < size else 0 for token in span.token_ids])
 
     def forward(self, batch: PackedBatch, greedy: bool = False) -> ForwardResult:
         result = super().forward(batch, greedy)

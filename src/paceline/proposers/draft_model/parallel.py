@@ -19,7 +19,7 @@ from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError
 from paceline.policy.prices import Prices
 from paceline.proposers.base import DraftBudget, TargetInfo
-from paceline.proposers.draft_model.drafter import Candidates
+from paceline.proposers.draft_model.drafter import Candidates, Drafter
 from paceline.proposers.draft_model.growth import Growth
 from paceline.proposers.draft_model.loading import load_draft
 from paceline.proposers.draft_model.proposer import DraftModelProposer
@@ -31,22 +31,14 @@ from paceline.span import ROOT, DraftTree, Span
 NAME = "parallel_draft"
 
 
-class ParallelDraftProposer(DraftModelProposer):
-    """See the module's docstring.
-
-    Args:
-        config: how to draft.
-        runner: the draft model with a KV cache of its own, without prefix caching.
-        mask_token: what it reads where a token is not known.
-    """
+class ParallelDrafter(Drafter):
+    """Trees out of levels that are all there at once. Subclasses say where these come from."""
 
     name = NAME
     costs_levels = False
 
-    def __init__(self, config: SpeculativeConfig, runner: ModelRunner, mask_token: int) -> None:
-        super().__init__(config, runner)
-        self._mask_token = mask_token
-        self._depths: dict[int, int] = {}  # by request, of the drafts that are being made
+    _depths: dict[int, int]
+    """By request, of the drafts that are being made."""
 
     def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
         growths = self.grow(requests, budget)
@@ -57,6 +49,34 @@ class ParallelDraftProposer(DraftModelProposer):
             growth.request.request_id: min(growth.max_depth, growth.max_nodes) for growth in growths
         }
         return super()._read(growths)
+
+    def _add_levels(
+        self, growths: list[Growth], candidates: Iterable[Candidates], prices: Prices
+    ) -> None:
+        """All levels are there already, whatever a further one would have to promise."""
+        rows = iter(candidates)
+        for growth in growths:
+            levels = list(islice(rows, self._depths[growth.request.request_id]))
+            growth.tree = self._tree(levels, growth.max_nodes)
+            growth.num_levels = len(levels)
+
+    def _tree(self, levels: Sequence[Candidates], max_nodes: int) -> DraftTree:
+        """What is drafted out of the candidates of every depth."""
+        return likeliest_tree(levels, max_nodes, self.config.min_accept_prob)
+
+
+class ParallelDraftProposer(ParallelDrafter, DraftModelProposer):
+    """See the module's docstring.
+
+    Args:
+        config: how to draft.
+        runner: the draft model with a KV cache of its own, without prefix caching.
+        mask_token: what it reads where a token is not known.
+    """
+
+    def __init__(self, config: SpeculativeConfig, runner: ModelRunner, mask_token: int) -> None:
+        super().__init__(config, runner)
+        self._mask_token = mask_token
 
     def _candidates(
         self, spans: Sequence[Span], rows: Sequence[SamplingRow]
@@ -84,16 +104,6 @@ class ParallelDraftProposer(DraftModelProposer):
         tokens = [*span.token_ids, *[self._mask_token] * masks]
         rows = range(known - 1, known + masks)
         return Span(request_id, span.start, tokens, range(-1, len(tokens) - 1), rows)
-
-    def _add_levels(
-        self, growths: list[Growth], candidates: Iterable[Candidates], prices: Prices
-    ) -> None:
-        """All levels are there already, whatever a further one would have to promise."""
-        rows = iter(candidates)
-        for growth in growths:
-            levels = list(islice(rows, self._depths[growth.request.request_id]))
-            growth.tree = likeliest_tree(levels, growth.max_nodes, self.config.min_accept_prob)
-            growth.num_levels = len(levels)
 
 
 def likeliest_tree(levels: Sequence[Candidates], max_nodes: int, min_prob: float) -> DraftTree:
@@ -137,6 +147,11 @@ def build(config: SpeculativeConfig, target: TargetInfo) -> ParallelDraftPropose
         ConfigError: it does not fit to the target, or is no parallel draft.
     """
     runner = load_draft(config, target)
+    return ParallelDraftProposer(config, runner, needed_mask_token(config, runner))
+
+
+def needed_mask_token(config: SpeculativeConfig, runner: ModelRunner) -> int:
+    """What a draft reads where a token is not known; raises :class:`ConfigError` without any."""
     mask_token = runner.decoder.config.mask_token_id
     if mask_token is None:
         raise ConfigError(
@@ -144,4 +159,4 @@ def build(config: SpeculativeConfig, target: TargetInfo) -> ParallelDraftPropose
             'ptd_token_id. Use method "draft_model", or train one with '
             "paceline train draft --parallel"
         )
-    return ParallelDraftProposer(config, runner, mask_token)
+    return mask_token

@@ -70,7 +70,7 @@ class SelfDraftProposer(DraftModelProposer):
     def _start(self, index: int, request: Request, nodes: int, depth: int) -> Growth | None:
         held, tokens = len(request.token_ids) - 1, request.token_ids
         nodes = min(nodes, self.config.tree_nodes)
-        depth = min(depth, self.config.num_speculative_tokens, self._max_len - held)
+        depth = min(depth, self.config.num_speculative_tokens, self.max_len - held)
         if nodes < 1 or depth < 1 or request.request_id not in self._kv:
             return None
         if self._kv[request.request_id].length != held:

@@ -85,6 +85,11 @@ class Translation:
         """Tokens of the draft per token of the target, about."""
         return (1 + len(self._ids)) / (1 + self._num_read)
 
+    @property
+    def is_whole(self) -> bool:
+        """Nothing of the text was forgotten, so that the view depends on the text alone."""
+        return self._num_read == len(self.tokens)
+
     def update(self, token_ids: Sequence[int]) -> int:
         """Take in what a request has more than before.
 

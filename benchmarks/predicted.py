@@ -1,0 +1,202 @@
+"""What ``paceline simulate`` predicts of a speed-up, beside the speed-up that is measured.
+
+The machine's steps are measured first, host time included, as ``paceline profile`` does. Then plain
+decoding and speculation take turns on the same prompts, one request at a time, greedy, end to end;
+the plain answers are the traces that are replayed. Only the ratio of the two speed-ups is judged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from harness import Sample, arguments, note, pair_up, paired_ratio, take_turns
+from never_slower_arms import Served, count, serve
+from prompt_sets import SOURCES, load_prompts, spread
+from report import Report, Target, number, table
+
+from paceline.commands.resolve import default_speculative_config, without_memory
+from paceline.config import EngineConfig, SpeculativeConfig, parse_speculative_config
+from paceline.engine.build import BuiltEngine, build_engine
+from paceline.engine.compute_thread import COMPUTE
+from paceline.engine.engine import Engine
+from paceline.engine.planners import PLANNERS
+from paceline.llm import embedded_model
+from paceline.policy.cost import CostModel
+from paceline.policy.cost_table import CostTable
+from paceline.sampling_params import SamplingParams
+from paceline.workbench.profile import ProfileSettings, measure_profiles
+from paceline.workbench.simulate import Simulator
+from paceline.workbench.traces import Trace
+
+KINDS = ("code", "prose", "edit")
+PLAIN, CONTROL = "plain", "plain again"
+LONGEST = 400
+"""Tokens of a prompt; of a longer one the end is taken."""
+TOLERANCE = 0.07
+Configs = tuple[SpeculativeConfig, ...]
+WISH = {"temperature": 0.0, "ignore_eos": True}
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """Who drafts, and the planner that decides about it."""
+
+    configs: Configs
+    planner: str
+
+
+def arms() -> dict[str, Arm]:
+    suffix = without_memory(parse_speculative_config({"method": "suffix"}))
+    default = without_memory(default_speculative_config(None))
+    return {
+        "suffix, all verified": Arm(suffix, "fixed"),
+        "suffix, planned": Arm(suffix, "auto"),
+        "default": Arm(default, "auto"),
+    }
+
+
+def engine_of(built: BuiltEngine, arm: Arm, costs: CostTable) -> Engine:
+    """Another engine on the same model."""
+    cost = CostModel(costs)
+    planner = PLANNERS[arm.planner](cost, None, built.config.objective)
+    proposers = built.proposers_for(arm.configs)
+    return Engine(built.engine.runner, built.config, proposers, (), planner, cost)
+
+
+def traces_of(prompts: Sequence[Sequence[int]], samples: Sequence[Sample]) -> list[Trace]:
+    """The plain answers; of their log-probs replays know nothing."""
+    answers = {s.item: s.facts["token_ids"][0] for s in samples if s.arm == PLAIN}
+    found = []
+    for index, prompt in enumerate(prompts):
+        none = np.zeros((len(answers[index]), 1), np.float32)
+        tokens = np.array([*prompt, *answers[index]], np.int32)
+        ids = none.astype(np.int32)
+        found.append(Trace(index, len(prompt), tokens, none[:, 0], ids, none))
+    return found
+
+
+def run(options: argparse.Namespace, report: Report, source: Any) -> None:
+    config = EngineConfig(max_num_seqs=1, max_model_len=1024, enable_prefix_caching=False)
+    settings = ProfileSettings(budget_seconds=options.profile_seconds)
+    (profile,), notes = measure_profiles(embedded_model("target"), config, settings=settings)
+    for each in notes:
+        note(each)
+    report.config |= {"host_ms": asdict(profile.table.host), "notes": notes}
+    built = build_engine(embedded_model("target"), config)
+    encode = built.checkpoint.tokenizer.encode
+    engines = {PLAIN: engine_of(built, Arm((), "fixed"), profile.table)}
+    engines |= {name: engine_of(built, arm, profile.table) for name, arm in arms().items()}
+    engines[CONTROL] = engine_of(built, Arm((), "fixed"), profile.table)
+    params = SamplingParams(max_tokens=options.max_tokens, **WISH)
+    for kind in KINDS:
+        note(kind)
+        texts = spread(source.kind(kind), options.num_prompts)
+        prompts = [encode(text)[-LONGEST:] for text in texts]
+
+        def generate(engine: Engine, item: int, prompts: Any = prompts) -> Served:
+            return serve(engine, [prompts[item]], [params])
+
+        runs = {name: partial(generate, engine) for name, engine in engines.items()}
+        take_turns(runs, [0], 1, count)  # to warm up
+        samples = take_turns(runs, range(len(prompts)), options.repeat, count)
+        report.samples += [
+            {"kind": kind, "arm": s.arm, "item": s.item, "repeat": s.repeat, "seconds": s.seconds}
+            for s in samples
+        ]
+        report.results += rows(kind, prompts, samples, built.config, profile.table)
+
+
+def rows(
+    kind: str,
+    prompts: Sequence[Sequence[int]],
+    samples: Sequence[Sample],
+    config: EngineConfig,
+    costs: CostTable,
+) -> list[dict[str, Any]]:
+    """Measured and predicted speed-up of every arm, on the prompts of one kind."""
+    traces = traces_of(prompts, samples)
+    said = {"max_tokens": len(traces[0].output_token_ids), "seed": 0, **WISH}
+    meta = {"params": {**said, "max_model_len": config.max_model_len}}
+    simulator = Simulator(traces, meta, costs, {}, _no_drafts, config)
+    plain_ms, found = simulator.plain().ms, []
+    for name, arm in {**arms(), CONTROL: Arm((), "fixed")}.items():
+        measured = paired_ratio(pair_up(samples, PLAIN, name))
+        replayed = simulator.run(arm.configs, PLANNERS[arm.planner])
+        predicted = plain_ms / replayed.ms
+        steps = sum(s.facts["num_steps"] for s in samples if s.arm == name)
+        tokens = sum(s.facts["output_tokens"] for s in samples if s.arm == name)
+        found.append(
+            {
+                "kind": kind,
+                "arm": name,
+                "measured": asdict(measured),
+                "predicted": predicted,
+                "ratio": predicted / measured.value,
+                "length": tokens / steps,
+                "predicted_length": replayed.total("num_emitted_tokens")
+                / replayed.total("num_steps"),
+            }
+        )
+    return found
+
+
+def _no_drafts(config: SpeculativeConfig) -> Any:
+    raise AssertionError("nobody here drafts by forwards")
+
+
+def targets(results: Sequence[dict[str, Any]]) -> list[Target]:
+    found = []
+    for name in arms():
+        off = [abs(row["ratio"] - 1.0) for row in results if row["arm"] == name]
+        text = f"predicted over measured speed-up, {name}: most that it is off"
+        found.append(Target(text, max(off), TOLERANCE))
+    return found
+
+
+def tables(results: Sequence[dict[str, Any]]) -> list[str]:
+    headers = ["text", "arm", "measured", "95 %", "predicted", "ratio", "length", "predicted"]
+    cells = []
+    for row in results:
+        m = row["measured"]
+        cells.append(
+            [
+                row["kind"],
+                row["arm"],
+                number(m["value"]),
+                f"{m['low']:.2f} to {m['high']:.2f}",
+                number(row["predicted"]),
+                number(row["ratio"]),
+                number(row["length"]),
+                number(row["predicted_length"]),
+            ]
+        )
+    return [table(headers, cells)]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = arguments(__doc__)
+    parser.add_argument("--prompts", choices=SOURCES, default="auto")
+    parser.add_argument("--num-prompts", type=int, help="of each kind (default: 8, quick: 2)")
+    parser.add_argument("--max-tokens", type=int, help="default: 128, quick: 48")
+    parser.add_argument("--repeat", type=int, help="of every run (default: 5, quick: 2)")
+    parser.add_argument("--profile-seconds", type=float, help="default: 30, quick: 4")
+    options = parser.parse_args(argv)
+    usual = {"num_prompts": (8, 2), "max_tokens": (128, 48), "repeat": (5, 2)}
+    for name, sizes in {**usual, "profile_seconds": (30.0, 4.0)}.items():
+        if getattr(options, name) is None:
+            setattr(options, name, sizes[options.quick])
+    source = load_prompts(options.prompts)
+    report = Report("predicted", {"prompts": source.source, "quick": options.quick})
+    COMPUTE.call(lambda: run(options, report, source))
+    report.targets = targets(report.results)
+    return report.finish(options, tables(report.results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""Drafts out of a recording instead of a model. Knows neither files nor how they are recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from paceline.config import SpeculativeConfig
+from paceline.proposers.draft_model.drafter import Candidates, Drafter
+from paceline.request import Request
+from paceline.runtime.kv_cache import KVCache
+from paceline.runtime.sampler import SamplingRow
+from paceline.span import ROOT, Span
+from paceline.workbench.drafts_store import RecordedDrafts
+
+NOWHERE = ROOT - 1
+
+
+class CachedDrafts(Drafter):
+    """Drafts as the draft model would, out of what was recorded of it; nothing is forwarded.
+
+    Only where its KV cache is full does the model itself draft less.
+
+    Args:
+        config: how to draft; its trees no larger than those recorded.
+        drafts: of the traces.
+        trace_of: for each request, by its id, the place of its trace among the traces.
+
+    Attributes:
+        num_forwards, num_rows: what the draft model would have been asked for.
+    """
+
+    num_forwards = 0
+    num_rows = 0
+
+    def __init__(
+        self, config: SpeculativeConfig, drafts: RecordedDrafts, trace_of: Mapping[int, int]
+    ) -> None:
+        super().__init__(config, KVCache(_NoMemory(), prefix_caching=False), drafts.key.max_len)
+        self.name = config.method
+        self._recorded = drafts
+        self._trace_of = trace_of
+        self._places: dict[int, Place] = {}
+
+    def finish(self, request: Request) -> None:
+        super().finish(request)
+        self._places.pop(request.request_id, None)
+
+    def _candidates(
+        self, spans: Sequence[Span], rows: Sequence[SamplingRow]
+    ) -> Iterable[Candidates]:
+        self.num_forwards += 1
+        self.num_rows += sum(len(span.token_ids) - span.num_cached for span in spans)
+        return [self.place(row.request).below(row.path) for row in rows]
+
+    def position(self, request: Request) -> int:
+        """How many output tokens of its trace a request holds."""
+        return request.num_output_tokens
+
+    def place(self, request: Request) -> Place:
+        position = self.position(request)
+        place = self._places.get(request.request_id)
+        if place is None or place.position != position:
+            trace = self._trace_of[request.request_id]
+            place = Place(position, *self._recorded.candidates(trace, position))
+            self._places[request.request_id] = place
+        return place
+
+
+class Place:
+    """What was recorded at one position of a trace, found by the path that leads to it."""
+
+    __slots__ = ("_children", "_probs", "_tokens", "position")
+
+    def __init__(
+        self, position: int, tokens: list[int], parents: list[int], probs: list[float]
+    ) -> None:
+        self.position = position
+        self._tokens = tokens
+        self._probs = probs
+        self._children: dict[int, list[int]] = {}
+        for node, parent in enumerate(parents):
+            self._children.setdefault(parent, []).append(node)
+
+    def below(self, path: Sequence[int]) -> Candidates:
+        tokens, node = self._tokens, ROOT
+        for token in path:
+            node = next(child for child in self._children[node] if tokens[child] == token)
+        return self._candidates(node)
+
+    def _candidates(self, node: int) -> Candidates:
+        children = self._children.get(node, ())
+        return [self._tokens[child] for child in children], [
+            self._probs[child] for child in children
+        ]
+
+    def levels(self, count: int) -> list[Candidates]:
+        """What was kept of each depth, each below the likeliest of the one before."""
+        found, node = list[Candidates](), ROOT
+        for _ in range(count):
+            found.append(self._candidates(node))
+            node = next(iter(self._children.get(node, ())), NOWHERE)
+        return found
+
+
+class _NoMemory:
+    """KV memory for the books alone, and more of it than a replay needs."""
+
+    num_blocks = 1 << 16
+
+    def move(self, source: Any, target: Any) -> None: ...
+
+    def fill(self, slots: Any, value: float) -> None: ...

@@ -1,0 +1,45 @@
+"""Host times: the line that they describe, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import pytest
+
+from paceline.errors import ProfileError
+from paceline.policy.cost_table import CostTable
+from paceline.policy.host_time import NO_HOST_TIME, HostTime
+from tests.policy.machine import cost_table
+
+
+def test_a_step() -> None:
+    host = HostTime(step=1.0, request=0.1, draft=0.5, further_draft=0.2)
+    assert host.of(1, 0) == 1.0
+    assert host.of(3, 0) == pytest.approx(1.2)
+    assert host.of(3, 1) == pytest.approx(1.7)
+    assert host.of(3, 3) == pytest.approx(2.1)
+    assert NO_HOST_TIME.of(9, 9) == 0.0
+
+
+def test_a_table_keeps_it() -> None:
+    table = CostTable("t", cost_table([1.0, 2.0]).points, host=HostTime(1.0, 0.1, 0.5, 0.2))
+    assert CostTable.from_dict(table.to_dict()).host == table.host
+    without = {key: value for key, value in table.to_dict().items() if key != "host"}
+    assert CostTable.from_dict(without).host == NO_HOST_TIME
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        None,
+        {},
+        asdict(NO_HOST_TIME) | {"more": 1.0},
+        asdict(NO_HOST_TIME) | {"step": -1.0},
+        asdict(NO_HOST_TIME) | {"step": float("nan")},
+        asdict(NO_HOST_TIME) | {"draft": "1"},
+        asdict(NO_HOST_TIME) | {"draft": True},
+    ],
+)
+def test_what_is_refused(wrong: object) -> None:
+    with pytest.raises(ProfileError, match="host time"):
+        CostTable.from_dict(cost_table([1.0]).to_dict() | {"host": wrong})
