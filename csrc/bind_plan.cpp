@@ -1,6 +1,5 @@
 // The choice of draft nodes on the Python side: takes the arguments of
-// paceline.policy.choice.choose_nodes as they are. Reads the lists where they lie and checks what
-// would be read out of bounds; what the numbers mean is the caller's business.
+// paceline.policy.choice.choose_nodes as they are.
 #include <nanobind/nanobind.h>
 
 #include <algorithm>
@@ -8,66 +7,21 @@
 #include <vector>
 
 #include "plan.h"
+#include "sequences.h"
 
 namespace nb = nanobind;
 
 namespace paceline {
 namespace {
 
-// The elements of a list or tuple; of anything else that can be iterated over, of a copy of it.
-class Items {
-  public:
-    explicit Items(nb::handle source, const char* what)
-        : owner_(nb::steal(PySequence_Fast(source.ptr(), what))) {
-        if (!owner_.is_valid()) {
-            throw nb::python_error();
-        }
-        size_ = static_cast<size_t>(PySequence_Fast_GET_SIZE(owner_.ptr()));
-    }
-    size_t size() const { return size_; }
-    PyObject* operator[](size_t i) const { return PySequence_Fast_ITEMS(owner_.ptr())[i]; }
-
-  private:
-    nb::object owner_;
-    size_t size_;
-};
-
-double to_double(PyObject* value) {
-    if (PyFloat_CheckExact(value)) {
-        return PyFloat_AS_DOUBLE(value);
-    }
-    const double number = PyFloat_AsDouble(value);
-    if (number == -1.0 && PyErr_Occurred()) {
-        throw nb::python_error();
-    }
-    return number;
-}
-
-long to_long(PyObject* value) {
-    const long number = PyLong_AsLong(value);
-    if (number == -1 && PyErr_Occurred()) {
-        throw nb::python_error();
-    }
-    return number;
-}
-
-// Attribute names, made once: a request's arrays and limits are read in every step.
 struct Names {
-    PyObject* parents = PyUnicode_InternFromString("parents");
-    PyObject* accept_probs = PyUnicode_InternFromString("accept_probs");
-    PyObject* max_nodes = PyUnicode_InternFromString("max_nodes");
-    PyObject* max_depth = PyUnicode_InternFromString("max_depth");
-    PyObject* min_path_prob = PyUnicode_InternFromString("min_path_prob");
-    PyObject* is_forced = PyUnicode_InternFromString("is_forced");
+    PyObject* parents = name("parents");
+    PyObject* accept_probs = name("accept_probs");
+    PyObject* max_nodes = name("max_nodes");
+    PyObject* max_depth = name("max_depth");
+    PyObject* min_path_prob = name("min_path_prob");
+    PyObject* is_forced = name("is_forced");
 };
-
-nb::object attribute(PyObject* owner, PyObject* name) {
-    PyObject* value = PyObject_GetAttr(owner, name);
-    if (!value) {
-        throw nb::python_error();
-    }
-    return nb::steal(value);
-}
 
 void read_tree(PyObject* tree, const Names& names, Plan* plan, PlanRequest* request) {
     const Items parents(attribute(tree, names.parents), "parents are no sequence");
@@ -97,14 +51,6 @@ void read_limit(PyObject* limit, const Names& names, PlanRequest* request) {
     request->max_depth = to_long(attribute(limit, names.max_depth).ptr());
     request->min_path_prob = to_double(attribute(limit, names.min_path_prob).ptr());
     request->is_forced = PyObject_IsTrue(attribute(limit, names.is_forced).ptr()) == 1;
-}
-
-nb::list to_list(const std::vector<int32_t>& nodes) {
-    nb::list list;
-    for (const int32_t node : nodes) {
-        list.append(node);
-    }
-    return list;
 }
 
 nb::list choose(nb::handle trees, nb::handle limits, nb::handle growth, double rate,

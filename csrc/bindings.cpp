@@ -1,5 +1,5 @@
 // The Python module paceline._native. What it offers is described in paceline/models/ops/cpu.py;
-// its choice of draft nodes in paceline/policy/choice.py.
+// what it does for the planner in paceline/engine/planners.py.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -12,6 +12,7 @@ namespace nb = nanobind;
 void bind_linear(nb::module_&);
 void bind_rows(nb::module_&);
 void bind_attention(nb::module_&);
+void bind_drafts(nb::module_&);
 void bind_ngram(nb::module_&);
 void bind_plan(nb::module_&);
 void bind_sampler(nb::module_&);
@@ -50,6 +51,7 @@ NB_MODULE(_native, module) {
     bind_linear(module);
     bind_rows(module);
     bind_attention(module);
+    bind_drafts(module);
     bind_ngram(module);
     bind_plan(module);
     bind_sampler(module);

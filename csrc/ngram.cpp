@@ -65,11 +65,8 @@ bool NgramLevel::is_sound() const {
 }
 
 int64_t NgramLevel::find(uint64_t key) const {
-    int bits = 0;
-    while ((size_t{2} << bits) < buckets.size) {
-        ++bits;
-    }
-    const size_t bucket = key >> (64 - bits);
+    // buckets.size is a power of two and one more.
+    const size_t bucket = key >> (__builtin_clzll(buckets.size - 1) + 1);
     const size_t end = std::min<size_t>(buckets.data[bucket + 1], keys.size);
     const size_t begin = std::min<size_t>(buckets.data[bucket], end);
     const uint64_t* const last = keys.data + end;
@@ -109,25 +106,45 @@ size_t TextCache::followers(uint64_t key, size_t length, uint32_t* found) const 
     return count;
 }
 
-void NgramLookup::add(uint32_t token, double value, double rest, Children* found) const {
-    for (Child& child : *found) {
-        if (child.token == token) {
-            child.prob += value;
-            return;
-        }
+NgramChildren::NgramChildren() : slots_(kSlots) {}
+
+void NgramChildren::clear() {
+    all.clear();
+    ++round_;
+}
+
+double* NgramChildren::find(uint32_t token, bool* is_new) {
+    size_t at = token * 0x9e3779b1u >> 22;
+    while (slots_[at].round == round_ && all[slots_[at].child].token != token) {
+        at = (at + 1) % kSlots;
     }
-    const double unigram = token < unigrams.size ? unigrams.data[token] : 0.0;
-    found->push_back({token, rest * unigram + value});
+    *is_new = slots_[at].round != round_;
+    if (*is_new) {
+        slots_[at] = {round_, static_cast<uint32_t>(all.size())};
+        all.push_back({token, 0.0});
+    }
+    return &all[slots_[at].child].prob;
+}
+
+void NgramLookup::add(uint32_t token, double value, double rest, NgramChildren* found) const {
+    bool is_new = false;
+    double* const prob = found->find(token, &is_new);
+    if (is_new) {
+        const double unigram = token < unigrams.size ? unigrams.data[token] : 0.0;
+        *prob = rest * unigram + value;
+    } else {
+        *prob += value;
+    }
 }
 
 double NgramLookup::hear_model(const NgramLevel& level, uint64_t key, double rest,
-                               Children* found) const {
+                               NgramChildren* found) const {
     const int64_t at = level.find(key);
     if (at < 0) {
         return 1.0;
     }
     const double left = level.lower_weights.data[at];
-    for (Child& child : *found) {
+    for (NgramChildren::Child& child : found->all) {
         child.prob *= left;
     }
     const size_t begin = std::min<size_t>(level.starts.data[at], level.tokens.size);
@@ -135,13 +152,8 @@ double NgramLookup::hear_model(const NgramLevel& level, uint64_t key, double res
     for (size_t i = begin; i < end && i < begin + kMostContinuations; ++i) {
         const uint32_t token = level.tokens.data[i];
         if (is_backoff) {
-            const auto known = std::find_if(found->begin(), found->end(),
-                                            [=](const Child& child) { return child.token == token; });
-            if (known != found->end()) {
-                known->prob = level.values.data[i];
-            } else {
-                found->push_back({token, level.values.data[i]});
-            }
+            bool is_new = false;
+            *found->find(token, &is_new) = level.values.data[i];
         } else {
             add(token, level.values.data[i], rest * left, found);
         }
@@ -150,7 +162,7 @@ double NgramLookup::hear_model(const NgramLevel& level, uint64_t key, double res
 }
 
 double NgramLookup::hear_text(const uint32_t* followers, size_t count, double rest,
-                              Children* found) const {
+                              NgramChildren* found) const {
     uint32_t tokens[kMostOccurrences];
     int counts[kMostOccurrences];
     size_t distinct = 0;
@@ -164,7 +176,7 @@ double NgramLookup::hear_text(const uint32_t* followers, size_t count, double re
     }
     const double total = static_cast<double>(count + distinct);
     const double left = static_cast<double>(distinct) / total;
-    for (Child& child : *found) {
+    for (NgramChildren::Child& child : found->all) {
         child.prob *= left;
     }
     for (size_t i = 0; i < distinct; ++i) {
@@ -174,7 +186,7 @@ double NgramLookup::hear_text(const uint32_t* followers, size_t count, double re
 }
 
 void NgramLookup::children(const TextCache* cache, const uint32_t* tail, size_t count, size_t most,
-                           Children* found) const {
+                           NgramChildren* found) const {
     uint32_t followers[kMostOccurrences];
     double rest = 1.0;
     found->clear();
@@ -188,18 +200,19 @@ void NgramLookup::children(const TextCache* cache, const uint32_t* tail, size_t 
             rest *= hear_text(followers, known, rest, found);
         }
     }
-    const size_t kept = std::min(most, found->size());
-    std::partial_sort(found->begin(), found->begin() + static_cast<std::ptrdiff_t>(kept),
-                      found->end(), [](const Child& a, const Child& b) {
+    std::vector<NgramChildren::Child>& all = found->all;
+    const size_t kept = std::min(most, all.size());
+    std::partial_sort(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(kept), all.end(),
+                      [](const NgramChildren::Child& a, const NgramChildren::Child& b) {
                           return a.prob != b.prob ? a.prob > b.prob : a.token < b.token;
                       });
-    found->resize(kept);
+    all.resize(kept);
     double total = 0.0;
-    for (const Child& child : *found) {
+    for (const NgramChildren::Child& child : all) {
         total += child.prob;
     }
     if (total > 1.0) {
-        for (Child& child : *found) {
+        for (NgramChildren::Child& child : all) {
             child.prob /= total;
         }
     }
@@ -220,7 +233,7 @@ NgramDraft NgramLookup::draft(const TextCache* cache, const uint32_t* tail, size
     };
     std::priority_queue<Node, std::vector<Node>, decltype(ranks_behind)> heap(ranks_behind);
     NgramDraft draft;
-    Children found;
+    NgramChildren found;
     uint64_t order = 0;
     const auto push = [&](int32_t parent, double path_prob, size_t depth) {
         // The context: the nodes down to the parent, and before them the end of the text.
@@ -233,7 +246,7 @@ NgramDraft NgramLookup::draft(const TextCache* cache, const uint32_t* tail, size
             context[kLongestContext - ++length] = tail[i - 1];
         }
         children(cache, context + kLongestContext - length, length, limits.branching, &found);
-        for (const Child& child : found) {
+        for (const NgramChildren::Child& child : found.all) {
             if (path_prob * child.prob < limits.min_prob) {
                 break;
             }

@@ -61,6 +61,30 @@ struct NgramLimits {
     double min_prob;
 };
 
+// The tokens that may follow a context, found by token. Made once for many contexts.
+class NgramChildren {
+  public:
+    struct Child {
+        uint32_t token;
+        double prob;
+    };
+    std::vector<Child> all;
+
+    NgramChildren();
+    void clear();
+    // The place of a token's probability, and whether it is new and 0.
+    double* find(uint32_t token, bool* is_new);
+
+  private:
+    static constexpr size_t kSlots = 1024;  // more than twice the most children
+
+    struct Slot {
+        uint32_t round, child;
+    };
+    std::vector<Slot> slots_;  // by hash of the token; of earlier rounds they are free
+    uint32_t round_ = 0;
+};
+
 class NgramLookup {
   public:
     std::vector<NgramLevel> levels;
@@ -72,17 +96,13 @@ class NgramLookup {
                      const NgramLimits& limits) const;
 
   private:
-    struct Child {
-        uint32_t token;
-        double prob;
-    };
-    using Children = std::vector<Child>;
-
     void children(const TextCache* cache, const uint32_t* tail, size_t count, size_t most,
-                  Children* found) const;
-    double hear_model(const NgramLevel& level, uint64_t key, double rest, Children* found) const;
-    double hear_text(const uint32_t* followers, size_t count, double rest, Children* found) const;
-    void add(uint32_t token, double value, double rest, Children* found) const;
+                  NgramChildren* found) const;
+    double hear_model(const NgramLevel& level, uint64_t key, double rest,
+                      NgramChildren* found) const;
+    double hear_text(const uint32_t* followers, size_t count, double rest,
+                     NgramChildren* found) const;
+    void add(uint32_t token, double value, double rest, NgramChildren* found) const;
 };
 
 }  // namespace paceline

@@ -324,7 +324,7 @@ def test_a_finished_request_leaves_nothing_with_the_planner() -> None:
     assert not any(own.gains or own.probed for own in accounts._own.values())
     assert planner._lateness is not None
     assert not planner._lateness._starts
-    assert not planner.calibration._fits
+    assert not planner.calibration.num_requests
 
 
 class BrokenChecker:

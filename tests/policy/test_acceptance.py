@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.policy.acceptance import Calibration, _outcomes
-from paceline.proposers.base import merge
+from paceline.policy.merging import merge
 from paceline.request import VerifyResult
 from paceline.span import ROOT, DraftTree
 from paceline.workbench.estimators import labelled

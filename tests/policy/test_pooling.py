@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.policy.evidence import CELLS_PER_ORIGIN
+from paceline.policy.merging import merge
 from paceline.policy.pooling import Pooling, shared_out
-from paceline.proposers.base import merge
 from paceline.span import ROOT, DraftTree
 
 A, B = 0, CELLS_PER_ORIGIN

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from paceline.config import SpeculativeConfig
+from paceline.engine.planners import is_sound
 from paceline.errors import ProposerError
 from paceline.metrics import EngineStats
 from paceline.policy.planner import DraftLimits, Source
@@ -115,8 +116,9 @@ class ContainedProposers:
                 raise ProposerError(f"{len(trees)} trees for {len(requests)} requests")
             for index, tree in enumerate(trees):
                 if len(tree):
-                    tree.validate(self._vocab_size)
-                    self._clamp(entry, tree)
+                    if not is_sound(tree, self._vocab_size):
+                        tree.validate(self._vocab_size)
+                        self._clamp(entry, tree)
                     if requests[index].constraint is not None and not entry.config.needs_constraint:
                         trees[index] = _legal(requests[index], tree)
         except Exception as error:

@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.engine.contained import NOTHING, ContainedProposers, Entry
+from paceline.engine.planners import merge
 from paceline.engine.scheduler import Scheduled
 from paceline.metrics import EngineStats
 from paceline.policy.cost_points import StepShape
 from paceline.policy.planner import DraftLimits, Planner, StepReport
-from paceline.proposers.base import DraftBudget, Proposer, merge
+from paceline.proposers.base import DraftBudget, Proposer
 from paceline.request import Request, VerifyResult
 from paceline.span import DraftTree
 

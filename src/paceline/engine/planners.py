@@ -1,20 +1,35 @@
-"""The planners by name, as engines and replays make them."""
+"""The planners by name, as engines and replays make them; in native code what is built of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from paceline.objective import Objective
-from paceline.policy.choice import choose_nodes
+from paceline.policy import acceptance, choice, merging
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_aware import CostAwarePlanner
 from paceline.policy.drafting_cost import DraftingCost
 from paceline.policy.planner import FixedPlanner, Planner
 from paceline.runtime.native import kernels
+from paceline.span import DraftTree
 
 MakePlanner = Callable[[CostModel, DraftingCost | None, Objective], Planner]
-_CHOOSE = kernels.choose_nodes if kernels is not None else choose_nodes
+
+_choose: Any = getattr(kernels, "choose_nodes", choice.choose_nodes)
+_new_calibration: Any = getattr(kernels, "Calibration", acceptance.Calibration)
+merge: Callable[[Sequence[DraftTree]], DraftTree] = getattr(kernels, "merge", merging.merge)
+is_sound: Callable[[DraftTree, int], bool] = getattr(kernels, "is_sound", lambda tree, size: False)
+"""Whether a tree over a vocabulary of this size is known to be valid, without a closer look."""
+
+
+def cost_aware(
+    cost: CostModel, drafting: DraftingCost | None, objective: Objective
+) -> CostAwarePlanner:
+    return CostAwarePlanner(cost, objective, drafting, _choose, _new_calibration())
+
+
 PLANNERS: dict[str, MakePlanner] = {
-    "auto": lambda cost, drafting, objective: CostAwarePlanner(cost, objective, drafting, _CHOOSE),
+    "auto": cost_aware,
     "fixed": lambda cost, drafting, objective: FixedPlanner(),
 }

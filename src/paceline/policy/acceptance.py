@@ -8,7 +8,8 @@ All of them descend the gradient of the log-loss. What several proposers say of 
 tree is pooled (:mod:`paceline.policy.pooling`); each learns from every node that it named.
 
 Labels are censored: which token the target chose is known after nodes of the accepted path alone,
-so exactly the children of those are labelled. Knows no proposer, no model and no cost.
+so exactly the children of those are labelled. The native ``Calibration`` estimates and learns the
+same. Knows no proposer, no model and no cost.
 """
 
 from __future__ import annotations
@@ -26,30 +27,19 @@ from paceline.policy.evidence import (
     logits_of,
     rows_of,
 )
+from paceline.policy.fit import Fit
 from paceline.policy.pooling import Pooling, limit_siblings
 from paceline.request import VerifyResult
 from paceline.span import ROOT, DraftTree
 
 logger = logging.getLogger(__name__)
 
-# Chosen on the prompts that the priors are fitted to. Around these values the log-loss is flat, so
-# haste is as large as it may be without a loss: a change of text is followed within 32 tokens.
+# Chosen on the prompts that the priors are fitted to.
 CELL_RATE = 0.02
 SHRINKAGE = 0.05
 """How strongly a correction is drawn back to none; it also bounds the correction."""
-OFFSET_RATE = 0.1
-SLOPE_RATE = 0.03
-DRIFT_RATE = 0.08
-"""The drift is a mean over about the inverse of this, in labelled nodes."""
-HASTE = 6.0
-"""How much faster the offset moves per squared unit of drift: chance alone drifts by a tenth."""
 START_RATE = 0.2
 """How far a finished request moves the state in which the next one starts towards its own."""
-MAX_OFFSET = 8.0
-SLOPES = (0.0, 4.0)
-"""Limits that hardly a text reaches: a surer proposer is never the less likely one."""
-CURVATURE = 0.25
-"""The most that the log-loss of one label bends, over its log-odds."""
 
 
 class Calibration:
@@ -63,10 +53,10 @@ class Calibration:
         self.num_invalid = 0
         self._numbers: dict[str, int] = {}
         self._rows: list[list[Row]] = []  # by origin's number, then depth
-        self._starts: list[_Fit] = []  # by origin's number
+        self._starts: list[Fit] = []  # by origin's number
         self._corrections: list[float] = []  # by cell
         self._logits: list[float] = []  # by cell
-        self._fits: dict[int, list[_Fit]] = {}  # by request, then origin's number
+        self._fits: dict[int, list[Fit]] = {}  # by request, then origin's number
         self._pooling = Pooling()
 
     def calibrate(self, request_id: int, tree: DraftTree) -> None:
@@ -109,6 +99,11 @@ class Calibration:
         for tree in trees:
             if tree.claims:
                 self._pooling.pool(tree)
+
+    @property
+    def num_requests(self) -> int:
+        """Requests of which something was learnt that have not finished."""
+        return len(self._fits)
 
     def observe(self, request_id: int, result: VerifyResult) -> None:
         """Learn from the labelled nodes of a draft that was verified."""
@@ -163,7 +158,7 @@ class Calibration:
             start.offset += START_RATE * (fit.offset - start.offset)
             start.slope += START_RATE * (fit.slope - start.slope)
 
-    def _of(self, request_id: int, origin: str) -> tuple[list[Row], _Fit]:
+    def _of(self, request_id: int, origin: str) -> tuple[list[Row], Fit]:
         number = self._numbers.get(origin)
         if number is None:
             number = self._register(origin)
@@ -172,10 +167,10 @@ class Calibration:
             fits = self._fits_of(request_id)
         return self._rows[number], fits[number]
 
-    def _fits_of(self, request_id: int) -> list[_Fit]:
+    def _fits_of(self, request_id: int) -> list[Fit]:
         """What was learnt of a request, for every origin that is known."""
         fits = self._fits.setdefault(request_id, [])
-        fits += [_Fit(start.offset, start.slope) for start in self._starts[len(fits) :]]
+        fits += [Fit(start.offset, start.slope) for start in self._starts[len(fits) :]]
         return fits
 
     def _register(self, origin: str) -> int:
@@ -183,48 +178,20 @@ class Calibration:
         self._rows.append(rows_of(origin, number))
         self._logits += logits_of(self._rows[number])
         self._corrections += [0.0] * CELLS_PER_ORIGIN
-        self._starts.append(_Fit())
+        self._starts.append(Fit())
         return number
 
     def _clamped(self, probs: Sequence[float]) -> list[float]:
         invalid = [prob for prob in probs if not 0.0 <= prob <= 1.0]
         if not self.num_invalid:
-            logger.warning("a proposer estimates acceptance at %r: clamped to 0..1", invalid[0])
+            warn_of_invalid(invalid[0])
         self.num_invalid += len(invalid)
         return [min(prob, 1.0) if prob >= 0.0 else 0.0 for prob in probs]
 
 
-class _Fit:
-    """Logistic regression on one proposer's log-odds within one request.
-
-    A draft's labels arrive together, under estimates made before any of them. So each step goes to
-    the minimum of a parabola that lies above the log-loss: ``rate * gradient / (1 + rate *
-    curvature)``, which many labels cannot overshoot.
-    """
-
-    __slots__ = ("drift", "offset", "slope")
-
-    def __init__(self, offset: float = 0.0, slope: float = 1.0) -> None:
-        self.offset = offset
-        self.slope = slope
-        self.drift = 0.0
-
-    def learn(self, count: float, error: float, tilt: float, spread: float) -> None:
-        """Take in sums over labelled nodes.
-
-        Args:
-            count: nodes.
-            error: outcomes less estimates.
-            tilt: errors times log-odds.
-            spread: squared log-odds.
-        """
-        # Errors that keep one sign are no accident: the text has changed.
-        self.drift = (self.drift + DRIFT_RATE * error) / (1.0 + DRIFT_RATE * count)
-        rate = OFFSET_RATE + HASTE * self.drift**2
-        offset = self.offset + rate * error / (1.0 + rate * CURVATURE * count)
-        self.offset = min(max(offset, -MAX_OFFSET), MAX_OFFSET)
-        slope = self.slope + SLOPE_RATE * tilt / (1.0 + SLOPE_RATE * CURVATURE * spread)
-        self.slope = min(max(slope, SLOPES[0]), SLOPES[1])
+def warn_of_invalid(prob: float) -> None:
+    """Log an estimate that is none; once per calibration."""
+    logger.warning("a proposer estimates acceptance at %r: clamped to 0..1", prob)
 
 
 def _outcomes(tree: DraftTree, token_ids: Sequence[int]) -> list[tuple[int, float]]:

@@ -51,6 +51,7 @@ class CostAwarePlanner:
         drafting: what drafting costs; None learns it from the clock. With fixed times and a cost
             model that does not learn, no decision depends on a clock and a replay decides the same.
         choose: the choice of nodes; the default is in Python.
+        calibration: what estimates them; likewise.
     """
 
     def __init__(
@@ -59,10 +60,11 @@ class CostAwarePlanner:
         objective: Objective | None = None,
         drafting: DraftingCost | None = None,
         choose: Choose = choose_nodes,
+        calibration: Calibration | None = None,
     ) -> None:
         self.cost = cost
         self.objective = objective or Objective()
-        self.calibration = Calibration()
+        self.calibration = calibration or Calibration()
         self.drafting = drafting or DraftingCost()
         self._padding = Padding(cost)
         self._is_frozen, self._host = not cost.learns, cost.table.host

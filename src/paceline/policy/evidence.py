@@ -7,6 +7,7 @@ cells and the priors; learns nothing itself.
 
 from __future__ import annotations
 
+from functools import cache
 from math import log
 
 STEPS = 256
@@ -57,6 +58,7 @@ def bucket_of(logit: float) -> int:
     return sum(logit >= edge for edge in EDGES)
 
 
+@cache
 def rows_of(origin: str, number: int) -> list[Row]:
     """A row per depth, from 0 to :data:`MAX_DEPTH`, for an origin and the number that it has."""
     priors = PRIORS.get(origin, AS_ESTIMATED)

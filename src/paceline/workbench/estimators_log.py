@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from paceline.policy.cost_points import StepShape
+from paceline.policy.merging import merge
 from paceline.policy.planner import Drafts, FixedPlanner, Source
-from paceline.proposers.base import merge
 from paceline.request import Request, VerifyResult
 from paceline.span import ROOT, DraftTree
 from paceline.workbench.estimators import Estimator, labelled

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.proposers.base import merge
+from paceline.policy.merging import merge
 from paceline.span import ROOT, DraftTree
 from tests.test_span import VOCAB, draft_trees, paths
 

@@ -1,0 +1,231 @@
+#include "calibration.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace paceline {
+namespace {
+
+constexpr int kOriginShift = 7;
+constexpr double kCellRate = 0.02, kShrinkage = 0.05;
+constexpr double kOffsetRate = 0.1, kSlopeRate = 0.03, kDriftRate = 0.08, kHaste = 6.0;
+constexpr double kStartRate = 0.2, kMaxOffset = 8.0, kMaxSlope = 4.0, kCurvature = 0.25;
+
+constexpr double kPoolRate = 0.05, kPoolSlopeRate = 0.015;
+constexpr double kMaxIntercept = 4.0, kMaxPoolSlope = 2.0, kMaxLogOdds = 12.0;
+
+int32_t origin_of(const Claim& claim) { return claim.cell >> kOriginShift; }
+
+double between(double value, double low, double high) {
+    return std::min(std::max(value, low), high);
+}
+
+// By parent, 1 or 0 and the sum of its children's values; the last place is that of the top.
+std::vector<double> totals(double first, const std::vector<double>& values,
+                           const Parents& parents) {
+    std::vector<double> total(values.size() + 1, first);
+    for (size_t i = 0; i < values.size(); ++i) {
+        total[parents[i] < 0 ? values.size() : parents[i]] += values[i];
+    }
+    return total;
+}
+
+double total_at(const std::vector<double>& total, int32_t parent) {
+    return total[parent < 0 ? total.size() - 1 : parent];
+}
+
+void limit_siblings(const Parents& parents, std::vector<double>* probs) {
+    const std::vector<double> total = totals(0.0, *probs, parents);
+    for (size_t i = 0; i < probs->size(); ++i) {
+        (*probs)[i] /= std::max(1.0, total_at(total, parents[i]));
+    }
+}
+
+}  // namespace
+
+std::vector<double> shared_out(const std::vector<double>& odds, const Parents& parents) {
+    const std::vector<double> total = totals(1.0, odds, parents);
+    std::vector<double> probs(odds.size());
+    for (size_t i = 0; i < odds.size(); ++i) {
+        probs[i] = odds[i] / total_at(total, parents[i]);
+    }
+    return probs;
+}
+
+std::vector<Outcome> outcomes(const std::vector<int64_t>& tokens, const Parents& parents,
+                              const std::vector<int64_t>& emitted) {
+    std::vector<Outcome> found;
+    // By node of the emitted path, the last one at the end: the token that followed it.
+    std::vector<int32_t> path{-1};
+    for (size_t node = 0; node < tokens.size(); ++node) {
+        for (size_t at = path.size(); at-- > 0;) {
+            if (path[at] == parents[node]) {
+                const bool is_accepted = tokens[node] == emitted[at];
+                found.push_back({static_cast<int32_t>(node), is_accepted ? 1.0 : 0.0});
+                if (is_accepted && path.size() < emitted.size()) {
+                    path.push_back(static_cast<int32_t>(node));
+                }
+                break;
+            }
+        }
+    }
+    return found;
+}
+
+// --- pooling -------------------------------------------------------------------------------------
+
+std::vector<double>& Pooling::line(const Claim* begin, const Claim* end) {
+    const size_t count = static_cast<size_t>(end - begin);
+    for (Line& line : lines_) {
+        const auto is_of = [](const Claim& claim, int32_t origin) {
+            return origin_of(claim) == origin;
+        };
+        if (line.origins.size() == count && std::equal(begin, end, line.origins.begin(), is_of)) {
+            return line.terms;
+        }
+    }
+    Line line;
+    line.terms.push_back(count > 1 ? 0.5 : 0.0);
+    for (const Claim* claim = begin; claim != end; ++claim) {
+        line.origins.push_back(origin_of(*claim));
+        line.terms.push_back(count > 1 ? 0.5 : 1.0);
+    }
+    lines_.push_back(line);
+    return lines_.back().terms;
+}
+
+std::vector<double> Pooling::pool(const Claims& claims, const Parents& parents) {
+    std::vector<double> odds;
+    odds.reserve(parents.size());
+    for (size_t node = 0; node < parents.size(); ++node) {
+        const std::vector<double>& terms = line(claims.begin(node), claims.end(node));
+        double total = terms[0];
+        size_t at = 0;
+        for (const Claim* claim = claims.begin(node); claim != claims.end(node); ++claim) {
+            total += terms[++at] * claim->log_odds;
+        }
+        odds.push_back(std::exp(total < kMaxLogOdds ? total : kMaxLogOdds));
+    }
+    return shared_out(odds, parents);
+}
+
+void Pooling::learn(const Claims& claims, const std::vector<double>& probs,
+                    const std::vector<Outcome>& outcomes) {
+    for (const Outcome& outcome : outcomes) {
+        const double error = outcome.value - probs[outcome.node];
+        const Claim *begin = claims.begin(outcome.node), *end = claims.end(outcome.node);
+        std::vector<double>& terms = line(begin, end);
+        const double intercept = terms[0] + kPoolRate * error;
+        if (-kMaxIntercept < intercept && intercept < kMaxIntercept) {
+            terms[0] = intercept;
+        }
+        size_t at = 0;
+        for (const Claim* claim = begin; claim != end; ++claim) {
+            double& term = terms[++at];
+            const double slope = term + kPoolSlopeRate * error * claim->log_odds;
+            if (0.0 <= slope && slope <= kMaxPoolSlope) {
+                term = slope;
+            }
+        }
+    }
+}
+
+// --- calibration ---------------------------------------------------------------------------------
+
+void Calibration::add_origin(std::vector<Row> rows, const std::vector<double>& logits) {
+    rows_.push_back(std::move(rows));
+    logits_.insert(logits_.end(), logits.begin(), logits.end());
+    corrections_.resize(logits_.size(), 0.0);
+    starts_.emplace_back();
+}
+
+std::vector<Calibration::Fit>& Calibration::fits_of(int64_t request, size_t least) {
+    std::vector<Fit>& fits = fits_[request];
+    if (fits.size() < least) {
+        for (size_t origin = fits.size(); origin < starts_.size(); ++origin) {
+            fits.push_back({starts_[origin].offset, starts_[origin].slope, 0.0});
+        }
+    }
+    return fits;
+}
+
+const Calibration::Estimate& Calibration::at(int32_t origin, int64_t depth, double prob) const {
+    const int64_t row = std::min<int64_t>(depth, kRows - 1);
+    return rows_[origin][row][static_cast<int>(prob * kSteps)];
+}
+
+double Calibration::calibrated(const Fit& fit, const Estimate& found) const {
+    const double correction = corrections_[found.cell];
+    return 1.0 / (1.0 + std::exp(-fit.slope * found.logit - fit.offset - correction));
+}
+
+std::vector<int32_t> Calibration::calibrate(int64_t request, const std::vector<int32_t>& origins,
+                                            const Parents& parents, std::vector<double>* probs) {
+    const int32_t last = *std::max_element(origins.begin(), origins.end());
+    const std::vector<Fit>& fits = fits_of(request, last + 1);
+    std::vector<int32_t> cells, depths;
+    cells.reserve(parents.size());
+    depths.reserve(parents.size());
+    for (size_t i = 0; i < parents.size(); ++i) {
+        depths.push_back(parents[i] < 0 ? 1 : depths[parents[i]] + 1);
+        const Estimate& found = at(origins[i], depths[i], (*probs)[i]);
+        cells.push_back(found.cell);
+        (*probs)[i] = calibrated(fits[origins[i]], found);
+    }
+    if (static_cast<size_t>(depths.back()) < depths.size()) {  // it branches
+        limit_siblings(parents, probs);
+    }
+    return cells;
+}
+
+double Calibration::estimate(int64_t request, int32_t origin, int64_t depth, double prob) {
+    return calibrated(fits_of(request, origin + 1)[origin], at(origin, depth, prob));
+}
+
+void Calibration::learn(int64_t request, const std::vector<Error>& errors) {
+    struct Sums {
+        double count, error, tilt, spread;
+    };
+    std::vector<Sums> sums(num_origins(), Sums{});
+    for (const Error& each : errors) {
+        double& correction = corrections_[each.cell];
+        correction += kCellRate * (each.value - kShrinkage * correction);
+        Sums& found = sums[each.cell >> kOriginShift];
+        const double logit = logits_[each.cell];
+        found.count += 1.0;
+        found.error += each.value;
+        found.tilt += each.value * logit;
+        found.spread += logit * logit;
+    }
+    std::vector<Fit>& fits = fits_of(request, starts_.size());
+    for (size_t origin = 0; origin < sums.size(); ++origin) {
+        const Sums& found = sums[origin];
+        if (found.count > 0.0) {
+            fits[origin].learn(found.count, found.error, found.tilt, found.spread);
+        }
+    }
+}
+
+void Calibration::Fit::learn(double count, double error, double tilt, double spread) {
+    drift = (drift + kDriftRate * error) / (1.0 + kDriftRate * count);
+    const double rate = kOffsetRate + kHaste * (drift * drift);
+    offset = between(offset + rate * error / (1.0 + rate * kCurvature * count), -kMaxOffset,
+                     kMaxOffset);
+    slope = between(slope + kSlopeRate * tilt / (1.0 + kSlopeRate * kCurvature * spread), 0.0,
+                    kMaxSlope);
+}
+
+void Calibration::finish(int64_t request) {
+    const auto found = fits_.find(request);
+    if (found == fits_.end()) {
+        return;
+    }
+    for (size_t origin = 0; origin < found->second.size(); ++origin) {
+        Fit& start = starts_[origin];
+        start.offset += kStartRate * (found->second[origin].offset - start.offset);
+        start.slope += kStartRate * (found->second[origin].slope - start.slope);
+    }
+    fits_.erase(found);
+}
+
+}  // namespace paceline

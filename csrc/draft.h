@@ -1,0 +1,55 @@
+// Draft trees as flat arrays, as paceline/span.py describes them. Knows no Python.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace paceline {
+
+using Parents = std::vector<int32_t>;  // of each node, lower than its own; -1 at the top
+
+// What one proposer says of a node.
+struct Claim {
+    int32_t cell;
+    double prob, log_odds;
+};
+
+// Claims on the nodes of a merged tree, node after node.
+struct Claims {
+    std::vector<Claim> all;
+    std::vector<int32_t> ends;  // by node
+
+    const Claim* begin(size_t node) const { return all.data() + (node ? ends[node - 1] : 0); }
+    const Claim* end(size_t node) const { return all.data() + ends[node]; }
+};
+
+// A trie whose nodes' children are chained.
+class Trie {
+  public:
+    // The child of a node, -1 at the top, that carries a token; a new one if there was none.
+    int32_t child(int32_t parent, int64_t token) {
+        int32_t* link = parent < 0 ? &top_ : &first_[parent];
+        while (*link >= 0 && tokens_[*link] != token) {
+            link = &next_[*link];
+        }
+        if (*link < 0) {
+            const int32_t node = *link = static_cast<int32_t>(tokens_.size());
+            tokens_.push_back(token);
+            first_.push_back(-1);
+            next_.push_back(-1);
+            return node;
+        }
+        return *link;
+    }
+
+  private:
+    int32_t top_ = -1;
+    std::vector<int64_t> tokens_;
+    std::vector<int32_t> first_, next_;
+};
+
+// Probabilities of nodes from their odds against tokens that were not drafted there.
+std::vector<double> shared_out(const std::vector<double>& odds, const Parents& parents);
+
+}  // namespace paceline

@@ -1,0 +1,102 @@
+#include "merge.h"
+
+#include <cmath>
+
+namespace paceline {
+namespace {
+
+constexpr double kLeastLeft = 0.001, kLeastOdds = 0.005, kMostOdds = 200.0;
+
+double log_odds(double odds) {
+    if (kLeastOdds < odds && odds < kMostOdds) {
+        return std::log(odds);
+    }
+    return std::log(odds <= kLeastOdds ? kLeastOdds : kMostOdds);
+}
+
+// By parent, what a tree leaves to other tokens; the last place is that of the top.
+std::vector<double> left_by(const TreeToMerge& tree) {
+    const size_t count = tree.parents.size();
+    std::vector<double> left(count + 1, 1.0);
+    for (size_t i = 0; i < count; ++i) {
+        left[tree.parents[i] < 0 ? count : tree.parents[i]] -= tree.probs[i];
+    }
+    for (double& rest : left) {
+        rest = rest < kLeastLeft ? kLeastLeft : rest;
+    }
+    return left;
+}
+
+struct Named {
+    int32_t node;
+    Claim claim;
+};
+
+Claims by_node(const std::vector<Named>& named, size_t count) {
+    Claims claims;
+    claims.ends.assign(count, 0);
+    for (const Named& each : named) {
+        ++claims.ends[each.node];
+    }
+    int32_t end = 0;
+    std::vector<int32_t> next(count);
+    for (size_t node = 0; node < count; ++node) {
+        next[node] = end;
+        claims.ends[node] = end += claims.ends[node];
+    }
+    claims.all.resize(named.size());
+    for (const Named& each : named) {
+        claims.all[next[each.node]++] = each.claim;
+    }
+    return claims;
+}
+
+}  // namespace
+
+Merged merge(const std::vector<TreeToMerge>& trees) {
+    Merged merged;
+    Trie trie;
+    std::vector<double> odds, surest;
+    std::vector<Named> named;
+    bool is_calibrated = true;
+    for (const TreeToMerge& tree : trees) {
+        is_calibrated = is_calibrated && !tree.cells.empty();
+    }
+    for (size_t t = 0; t < trees.size(); ++t) {
+        const TreeToMerge& tree = trees[t];
+        const std::vector<double> left = left_by(tree);
+        std::vector<int32_t> node_of;
+        for (size_t i = 0; i < tree.tokens.size(); ++i) {
+            const int32_t parent = tree.parents[i];
+            const int32_t above = parent < 0 ? -1 : node_of[parent];
+            const double prob = tree.probs[i];
+            const double share = prob / left[parent < 0 ? left.size() - 1 : parent];
+            const int32_t node = trie.child(above, tree.tokens[i]);
+            const Source source{static_cast<int32_t>(t), static_cast<int32_t>(i)};
+            node_of.push_back(node);
+            if (static_cast<size_t>(node) == odds.size()) {
+                merged.first.push_back(source);
+                merged.surest.push_back(source);
+                merged.parents.push_back(above);
+                surest.push_back(prob);
+                odds.push_back(share);
+            } else {
+                odds[node] += share;
+                if (prob > surest[node]) {
+                    surest[node] = prob;
+                    merged.surest[node] = source;
+                }
+            }
+            if (is_calibrated) {
+                named.push_back({node, {tree.cells[i], prob, log_odds(share)}});
+            }
+        }
+    }
+    merged.probs = shared_out(odds, merged.parents);
+    if (is_calibrated) {
+        merged.claims = by_node(named, odds.size());
+    }
+    return merged;
+}
+
+}  // namespace paceline
