@@ -6,6 +6,7 @@ import asyncio
 import doctest
 import queue
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 import paceline.async_llm
 import paceline.llm
 from paceline import LLM, AsyncLLM, SamplingParams, SpeculativeParams
+from paceline.engine.engine import Engine
 from paceline.errors import (
     ConfigError,
     ContextLengthError,
@@ -170,8 +172,26 @@ def test_stop_strings_cut_text_not_tokens(plain: LLM, speculative: LLM) -> None:
         assert output.completions[0].stop_reason == stop
 
 
+def wait_for_proposers(engine: Engine) -> None:
+    """Let an engine make its first step, and no second one before it has proposers."""
+    step, outputs = engine.step, list[StepOutput]()
+
+    def patient() -> list[StepOutput]:
+        if not outputs:
+            outputs.extend(step())
+            return outputs
+        if not engine.drafting.is_on:
+            time.sleep(0.001)
+            return []
+        engine.step = step  # type: ignore[method-assign]
+        return step()
+
+    engine.step = patient  # type: ignore[method-assign]
+
+
 def test_speculation_can_be_replaced_while_requests_run(plain: LLM) -> None:
     with LLM(planner="fixed") as llm:
+        llm.call(wait_for_proposers)
         params = SamplingParams(temperature=0.0, max_tokens=120, ignore_eos=True)
         truth = plain.generate(PROMPTS[0], params).token_ids
         stream = llm.stream(PROMPTS[0], params)
@@ -232,15 +252,31 @@ def test_cancelling_ends_the_requests() -> None:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
             await llm.agenerate("x", GREEDY)
-            assert llm.stats().num_running == 0
-            assert llm.stats().num_waiting == 0
+            while (stats := llm.stats()).num_running + stats.num_waiting:
+                await asyncio.sleep(0.005)
+            assert stats.num_output_tokens < 3 * 4 * 1500 / 2
 
     asyncio.run(go())
+
+
+def wait_for_requests(engine: Engine, count: int) -> None:
+    """Let an engine make no step before it has been given so many requests."""
+    step = engine.step
+
+    def patient() -> list[StepOutput]:
+        if len(engine.requests) < count:
+            time.sleep(0.001)
+            return []
+        engine.step = step  # type: ignore[method-assign]
+        return step()
+
+    engine.step = patient  # type: ignore[method-assign]
 
 
 def test_many_concurrent_awaits_run_as_one_batch() -> None:
     async def go() -> int:
         with AsyncLLM() as llm:
+            llm.call(lambda engine: wait_for_requests(engine, 6 * len(PROMPTS)))
             await asyncio.gather(*(llm.agenerate(p, GREEDY) for p in PROMPTS * 6))
             return llm.stats().num_target_forwards
 

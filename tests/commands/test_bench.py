@@ -152,8 +152,9 @@ def test_replay_of_a_trace(bench: Callable[..., Result], fake: FakeServer, tmp_p
     document = result.document
     starts = document["start_times"]
     assert document["num_prompts"] == 3
-    assert [start >= wanted for start, wanted in zip(starts, (0.0, 0.1, 0.2), strict=True)]
-    assert document["duration"] >= 0.2
+    for start, at in zip(starts, (0.0, 0.1, 0.2), strict=True):
+        assert start > at - 0.005  # an event loop may count in milliseconds
+    assert document["duration"] > 0.195
     by_seed = {body["seed"]: body for body in fake.bodies[1:]}
     assert [by_seed[i]["max_tokens"] for i in range(3)] == [4, 9, 2]
     # The server counts a token per character and one more.

@@ -32,13 +32,12 @@ def test_a_long_prompt_holds_nobody_up() -> None:
         for token in prompt:
             assert type(token) is int and 0 <= token < VOCAB  # noqa: PT018
 
-    assert best(check) < 0.5 * best(one_by_one)
+    pairs = [(processor_seconds(check), processor_seconds(one_by_one)) for _ in range(15)]
+    assert min(one for one, _ in pairs) < 0.5 * min(other for _, other in pairs)
 
 
-def best(work: Callable[[], None]) -> float:
-    times = []
-    for _ in range(7):
-        began = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - began)
-    return min(times)
+def processor_seconds(work: Callable[[], None]) -> float:
+    """Other processes do not lengthen it as they do the time that passes."""
+    began = time.thread_time()
+    work()
+    return time.thread_time() - began

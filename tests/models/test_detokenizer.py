@@ -169,12 +169,12 @@ def test_special_tokens_and_unknown_ids_say_nothing() -> None:
 @pytest.mark.parametrize("kind", sorted(MAKERS))
 def test_time_per_token_does_not_grow(kind: str, token_id: int) -> None:
     """Endless rubbish included; quadratic work would take minutes."""
-    began = time.perf_counter()
+    began = time.thread_time()
     checker = TextStream(MAKERS[kind], [], stop=["never", "ever" * 20])
     for _ in range(20_000):
         checker.push(token_id)
     checker.take_text(final=True)
-    assert time.perf_counter() - began < 5
+    assert time.thread_time() - began < 20
     assert len(checker.text) >= 10_000
 
 

@@ -247,14 +247,14 @@ def fibonacci_word(length: int) -> list[int]:
 def test_a_long_context_takes_no_longer(is_native: bool, tokens: list[int]) -> None:
     """The bounds are generous, and far below quadratic times."""
     proposer, request = suffix(is_native), make_request(1, tokens)
-    began = time.perf_counter()
+    began = time.thread_time()
     propose(proposer, request)
-    first = time.perf_counter() - began
+    first = time.thread_time() - began
     steps = []
     for token in tokens[:50]:
         request.token_ids.append(token)
-        began = time.perf_counter()
+        began = time.thread_time()
         propose(proposer, request)
-        steps.append(time.perf_counter() - began)
+        steps.append(time.thread_time() - began)
     assert first < (1.0 if is_native else 15.0)
     assert min(steps) < (1e-4 if is_native else 5e-3)

@@ -79,6 +79,7 @@ class RawCall:
 
     def __init__(self, app: Any, path: str, body: bytes, headers: Sequence[tuple[str, str]] = ()):
         self.sent: list[dict[str, Any]] = []
+        self.num_offered = 0  # messages, those that wait for a slow reader among them
         self.leaves = asyncio.Event()
         self.reads = asyncio.Event()
         self.reads.set()
@@ -107,6 +108,7 @@ class RawCall:
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Any) -> None:
+        self.num_offered += 1
         await self.reads.wait()
         self.sent.append(dict(message))
 
@@ -120,8 +122,9 @@ class RawCall:
 
     async def until(self, condition: Any) -> None:
         """Let everything else run until something holds."""
-        for _ in range(1000):
-            if condition():
-                return
-            await asyncio.sleep(0.001)
-        raise AssertionError(f"never: {self.sent}")
+        try:
+            async with asyncio.timeout(60):
+                while not condition():
+                    await asyncio.sleep(0.001)
+        except TimeoutError:
+            raise AssertionError(f"never: {self.sent}") from None

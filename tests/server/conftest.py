@@ -1,4 +1,4 @@
-"""The one server that the tests of what users see through HTTP share."""
+"""The one server that the tests of what users see through HTTP share, and a clock."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline.server import sse
+from tests.server.clocks import HeldClock
 from tests.server.served import chat_model, served
 
 
@@ -19,3 +21,12 @@ def served_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def served_url(served_model: Path) -> Iterator[str]:
     with served(served_model) as url:
         yield url
+
+
+@pytest.fixture
+def held_clock(monkeypatch: pytest.MonkeyPatch) -> HeldClock:
+    """The time by which answers are late and streams are silent."""
+    clock = HeldClock()
+    monkeypatch.setattr(sse, "time", clock)
+    monkeypatch.setattr(sse, "_first_of", clock.first_of)
+    return clock

@@ -17,6 +17,7 @@ from paceline.server.api import chat, completions
 from paceline.server.errors import ApiError
 from tests.server.asgi import RawCall, application, call, complete, engine_of, post, refused
 from tests.server.chats import USER, chat_tokenizer
+from tests.server.clocks import HeldClock
 from tests.server.fakes import FakeEngine
 
 PATH = "/v1/completions"
@@ -48,7 +49,7 @@ def test_a_batch_that_is_too_large_is_refused_before_work_goes_into_it() -> None
 
 
 def test_a_full_queue_is_a_429_and_a_place_when_somebody_left() -> None:
-    engine = FakeEngine(seconds_per_token=0.2)  # eight at once, as it says of itself
+    engine = FakeEngine(seconds_per_token=600)  # eight at once, as it says of itself
     app = application(engine, max_queue=0)
     body = json.dumps({"prompt": "a", "n": 8, "max_tokens": 100}).encode()
 
@@ -69,6 +70,7 @@ def test_a_full_queue_is_a_429_and_a_place_when_somebody_left() -> None:
     assert error["type"] == "rate_limit_error"
     assert error["code"] == "queue_full"
     assert dict(second.sent[0]["headers"])[b"retry-after"].isdigit()
+    engine.seconds_per_token = 0.0
     assert complete(app, max_tokens=1, n=8)["choices"]
     assert "requests_rejected_total" in (text := call(app, "GET", "/metrics").text)
     assert 'paceline:requests_rejected_total{model_name="fake"} 1.0' in text
@@ -95,17 +97,26 @@ def test_a_client_that_leaves_ends_its_request(stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_that_takes_too_long_is_ended(stream: bool) -> None:
-    engine = FakeEngine(seconds_per_token=0.1)
+def test_an_answer_that_takes_too_long_is_ended(stream: bool, held_clock: HeldClock) -> None:
+    engine = FakeEngine(answer=lambda prompt: [5] * 400, seconds_per_token=0.01)
     app = application(engine, request_timeout=0.4)
-    response = post(app, PATH, {"prompt": "a", "max_tokens": 100, "stream": stream})
+    body = json.dumps({"prompt": "a", "max_tokens": 400, "stream": stream}).encode()
+
+    async def late() -> RawCall:
+        made = RawCall(app, PATH, body)
+        await made.until(lambda: made.text if stream else engine.calls)
+        held_clock.passes(0.5)
+        await made.task
+        return made
+
+    made = asyncio.run(late())
     if stream:
-        *_, last, done, _ = response.text.split("\n\n")
+        *_, last, done, _ = made.text.split("\n\n")
         assert done == "data: [DONE]"
         error = json.loads(last.removeprefix("data: "))["error"]
     else:
-        assert response.status_code == 504
-        error = response.json()["error"]
+        assert made.status == 504
+        error = json.loads(made.text)["error"]
     assert error["code"] == "request_timeout"
     assert "0.4 s" in error["message"]
     assert engine.calls[0].aborted

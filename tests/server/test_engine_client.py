@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import subprocess
@@ -28,7 +29,7 @@ SHORT = SamplingParams(max_tokens=3)
 
 
 def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run(asyncio.wait_for(coroutine, 60))
+    return asyncio.run(asyncio.wait_for(coroutine, 110))
 
 
 @asynccontextmanager
@@ -65,16 +66,15 @@ async def kill(client: EngineClient) -> None:
     async with client.generate([7], LONG) as generation:
         pieces = aiter(generation)
         await anext(pieces)
-        began = time.monotonic()
         os.kill(pid_of(client), signal.SIGKILL)
-        with pytest.raises(EngineDeadError, match="died"):
-            [piece async for piece in pieces]
-        assert time.monotonic() - began < 10
+        async with asyncio.timeout(30):
+            with pytest.raises(EngineDeadError, match="died"):
+                [piece async for piece in pieces]
 
 
-def test_a_killed_engine_fails_its_prompts_and_is_replaced() -> None:
+def test_a_killed_engine_fails_its_prompts_and_is_replaced(tmp_path: Path) -> None:
     async def story() -> None:
-        async with opened() as client:
+        async with opened(partial(factories.again, str(tmp_path))) as client:
             first = pid_of(client)
             assert await tokens(client) == [7, 7, 7]
             waiting = asyncio.create_task(tokens(client, LONG))
@@ -87,6 +87,7 @@ def test_a_killed_engine_fails_its_prompts_and_is_replaced() -> None:
                 await tokens(client)
             with pytest.raises(EngineDeadError):
                 await client.stats()
+            (tmp_path / "go").touch()
             await until(lambda: client.state != "starting")
             assert (client.state, client.num_restarts) == ("ready", 1)
             assert pid_of(client) != first
@@ -95,7 +96,9 @@ def test_a_killed_engine_fails_its_prompts_and_is_replaced() -> None:
     run(story())
 
 
-def test_an_engine_that_dies_again_at_once_is_given_up() -> None:
+def test_an_engine_that_dies_again_at_once_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_client, "CRASH_LOOP_SECONDS", math.inf)  # on any machine
+
     async def story() -> None:
         async with opened() as client:
             await kill(client)
@@ -159,13 +162,14 @@ def test_closing_ends_what_runs_and_the_process() -> None:
         os.kill(run(story()), 0)
 
 
-def test_draining_lets_what_was_admitted_end_and_outlasts_a_restart() -> None:
+def test_draining_lets_what_was_admitted_end_and_outlasts_a_restart(tmp_path: Path) -> None:
     async def story() -> None:
-        async with opened() as client:
+        async with opened(partial(factories.again, str(tmp_path))) as client:
             client.drain()
             assert await tokens(client) == [7, 7, 7]
             await kill(client)
             assert client.state == "starting"
+            (tmp_path / "go").touch()
             await until(lambda: client.state == "draining")
             assert await tokens(client) == [7, 7, 7]
 

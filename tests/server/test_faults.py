@@ -19,14 +19,15 @@ from paceline.server import sse, stats
 from paceline.server.config import ServerConfig
 from paceline.server.run import DrainingServer, bind
 from tests.server import factories
+from tests.server.clocks import HeldClock
 from tests.server.live import Server, last_error, opened, run, until
 
 ENDLESS = 10**6
 
 
-def test_a_killed_engine_is_an_error_to_all_and_is_replaced() -> None:
+def test_a_killed_engine_is_an_error_to_all_and_is_replaced(tmp_path: Path) -> None:
     async def story() -> None:
-        async with opened() as server:
+        async with opened(partial(factories.again, str(tmp_path))) as server:
             streams = [server.ask(max_tokens=ENDLESS) for _ in range(3)]
             whole = server.ask(stream=False, max_tokens=ENDLESS)
             await until(lambda: all("x" in stream.text for stream in streams))
@@ -39,6 +40,7 @@ def test_a_killed_engine_is_an_error_to_all_and_is_replaced() -> None:
             assert (await server.get("/health")).json()["error"]["code"] == "starting"
             flush = await server.post("/flush_prefix_cache")
             assert (flush.status_code, flush.headers["retry-after"]) == (503, "5")
+            (tmp_path / "go").touch()
             await until(lambda: server.client.state == "ready")
             assert (await server.get("/health")).status_code == 200
             await server.works()
@@ -67,19 +69,22 @@ def test_an_engine_that_cannot_be_built_again_leaves_a_server_that_says_so(tmp_p
 
 
 def test_a_hung_engine_costs_its_requests_their_time_and_nothing_else(
-    monkeypatch: pytest.MonkeyPatch,
+    held_clock: HeldClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stats, "PATIENCE", 0.1)
 
     async def story() -> None:
-        async with opened(request_timeout=0.8) as server:
+        async with opened(request_timeout=10) as server:
             began = server.ask(max_tokens=ENDLESS)
             await until(lambda: "x" in began.text)
             server.signal(signal.SIGSTOP)
             late = [server.ask(stream=stream) for stream in (True, False)]
             left = server.ask()
             left.leaves.set()
-            await asyncio.wait_for(asyncio.gather(*(c.task for c in [began, left, *late])), 30)
+            await left.task
+            await until(lambda: len(server.client._generations) == 1 + len(late))
+            held_clock.passes(11)
+            await asyncio.wait_for(asyncio.gather(*(c.task for c in [began, *late])), 30)
             assert last_error(began)["code"] == "request_timeout"
             for call in late:
                 assert call.status == 504
@@ -139,7 +144,7 @@ def test_an_engine_that_dies_while_the_server_drains_does_not_hold_it_up() -> No
 
 
 def test_a_client_that_never_reads_is_left_when_its_time_is_up(
-    monkeypatch: pytest.MonkeyPatch,
+    held_clock: HeldClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sse, "_LAST_WORDS_SECONDS", 0.05)
 
@@ -148,6 +153,9 @@ def test_a_client_that_never_reads_is_left_when_its_time_is_up(
         async with opened(**limit) as server, listening(server, **limit) as http:
             with connected(http, {**STREAM, "return_origins": True, "logprobs": 0}) as client:
                 await until(lambda: bool(server.client._generations))
+                # Nothing more can be written, or the system has left the client by itself.
+                await until(lambda: all(c.flow.write_paused for c in http.server_state.connections))
+                held_clock.passes(1.0)
                 await until(lambda: not server.client._generations)
                 await server.works()
                 await until(lambda: not http.server_state.connections)

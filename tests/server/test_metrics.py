@@ -137,10 +137,10 @@ def test_observing_takes_microseconds() -> None:
     metrics = ServerMetrics()
     best = float("inf")
     for _ in range(20):
-        began = time.perf_counter()
+        began = time.thread_time()
         for _ in range(100):
             metrics.observe_token_gap(0.003)
-        best = min(best, time.perf_counter() - began)
+        best = min(best, time.thread_time() - began)
     assert best / 100 < 50e-6  # 2 µs; the rest is for machines that do something else too
 
 

@@ -173,7 +173,7 @@ def test_its_thread_sends_what_no_step_does() -> None:
 def test_an_answer_through_the_engine_comes_in_fewer_pieces() -> None:
     async def story() -> tuple[list[list[int]], float]:
         factory = partial(factories.paper, 0.001)
-        client = EngineClient(factory, stream_interval=10.0)
+        client = EngineClient(factory, stream_interval=100.0)
         await client.start()
         try:
             began = time.monotonic()
@@ -185,4 +185,4 @@ def test_an_answer_through_the_engine_comes_in_fewer_pieces() -> None:
 
     pieces, seconds = asyncio.run(story())
     assert pieces == [[7], [7] * 39]
-    assert seconds < 9
+    assert seconds < 90

@@ -33,7 +33,7 @@ class EndlessEngine(FakeEngine):
 Test = Callable[[DrainingServer, httpx.AsyncClient], Awaitable[None]]
 
 
-def served(test: Test, engine: FakeEngine, drain_timeout: float = 5.0) -> None:
+def served(test: Test, engine: FakeEngine, drain_timeout: float = 60.0) -> None:
     """Run a test beside a server on a real socket; the server must end by itself then."""
 
     async def both() -> None:
@@ -43,11 +43,11 @@ def served(test: Test, engine: FakeEngine, drain_timeout: float = 5.0) -> None:
         server = DrainingServer(app, app.state.serving, drain_timeout, listening.set)
         serving = asyncio.create_task(server._serve([listener]))
         await listening.wait()
-        async with httpx.AsyncClient(base_url=address(listener)) as client:
+        async with httpx.AsyncClient(base_url=address(listener), timeout=60) as client:
             await test(server, client)
         await serving
 
-    asyncio.run(asyncio.wait_for(both(), 20))
+    asyncio.run(asyncio.wait_for(both(), 100))
 
 
 async def streaming(client: httpx.AsyncClient, then: Callable[[], Awaitable[Any]]) -> str:
@@ -67,6 +67,8 @@ def send_signal(server: DrainingServer) -> None:
 
 
 def test_the_first_signal_lets_what_is_in_flight_finish() -> None:
+    engine = FakeEngine(answer=lambda prompt: [5] * 300, seconds_per_token=0.01)
+
     async def test(server: DrainingServer, client: httpx.AsyncClient) -> None:
         assert (await client.get("/health")).status_code == 200
         places = server._serving.admission.limit
@@ -77,12 +79,13 @@ def test_the_first_signal_lets_what_is_in_flight_finish() -> None:
             send_signal(server)
             assert (await client.get("/health")).status_code == 503
             assert (await client.post("/v1/completions", json={"prompt": "a"})).status_code == 503
+            engine.seconds_per_token = 0.0
 
         text = await streaming(client, then)
         assert '"finish_reason":"stop"' in text
         assert text.endswith("data: [DONE]\n\n")
 
-    served(test, FakeEngine(seconds_per_token=0.02))
+    served(test, engine)
 
 
 def test_what_outlasts_the_drain_timeout_is_ended_with_an_error() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import openai
@@ -19,10 +23,12 @@ import paceline
 from paceline.commands.serve import default_names, server_config
 from paceline.commands.serve_options import ServeOptions
 from paceline.models.embedded import embedded_model
+from paceline.server.engine_process import NAME
 
 SOURCE = str(Path(paceline.__file__).parent.parent)
 KEY = "a-key"
 PROMPT = "def add(a, b):"
+LONG = {"prompt": PROMPT, "max_tokens": 600, "stream": True, "ignore_eos": True}
 
 
 @contextmanager
@@ -81,30 +87,55 @@ def check_imports(pid: int) -> None:
         assert "torch" not in libraries.read_text()
 
 
+def health(url: str) -> int:
+    return httpx.get(f"{url}/health", timeout=60).status_code
+
+
+@contextmanager
+def asked(url: str, body: dict[str, Any]) -> Iterator[http.client.HTTPConnection]:
+    """A connection on which a request has been sent, which the server has taken on."""
+    line = http.client.HTTPConnection(urlsplit(url).netloc, timeout=100)
+    headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+    line.request("POST", "/v1/completions", json.dumps(body), headers)
+    for _ in range(20):  # each is a few turns of the server's loop after the request was there
+        assert health(url) == 200
+    yield line
+    line.close()
+
+
+def engine_of(server: int) -> int:
+    """The process in which a server's engine lives."""
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            before, _, rest = file.read_text().rpartition(")")
+            pid, _, name = before.partition(" (")
+            if (name, rest.split()[1]) == (NAME, str(server)):
+                return int(pid)
+    raise AssertionError("the server has no engine")
+
+
 def check_draining(process: subprocess.Popen[str], client: openai.OpenAI, url: str) -> None:
-    """A stream that began before the signal is complete; what comes after it is refused."""
-    stream = client.completions.create(
-        model="embedded",
-        prompt=PROMPT,
-        max_tokens=600,
-        stream=True,
-        extra_body={"ignore_eos": True, "disable_spec_decode": True},
-    )
-    next(stream)
-    process.send_signal(signal.SIGTERM)
-    for _ in range(100):
-        if httpx.get(f"{url}/health").status_code == 503:
-            break
-    with pytest.raises(openai.InternalServerError, match="takes no new requests"):
-        client.completions.create(model="embedded", prompt="a")
-    *_, last = stream
-    assert last.choices[0].finish_reason == "length"
-    assert process.wait(10) == 0
+    """What was sent before the signal is answered in full; what comes after it is refused."""
+    engine = engine_of(process.pid)
+    os.kill(engine, signal.SIGSTOP)  # so that the answer does not end before the signal
+    with asked(url, LONG) as line:
+        try:
+            process.send_signal(signal.SIGTERM)
+            while health(url) != 503:
+                pass
+            with pytest.raises(openai.InternalServerError, match="takes no new requests"):
+                client.completions.create(model="embedded", prompt="a")
+        finally:
+            os.kill(engine, signal.SIGCONT)
+        *_, last, done, _ = line.getresponse().read().decode().split("\n\n")
+    choices = json.loads(last.removeprefix("data: "))["choices"]
+    assert (choices[0]["finish_reason"], done) == ("length", "data: [DONE]")
+    assert process.wait(60) == 0
 
 
 def test_a_server_from_its_start_to_its_end() -> None:
     with started() as (process, url):
-        assert httpx.get(f"{url}/health").status_code == 200
+        assert health(url) == 200
         with openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0) as client:
             check_client(client)
             check_imports(process.pid)

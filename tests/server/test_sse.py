@@ -11,6 +11,7 @@ import pytest
 from paceline.server import sse
 from paceline.server.sse import Deadline, EventStream, encode_json, event, while_connected
 from tests.server.asgi import RawCall
+from tests.server.clocks import HeldClock
 
 
 class Source:
@@ -45,7 +46,7 @@ def calling(source: Source, timeout: float | None = None) -> RawCall:
 
 
 def run(test: Any) -> None:
-    asyncio.run(asyncio.wait_for(test(), 30))
+    asyncio.run(asyncio.wait_for(test(), 60))
 
 
 def test_json_is_compact_and_has_no_infinities() -> None:
@@ -102,14 +103,19 @@ def test_the_events_are_closed_when_the_client_leaves() -> None:
 
 
 @pytest.mark.parametrize("is_stuck", [False, True])
-def test_a_deadline_ends_the_stream(is_stuck: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sse, "_LAST_WORDS_SECONDS", 0.01)
+def test_a_deadline_ends_the_stream(
+    is_stuck: bool, held_clock: HeldClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_stuck:
+        monkeypatch.setattr(sse, "_LAST_WORDS_SECONDS", 0.01)
 
     async def test() -> None:
         source = Source()
-        made = calling(source, timeout=0.2)
+        made = calling(source, timeout=10)
         if is_stuck:
             made.reads.clear()
+        await made.until(lambda: made.num_offered == (1 if is_stuck else 2))
+        held_clock.passes(11)
         await made.task
         assert source.closed
         assert made.text == ("" if is_stuck else "data: 1\n\ndata: TimeoutError\n\n")

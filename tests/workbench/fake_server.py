@@ -14,6 +14,25 @@ from aiohttp import web
 
 
 @dataclass
+class Clock:
+    """Seconds for server and client that pass by script alone.
+
+    The server sends an event when the client has looked at its clock for the one before.
+    """
+
+    now: float = 100.0
+    looks: int = 0
+
+    def perf_counter(self) -> float:
+        self.looks += 1
+        return self.now
+
+    async def looked_at(self, looks: int) -> None:
+        while self.looks == looks:
+            await asyncio.sleep(0.001)
+
+
+@dataclass
 class Script:
     """How one request is answered.
 
@@ -45,6 +64,7 @@ class FakeServer:
         script: from a request's body and its number to its answer.
         counters: added to the metrics by each request.
         starting: answers of ``/v1/models`` that are a 503 first.
+        clock: by which the scripts' seconds pass at once, for one request at a time.
     """
 
     script: Callable[[Mapping[str, Any], int], Script] = lambda body, number: Script()
@@ -53,6 +73,7 @@ class FakeServer:
     tokenizes: str = "prompt"
     can_flush: bool = True
     starting: int = 0
+    clock: Clock | None = None
     url: str = ""
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[Mapping[str, str]] = field(default_factory=list)
@@ -105,17 +126,20 @@ class FakeServer:
         await response.prepare(request)
 
         async def send(document: Mapping[str, Any]) -> None:
+            looks = self.clock.looks if self.clock else 0
             await response.write(b"data: " + json.dumps(document).encode() + b"\n\n")
+            if self.clock:
+                await self.clock.looked_at(looks)
 
         if role:
             await send({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
-        await asyncio.sleep(script.delay)
+        await self._pause(script.delay)
         for number, text in enumerate(script.texts):
             if number == script.cut_after:
                 assert request.transport is not None
                 request.transport.abort()
                 return response
-            await asyncio.sleep(script.gap if number else 0)
+            await self._pause(script.gap if number else 0)
             await send({"choices": [{"index": 0, **choice(text), "finish_reason": None}]})
         if script.stream_error:
             await send({"error": {"message": script.stream_error}})
@@ -127,6 +151,12 @@ class FakeServer:
         if script.done:
             await response.write(b"data: [DONE]\n\n")
         return response
+
+    async def _pause(self, seconds: float) -> None:
+        if self.clock:
+            self.clock.now += seconds
+        else:
+            await asyncio.sleep(seconds)
 
     async def _models(self, request: web.Request) -> web.Response:
         if self.starting > 0:
@@ -167,11 +197,11 @@ def serving(fake: FakeServer) -> Iterator[FakeServer]:
         port: int = runner.addresses[0][1]
         return port
 
-    fake.url = f"http://127.0.0.1:{asyncio.run_coroutine_threadsafe(start(), loop).result(5)}"
+    fake.url = f"http://127.0.0.1:{asyncio.run_coroutine_threadsafe(start(), loop).result(60)}"
     try:
         yield fake
     finally:
-        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(5)
+        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(60)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(5)
+        thread.join(60)
         loop.close()
