@@ -53,8 +53,24 @@ void read_limit(PyObject* limit, const Names& names, PlanRequest* request) {
     request->is_forced = PyObject_IsTrue(attribute(limit, names.is_forced).ptr()) == 1;
 }
 
+// A number per request, unless there are none.
+void read_each(nb::handle source, const char* what, double PlanRequest::*field,
+               std::vector<PlanRequest>* requests) {
+    if (source.is_none()) {
+        return;
+    }
+    const std::string name(what);
+    const Items items(source, (name + " are no sequence").c_str());
+    if (items.size() != requests->size()) {
+        throw nb::value_error(("trees and " + name + " differ in number").c_str());
+    }
+    for (size_t r = 0; r < items.size(); ++r) {
+        (*requests)[r].*field = to_double(items[r]);
+    }
+}
+
 nb::list choose(nb::handle trees, nb::handle limits, nb::handle growth, double rate,
-                nb::handle weights, nb::handle slowdown, int64_t node_budget) {
+                nb::handle weights, nb::handle slowdown, nb::handle ahead, int64_t node_budget) {
     static const Names names;
     const Items tree_items(trees, "trees are no sequence");
     const Items limit_items(limits, "limits are no sequence");
@@ -76,16 +92,10 @@ nb::list choose(nb::handle trees, nb::handle limits, nb::handle growth, double r
         }
         read_tree(tree_items[r], names, &plan, &request);
         request.weight = 1.0;
+        request.ahead = 0.0;
     }
-    if (!weights.is_none()) {
-        const Items weight_items(weights, "weights are no sequence");
-        if (weight_items.size() != count) {
-            throw nb::value_error("trees and weights differ in number");
-        }
-        for (size_t r = 0; r < count; ++r) {
-            plan.requests[r].weight = to_double(weight_items[r]);
-        }
-    }
+    read_each(weights, "weights", &PlanRequest::weight, &plan.requests);
+    read_each(ahead, "ahead", &PlanRequest::ahead, &plan.requests);
     const Items times(growth, "growth is no sequence");
     const int64_t end = std::min(plan.most_nodes() + 1, static_cast<int64_t>(times.size()));
     plan.growth.resize(static_cast<size_t>(std::max<int64_t>(0, end)));
@@ -106,5 +116,6 @@ void bind_plan(nb::module_& module) {
     using nb::arg;
     module.def("choose_nodes", &paceline::choose, arg("trees"), arg("limits"), arg("growth"),
                arg("rate"), nb::kw_only(), arg("weights").none() = nb::none(),
-               arg("slowdown").none() = nb::none(), arg("node_budget"));
+               arg("slowdown").none() = nb::none(), arg("ahead").none() = nb::none(),
+               arg("node_budget"));
 }

@@ -100,7 +100,10 @@ std::vector<double> least_prices(const Plan& plan, int64_t most) {
 
 // Appends to the forced nodes those that pay, by the best of all counts up to `most`.
 void extend(const Plan& plan, int64_t most, std::vector<Candidate>* taken) {
-    std::vector<double> gains(plan.requests.size());
+    std::vector<double> gains;
+    for (const PlanRequest& request : plan.requests) {
+        gains.push_back(request.ahead);
+    }
     for (const Candidate& node : *taken) {
         gains[node.request] += node.path_prob;
     }

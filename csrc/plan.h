@@ -14,6 +14,7 @@ struct PlanRequest {
     double min_path_prob;
     bool is_forced;
     double weight;
+    double ahead;  // tokens that it is taken to gain beside its nodes
 };
 
 struct Plan {

@@ -69,6 +69,8 @@ GOOD: dict[str, Any] = {
         ({"weights": [1.0, 1.0]}, ValueError, "trees and weights differ"),
         ({"growth": ["a", 1.0]}, TypeError, "str"),
         ({"slowdown": "a"}, TypeError, "str"),
+        ({"ahead": [1.0, 1.0]}, ValueError, "trees and ahead differ"),
+        ({"ahead": 1.0}, TypeError, "ahead are no sequence"),
     ],
 )
 def test_faulty_arguments_are_refused(

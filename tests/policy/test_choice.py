@@ -28,10 +28,11 @@ class Problem:
     weights: list[float] | None
     slowdown: float | None
     node_budget: int
+    ahead: list[float] | None = None
 
     def chosen(self, choose: Any = choose_nodes) -> list[list[int]]:
         step = (self.trees, self.limits, self.growth, self.rate)
-        options = {"weights": self.weights, "slowdown": self.slowdown}
+        options = {"weights": self.weights, "slowdown": self.slowdown, "ahead": self.ahead}
         return choose(*step, **options, node_budget=self.node_budget)
 
     def allowed(self, request: int) -> list[int]:
@@ -69,6 +70,7 @@ class Problem:
         """Tokens per time of the request that fares worst, relative to no drafts."""
         gains = [
             sum(tree.path_probs()[i] for owner, i in nodes if owner == request)
+            + (self.ahead[request] if self.ahead else 0.0)
             for request, tree in enumerate(self.trees)
         ]
         return (1 + min(gains)) * self.growth[0] / self.growth[len(nodes)]
@@ -103,6 +105,7 @@ def problems(draw: st.DrawFn, most: int = 5, requests: int = 2) -> Problem:
         draw(st.none() | st.just([draw(st.floats(0.0, 4.0)) for _ in drafts])),
         draw(st.none() | st.sampled_from([0.0, 0.04, 0.5])),
         draw(st.integers(0, most * requests)),
+        draw(st.none() | st.just([draw(st.floats(-2.0, 4.0)) for _ in drafts])),
     )
 
 
@@ -231,6 +234,10 @@ def test_a_request_without_a_draft_does_not_pay_for_its_neighbour() -> None:
     assert chosen(sure, prose, growth=growth, rate=0.1) == [[0, 1, 2], []]
     assert chosen(sure, prose, growth=growth, rate=0.1, slowdown=0.04) == [[0], []]
     assert chosen(sure, growth=growth, rate=0.1, slowdown=0.04) == [[0, 1, 2]]
+    # What it has had beyond what it is owed may be taken from it.
+    step = {"growth": growth, "rate": 0.1, "slowdown": 0.0}
+    assert chosen(sure, prose, **step, ahead=[0.0, 0.07]) == [[0, 1], []]
+    assert chosen(sure, sure, **step, ahead=[0.0, -1.0]) == [[], []]
     # A weight says what its tokens count, not how many there are.
     dear = {"growth": [10.0, 14.0], "rate": 0.1, "weights": [4.0]}
     assert chosen(line(0.25), **dear) == [[0]]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+from types import SimpleNamespace
+
 import pytest
 
 from paceline.objective import Objective
+from paceline.policy import cost_aware
 from paceline.policy.accounts import PROBE_SHARE
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_aware import CostAwarePlanner
@@ -19,6 +23,14 @@ FLAT = [10.0 + 0.2 * w for w in range(600)]
 STEEP = [10.0 * w for w in range(1, 600)]
 CLIFFS = [10.0, 18.8, 27.1, 21.1, 24.7, 28.8, 35.3, 36.5] + [54.0 + 0.01 * w for w in range(592)]
 """The first widths of an M1 Ultra, where four rows are cheaper than three."""
+
+
+@pytest.fixture(autouse=True)
+def planning_takes_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On every machine: a twentieth of a millisecond passes between two looks at the clock."""
+    looks = itertools.count()
+    clock = SimpleNamespace(perf_counter=lambda: 5e-5 * next(looks))
+    monkeypatch.setattr(cost_aware, "time", clock)
 
 
 def best_fixed(times: list[float], right: float, draft: DraftTime) -> float:
@@ -83,8 +95,8 @@ def test_drafting_for_some_does_not_hold_up_the_others() -> None:
     machine = Machine(times, draft_time=DraftTime(1.7, 0.5))
     one, other = requests = [request(1), request(2)]
     emitted = machine.run(requests, lambda r: 0.95 if r is one else 0.0, 800)
-    assert emitted[other.request_id] / machine.milliseconds > 0.95 / times[1]
-    assert emitted[one.request_id] > 900
+    assert emitted[other.request_id] / machine.milliseconds > 0.96 / times[1]
+    assert emitted[one.request_id] > 860
     assert len({sum(nodes) > 0 for nodes in machine.nodes[-200:]}) == 2  # it takes turns
 
 

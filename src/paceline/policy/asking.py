@@ -125,6 +125,7 @@ class Asking:
         candidates: Sequence[int],
         drafts: Drafts,
         rate: float,
+        needy: Sequence[int] = (),
     ) -> list[Ask]:
         """For which of the candidates a proposer drafts.
 
@@ -132,6 +133,7 @@ class Asking:
             requests: of the step; ``candidates`` and ``drafts`` as in
                 :meth:`~paceline.policy.planner.Planner.ask`.
             rate: tokens that a millisecond is worth.
+            needy: places of requests that cannot wait for the drafts of others alone.
         """
         self._least_probe_ms.setdefault(source.name, 0.0)
         self._sources.setdefault(source.name, source)
@@ -148,6 +150,8 @@ class Asking:
                 asks.append(asked)
             else:
                 closed.setdefault(asked.key, []).append(asked)
+        if needy and not {asked.index for asked in asks}.issuperset(needy):
+            return [asked for asked in asks if asks_for_drafts(asked.request)]
         if closed:
             asks += self._probe(closed[min(closed)])  # where others have drafted least
             asks.sort(key=lambda asked: asked.index)

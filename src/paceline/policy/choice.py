@@ -29,6 +29,7 @@ def choose_nodes(
     *,
     weights: Sequence[float] | None = None,
     slowdown: float | None = None,
+    ahead: Sequence[float] | None = None,
     node_budget: int,
 ) -> list[list[int]]:
     """The draft nodes that are worth their time.
@@ -47,6 +48,8 @@ def choose_nodes(
         slowdown: most of its tokens per time, against the step without drafts, that a request may
             lose to the others' nodes (0.04 is 4 %). Counts at which any loses more are left out,
             unless the step is then no longer than with the forced nodes alone. None is no limit.
+        ahead: tokens that each request may be taken to gain beside its nodes, or lacks where it is
+            negative; None is nothing.
         node_budget: most draft nodes over all requests, forced ones included.
 
     Returns:
@@ -65,7 +68,7 @@ def choose_nodes(
     most = min(most, node_budget, len(growth) - 1)
     if len(taken) < most:
         candidates = wanted[0] if len(wanted) == 1 else merge(*wanted)
-        gains = [0.0] * len(trees)
+        gains = list(ahead) if ahead else [0.0] * len(trees)
         _extend(taken, gains, candidates, growth[: most + 1], rate, slowdown)
     chosen: list[list[int]] = [[] for _ in trees]
     for _, request, _, node in taken:

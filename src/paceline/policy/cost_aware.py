@@ -23,6 +23,7 @@ from paceline.policy.choice import choose_nodes
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_points import StepShape
 from paceline.policy.drafting_cost import DraftingCost
+from paceline.policy.fairness import ENOUGH, Fairness
 from paceline.policy.lateness import Lateness
 from paceline.policy.ledger import Ledger
 from paceline.policy.padding import Padding
@@ -33,8 +34,8 @@ from paceline.policy.selection import selected
 from paceline.request import Request, VerifyResult
 from paceline.span import DraftTree
 
-SLOWDOWN = 0.04
-"""Share of its plain speed that a request may lose to its neighbours' drafts."""
+SLOWDOWN = 0.03
+"""Share of its plain speed that a request may lose to its neighbours' drafts in the long run."""
 MAX_NODES = 64
 NODES_PER_REQUEST = 8
 """Draft nodes of a step that are considered: the former, or the latter per request if more."""
@@ -71,6 +72,9 @@ class CostAwarePlanner:
         self._choose = choose
         self._asking = Asking(self.drafting)
         self._ledger = Ledger(self._asking, cost.learns, self._host.step)
+        is_strict = self.objective.kind == "latency"
+        self._slowdown = 0.0 if is_strict else SLOWDOWN
+        self._fairness = None if is_strict else Fairness(SLOWDOWN)
         tpot_ms = self.objective.tpot_ms
         self._lateness = None if tpot_ms is None else Lateness(tpot_ms)
         self._step, self._is_open = PlannedStep(), False
@@ -108,6 +112,8 @@ class CostAwarePlanner:
         if self._ledger.plain_check.is_due and not is_forced and not is_mixed:
             return False
         self._step.rate = self._rate(step, len(requests))
+        if self._fairness is not None:
+            self._step.ahead = self._fairness.ahead(requests)
         return True
 
     def _rate(self, step: StepShape, decoding: int) -> float:
@@ -127,7 +133,8 @@ class CostAwarePlanner:
 
     def ask(self, source: Source, candidates: Sequence[int], drafts: Drafts) -> list[int]:
         step = self._step
-        asks = self._asking.ask(source, step.requests, candidates, drafts, step.rate)
+        needy = [i for i, ahead in enumerate(step.ahead or ()) if ahead < ENOUGH]
+        asks = self._asking.ask(source, step.requests, candidates, drafts, step.rate, needy)
         step.asks += asks
         return [asked.index for asked in asks]
 
@@ -189,7 +196,8 @@ class CostAwarePlanner:
             self._growth(sum([len(tree.token_ids) for tree in trees])),
             step.rate,
             weights=step.weights,
-            slowdown=0.0 if self.objective.kind == "latency" else SLOWDOWN,
+            slowdown=self._slowdown,
+            ahead=step.ahead,
             node_budget=node_budget,
         )
         step.trees = {
@@ -205,7 +213,8 @@ class CostAwarePlanner:
     def _time_planning(self) -> None:
         step = self._step
         if self._is_frozen:
-            step.host_ms = self._host.draft
+            asked = len({asked.index for asked in step.asks})
+            step.host_ms = self._host.of(1, asked) - self._host.step
         else:
             step.host_ms = (time.perf_counter() - step.began) * 1e3 - step.draft_ms
 
@@ -229,6 +238,8 @@ class CostAwarePlanner:
         tree = self._step.trees.get(request.request_id)
         if tree is not None:
             self.calibration.learn(request.request_id, tree, result.token_ids)
+        if self._fairness is not None:
+            self._fairness.emitted(request, len(result.token_ids))
 
     def end(self, report: StepReport) -> None:
         if not self._is_open:  # nobody decoded, so nothing was planned
@@ -244,9 +255,14 @@ class CostAwarePlanner:
             self._ledger.note(report)
         else:
             self._ledger.book(report, step)
+        if self._fairness is not None:
+            plain_ms = self._ledger.pace.plain_ms(step.plain_ms)
+            self._fairness.passed(report.total_ms / plain_ms if plain_ms > 0.0 else None)
 
     def finish(self, request: Request) -> None:
         self.calibration.finish(request.request_id)
         self._asking.finish(request)
+        if self._fairness is not None:
+            self._fairness.finish(request)
         if self._lateness is not None:
             self._lateness.finish(request)

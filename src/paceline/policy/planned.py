@@ -20,6 +20,7 @@ class PlannedStep:
         growth: milliseconds of the forward with 0, 1, 2, ... draft nodes; empty until it is needed.
         plain_ms: predicted forward without drafts.
         rate: tokens that a millisecond is worth.
+        ahead: tokens that each request has had beyond what it is owed; None where nobody counts.
         weights: of the requests in the choice; None is equal ones.
         asks: who drafts for whom.
         trees: what was drafted, by request id.
@@ -31,6 +32,7 @@ class PlannedStep:
     growth: Sequence[float] = ()
     plain_ms: float = 0.0
     rate: float = 0.0
+    ahead: Sequence[float] | None = None
     weights: Sequence[float] | None = None
     asks: list[Ask] = field(default_factory=list)
     trees: dict[int, DraftTree] = field(default_factory=dict)
