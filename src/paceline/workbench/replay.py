@@ -49,12 +49,14 @@ class ReplayedTrace:
         ms: its share of the time: what a step would take without drafts is divided evenly among its
             requests, the rest by their draft nodes. In plain steps if the cost table is relative.
         draft_ms: its share of the drafting, which is in ``ms``.
+        wall_ms: of the steps that it took part in, whole.
     """
 
     counters: SpeculationCounters
     emitted: list[int] = field(default_factory=list)
     ms: float = 0.0
     draft_ms: float = 0.0
+    wall_ms: float = 0.0
 
 
 @dataclass(slots=True)
@@ -194,6 +196,7 @@ class _Replay:
             trace = self._result.traces[item.request.request_id]
             trace.ms += (plain_ms + draft_ms + host_ms) / count + size * node_ms
             trace.draft_ms += draft_ms / count
+            trace.wall_ms += forward_ms + draft_ms + host_ms
 
     def _plan(self, drafts: Sequence[Draft], room: int) -> None:
         for draft, tree in zip(drafts, self._drafting.choose(drafts, room), strict=True):

@@ -1,0 +1,48 @@
+"""From the rows of ``never_slower_replayed.py`` to its targets and tables. Replays nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from never_slower_report import NOT_SLOWER, OURS, geometric_mean
+from report import Target, number, table
+
+
+def targets(rows: Sequence[Mapping[str, Any]]) -> list[Target]:
+    found = []
+    for pair in dict.fromkeys(row["pair"] for row in rows):
+        own = [row for row in rows if row["pair"] == pair]
+        slower = sum(row["arms"][OURS] < NOT_SLOWER for row in own)
+        best = [row["ours_to_best"] for row in own]
+        oracle = geometric_mean([row["ours_to_oracle"] for row in own])
+        prose = min((row["prose_beside"] for row in own if "prose_beside" in row), default=None)
+        least = "at least"
+        found += [
+            Target(f"{pair}: cells whose ours/plain is below {NOT_SLOWER}", slower, 0),
+            Target(f"{pair}: ours / the best other arm, mean", geometric_mean(best), 1.0, least),
+            Target(f"{pair}: ours / the best other arm, worst cell", min(best), 0.93, least),
+            Target(f"{pair}: ours / the hindsight oracle, mean", oracle, 0.95, least),
+            Target(f"{pair}: rate of prose beside edits, worst cell", prose, 0.95, least),
+        ]
+    return found
+
+
+def tables(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    headers = ["pair", "workload", "temp.", "requests", "plain tok/s", "ours/plain", "length"]
+    headers += ["ours/best", "best other", "its ratio", "ours/oracle", "prose beside"]
+    lines = [
+        [
+            *(row["pair"], row["workload"], f"{row['temperature']:g}", row["requests"]),
+            number(row["plain_tokens_per_second"], 0),
+            number(row["arms"][OURS], 3),
+            number(row["acceptance_length"]),
+            number(row["ours_to_best"], 3),
+            row["best_other"],
+            number(row["arms"][row["best_other"]], 3),
+            number(row["ours_to_oracle"], 3),
+            number(row.get("prose_beside"), 3),
+        ]
+        for row in rows
+    ]
+    return [table(headers, lines)]

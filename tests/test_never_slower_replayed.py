@@ -1,0 +1,51 @@
+"""The grid by replay: that it runs on its own tables, and what it makes of its rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.programs import module
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    found = {"pair": "embedded", "workload": "code", "requests": 4, "temperature": 0.0}
+    found |= {"plain_tokens_per_second": 100.0, "acceptance_length": 1.5, "best_other": "p_min"}
+    found |= {"arms": {"plain": 1.0, "p_min": 1.25, "ours": 1.5}, "draft_share": 0.0}
+    return {**found, "ours_to_best": 1.2, "ours_to_oracle": 1.1, **changes}
+
+
+def test_targets_are_of_each_pair() -> None:
+    slow = row(pair="inflated", arms={"ours": 0.98}, ours_to_best=0.9, prose_beside=0.94)
+    targets = module("never_slower_replayed_report").targets([row(), slow])
+    values = {target.name: target.value for target in targets}
+    assert values["embedded: cells whose ours/plain is below 0.99"] == 0
+    assert values["inflated: cells whose ours/plain is below 0.99"] == 1
+    assert values["inflated: ours / the best other arm, worst cell"] == 0.9
+    assert values["embedded: rate of prose beside edits, worst cell"] is None
+    assert values["inflated: rate of prose beside edits, worst cell"] == 0.94
+
+
+def test_a_row_names_the_best_other_arm() -> None:
+    (table,) = module("never_slower_replayed_report").tables([row()])
+    assert "p_min" in table
+    assert "1.250" in table
+
+
+def test_saved_tables_give_the_same_ratios_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = module("never_slower_replayed")
+    file = tmp_path / "first.json"
+    options = ["--quick", "--prompts", "embedded", "--workloads", "code,prose"]
+    options += ["--concurrency", "1,16", "--num-prompts", "2", "--profile-seconds", "1"]
+    options += ["--traces", str(tmp_path)]
+    assert program.main([*options, "--output", str(file)]) == 0
+    assert program.main([*options, "--costs", str(file), "--json"]) == 0
+    first = json.loads(file.read_text())
+    again = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [r["workload"] for r in first["results"]] == ["code", "prose"]
+    assert again["results"] == first["results"]
