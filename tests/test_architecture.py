@@ -23,7 +23,8 @@ FLOORS = {
     "proposers": 3,
     "engine": 4,
     **dict.fromkeys(("training", "workbench", "server"), 5),
-    **dict.fromkeys(("llm", "async_llm", "outputs", "cli", "commands", "__main__", "__init__"), 6),
+    **dict.fromkeys(("llm", "async_llm", "batches", "outputs"), 6),
+    **dict.fromkeys(("cli", "commands", "__main__", "__init__"), 6),
 }
 # Neighbours on these floors are one group; on every other floor they do not know each other.
 OPEN_FLOORS = {0, 6}

@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-from paceline.llm import LLM, Prompt, for_stream, is_single, params_for, unpacked
+from paceline.batches import Prompt, for_stream, is_single, params_for, unpacked
+from paceline.llm import LLM
 from paceline.outputs import Collector, Job
 from paceline.request import StepOutput
 from paceline.sampling_params import SamplingParams

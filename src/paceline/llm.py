@@ -8,11 +8,19 @@ from __future__ import annotations
 import logging
 import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import fields
 from functools import partial
 from typing import Any, TypeVar
 
+from paceline.batches import (
+    Prompt,
+    for_stream,
+    is_single,
+    params_for,
+    progress_bar,
+    unpacked,
+)
 from paceline.config import EngineConfig, SpeculativeConfig, parse_speculative_config
 from paceline.engine.build import BuiltEngine, build_engine
 from paceline.engine.engine import Engine
@@ -23,15 +31,13 @@ from paceline.models.checkpoint import Checkpoint
 from paceline.models.detokenizer import TextStream
 from paceline.models.embedded import embedded_model as embedded_model
 from paceline.models.tokenizer import Tokenizer
-from paceline.outputs import Collector, GenerationOutput, Job
-from paceline.request import StepOutput, StopChecker
+from paceline.outputs import Collector, Job
+from paceline.request import Constraint, StepOutput, StopChecker
 from paceline.runtime.grammar import GrammarCompiler
 from paceline.sampling_params import SamplingParams
 from paceline.workbench.profile_store import stored_table
 
 log = logging.getLogger(__name__)
-Message = Mapping[str, Any]
-Prompt = str | Sequence[int] | Sequence[Message]
 Result = TypeVar("Result")
 SpeculativeSource = str | Mapping[str, Any] | SpeculativeConfig | Sequence[Any] | None
 
@@ -130,7 +136,7 @@ class LLM:
         """Complete one prompt or a batch of prompts.
 
         A list of strings, of token-id lists or of chats is a batch, which runs as one. A single
-        prompt gives one :class:`GenerationOutput`, a batch gives a list in its order.
+        prompt gives one :class:`~paceline.outputs.GenerationOutput`, a batch a list in its order.
 
         Args:
             params: for all prompts, or one per prompt.
@@ -151,7 +157,7 @@ class LLM:
         encoded = [self.encode(prompt, **template_options) for prompt in batch]
         collector = Collector(self.submit(encoded, wishes, inbox.put, cache_salt))
         try:
-            with _progress_bar(len(batch)) if progress else nullcontext() as bar:
+            with progress_bar(len(batch)) if progress else nullcontext() as bar:
                 while not collector.done:
                     for _ in filter(collector.take, inbox.get()):
                         for report in filter(None, (bar, on_finished)):
@@ -180,27 +186,14 @@ class LLM:
         Raises:
             RequestError: a prompt or its parameters cannot be served.
         """
-        tokenizer = self._built.checkpoint.tokenizer
-
-        def checkers(token_ids: list[int], wish: SamplingParams) -> list[StopChecker]:
-            if tokenizer is None:
-                return []
-            cut = wish.include_stop_str_in_output
-            return [TextStream(tokenizer, token_ids, wish.stop, cut) for _ in range(wish.n)]
-
         # Here, not on the engine's thread: grammars take their time to compile.
-        grammars = [
-            self._grammars.constraints(wish.structured_outputs, wish.n)
-            if wish.structured_outputs is not None
-            else []
-            for wish in params
-        ]
+        grammars = [self._constraints(wish) for wish in params]
 
         def add(engine: Engine) -> list[Job]:
             jobs: list[Job] = []
             try:
                 for token_ids, wish, grammar in zip(prompts, params, grammars, strict=True):
-                    stops = checkers(token_ids, wish)
+                    stops = self._stop_checkers(token_ids, wish)
                     ids = engine.add_request(token_ids, wish, stops, cache_salt, grammar)
                     jobs.append(Job(token_ids, [engine.requests[i] for i in ids]))
                     for request_id in ids:
@@ -215,6 +208,19 @@ class LLM:
             return jobs
 
         return self._thread.call(add)
+
+    def _constraints(self, wish: SamplingParams) -> Sequence[Constraint]:
+        """One per sample; none where the parameters ask for no structure."""
+        spec = wish.structured_outputs
+        return self._grammars.constraints(spec, wish.n) if spec is not None else []
+
+    def _stop_checkers(self, token_ids: list[int], wish: SamplingParams) -> list[StopChecker]:
+        """One per sample; none without a tokenizer."""
+        tokenizer = self._built.checkpoint.tokenizer
+        if tokenizer is None:
+            return []
+        cut = wish.include_stop_str_in_output
+        return [TextStream(tokenizer, token_ids, wish.stop, cut) for _ in range(wish.n)]
 
     def abort(self, request_ids: Sequence[int]) -> None:
         """End requests before the next step; their sinks hear of it. Unknown ids are ignored."""
@@ -314,54 +320,3 @@ class LLM:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-@contextmanager
-def _progress_bar(total: int) -> Iterator[Callable[[int], None]]:
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True)) as bar:
-        task = bar.add_task("prompts", total=total)
-        yield lambda finished: bar.update(task, completed=finished)
-
-
-def is_single(prompts: Any) -> bool:
-    """Whether this is one prompt rather than a batch of them.
-
-    Raises:
-        RequestError: it is neither.
-    """
-    if isinstance(prompts, str):
-        return True
-    if not isinstance(prompts, Sequence):
-        raise RequestError(
-            f"prompts is a {type(prompts).__name__}; allowed are a string, a list of token ids, a "
-            "list of messages, or a list of these"
-        )
-    return bool(prompts) and isinstance(prompts[0], int | Mapping)
-
-
-def unpacked(outputs: list[GenerationOutput], single: bool) -> Any:
-    if not single:
-        return outputs
-    if outputs[0].error is not None:
-        raise outputs[0].error
-    return outputs[0]
-
-
-def for_stream(params: SamplingParams | None) -> SamplingParams:
-    params = params or SamplingParams()
-    if params.n != 1:
-        raise RequestError(f"n is {params.n}; a stream carries one sample, use generate()")
-    return params
-
-
-def params_for(
-    params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise RequestError(f"{len(params)} sampling parameters for {count} prompts")
-    return list(params)

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from paceline.request import Request
 from paceline.runtime import native
+from paceline.runtime.logit_edits import edit_logits
 from paceline.runtime.philox import philox, token_noise
 from paceline.runtime.sampler import (
     SamplingRow,
-    edit_logits,
     rank_candidates,
     sample_tokens,
     token_logprobs,

@@ -147,24 +147,36 @@ def compare_command(
         screen.note(NO_MEMORY)
         if not llm.proposers:
             raise PacelineError("no proposer could be built, so there is nothing to compare")
-        ids = Encoder(llm.tokenizer, options.chat, not options.no_thinking).encode_all(prompts)
-        group_size = options.max_num_seqs or 1
-        groups = -(-len(ids) // group_size) * options.repeat
-        with screen.progress("comparing", groups) as advance:
-            comparison = compare(
-                plain,
-                llm,
-                ids,
-                params,
-                repeat=options.repeat,
-                group_size=group_size,
-                advance=advance,
-            )
+        comparison = _compared(plain, llm, prompts, params, options, screen)
         _show(comparison, llm, screen)
         if options.json:
             settings = {"seed": params.seed, "temperature": params.temperature}
             screen.say(comparison.report().to_json(llm, {**settings, "repeat": options.repeat}))
         return EXIT_DIFFERENT if comparison.differing and llm.promises_identity else 0
+
+
+def _compared(
+    plain: LLM,
+    speculative: LLM,
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    options: RunOptions,
+    screen: Screen,
+) -> Comparison:
+    encoder = Encoder(speculative.tokenizer, options.chat, not options.no_thinking)
+    ids = encoder.encode_all(prompts)
+    group_size = options.max_num_seqs or 1
+    groups = -(-len(ids) // group_size) * options.repeat
+    with screen.progress("comparing", groups) as advance:
+        return compare(
+            plain,
+            speculative,
+            ids,
+            params,
+            repeat=options.repeat,
+            group_size=group_size,
+            advance=advance,
+        )
 
 
 def _show(comparison: Comparison, llm: LLM, screen: Screen) -> None:

@@ -90,6 +90,32 @@ def kv_budget(config: EngineConfig) -> int:
     return config.kv_cache_memory or int(free_memory() * DEFAULT_MEMORY_SHARE)
 
 
+def target_info(
+    checkpoint: Checkpoint, config: EngineConfig, kv_bytes: int, runner: ModelRunner | None = None
+) -> TargetInfo:
+    """What proposers need to know of a target, by a resolved configuration.
+
+    Args:
+        kv_bytes: for the KV caches of draft models.
+        runner: None where the target's weights are not loaded.
+    """
+    assert config.max_model_len is not None
+    tokenizer = checkpoint.tokenizer
+    return TargetInfo(
+        vocab_size=checkpoint.config.vocab_size,
+        fingerprint=tokenizer.fingerprint if tokenizer else None,
+        device=config.device,
+        backend=config.backend,
+        max_model_len=config.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        kv_bytes=kv_bytes,
+        runner=runner,
+        tokenizer=tokenizer,
+        checkpoint=checkpoint,
+        dtype=config.dtype,
+    )
+
+
 FindTable = Callable[[str, ModelConfig, Ops, str, str], CostTable | None]
 """From a model's name and shape, its ops, its dtype and its KV's to what its steps cost here."""
 
@@ -112,6 +138,22 @@ def build_engine(
     else:
         checkpoint = load_checkpoint(model, load_format=config.load_format)
     config, ops = resolve_config(config, checkpoint)
+    runner, left = _open_runner(checkpoint, config, ops)
+    target = target_info(checkpoint, config, left, runner)
+    proposers = build_proposers(config.speculative, target, strict=config.strict)
+    table = None
+    if find_table is not None:
+        name, shape = checkpoint.name, checkpoint.config
+        table = find_table(name, shape, ops, config.dtype, config.kv_cache_dtype)
+    cost = CostModel(table)
+    planner = PLANNERS[config.planner](cost, None, config.objective)
+    stops = checkpoint.config.eos_token_ids
+    engine = Engine(runner, config, proposers, stops, planner, cost)
+    return BuiltEngine(engine, checkpoint, config, target, ops.name, ops.identity)
+
+
+def _open_runner(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> tuple[ModelRunner, int]:
+    """The model with its KV cache, and what is left of the byte budget for those of drafts."""
     assert config.max_model_len is not None
     shape = checkpoint.config
     decoder = Decoder(shape, checkpoint.tensors, ops, config.max_model_len)
@@ -119,29 +161,8 @@ def build_engine(
     drafts = budget // DRAFT_SHARE if any(c.model for c in config.speculative) else 0
     # One block is reserved, and every sequence may need one more for its draft's nodes.
     most = 1 + config.max_num_seqs * (blocks_for(config.max_model_len) + 17)
-    count = min(most, (budget - drafts) // bytes_per_block(shape, config.kv_cache_dtype))
+    block_bytes = bytes_per_block(shape, config.kv_cache_dtype)
+    count = min(most, (budget - drafts) // block_bytes)
     memory = ops.kv_memory(shape, max(0, count), config.kv_cache_dtype)
-    kv = KVCache(memory, config.enable_prefix_caching)
-    runner = ModelRunner(decoder, kv)
-    tokenizer = checkpoint.tokenizer
-    target = TargetInfo(
-        vocab_size=shape.vocab_size,
-        fingerprint=tokenizer.fingerprint if tokenizer else None,
-        device=config.device,
-        backend=config.backend,
-        max_model_len=config.max_model_len,
-        max_num_seqs=config.max_num_seqs,
-        kv_bytes=budget - count * bytes_per_block(shape, config.kv_cache_dtype),
-        runner=runner,
-        tokenizer=tokenizer,
-        checkpoint=checkpoint,
-        dtype=config.dtype,
-    )
-    proposers = build_proposers(config.speculative, target, strict=config.strict)
-    table = None
-    if find_table is not None:
-        table = find_table(checkpoint.name, shape, ops, config.dtype, config.kv_cache_dtype)
-    cost = CostModel(table)
-    planner = PLANNERS[config.planner](cost, None, config.objective)
-    engine = Engine(runner, config, proposers, shape.eos_token_ids, planner, cost)
-    return BuiltEngine(engine, checkpoint, config, target, ops.name, ops.identity)
+    runner = ModelRunner(decoder, KVCache(memory, config.enable_prefix_caching))
+    return runner, budget - count * block_bytes

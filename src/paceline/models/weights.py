@@ -161,49 +161,32 @@ class WeightReader:
             return self._ops.adopt(PackedLinear(data, scale, vector, n, k))
 
     def layer(self, index: int) -> Layer:
-        c = self._config
-        p = f"model.layers.{index}."
-        q_out, kv_out = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+        c, p = self._config, f"model.layers.{index}."
         attn, mlp = p + "self_attn.", p + "mlp."
+        width, inner = c.hidden_size, c.intermediate_size
+        q_out, kv_out = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+        qkv, gate_up = [attn + f"{x}_proj" for x in "qkv"], [mlp + "gate_proj", mlp + "up_proj"]
         mlp_norm = "pre_feedforward_layernorm" if c.post_norms else "post_attention_layernorm"
-        qk_norm = None
-        if c.qk_norm:
-            q_norm = self.norm(attn + "q_norm.weight", c.head_dim).expand(c.num_heads, -1)
-            k_norm = self.norm(attn + "k_norm.weight", c.head_dim).expand(c.num_kv_heads, -1)
-            qk_norm = torch.cat((q_norm, k_norm))
         return Layer(
-            input_norm=self.norm(p + "input_layernorm.weight", c.hidden_size),
-            qkv=self.linear(
-                [attn + "q_proj", attn + "k_proj", attn + "v_proj"],
-                attn + "qkv_proj",
-                [q_out, kv_out, kv_out],
-                c.hidden_size,
-                c.qkv_bias,
-            ),
-            qk_norm=qk_norm,
-            o=self.linear([attn + "o_proj"], attn + "o_proj", [c.hidden_size], q_out, c.o_bias),
-            post_attention_norm=self.norm(p + "post_attention_layernorm.weight", c.hidden_size)
-            if c.post_norms
-            else None,
-            mlp_norm=self.norm(f"{p}{mlp_norm}.weight", c.hidden_size),
-            gate_up=self.linear(
-                [mlp + "gate_proj", mlp + "up_proj"],
-                mlp + "gate_up_proj",
-                [c.intermediate_size] * 2,
-                c.hidden_size,
-                c.mlp_bias,
-            ),
-            down=self.linear(
-                [mlp + "down_proj"],
-                mlp + "down_proj",
-                [c.hidden_size],
-                c.intermediate_size,
-                c.mlp_bias,
-            ),
-            post_mlp_norm=self.norm(p + "post_feedforward_layernorm.weight", c.hidden_size)
-            if c.post_norms
-            else None,
+            input_norm=self.norm(p + "input_layernorm.weight", width),
+            qkv=self.linear(qkv, attn + "qkv_proj", [q_out, kv_out, kv_out], width, c.qkv_bias),
+            qk_norm=self._qk_norm(attn) if c.qk_norm else None,
+            o=self.linear([attn + "o_proj"], attn + "o_proj", [width], q_out, c.o_bias),
+            post_attention_norm=self._post_norm(p + "post_attention_layernorm.weight"),
+            mlp_norm=self.norm(f"{p}{mlp_norm}.weight", width),
+            gate_up=self.linear(gate_up, mlp + "gate_up_proj", [inner] * 2, width, c.mlp_bias),
+            down=self.linear([mlp + "down_proj"], mlp + "down_proj", [width], inner, c.mlp_bias),
+            post_mlp_norm=self._post_norm(p + "post_feedforward_layernorm.weight"),
         )
+
+    def _qk_norm(self, attn: str) -> Tensor:
+        c = self._config
+        q_norm = self.norm(attn + "q_norm.weight", c.head_dim).expand(c.num_heads, -1)
+        k_norm = self.norm(attn + "k_norm.weight", c.head_dim).expand(c.num_kv_heads, -1)
+        return torch.cat((q_norm, k_norm))
+
+    def _post_norm(self, name: str) -> Tensor | None:
+        return self.norm(name, self._config.hidden_size) if self._config.post_norms else None
 
     def log_rounding(self) -> None:
         """Say what was rounded to 4 bits while loading, and how much that changed it."""

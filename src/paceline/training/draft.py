@@ -15,7 +15,6 @@ from paceline.errors import TrainingError
 from paceline.models.decoder import Decoder
 from paceline.models.pruned_head import check_whole_head
 from paceline.training.acceptance import Acceptance, OwnText, measure_acceptance, write_own_text
-from paceline.training.card import optimiser_line, render_card, shape_line, sources_line
 from paceline.training.checkpoint import Progress, remove_state
 from paceline.training.data import (
     TokenDocuments,
@@ -24,6 +23,7 @@ from paceline.training.data import (
     split_held_out,
     tokenize,
 )
+from paceline.training.draft_card import draft_card
 from paceline.training.draft_head import keep_frequent, special_tokens
 from paceline.training.draft_options import DraftTrainingConfig, DraftTrainingResult
 from paceline.training.generation import generate_documents
@@ -68,8 +68,6 @@ def train_draft(config: DraftTrainingConfig) -> DraftTrainingResult:
     target = load_model(config.target)
     check_whole_head(config.target, target.config)
     model = _initial_draft(config, target)
-    if config.parallel:
-        model = make_parallel(model, load_tokenizer(config.target), config.mask_token_id)
     documents = _documents(config, target)
     train, held_out = split_held_out(documents, config.held_out_tokens, config.seed)
     teacher = _decoder(config, target)
@@ -79,9 +77,7 @@ def train_draft(config: DraftTrainingConfig) -> DraftTrainingResult:
         written = _generated(config, teacher, train, folder / GENERATED, names, display)
         read = sample_documents(train, config.text_tokens, config.seed)
         both = TokenDocuments.of([*read, *written])
-        if config.draft_vocab_size:
-            special = special_tokens(load_tokenizer(config.target), target.config)
-            model = keep_frequent(model, both.tokens, config.draft_vocab_size, special)
+        model = _head_cut(config, model, target, both)
         before = _acceptance(config, model, teacher, text)
         display.note(f"acceptance before: {before}")
     data = training_data(both, held_out, config, separator_id(target))
@@ -92,7 +88,7 @@ def train_draft(config: DraftTrainingConfig) -> DraftTrainingResult:
     with ProgressDisplay(config.show_progress, "train draft") as display:
         display.note(f"acceptance after: {after}")
     result = _result(config, model, progress, before, after, chains)
-    card = _card(config, result, model, len(read.tokens), len(written.tokens))
+    card = draft_card(config, result, model, len(read.tokens), len(written.tokens))
     save_model(folder, model, Path(config.target), config.weights_dtype, card)
     remove_state(folder)
     (folder / GENERATED).unlink(missing_ok=True)
@@ -100,19 +96,35 @@ def train_draft(config: DraftTrainingConfig) -> DraftTrainingResult:
 
 
 def _initial_draft(config: DraftTrainingConfig, target: TrainableModel) -> TrainableModel:
-    wanted = target.config.vocab_size
     if config.init is None:
-        model = new_model(config.shape, wanted, separator_id(target), config.seed)
-        return TrainableModel({**model.raw, **_special_ids(target.raw)}, model.params)
-    model = cut_model(load_model(config.init), **config.cuts)
-    if model.config.vocab_size != wanted:
-        raise TrainingError(
-            f"{config.init} has a vocabulary of {model.config.vocab_size}, the target one of "
-            f"{wanted}; a draft needs the target's"
-        )
-    if load_tokenizer(config.init).get_vocab() != load_tokenizer(config.target).get_vocab():
-        raise TrainingError(f"{config.init} has another tokenizer than {config.target}")
+        model = new_model(config.shape, target.config.vocab_size, separator_id(target), config.seed)
+        model = TrainableModel({**model.raw, **_special_ids(target.raw)}, model.params)
+    else:
+        model = _cut_draft(config, config.init, target)
+    if config.parallel:
+        model = make_parallel(model, load_tokenizer(config.target), config.mask_token_id)
     return model
+
+
+def _cut_draft(config: DraftTrainingConfig, init: str, target: TrainableModel) -> TrainableModel:
+    model = cut_model(load_model(init), **config.cuts)
+    if model.config.vocab_size != target.config.vocab_size:
+        raise TrainingError(
+            f"{init} has a vocabulary of {model.config.vocab_size}, the target one of "
+            f"{target.config.vocab_size}; a draft needs the target's"
+        )
+    if load_tokenizer(init).get_vocab() != load_tokenizer(config.target).get_vocab():
+        raise TrainingError(f"{init} has another tokenizer than {config.target}")
+    return model
+
+
+def _head_cut(
+    config: DraftTrainingConfig, model: TrainableModel, target: TrainableModel, seen: TokenDocuments
+) -> TrainableModel:
+    if not config.draft_vocab_size:
+        return model
+    special = special_tokens(load_tokenizer(config.target), target.config)
+    return keep_frequent(model, seen.tokens, config.draft_vocab_size, special)
 
 
 def _loss(config: DraftTrainingConfig, model: TrainableModel, teacher: Decoder) -> Loss:
@@ -228,35 +240,3 @@ def _result(
         after=after,
         chains=chains,
     )
-
-
-def _card(
-    config: DraftTrainingConfig,
-    result: DraftTrainingResult,
-    model: TrainableModel,
-    text_tokens: int,
-    generated_tokens: int,
-) -> str:
-    cut = f", {config.drop_layers} layers dropped" if config.drop_layers else ""
-    cut += f", feed-forward cut to {config.mlp_width}" if config.mlp_width else ""
-    cut += f", {config.drop_heads} heads dropped" if config.drop_heads else ""
-    cut += f", width cut to {config.hidden_width}" if config.hidden_width else ""
-    cut += f", head cut to {config.draft_vocab_size} tokens" if config.draft_vocab_size else ""
-    rows = [
-        ("drafts for", Path(config.target).name),
-        ("parameters", shape_line(model.config, model.num_params)),
-        ("trained on", sources_line(config)),
-        (
-            "tokens",
-            f"{text_tokens:,} of text and traces, {generated_tokens:,} written by the target; "
-            f"{result.train_tokens:,} read with repetitions",
-        ),
-        ("begun from", (Path(config.init).name if config.init else "random weights") + cut),
-        ("training", f"{config.loss} against the target; {optimiser_line(config)}"),
-        ("steps", f"{result.steps:,} in {result.seconds / 60:.0f} minutes"),
-        ("held-out acceptance before", str(result.before)),
-        ("held-out acceptance after", str(result.after)),
-        *([("held-out greedy drafts", str(result.chains))] if result.chains else []),
-        ("licence", config.licence),
-    ]
-    return render_card(Path(config.output).name, config.licence, rows, config.command)

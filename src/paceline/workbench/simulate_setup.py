@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.engine.build import DRAFT_SHARE, kv_budget, resolve_config
+from paceline.engine.build import DRAFT_SHARE, kv_budget, resolve_config, target_info
 from paceline.engine.compute_thread import COMPUTE
 from paceline.errors import ProfileError, TraceError
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
@@ -91,16 +91,11 @@ def open_simulator(
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     config, ops = COMPUTE.call(lambda: resolve_config(config, checkpoint))
-    target = _target(checkpoint, config)
+    target = target_info(checkpoint, config, kv_budget(config) // DRAFT_SHARE)
     check_vocabulary(traces, meta, target)
     costs = _Costs(checkpoint, config, ops, is_elsewhere=table is not None)
     table = table or costs.of_target()
-    if isinstance(draft_table, float):
-        draft_table = CostTable("as given", [CostPoint(1, 0, 1, 1, draft_table)], table.is_relative)
-    models = {draft_name(each): each for each in wanted if each.needs_forwards}
-    drafts = {
-        name: draft_table or costs.of_draft(each, target, table) for name, each in models.items()
-    }
+    drafts = costs.of_drafts(wanted, target, table, draft_table)
     count = sum(len(trace.output_token_ids) for trace in traces)
 
     def record(each: SpeculativeConfig) -> RecordedDrafts:
@@ -108,22 +103,6 @@ def open_simulator(
 
     found = record_all(wanted, record)
     return Simulator(traces, meta, table, drafts, found, config, target), costs.notes
-
-
-def _target(checkpoint: Checkpoint, config: EngineConfig) -> TargetInfo:
-    assert config.max_model_len is not None
-    return TargetInfo(
-        vocab_size=checkpoint.config.vocab_size,
-        fingerprint=checkpoint.tokenizer.fingerprint if checkpoint.tokenizer else None,
-        device=config.device,
-        backend=config.backend,
-        max_model_len=config.max_model_len,
-        max_num_seqs=config.max_num_seqs,
-        kv_bytes=kv_budget(config) // DRAFT_SHARE,
-        tokenizer=checkpoint.tokenizer,
-        checkpoint=checkpoint,
-        dtype=config.dtype,
-    )
 
 
 @dataclass(slots=True)
@@ -151,6 +130,19 @@ class _Costs:
                 "measure it with paceline profile, or name one with --cost"
             )
         return found or prior_table()
+
+    def of_drafts(
+        self,
+        wanted: Sequence[SpeculativeConfig],
+        target: TargetInfo,
+        table: CostTable,
+        given: CostTable | float | None,
+    ) -> dict[str, CostTable]:
+        """By the name of every draft model that is wanted; ``given`` is that of all of them."""
+        if isinstance(given, float):
+            given = CostTable("as given", [CostPoint(1, 0, 1, 1, given)], table.is_relative)
+        models = {draft_name(each): each for each in wanted if each.needs_forwards}
+        return {name: given or self.of_draft(each, target, table) for name, each in models.items()}
 
     def of_draft(self, draft: SpeculativeConfig, target: TargetInfo, table: CostTable) -> CostTable:
         checkpoint = open_draft(draft, target)

@@ -1,0 +1,81 @@
+"""Grammars, penalties, biases and masks: what a request's parameters make of its logits.
+
+Where the native kernels are present they do the same while they sample. Knows no temperature, no
+filters and no noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from paceline.runtime.sampler import SamplingRow
+
+
+def edit_logits(
+    logits: npt.NDArray[np.float32], rows: Sequence[SamplingRow]
+) -> npt.NDArray[np.float32]:
+    """Grammar, penalties, bias and masks, in that order; a copy when anything changes."""
+    edited = logits
+    for index, row in enumerate(rows):
+        params = row.sampling
+        if row.mask is None and (params.is_plain_greedy or not _is_edited(params)):
+            continue
+        if edited is logits:
+            edited = logits.copy()
+        if row.mask is not None:
+            edited[index, ~_allowed(row.mask, logits.shape[1])] = -np.inf
+        _edit_row(edited[index], row, params)
+    return edited
+
+
+def _allowed(mask: bytes, vocab_size: int) -> npt.NDArray[np.bool_]:
+    whole = mask.ljust(-(-vocab_size // 8), b"\0")  # what lies beyond its end is not allowed
+    bits = np.unpackbits(np.frombuffer(whole, np.uint8), count=vocab_size, bitorder="little")
+    return bits.astype(bool)
+
+
+def _is_edited(params: SamplingParams) -> bool:
+    return (
+        params.uses_penalties
+        or bool(params.logit_bias)
+        or bool(params.banned_token_ids)
+        or params.allowed_token_ids is not None
+        or params.min_tokens > 0
+    )
+
+
+def _edit_row(z: npt.NDArray[np.float32], row: SamplingRow, params: SamplingParams) -> None:
+    request = row.request
+    if params.uses_penalties:
+        _penalise(z, row, params)
+    for token_id, bias in params.logit_bias.items():
+        z[token_id] += np.float32(bias)
+    if params.banned_token_ids:
+        z[list(params.banned_token_ids)] = -np.inf
+    if params.allowed_token_ids is not None:
+        allowed = list(params.allowed_token_ids)
+        kept = z[allowed]
+        z[:] = -np.inf
+        z[allowed] = kept
+    if request.num_output_tokens + len(row.path) < params.min_tokens:
+        z[[*request.eos_token_ids, *params.stop_token_ids]] = -np.inf
+
+
+def _penalise(z: npt.NDArray[np.float32], row: SamplingRow, params: SamplingParams) -> None:
+    request = row.request
+    if params.repetition_penalty != 1.0:
+        seen = np.unique(np.asarray([*request.token_ids, *row.path], dtype=np.int64))
+        penalty = np.float32(params.repetition_penalty)
+        values = z[seen]
+        z[seen] = np.where(values > 0, values / penalty, values * penalty)
+    output = np.asarray([*request.output_token_ids, *row.path], dtype=np.int64)
+    tokens, counts = np.unique(output, return_counts=True)
+    z[tokens] -= np.float32(params.frequency_penalty) * counts.astype(np.float32)
+    z[tokens] -= np.float32(params.presence_penalty)
