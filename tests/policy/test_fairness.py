@@ -42,7 +42,7 @@ def test_a_plain_step_returns_the_share_that_may_be_lost(planned: bool) -> None:
         if planned:
             step(fairness, 1.0, (each, 1))
         else:
-            fairness.passed(None)
+            fairness.passed(1.0)
     assert one(fairness, each) == pytest.approx(before + 10 * 0.03)
 
 

@@ -40,6 +40,9 @@ MAX_NODES = 64
 NODES_PER_REQUEST = 8
 """Draft nodes of a step that are considered: the former, or the latter per request if more."""
 
+MOST_LONGER = 2.0
+"""Plain steps that one step is taken to be longer at most."""
+
 Choose = Callable[..., list[list[int]]]
 
 
@@ -112,7 +115,7 @@ class CostAwarePlanner:
         if self._ledger.plain_check.is_due and not is_forced and not is_mixed:
             return False
         self._step.rate = self._rate(step, len(requests))
-        if self._fairness is not None:
+        if self._fairness is not None and len(requests) > 1:
             self._step.ahead = self._fairness.ahead(requests)
         return True
 
@@ -256,8 +259,15 @@ class CostAwarePlanner:
         else:
             self._ledger.book(report, step)
         if self._fairness is not None:
-            plain_ms = self._ledger.pace.plain_ms(step.plain_ms)
-            self._fairness.passed(report.total_ms / plain_ms if plain_ms > 0.0 else None)
+            self._fairness.passed(1.0 + self._longer(step, report.shape))
+
+    def _longer(self, step: PlannedStep, shape: StepShape) -> float:
+        """Plain steps by which drafts made the step longer; predicted, for clocks have hiccups."""
+        plain_ms = self._ledger.pace.plain_ms(step.plain_ms)
+        if plain_ms <= 0.0:
+            return 0.0
+        forward_ms = self.cost.predict(shape) - step.plain_ms
+        return min((forward_ms + step.draft_ms + step.host_ms) / plain_ms, MOST_LONGER)
 
     def finish(self, request: Request) -> None:
         self.calibration.finish(request.request_id)

@@ -43,13 +43,12 @@ class Fairness:
         """A request emits so many tokens in the step that is running."""
         self._emitted.append((request, count))
 
-    def passed(self, plain_steps: float | None) -> None:
+    def passed(self, plain_steps: float) -> None:
         """The step is over; it took as long as so many plain ones.
 
-        Args:
-            plain_steps: None for a plain one in which every request emitted a token.
+        Where no request was said to emit anything, each of them emitted a token.
         """
-        if plain_steps is None:
+        if not self._emitted:
             self._plain += 1
             return
         owed = (1.0 - self._slowdown) * plain_steps
