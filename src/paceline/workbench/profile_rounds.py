@@ -21,7 +21,8 @@ LEAST_ROUNDS = 3
 PATIENCE = 10
 """So many budgets may be spent on enough rounds."""
 
-LONG_SECONDS = 0.02
+WARM_SECONDS = 0.005
+"""In which a task has found its pace: it is repeated for so long, and the last time counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +83,13 @@ def measure(
 def _warm(task: Task) -> float:
     """Seconds of a task that follows on itself, as the steps of a decoding engine do.
 
-    After another task a small model's weights are no longer in the caches. What takes long reads
-    more than these hold.
+    After another task a small model's weights are no longer in the caches, and threads may sleep.
     """
-    seconds = task.run()
-    return task.run() if seconds < LONG_SECONDS else seconds
+    seconds = spent = task.run()
+    while spent < WARM_SECONDS:
+        seconds = task.run()
+        spent += seconds
+    return seconds
 
 
 def _timing(values: list[float]) -> Timing:
