@@ -38,3 +38,16 @@ def test_overheads_belong_to_the_plain_step() -> None:
 
 def test_no_time_is_worth_nothing() -> None:
     assert Pace().tokens_per_ms(1, 0.0) == 0.0
+
+
+def test_what_a_draft_adds_to_a_step_is_told_apart() -> None:
+    pace = Pace()
+    for _ in range(50):
+        pace.observe_overhead(2.0)
+        pace.observe_overhead(3.5, has_draft=True)
+    assert pace.overhead_ms == pytest.approx(2.0)
+    assert pace.extra_ms == pytest.approx(1.5)
+    quick = Pace(overhead_ms=2.0)
+    assert quick.extra_ms == 0.0, "unknown"
+    quick.observe_overhead(1.0, has_draft=True)
+    assert quick.extra_ms == 0.0

@@ -131,7 +131,9 @@ class CostAwarePlanner:
         step = self._step
         count = min(max_nodes, max(MAX_NODES, NODES_PER_REQUEST * len(step.requests)))
         if len(step.growth) <= count:
-            step.growth = self._padding.growth(step.shape, count)
+            extra_ms = self._ledger.pace.extra_ms
+            plain_ms, *further = self._padding.growth(step.shape, count)
+            step.growth = [plain_ms, *[ms + extra_ms for ms in further]]
         return step.growth
 
     def ask(self, source: Source, candidates: Sequence[int], drafts: Drafts) -> list[int]:

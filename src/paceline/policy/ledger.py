@@ -66,13 +66,14 @@ class Ledger:
     def book(self, report: StepReport, step: PlannedStep) -> None:
         """Learn from a step, once all earlier ones are booked."""
         shape, forward_ms, total_ms, decoding, emitted, padding = report
-        if self._reads_clock:
-            self.pace.observe_overhead(total_ms - forward_ms - step.draft_ms - step.host_ms)
         self._asking.settle(step.asks, step.rate, step.host_ms, total_ms)
         is_mixed = shape.requests > decoding
         if not decoding or is_mixed or total_ms <= 0.0:
             return
         drafted = shape.rows - padding > decoding
+        if self._reads_clock:
+            rest_ms = total_ms - forward_ms - step.draft_ms - step.host_ms
+            self.pace.observe_overhead(rest_ms, drafted)
         if drafted and self._reads_clock:
             self.plain_check.observe_draft()
         elif not drafted and step.plain_ms:

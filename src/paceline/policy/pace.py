@@ -22,7 +22,8 @@ class Pace:
         self._tokens = 0.0
         self._time = 0.0
         self.overhead_ms = overhead_ms
-        """Time of a step outside of drafting and the forward."""
+        """Time of a plain step outside of the forward."""
+        self._draft_overhead_ms = 0.0
 
     @property
     def factor(self) -> float:
@@ -42,17 +43,19 @@ class Pace:
         time = self.plain_ms(plain_forward_ms)
         return self.factor * num_decoding / time if time > 0 else 0.0
 
-    def observe_overhead(self, milliseconds: float) -> None:
+    @property
+    def extra_ms(self) -> float:
+        """By how much a step outside of drafting and the forward is longer if there is a draft."""
+        if not self._draft_overhead_ms:
+            return 0.0
+        return max(0.0, self._draft_overhead_ms - self.overhead_ms)
+
+    def observe_overhead(self, milliseconds: float, has_draft: bool = False) -> None:
         """Learn from what a step took beside drafting, planning and the forward."""
-        usual = self.overhead_ms
-        if milliseconds < 0.0:
-            milliseconds = 0.0
-        if not usual:
-            self.overhead_ms = milliseconds
-            return
-        if milliseconds > 2 * usual:  # a hiccup of the machine counts as little as a usual step
-            milliseconds = 2 * usual
-        self.overhead_ms = usual + (1 - MEMORY) * (milliseconds - usual)
+        if has_draft:
+            self._draft_overhead_ms = _smoothed(self._draft_overhead_ms, milliseconds)
+        else:
+            self.overhead_ms = _smoothed(self.overhead_ms, milliseconds)
 
     def observe(self, tokens_per_request: float, total_ms: float, plain_forward_ms: float) -> None:
         """Learn from a step.
@@ -64,6 +67,12 @@ class Pace:
         """
         self._tokens = MEMORY * self._tokens + tokens_per_request
         self._time = MEMORY * self._time + total_ms / (plain_forward_ms + self.overhead_ms)
+
+
+def _smoothed(usual: float, milliseconds: float) -> float:
+    """A hiccup of the machine counts as little as a usual step."""
+    milliseconds = max(0.0, milliseconds)
+    return usual + (1 - MEMORY) * (min(milliseconds, 2 * usual) - usual) if usual else milliseconds
 
 
 class PlainCheck:

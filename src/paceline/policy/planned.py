@@ -17,7 +17,8 @@ class PlannedStep:
 
     Attributes:
         requests: that may draft.
-        growth: milliseconds of the forward with 0, 1, 2, ... draft nodes; empty until it is needed.
+        growth: milliseconds of the forward with 0, 1, 2, ... draft nodes, and of what else
+            takes longer with some; empty until it is needed.
         plain_ms: predicted forward without drafts.
         rate: tokens that a millisecond is worth.
         ahead: tokens that each request has had beyond what it is owed; None where nobody counts.
