@@ -8,8 +8,10 @@ from typing import Any
 from never_slower_report import NOT_SLOWER, OURS, geometric_mean
 from report import Target, number, table
 
+Row = Mapping[str, Any]
 
-def targets(rows: Sequence[Mapping[str, Any]]) -> list[Target]:
+
+def targets(rows: Sequence[Row]) -> list[Target]:
     found = []
     for pair in dict.fromkeys(row["pair"] for row in rows):
         own = [row for row in rows if row["pair"] == pair]
@@ -28,7 +30,30 @@ def targets(rows: Sequence[Mapping[str, Any]]) -> list[Target]:
     return found
 
 
-def tables(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def tables(rows: Sequence[Row]) -> list[str]:
+    return [*summaries(rows), cells(rows)]
+
+
+def summaries(rows: Sequence[Row]) -> list[str]:
+    """By pair, requests and whether text is sampled: means over the workloads, and worst cells."""
+    headers = ["pair", "requests", "text", "cells", "ours/plain", "worst", "ours/best", "worst"]
+    headers += ["ours/oracle", "worst of ours/plain"]
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        text = "sampled" if row["temperature"] else "greedy"
+        groups.setdefault((row["pair"], row["requests"], text), []).append(row)
+    lines = []
+    for group, own in groups.items():
+        gains, best = [row["arms"][OURS] for row in own], [row["ours_to_best"] for row in own]
+        figures = [geometric_mean(gains), min(gains), geometric_mean(best), min(best)]
+        figures.append(geometric_mean([row["ours_to_oracle"] for row in own]))
+        worst = min(own, key=lambda row: row["arms"][OURS])
+        shown = [number(figure, 3) for figure in figures]
+        lines.append([*group, len(own), *shown, worst["workload"]])
+    return [table(headers, lines)]
+
+
+def cells(rows: Sequence[Row]) -> str:
     headers = ["pair", "workload", "temp.", "requests", "plain tok/s", "ours/plain", "length"]
     headers += ["ours/best", "best other", "its ratio", "ours/oracle", "prose beside"]
     lines = [
@@ -45,4 +70,4 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         ]
         for row in rows
     ]
-    return [table(headers, lines)]
+    return table(headers, lines)

@@ -15,7 +15,7 @@ from host_time import PHASES
 from kernels import tables as kernel_tables
 from load_server import tables as load_tables
 from never_slower_cells import RUNS
-from never_slower_replayed import tables as replayed_tables
+from never_slower_replayed_report import summaries as replayed_summaries
 from never_slower_tables import tables as never_slower_tables
 from ngram_tables import tables as ngram_tables
 from parallel_draft_report import tables as parallel_draft_tables
@@ -209,6 +209,6 @@ BUILDERS: dict[str, tuple[str, Builder]] = {
     "suffix_time": ("suffix_time", printed(suffix_time_tables)),
     "load_server": ("load_server", printed(load_tables)),
     **{name: (name, printed(never_slower_tables)) for name in RUNS.values()},
-    "never_slower_replayed": ("never_slower_replayed", printed(replayed_tables)),
+    "never_slower_replayed": ("never_slower_replayed", printed(replayed_summaries)),
 }
 """By marker: which benchmark's results it shows, and how."""

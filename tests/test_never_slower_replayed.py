@@ -30,9 +30,18 @@ def test_targets_are_of_each_pair() -> None:
 
 
 def test_a_row_names_the_best_other_arm() -> None:
-    (table,) = module("never_slower_replayed_report").tables([row()])
-    assert "p_min" in table
-    assert "1.250" in table
+    _, cells = module("never_slower_replayed_report").tables([row()])
+    assert "p_min" in cells
+    assert "1.250" in cells
+
+
+def test_a_summary_names_the_worst_workload() -> None:
+    rows = [row(), row(workload="prose", arms={"plain": 1.0, "ours": 0.9})]
+    (summary,) = module("never_slower_replayed_report").summaries([*rows, row(temperature=0.8)])
+    greedy, sampled = summary.splitlines()[-2:]
+    assert "greedy" in greedy
+    assert greedy.split()[-1] == "prose"
+    assert sampled.split()[-1] == "code"
 
 
 def test_saved_tables_give_the_same_ratios_again(
