@@ -8,6 +8,7 @@
 
 #include "calibration.h"
 #include "merge.h"
+#include "read_tree.h"
 #include "sequences.h"
 
 namespace nb = nanobind;
@@ -36,34 +37,6 @@ std::vector<int64_t> read_tokens(nb::handle source) {
         tokens[i] = to_long(items[i]);
     }
     return tokens;
-}
-
-std::vector<double> read_probs(nb::handle tree, size_t count) {
-    const Items items(attribute(tree.ptr(), names().accept_probs), "accept_probs are no sequence");
-    if (items.size() != count) {
-        throw nb::value_error("a tree's arrays differ in length");
-    }
-    std::vector<double> probs(count);
-    for (size_t i = 0; i < count; ++i) {
-        probs[i] = to_double(items[i]);
-    }
-    return probs;
-}
-
-Parents read_parents(nb::handle tree) {
-    const Items items(attribute(tree.ptr(), names().parents), "parents are no sequence");
-    Parents parents(items.size());
-    for (size_t i = 0; i < parents.size(); ++i) {
-        const long parent = to_long(items[i]);
-        if (parent < -1 || parent >= static_cast<long>(i)) {
-            throw nb::value_error(("the parent of draft node " + std::to_string(i) + " is " +
-                                   std::to_string(parent) + "; allowed are -1 to " +
-                                   std::to_string(static_cast<long>(i) - 1))
-                                      .c_str());
-        }
-        parents[i] = static_cast<int32_t>(parent);
-    }
-    return parents;
 }
 
 // The value of an int, and of no subclass of it; -2, which no array of a tree has, for all else.

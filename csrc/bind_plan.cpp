@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "plan.h"
+#include "read_tree.h"
 #include "sequences.h"
 
 namespace nb = nanobind;
@@ -15,35 +16,19 @@ namespace paceline {
 namespace {
 
 struct Names {
-    PyObject* parents = name("parents");
-    PyObject* accept_probs = name("accept_probs");
     PyObject* max_nodes = name("max_nodes");
     PyObject* max_depth = name("max_depth");
     PyObject* min_path_prob = name("min_path_prob");
     PyObject* is_forced = name("is_forced");
 };
 
-void read_tree(PyObject* tree, const Names& names, Plan* plan, PlanRequest* request) {
-    const Items parents(attribute(tree, names.parents), "parents are no sequence");
-    const Items probs(attribute(tree, names.accept_probs), "accept_probs are no sequence");
-    if (parents.size() != probs.size()) {
-        throw nb::value_error("a tree's parents and accept_probs differ in length");
-    }
+void read_tree(nb::handle tree, Plan* plan, PlanRequest* request) {
+    const Parents parents = read_parents(tree);
+    const std::vector<double> probs = read_probs(tree, parents.size());
     request->first = static_cast<int>(plan->parents.size());
     request->count = static_cast<int>(parents.size());
-    plan->parents.resize(plan->parents.size() + parents.size());
-    plan->accept_probs.resize(plan->parents.size());
-    for (int i = 0; i < request->count; ++i) {
-        const long parent = to_long(parents[i]);
-        if (parent < -1 || parent >= i) {
-            throw nb::value_error(("the parent of draft node " + std::to_string(i) + " is " +
-                                   std::to_string(parent) + "; allowed are -1 to " +
-                                   std::to_string(i - 1))
-                                      .c_str());
-        }
-        plan->parents[request->first + i] = static_cast<int32_t>(parent);
-        plan->accept_probs[request->first + i] = to_double(probs[i]);
-    }
+    plan->parents.insert(plan->parents.end(), parents.begin(), parents.end());
+    plan->accept_probs.insert(plan->accept_probs.end(), probs.begin(), probs.end());
 }
 
 void read_limit(PyObject* limit, const Names& names, PlanRequest* request) {
@@ -90,7 +75,7 @@ nb::list choose(nb::handle trees, nb::handle limits, nb::handle growth, double r
         } else {
             read_limit(limit_items[r], names, &request);
         }
-        read_tree(tree_items[r], names, &plan, &request);
+        read_tree(tree_items[r], &plan, &request);
         request.weight = 1.0;
         request.ahead = 0.0;
     }
