@@ -22,6 +22,8 @@ FLOOR = -0.1
 """An account sinks no deeper, so that a change of text is believed after few probes."""
 START = 0.5
 """Gain that is expected of a proposer that was never asked: enough to be asked some times."""
+TRIED = 8
+"""Drafts after which an account tells more than what was expected."""
 OWN_PACE, SHARED_PACE = 0.2, 0.05
 """Weight of the latest gain in a request's account and in the one over all requests."""
 EXPECTED_TOKENS = (0.25, 0.75, 1.5)
@@ -70,6 +72,10 @@ class Accounts:
         """What asking this proposer for this request is expected to bring."""
         gain = self._own[key].gains.get(request_id)
         return self._shared[key].gain if gain is None else gain
+
+    def is_tried(self, key: Key) -> bool:
+        """Whether it is known what asking this proposer brings."""
+        return self._shared[key].count >= TRIED
 
     def has_gain(self, key: Key, request_ids: Sequence[int]) -> bool:
         """Whether asking is expected to pay for any of these requests."""

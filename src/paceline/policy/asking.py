@@ -126,6 +126,7 @@ class Asking:
         drafts: Drafts,
         rate: float,
         needy: Sequence[int] = (),
+        price: float = 0.0,
     ) -> list[Ask]:
         """For which of the candidates a proposer drafts.
 
@@ -134,6 +135,7 @@ class Asking:
                 :meth:`~paceline.policy.planner.Planner.ask`.
             rate: tokens that a millisecond is worth.
             needy: places of requests that cannot wait for the drafts of others alone.
+            price: tokens that the time is worth in which one node for each request is verified.
         """
         self._least_probe_ms.setdefault(source.name, 0.0)
         self._sources.setdefault(source.name, source)
@@ -146,7 +148,7 @@ class Asking:
             found = situation(expected_tokens(drafts[i])) if source.costs_forwards else 0
             lag = lag if lag > USUAL_LAG else 0
             asked = Ask((source.name, found), i, requests[i], lag, len(candidates))
-            if self._is_worth(asked, rate):
+            if self._is_worth(asked, rate, price):
                 asks.append(asked)
             else:
                 closed.setdefault(asked.key, []).append(asked)
@@ -159,7 +161,7 @@ class Asking:
             return []
         return asks
 
-    def _is_worth(self, asked: Ask, rate: float) -> bool:
+    def _is_worth(self, asked: Ask, rate: float, price: float) -> bool:
         request = asked.request
         if asks_for_drafts(request):
             return True
@@ -167,6 +169,8 @@ class Asking:
         if gain <= 0.0 or not asked.lag:
             return gain > 0.0
         # Catching up is an investment: it has to come back before the request ends.
+        if not self._accounts.is_tried(asked.key):
+            gain *= max(0.0, 1.0 - price)
         steps = request.remaining / (1 + gain)
         return gain * steps > rate * self._drafting.catch_up(asked.key[0], asked.lag)
 

@@ -139,7 +139,12 @@ class CostAwarePlanner:
     def ask(self, source: Source, candidates: Sequence[int], drafts: Drafts) -> list[int]:
         step = self._step
         needy = [i for i, ahead in enumerate(step.ahead or ()) if ahead < ENOUGH]
-        asks = self._asking.ask(source, step.requests, candidates, drafts, step.rate, needy)
+        price = 0.0
+        if source.costs_forwards:
+            one_each = len(step.requests)
+            growth = self._growth(one_each)
+            price = step.rate * (growth[one_each] - growth[0]) / one_each
+        asks = self._asking.ask(source, step.requests, candidates, drafts, step.rate, needy, price)
         step.asks += asks
         return [asked.index for asked in asks]
 

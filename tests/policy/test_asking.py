@@ -1,0 +1,57 @@
+"""Who is asked: what is spent on trust, and who is not to wait for others' drafts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from paceline.policy.accounts import TRIED
+from paceline.policy.asking import Asking
+from paceline.policy.drafting_cost import DraftingCost, DraftTime
+from paceline.policy.planner import Source
+from paceline.request import Request
+from tests.policy.machine import DRAFT, LOOKUP, request
+
+LAG = 400
+RATE = 0.1
+
+
+def new_asking(source: Source) -> Asking:
+    times = {DRAFT.name: DraftTime(1.0, 0.5, token=0.25), LOOKUP.name: DraftTime(1.0)}
+    asking = Asking(DraftingCost(times))
+    asking.set_sources([source])
+    return asking
+
+
+def short_request(request_id: int) -> Request:
+    each = request(request_id)
+    each.max_len = each.prompt_len + 60
+    return each
+
+
+def test_reading_on_trust_depends_on_what_a_node_costs() -> None:
+    """A prompt is read for what a draft may bring beyond the time of verifying it."""
+    source = replace(DRAFT, lag=lambda request: LAG)
+    asking, each = new_asking(source), short_request(1)
+
+    def is_asked(price: float) -> bool:
+        return bool(asking.ask(source, [each], [0], [[]], RATE, price=price))
+
+    assert is_asked(0.1)
+    assert not is_asked(0.9), "where nodes are dear, hardly a draft pays"
+    for _ in range(TRIED):
+        asking._accounts.settle((DRAFT.name, 0), each.request_id, 1.0)
+    assert is_asked(0.9), "what it brings is known, and that is less what its nodes cost"
+
+
+def test_nobody_is_asked_while_somebody_who_lacks_tokens_gets_no_draft() -> None:
+    asking, pair = new_asking(LOOKUP), [request(1), request(2)]
+    for _ in range(30):
+        asking._accounts.settle((LOOKUP.name, 0), 2, -1.0)
+        asking._accounts.settle((LOOKUP.name, 0), 1, 1.0)
+
+    def asked(*needy: int) -> list[int]:
+        return [a.index for a in asking.ask(LOOKUP, pair, [0, 1], [[], []], RATE, needy)]
+
+    assert asked() == [0]
+    assert asked(0) == [0]
+    assert asked(1) == []
