@@ -9,6 +9,8 @@ from never_slower_report import NOT_SLOWER, OURS, geometric_mean
 from report import Target, number, table
 
 Row = Mapping[str, Any]
+CROWDS = (("1 request", 1, 1), ("2", 2, 2), ("4 or more", 4, 1 << 30))
+"""Numbers of requests that are taken together."""
 
 
 def targets(rows: Sequence[Row]) -> list[Target]:
@@ -50,7 +52,26 @@ def summaries(rows: Sequence[Row]) -> list[str]:
         worst = min(own, key=lambda row: row["arms"][OURS])
         shown = [number(figure, 3) for figure in figures]
         lines.append([*group, len(own), *shown, worst["workload"]])
-    return [table(headers, lines)]
+    return [table(headers, lines), rules(rows)]
+
+
+def rules(rows: Sequence[Row]) -> str:
+    """Every arm over plain: the mean and the worst cell, of one request and of several."""
+    headers, columns = ["arm / plain"], []
+    for pair in dict.fromkeys(row["pair"] for row in rows):
+        for label, least, most in CROWDS:
+            own = [row for row in rows if row["pair"] == pair and least <= row["requests"] <= most]
+            if own:
+                headers += [f"{pair}, {label}", "worst"]
+                columns.append(own)
+    lines = []
+    for arm in dict.fromkeys(arm for row in rows for arm in row["arms"]):
+        figures = []
+        for own in columns:
+            gains = [row["arms"][arm] for row in own]
+            figures += [geometric_mean(gains), min(gains)]
+        lines.append([arm, *(number(figure, 3) for figure in figures)])
+    return table(headers, lines)
 
 
 def cells(rows: Sequence[Row]) -> str:

@@ -30,14 +30,23 @@ def test_targets_are_of_each_pair() -> None:
 
 
 def test_a_row_names_the_best_other_arm() -> None:
-    _, cells = module("never_slower_replayed_report").tables([row()])
+    *_, cells = module("never_slower_replayed_report").tables([row()])
     assert "p_min" in cells
     assert "1.250" in cells
 
 
+def test_every_arm_is_compared_for_one_request_and_for_several() -> None:
+    rows = [row(), row(requests=1, arms={"plain": 1.0, "p_min": 0.8, "ours": 1.2})]
+    lines = module("never_slower_replayed_report").rules(rows).splitlines()
+    assert lines[0].split("  ")[0] == "arm / plain"
+    found = {line.split()[0]: line.split()[1:] for line in lines[2:]}
+    assert found["p_min"] == ["0.800", "0.800", "1.250", "1.250"]
+    assert found["ours"] == ["1.200", "1.200", "1.500", "1.500"]
+
+
 def test_a_summary_names_the_worst_workload() -> None:
-    rows = [row(), row(workload="prose", arms={"plain": 1.0, "ours": 0.9})]
-    (summary,) = module("never_slower_replayed_report").summaries([*rows, row(temperature=0.8)])
+    rows = [row(), row(workload="prose", arms={"plain": 1.0, "p_min": 1.0, "ours": 0.9})]
+    summary, _ = module("never_slower_replayed_report").summaries([*rows, row(temperature=0.8)])
     greedy, sampled = summary.splitlines()[-2:]
     assert "greedy" in greedy
     assert greedy.split()[-1] == "prose"
