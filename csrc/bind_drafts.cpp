@@ -144,6 +144,9 @@ std::vector<Calibration::Row> read_rows(nb::handle source) {
             const Items cell(row[i], "a cell is no sequence");
             rows[depth].push_back({static_cast<int32_t>(to_long(cell[0])), to_double(cell[1])});
         }
+        if (rows.size() != Calibration::kRows || row.size() != Calibration::kSteps + 1) {
+            throw nb::value_error("evidence has other rows than the extension was built for");
+        }
     }
     return rows;
 }
