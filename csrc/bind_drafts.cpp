@@ -90,7 +90,6 @@ nb::object merge_trees(nb::handle trees) {
     std::vector<nb::handle> full;
     std::vector<TreeToMerge> given;
     std::vector<Items> tokens, origins, evidence;
-    bool is_calibrated = true;
     for (size_t t = 0; t < items.size(); ++t) {
         Items found(attribute(items[t], names().token_ids), "token_ids are no sequence");
         if (!found.size()) {
@@ -114,13 +113,13 @@ nb::object merge_trees(nb::handle trees) {
         for (size_t i = 0; i < known; ++i) {
             tree.cells.push_back(static_cast<int32_t>(to_long(evidence.back()[i])));
         }
-        is_calibrated = is_calibrated && known;
         given.push_back(std::move(tree));
     }
     if (full.size() < 2) {
         return full.empty() ? nb::handle(make)() : nb::borrow(full[0]);
     }
     const Merged merged = merge(given);
+    const bool is_calibrated = !merged.claims.ends.empty();
     const auto picked = [](const std::vector<Items>& lists, const std::vector<Source>& sources) {
         return make_list(sources.size(), [&](size_t i) {
             return nb::borrow(lists[sources[i].tree][sources[i].node]).release().ptr();
@@ -230,10 +229,6 @@ class DraftCalibration {
         calibration_.learn(request, errors);
     }
 
-    void observe(int64_t request, nb::handle result) {
-        learn(request, result.attr("draft"), result.attr("token_ids"));
-    }
-
     void finish(int64_t request) { calibration_.finish(request); }
 
     size_t num_requests() const { return calibration_.num_requests(); }
@@ -327,7 +322,6 @@ void bind_drafts(nb::module_& module) {
              arg("depth"), arg("prob"))
         .def("pool", &DraftCalibration::pool, arg("trees"))
         .def("learn", &DraftCalibration::learn, arg("request_id"), arg("tree"), arg("token_ids"))
-        .def("observe", &DraftCalibration::observe, arg("request_id"), arg("result"))
         .def("finish", &DraftCalibration::finish, arg("request_id"))
         .def_prop_ro("num_requests", &DraftCalibration::num_requests)
         .def_ro("num_invalid", &DraftCalibration::num_invalid);

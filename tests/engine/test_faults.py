@@ -325,6 +325,8 @@ def test_a_finished_request_leaves_nothing_with_the_planner() -> None:
     assert planner._lateness is not None
     assert not planner._lateness._starts
     assert not planner.calibration.num_requests
+    assert planner._fairness is not None
+    assert not planner._fairness._ahead
 
 
 class BrokenChecker:

@@ -72,3 +72,14 @@ def test_a_finished_request_is_forgotten() -> None:
     step(fairness, 3.0, (each, 1))
     fairness.finish(each)
     assert one(fairness, each) == AT_FIRST
+
+
+def test_who_finishes_in_the_middle_of_a_step_leaves_nothing() -> None:
+    fairness, ends, stays = Fairness(0.03), request(1), request(2)
+    fairness.ahead([ends, stays])
+    fairness.emitted(ends, 1)
+    fairness.emitted(stays, 1)
+    fairness.finish(ends)
+    fairness.passed(2.0)
+    assert set(fairness._ahead) == {stays.request_id}
+    assert one(fairness, stays) < AT_FIRST

@@ -73,5 +73,6 @@ class Fairness:
         self._ahead[request_id] = min(max(ahead, -MOST_BEHIND), MOST_AHEAD)
 
     def finish(self, request: Request) -> None:
-        """Forget a request."""
+        """Forget a request, what it emits in the step that is running included."""
         self._ahead.pop(request.request_id, None)
+        self._emitted = [each for each in self._emitted if each[0] is not request]
