@@ -4,6 +4,7 @@
 #include "simd.h"
 
 #include "mathematics.inl"
+#include "linear_blocks.inl"
 #include "linear_int8.inl"
 #include "linear_int4.inl"
 #include "rows.inl"

@@ -48,50 +48,38 @@ struct GroupInputs {
     ptrdiff_t sums_stride;
 };
 
-// --- AVX-512 VNNI -------------------------------------------------------------------------------
-#if defined(__AVX512VNNI__) && defined(__AVX512F__)
+// `dot_group` makes the products of a group of ROWS rows with TILES tiles: total[row * TILES + tile].
 
-constexpr int MAX_INT4_ROWS = 8;
+// --- AVX-512 VNNI, AVX-VNNI ---------------------------------------------------------------------
+#if defined(HAS_VNNI)
+
+constexpr int most_int4_rows(int tiles) { return MAX_ROWS / tiles; }
 constexpr int MAX_PACKED_ROWS = 1 << 30;
 
-template <int ROWS, typename Groups>
-ALWAYS_INLINE void dot_group(const Groups& w, const GroupInputs& x, i32x16* total) {
+template <int ROWS, int TILES, typename Groups>
+ALWAYS_INLINE void dot_group(const Groups* w, const GroupInputs& x, i32x16* total) {
+#pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) {
-        total[r] = splat_i32(-8 * x.sums[r * x.sums_stride]);
-    }
-    for (int i = 0; i < GROUP_STEPS; ++i) {
-        const i32x16 low = w.low(i), high = w.high(i);
-        for (int r = 0; r < ROWS; ++r) {
-            const int8_t* at = x.a + r * x.stride + i * QUAD;
-            const __m512i a0 = _mm512_set1_epi32(load_quad(at));
-            const __m512i a1 = _mm512_set1_epi32(load_quad(at + GROUP / 2));
-            total[r].v = _mm512_dpbusd_epi32(total[r].v, low.v, a0);
-            total[r].v = _mm512_dpbusd_epi32(total[r].v, high.v, a1);
+        const int32_t start = -8 * x.sums[r * x.sums_stride];
+#pragma GCC unroll 16
+        for (int t = 0; t < TILES; ++t) {
+            total[r * TILES + t] = splat_i32(start);
         }
     }
-}
-
-// --- AVX-VNNI -----------------------------------------------------------------------------------
-#elif defined(__AVXVNNI__)
-
-constexpr int MAX_INT4_ROWS = 4;
-constexpr int MAX_PACKED_ROWS = 1 << 30;
-
-template <int ROWS, typename Groups>
-ALWAYS_INLINE void dot_group(const Groups& w, const GroupInputs& x, i32x16* total) {
-    for (int r = 0; r < ROWS; ++r) {
-        total[r] = splat_i32(-8 * x.sums[r * x.sums_stride]);
-    }
-    for (int i = 0; i < GROUP_STEPS; ++i) {
-        const i32x16 low = w.low(i), high = w.high(i);
+#pragma GCC unroll 16
+    for (int i = 0; i < 2 * GROUP_STEPS; ++i) {
+        i32x16 quads[TILES];
+#pragma GCC unroll 16
+        for (int t = 0; t < TILES; ++t) {
+            quads[t] = i < GROUP_STEPS ? w[t].low(i) : w[t].high(i - GROUP_STEPS);
+        }
+#pragma GCC unroll 16
         for (int r = 0; r < ROWS; ++r) {
-            const int8_t* at = x.a + r * x.stride + i * QUAD;
-            const __m256i a0 = _mm256_set1_epi32(load_quad(at));
-            const __m256i a1 = _mm256_set1_epi32(load_quad(at + GROUP / 2));
-            total[r].lo = _mm256_dpbusd_avx_epi32(total[r].lo, low.lo, a0);
-            total[r].hi = _mm256_dpbusd_avx_epi32(total[r].hi, low.hi, a0);
-            total[r].lo = _mm256_dpbusd_avx_epi32(total[r].lo, high.lo, a1);
-            total[r].hi = _mm256_dpbusd_avx_epi32(total[r].hi, high.hi, a1);
+            const i32x16 a = splat_i32(load_quad(x.a + r * x.stride + i * QUAD));
+#pragma GCC unroll 16
+            for (int t = 0; t < TILES; ++t) {
+                add_products(total[r * TILES + t], quads[t], a);
+            }
         }
     }
 }
@@ -102,7 +90,7 @@ ALWAYS_INLINE void dot_group(const Groups& w, const GroupInputs& x, i32x16* tota
 // while vpmaddubsw cannot saturate: 2 * 15 * 127 = 3810.
 #elif defined(__AVX2__)
 
-constexpr int MAX_INT4_ROWS = 4;
+constexpr int most_int4_rows(int) { return 4; }
 constexpr int MAX_PACKED_ROWS = 16;  // for more, unpacking a tile once for all of them is faster
 
 // As RowSums of linear_int8.inl: the sums of pairs of inputs, in 16 bits. The first pair of a quad
@@ -133,13 +121,13 @@ template <> struct GroupSums<0> {
     void get(i32x16*) const {}
 };
 
-template <int ROWS, typename Groups>
-ALWAYS_INLINE void dot_group(const Groups& w, const GroupInputs& x, i32x16* total) {
+template <int ROWS, int TILES, typename Groups>
+ALWAYS_INLINE void dot_group(const Groups* w, const GroupInputs& x, i32x16* total) {
     GroupSums<ROWS> sums(x.sums, x.sums_stride);
 #pragma GCC unroll 4
     for (int i = 0; i < GROUP_STEPS; ++i) {
-        sums.add(w.low(i), x.a + i * QUAD, x.stride);
-        sums.add(w.high(i), x.a + (GROUP_STEPS + i) * QUAD, x.stride);
+        sums.add(w->low(i), x.a + i * QUAD, x.stride);
+        sums.add(w->high(i), x.a + (GROUP_STEPS + i) * QUAD, x.stride);
     }
     sums.get(total);
 }
@@ -147,13 +135,14 @@ ALWAYS_INLINE void dot_group(const Groups& w, const GroupInputs& x, i32x16* tota
 // --- the others: unpacked nibbles go through the 8-bit products ----------------------------------
 #else
 
-constexpr int MAX_INT4_ROWS = MAX_ROWS;
+constexpr int most_int4_rows(int) { return MAX_ROWS; }
 constexpr int MAX_PACKED_ROWS = 0;
 
-template <int ROWS>
-ALWAYS_INLINE void dot_group(const UnpackedGroups& w, const GroupInputs& x, i32x16* total) {
+template <int ROWS, int TILES>
+ALWAYS_INLINE void dot_group(const UnpackedGroups* w, const GroupInputs& x, i32x16* total) {
     static_assert(!SUMS_NEEDED, "these levels take signed operands");
-    dot<ROWS>({w.bytes, x.a, x.stride, GROUP / QUAD, false, nullptr}, nullptr, total);
+    dot<ROWS, 1>({w->bytes, 0, x.a, x.stride, GROUP / QUAD, false, {w->bytes, 0}, nullptr}, nullptr,
+                 total);
     for (int r = 0; r < ROWS; ++r) {
         total[r] = total[r] - splat_i32(8 * x.sums[r * x.sums_stride]);
     }
@@ -168,32 +157,43 @@ struct Int4Call {
     const LinearOut& out;
     int groups;  // of a row
 
-    const uint8_t* group(int tile, int group) const {
-        return w.data + (ptrdiff_t(tile) * groups + group) * GROUP_BYTES;
-    }
+    ptrdiff_t tile_bytes() const { return ptrdiff_t(groups) * GROUP_BYTES; }
+    const uint8_t* tile(int index) const { return w.data + index * tile_bytes(); }
 };
 
-// Adds the products of groups begin..end - 1, which `w` starts with, to y.
-template <int ROWS, typename Groups>
-ALWAYS_INLINE void add_groups(const Int4Call& call, Groups w, int row, int begin, int end,
-                              f32x16* y) {
+constexpr int GROUP_FETCHES = (GROUP_BYTES + 63) / 64;  // lines of a group
+
+// Adds the products of groups begin..end - 1, which `w` starts with, to y[row * TILES + tile].
+template <int ROWS, int TILES, typename Groups>
+ALWAYS_INLINE void add_groups(const Int4Call& call, Groups* w, int row, int begin, int end,
+                              Ahead ahead, f32x16* y) {
     const QuantRows& x = call.x;
     const ptrdiff_t sums_stride = x.stride / GROUP;
     const float* scales = x.scale + ptrdiff_t(row) * x.scale_groups;
-    for (int group = begin; group < end; ++group, w.next()) {
-        i32x16 total[ROWS];
-        dot_group<ROWS>(w, {x.q + ptrdiff_t(row) * x.stride + group * GROUP, x.stride,
-                            x.group_sums + row * sums_stride + group, sums_stride}, total);
-        const f32x16 scale = w.scale();
-        if (x.scale_groups > 1) {
-            const float* each = scales + group / (SCALE_GROUP / GROUP);
-            for (int r = 0; r < ROWS; ++r) {
-                const f32x16 factor = scale * splat(each[ptrdiff_t(r) * x.scale_groups]);
-                y[r] = fma(to_float(total[r]), factor, y[r]);
-            }
-        } else {
-            for (int r = 0; r < ROWS; ++r) {
-                y[r] = fma(to_float(total[r]), scale, y[r]);
+    for (int group = begin; group < end; ++group) {
+#pragma GCC unroll 16
+        for (int i = 0; i < TILES * GROUP_FETCHES; ++i) {
+            ahead.fetch(group * GROUP_FETCHES + i / TILES, i % TILES * call.tile_bytes());
+        }
+        i32x16 total[ROWS * TILES];
+        dot_group<ROWS, TILES>(w, {x.q + ptrdiff_t(row) * x.stride + group * GROUP, x.stride,
+                                   x.group_sums + row * sums_stride + group, sums_stride}, total);
+#pragma GCC unroll 16
+        for (int t = 0; t < TILES; ++t) {
+            const f32x16 scale = w[t].scale();
+            w[t].next();
+            if (x.scale_groups > 1) {
+                const float* each = scales + group / (SCALE_GROUP / GROUP);
+#pragma GCC unroll 16
+                for (int r = 0; r < ROWS; ++r) {
+                    const f32x16 factor = scale * splat(each[ptrdiff_t(r) * x.scale_groups]);
+                    y[r * TILES + t] = fma(to_float(total[r * TILES + t]), factor, y[r * TILES + t]);
+                }
+            } else {
+#pragma GCC unroll 16
+                for (int r = 0; r < ROWS; ++r) {
+                    y[r * TILES + t] = fma(to_float(total[r * TILES + t]), scale, y[r * TILES + t]);
+                }
             }
         }
     }
@@ -205,60 +205,48 @@ inline void finish_int4(const Int4Call& call, int tile, int row, f32x16 y) {
            tile * TILE, call.w.n);
 }
 
-template <int ROWS> void packed_block(const Int4Call& call, int tile, int row) {
-    f32x16 y[ROWS];
-    for (int r = 0; r < ROWS; ++r) {
-        y[r] = zero();
+template <int ROWS, int TILES>
+void packed_block(const Int4Call& call, int tile, int row, Ahead ahead) {
+    PackedGroups w[TILES];
+    for (int t = 0; t < TILES; ++t) {
+        w[t] = {call.tile(tile + t)};
     }
-    add_groups<ROWS>(call, PackedGroups{call.group(tile, 0)}, row, 0, call.groups, y);
-    for (int r = 0; r < ROWS; ++r) {
-        finish_int4(call, tile, row + r, y[r]);
+    f32x16 y[ROWS * TILES];
+    for (f32x16& each : y) {
+        each = zero();
+    }
+    add_groups<ROWS, TILES>(call, w, row, 0, call.groups, ahead, y);
+    for (int i = 0; i < ROWS * TILES; ++i) {
+        finish_int4(call, tile + i % TILES, row + i / TILES, y[i]);
     }
 }
 
 template <int ROWS>
-void unpacked_block(const Int4Call& call, const UnpackedGroups& w, int row, int begin, int end,
-                    float* sums) {
+void unpacked_block(const Int4Call& call, UnpackedGroups w, int row, int begin, int end,
+                    Ahead ahead, float* sums) {
     f32x16 y[ROWS];
     for (int r = 0; r < ROWS; ++r) {
         y[r] = load(sums + r * TILE);
     }
-    add_groups<ROWS>(call, w, row, begin, end, y);
+    add_groups<ROWS, 1>(call, &w, row, begin, end, ahead, y);
     for (int r = 0; r < ROWS; ++r) {
         store(sums + r * TILE, y[r]);
     }
 }
 
-template <int ROWS, typename Block> inline void with_rows(int rows, Block block) {
-    if (rows == ROWS) {
-        block(std::integral_constant<int, ROWS>());
-    } else if constexpr (ROWS > 1) {
-        with_rows<ROWS - 1>(rows, block);
-    }
-}
-// Calls block(first row, number of rows) for rows begin..end - 1, at most MAX each and in sizes as
-// even as can be.
-template <int MAX, typename Block> inline void each_block(int begin, int end, Block block) {
-    const int blocks = (end - begin + MAX - 1) / MAX;
-    int row = begin;
-    for (int i = 0; i < blocks; ++i) {
-        const int rows = (end - row) / (blocks - i);
-        with_rows<MAX>(rows, [&](auto size) { block(row, size); });
-        row += rows;
-    }
-}
-
+constexpr int FEW_INT4_ROWS = 3;     // whose tiles stream by one at a time
 constexpr int UNPACKED_GROUPS = 32;  // 16 KiB: half of a first-level cache
 constexpr int UNPACKED_ROWS = 64;
 
-void unpacked_tile(const Int4Call& call, int tile, int row_begin, int row_end) {
+void unpacked_tile(const Int4Call& call, int tile, int row_begin, int row_end,
+                   const Reading& reading) {
     alignas(64) int8_t bytes[UNPACKED_GROUPS * GROUP * TILE];
     alignas(64) float scales[UNPACKED_GROUPS * TILE];
     alignas(64) float y[UNPACKED_ROWS * TILE] = {};
     for (int begin = 0; begin < call.groups; begin += UNPACKED_GROUPS) {
         const int rest = call.groups - begin;
         const int end = begin + (rest < UNPACKED_GROUPS ? rest : UNPACKED_GROUPS);
-        PackedGroups w = {call.group(tile, begin)};
+        PackedGroups w = {call.tile(tile) + ptrdiff_t(begin) * GROUP_BYTES};
         int8_t* to = bytes;
         for (int group = begin; group < end; ++group, w.next()) {
             store(scales + (group - begin) * TILE, w.scale());
@@ -268,8 +256,9 @@ void unpacked_tile(const Int4Call& call, int tile, int row_begin, int row_end) {
             }
             to += GROUP_STEPS * TILE_QUAD;
         }
-        each_block<MAX_INT4_ROWS>(row_begin, row_end, [&](int row, auto size) {
-            unpacked_block<size()>(call, {bytes, scales}, row, begin, end,
+        each_block<most_int4_rows(1)>(row_begin, row_end, reading,
+                                      [&](int row, auto rows, Ahead ahead) {
+            unpacked_block<rows()>(call, {bytes, scales}, row, begin, end, ahead,
                                    y + (row - row_begin) * TILE);
         });
     }
@@ -281,20 +270,28 @@ void unpacked_tile(const Int4Call& call, int tile, int row_begin, int row_end) {
 void linear_int4(const QuantRows& x, const Int4Weights& w, const LinearOut& out, int tile_begin,
                  int tile_end) {
     const Int4Call call = {x, w, out, round_up(w.k, K_MULTIPLE) / GROUP};
-    for (int tile = tile_begin; tile < tile_end; ++tile) {
+    each_tile<MAX_TILES>(tile_begin, tile_end, x.rows > FEW_INT4_ROWS, [&](int tile, auto tiles) {
+        const int next = tile + tiles();
+        const Reading reading = {call.tile(tile), next < tile_end ? call.tile(next) : nullptr,
+                                 call.tile_bytes(), call.groups * GROUP_FETCHES,
+                                 tile == tile_begin};
         if constexpr (MAX_PACKED_ROWS > 0) {
             if (x.rows <= MAX_PACKED_ROWS) {
-                each_block<MAX_INT4_ROWS>(0, x.rows, [&](int row, auto size) {
-                    packed_block<size()>(call, tile, row);
+                each_block<most_int4_rows(tiles())>(0, x.rows, reading,
+                                                    [&](int row, auto rows, Ahead ahead) {
+                    packed_block<rows(), tiles()>(call, tile, row, ahead);
                 });
-                continue;
+                return;
             }
         }
-        for (int row = 0; row < x.rows; row += UNPACKED_ROWS) {
-            const int rest = x.rows - row;
-            unpacked_tile(call, tile, row, row + (rest < UNPACKED_ROWS ? rest : UNPACKED_ROWS));
+        if constexpr (MAX_PACKED_ROWS < 1 << 30) {
+            for (int row = 0; row < x.rows; row += UNPACKED_ROWS) {
+                const int rest = x.rows - row;
+                const int rows = rest < UNPACKED_ROWS ? rest : UNPACKED_ROWS;
+                unpacked_tile(call, tile, row, row + rows, reading);
+            }
         }
-    }
+    });
 }
 
 }  // namespace

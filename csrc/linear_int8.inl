@@ -4,104 +4,112 @@
 namespace paceline {
 namespace {
 
-constexpr int TILE_QUAD = TILE * QUAD;         // bytes of one quad of inputs of a tile
-constexpr int PREFETCH_BYTES = 32 * TILE_QUAD;  // how far ahead of the first pass over a tile
-
-// A stretch of one tile's inputs and the rows that meet it.
+// A stretch of the inputs of one tile, or of tiles that follow each other, and the rows that meet it.
 struct Int8Piece {
-    const int8_t* w;      // [quads, 16, 4]
+    const int8_t* w;      // the first tile's [quads, 16, 4]
+    ptrdiff_t tile_bytes;  // from tile to tile
     const int8_t* a;      // first row's inputs
     ptrdiff_t stride;     // from row to row
     int quads;            // a multiple of 8
-    bool first;           // the first rows to meet the tile: its weights come from memory
+    bool first;           // the first rows to meet the tile
+    Ahead ahead;          // of the first tile; the others' lie tile_bytes on
     const int32_t* sums;  // [rows] sum of each row's inputs; only where SUMS_NEEDED
 };
 
-// Loops over rows live in registers only if what they call is part of them.
-#define ALWAYS_INLINE inline __attribute__((always_inline))
+// `dot` makes the exact products of ROWS rows with TILES tiles, at most MAX_ROWS and MAX_TILES of
+// them: total[row * TILES + tile].
 
-inline int32_t load_quad(const int8_t* a) {
-    int32_t quad;
-    std::memcpy(&quad, a, sizeof quad);
-    return quad;
-}
-
-// --- AVX-512 VNNI -------------------------------------------------------------------------------
+// --- AVX-512 VNNI, AVX-VNNI ---------------------------------------------------------------------
 // The instruction wants one unsigned operand: weights + 128, made once per vector for all rows. The
 // excess of 128 times the sum of a row's inputs is where that row's sum starts from.
-#if defined(__AVX512VNNI__) && defined(__AVX512F__)
+#if (defined(__AVX512VNNI__) && defined(__AVX512F__)) || defined(__AVXVNNI__)
+#define HAS_VNNI
 
+// Adds the products of the unsigned bytes of w and the signed ones of a. Assembly, since gcc copies
+// the accumulators of the intrinsics and runs out of registers: half the speed.
+#if defined(__AVX512VNNI__)
 constexpr int MAX_ROWS = 12;
-constexpr bool SUMS_NEEDED = true;
-struct TileShared {};
+constexpr int MAX_TILES = 2;
+constexpr int VECTORS = 1;  // of a tile's sums
 
-template <int ROWS> inline void dot(const Int8Piece& p, TileShared*, i32x16* total) {
-    constexpr int CHAINS = ROWS >= 8 ? 1 : ROWS >= 4 ? 2 : 4;  // to cover the latency
-    const __m512i flip = _mm512_set1_epi8(-128);
-    __m512i acc[ROWS][CHAINS];
-    for (int r = 0; r < ROWS; ++r) {
-        acc[r][0] = _mm512_set1_epi32(-128 * p.sums[r]);
-        for (int c = 1; c < CHAINS; ++c) {
-            acc[r][c] = _mm512_setzero_si512();
-        }
-    }
-    for (int quad = 0; quad < p.quads; quad += CHAINS) {
-        for (int c = 0; c < CHAINS; ++c) {
-            const int8_t* at = p.w + ptrdiff_t(quad + c) * TILE_QUAD;
-            if (p.first) {
-                __builtin_prefetch(at + PREFETCH_BYTES);
-            }
-            const __m512i w = _mm512_xor_si512(_mm512_loadu_si512(at), flip);
-            for (int r = 0; r < ROWS; ++r) {
-                const int32_t a = load_quad(p.a + r * p.stride + (quad + c) * QUAD);
-                acc[r][c] = _mm512_dpbusd_epi32(acc[r][c], w, _mm512_set1_epi32(a));
-            }
-        }
-    }
-    for (int r = 0; r < ROWS; ++r) {
-        total[r] = {acc[r][0]};
-        for (int c = 1; c < CHAINS; ++c) {
-            total[r] = total[r] + i32x16{acc[r][c]};
-        }
-    }
+ALWAYS_INLINE void add_products(i32x16& total, i32x16 w, i32x16 a) {
+#if defined(PACELINE_EMULATED)
+    total.v = _mm512_dpbusd_epi32(total.v, w.v, a.v);
+#else
+    asm volatile("vpdpbusd %2, %1, %0" : "+v"(total.v) : "v"(w.v), "v"(a.v));
+#endif
 }
-
-// --- AVX-VNNI -----------------------------------------------------------------------------------
-#elif defined(__AVXVNNI__)
-
+ALWAYS_INLINE i32x16 flip_signs(i32x16 w) {
+    return {_mm512_xor_si512(w.v, _mm512_set1_epi8(-128))};
+}
+#else
 constexpr int MAX_ROWS = 6;
+constexpr int MAX_TILES = 1;
+constexpr int VECTORS = 2;
+
+ALWAYS_INLINE void add_products(i32x16& total, i32x16 w, i32x16 a) {
+#if defined(PACELINE_EMULATED)
+    total.lo = _mm256_dpbusd_avx_epi32(total.lo, w.lo, a.lo);
+    total.hi = _mm256_dpbusd_avx_epi32(total.hi, w.hi, a.hi);
+#else
+    asm volatile("%{vex%} vpdpbusd %2, %1, %0" : "+x"(total.lo) : "x"(w.lo), "x"(a.lo));
+    asm volatile("%{vex%} vpdpbusd %2, %1, %0" : "+x"(total.hi) : "x"(w.hi), "x"(a.hi));
+#endif
+}
+ALWAYS_INLINE i32x16 flip_signs(i32x16 w) {
+    const __m256i flip = _mm256_set1_epi8(-128);
+    return {_mm256_xor_si256(w.lo, flip), _mm256_xor_si256(w.hi, flip)};
+}
+#endif
+
 constexpr bool SUMS_NEEDED = true;
 struct TileShared {};
 
-template <int ROWS> inline void dot(const Int8Piece& p, TileShared*, i32x16* total) {
-    constexpr int CHAINS = ROWS >= 3 ? 1 : 2;
-    const __m256i flip = _mm256_set1_epi8(-128);
-    i32x16 acc[ROWS][CHAINS];
+template <int ROWS, int TILES> inline void dot(const Int8Piece& p, TileShared*, i32x16* total) {
+    constexpr int SUMS = ROWS * TILES * VECTORS;
+    constexpr int CHAINS = SUMS >= 8 ? 1 : SUMS >= 4 ? 2 : 4;  // to cover the latency
+    i32x16 acc[ROWS][TILES][CHAINS];
+#pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) {
-        acc[r][0] = splat_i32(-128 * p.sums[r]);
-        for (int c = 1; c < CHAINS; ++c) {
-            acc[r][c] = splat_i32(0);
+#pragma GCC unroll 16
+        for (int t = 0; t < TILES; ++t) {
+            acc[r][t][0] = splat_i32(-128 * p.sums[r]);
+#pragma GCC unroll 16
+            for (int c = 1; c < CHAINS; ++c) {
+                acc[r][t][c] = splat_i32(0);
+            }
         }
     }
     for (int quad = 0; quad < p.quads; quad += CHAINS) {
+#pragma GCC unroll 16
         for (int c = 0; c < CHAINS; ++c) {
-            const __m256i* at =
-                reinterpret_cast<const __m256i*>(p.w + ptrdiff_t(quad + c) * TILE_QUAD);
-            if (p.first) {
-                __builtin_prefetch(reinterpret_cast<const int8_t*>(at) + PREFETCH_BYTES);
+            i32x16 w[TILES];
+#pragma GCC unroll 16
+            for (int t = 0; t < TILES; ++t) {
+                const int8_t* at = p.w + t * p.tile_bytes + ptrdiff_t(quad + c) * TILE_QUAD;
+                p.ahead.fetch(quad + c, t * p.tile_bytes);
+                w[t] = flip_signs(load_i32(reinterpret_cast<const int32_t*>(at)));
             }
-            const __m256i lo = _mm256_xor_si256(_mm256_loadu_si256(at), flip);
-            const __m256i hi = _mm256_xor_si256(_mm256_loadu_si256(at + 1), flip);
+#pragma GCC unroll 16
             for (int r = 0; r < ROWS; ++r) {
-                const __m256i a =
-                    _mm256_set1_epi32(load_quad(p.a + r * p.stride + (quad + c) * QUAD));
-                acc[r][c].lo = _mm256_dpbusd_avx_epi32(acc[r][c].lo, lo, a);
-                acc[r][c].hi = _mm256_dpbusd_avx_epi32(acc[r][c].hi, hi, a);
+                const i32x16 a = splat_i32(load_quad(p.a + r * p.stride + (quad + c) * QUAD));
+#pragma GCC unroll 16
+                for (int t = 0; t < TILES; ++t) {
+                    add_products(acc[r][t][c], w[t], a);
+                }
             }
         }
     }
+#pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) {
-        total[r] = CHAINS == 1 ? acc[r][0] : acc[r][0] + acc[r][CHAINS - 1];
+#pragma GCC unroll 16
+        for (int t = 0; t < TILES; ++t) {
+            i32x16& sum = total[r * TILES + t] = acc[r][t][0];
+#pragma GCC unroll 16
+            for (int c = 1; c < CHAINS; ++c) {
+                sum = sum + acc[r][t][c];
+            }
+        }
     }
 }
 
@@ -114,6 +122,7 @@ template <int ROWS> inline void dot(const Int8Piece& p, TileShared*, i32x16* tot
 #elif defined(__AVX2__)
 
 constexpr int MAX_ROWS = 4;  // 8 rows of half a tile load twice the inputs and are slower
+constexpr int MAX_TILES = 1;
 constexpr bool SUMS_NEEDED = false;
 struct TileShared {
     i32x16 excess;
@@ -165,9 +174,7 @@ ALWAYS_INLINE void dot_quads(const Int8Piece& p, int begin, int quads, i32x16* e
         const i32x16 bytes = load_i32(reinterpret_cast<const int32_t*>(w));
         const i32x16 size = {_mm256_abs_epi8(bytes.lo), _mm256_abs_epi8(bytes.hi)};
         const i32x16 below = {_mm256_cmpgt_epi8(none, bytes.lo), _mm256_cmpgt_epi8(none, bytes.hi)};
-        if (MEET != Meet::later) {
-            __builtin_prefetch(w + PREFETCH_BYTES);
-        }
+        p.ahead.fetch(begin + quad);
         if (MEET == Meet::first) {
             excess_lo += (i16x16)_mm256_maddubs_epi16(size.lo, below.lo);
             excess_hi += (i16x16)_mm256_maddubs_epi16(size.hi, below.hi);
@@ -196,7 +203,7 @@ inline void dot_shared(const Int8Piece& p, i32x16& excess, i32x16* total) {
     }
 }
 
-template <int ROWS> inline void dot(const Int8Piece& p, TileShared* shared, i32x16* total) {
+template <int ROWS, int TILES> inline void dot(const Int8Piece& p, TileShared* shared, i32x16* total) {
     for (int r = 0; r < ROWS; ++r) {
         total[r] = splat_i32(0);
     }
@@ -214,6 +221,7 @@ template <int ROWS> inline void dot(const Int8Piece& p, TileShared* shared, i32x
 #elif defined(__SSE2__) && !defined(PACELINE_PLAIN)
 
 constexpr int MAX_ROWS = 4;
+constexpr int MAX_TILES = 1;
 constexpr bool SUMS_NEEDED = false;
 struct TileShared {};
 
@@ -226,7 +234,7 @@ inline Wide widen(const int8_t* p) {  // 16 bytes to 16 bits each
     return {_mm_unpacklo_epi8(bytes, sign), _mm_unpackhi_epi8(bytes, sign)};
 }
 
-template <int ROWS> inline void dot(const Int8Piece& p, TileShared*, i32x16* total) {
+template <int ROWS, int TILES> inline void dot(const Int8Piece& p, TileShared*, i32x16* total) {
     for (int part = 0; part < 4; ++part) {
         Wide acc[ROWS];  // two outputs each, as the sums of inputs 0-1 and 2-3 of all quads
         for (Wide& each : acc) {
@@ -261,10 +269,11 @@ template <int ROWS> inline void dot(const Int8Piece& p, TileShared*, i32x16* tot
 #elif defined(__ARM_FEATURE_DOTPROD) && !defined(PACELINE_PLAIN)
 
 constexpr int MAX_ROWS = 6;
+constexpr int MAX_TILES = 1;
 constexpr bool SUMS_NEEDED = false;
 struct TileShared {};
 
-template <int ROWS> inline void dot(const Int8Piece& p, TileShared*, i32x16* total) {
+template <int ROWS, int TILES> inline void dot(const Int8Piece& p, TileShared*, i32x16* total) {
     int32x4_t acc[ROWS][4];
     for (int r = 0; r < ROWS; ++r) {
         for (int part = 0; part < 4; ++part) {
@@ -296,10 +305,11 @@ template <int ROWS> inline void dot(const Int8Piece& p, TileShared*, i32x16* tot
 #else
 
 constexpr int MAX_ROWS = 4;
+constexpr int MAX_TILES = 1;
 constexpr bool SUMS_NEEDED = false;
 struct TileShared {};
 
-template <int ROWS> inline void dot(const Int8Piece& p, TileShared*, i32x16* total) {
+template <int ROWS, int TILES> inline void dot(const Int8Piece& p, TileShared*, i32x16* total) {
     int32_t acc[ROWS][TILE] = {};
     for (int quad = 0; quad < p.quads; ++quad) {
         const int8_t* w = p.w + ptrdiff_t(quad) * TILE_QUAD;
@@ -320,38 +330,14 @@ template <int ROWS> inline void dot(const Int8Piece& p, TileShared*, i32x16* tot
 
 // --- all levels ---------------------------------------------------------------------------------
 
-// Bias, alpha and residual, in this order, of one row's 16 outputs from `column` on; the outputs
-// past the last real one go through a copy.
-inline void finish(f32x16 y, const float* bias, const LinearOut& out, int row, int column, int n) {
-    if (bias) {
-        y = y + load(bias + column);
-    }
-    if (out.alpha != 1.0f) {
-        y = y * splat(out.alpha);
-    }
-    const ptrdiff_t at = ptrdiff_t(row) * out.ld + column;
-    if (n - column >= TILE) {
-        if (out.residual) {
-            y = y + load(out.residual + at);
-        }
-        store(out.y + at, y);
-        return;
-    }
-    const size_t bytes = size_t(n - column) * sizeof(float);
-    float lane[TILE] = {};
-    if (out.residual) {
-        std::memcpy(lane, out.residual + at, bytes);
-        y = y + load(lane);
-    }
-    store(lane, y);
-    std::memcpy(out.y + at, lane, bytes);
-}
-
 struct Int8Call {
     const QuantRows& x;
     const Int8Weights& w;
     const LinearOut& out;
     int quads;  // of a row
+
+    ptrdiff_t tile_bytes() const { return ptrdiff_t(quads) * TILE_QUAD; }
+    const int8_t* tile(int index) const { return w.data + index * tile_bytes(); }
 };
 
 // Sum of a row's inputs from `begin` on, `quads` of them; a multiple of GROUP unless all are meant.
@@ -368,8 +354,8 @@ inline int32_t input_sum(const Int8Call& call, int row, int begin, int quads) {
     return sum;
 }
 
-template <int ROWS>
-void int8_products(const Int8Call& call, int tile, int row, int quad, int quads, bool first,
+template <int ROWS, int TILES>
+void int8_products(const Int8Call& call, int tile, int row, int quad, int quads, Ahead ahead,
                    TileShared* shared, i32x16* total) {
     int32_t sums[ROWS] = {};
     if (SUMS_NEEDED) {
@@ -377,48 +363,44 @@ void int8_products(const Int8Call& call, int tile, int row, int quad, int quads,
             sums[r] = input_sum(call, row + r, quad, quads);
         }
     }
-    const int8_t* w = call.w.data + (ptrdiff_t(tile) * call.quads + quad) * TILE_QUAD;
+    const int8_t* w = call.tile(tile) + quad * TILE_QUAD;
     const int8_t* a = call.x.q + ptrdiff_t(row) * call.x.stride + quad * QUAD;
-    dot<ROWS>({w, a, call.x.stride, quads, first, sums}, shared, total);
+    ahead.at += quad * ahead.step;
+    dot<ROWS, TILES>({w, call.tile_bytes(), a, call.x.stride, quads, row == 0, ahead, sums}, shared,
+                     total);
 }
 
-template <int ROWS>
-void int8_block(const Int8Call& call, int tile, int row, TileShared* shared) {
+template <int ROWS, int TILES>
+void int8_block(const Int8Call& call, int tile, int row, Ahead ahead, TileShared* shared) {
     const QuantRows& x = call.x;
-    i32x16 total[ROWS];
-    f32x16 y[ROWS];
+    i32x16 total[ROWS * TILES];
+    f32x16 y[ROWS * TILES];
     if (x.scale_groups == 1) {
-        int8_products<ROWS>(call, tile, row, 0, call.quads, row == 0, shared, total);
-        for (int r = 0; r < ROWS; ++r) {
-            y[r] = to_float(total[r]) * splat(x.scale[row + r]);
+        int8_products<ROWS, TILES>(call, tile, row, 0, call.quads, ahead, shared, total);
+        for (int i = 0; i < ROWS * TILES; ++i) {
+            y[i] = to_float(total[i]) * splat(x.scale[row + i / TILES]);
         }
     } else {
         constexpr int STEP = SCALE_GROUP / QUAD;
-        for (int r = 0; r < ROWS; ++r) {
-            y[r] = zero();
+        for (f32x16& each : y) {
+            each = zero();
         }
         for (int group = 0; group < x.scale_groups; ++group) {
             const int rest = call.quads - group * STEP;
-            int8_products<ROWS>(call, tile, row, group * STEP, rest < STEP ? rest : STEP,
-                                row == 0, nullptr, total);  // shared is only what all inputs make
-            for (int r = 0; r < ROWS; ++r) {
-                const float scale = x.scale[ptrdiff_t(row + r) * x.scale_groups + group];
-                y[r] = fma(to_float(total[r]), splat(scale), y[r]);
+            int8_products<ROWS, TILES>(call, tile, row, group * STEP, rest < STEP ? rest : STEP,
+                                       ahead, nullptr, total);  // shared is what all inputs make
+            for (int i = 0; i < ROWS * TILES; ++i) {
+                const ptrdiff_t at = ptrdiff_t(row + i / TILES) * x.scale_groups + group;
+                y[i] = fma(to_float(total[i]), splat(x.scale[at]), y[i]);
             }
         }
     }
-    const f32x16 scale = load(call.w.scale + tile * TILE);
-    for (int r = 0; r < ROWS; ++r) {
-        finish(y[r] * scale, call.w.bias, call.out, row + r, tile * TILE, call.w.n);
-    }
-}
-
-template <int ROWS>
-inline void int8_rows(int rows, const Int8Call& call, int tile, int row, TileShared* shared) {
-    if (rows == ROWS) {
-        int8_block<ROWS>(call, tile, row, shared);
-    } else if constexpr (ROWS > 1) {
-        int8_rows<ROWS - 1>(rows, call, tile, row, shared);
+    for (int t = 0; t < TILES; ++t) {
+        const f32x16 scale = load(call.w.scale + (tile + t) * TILE);
+        for (int r = 0; r < ROWS; ++r) {
+            finish(y[r * TILES + t] * scale, call.w.bias, call.out, row + r, (tile + t) * TILE,
+                   call.w.n);
+        }
     }
 }
 
@@ -427,16 +409,16 @@ constexpr int FEW_BLOCKS = 2;  // of rows, for which what they could share is no
 void linear_int8(const QuantRows& x, const Int8Weights& w, const LinearOut& out, int tile_begin,
                  int tile_end) {
     const Int8Call call = {x, w, out, round_up(w.k, K_MULTIPLE) / QUAD};
-    const int blocks = (x.rows + MAX_ROWS - 1) / MAX_ROWS;
-    for (int tile = tile_begin; tile < tile_end; ++tile) {
+    each_tile<MAX_TILES>(tile_begin, tile_end, x.rows > MAX_ROWS, [&](int tile, auto tiles) {
+        const int next = tile + tiles();
+        const Reading reading = {call.tile(tile), next < tile_end ? call.tile(next) : nullptr,
+                                 call.tile_bytes(), call.quads, tile == tile_begin};
         TileShared shared = {};
-        int row = 0;
-        for (int block = 0; block < blocks; ++block) {  // of sizes as even as can be
-            const int rows = (x.rows - row) / (blocks - block);
-            int8_rows<MAX_ROWS>(rows, call, tile, row, blocks > FEW_BLOCKS ? &shared : nullptr);
-            row += rows;
-        }
-    }
+        TileShared* share = x.rows > FEW_BLOCKS * MAX_ROWS ? &shared : nullptr;
+        each_block<MAX_ROWS>(0, x.rows, reading, [&](int row, auto rows, Ahead ahead) {
+            int8_block<rows(), tiles()>(call, tile, row, ahead, share);
+        });
+    });
 }
 
 }  // namespace

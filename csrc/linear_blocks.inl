@@ -1,0 +1,112 @@
+// What the linears of all kinds and levels share: how rows and tiles are cut, what is fetched from
+// memory meanwhile, and what is done with a finished sum.
+namespace paceline {
+namespace {
+
+// Loops over rows live in registers only if what they call is part of them.
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+
+constexpr int TILE_QUAD = TILE * QUAD;         // bytes of one quad of inputs of a tile
+constexpr int STREAM_AHEAD = 4096;      // bytes from what is read to what is fetched
+
+// What is fetched into the caches during a pass over a tile: `step` bytes on with each fetch.
+struct Ahead {
+    const int8_t* at;
+    ptrdiff_t step;
+
+    ALWAYS_INLINE void fetch(ptrdiff_t index, ptrdiff_t offset = 0) const {
+        __builtin_prefetch(at + index * step + offset);
+    }
+};
+
+inline int32_t load_quad(const int8_t* a) {
+    int32_t quad;
+    std::memcpy(&quad, a, sizeof quad);
+    return quad;
+}
+
+// Bias, alpha and residual, in this order, of one row's 16 outputs from `column` on; the outputs
+// past the last real one go through a copy.
+inline void finish(f32x16 y, const float* bias, const LinearOut& out, int row, int column, int n) {
+    if (bias) {
+        y = y + load(bias + column);
+    }
+    if (out.alpha != 1.0f) {
+        y = y * splat(out.alpha);
+    }
+    const ptrdiff_t at = ptrdiff_t(row) * out.ld + column;
+    if (n - column >= TILE) {
+        if (out.residual) {
+            y = y + load(out.residual + at);
+        }
+        store(out.y + at, y);
+        return;
+    }
+    const size_t bytes = size_t(n - column) * sizeof(float);
+    float lane[TILE] = {};
+    if (out.residual) {
+        std::memcpy(lane, out.residual + at, bytes);
+        y = y + load(lane);
+    }
+    store(lane, y);
+    std::memcpy(out.y + at, lane, bytes);
+}
+
+// Calls f(std::integral_constant<int, n>()) for n = 1..MOST.
+template <int MOST, typename F> inline void with_number(int n, const F& f) {
+    if constexpr (MOST > 1) {
+        if (n < MOST) {
+            return with_number<MOST - 1>(n, f);
+        }
+    }
+    f(std::integral_constant<int, MOST>());
+}
+
+// The tiles that rows are multiplied with, several side by side or one.
+struct Reading {
+    const void* now;
+    const void* next;  // the tiles after these, or null
+    ptrdiff_t bytes;   // of a tile
+    int fetches;       // that a block makes in each tile
+    bool is_first;     // nobody has fetched these
+};
+
+// Calls block(first row, their number as a constant, what to fetch) for blocks of at most MOST rows.
+// One block alone lets the weights stream by. Of several blocks each fetches its share of the tiles
+// after these, so that the memory is busy while they compute; the first ones' first block streams.
+template <int MOST, typename Block>
+inline void each_block(int begin, int end, const Reading& reading, const Block& block) {
+    const int blocks = (end - begin + MOST - 1) / MOST;
+    const int streaming = blocks == 1 || reading.is_first ? 1 : 0, shares = blocks - streaming;
+    const ptrdiff_t step = (reading.bytes + reading.fetches - 1) / reading.fetches;
+    int row = begin;
+    for (int i = 0; i < blocks; ++i) {
+        const int rows = (end - row) / (blocks - i);  // as even as can be
+        Ahead ahead = {static_cast<const int8_t*>(reading.now), 0};
+        if (i < streaming) {
+            ahead = {ahead.at + STREAM_AHEAD, step};
+        } else if (reading.next) {
+            ahead = {static_cast<const int8_t*>(reading.next) +
+                         reading.bytes / shares * (i - streaming),
+                     (step + shares - 1) / shares};
+        }
+        with_number<MOST>(rows, [&](auto count) { block(row, count, ahead); });
+        row += rows;
+    }
+}
+
+// Calls tiles(first, their number as a constant) for tiles begin..end - 1: MOST side by side, or
+// one at a time.
+template <int MOST, typename Tiles>
+inline void each_tile(int begin, int end, bool several, const Tiles& tiles) {
+    int tile = begin;
+    for (; several && tile + MOST <= end; tile += MOST) {
+        tiles(tile, std::integral_constant<int, MOST>());
+    }
+    for (; tile < end; ++tile) {
+        tiles(tile, std::integral_constant<int, 1>());
+    }
+}
+
+}  // namespace
+}  // namespace paceline
