@@ -145,7 +145,10 @@ def number(value: float | None, digits: int = 2) -> str:
 
 
 def device_name(device: str) -> str:
-    """The accelerator's name, or the processor's with its number of cores."""
+    """The accelerator's name, or the processor's with its number of cores.
+
+    Clouds give processors of several generations one name, so 8-bit dot products are part of it.
+    """
     import torch
 
     if device.startswith("cuda"):
@@ -153,8 +156,10 @@ def device_name(device: str) -> str:
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
-        found = re.search(r"^model name\s*: *(.+)$", cpuinfo.read_text(), re.MULTILINE)
+        text = cpuinfo.read_text()
+        found = re.search(r"^model name\s*: *(.+)$", text, re.MULTILINE)
         model = found[1] if found else model
+        model += " with AVX-512 VNNI" if re.search(r"\bavx512_vnni\b", text) else ""
     return f"{re.sub(r'[(]R[)]|[(]TM[)]', '', model)}, {os.cpu_count()} cores"
 
 

@@ -52,6 +52,14 @@ inline void finish(f32x16 y, const float* bias, const LinearOut& out, int row, i
     std::memcpy(out.y + at, lane, bytes);
 }
 
+// Fetches what `finish` will touch of so many rows, so that it does not wait for memory.
+ALWAYS_INLINE void fetch_outputs(const LinearOut& out, int row, int rows, int column) {
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; ++r) {
+        __builtin_prefetch(out.y + ptrdiff_t(row + r) * out.ld + column, 1);
+    }
+}
+
 // Calls f(std::integral_constant<int, n>()) for n = 1..MOST.
 template <int MOST, typename F> inline void with_number(int n, const F& f) {
     if constexpr (MOST > 1) {

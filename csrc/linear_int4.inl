@@ -210,6 +210,7 @@ void packed_block(const Int4Call& call, int tile, int row, Ahead ahead) {
     PackedGroups w[TILES];
     for (int t = 0; t < TILES; ++t) {
         w[t] = {call.tile(tile + t)};
+        fetch_outputs(call.out, row, ROWS, (tile + t) * TILE);
     }
     f32x16 y[ROWS * TILES];
     for (f32x16& each : y) {

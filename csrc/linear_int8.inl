@@ -375,6 +375,10 @@ void int8_block(const Int8Call& call, int tile, int row, Ahead ahead, TileShared
     const QuantRows& x = call.x;
     i32x16 total[ROWS * TILES];
     f32x16 y[ROWS * TILES];
+    for (int t = 0; t < TILES; ++t) {
+        __builtin_prefetch(call.w.scale + (tile + t) * TILE);
+        fetch_outputs(call.out, row, ROWS, (tile + t) * TILE);
+    }
     if (x.scale_groups == 1) {
         int8_products<ROWS, TILES>(call, tile, row, 0, call.quads, ahead, shared, total);
         for (int i = 0; i < ROWS * TILES; ++i) {
