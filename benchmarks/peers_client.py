@@ -64,7 +64,7 @@ def _openvino(name: str) -> Options:
     return {"model": str(target), "draft": str(draft)}
 
 
-OWN = ("draft 4", "draft 8", "tree 4", "lookup 8", "both 4", "default")
+OWN = ("draft 4", "draft 8", "tree 4", "tree 8", "lookup 8", "both 4", "both 8", "all 8", "default")
 FEW = ("draft 4", "lookup 4")
 THEIRS = ("draft 2", "draft 4", "draft 8", "lookup 4", "lookup 8")
 ENGINES = {

@@ -17,8 +17,10 @@ from paceline import LLM, SamplingParams
 from paceline.commands.resolve import default_speculative_config, without_memory
 from paceline.config import DTYPES
 from paceline.engine.engine import Engine
+from paceline.models.embedded import embedded_ngram_model
 from paceline.request import StepOutput
 from paceline.span import Span
+from paceline.speculative_parsing import parse_speculative_config
 
 MAX_MODEL_LEN = 1024
 MAX_NUM_SEQS = 16
@@ -135,12 +137,16 @@ class Paceline:
             "num_speculative_tokens": int(most or 4),
             "dtype": self.options["dtype"],
         }
-        tree = {**draft, "max_tree_nodes": 8, "max_branching": 3}
+        depth = draft["num_speculative_tokens"]
+        tree = {**draft, "max_tree_nodes": 2 * depth, "max_branching": 3}
         lookup = {"method": "prompt_lookup", "num_speculative_tokens": int(most or 8)}
         known = {"plain": None, "draft": draft, "tree": tree, "lookup": lookup}
         # Every mode runs the same prompts, so none may draft from what another answered.
         default = without_memory(default_speculative_config(self.llm.model))
-        known |= {"both": [tree, lookup], "default": default}
+        # The inflated target says what the embedded one does, whose n-gram model this is.
+        ngrams = {"method": "ngram_model", "model": embedded_ngram_model()}
+        everything = parse_speculative_config([{"method": "suffix"}, ngrams, tree])
+        known |= {"both": [tree, lookup], "default": default, "all": without_memory(everything)}
         return known[method]
 
     def generate(self, mode: str, prompt: dict[str, Any], max_tokens: int) -> dict[str, Any]:

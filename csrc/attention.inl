@@ -485,9 +485,24 @@ void attend(const AttentionShape& shape, const KvLayer& layer, const AttentionSp
     }
 }
 
+// Sixteen values of a head from the `at`-th on.
+inline void store_values(const AttentionShape& shape, f32x16 values, int at, float* y) {
+    alignas(64) float lane[LANES];
+    store(lane, values);
+    const int n = at_most(LANES, shape.head_dim - at);
+    std::memcpy(y + at, lane, sizeof(float) * static_cast<size_t>(n));
+}
+
 void merge(const AttentionShape& shape, const float* partials, int stride, int first, int last,
            float* y) {
     const auto partial = [&](int chunk) { return partials + static_cast<size_t>(chunk) * stride; };
+    if (first == last) {  // its weight is e^0: the same bits
+        const f32x16 total = splat(partial(first)[1]);
+        for (int d = 0; d < shape.head_dim; d += LANES) {
+            store_values(shape, load(partial(first) + TILE + d) / total, d, y);
+        }
+        return;
+    }
     float highest = -__builtin_inff();
     for (int chunk = first; chunk <= last; ++chunk) {
         highest = partial(chunk)[0] > highest ? partial(chunk)[0] : highest;
@@ -508,10 +523,7 @@ void merge(const AttentionShape& shape, const float* partials, int stride, int f
             }
         }
         for (int c = 0; c < 4; ++c) {
-            alignas(64) float lane[LANES];
-            store(lane, values[c] / total);
-            const int n = at_most(LANES, shape.head_dim - at[c]);
-            std::memcpy(y + at[c], lane, sizeof(float) * static_cast<size_t>(n));
+            store_values(shape, values[c] / total, at[c], y);
         }
     }
 }

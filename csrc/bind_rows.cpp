@@ -212,8 +212,10 @@ auto rotary_kv(const Rows& qkv, const Rows& cos, const Rows& sin,
         const RotaryArgs rotary{cos.data() + row * rotary_dim, sin.data() + row * rotary_dim,
                                 size_of(rotary_dim), q_weight, k_weight, eps};
         const int slot = slots.data()[row];
-        kernels().rotary_kv(qkv.data() + row * qkv.shape(1), shape, rotary, layer, slot / TILE,
-                            slot % TILE, q.get() + row * width);
+for (int kv_head = 0; kv_head < kv_heads; ++kv_head) {
+            kernels().rotary_kv(qkv.data() + row * qkv.shape(1), shape, rotary, layer, slot / TILE,
+                                slot % TILE, kv_head, q.get() + row * width);
+        }
     }
     return to_numpy(std::move(q), {rows, width / head_dim, static_cast<size_t>(head_dim)});
 }

@@ -12,6 +12,8 @@ constexpr int SLICE_ROWS = 128;        // bounds the buffers; weights are read o
 constexpr int VECTORS_PER_BLOCK = 32;  // query vectors that share the loads of a key tile
 constexpr size_t PARTIAL_FLOATS = 2 << 20;
 constexpr int PIECES_PER_THREAD = 8;
+constexpr int TILES_TOGETHER = 2;  // that a linear computes side by side
+constexpr int ROTARY_ROWS = 32;  // that one piece of work turns
 constexpr int HEAD_TILES = 32;  // tiles of logits that the greedy head holds at a time
 
 }  // namespace
@@ -192,7 +194,8 @@ void Decoder::plan_attention(const Batch& batch, const Slice& slice) {
 
 void Decoder::linear(Team& team, const Linear& weights, const QuantRows& x, const LinearOut& out) {
     const int tiles = weights.tiles();
-    const int per_piece = std::max(1, tiles / (team.size() * PIECES_PER_THREAD));
+    const int share = std::max(1, tiles / (team.size() * PIECES_PER_THREAD));
+    const int per_piece = round_up(share, TILES_TOGETHER);
     team.each((tiles + per_piece - 1) / per_piece, [&](int piece) {
         const int begin = piece * per_piece;
         weights.run(x, out, begin, std::min(begin + per_piece, tiles));
@@ -253,15 +256,20 @@ void Decoder::attention(Team& team, const Batch& batch, const Slice& slice,
     shape.window = layer.sliding ? shape.window : 0;
     const int rows = slice.end - slice.first, heads = shape.heads;
     linear(team, layer.qkv, in_hidden_, {qkv_.get(), nullptr, ld_qkv_, 1.0f});
-    team.each(rows, [&](int row) {
-        const int at = slice.first + row;
-        const RotaryTable& table = layer.rotary;
-        const size_t offset = static_cast<size_t>(batch.rows[at].position) * table.dim;
-        const RotaryArgs args{table.cos + offset, table.sin + offset, table.dim,
-                              layer.q_norm,       layer.k_norm,       shape_.norm_eps};
-        kernels().rotary_kv(qkv_.get() + static_cast<size_t>(row) * ld_qkv_, shape, args, kv,
-                            batch.write_slots[at] / TILE, batch.write_slots[at] % TILE,
-                            q_.get() + static_cast<size_t>(row) * ld_q_);
+    // By heads, since the keys of neighbouring tokens share lines that two threads would fight for.
+    const int parts = (rows + ROTARY_ROWS - 1) / ROTARY_ROWS;
+    team.each(shape.kv_heads * parts, [&](int piece) {
+        const int first = piece % parts * ROTARY_ROWS;
+        for (int row = first; row < std::min(first + ROTARY_ROWS, rows); ++row) {
+            const int at = slice.first + row;
+            const RotaryTable& table = layer.rotary;
+            const size_t offset = static_cast<size_t>(batch.rows[at].position) * table.dim;
+            const RotaryArgs args{table.cos + offset, table.sin + offset, table.dim,
+                                  layer.q_norm,       layer.k_norm,       shape_.norm_eps};
+            kernels().rotary_kv(qkv_.get() + static_cast<size_t>(row) * ld_qkv_, shape, args, kv,
+                                batch.write_slots[at] / TILE, batch.write_slots[at] % TILE,
+                                piece / parts, q_.get() + static_cast<size_t>(row) * ld_q_);
+        }
     });
     const int stride = partial_stride(shape), row_stride = chunks_ * stride;
     for (const Pass& pass : passes_) {

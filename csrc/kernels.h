@@ -125,9 +125,10 @@ struct Kernels {
     void (*vector_tanh)(const float* x, int n, float* y);
     // Row of an int8 weight's packed tiles, dequantised: y[k] = w[row, k] * scale[row] * multiplier.
     void (*gather_int8)(const Int8Weights&, int row, float multiplier, float* y);
-    // One row of the fused qkv: qk-norm, rotary; q [heads, head_dim] to `q`, k and v to the slot.
+    // One KV head of one row of the fused qkv, with its query heads: qk-norm, rotary; queries into
+    // `q` [heads, head_dim], key and value into the slot.
     void (*rotary_kv)(const float* qkv, const AttentionShape&, const RotaryArgs&, const KvLayer&,
-                      int block, int lane, float* q);
+                      int block, int lane, int kv_head, float* q);
 
     // --- attention of `count` consecutive rows of one span with one KV head over one key chunk.
     // q: row r's query heads at q + r * q_stride, [heads, head_dim]. Partial results of row r and

@@ -31,17 +31,21 @@ inline void store_part(float* p, f32x16 a, int count) {
 // quotient rounds to more than 127. A NaN or inf makes the scale NaN, and with it all that is ever
 // computed from these inputs: 0 * x is not 0 for those alone, whereas max() loses a NaN.
 inline float quantize_group(const float* x, int steps, int8_t* q) {
-    f32x16 largest = zero(), poison = zero();
-    for (int i = 0; i < steps; ++i) {
-        const f32x16 a = load(x + i * LANES);
-        largest = max(largest, abs(a));
-        poison = fma(a, zero(), poison);
+    constexpr int CHAINS = 4;  // none of which depends on the order
+    f32x16 largest[CHAINS] = {zero(), zero(), zero(), zero()};
+    f32x16 poison[CHAINS] = {zero(), zero(), zero(), zero()};
+    for (int i = 0; i < steps; i += CHAINS) {
+        for (int c = 0; c < CHAINS && i + c < steps; ++c) {
+            const f32x16 a = load(x + (i + c) * LANES);
+            largest[c] = max(largest[c], abs(a));
+            poison[c] = fma(a, zero(), poison[c]);
+        }
     }
-    if (sum(poison) != 0.0f) {
+    if (sum((poison[0] + poison[1]) + (poison[2] + poison[3])) != 0.0f) {
         std::memset(q, 0, static_cast<size_t>(steps) * LANES);
         return __builtin_nanf("");
     }
-    float scale = max_lane(largest) / 127.0f;
+    float scale = max_lane(max(max(largest[0], largest[1]), max(largest[2], largest[3]))) / 127.0f;
     scale = scale < 1e-30f ? 1e-30f : scale;
     const f32x16 divisor = splat(scale);
     for (int i = 0; i < steps; ++i) {
@@ -160,69 +164,97 @@ void gather_int8(const Int8Weights& weights, int row, float multiplier, float* y
 
 // --- rotary embedding and the cache -------------------------------------------------------------
 
-// out = x cos + swapped(x) sin, where swapped exchanges the halves of the first `width` elements;
-// the product with cos is rounded, the one with sin fused into the sum. cos and sin are padded.
-inline void rotate(float* head, const float* cos, const float* sin, int width) {
-    alignas(64) float swapped[MAX_HEAD_DIM];
+// y = x cos + swapped(x) sin, where swapped exchanges the halves of the first `width` of `dim`
+// elements and the others pass through; the product with cos is rounded, the one with sin fused into
+// the sum. cos and sin are padded. x and y do not overlap.
+inline void rotate(const float* x, const float* cos, const float* sin, int width, int dim,
+                   float* y) {
     const int half = width / 2;
+    std::memcpy(y + width, x + width, sizeof(float) * static_cast<size_t>(dim - width));
+    if (half % LANES == 0) {
+        for (int at = 0; at < half; at += LANES) {
+            const f32x16 low = load(x + at), high = load(x + half + at);
+            store(y + at, fma(high, load(sin + at), low * load(cos + at)));
+            store(y + half + at, fma(low, load(sin + half + at), high * load(cos + half + at)));
+        }
+        return;
+    }
+    alignas(64) float swapped[MAX_HEAD_DIM], lane[LANES];
     const size_t half_bytes = sizeof(float) * static_cast<size_t>(half);
-    std::memcpy(swapped, head + half, half_bytes);
-    std::memcpy(swapped + half, head, half_bytes);
+    std::memcpy(swapped, x + half, half_bytes);
+    std::memcpy(swapped + half, x, half_bytes);
     for (int at = 0; at < width; at += LANES) {
         const int left = width - at;
-        const f32x16 product = load_part(head + at, left) * load(cos + at);
-        const f32x16 out = fma(load_part(swapped + at, left), load(sin + at), product);
-        if (left >= LANES) {
-            store(head + at, out);
-        } else {  // what follows passes through
-            alignas(64) float lane[LANES];
-            store(lane, out);
-            std::memcpy(head + at, lane, sizeof(float) * static_cast<size_t>(left));
-        }
+        const f32x16 product = load_part(x + at, left) * load(cos + at);
+        store(lane, fma(load_part(swapped + at, left), load(sin + at), product));
+        std::memcpy(y + at, lane, sizeof(float) * static_cast<size_t>(left < LANES ? left : LANES));
     }
 }
 
-// `count` values to every `step`-th element of a cache, from element `at` on.
-inline void write_cache(void* cache, bool bf16, size_t at, size_t step, const float* x,
-                        int count) {
-    for (int i = 0; i < count; ++i) {
-        if (bf16) {
-            static_cast<uint16_t*>(cache)[at + i * step] = to_bf16(x[i]);
+// A KV head's `dim` values, padded to whole vectors with zeros, to every `step`-th element.
+template <typename E> inline void write_cache(E* at, size_t step, const float* x, int dim) {
+    alignas(64) E values[MAX_HEAD_DIM];
+    for (int i = 0; i < dim; i += LANES) {
+        if constexpr (sizeof(E) == sizeof(uint16_t)) {
+            store_bf16(values + i, load(x + i));
         } else {
-            static_cast<float*>(cache)[at + i * step] = x[i];
+            store(values + i, load(x + i));
         }
     }
+    if (step == 1) {
+        std::memcpy(at, values, sizeof(E) * static_cast<size_t>(dim));
+        return;
+    }
+    for (int i = 0; i < dim; ++i) {
+        at[static_cast<size_t>(i) * step] = values[i];
+    }
+}
+
+// A lane of K has an element in every line of its block and head, and none may be in the caches.
+template <typename E> inline void fetch_keys(const E* k, int dim) {
+    constexpr int LINE = 64 / sizeof(E);
+    for (int at = 0; at < dim * TILE; at += LINE) {
+        __builtin_prefetch(k + at, 1);
+    }
+}
+
+template <typename E>
+void rotary_kv_as(const float* qkv, const AttentionShape& shape, const RotaryArgs& rotary, E* k,
+                  E* v, int block, int lane, int kv_head, float* q) {
+    const int dim = shape.head_dim, group = shape.heads / shape.kv_heads;
+    const size_t at = static_cast<size_t>(block) * shape.kv_heads + kv_head;
+    k += at * dim * TILE;
+    v += (at * TILE + lane) * shape.v_stride;
+    fetch_keys(k, dim);
+    alignas(64) float cos[MAX_HEAD_DIM] = {}, sin[MAX_HEAD_DIM] = {};
+    alignas(64) float normed[MAX_HEAD_DIM], head[MAX_HEAD_DIM] = {};
+    std::memcpy(cos, rotary.cos, sizeof(float) * static_cast<size_t>(rotary.rotary_dim));
+    std::memcpy(sin, rotary.sin, sizeof(float) * static_cast<size_t>(rotary.rotary_dim));
+    const auto turn = [&](int index, const float* norm, float* y) {
+        const float* x = qkv + static_cast<size_t>(index) * dim;
+        if (norm) {
+            rms_norm(x, norm, rotary.eps, dim, normed);
+        }
+        rotate(norm ? normed : x, cos, sin, rotary.rotary_dim, dim, y);
+    };
+    for (int h = kv_head * group; h < (kv_head + 1) * group; ++h) {
+        turn(h, rotary.q_norm, q + static_cast<size_t>(h) * dim);
+    }
+    turn(shape.heads + kv_head, rotary.k_norm, head);
+    write_cache(k + lane, TILE, head, dim);
+    const size_t value = static_cast<size_t>(shape.heads + shape.kv_heads + kv_head) * dim;
+    std::memcpy(head, qkv + value, sizeof(float) * static_cast<size_t>(dim));
+    write_cache(v, 1, head, shape.v_stride);  // past `dim` the head is zero
 }
 
 void rotary_kv(const float* qkv, const AttentionShape& shape, const RotaryArgs& rotary,
-               const KvLayer& layer, int block, int lane, float* q) {
-    const int dim = shape.head_dim;
-    const size_t bytes = sizeof(float) * static_cast<size_t>(dim);
-    alignas(64) float cos[MAX_HEAD_DIM] = {}, sin[MAX_HEAD_DIM] = {}, head[MAX_HEAD_DIM] = {};
-    std::memcpy(cos, rotary.cos, sizeof(float) * static_cast<size_t>(rotary.rotary_dim));
-    std::memcpy(sin, rotary.sin, sizeof(float) * static_cast<size_t>(rotary.rotary_dim));
-    const auto turned = [&](const float* norm) {
-        std::memcpy(head, qkv, bytes);
-        if (norm) {
-            rms_norm(head, norm, rotary.eps, dim, head);
-        }
-        rotate(head, cos, sin, rotary.rotary_dim);
-        qkv += dim;
-    };
-    for (int h = 0; h < shape.heads; ++h) {
-        turned(rotary.q_norm);
-        std::memcpy(q + static_cast<size_t>(h) * dim, head, bytes);
-    }
-    const size_t first = static_cast<size_t>(block) * shape.kv_heads;  // head of the block
-    for (int h = 0; h < shape.kv_heads; ++h) {
-        turned(rotary.k_norm);
-        write_cache(layer.k, layer.bf16, (first + h) * dim * TILE + lane, TILE, head, dim);
-    }
-    for (int h = 0; h < shape.kv_heads; ++h, qkv += dim) {
-        float value[MAX_HEAD_DIM] = {};
-        std::memcpy(value, qkv, bytes);
-        write_cache(layer.v, layer.bf16, ((first + h) * TILE + lane) * shape.v_stride, 1, value,
-                    shape.v_stride);
+               const KvLayer& layer, int block, int lane, int kv_head, float* q) {
+    if (layer.bf16) {
+        rotary_kv_as(qkv, shape, rotary, static_cast<uint16_t*>(layer.k),
+                     static_cast<uint16_t*>(layer.v), block, lane, kv_head, q);
+    } else {
+        rotary_kv_as(qkv, shape, rotary, static_cast<float*>(layer.k),
+                     static_cast<float*>(layer.v), block, lane, kv_head, q);
     }
 }
 

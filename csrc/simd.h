@@ -363,6 +363,27 @@ inline void store_i8(int8_t* p, i32x16 a) {
 inline f32x16 zero() { return splat(0.0f); }
 
 // The fixed tree of a sum over lanes.
+#if defined(__AVX2__) || defined(__AVX512F__)
+#if defined(__AVX512F__)
+inline __m256 lower(f32x16 a) { return _mm512_castps512_ps256(a.v); }
+inline __m256 upper(f32x16 a) { return _mm512_extractf32x8_ps(a.v, 1); }
+#else
+inline __m256 lower(f32x16 a) { return a.lo; }
+inline __m256 upper(f32x16 a) { return a.hi; }
+#endif
+inline float sum(f32x16 a) {
+    const __m256 eight = _mm256_add_ps(lower(a), upper(a));
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+inline float max_lane(f32x16 a) {  // of two lanes the first where either is NaN
+    const __m256 eight = _mm256_max_ps(upper(a), lower(a));
+    const __m128 four = _mm_max_ps(_mm256_extractf128_ps(eight, 1), _mm256_castps256_ps128(eight));
+    const __m128 two = _mm_max_ps(_mm_movehl_ps(four, four), four);
+    return _mm_cvtss_f32(_mm_max_ss(_mm_movehdup_ps(two), two));
+}
+#else
 inline float sum(f32x16 a) {
     alignas(64) float lane[LANES];
     store(lane, a);
@@ -384,6 +405,7 @@ inline float max_lane(f32x16 a) {
     }
     return lane[0];
 }
+#endif
 
 inline uint16_t to_bf16(float x) {  // to nearest, half to even; a NaN stays one
     uint32_t bits;
@@ -392,6 +414,24 @@ inline uint16_t to_bf16(float x) {  // to nearest, half to even; a NaN stays one
         return static_cast<uint16_t>(bits >> 16 | 0x40);
     }
     return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+inline void store_bf16(uint16_t* p, f32x16 a) {  // as to_bf16
+    int32_t lane[LANES];
+    if (bits_of(equal(a, a)) == 0xffff) {
+        const i32x16 bits = as_int(a);
+        const i32x16 odd = shift_right<16>(bits) & splat_i32(1);
+        store_i32(lane, shift_right<16>(bits + splat_i32(0x7fff) + odd));
+    } else {
+        float value[LANES];
+        store(value, a);
+        for (int i = 0; i < LANES; ++i) {
+            lane[i] = to_bf16(value[i]);
+        }
+    }
+    for (int i = 0; i < LANES; ++i) {
+        p[i] = static_cast<uint16_t>(lane[i]);
+    }
 }
 
 inline float from_bf16(uint16_t h) {

@@ -145,7 +145,7 @@ def build_engine(
     if find_table is not None:
         name, shape = checkpoint.name, checkpoint.config
         table = find_table(name, shape, ops, config.dtype, config.kv_cache_dtype)
-    cost = CostModel(table)
+    cost = CostModel(table, ops=ops.name)
     planner = PLANNERS[config.planner](cost, None, config.objective)
     stops = checkpoint.config.eos_token_ids
     engine = Engine(runner, config, proposers, stops, planner, cost)

@@ -40,12 +40,15 @@ class CostModel:
     Args:
         table: of this machine and model; None where there is no profile.
         learns: False freezes the predictions: :meth:`observe` does nothing.
+        ops: name of the model's operations; what is assumed without a profile depends on them.
     """
 
-    def __init__(self, table: CostTable | None = None, *, learns: bool = True) -> None:
+    def __init__(
+        self, table: CostTable | None = None, *, learns: bool = True, ops: str = ""
+    ) -> None:
         self.has_profile = table is not None
         """False where the table is only the prior."""
-        self.table = prior_table() if table is None else table
+        self.table = prior_table(ops) if table is None else table
         self.learns = learns
         trust = MEASURED if self.has_profile else ASSUMED
         self._correction = Correction(trust, self.table.is_relative)

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 from functools import cache
+from statistics import geometric_mean
 
 from paceline.policy.cost_points import CostPoint
 from paceline.policy.cost_table import CostTable
 
-_RATIOS = {1: 1.0, 2: 1.12, 4: 1.25, 8: 1.53, 16: 2.65, 32: 4.77}
-"""Time of a forward of so many rows over that of one row.
+_WIDTHS = (1, 2, 4, 8, 16, 32)
+_RATIOS = {
+    "native avx512vnni": (1.0, 1.13, 1.20, 1.37, 1.92, 2.88),
+    "native avx2": (1.0, 1.04, 1.15, 1.87, 4.14, 7.11),
+}
+"""Time of a forward of so many rows over that of one row, by the operations that compute it.
 
-The geometric mean of two measured curves of int8 forwards of a 0.5 B model with two threads: on a
-processor with AVX2 (1.15, 1.35, 1.87, 4.14, 7.11) and on one with AVX-512 VNNI (1.1, 1.15, 1.25,
-1.7, 3.2). Reading the weights bounds the narrow steps, arithmetic the wide ones: beyond the last
-point every row costs the same.
+Medians of int8 forwards of a 0.5 B model with two threads (``benchmarks/peers.py``): on AMD Zen 5
+the geometric mean over contexts of 64 and 512, on AMD Zen 3 at 64. Reading the weights bounds the
+narrow steps, arithmetic the wide ones: beyond the last point every row costs the same.
 """
 
 
 @cache
-def prior_table() -> CostTable:
-    """In plain steps; every row sampled or not, at every context, of any number of requests."""
-    points = [CostPoint(1, 0, width, width, ratio) for width, ratio in _RATIOS.items()]
+def prior_table(ops: str = "") -> CostTable:
+    """In plain steps; every row sampled or not, at every context, of any number of requests.
+
+    Args:
+        ops: name of the model's operations; others are taken to be between those that are known.
+    """
+    known = [_RATIOS[ops]] if ops in _RATIOS else list(_RATIOS.values())
+    points = []
+    for width, ratios in zip(_WIDTHS, zip(*known, strict=True), strict=True):
+        points.append(CostPoint(1, 0, width, width, geometric_mean(ratios)))
     return CostTable("assumed: nothing was measured", points, is_relative=True)

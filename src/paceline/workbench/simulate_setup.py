@@ -129,7 +129,7 @@ class _Costs:
                 f"there is no profile of {name} on this machine: what wide steps cost is assumed; "
                 "measure it with paceline profile, or name one with --cost"
             )
-        return found or prior_table()
+        return found or prior_table(self.ops.name)
 
     def of_drafts(
         self,
