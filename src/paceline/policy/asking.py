@@ -93,6 +93,8 @@ class Asking:
         """
         if not requests:
             return False
+        if any(map(asks_for_drafts, requests)):
+            return True
         for name, source in self._sources.items():
             request_ids = [each.request_id for each in requests if source.applies(each)]
             if request_ids and (

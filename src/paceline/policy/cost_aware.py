@@ -97,18 +97,10 @@ class CostAwarePlanner:
         if self._lateness is not None:
             self._lateness.begin(requests)
         self._is_open = True
-        is_forced, willing = False, list[Request]()
-        for request in requests:
-            wish = request.params.speculative
-            if wish.enabled:
-                willing.append(request)
-                if wish.num_speculative_tokens:
-                    is_forced = True
-        if is_forced:
-            self._ledger.settle()
-        elif self._ledger.is_resting(willing):
+        if self._ledger.is_resting(requests):
             self._step = UNPLANNED
             return False
+        is_forced = any(map(asks_for_drafts, requests))
         self._step = PlannedStep(step, requests, began=time.perf_counter())
         self._step.plain_ms = self._padding.predict(step)
         is_mixed = step.requests > len(requests)
@@ -261,12 +253,14 @@ class CostAwarePlanner:
             report = StepReport(report.shape, forward_ms, total_ms, *report[3:])
         if self._lateness is not None:
             self._lateness.passed(report.total_ms)
+        longer = 0.0
         if step is UNPLANNED:
             self._ledger.note(report)
         else:
             self._ledger.book(report, step)
+            longer = self._longer(step, report.shape)
         if self._fairness is not None:
-            self._fairness.passed(1.0 + self._longer(step, report.shape))
+            self._fairness.passed(1.0 + longer)
 
     def _longer(self, step: PlannedStep, shape: StepShape) -> float:
         """Plain steps by which drafts made the step longer; predicted, for clocks have hiccups."""

@@ -45,9 +45,10 @@ class Ledger:
         if request_ids == self._resting and self._rest_ms > 0.0:
             return True
         self.settle()
-        if self._asking.is_anyone_worth_asking(requests):
+        willing = [request for request in requests if request.params.speculative.enabled]
+        if self._asking.is_anyone_worth_asking(willing):
             return False
-        self._resting, self._rest_ms = request_ids, self._asking.rest_ms(requests)
+        self._resting, self._rest_ms = request_ids, self._asking.rest_ms(willing)
         return True
 
     def note(self, report: StepReport) -> None:
