@@ -95,20 +95,6 @@ struct QueryBlock {
     int same_begin, same_end;  // straight keys of all of them
 };
 
-template <int N> struct Count {
-    static constexpr int value = N;
-};
-
-// Calls f(Count<n>()) for n = 1..QUERY_BLOCK.
-template <int N = QUERY_BLOCK, typename F> inline void with_count(int n, const F& f) {
-    if constexpr (N > 1) {
-        if (n < N) {
-            return with_count<N - 1>(n, f);
-        }
-    }
-    f(Count<N>());
-}
-
 // Scores of R queries with tiles tile_begin..tile_end - 1, to `scores` + query * stride + position
 // - origin. A short last group repeats its last tile.
 template <int R, typename E>
@@ -308,7 +294,7 @@ void add_range(const HeadCache<E>& cache, const Query* queries, int count, const
             ++key;
         }
     }
-    with_count(count, [&](auto n) {
+    with_number<QUERY_BLOCK>(count, [&](auto n) {
         add_values<decltype(n)::value>(queries, scores + begin - cache.origin, runs, num_runs,
                                        cache.v_stride);
     });
@@ -382,7 +368,7 @@ void attend_queries(HeadCache<E> cache, const AttentionShape& shape, const Query
             const int begin = at_least(tile, block->tile_begin);
             const int end = at_most(tile + step, block->tile_end);
             if (begin < end) {
-                with_count(block->count, [&](auto n) {
+                with_number<QUERY_BLOCK>(block->count, [&](auto n) {
                     score_tiles<decltype(n)::value>(
                         cache, queries + block->first, begin, end, shape.scale,
                         scores + block->first * SCORE_STRIDE, SCORE_STRIDE, cache.origin);
@@ -391,7 +377,7 @@ void attend_queries(HeadCache<E> cache, const AttentionShape& shape, const Query
         }
     }
     for (const QueryBlock* block = blocks; block < blocks + num_blocks; ++block) {
-        with_count(block->count, [&](auto n) {
+        with_number<QUERY_BLOCK>(block->count, [&](auto n) {
             score_paths<decltype(n)::value>(cache, queries + block->first, shape.scale,
                                             scores + block->first * SCORE_STRIDE);
         });

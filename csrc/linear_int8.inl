@@ -6,14 +6,14 @@ namespace {
 
 // A stretch of the inputs of one tile, or of tiles that follow each other, and the rows that meet it.
 struct Int8Piece {
-    const int8_t* w;      // the first tile's [quads, 16, 4]
+    const int8_t* w;       // the first tile's [quads, 16, 4]
     ptrdiff_t tile_bytes;  // from tile to tile
-    const int8_t* a;      // first row's inputs
-    ptrdiff_t stride;     // from row to row
-    int quads;            // a multiple of 8
-    bool first;           // the first rows to meet the tile
-    Ahead ahead;          // of the first tile; the others' lie tile_bytes on
-    const int32_t* sums;  // [rows] sum of each row's inputs; only where SUMS_NEEDED
+    const int8_t* a;       // first row's inputs
+    ptrdiff_t stride;      // from row to row
+    int quads;             // a multiple of 8
+    bool first;            // the first rows to meet the tile
+    Ahead ahead;           // of the first tile; the others' lie tile_bytes on
+    const int32_t* sums;   // [rows] sum of each row's inputs; only where SUMS_NEEDED
 };
 
 // `dot` makes the exact products of ROWS rows with TILES tiles, at most MAX_ROWS and MAX_TILES of
@@ -26,7 +26,7 @@ struct Int8Piece {
 #define HAS_VNNI
 
 // Adds the products of the unsigned bytes of w and the signed ones of a. Assembly, since gcc copies
-// the accumulators of the intrinsics and runs out of registers: half the speed.
+// the accumulators of the intrinsics and runs out of registers.
 #if defined(__AVX512VNNI__)
 constexpr int MAX_ROWS = 12;
 constexpr int MAX_TILES = 2;
