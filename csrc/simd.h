@@ -366,7 +366,9 @@ inline f32x16 zero() { return splat(0.0f); }
 #if defined(__AVX2__) || defined(__AVX512F__)
 #if defined(__AVX512F__)
 inline __m256 lower(f32x16 a) { return _mm512_castps512_ps256(a.v); }
-inline __m256 upper(f32x16 a) { return _mm512_extractf32x8_ps(a.v, 1); }
+inline __m256 upper(f32x16 a) {
+    return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a.v), 1));
+}
 #else
 inline __m256 lower(f32x16 a) { return a.lo; }
 inline __m256 upper(f32x16 a) { return a.hi; }
