@@ -212,7 +212,7 @@ auto rotary_kv(const Rows& qkv, const Rows& cos, const Rows& sin,
         const RotaryArgs rotary{cos.data() + row * rotary_dim, sin.data() + row * rotary_dim,
                                 size_of(rotary_dim), q_weight, k_weight, eps};
         const int slot = slots.data()[row];
-for (int kv_head = 0; kv_head < kv_heads; ++kv_head) {
+        for (int kv_head = 0; kv_head < kv_heads; ++kv_head) {
             kernels().rotary_kv(qkv.data() + row * qkv.shape(1), shape, rotary, layer, slot / TILE,
                                 slot % TILE, kv_head, q.get() + row * width);
         }

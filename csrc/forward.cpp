@@ -13,7 +13,7 @@ constexpr int VECTORS_PER_BLOCK = 32;  // query vectors that share the loads of 
 constexpr size_t PARTIAL_FLOATS = 2 << 20;
 constexpr int PIECES_PER_THREAD = 8;
 constexpr int TILES_TOGETHER = 2;  // that a linear computes side by side
-constexpr int ROTARY_ROWS = 32;  // that one piece of work turns
+constexpr int ROTARY_ROWS = 32;    // that one piece of work turns
 constexpr int HEAD_TILES = 32;  // tiles of logits that the greedy head holds at a time
 
 }  // namespace

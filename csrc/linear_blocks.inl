@@ -79,6 +79,14 @@ struct Reading {
     bool is_first;     // nobody has fetched these
 };
 
+// How a call for tiles begin..end - 1 comes to read `tiles` of them from `tile` on.
+template <typename Call>
+inline Reading reading_of(const Call& call, int tile, int tiles, int begin, int end, int fetches) {
+    const int next = tile + tiles;
+    return {call.tile(tile), next < end ? call.tile(next) : nullptr, call.tile_bytes(), fetches,
+            tile == begin};
+}
+
 // Calls block(first row, their number as a constant, what to fetch) for blocks of at most MOST rows.
 // One block alone lets the weights stream by. Of several blocks each fetches its share of the tiles
 // after these, so that the memory is busy while they compute; the first ones' first block streams.

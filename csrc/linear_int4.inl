@@ -272,10 +272,8 @@ void linear_int4(const QuantRows& x, const Int4Weights& w, const LinearOut& out,
                  int tile_end) {
     const Int4Call call = {x, w, out, round_up(w.k, K_MULTIPLE) / GROUP};
     each_tile<MAX_TILES>(tile_begin, tile_end, x.rows > FEW_INT4_ROWS, [&](int tile, auto tiles) {
-        const int next = tile + tiles();
-        const Reading reading = {call.tile(tile), next < tile_end ? call.tile(next) : nullptr,
-                                 call.tile_bytes(), call.groups * GROUP_FETCHES,
-                                 tile == tile_begin};
+        const Reading reading = reading_of(call, tile, tiles(), tile_begin, tile_end,
+                                           call.groups * GROUP_FETCHES);
         if constexpr (MAX_PACKED_ROWS > 0) {
             if (x.rows <= MAX_PACKED_ROWS) {
                 each_block<most_int4_rows(tiles())>(0, x.rows, reading,

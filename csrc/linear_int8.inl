@@ -414,9 +414,8 @@ void linear_int8(const QuantRows& x, const Int8Weights& w, const LinearOut& out,
                  int tile_end) {
     const Int8Call call = {x, w, out, round_up(w.k, K_MULTIPLE) / QUAD};
     each_tile<MAX_TILES>(tile_begin, tile_end, x.rows > MAX_ROWS, [&](int tile, auto tiles) {
-        const int next = tile + tiles();
-        const Reading reading = {call.tile(tile), next < tile_end ? call.tile(next) : nullptr,
-                                 call.tile_bytes(), call.quads, tile == tile_begin};
+        const Reading reading =
+            reading_of(call, tile, tiles(), tile_begin, tile_end, call.quads);
         TileShared shared = {};
         TileShared* share = x.rows > FEW_BLOCKS * MAX_ROWS ? &shared : nullptr;
         each_block<MAX_ROWS>(0, x.rows, reading, [&](int row, auto rows, Ahead ahead) {

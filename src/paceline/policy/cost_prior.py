@@ -16,8 +16,9 @@ _RATIOS = {
 """Time of a forward of so many rows over that of one row, by the operations that compute it.
 
 Medians of int8 forwards of a 0.5 B model with two threads (``benchmarks/peers.py``): on AMD Zen 5
-the geometric mean over contexts of 64 and 512, on AMD Zen 3 at 64. Reading the weights bounds the
-narrow steps, arithmetic the wide ones: beyond the last point every row costs the same.
+the geometric mean over contexts of 64 and 512, on AMD Zen 3 at 64. Both are of runs that later ones
+replaced in the saved results: today's curve of the former is flatter. Reading the weights bounds
+the narrow steps, arithmetic the wide ones: beyond the last point every row costs the same.
 """
 
 
