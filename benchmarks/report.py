@@ -147,7 +147,7 @@ def number(value: float | None, digits: int = 2) -> str:
 def device_name(device: str) -> str:
     """The accelerator's name, or the processor's with its number of cores.
 
-    Clouds give processors of several generations one name, so 8-bit dot products are part of it.
+    Clouds give processors of several generations one name, so what multiplies bytes is part of it.
     """
     import torch
 
@@ -159,7 +159,9 @@ def device_name(device: str) -> str:
         text = cpuinfo.read_text()
         found = re.search(r"^model name\s*: *(.+)$", text, re.MULTILINE)
         model = found[1] if found else model
-        model += " with AVX-512 VNNI" if re.search(r"\bavx512_vnni\b", text) else ""
+        flags = {"amx_int8": "AMX", "avx512_vnni": "AVX-512 VNNI"}
+        known = [name for flag, name in flags.items() if re.search(rf"\b{flag}\b", text)]
+        model += f" with {known[0]}" if known else ""
     return f"{re.sub(r'[(]R[)]|[(]TM[)]', '', model)}, {os.cpu_count()} cores"
 
 

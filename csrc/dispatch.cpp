@@ -7,6 +7,9 @@
 
 namespace paceline {
 
+#if defined(__x86_64__) && defined(__linux__)
+extern const Kernels level_amx;
+#endif
 #if defined(__x86_64__)
 extern const Kernels level_avx512vnni, level_avxvnni, level_avx2, level_sse2;
 #endif
@@ -18,6 +21,9 @@ extern const Kernels level_plain;
 namespace {
 
 const Kernels* const levels[] = {
+#if defined(__x86_64__) && defined(__linux__)
+    &level_amx,
+#endif
 #if defined(__x86_64__)
     &level_avx512vnni, &level_avxvnni, &level_avx2, &level_sse2,
 #endif

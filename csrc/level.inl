@@ -7,6 +7,12 @@
 #include "linear_blocks.inl"
 #include "linear_int8.inl"
 #include "linear_int4.inl"
+#if defined(__AMX_INT8__)
+#include "linear_amx.inl"
+#define LINEAR_INT8 linear_int8_amx
+#else
+#define LINEAR_INT8 linear_int8
+#endif
 #include "rows.inl"
 #include "attention.inl"
 #include "sampler.inl"
@@ -23,7 +29,7 @@ bool supported() { return LEVEL_SUPPORTED; }
 
 extern const Kernels LEVEL;
 const Kernels LEVEL = {
-    LEVEL_ISA,   supported,   linear_int8, linear_int4, quantize, rms_norm,
+    LEVEL_ISA,   supported,   LINEAR_INT8, linear_int4, quantize, rms_norm,
     gated,       softcap,     vector_exp,  vector_tanh, gather_int8, rotary_kv,
     attend,      merge,       &sampler_kernels,
 };

@@ -87,40 +87,45 @@ inline Reading reading_of(const Call& call, int tile, int tiles, int begin, int 
             tile == begin};
 }
 
+// What the i-th of so many blocks of rows fetches. One block alone lets the weights stream by. Of
+// several each fetches its share of the tiles after these, so that the memory is busy while they
+// compute; the first ones' first block streams.
+inline Ahead ahead_of(const Reading& reading, int blocks, int i) {
+    const int streaming = blocks == 1 || reading.is_first ? 1 : 0, shares = blocks - streaming;
+    const ptrdiff_t step = (reading.bytes + reading.fetches - 1) / reading.fetches;
+    if (i < streaming) {
+        return {static_cast<const int8_t*>(reading.now) + STREAM_AHEAD, step};
+    }
+    if (!reading.next) {
+        return {static_cast<const int8_t*>(reading.now), 0};
+    }
+    return {static_cast<const int8_t*>(reading.next) + reading.bytes / shares * (i - streaming),
+            (step + shares - 1) / shares};
+}
+
 // Calls block(first row, their number as a constant, what to fetch) for blocks of at most MOST rows.
-// One block alone lets the weights stream by. Of several blocks each fetches its share of the tiles
-// after these, so that the memory is busy while they compute; the first ones' first block streams.
 template <int MOST, typename Block>
 inline void each_block(int begin, int end, const Reading& reading, const Block& block) {
     const int blocks = (end - begin + MOST - 1) / MOST;
-    const int streaming = blocks == 1 || reading.is_first ? 1 : 0, shares = blocks - streaming;
-    const ptrdiff_t step = (reading.bytes + reading.fetches - 1) / reading.fetches;
     int row = begin;
     for (int i = 0; i < blocks; ++i) {
         const int rows = (end - row) / (blocks - i);  // as even as can be
-        Ahead ahead = {static_cast<const int8_t*>(reading.now), 0};
-        if (i < streaming) {
-            ahead = {ahead.at + STREAM_AHEAD, step};
-        } else if (reading.next) {
-            ahead = {static_cast<const int8_t*>(reading.next) +
-                         reading.bytes / shares * (i - streaming),
-                     (step + shares - 1) / shares};
-        }
+        const Ahead ahead = ahead_of(reading, blocks, i);
         with_number<MOST>(rows, [&](auto count) { block(row, count, ahead); });
         row += rows;
     }
 }
 
-// Calls tiles(first, their number as a constant) for tiles begin..end - 1: MOST side by side, or
-// one at a time.
+// Calls tiles(first, their number as a constant) for tiles begin..end - 1: MOST, a power of two, side
+// by side while there are so many, then half as many, or one at a time.
 template <int MOST, typename Tiles>
 inline void each_tile(int begin, int end, bool several, const Tiles& tiles) {
     int tile = begin;
-    for (; several && tile + MOST <= end; tile += MOST) {
+    for (; (several || MOST == 1) && tile + MOST <= end; tile += MOST) {
         tiles(tile, std::integral_constant<int, MOST>());
     }
-    for (; tile < end; ++tile) {
-        tiles(tile, std::integral_constant<int, 1>());
+    if constexpr (MOST > 1) {
+        each_tile<MOST / 2>(tile, end, several, tiles);
     }
 }
 
