@@ -99,7 +99,8 @@ def choices(results: Sequence[Mapping[str, Any]], letters: Mapping[str, str]) ->
     """How often the planner verified so many nodes, with chains."""
     lines = []
     for (curve, text, proposer), arms in cells_of(results).items():
-        nodes = arms[OURS].get("nodes", {})
+        # JSON makes the counts strings.
+        nodes = {int(count): times for count, times in arms[OURS].get("nodes", {}).items()}
         steps = sum(nodes.values()) or 1
         shares = [f"{nodes.get(count, 0) / steps:.0%}" for count in range(LONGEST + 1)]
         mean = number(arms[OURS].get("nodes_per_step"))

@@ -23,7 +23,7 @@ from draft_length_report import PLANNER, tables, targets
 from draft_length_runs import measure
 from harness import arguments, note
 from machine_curves import describe, measured
-from prompt_sets import SOURCES, load_prompts, spread
+from prompt_sets import SOURCES, PromptSets, load_prompts, spread
 from report import Report
 from trace_sets import FOLDER
 
@@ -31,13 +31,14 @@ from paceline.engine.compute_thread import COMPUTE
 
 QUICK_LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 WIDTHS = (*range(1, 18), 20, 24, 28, 33, 64, 256)
+SAID = ("size", "quick", "num_prompts", "max_tokens", "temperature", "measured_tokens", "repeat")
+"""Options that the document names."""
 PROBLEMS = ("gold coins", "rules of chess")
 """The first of the prompts that users compare speculation on."""
 
 
-def texts_of(options: argparse.Namespace) -> dict[str, list[str]]:
+def texts_of(options: argparse.Namespace, source: PromptSets) -> dict[str, list[str]]:
     """Code, and the problems, which are asked once, or as often where they are sampled."""
-    source = load_prompts(options.prompts)
     found = {"code": spread(source.kind("code"), options.num_prompts)}
     copies = options.num_prompts if options.temperature else 1
     known = source.sets.get("discussion", [])
@@ -67,11 +68,11 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
         "--profile-seconds", type=float, help="for each draft (default: 15, quick: 3)"
     )
     parser.add_argument(
-        "--measured-tokens", type=int, help="of each measured run (default: 96, quick: 0: none)"
+        "--measured-tokens", type=int, help="of each measured run (default: 64, quick: 0: none)"
     )
-    parser.add_argument("--repeat", type=int, default=2, help="of each measured run")
+    parser.add_argument("--repeat", type=int, default=3, help="of each measured run")
     options = parser.parse_args(argv)
-    usual = {"num_prompts": (8, 2), "max_tokens": (256, 64), "measured_tokens": (96, 0)}
+    usual = {"num_prompts": (8, 2), "max_tokens": (256, 64), "measured_tokens": (64, 0)}
     for name, values in (usual | {"profile_seconds": (15.0, 3.0)}).items():
         if getattr(options, name) is None:
             setattr(options, name, values[options.quick])
@@ -80,14 +81,12 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = options_of(argv)
-    texts = texts_of(options)
+    source = load_prompts(options.prompts)
+    texts = texts_of(options, source)
     target = str(target_folder(options.size))
     simulators = {name: opened(options, name, each) for name, each in texts.items()}
-    report = Report("draft_length", {"size": options.size, "quick": options.quick, "curves": {}})
-    report.config |= {
-        name: getattr(options, name)
-        for name in ("num_prompts", "max_tokens", "temperature", "measured_tokens", "repeat")
-    }
+    report = Report("draft_length", {"prompts": source.source, "curves": {}})
+    report.config |= {name: getattr(options, name) for name in SAID}
     for share in DRAFTS[options.size]:
         draft = str(draft_folder(options.size, share))
         name = f"{options.size} target, draft of {share}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import exp, log
 from statistics import fmean
 from typing import Any
@@ -11,6 +11,8 @@ from report import Target, number, table
 
 PLANNER = "planner"
 SIMULATED, MEASURED = "simulated", "measured"
+SHOWN = (*range(9), 10, 12, 14, 16, 20, 24, 28, 32)
+"""Lengths that a page shows; the program prints all."""
 SUMMARY = (
     "draft, simulated",
     "text",
@@ -28,10 +30,12 @@ SUMMARY = (
 Rows = Sequence[Mapping[str, Any]]
 Curve = dict[int, Mapping[str, Any]]
 """Rows by the number of drafted tokens."""
+Found = Mapping[tuple[str, str], tuple[Curve, Mapping[str, Any]]]
+"""By draft and text: the rows of every length, and the planner's."""
 
 
-def curves(results: Rows) -> dict[tuple[str, str], tuple[Curve, Mapping[str, Any]]]:
-    """By draft and text: the rows of every length, and the planner's."""
+def curves(results: Rows) -> Found:
+    """Only of drafts and texts without a failed replay."""
     found: dict[tuple[str, str], tuple[Curve, Mapping[str, Any]]] = {}
     for key in dict.fromkeys((each["draft"], each["text"]) for each in results):
         rows = [
@@ -80,14 +84,19 @@ def targets(results: Rows) -> list[Target]:
     return found
 
 
-def tables(results: Rows) -> list[str]:
+def tables(results: Rows, shown: Collection[int] | None = None) -> list[str]:
+    """Summary, tokens per second by length, and what was measured.
+
+    Args:
+        shown: lengths that get a row; None for every one that was replayed.
+    """
     found = curves(results)
-    printed = [summary(found), all_lengths(found)]
+    printed = [summary(found), by_length(found, shown)]
     points = [each for each in results if each["kind"] == MEASURED]
     return [*printed, measured_points(points)] if points else printed
 
 
-def summary(found: Mapping[tuple[str, str], tuple[Curve, Mapping[str, Any]]]) -> str:
+def summary(found: Found) -> str:
     lines = []
     for (draft, text), (curve, planner) in found.items():
         best = best_length(curve)
@@ -111,7 +120,11 @@ def summary(found: Mapping[tuple[str, str], tuple[Curve, Mapping[str, Any]]]) ->
     return table(SUMMARY, lines)
 
 
-def all_lengths(found: Mapping[tuple[str, str], tuple[Curve, Mapping[str, Any]]]) -> str:
+def page_tables(results: Rows) -> list[str]:
+    return tables(results, SHOWN)
+
+
+def by_length(found: Found, shown: Collection[int] | None) -> str:
     """Tokens per second by length, a column per draft and text."""
     lengths = sorted({length for curve, _ in found.values() for length in curve})
     lines = [
@@ -120,6 +133,7 @@ def all_lengths(found: Mapping[tuple[str, str], tuple[Curve, Mapping[str, Any]]]
             *(number(curve[length]["tokens_per_second"], 1) for curve, _ in found.values()),
         ]
         for length in lengths
+        if shown is None or length in shown
     ]
     planner = [number(row["tokens_per_second"], 1) for _, row in found.values()]
     headers = ["tok/s, simulated", *(f"{draft} {text}" for draft, text in found)]

@@ -9,7 +9,7 @@ from acceptance_report import tables as acceptance_tables
 from acceptance_times import tables as acceptance_times_tables
 from calibration_report import tables as calibration_tables
 from curves_report import tables as curve_tables
-from draft_length_report import tables as draft_length_tables
+from draft_length_report import page_tables as draft_length_tables
 from heterogeneous import tables as heterogeneous_tables
 from host_time import PHASES
 from kernels import tables as kernel_tables
@@ -23,6 +23,8 @@ from peers_report import tables as peer_tables
 from predicted import tables as predicted_tables
 from proposer_sets import DEFAULT
 from pruned_drafts import tables as pruned_draft_tables
+from recommended_pairs_report import HEADERS as PAIR_HEADERS
+from recommended_pairs_report import cells as pair_cells
 from report import number
 from sampler import tables as sampler_tables
 from self_drafts_report import HEADERS as SELF_HEADERS
@@ -157,6 +159,12 @@ def self_drafts(document: Document) -> list[str]:
     return [*parts, target_lines(document)]
 
 
+def recommended_pairs(document: Document) -> list[str]:
+    """A line per curve and who drafts; what was not measured has a dash there."""
+    lines = [pair_cells(row) for row in document["results"]]
+    return [markdown(PAIR_HEADERS, lines), target_lines(document)]
+
+
 def printed(tables: Callable[[Sequence[Row]], list[str]]) -> Builder:
     """The tables as the program prints them, then the targets."""
     return lambda document: [
@@ -200,6 +208,7 @@ BUILDERS: dict[str, tuple[str, Builder]] = {
     "parallel_draft": ("parallel_draft", printed(parallel_draft_tables)),
     "pruned_drafts": ("pruned_drafts", printed(pruned_draft_tables)),
     "predicted": ("predicted", printed(predicted_tables)),
+    "recommended_pairs": ("recommended_pairs", recommended_pairs),
     "ngram_models": ("ngram_models", printed(ngram_tables)),
     "sampler": ("sampler", printed(sampler_tables)),
     "serving_overhead": ("serving_overhead", printed(serving_tables)),

@@ -85,7 +85,7 @@ def cell(curve: str, ours: float, best: float, oracle: float, rule: float = 0.5)
             "arm": arm,
             "speedup": value,
             "time": 12.0 / value,
-            "nodes": {0: 3, 2: 1},
+            "nodes": {"0": 3, "2": 1},  # as JSON has them
         }
         for arm, value in speedups.items()
     ]

@@ -87,6 +87,25 @@ def test_targets_and_tables() -> None:
     assert "broken" in report.tables(found)[-1]
 
 
+def test_a_page_shows_what_is_saved_and_fewer_lengths(tmp_path: Path) -> None:
+    report, render = module("draft_length_report"), module("render")
+    page = "<!-- begin: draft_length -->\n<!-- end: draft_length -->\n"
+    assert render.rendered(page, tmp_path) == page, "nothing was saved"
+    found = rows({**{length: 2.0 - length / 32 for length in range(33)}, "planner": 1.9})
+    made = module("report").Report("draft_length", {"prompts": "public"}, results=found)
+    made.targets = report.targets(found)
+    file = tmp_path / "device" / "draft_length.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps(made.document("cpu")))
+    text = render.rendered(page, tmp_path)
+    assert "public prompts" in text
+    assert f"planner / best K, worst | {1.9 / 2:.2f}" in text
+    lengths = [int(line.split()[2]) for line in text.splitlines() if line.startswith("K = ")]
+    assert lengths == list(report.SHOWN)
+    assert len(report.tables(found)[1].splitlines()) == 2 + 33 + 1
+    assert render.rendered(text, tmp_path) == text
+
+
 def test_only_decoding_is_timed() -> None:
     runs = module("draft_length_runs")
 
