@@ -76,7 +76,9 @@ nb::object claims_list(const Claims& claims) {
         const Claim* begin = claims.begin(node);
         const size_t count = static_cast<size_t>(claims.end(node) - begin);
         return make_list(count, [begin](size_t i) {
-                   return Py_BuildValue("(idd)", begin[i].cell, begin[i].prob, begin[i].log_odds);
+                   return nb::make_tuple(begin[i].cell, begin[i].prob, begin[i].log_odds)
+                       .release()
+                       .ptr();
                })
             .release()
             .ptr();

@@ -1,12 +1,16 @@
-// The n-gram look-ups on the Python side: paceline/proposers/ngram_model/proposer.py calls them.
+// The n-gram look-ups on the Python side, in a model's tables and in the text alone:
+// paceline/proposers/ngram_model/proposer.py and paceline/proposers/prompt_lookup.py call them.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <utility>
 #include <vector>
 
 #include "ngram.h"
+#include "prompt_lookup.h"
+#include "sequences.h"
 
 namespace nb = nanobind;
 
@@ -57,6 +61,13 @@ void open_lookup(OwnedLookup* self, nb::tuple levels, Array<float> unigrams, boo
     new (self) OwnedLookup(std::move(made));
 }
 
+nb::tuple to_lists(const NgramDraft& draft) {
+    const nb::object tokens = make_list(draft.tokens.size(), [&](size_t i) {
+        return PyLong_FromUnsignedLong(draft.tokens[i]);
+    });
+    return nb::make_tuple(tokens, to_list(draft.parents), to_list(draft.probs));
+}
+
 nb::tuple draft(const OwnedLookup& self, const TextCache* cache, nb::list tail, size_t max_nodes,
                 size_t max_depth, size_t branching, double min_prob) {
     uint32_t context[kLongestContext];
@@ -64,21 +75,53 @@ nb::tuple draft(const OwnedLookup& self, const TextCache* cache, nb::list tail, 
     for (size_t i = 0; i < count; ++i) {
         context[i] = to_token(nb::handle(tail[skipped + i]).ptr());
     }
-    const NgramDraft found =
-        self.lookup.draft(cache, context, count, {max_nodes, max_depth, branching, min_prob});
-    nb::list tokens, parents, probs;
-    for (size_t i = 0; i < found.tokens.size(); ++i) {
-        tokens.append(found.tokens[i]);
-        parents.append(found.parents[i]);
-        probs.append(found.probs[i]);
-    }
-    return nb::make_tuple(tokens, parents, probs);
+    return to_lists(
+        self.lookup.draft(cache, context, count, {max_nodes, max_depth, branching, min_prob}));
 }
 
 void extend(TextCache& self, nb::list token_ids, size_t start) {
     for (size_t i = start; i < nb::len(token_ids); ++i) {
         self.push(to_token(PyList_GET_ITEM(token_ids.ptr(), static_cast<Py_ssize_t>(i))));
     }
+}
+
+// --- prompt lookup -------------------------------------------------------------------------------
+
+void extend_index(PromptIndex& index, nb::list token_ids) {
+    const size_t end = token_ids.size();
+    TokenRun more;
+    more.reserve(end - std::min(end, index.size()));
+    for (size_t i = index.size(); i < end; ++i) {
+        more.push_back(to_token(PyList_GET_ITEM(token_ids.ptr(), static_cast<Py_ssize_t>(i))));
+    }
+    if (!more.empty()) {
+        index.extend(more);
+    }
+}
+
+nb::tuple draft_from_prompt(const PromptDrafter& self, PromptIndex& index, nb::list token_ids,
+                            size_t max_nodes, size_t max_depth) {
+    extend_index(index, token_ids);
+    return to_lists(self.draft(index, max_nodes, max_depth));
+}
+
+void open_drafter(PromptDrafter* self, std::vector<std::vector<double>> unanimous,
+                  nb::dict disputed, size_t branching, double min_prob) {
+    PromptDrafter made;
+    if (unanimous.size() != kMostAlternatives) {
+        throw nb::value_error("the extension was built for another number of alternatives");
+    }
+    made.unanimous = std::move(unanimous);
+    for (const auto& [sides, prob] : disputed) {
+        const size_t those = nb::cast<size_t>(sides[0]), others = nb::cast<size_t>(sides[1]);
+        if (those >= kMostAlternatives || others >= kMostAlternatives) {
+            throw nb::value_error("more alternatives than the extension was built for");
+        }
+        made.disputed[those][others] = nb::cast<double>(prob);
+    }
+    made.branching = branching;
+    made.min_prob = min_prob;
+    new (self) PromptDrafter(std::move(made));
 }
 
 }  // namespace
@@ -95,6 +138,15 @@ void bind_ngram(nb::module_& module) {
         .def("__init__", &open_lookup, arg("levels"), arg("unigrams"), arg("is_backoff"))
         .def("draft", &draft, arg("cache").none(), arg("tail"), arg("max_nodes"),
              arg("max_depth"), arg("branching"), arg("min_prob"));
+    nb::class_<PromptIndex>(module, "PromptIndex")
+        .def(nb::init<size_t, size_t, size_t>(), arg("shortest"), arg("longest"), arg("window"))
+        .def("__len__", &PromptIndex::num_indexed)
+        .def("extend", &extend_index, arg("token_ids"));
+    nb::class_<PromptDrafter>(module, "PromptDrafter")
+        .def("__init__", &open_drafter, arg("unanimous"), arg("disputed"), arg("branching"),
+             arg("min_prob"))
+        .def("draft", &draft_from_prompt, arg("index"), arg("token_ids"), arg("max_nodes"),
+             arg("max_depth"));
     module.def("context_key", [](nb::list tokens) {
         uint32_t context[kLongestContext];
         const size_t count = nb::len(tokens);

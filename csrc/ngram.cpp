@@ -74,17 +74,13 @@ int64_t NgramLevel::find(uint64_t key) const {
     return at != last && *at == key ? at - keys.data : -1;
 }
 
-TextCache::TextCache() : latest_(kCachedContext), before_(kCachedContext) {}
-
 void TextCache::push(uint32_t token) {
     const size_t at = tokens_.size();
     for (size_t length = 1; length <= kCachedContext; ++length) {
         uint32_t before = 0;
         if (at >= length) {
-            uint32_t& latest =
-                latest_[length - 1][context_key(tokens_.data() + at - length, length)];
-            before = latest;
-            latest = static_cast<uint32_t>(at);
+            const uint64_t key = context_key(tokens_.data() + at - length, length);
+            before = latest_[length - 1].exchange(key, static_cast<uint32_t>(at));
         }
         before_[length - 1].push_back(before);
     }
@@ -95,13 +91,11 @@ size_t TextCache::followers(uint64_t key, size_t length, uint32_t* found) const 
     if (length > kCachedContext) {
         return 0;
     }
-    const auto latest = latest_[length - 1].find(key);
+    const std::vector<uint32_t>& before = before_[length - 1];
     size_t count = 0;
-    if (latest != latest_[length - 1].end()) {
-        const std::vector<uint32_t>& before = before_[length - 1];
-        for (uint32_t at = latest->second; at && count < kMostOccurrences; at = before[at]) {
-            found[count++] = tokens_[at];
-        }
+    uint32_t at = latest_[length - 1].find(key);
+    for (; at && count < kMostOccurrences; at = before[at]) {
+        found[count++] = tokens_[at];
     }
     return count;
 }

@@ -6,8 +6,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <unordered_map>
 #include <vector>
+
+#include "places.h"
 
 namespace paceline {
 
@@ -38,7 +39,6 @@ struct NgramLevel {
 
 class TextCache {
   public:
-    TextCache();
     size_t size() const { return tokens_.size(); }
     void push(uint32_t token);
     // The tokens after the latest occurrences of a context, latest first; returns how many.
@@ -46,8 +46,8 @@ class TextCache {
 
   private:
     std::vector<uint32_t> tokens_;
-    std::vector<std::unordered_map<uint64_t, uint32_t>> latest_;
-    std::vector<std::vector<uint32_t>> before_;
+    PlaceTable latest_[kCachedContext];
+    std::vector<uint32_t> before_[kCachedContext];
 };
 
 struct NgramDraft {

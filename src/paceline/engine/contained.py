@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from paceline.config import SpeculativeConfig
 from paceline.engine.planners import is_sound
@@ -50,7 +49,8 @@ class ContainedProposers:
     """See the module's docstring.
 
     Attributes:
-        entries: the proposers that are on, in the order in which they are asked.
+        entries: the proposers that are on, in the order in which they are asked; another list
+            where others are, so that who goes through one can switch them off.
     """
 
     def __init__(self, vocab_size: int, stats: Callable[[], EngineStats]) -> None:
@@ -82,7 +82,7 @@ class ContainedProposers:
         """
         if proposer.name in self._off:
             return False
-        self.entries.insert(0, Entry(proposer))
+        self.entries = [Entry(proposer), *self.entries]
         self._widest.clear()
         return True
 
@@ -115,7 +115,7 @@ class ContainedProposers:
             if len(trees) != len(requests):
                 raise ProposerError(f"{len(trees)} trees for {len(requests)} requests")
             for index, tree in enumerate(trees):
-                if len(tree):
+                if tree.token_ids:
                     if not is_sound(tree, self._vocab_size):
                         tree.validate(self._vocab_size)
                         self._clamp(entry, tree)
@@ -124,7 +124,8 @@ class ContainedProposers:
         except Exception as error:
             self._failed(entry, "propose", requests, error)
             return [DraftTree() for _ in requests]
-        entry.failures.pop("propose", None)
+        if entry.failures:
+            entry.failures.pop("propose", None)
         return trees
 
     def _clamp(self, entry: Entry, tree: DraftTree) -> None:
@@ -141,16 +142,17 @@ class ContainedProposers:
 
     def observe(self, request: Request, result: VerifyResult) -> None:
         """Tell all what was committed, whoever proposed it."""
-        for entry in list(self.entries):
+        for entry in self.entries:
             try:
                 entry.proposer.observe(request, result)
-                entry.failures.pop("observe", None)
+                if entry.failures:
+                    entry.failures.pop("observe", None)
             except Exception as error:
                 self._failed(entry, "observe", [request], error)
 
     def finish(self, request: Request) -> None:
         """Let all forget a request."""
-        for entry in list(self.entries):
+        for entry in self.entries:
             try:
                 entry.proposer.finish(request)
                 entry.failures.pop("finish", None)
@@ -170,7 +172,7 @@ class ContainedProposers:
             except Exception as again:
                 log.warning("proposer %s failed to forget a request: %r", name, again)
         if failures >= MAX_FAILURES and entry in self.entries:
-            self.entries.remove(entry)
+            self.entries = [each for each in self.entries if each is not entry]
             self._off.add(name)
             self._past_forwards += entry.num_forwards
             self._widest.clear()
@@ -180,16 +182,22 @@ class ContainedProposers:
 def source_of(proposer: Proposer) -> Source:
     """A proposer as planners know it."""
     lag = getattr(proposer, "lag", lambda request: 0)
-    applies = partial(_wants, config=proposer.config)
     costs_levels = getattr(proposer, "costs_levels", True)
+    applies = _applies(proposer.config)
     return Source(proposer.name, proposer.costs_forwards, lag, applies, costs_levels)
 
 
-def _wants(request: Request, config: SpeculativeConfig) -> bool:
-    if config.needs_constraint and request.constraint is None:
-        return False
-    methods = request.params.speculative.methods
-    return methods is None or config.method in methods
+def _applies(config: SpeculativeConfig) -> Callable[[Request], bool]:
+    """Whether proposers of a configuration are for a request at all."""
+    method, needs_constraint = config.method, config.needs_constraint
+
+    def applies(request: Request) -> bool:
+        if needs_constraint and request.constraint is None:
+            return False
+        methods = request.params.speculative.methods
+        return methods is None or method in methods
+
+    return applies
 
 
 def _legal(request: Request, tree: DraftTree) -> DraftTree:

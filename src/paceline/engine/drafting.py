@@ -19,7 +19,7 @@ from paceline.metrics import EngineStats
 from paceline.policy.cost_points import StepShape
 from paceline.policy.planner import DraftLimits, Planner, StepReport
 from paceline.proposers.base import DraftBudget, Proposer
-from paceline.request import Request, VerifyResult
+from paceline.request import NO_DRAFT, Request, VerifyResult
 from paceline.span import DraftTree
 
 log = logging.getLogger(__name__)
@@ -87,12 +87,13 @@ class Drafting:
         methods = None if wish.methods is None else tuple(wish.methods)
         widest = self._proposers.widest(methods, request.constraint is not None)
         # The bonus token is always emitted, so one of the remaining tokens needs no draft.
-        depth = min(widest.max_depth, request.remaining - 1)
+        room = request.max_len - len(request.token_ids) - 1
         is_forced = wish.num_speculative_tokens is not None
+        if room >= widest.max_depth and not is_forced:
+            return widest
+        depth = min(widest.max_depth, room)
         if wish.num_speculative_tokens is not None:
             depth = min(depth, wish.num_speculative_tokens)
-        if depth == widest.max_depth and not is_forced:
-            return widest
         return replace(widest, max_depth=depth, is_forced=is_forced) if depth > 0 else NOTHING
 
     def propose(
@@ -105,7 +106,7 @@ class Drafting:
             node_budget: most draft nodes that the step has room for.
         """
         self._is_active = False  # also if what follows raises
-        if not self.is_on or node_budget <= 0:
+        if not self._proposers.entries or node_budget <= 0:
             return []
         able = [item for item in items if item.may_draft]
         requests = [item.request for item in able]
@@ -114,7 +115,7 @@ class Drafting:
         self._is_active = True
         limits = [self.limits(request) for request in requests]
         trees = self._merged(requests, limits)
-        if not any(map(len, trees)):
+        if not trees:
             return []
         return [Draft(*each) for each in zip(able, limits, trees, strict=True)]
 
@@ -140,7 +141,7 @@ class Drafting:
         Returns:
             Whether it is wider, by the padding of one of its items.
         """
-        if not self.is_on:
+        if not self._proposers.entries:
             return False
         count = self.planner.padding(shape, most_rows - shape.rows)
         if not count:
@@ -155,20 +156,23 @@ class Drafting:
     def _merged(
         self, requests: Sequence[Request], limits: Sequence[DraftLimits]
     ) -> list[DraftTree]:
-        """One tree per request, of the proposers that the planner asks, free ones first."""
+        """One tree per request, of the proposers that the planner asks, free ones first.
+
+        None at all where nothing was drafted.
+        """
         drafts: list[list[DraftTree]] = [[] for _ in requests]
-        for entry in list(self._proposers.entries):
+        willing = [i for i, limit in enumerate(limits) if limit.max_nodes]
+        for entry in self._proposers.entries:
             applies = entry.source.applies
-            able = [
-                i for i, request in enumerate(requests) if limits[i].max_nodes and applies(request)
-            ]
-            chosen = self.planner.ask(entry.source, able, drafts) if able else []
+            able = [i for i in willing if applies(requests[i])]
+            chosen = self.planner.ask(entry.source, able, drafts) if able else ()
             if chosen:
                 asked = [requests[i] for i in chosen]
                 trees = self._drafted(entry, chosen, asked, [limits[i] for i in chosen])
                 for index, tree in zip(chosen, trees, strict=True):
-                    drafts[index].append(tree)
-        return [trees[0] if len(trees) == 1 else merge(trees) for trees in drafts]
+                    if tree.token_ids:
+                        drafts[index].append(tree)
+        return [_as_one(trees) for trees in drafts] if any(drafts) else []
 
     def _drafted(
         self,
@@ -183,7 +187,8 @@ class Drafting:
         nodes = [min(limit.max_nodes, most_nodes) for limit in limits]
         depth = [min(limit.max_depth, most_depth) for limit in limits]
         budget = DraftBudget(nodes, depth, planner.prices(source, chosen, sum(nodes)))
-        began, forwards = time.perf_counter(), entry.num_forwards
+        forwards = entry.num_forwards if source.costs_forwards else 0
+        began = time.perf_counter()
         trees = self._proposers.propose(entry, requests, budget)
         milliseconds = (time.perf_counter() - began) * 1e3
         if source.costs_forwards and entry.num_forwards == forwards:
@@ -198,7 +203,10 @@ class Drafting:
         """
         if not self._is_active:
             return
-        self._guarded(self.planner.observe, request, result)
+        try:
+            self.planner.observe(request, result)
+        except Exception as error:
+            _warn(error)
         self._proposers.observe(request, result)
 
     def end(
@@ -210,7 +218,7 @@ class Drafting:
         total_ms: float,
     ) -> None:
         """Tell the planner what the step as a whole took and brought."""
-        if not self.is_on:
+        if not self._proposers.entries:
             return
         decoding = padding = 0
         if shape.rows == shape.samples == len(items):  # all decode, and nobody drafted
@@ -242,6 +250,12 @@ class Drafting:
     def finish(self, request: Request) -> None:
         """Let every proposer forget a request."""
         self._proposers.finish(request)
+
+
+def _as_one(trees: Sequence[DraftTree]) -> DraftTree:
+    if len(trees) > 1:
+        return merge(trees)
+    return trees[0] if trees else NO_DRAFT
 
 
 def _warn(error: Exception) -> None:

@@ -285,6 +285,8 @@ class Engine:
         self._stats.num_failed_requests += reason is FinishReason.ERROR
 
     def _end_aborted(self) -> list[StepOutput]:
+        if not self._aborted:
+            return []
         aborted, self._aborted = self._aborted, []
         live = [self.requests[i] for i in dict.fromkeys(aborted) if i in self.requests]
         for request in live:

@@ -39,20 +39,23 @@ def situation(expected_tokens: float) -> int:
 
 @dataclass(slots=True)
 class _Account:
+    """What asking a proposer brings, over all requests and for single ones.
+
+    Attributes:
+        count: drafts that ``gain`` rests on.
+        gains: by request; who has none goes by ``gain``.
+        probed: when each request was last probed, in probes so far.
+    """
+
     gain: float = START
     count: int = 0
-
-    def add(self, gain: float, pace: float) -> None:
-        self.count += 1
-        self.gain = max(FLOOR, self.gain + max(pace, 1 / (self.count + 2)) * (gain - self.gain))
-
-
-@dataclass(slots=True)
-class _Requests:
-    """Accounts of single requests, and when each was last probed (in probes so far)."""
-
     gains: dict[int, float] = field(default_factory=dict)
     probed: dict[int, int] = field(default_factory=dict)
+
+    def add(self, gain: float) -> None:
+        self.count += 1
+        pace = max(SHARED_PACE, 1 / (self.count + 2))
+        self.gain = max(FLOOR, self.gain + pace * (gain - self.gain))
 
 
 class Accounts:
@@ -63,35 +66,35 @@ class Accounts:
     """
 
     def __init__(self) -> None:
-        self._shared: defaultdict[Key, _Account] = defaultdict(_Account)
-        self._own: defaultdict[Key, _Requests] = defaultdict(_Requests)
+        self._accounts: defaultdict[Key, _Account] = defaultdict(_Account)
         self.probing = Allowance(PROBE_SHARE)
         self._probes = 0
 
     def gain(self, key: Key, request_id: int) -> float:
         """What asking this proposer for this request is expected to bring."""
-        gain = self._own[key].gains.get(request_id)
-        return self._shared[key].gain if gain is None else gain
+        account = self._accounts[key]
+        return account.gains.get(request_id, account.gain)
 
     def is_tried(self, key: Key) -> bool:
         """Whether it is known what asking this proposer brings."""
-        return self._shared[key].count >= TRIED
+        return self._accounts[key].count >= TRIED
 
     def has_gain(self, key: Key, request_ids: Sequence[int]) -> bool:
-        """Whether asking is expected to pay for any of these requests."""
-        gains, shared = self._own[key].gains, self._shared[key].gain
-        return any(gains.get(request_id, shared) > 0.0 for request_id in request_ids)
+        """Whether asking is expected to pay for any of these requests, of which there are some."""
+        account = self._accounts[key]
+        gains, shared = account.gains, account.gain
+        return max([gains.get(request_id, shared) for request_id in request_ids]) > 0.0
 
     def by_waiting(self, key: Key, request_ids: Sequence[int]) -> list[int]:
         """These requests, first those that waited longest for a probe."""
-        probed = self._own[key].probed
+        probed = self._accounts[key].probed
         return sorted(request_ids, key=lambda request_id: probed.get(request_id, -1))
 
     def probe(self, key: Key, request_id: int, cost_ms: float) -> None:
         """Pay for a probe."""
         self.probing.spend(cost_ms)
         self._probes += 1
-        self._own[key].probed[request_id] = self._probes
+        self._accounts[key].probed[request_id] = self._probes
 
     def settle(self, key: Key, request_id: int | None, gain: float) -> None:
         """Book what asking a proposer brought, in tokens.
@@ -99,15 +102,14 @@ class Accounts:
         Args:
             request_id: for whom it was asked; None for a request that has ended since.
         """
-        shared = self._shared[key]
+        account = self._accounts[key]
         if request_id is not None:
-            gains = self._own[key].gains
-            before = gains.get(request_id, shared.gain)
-            gains[request_id] = max(FLOOR, before + OWN_PACE * (gain - before))
-        shared.add(gain, SHARED_PACE)
+            before = account.gains.get(request_id, account.gain)
+            account.gains[request_id] = max(FLOOR, before + OWN_PACE * (gain - before))
+        account.add(gain)
 
     def finish(self, request_id: int) -> None:
         """Forget a request."""
-        for own in self._own.values():
-            own.gains.pop(request_id, None)
-            own.probed.pop(request_id, None)
+        for account in self._accounts.values():
+            account.gains.pop(request_id, None)
+            account.probed.pop(request_id, None)

@@ -49,9 +49,14 @@ class Ask:
     cost_ms: float = 0.0
     gain: float = 0.0
 
-    def credit(self, tree: DraftTree, price: float) -> None:
-        """Note what the proposer's chosen nodes promise; each takes time worth ``price`` tokens."""
-        name, probs = self.key[0], tree.path_probs()
+    def credit(self, tree: DraftTree, probs: Sequence[float], price: float) -> None:
+        """Note what the proposer's chosen nodes promise; each takes time worth ``price`` tokens.
+
+        Args:
+            tree: of the chosen nodes, whosever they are.
+            probs: of its paths.
+        """
+        name = self.key[0]
         count = tree.origins.count(name)
         if count < len(probs):  # some are another's
             pairs = zip(probs, tree.origins, strict=True)
@@ -139,17 +144,19 @@ class Asking:
             needy: places of requests that cannot wait for the drafts of others alone.
             price: tokens that the time is worth in which one node for each request is verified.
         """
-        self._least_probe_ms.setdefault(source.name, 0.0)
-        self._sources.setdefault(source.name, source)
+        name = source.name
+        if name not in self._sources:
+            self._sources[name], self._least_probe_ms[name] = source, 0.0
         asks: list[Ask] = []
         closed: dict[Key, list[Ask]] = {}
         for i in candidates:
-            lag = source.lag(requests[i])
+            request = requests[i]
+            lag = source.lag(request)
             if lag is None:
                 continue
             found = situation(expected_tokens(drafts[i])) if source.costs_forwards else 0
             lag = lag if lag > USUAL_LAG else 0
-            asked = Ask((source.name, found), i, requests[i], lag, len(candidates))
+            asked = Ask((name, found), i, request, lag, len(candidates))
             if self._is_worth(asked, rate, price):
                 asks.append(asked)
             else:
@@ -165,11 +172,11 @@ class Asking:
 
     def _is_worth(self, asked: Ask, rate: float, price: float) -> bool:
         request = asked.request
-        if asks_for_drafts(request):
-            return True
         gain = self._accounts.gain(asked.key, request.request_id)
-        if gain <= 0.0 or not asked.lag:
-            return gain > 0.0
+        if (gain > 0.0 and not asked.lag) or asks_for_drafts(request):
+            return True
+        if gain <= 0.0:
+            return False
         # Catching up is an investment: it has to come back before the request ends.
         if not self._accounts.is_tried(asked.key):
             gain *= max(0.0, 1.0 - price)
@@ -195,9 +202,12 @@ class Asking:
         """The one of these for whom it is time to be asked although it seems not to pay."""
         key, accounts = closed[0].key, self._accounts
         name, least = key[0], inf
+        probe_ms = self._probe_ms(name)
         by_id = {asked.request.request_id: asked for asked in closed}
         for request_id in accounts.by_waiting(key, list(by_id)):
-            cost_ms = self._probe_ms(name) + self._drafting.catch_up(name, by_id[request_id].lag)
+            cost_ms = probe_ms + self._drafting.catch_up(name, by_id[request_id].lag)
+            if cost_ms == least:  # most lack nothing, so that one stands for all
+                continue
             least = min(least, cost_ms)
             if accounts.probing.covers(cost_ms):
                 accounts.probe(key, request_id, cost_ms)
@@ -218,20 +228,21 @@ class Asking:
             host_ms: of planning, which all of them share.
             total_ms: of the whole step.
         """
-        self._accounts.probing.passed(total_ms)
+        accounts = self._accounts
+        accounts.probing.passed(total_ms)
         self._delaying.passed(total_ms)
         if not asks:
             return
         if host_ms > 0.0:  # a hiccup of the machine counts as little as a usual step
             bounded = min(host_ms, 2 * (self._host_ms or USUAL_HOST_MS))
             self._host_ms += HOST_PACE * (bounded - self._host_ms)
-        shared_ms = min(host_ms, self._host_ms) / max(1, len(asks))
+        shared_ms = min(host_ms, self._host_ms) / len(asks)
         for asked in asks:
             request = asked.request
             if not asked.lag and not asks_for_drafts(request):
                 gain = asked.gain - rate * (asked.cost_ms + shared_ms)
                 request_id = None if request.finish_reason else request.request_id
-                self._accounts.settle(asked.key, request_id, gain)
+                accounts.settle(asked.key, request_id, gain)
 
     def finish(self, request: Request) -> None:
         """Forget a request."""

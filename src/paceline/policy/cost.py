@@ -13,15 +13,17 @@ Knows neither clock nor model; what it learns is :mod:`paceline.policy.cost_corr
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from math import log
 from typing import Any
 
-from paceline.policy.cost_correction import ASSUMED, MEASURED, Correction
-from paceline.policy.cost_points import MAX_MS, StepShape
+from paceline.policy.cost_correction import ASSUMED, MEASURED, Correction, Trust
+from paceline.policy.cost_points import MAX_MS, NO_STEP, StepShape
 from paceline.policy.cost_prior import prior_table
 from paceline.policy.cost_table import CostTable
 
 CurveKey = tuple[int, int, int, int, int]
+Correct = Callable[[Trust, bool], Correction]
 
 CONTEXT_GRAIN = 64
 """Contexts are rounded to multiples of this, so that curves can be kept."""
@@ -41,19 +43,26 @@ class CostModel:
         table: of this machine and model; None where there is no profile.
         learns: False freezes the predictions: :meth:`observe` does nothing.
         ops: name of the model's operations; what is assumed without a profile depends on them.
+        correct: makes what learns; the default is in Python.
     """
 
     def __init__(
-        self, table: CostTable | None = None, *, learns: bool = True, ops: str = ""
+        self,
+        table: CostTable | None = None,
+        *,
+        learns: bool = True,
+        ops: str = "",
+        correct: Correct = Correction,
     ) -> None:
         self.has_profile = table is not None
         """False where the table is only the prior."""
         self.table = prior_table(ops) if table is None else table
         self.learns = learns
         trust = MEASURED if self.has_profile else ASSUMED
-        self._correction = Correction(trust, self.table.is_relative)
+        self._correction = correct(trust, self.table.is_relative)
         self._curves: dict[CurveKey, list[float]] = {}
         self._times: dict[CurveKey, float] = {}
+        self._latest = NO_STEP, self.table.step(NO_STEP)
 
     def predict(self, shape: StepShape) -> float:
         """Milliseconds of a step; contexts count as rounded to :data:`CONTEXT_GRAIN`."""
@@ -68,8 +77,7 @@ class CostModel:
         times = self._curve(shape, count)  # which may go on beyond count
         if not self.learns:
             return times[: count + 1]
-        factors = self._correction.factors(range(shape.rows, shape.rows + count + 1))
-        return [time * factor for time, factor in zip(times, factors, strict=False)]
+        return self._correction.growth(times, shape.rows, count)
 
     def rows_within(self, shape: StepShape, milliseconds: float, limit: int) -> int:
         """Further prefill rows, up to ``limit``, with which the step stays within the time.
@@ -97,12 +105,15 @@ class CostModel:
             self._correction.observe(shape.rows, log(milliseconds / time))
 
     def _time(self, shape: StepShape) -> float:
-        """The table's time of a step."""
+        """The table's time of a step; of one step it is asked several times in turn."""
+        if shape is self._latest[0]:
+            return self._latest[1]
         key = _key(shape)
         time = self._times.get(key)
         if time is None:
             _make_room(self._times)
             time = self._times[key] = self.table.step(_rounded(key))
+        self._latest = shape, time
         return time
 
     def _curve(self, shape: StepShape, count: int) -> list[float]:

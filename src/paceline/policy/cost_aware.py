@@ -100,15 +100,14 @@ class CostAwarePlanner:
         if self._ledger.is_resting(requests):
             self._step = UNPLANNED
             return False
-        is_forced = any(map(asks_for_drafts, requests))
-        self._step = PlannedStep(step, requests, began=time.perf_counter())
-        self._step.plain_ms = self._padding.predict(step)
-        is_mixed = step.requests > len(requests)
-        if self._ledger.plain_check.is_due and not is_forced and not is_mixed:
+        planned = self._step = PlannedStep(step, requests, began=time.perf_counter())
+        planned.plain_ms = self._padding.predict(step)
+        is_checked = self._ledger.plain_check.is_due and step.requests == len(requests)
+        if is_checked and not any(map(asks_for_drafts, requests)):
             return False
-        self._step.rate = self._rate(step, len(requests))
+        planned.rate = self._rate(step, len(requests))
         if self._fairness is not None and len(requests) > 1:
-            self._step.ahead = self._fairness.ahead(requests)
+            planned.ahead = self._fairness.ahead(requests)
         return True
 
     def _rate(self, step: StepShape, decoding: int) -> float:
@@ -123,15 +122,16 @@ class CostAwarePlanner:
         step = self._step
         count = min(max_nodes, max(MAX_NODES, NODES_PER_REQUEST * len(step.requests)))
         if len(step.growth) <= count:
+            step.growth = self._padding.growth(step.shape, count)
             extra_ms = self._ledger.pace.extra_ms
-            plain_ms, *further = self._padding.growth(step.shape, count)
-            step.growth = [plain_ms, *[ms + extra_ms for ms in further]]
+            if extra_ms:
+                plain_ms, *further = step.growth
+                step.growth = [plain_ms, *[ms + extra_ms for ms in further]]
         return step.growth
 
     def ask(self, source: Source, candidates: Sequence[int], drafts: Drafts) -> list[int]:
-        step = self._step
-        needy = [i for i, ahead in enumerate(step.ahead or ()) if ahead < ENOUGH]
-        price = 0.0
+        step, price = self._step, 0.0
+        needy = [i for i, ahead in enumerate(step.ahead) if ahead < ENOUGH] if step.ahead else ()
         if source.costs_forwards:
             one_each = len(step.requests)
             growth = self._growth(one_each)
@@ -171,10 +171,12 @@ class CostAwarePlanner:
             levels = max((max(tree.depths()) for tree in trees if len(tree)), default=1)
         asks = [asked for asked in step.asks if asked.key[0] == name]
         lag = sum([asked.lag for asked in asks])
-        self.drafting.observe(name, levels, lag, milliseconds, has_levels)
-        usual_ms = self.drafting.milliseconds(name, levels)
-        if self.drafting.is_fixed:
-            milliseconds = usual_ms + self.drafting.catch_up(name, lag)
+        drafting = self.drafting
+        if not drafting.is_fixed:
+            drafting.observe(name, levels, lag, milliseconds, has_levels)
+        usual_ms = drafting.milliseconds(name, levels)
+        if drafting.is_fixed:
+            milliseconds = usual_ms + drafting.catch_up(name, lag)
         step.draft_ms += milliseconds
         if source.costs_forwards:
             self._asking.drafted(asks, step.requests, milliseconds)
@@ -183,7 +185,7 @@ class CostAwarePlanner:
         for i, tree in zip(chosen, trees, strict=True):
             if tree.token_ids:
                 self.calibration.calibrate(step.requests[i].request_id, tree)
-        self._time_planning()  # if nothing was drafted, there is no choice
+        step.ended = time.perf_counter()  # if nothing was drafted, there is no choice
 
     def choose(
         self, trees: Sequence[DraftTree], limits: Sequence[DraftLimits], node_budget: int
@@ -202,23 +204,13 @@ class CostAwarePlanner:
             ahead=step.ahead,
             node_budget=node_budget,
         )
-        step.trees = {
-            request.request_id: tree
-            for request, tree in zip(step.requests, trees, strict=True)
-            if tree.token_ids
-        }
+        for request, tree in zip(step.requests, trees, strict=True):
+            if tree.token_ids:
+                step.trees[request.request_id] = tree
         picked = [selected(tree, nodes) for tree, nodes in zip(trees, chosen, strict=True)]
         self._credit(picked)
-        self._time_planning()
+        step.ended = time.perf_counter()
         return picked
-
-    def _time_planning(self) -> None:
-        step = self._step
-        if self._is_frozen:
-            asked = len({asked.index for asked in step.asks})
-            step.host_ms = self._host.of(1, asked) - self._host.step
-        else:
-            step.host_ms = (time.perf_counter() - step.began) * 1e3 - step.draft_ms
 
     def padding(self, step: StepShape, room: int) -> int:
         count = self._padding.rows(step) if self._padding.is_known else 0
@@ -231,8 +223,9 @@ class CostAwarePlanner:
         if not total:
             return
         price = step.rate * (step.growth[min(total, len(step.growth) - 1)] - step.growth[0]) / total
+        probs = [tree.path_probs() if tree.token_ids else () for tree in picked]
         for asked in step.asks:
-            asked.credit(picked[asked.index], price)
+            asked.credit(picked[asked.index], probs[asked.index], price)
 
     # --- after the step ------------------------------------------------------------------------
 
@@ -247,6 +240,8 @@ class CostAwarePlanner:
         if not self._is_open:  # nobody decoded, so nothing was planned
             self._step = UNPLANNED
         step, self._is_open = self._step, False
+        if step.ended:
+            step.host_ms = self._planning_ms(step)
         if self._is_frozen:
             forward_ms = self.cost.predict(report.shape)
             total_ms = forward_ms + step.draft_ms + step.host_ms + self._host.step
@@ -261,6 +256,12 @@ class CostAwarePlanner:
             longer = self._longer(step, report.shape)
         if self._fairness is not None:
             self._fairness.passed(1.0 + longer)
+
+    def _planning_ms(self, step: PlannedStep) -> float:
+        if self._is_frozen:
+            asked = len({asked.index for asked in step.asks})
+            return self._host.of(1, asked) - self._host.step
+        return (step.ended - step.began) * 1e3 - step.draft_ms
 
     def _longer(self, step: PlannedStep, shape: StepShape) -> float:
         """Plain steps by which drafts made the step longer; predicted, for clocks have hiccups."""

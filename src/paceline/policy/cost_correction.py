@@ -1,17 +1,16 @@
 """What a cost table has wrong at this moment: the machine's mood, and a residual per width.
 
-Owns what is learnt from measured / table; knows neither the table nor what a step is.
+Owns what is learnt from measured / table; knows neither the table nor what a step is. The native
+``Correction`` learns and predicts the same.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, copysign, exp, log2, sqrt
 
 import numpy as np
-import numpy.typing as npt
-
-Floats = npt.NDArray[np.float64]
 
 NOISE = 0.06
 """Spread of the logarithm of a step's time about its mean."""
@@ -46,6 +45,11 @@ class Trust:
     spread: float
     memory: float
 
+    @property
+    def visits(self) -> float:
+        """Visits that the table is worth."""
+        return float((NOISE / self.spread) ** 2)
+
 
 MEASURED = Trust(spread=0.1, memory=50.0)
 ASSUMED = Trust(spread=0.5, memory=300.0)
@@ -58,23 +62,24 @@ def _bin(width: int) -> int:
     return EXACT_WIDTHS - 1 + ceil(BINS_PER_OCTAVE * log2(width / EXACT_WIDTHS))
 
 
-_BINS = [_bin(width) for width in range(MAX_WIDTH + 1)]
+BINS = [_bin(width) for width in range(MAX_WIDTH + 1)]
+"""By width: the index of its residual."""
 
 
-def _kernel() -> Floats:
+def _kernel() -> list[list[float]]:
     """What a visit to one bin counts for another: its own fully, others by their distance.
 
     Rational quadratic in log(width), hence symmetric.
     """
-    widest = list({at: width for width, at in enumerate(_BINS)}.values())
+    widest = list({at: width for width, at in enumerate(BINS)}.values())
     logs = np.log(np.array(widest, dtype=np.float64))
-    kernel: Floats = HEARSAY / (1.0 + ((logs[:, None] - logs) / BANDWIDTH) ** 2)
+    kernel = HEARSAY / (1.0 + ((logs[:, None] - logs) / BANDWIDTH) ** 2)
     np.fill_diagonal(kernel, 1.0)
-    return kernel
+    rows: list[list[float]] = kernel.tolist()
+    return rows
 
 
-_KERNEL = _kernel()
-_KERNEL_ROWS: list[list[float]] = _KERNEL.tolist()
+KERNEL = _kernel()
 FORGOTTEN = 1e-6
 """Visits that weigh less are dropped."""
 
@@ -97,39 +102,34 @@ class Correction:
 
     def __init__(self, trust: Trust, is_relative: bool) -> None:
         self.knows_unit = not is_relative
-        self._shrinkage = (NOISE / trust.spread) ** 2  # visits that the table is worth
+        self._shrinkage = trust.visits
         self._decay = 1.0 - 1.0 / trust.memory
         self._mood, self._uncertainty = 0.0, 1.0
         # By bin the weight of its visits and the weighted sum of what they saw, in units of _worth:
-        # that alone loses weight with every step. Twice, as numpy is slow for one bin (and slower
-        # after a forward, which empties the caches) and Python for many.
+        # that alone loses weight with every step.
         self._visits: dict[int, tuple[float, float]] = {}
-        self._all_visits: Floats = np.zeros((len(_KERNEL), 2))
         self._worth = 1.0
-        self._surprises = [0.0] * len(_KERNEL)  # direction at each bin's last visit, 0 for none
+        self._surprises = [0.0] * len(KERNEL)  # direction at each bin's last visit, 0 for none
         self._last_surprise = 0.0
         self._heard: dict[int, tuple[float, float]] = {}  # what _hear said since the last visit
 
     def factor(self, width: int) -> float:
         """What the table's time is multiplied with."""
-        at = _BINS[width if width < MAX_WIDTH else MAX_WIDTH]
+        at = BINS[width if width < MAX_WIDTH else MAX_WIDTH]
         visits, seen = self._heard.get(at) or self._hear(at)
         return exp(self._mood + seen / (visits + self._shrinkage))
 
-    def factors(self, widths: range) -> list[float]:
-        """What the table's times are multiplied with, ``[len(widths)]``; widths ascend by one."""
-        first, last = _BINS[min(widths[0], MAX_WIDTH)], _BINS[min(widths[-1], MAX_WIDTH)]
-        # One call of numpy for the bins that are asked for: with few numbers a call is what costs.
-        heard = _KERNEL[first : last + 1].dot(self._all_visits).tolist()
-        mood, shrinkage = self._mood, self._shrinkage / self._worth
-        by_bin = [exp(mood + seen / (visits + shrinkage)) for visits, seen in heard]
-        if len(by_bin) == len(widths):
-            return by_bin
-        return [by_bin[_BINS[min(width, MAX_WIDTH)] - first] for width in widths]
+    def growth(self, times: Sequence[float], width: int, count: int) -> list[float]:
+        """The times of steps of ``width`` to ``width + count`` rows, given those of the table.
+
+        There may be further times, of wider steps.
+        """
+        factor = self.factor
+        return [time * factor(at) for at, time in enumerate(times[: count + 1], start=width)]
 
     def _hear(self, at: int) -> tuple[float, float]:
         """The weight of the visits that speak for a bin, and the weighted sum of what they saw."""
-        row, visits, seen = _KERNEL_ROWS[at], 0.0, 0.0
+        row, visits, seen = KERNEL[at], 0.0, 0.0
         for other, (weight, total) in self._visits.items():
             visits += row[other] * weight
             seen += row[other] * total
@@ -138,7 +138,7 @@ class Correction:
 
     def observe(self, width: int, level: float) -> None:
         """Learn from one step of so many rows; ``level`` is log(measured / table)."""
-        at = _BINS[min(width, MAX_WIDTH)]
+        at = BINS[min(width, MAX_WIDTH)]
         visits, seen = self._heard.get(at) or self._hear(at)
         spread = 1.0 / (visits + self._shrinkage)
         residual = seen * spread
@@ -159,11 +159,11 @@ class Correction:
             return error, spread
         direction = copysign(1.0, error)
         if direction == self._last_surprise:
-            self._uncertainty += (error / NOISE) ** 2
+            self._uncertainty += (error / NOISE) * (error / NOISE)
             bound = abs(error)
         elif direction == self._surprises[at]:
             weight, total = self._visits.get(at, (0.0, 0.0))
-            self._set(at, AFTER_CHANGE * weight, AFTER_CHANGE * total)
+            self._visits[at] = AFTER_CHANGE * weight, AFTER_CHANGE * total
             spread = 1.0 / self._shrinkage
             bound = min(abs(error), self._bound(spread))
         self._last_surprise = self._surprises[at] = direction
@@ -179,19 +179,15 @@ class Correction:
         visits, seen = self._visits.get(at, (0.0, 0.0))
         visits, seen = visits + weight, seen + weight * residual
         keep = min(1.0, MAX_VISITS / (visits * self._worth))
-        self._set(at, visits * keep, seen * keep)
+        self._visits[at] = visits * keep, seen * keep
         if self._worth < FORGOTTEN:
             self._renew()
-
-    def _set(self, at: int, weight: float, total: float) -> None:
-        self._visits[at] = weight, total
-        self._all_visits[at, 0], self._all_visits[at, 1] = weight, total
 
     def _renew(self) -> None:
         """Begin to count in whole visits again, without those that are forgotten."""
         worth, self._worth = self._worth, 1.0
-        kept = {at: each for at, each in self._visits.items() if each[0] * worth > FORGOTTEN}
-        self._visits.clear()
-        self._all_visits[:] = 0.0
-        for at, (weight, total) in kept.items():
-            self._set(at, weight * worth, total * worth)
+        self._visits = {
+            at: (weight * worth, total * worth)
+            for at, (weight, total) in self._visits.items()
+            if weight * worth > FORGOTTEN
+        }

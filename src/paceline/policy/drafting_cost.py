@@ -49,8 +49,8 @@ class DraftingCost:
 
     def milliseconds(self, name: str, num_levels: int = 1) -> float:
         """Time of one call that drafts so many levels and has nothing to catch up with."""
-        time = self.of(name)
-        return time.call + time.level * max(0, num_levels - 1)
+        time = self._times.get(name, UNKNOWN)
+        return time.call + time.level * (num_levels - 1) if num_levels > 1 else time.call
 
     def catch_up(self, name: str, lag: int) -> float:
         """Time in which a proposer reads what it lacks beyond the usual."""
@@ -70,7 +70,9 @@ class DraftingCost:
         count = self._calls[name] = self._calls.get(name, 0) + 1
         if count == 1:  # first calls are slow in every program, by any factor
             return
-        time = self._times.setdefault(name, DraftTime())
+        time = self._times.get(name)
+        if time is None:
+            time = self._times[name] = DraftTime()
         levels = num_levels if has_levels else 1
         expected = self.milliseconds(name, levels)
         if lag:

@@ -25,7 +25,8 @@ class PlannedStep:
         weights: of the requests in the choice; None is equal ones.
         asks: who drafts for whom.
         trees: what was drafted, by request id.
-        draft_ms, host_ms: time of the proposers, and of planning.
+        draft_ms, host_ms: time of the proposers, and of planning; the latter is known at the end.
+        began, ended: when planning did, in seconds; the latter is 0 where nobody was asked.
     """
 
     shape: StepShape = NO_STEP
@@ -40,6 +41,7 @@ class PlannedStep:
     draft_ms: float = 0.0
     host_ms: float = 0.0
     began: float = 0.0
+    ended: float = 0.0
 
 
 UNPLANNED = PlannedStep()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from paceline.request import NO_DRAFT
 from paceline.span import ROOT, DraftTree
 
 
@@ -15,6 +16,8 @@ def expected_tokens(drafts: Sequence[DraftTree]) -> float:
 def selected(tree: DraftTree, nodes: list[int]) -> DraftTree:
     """The tree of these nodes, which is the tree itself where they are all of it in order."""
     count = len(nodes)
+    if not count:
+        return NO_DRAFT
     if nodes != list(range(count)):
         return tree.select(nodes)
     if count == len(tree.token_ids):

@@ -8,14 +8,18 @@ with more confidence than what one of them says.
 
 The index covers the latest ``prompt_lookup_window`` tokens and is rebuilt once it holds twice as
 many, so its memory is bounded by ``2 * window`` entries per match length and request.
+
+``csrc/prompt_lookup.h`` drafts the same in C++, where the extension is built.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from paceline.config import MAX_SPECULATIVE_TOKENS, SpeculativeConfig
+from paceline.models.ops.native import native_module, why_not_native
 from paceline.proposers.base import DraftBudget, TargetInfo
 from paceline.request import Request, VerifyResult
 from paceline.span import ROOT, DraftTree
@@ -55,47 +59,59 @@ def _by_length(row: Sequence[float]) -> list[float]:
 
 
 _PRIOR = [_by_length(row) for row in _UNANIMOUS]
-_CHAIN_PARENTS = list(range(-1, MAX_SPECULATIVE_TOKENS - 1))
 
 
-class _Index:
-    """Where each run of n tokens, known by its hash, occurred in one request.
+Drafted = tuple[list[int], list[int], list[float]]
+"""Tokens, parents and probabilities of a tree's nodes."""
+
+
+class PromptIndex:
+    """Where each run of n tokens, known by its hash, occurred in one text.
 
     An occurrence is the position of the token that follows it; ``links`` leads from one to the
     occurrence before it, 0 where there is none.
+
+    Args:
+        shortest, longest: runs that are known.
+        window: how many of the latest tokens count.
     """
 
-    __slots__ = ("base", "indexed", "levels")
+    def __init__(self, shortest: int, longest: int, window: int) -> None:
+        self._lengths = range(longest, shortest - 1, -1)
+        self._window = window
+        self._base = self._end = 0
+        self._levels: list[tuple[int, dict[int, int], list[int]]] = []
 
-    def __init__(self, lengths: Sequence[int], base: int) -> None:
-        self.base = base
-        self.indexed = base
-        self.levels: list[tuple[int, dict[int, int], list[int]]] = [
-            (n, {}, [0] * n) for n in lengths
-        ]
+    def __len__(self) -> int:
+        """Tokens that it covers, at most twice the window."""
+        return self._end - self._base
 
     def extend(self, tokens: list[int]) -> None:
-        begin, end = self.indexed, len(tokens)
-        base = self.base
-        first = max(base, begin - self.levels[0][0])
+        """Take in what a text that begins as before has got longer by."""
+        begin, end = self._end, len(tokens)
+        if not self._levels or end - self._base > 2 * self._window:
+            begin = self._base = max(0, end - self._window)
+            self._levels = [(n, {}, [0] * n) for n in self._lengths]
+        base = self._base
+        first = max(base, begin - self._lengths[0])
         tail = tuple(tokens[first:])
-        for n, latest, links in self.levels:
+        for n, latest, links in self._levels:
             for at in range(max(begin, base + n) - first, end - first):
                 key = hash(tail[at - n : at])
                 links.append(latest.get(key, 0))
                 latest[key] = at + first
-        self.indexed = end
+        self._end = end
 
-    def occurrences(self, tokens: list[int], oldest: int) -> tuple[int, list[int]]:
-        """Length of the longest suffix that occurs from ``oldest`` on, and where, latest first."""
-        tail = tuple(tokens[-self.levels[0][0] :])
-        for n, latest, links in self.levels:
+    def occurrences(self, tokens: list[int]) -> tuple[int, list[int]]:
+        """Length of the longest suffix that occurs in the window, and where, latest first."""
+        oldest, tail = len(tokens) - self._window, tuple(tokens[-self._lengths[0] :])
+        for n, latest, links in self._levels:
             at = latest.get(hash(tail[-n:]), 0)
             limit = max(0, oldest + n - 1)
             if at <= limit:
                 continue
             found = [at]
-            while (at := links[at - self.base]) > limit and len(found) < MAX_ALTERNATIVES:
+            while (at := links[at - self._base]) > limit and len(found) < MAX_ALTERNATIVES:
                 found.append(at)
             return n, found
         return 0, []
@@ -120,84 +136,56 @@ def _continuation(tokens: list[int], at: int, count: int) -> list[int]:
     return run
 
 
-class PromptLookupProposer:
-    """See the module's docstring. A request's own ``token_ids`` is the context."""
+class PromptDrafter:
+    """Grows drafts from what followed the occurrences of a text's end.
 
-    costs_forwards = False
-    name = NAME
+    Args:
+        unanimous: how likely a token is that all of some occurrences share, by their number less
+            one and the length of the match.
+        disputed: how likely one is that some share, by their number and that of the others.
+        branching: most children of a node.
+        min_prob: nodes less likely to be reached and accepted are left out.
+    """
 
-    def __init__(self, config: SpeculativeConfig) -> None:
-        self.config = config
-        self._longest_first = range(config.prompt_lookup_max, config.prompt_lookup_min - 1, -1)
-        self._window = config.prompt_lookup_window
-        self._max_depth = config.num_speculative_tokens
-        self._max_nodes = config.tree_nodes
-        self._branching = config.max_branching if config.max_tree_nodes else 1
-        self._min_prob = config.min_accept_prob
-        self._indices: dict[int, _Index] = {}
-        self._chains: dict[tuple[int, int], list[float]] = {}
+    def __init__(
+        self,
+        unanimous: Sequence[Sequence[float]],
+        disputed: Mapping[tuple[int, int], float],
+        branching: int,
+        min_prob: float,
+    ) -> None:
+        self._unanimous, self._disputed = unanimous, disputed
+        self._branching, self._min_prob = branching, min_prob
 
-    def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
-        trees = []
-        for request, nodes, depth in zip(requests, budget.max_nodes, budget.max_depth, strict=True):
-            depth = min(depth, self._max_depth)
-            nodes = min(nodes, self._max_nodes)
-            trees.append(self._draft(request, nodes, depth) if nodes and depth else DraftTree())
-        return trees
-
-    def observe(self, request: Request, result: VerifyResult) -> None:
-        if request.request_id in self._indices:  # else it was never asked for this request
-            self._index_of(request)
-
-    def finish(self, request: Request) -> None:
-        self._indices.pop(request.request_id, None)
-
-    def context_length(self, request: Request) -> int:
-        return len(request.token_ids)
-
-    def _index_of(self, request: Request) -> _Index:
-        tokens = request.token_ids
-        end = len(tokens)
-        index = self._indices.get(request.request_id)
-        if index is None or end - index.base > 2 * self._window:
-            index = _Index(self._longest_first, max(0, end - self._window))
-            self._indices[request.request_id] = index
-        if index.indexed < end:
-            index.extend(tokens)
-        return index
-
-    def _draft(self, request: Request, max_nodes: int, depth: int) -> DraftTree:
-        tokens = request.token_ids
-        index = self._index_of(request)
-        length, found = index.occurrences(tokens, len(tokens) - self._window)
+    def draft(
+        self, index: PromptIndex, tokens: list[int], max_nodes: int, max_depth: int
+    ) -> Drafted:
+        """A draft below a text's last token; the index takes in the text first."""
+        index.extend(tokens)
+        length, found = index.occurrences(tokens)
         if not found:
-            return DraftTree()
+            return [], [], []
         length = _full_length(tokens, found[0], length)
-        runs = [_continuation(tokens, at, depth) for at in found]
-        run = runs[0]
-        if len(runs) > 1 and runs.count(run) < len(runs):
+        runs = [_continuation(tokens, at, max_depth) for at in found]
+        if runs.count(runs[0]) < len(runs):
             return self._grow(runs, length, max_nodes)
-        probs = self._chain_probs(len(runs), length)[: min(depth, max_nodes)]
-        count = len(probs)
-        return DraftTree(run[:count], _CHAIN_PARENTS[:count], probs, [NAME] * count)
+        probs = self._along(self._unanimous[len(runs) - 1][length:], min(max_depth, max_nodes))
+        return runs[0][: len(probs)], list(range(-1, len(probs) - 1)), probs
 
-    def _chain_probs(self, support: int, length: int) -> list[float]:
-        """Priors along a run that ``support`` occurrences share, cut where it is not worth it."""
-        probs = self._chains.get((support, length))
-        if probs is None:
-            path_prob = 1.0
-            probs = []
-            for prob in _PRIOR[support - 1][length : length + self._max_depth]:
-                path_prob *= prob
-                if path_prob < self._min_prob:
-                    break
-                probs.append(prob)
-            self._chains[support, length] = probs
+    def _along(self, priors: Sequence[float], count: int) -> list[float]:
+        """Priors along a chain of so many tokens, cut where it is not worth it."""
+        path_prob, probs = 1.0, []
+        for prob in priors[:count]:
+            path_prob *= prob
+            if path_prob < self._min_prob:
+                break
+            probs.append(prob)
         return probs
 
-    def _grow(self, runs: list[list[int]], length: int, max_nodes: int) -> DraftTree:
+    def _grow(self, runs: list[list[int]], length: int, max_nodes: int) -> Drafted:
         """Best-first tree over runs that differ; each node goes on with the runs that pass it."""
-        tree = DraftTree()
+        tree: Drafted = ([], [], [])
+        tokens, parents, probs = tree
         heap: list[tuple[float, int, int, float, int, list[list[int]]]] = []
 
         def push(parent: int, path_prob: float, depth: int, group: list[list[int]]) -> None:
@@ -208,14 +196,13 @@ class PromptLookupProposer:
 
         order = iter(range(1 << 30))  # decides ties, so that runs are never compared
         push(ROOT, 1.0, 0, runs)
-        while heap and len(tree) < max_nodes:
+        while heap and len(tokens) < max_nodes:
             minus_prob, _, parent, prob, depth, passing = heapq.heappop(heap)
-            tree.token_ids.append(passing[0][depth])
-            tree.parents.append(parent)
-            tree.accept_probs.append(prob)
-            tree.origins.append(NAME)
+            tokens.append(passing[0][depth])
+            parents.append(parent)
+            probs.append(prob)
             if depth + 1 < len(passing[0]):
-                push(len(tree) - 1, -minus_prob, depth + 1, passing)
+                push(len(tokens) - 1, -minus_prob, depth + 1, passing)
         return tree
 
     def _children(
@@ -227,10 +214,63 @@ class PromptLookupProposer:
             groups.setdefault(run[depth], []).append(run)
         total = len(group)
         if len(groups) == 1:
-            return [(_PRIOR[total - 1][length + depth], group)]
+            return [(self._unanimous[total - 1][length + depth], group)]
         # The sort is stable: among equals the latest occurrence goes first.
         ranked = sorted(groups.values(), key=len, reverse=True)[: self._branching]
-        return [(_DISPUTED[len(runs), total - len(runs)], runs) for runs in ranked]
+        return [(self._disputed[len(runs), total - len(runs)], runs) for runs in ranked]
+
+
+class PromptLookupProposer:
+    """See the module's docstring. A request's own ``token_ids`` is the context.
+
+    Args:
+        is_native: take the native index; None is where it was built.
+    """
+
+    costs_forwards = False
+    name = NAME
+
+    def __init__(self, config: SpeculativeConfig, is_native: bool | None = None) -> None:
+        self.config = config
+        self._max_depth = config.num_speculative_tokens
+        self._max_nodes = config.tree_nodes
+        if is_native is None:
+            is_native = why_not_native() is None
+        native: Any = native_module() if is_native else None
+        self._make_index: Any = getattr(native, "PromptIndex", PromptIndex)
+        self._drafter: Any = getattr(native, "PromptDrafter", PromptDrafter)(
+            _PRIOR,
+            _DISPUTED,
+            config.max_branching if config.max_tree_nodes else 1,
+            config.min_accept_prob,
+        )
+        self._indices: dict[int, Any] = {}
+
+    def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
+        limits = zip(requests, budget.max_nodes, budget.max_depth, strict=True)
+        return [self._draft(*each) for each in limits]
+
+    def observe(self, request: Request, result: VerifyResult) -> None:
+        """Nothing: what was committed is taken in before the next draft."""
+
+    def finish(self, request: Request) -> None:
+        self._indices.pop(request.request_id, None)
+
+    def context_length(self, request: Request) -> int:
+        return len(request.token_ids)
+
+    def _draft(self, request: Request, max_nodes: int, max_depth: int) -> DraftTree:
+        nodes, depth = min(max_nodes, self._max_nodes), min(max_depth, self._max_depth)
+        if not nodes or not depth:
+            return DraftTree()
+        index = self._indices.get(request.request_id)
+        if index is None:
+            config = self.config
+            index = self._indices[request.request_id] = self._make_index(
+                config.prompt_lookup_min, config.prompt_lookup_max, config.prompt_lookup_window
+            )
+        tokens, parents, probs = self._drafter.draft(index, request.token_ids, nodes, depth)
+        return DraftTree(tokens, parents, probs, [NAME] * len(tokens))
 
 
 def build(config: SpeculativeConfig, target: TargetInfo) -> PromptLookupProposer:

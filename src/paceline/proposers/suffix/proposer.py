@@ -53,6 +53,8 @@ class SuffixProposer:
             min_path_prob=config.min_accept_prob,
             max_spec_factor=config.suffix_decoding_max_spec_factor,
         )
+        self._max_depth = config.num_speculative_tokens
+        self._max_nodes = config.tree_nodes
         self._texts: dict[int, _Text] = {}
         self._shared = SharedTexts(
             self._new_automaton,
@@ -61,12 +63,8 @@ class SuffixProposer:
         )
 
     def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
-        trees = []
-        for request, nodes, depth in zip(requests, budget.max_nodes, budget.max_depth, strict=True):
-            nodes = min(nodes, self.config.tree_nodes)
-            depth = min(depth, self.config.num_speculative_tokens)
-            trees.append(self._draft(request, nodes, depth) if nodes and depth else DraftTree())
-        return trees
+        limits = zip(requests, budget.max_nodes, budget.max_depth, strict=True)
+        return [self._draft(*each) for each in limits]
 
     def observe(self, request: Request, result: VerifyResult) -> None:
         """Nothing: what was committed is taken in before the next draft."""
@@ -84,7 +82,10 @@ class SuffixProposer:
     def _new_automaton(self) -> Any:
         return self._parts.SuffixAutomaton(self.config.suffix_decoding_max_tree_depth)
 
-    def _draft(self, request: Request, nodes: int, depth: int) -> DraftTree:
+    def _draft(self, request: Request, max_nodes: int, max_depth: int) -> DraftTree:
+        nodes, depth = min(max_nodes, self._max_nodes), min(max_depth, self._max_depth)
+        if not nodes or not depth:
+            return DraftTree()
         text = self._texts.get(request.request_id)
         if text is None:
             own = self._new_automaton()
