@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from math import inf
 
 from paceline.config import SpeculativeConfig
 from paceline.engine.planners import is_sound
@@ -183,8 +185,24 @@ def source_of(proposer: Proposer) -> Source:
     """A proposer as planners know it."""
     lag = getattr(proposer, "lag", lambda request: 0)
     costs_levels = getattr(proposer, "costs_levels", True)
-    applies = _applies(proposer.config)
-    return Source(proposer.name, proposer.costs_forwards, lag, applies, costs_levels)
+    glance = getattr(proposer, "glance", None)
+    return Source(
+        proposer.name,
+        proposer.costs_forwards,
+        lag,
+        _applies(proposer.config),
+        costs_levels,
+        None if glance is None else partial(_glance, glance),
+    )
+
+
+def _glance(glance: Callable[[Request], float], request: Request) -> float:
+    """What a proposer promises; one that fails is asked, for there it is known what to do."""
+    try:
+        return glance(request)
+    except Exception as error:
+        log.debug("a glance failed: %r", error)
+        return inf
 
 
 def _applies(config: SpeculativeConfig) -> Callable[[Request], bool]:

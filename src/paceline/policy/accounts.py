@@ -2,10 +2,11 @@
 
 An account holds the expected net gain of asking a proposer, in tokens: what its chosen nodes
 promised, less the time of verifying and of drafting them at the going rate. There is one account
-per request, and one over all requests from which a new request starts; a proposer that costs
-forwards has them apart for how much others have drafted already, because what it adds depends on
-that. Who is in the red is not asked, but probed: probes are paid from an allowance, so
-that they never take more than a fixed share of the time. Knows no requests and no trees.
+per request, and one over all requests from which a new request starts. A proposer has them apart
+for situations: one that costs forwards for how much others have drafted already, because what it
+adds depends on that; one at whose drafts one can glance for how much it would draft. Who is in the
+red is not asked, but probed: probes are paid from an allowance, so that they never take more than a
+fixed share of the time. Knows no requests and no trees.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ TRIED = 8
 OWN_PACE, SHARED_PACE = 0.2, 0.05
 """Weight of the latest gain in a request's account and in the one over all requests."""
 EXPECTED_TOKENS = (0.25, 0.75, 1.5)
-"""Between these lie the situations that are told apart, by what others have drafted."""
+"""Between these lie the situations that are told apart, by what is drafted."""
 
 Key = tuple[str, int]
 
 
 def situation(expected_tokens: float) -> int:
-    """How much others have drafted, as a number from 0 for nothing."""
+    """How much is drafted, as a number from 0 for little or nothing."""
     return sum(expected_tokens >= limit for limit in EXPECTED_TOKENS)
 
 
@@ -69,6 +70,11 @@ class Accounts:
         self._accounts: defaultdict[Key, _Account] = defaultdict(_Account)
         self.probing = Allowance(PROBE_SHARE)
         self._probes = 0
+
+    def open(self, key: Key, promised: float) -> None:
+        """Expect so much of a proposer that was never asked, if that is less than usual."""
+        if key not in self._accounts:
+            self._accounts[key].gain = min(START, promised)
 
     def gain(self, key: Key, request_id: int) -> float:
         """What asking this proposer for this request is expected to bring."""

@@ -1,8 +1,9 @@
 """Who is asked for drafts, decided before drafting is paid for. Knows no trees and no forwards.
 
 A proposer is asked for a request whose account says that it pays; where it does not, one request at
-a time is probed when there is time for it. A draft model that has to read a prompt first is asked
-if that comes back before the request ends.
+a time is probed when there is time for it. Which account that is depends for one that drafts by
+forwards on what others have drafted, for one at whose drafts one can glance on what it would draft.
+A draft model that has to read a prompt first is asked if that comes back before the request ends.
 """
 
 from __future__ import annotations
@@ -100,14 +101,56 @@ class Asking:
             return False
         if any(map(asks_for_drafts, requests)):
             return True
+        if self.sees_promise(requests):
+            return True
         for name, source in self._sources.items():
-            request_ids = [each.request_id for each in requests if source.applies(each)]
-            if request_ids and (
-                self._accounts.has_gain((name, 0), request_ids)
-                or self._accounts.probing.covers(self._first_probe_ms(name))
-            ):
-                return True
+            if source.glance is None:
+                request_ids = [each.request_id for each in requests if source.applies(each)]
+                if request_ids and (
+                    self._accounts.has_gain((name, 0), request_ids)
+                    or self._accounts.probing.covers(self._first_probe_ms(name))
+                ):
+                    return True
         return not self._sources
+
+    @property
+    def num_glanced(self) -> int:
+        """Proposers at whose drafts one can glance."""
+        return sum(source.glance is not None for source in self._sources.values())
+
+    def sees_promise(self, requests: Sequence[Request]) -> bool:
+        """Whether any of those proposers is to be asked now, for what it would draft."""
+        return any(
+            self._is_promising(source, request)
+            for source in self._sources.values()
+            if source.glance is not None
+            for request in requests
+            if source.applies(request)
+        )
+
+    def _key(self, source: Source, request: Request, drafts: Sequence[DraftTree]) -> Key | None:
+        """The account by which it is decided whether to ask; None: it is known to be in vain."""
+        if source.costs_forwards:
+            return source.name, situation(expected_tokens(drafts))
+        if source.glance is None or asks_for_drafts(request):
+            return source.name, 0
+        return self._key_at_a_glance(source, request)
+
+    def _is_promising(self, source: Source, request: Request) -> bool:
+        key = self._key_at_a_glance(source, request)
+        return key is not None and (
+            self._accounts.gain(key, request.request_id) > 0.0
+            or self._accounts.probing.covers(self._first_probe_ms(source.name))
+        )
+
+    def _key_at_a_glance(self, source: Source, request: Request) -> Key | None:
+        """The account by what it would draft for a request; None: it would draft nothing."""
+        promised = source.glance(request) if source.glance else 0.0
+        if promised <= 0.0:
+            return None
+        key = source.name, situation(promised)
+        self._accounts.open(key, promised)
+        return key
 
     def rest_ms(self, requests: Sequence[Request]) -> float:
         """Time in which nobody becomes worth asking for these requests if nobody is now."""
@@ -116,7 +159,7 @@ class Asking:
             (
                 until(self._first_probe_ms(name))
                 for name, source in self._sources.items()
-                if any(map(source.applies, requests))
+                if source.glance is None and any(map(source.applies, requests))
             ),
             default=inf,
         )
@@ -154,9 +197,11 @@ class Asking:
             lag = source.lag(request)
             if lag is None:
                 continue
-            found = situation(expected_tokens(drafts[i])) if source.costs_forwards else 0
+            key = self._key(source, request, drafts[i])
+            if key is None:
+                continue
             lag = lag if lag > USUAL_LAG else 0
-            asked = Ask((name, found), i, request, lag, len(candidates))
+            asked = Ask(key, i, request, lag, len(candidates))
             if self._is_worth(asked, rate, price):
                 asks.append(asked)
             else:
@@ -164,7 +209,8 @@ class Asking:
         if needy and not {asked.index for asked in asks}.issuperset(needy):
             return [asked for asked in asks if asks_for_drafts(asked.request)]
         if closed:
-            asks += self._probe(closed[min(closed)])  # where others have drafted least
+            # Where others have drafted least, or where it promises most.
+            asks += self._probe(closed[(max if source.glance else min)(closed)])
             asks.sort(key=lambda asked: asked.index)
         if source.costs_forwards and asks and not self._may_delay(asks, requests):
             return []
@@ -235,7 +281,7 @@ class Asking:
             return
         if host_ms > 0.0:  # a hiccup of the machine counts as little as a usual step
             bounded = min(host_ms, 2 * (self._host_ms or USUAL_HOST_MS))
-            self._host_ms += HOST_PACE * (bounded - self._host_ms)
+            self._host_ms += (HOST_PACE if self._host_ms else 1.0) * (bounded - self._host_ms)
         shared_ms = min(host_ms, self._host_ms) / len(asks)
         for asked in asks:
             request = asked.request

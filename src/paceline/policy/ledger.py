@@ -7,6 +7,7 @@ little as possible: they are noted, and booked together when somebody plans agai
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 from paceline.policy.asking import Asking
 from paceline.policy.pace import Pace, PlainCheck
@@ -14,6 +15,10 @@ from paceline.policy.planned import UNPLANNED, PlannedStep
 from paceline.policy.planner import StepReport
 from paceline.request import Request
 
+GLANCE_SHARE = 0.004
+"""Share of the time in which nobody is asked that glances at drafts may take."""
+GLANCE_MS = 0.01
+"""A glance at one proposer's draft for one request, about."""
 MAX_NOTED = 64
 """Steps that are noted at most until they are booked."""
 
@@ -35,26 +40,40 @@ class Ledger:
         self._noted: list[StepReport] = []
         self._resting: list[int] | None = None  # for whom nobody is worth asking,
         self._rest_ms = 0.0  # for so long
+        self._willing: list[Request] = []  # those of them who allow it
+        self._between_ms = self._glance_in_ms = 0.0  # from glance to glance, and to the next
 
     def is_resting(self, requests: Sequence[Request]) -> bool:
-        """Whether nobody is worth asking. Until time or other requests change that, it stays so.
+        """Whether nobody is worth asking. It stays so until time passes, other requests come, or a
+        glance shows a draft that promises enough.
 
         Where somebody is, everything is booked.
         """
         request_ids = [request.request_id for request in requests]
-        if request_ids == self._resting and self._rest_ms > 0.0:
+        if request_ids == self._resting and self._rest_ms > 0.0 and not self._sees_promise():
             return True
         self.settle()
         willing = [request for request in requests if request.params.speculative.enabled]
         if self._asking.is_anyone_worth_asking(willing):
             return False
         self._resting, self._rest_ms = request_ids, self._asking.rest_ms(willing)
+        self._willing = willing
+        self._between_ms = len(willing) * self._asking.num_glanced * GLANCE_MS / GLANCE_SHARE
+        self._glance_in_ms = self._between_ms or inf
         return True
+
+    def _sees_promise(self) -> bool:
+        """Whether it is time for a glance, and that shows a draft that is worth asking for."""
+        if self._glance_in_ms > 0.0:
+            return False
+        self._glance_in_ms = self._between_ms
+        return self._asking.sees_promise(self._willing)
 
     def note(self, report: StepReport) -> None:
         """Take in a step that nobody planned."""
         self._noted.append(report)
         self._rest_ms -= report.total_ms
+        self._glance_in_ms -= report.total_ms
         if len(self._noted) == MAX_NOTED:
             self.settle()
 

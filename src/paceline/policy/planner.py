@@ -45,6 +45,8 @@ class Source:
         lag: tokens of a request that it has to read before it can draft; None where it will not.
         applies: whether it is for a request at all, whatever its text.
         costs_levels: each further level of its trees takes one more forward.
+        glance: tokens that a small draft for a request would bring by the proposer's own estimates,
+            where that is cheap to find out; None where it is not.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Source:
     lag: Callable[[Request], int | None] = lambda request: 0
     applies: Callable[[Request], bool] = lambda request: True
     costs_levels: bool = True
+    glance: Callable[[Request], float] | None = None
 
 
 class StepReport(NamedTuple):  # made in every step: a frozen dataclass takes thrice as long

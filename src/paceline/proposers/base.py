@@ -64,11 +64,19 @@ class DraftBudget(NamedTuple):  # made in every step: a frozen dataclass takes t
     prices: Prices = FREE
 
 
+GLANCE = 4, 4
+"""Nodes and depth of a draft that is only looked at."""
+
+
 class Proposer(Protocol):
     """Drafts continuations from token ids. Wrong drafts cost time, never correctness.
 
     A request is first seen in :meth:`propose` or :meth:`observe`, whichever comes first; a proposer
     keeps what it needs by ``request.request_id`` until :meth:`finish`.
+
+    One that drafts in microseconds may have a method ``glance(request) -> float``: tokens that a
+    small draft (:data:`GLANCE`) would bring by its own estimates. By that it is decided whether it
+    is asked for a whole one.
     """
 
     name: str

@@ -20,7 +20,7 @@ from typing import Any
 
 from paceline.config import MAX_SPECULATIVE_TOKENS, SpeculativeConfig
 from paceline.models.ops.native import native_module, why_not_native
-from paceline.proposers.base import DraftBudget, TargetInfo
+from paceline.proposers.base import GLANCE, DraftBudget, TargetInfo
 from paceline.request import Request, VerifyResult
 from paceline.span import ROOT, DraftTree
 
@@ -249,6 +249,9 @@ class PromptLookupProposer:
     def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
         limits = zip(requests, budget.max_nodes, budget.max_depth, strict=True)
         return [self._draft(*each) for each in limits]
+
+    def glance(self, request: Request) -> float:
+        return sum(self._draft(request, *GLANCE).path_probs())
 
     def observe(self, request: Request, result: VerifyResult) -> None:
         """Nothing: what was committed is taken in before the next draft."""

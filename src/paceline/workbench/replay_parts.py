@@ -24,6 +24,7 @@ class Charged:
         self.observe = proposer.observe
         self.context_length = proposer.context_length
         self.finish = proposer.finish
+        self.glance = getattr(proposer, "glance", None)
         self.lag = getattr(proposer, "lag", lambda request: 0)
 
     def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:

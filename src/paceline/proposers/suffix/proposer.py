@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.config import SpeculativeConfig
 from paceline.models.ops.native import native_module, why_not_native
-from paceline.proposers.base import DraftBudget, TargetInfo
+from paceline.proposers.base import GLANCE, DraftBudget, TargetInfo
 from paceline.proposers.suffix import automaton, growth
 from paceline.proposers.suffix.shared import SharedTexts
 from paceline.request import Request, VerifyResult
@@ -65,6 +65,9 @@ class SuffixProposer:
     def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
         limits = zip(requests, budget.max_nodes, budget.max_depth, strict=True)
         return [self._draft(*each) for each in limits]
+
+    def glance(self, request: Request) -> float:
+        return sum(self._draft(request, *GLANCE).path_probs())
 
     def observe(self, request: Request, result: VerifyResult) -> None:
         """Nothing: what was committed is taken in before the next draft."""
