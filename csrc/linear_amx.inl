@@ -4,8 +4,9 @@
 namespace paceline {
 namespace {
 
-constexpr int FEW_AMX_ROWS = 8;              // which AVX-512 VNNI takes faster through
-constexpr int SHORT_TILE = 2 * STREAM_AHEAD;  // tiles of at most so many bytes
+// So few rows AVX-512 VNNI takes through short tiles and through others at least as fast.
+constexpr int FEW_ROWS_SHORT = 8, FEW_ROWS = 2;
+constexpr int SHORT_TILE = 4 * STREAM_AHEAD;  // bytes
 constexpr int AMX_ROWS = 16;     // of a register
 constexpr int AMX_BYTES = 64;    // of a register's row: 64 inputs of one row, or a quad of 16 outputs
 constexpr int AMX_QUADS = AMX_BYTES / QUAD;
@@ -159,8 +160,8 @@ void amx_block(const Int8Call& call, int tile, int row, Ahead ahead) {
 void linear_int8_amx(const QuantRows& x, const Int8Weights& w, const LinearOut& out, int tile_begin,
                      int tile_end) {
     const Int8Call call = {x, w, out, round_up(w.k, K_MULTIPLE) / QUAD};
-    const bool is_short = call.tile_bytes() <= SHORT_TILE;
-    if (is_short && x.rows <= FEW_AMX_ROWS) {
+    const bool is_short = call.tile_bytes() < SHORT_TILE;
+    if (x.rows <= (is_short ? FEW_ROWS_SHORT : FEW_ROWS)) {
         return linear_int8(x, w, out, tile_begin, tile_end);
     }
     const AmxRegisters registers(x.rows < AMX_ROWS ? x.rows : AMX_ROWS);
