@@ -24,6 +24,8 @@ def make_ledger() -> Ledger:
 
 def test_noted_steps_teach_what_booked_ones_do() -> None:
     noting, booking = make_ledger(), make_ledger()
+    for ledger in (noting, booking):
+        assert not ledger._asking._accounts.probing.covers(PROBE.call)
     for step in range(2 * MAX_NOTED + 5):
         report = StepReport(PLAIN, 10.0 + step % 3, 11.0 + step % 5, 1, 1)
         noting.note(report)
@@ -31,7 +33,8 @@ def test_noted_steps_teach_what_booked_ones_do() -> None:
     noting.settle()
     assert noting.pace.overhead_ms == booking.pace.overhead_ms > 0.0
     assert noting.pace.factor == booking.pace.factor
-    assert noting._asking._accounts.probing._saved_ms == booking._asking._accounts.probing._saved_ms
+    saved = booking._asking._accounts.probing._saved_ms
+    assert noting._asking._accounts.probing._saved_ms == pytest.approx(saved)
 
 
 def test_it_rests_until_a_probe_is_affordable_or_others_come() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from math import nan
 from typing import Any
 
 import numpy as np
@@ -51,3 +52,33 @@ def test_a_lag_that_is_none_costs_nobody_else_a_draft(lag: Any) -> None:
     assert stats.num_proposer_failures == MAX_FAILURES
     assert engine.drafting.proposers == [good]
     assert stats.speculation.by_proposer["repeats"].num_draft_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("promise", "is_asked"),
+    [
+        (RuntimeError("plugin"), True),
+        ("much", True),
+        (2, True),
+        (0.0, False),
+        (float("nan"), False),
+    ],
+)
+def test_a_glance_that_fails_costs_no_draft(promise: Any, is_asked: bool) -> None:
+    class Glanced(Repeats):
+        def glance(self, request: Request) -> Any:
+            if isinstance(promise, Exception):
+                raise promise
+            return promise
+
+    config = repeating_plugin().config
+    expected = [group[0].token_ids for group in run_jobs(toy_engine(), JOBS)]
+    engine = toy_engine([PluginProposer(config, Glanced(config, None))])
+    engine.drafting.planner = CostAwarePlanner(engine.cost)
+    engine.drafting.replace(engine.drafting.proposers)
+    jobs = [Job(job.prompt, GREEDY, job.at) for job in JOBS]
+    assert [group[0].token_ids for group in run_jobs(engine, jobs)] == expected
+    stats = engine.stats()
+    assert stats.num_proposer_failures == 0
+    drafted = stats.speculation.num_draft_tokens + stats.speculation.num_pruned_tokens
+    assert bool(drafted) is is_asked

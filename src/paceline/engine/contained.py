@@ -199,7 +199,7 @@ def source_of(proposer: Proposer) -> Source:
 def _glance(glance: Callable[[Request], float], request: Request) -> float:
     """What a proposer promises; one that fails is asked, for there it is known what to do."""
     try:
-        return glance(request)
+        return float(glance(request))
     except Exception as error:
         log.debug("a glance failed: %r", error)
         return inf

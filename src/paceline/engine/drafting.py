@@ -14,6 +14,7 @@ from typing import Any
 
 from paceline.engine.contained import NOTHING, ContainedProposers, Entry
 from paceline.engine.planners import merge
+from paceline.engine.rest import Rest
 from paceline.engine.scheduler import Scheduled
 from paceline.metrics import EngineStats
 from paceline.policy.cost_points import StepShape
@@ -46,6 +47,7 @@ class Drafting:
     ) -> None:
         self.planner = planner
         self._is_active = False
+        self._rest = Rest()
         self._proposers = ContainedProposers(vocab_size, stats)
         self.replace(proposers)
 
@@ -63,6 +65,7 @@ class Drafting:
             self._tell_planner()
 
     def _tell_planner(self) -> None:
+        self._guarded(self._rest.end, self.planner)
         sources = [entry.source for entry in self._proposers.entries]
         self._guarded(self.planner.set_sources, sources)
 
@@ -106,11 +109,18 @@ class Drafting:
             node_budget: most draft nodes that the step has room for.
         """
         self._is_active = False  # also if what follows raises
+        if self._rest.goes_on(items):
+            return []
+        self._guarded(self._rest.end, self.planner)
         if not self._proposers.entries or node_budget <= 0:
             return []
         able = [item for item in items if item.may_draft]
         requests = [item.request for item in able]
-        if not able or not self.planner.begin(shape, requests):
+        if not able:
+            return []
+        if not self.planner.begin(shape, requests):
+            if shape.rows == shape.samples == len(items) == len(able):
+                self._rest.begin(items, self.planner.rest_ms())
             return []
         self._is_active = True
         limits = [self.limits(request) for request in requests]
@@ -141,7 +151,7 @@ class Drafting:
         Returns:
             Whether it is wider, by the padding of one of its items.
         """
-        if not self._proposers.entries:
+        if self._rest.is_on or not self._proposers.entries:
             return False
         count = self.planner.padding(shape, most_rows - shape.rows)
         if not count:
@@ -218,6 +228,9 @@ class Drafting:
         total_ms: float,
     ) -> None:
         """Tell the planner what the step as a whole took and brought."""
+        if self._rest.is_on:
+            self._rest.note(forward_ms, total_ms, emitted / len(items))
+            return
         if not self._proposers.entries:
             return
         decoding = padding = 0

@@ -9,11 +9,11 @@ A draft model that has to read a prompt first is asked if that comes back before
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import inf
 
 from paceline.policy.accounts import Accounts, Key, situation
 from paceline.policy.allowance import Allowance
+from paceline.policy.asks import Ask, asks_for_drafts, delays
 from paceline.policy.drafting_cost import USUAL_LAG, DraftingCost
 from paceline.policy.planner import Drafts, Source
 from paceline.policy.selection import expected_tokens
@@ -26,43 +26,6 @@ USUAL_HOST_MS = 0.2
 """What planning takes about, until it was timed."""
 DELAY_SHARE = 0.02
 """Share of the time that forwards may take in which nothing is drafted for some of the requests."""
-
-
-@dataclass(slots=True)
-class Ask:
-    """One proposer's draft for one request in a step.
-
-    Attributes:
-        key: the account that it goes by.
-        index: the request's place in the step.
-        lag: tokens that the proposer has to catch up with, where they are more than usual.
-        candidates: requests for which the proposer could have been asked.
-        cost_ms: its part of the drafting time, were all of these asked: who shares a call with few
-            is not to be charged for those who do not.
-        gain: what the chosen nodes promise beyond the time in which they are verified, in tokens.
-    """
-
-    key: Key
-    index: int
-    request: Request
-    lag: int
-    candidates: int
-    cost_ms: float = 0.0
-    gain: float = 0.0
-
-    def credit(self, tree: DraftTree, probs: Sequence[float], price: float) -> None:
-        """Note what the proposer's chosen nodes promise; each takes time worth ``price`` tokens.
-
-        Args:
-            tree: of the chosen nodes, whosever they are.
-            probs: of its paths.
-        """
-        name = self.key[0]
-        count = tree.origins.count(name)
-        if count < len(probs):  # some are another's
-            pairs = zip(probs, tree.origins, strict=True)
-            probs = [prob for prob, origin in pairs if origin == name]
-        self.gain = sum(probs) - price * count
 
 
 class Asking:
@@ -78,6 +41,8 @@ class Asking:
         self._accounts = Accounts()
         self._delaying = Allowance(DELAY_SHARE)
         self._sources: dict[str, Source] = {}
+        # By proposer and request: how long its text was at the last glance, and what that said.
+        self._glances: dict[tuple[str, int], tuple[int, Key | None]] = {}
         self._least_probe_ms: dict[str, float] = {}
         self.set_sources(())
 
@@ -88,6 +53,7 @@ class Asking:
         """
         if not all(source in sources for source in self._sources.values()):
             self._accounts, self._least_probe_ms = Accounts(), {}
+        self._glances.clear()
         known = self._least_probe_ms
         self._least_probe_ms = {source.name: known.get(source.name, 0.0) for source in sources}
         self._sources = {source.name: source for source in sources}
@@ -99,9 +65,7 @@ class Asking:
         """
         if not requests:
             return False
-        if any(map(asks_for_drafts, requests)):
-            return True
-        if self.sees_promise(requests):
+        if any(map(asks_for_drafts, requests)) or self.sees_promise(requests):
             return True
         for name, source in self._sources.items():
             if source.glance is None:
@@ -145,11 +109,16 @@ class Asking:
 
     def _key_at_a_glance(self, source: Source, request: Request) -> Key | None:
         """The account by what it would draft for a request; None: it would draft nothing."""
-        promised = source.glance(request) if source.glance else 0.0
-        if promised <= 0.0:
-            return None
-        key = source.name, situation(promised)
-        self._accounts.open(key, promised)
+        assert source.glance is not None
+        place, length = (source.name, request.request_id), len(request.token_ids)
+        known = self._glances.get(place)
+        if known is not None and known[0] == length:
+            return known[1]
+        key, promised = None, source.glance(request)
+        if promised > 0.0:
+            key = source.name, situation(promised)
+            self._accounts.open(key, promised)
+        self._glances[place] = length, key
         return key
 
     def rest_ms(self, requests: Sequence[Request]) -> float:
@@ -231,7 +200,7 @@ class Asking:
 
     def _may_delay(self, asks: Sequence[Ask], requests: Sequence[Request]) -> bool:
         """Whether those for whom nothing would be drafted can wait meanwhile."""
-        if not _delays(asks, requests):
+        if not delays(asks, requests):
             return True
         name = asks[0].key[0]
         reading_ms = self._drafting.catch_up(name, sum([asked.lag for asked in asks]))
@@ -241,7 +210,7 @@ class Asking:
         self, asks: Sequence[Ask], requests: Sequence[Request], milliseconds: float
     ) -> None:
         """Note how long forwards took that drafted for some of a step's requests."""
-        if _delays(asks, requests):
+        if delays(asks, requests):
             self._delaying.spend(milliseconds)
 
     def _probe(self, closed: Sequence[Ask]) -> list[Ask]:
@@ -274,9 +243,7 @@ class Asking:
             host_ms: of planning, which all of them share.
             total_ms: of the whole step.
         """
-        accounts = self._accounts
-        accounts.probing.passed(total_ms)
-        self._delaying.passed(total_ms)
+        self.pass_time(total_ms)
         if not asks:
             return
         if host_ms > 0.0:  # a hiccup of the machine counts as little as a usual step
@@ -288,19 +255,15 @@ class Asking:
             if not asked.lag and not asks_for_drafts(request):
                 gain = asked.gain - rate * (asked.cost_ms + shared_ms)
                 request_id = None if request.finish_reason else request.request_id
-                accounts.settle(asked.key, request_id, gain)
+                self._accounts.settle(asked.key, request_id, gain)
+
+    def pass_time(self, milliseconds: float) -> None:
+        """Let time pass in which nobody is asked."""
+        self._accounts.probing.passed(milliseconds)
+        self._delaying.passed(milliseconds)
 
     def finish(self, request: Request) -> None:
         """Forget a request."""
         self._accounts.finish(request.request_id)
-
-
-def _delays(asks: Sequence[Ask], requests: Sequence[Request]) -> bool:
-    """Whether drafting holds up requests for whom nothing is drafted, and nobody insists on it."""
-    return len(asks) < len(requests) and not any(asks_for_drafts(a.request) for a in asks)
-
-
-def asks_for_drafts(request: Request) -> bool:
-    """Whether it says itself how much is to be drafted, so that nobody else decides it."""
-    wish = request.params.speculative
-    return wish.enabled and bool(wish.num_speculative_tokens)
+        for name in self._sources:
+            self._glances.pop((name, request.request_id), None)

@@ -18,7 +18,8 @@ from math import inf
 
 from paceline.objective import Objective
 from paceline.policy.acceptance import Calibration
-from paceline.policy.asking import Asking, asks_for_drafts
+from paceline.policy.asking import Asking
+from paceline.policy.asks import asks_for_drafts
 from paceline.policy.choice import choose_nodes
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_points import StepShape
@@ -28,7 +29,7 @@ from paceline.policy.lateness import Lateness
 from paceline.policy.ledger import Ledger
 from paceline.policy.padding import Padding
 from paceline.policy.planned import UNPLANNED, PlannedStep
-from paceline.policy.planner import DraftLimits, Drafts, Source, StepReport
+from paceline.policy.planner import DraftLimits, Drafts, PlainStep, Source, StepReport
 from paceline.policy.prices import FREE, Prices, cheapest_ahead
 from paceline.policy.selection import selected
 from paceline.request import Request, VerifyResult
@@ -109,6 +110,15 @@ class CostAwarePlanner:
         if self._fairness is not None and len(requests) > 1:
             planned.ahead = self._fairness.ahead(requests)
         return True
+
+    def rest_ms(self) -> float:
+        needs_each = self._is_frozen or self._padding.is_known or self._lateness is not None
+        return 0.0 if needs_each else self._ledger.quiet_ms
+
+    def rested(self, steps: Sequence[PlainStep]) -> None:
+        self._ledger.note_plain(steps, sum([step.total_ms for step in steps]))
+        if self._fairness is not None:
+            self._fairness.passed_plainly(len(steps))
 
     def _rate(self, step: StepShape, decoding: int) -> float:
         """The value of time is that of decoding alone: a prefill chunk does not lower it."""

@@ -56,6 +56,10 @@ class Fairness:
             self._set(request.request_id, self._of(request) + count - owed)
         self._emitted.clear()
 
+    def passed_plainly(self, steps: int) -> None:
+        """So many steps are over in which each request emitted a token."""
+        self._plain += steps
+
     def _book_plain(self) -> None:
         if self._plain:
             for request_id, ahead in self._ahead.items():

@@ -7,18 +7,19 @@ little as possible: they are noted, and booked together when somebody plans agai
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
 
 from paceline.policy.asking import Asking
 from paceline.policy.pace import Pace, PlainCheck
-from paceline.policy.planned import UNPLANNED, PlannedStep
-from paceline.policy.planner import StepReport
+from paceline.policy.planned import PlannedStep
+from paceline.policy.planner import PlainStep, StepReport
 from paceline.request import Request
 
-GLANCE_SHARE = 0.004
-"""Share of the time in which nobody is asked that glances at drafts may take."""
-GLANCE_MS = 0.01
+GLANCE_SHARE = 0.002
+"""Share of the time in which nobody is asked that glances at drafts may take in the long run."""
+GLANCE_MS = 0.006
 """A glance at one proposer's draft for one request, about."""
+SHORTER = 8
+"""The first pause between two glances is so much shorter than the longest; each is doubled."""
 MAX_NOTED = 64
 """Steps that are noted at most until they are booked."""
 
@@ -37,11 +38,13 @@ class Ledger:
         self.plain_check = PlainCheck()
         self._asking = asking
         self._reads_clock = reads_clock
-        self._noted: list[StepReport] = []
+        self._noted: list[PlainStep] = []
+        self._noted_ms = 0.0  # of them, and of steps that say nothing of plain decoding
         self._resting: list[int] | None = None  # for whom nobody is worth asking,
         self._rest_ms = 0.0  # for so long
         self._willing: list[Request] = []  # those of them who allow it
-        self._between_ms = self._glance_in_ms = 0.0  # from glance to glance, and to the next
+        # From a glance to the next one, at most that, and what is left of it.
+        self._pause_ms = self._longest_ms = self._glance_in_ms = 0.0
 
     def is_resting(self, requests: Sequence[Request]) -> bool:
         """Whether nobody is worth asking. It stays so until time passes, other requests come, or a
@@ -55,38 +58,61 @@ class Ledger:
         self.settle()
         willing = [request for request in requests if request.params.speculative.enabled]
         if self._asking.is_anyone_worth_asking(willing):
+            self._pause_ms = 0.0
             return False
         self._resting, self._rest_ms = request_ids, self._asking.rest_ms(willing)
         self._willing = willing
-        self._between_ms = len(willing) * self._asking.num_glanced * GLANCE_MS / GLANCE_SHARE
-        self._glance_in_ms = self._between_ms or inf
+        self._longest_ms = len(willing) * self._asking.num_glanced * GLANCE_MS / GLANCE_SHARE
+        self._pause_ms = self._glance_in_ms = max(self._pause_ms, self._longest_ms / SHORTER)
         return True
 
     def _sees_promise(self) -> bool:
         """Whether it is time for a glance, and that shows a draft that is worth asking for."""
-        if self._glance_in_ms > 0.0:
+        if self._glance_in_ms > 0.0 or not self._longest_ms:
             return False
-        self._glance_in_ms = self._between_ms
+        self._pause_ms = self._glance_in_ms = min(2 * self._pause_ms, self._longest_ms)
         return self._asking.sees_promise(self._willing)
+
+    @property
+    def quiet_ms(self) -> float:
+        """Time in which it stays so that nobody is worth asking for the same requests."""
+        if self._resting is None:
+            return 0.0
+        return min(self._rest_ms, self._glance_in_ms) if self._longest_ms else self._rest_ms
 
     def note(self, report: StepReport) -> None:
         """Take in a step that nobody planned."""
-        self._noted.append(report)
-        self._rest_ms -= report.total_ms
-        self._glance_in_ms -= report.total_ms
-        if len(self._noted) == MAX_NOTED:
+        shape, forward_ms, total_ms, decoding, emitted, _ = report
+        is_plain = decoding > 0 and shape.requests == decoding and total_ms > 0.0
+        steps = [PlainStep(forward_ms, total_ms, emitted / decoding)] if is_plain else []
+        self.note_plain(steps, total_ms)
+
+    def note_plain(self, steps: Sequence[PlainStep], milliseconds: float) -> None:
+        """Take in plain steps that nobody planned, and the time that they and others took."""
+        self._noted += steps
+        self._noted_ms += milliseconds
+        self._rest_ms -= milliseconds
+        self._glance_in_ms -= milliseconds
+        if len(self._noted) >= MAX_NOTED:
             self.settle()
 
     def settle(self) -> None:
         """Book what is noted."""
-        noted, self._noted, self._resting = self._noted, [], None
-        for report in noted:
-            self.book(report, UNPLANNED)
+        self._resting = None
+        if self._noted_ms:
+            self._asking.pass_time(self._noted_ms)
+            self.pace.observe_plain(self._noted, self._reads_clock)
+            self._noted, self._noted_ms = [], 0.0
 
     def book(self, report: StepReport, step: PlannedStep) -> None:
         """Learn from a step, once all earlier ones are booked."""
         shape, forward_ms, total_ms, decoding, emitted, padding = report
-        self._asking.settle(step.asks, step.rate, step.host_ms, total_ms)
+        host_ms = step.host_ms
+        if self._reads_clock and shape.rows - padding == decoding:
+            # Asked in vain: what the step took beyond a plain one is the price of asking.
+            beyond_ms = total_ms - forward_ms - step.draft_ms - self.pace.overhead_ms
+            host_ms = max(host_ms, beyond_ms)
+        self._asking.settle(step.asks, step.rate, host_ms, total_ms)
         is_mixed = shape.requests > decoding
         if not decoding or is_mixed or total_ms <= 0.0:
             return

@@ -7,6 +7,8 @@ while tokens per millisecond do not.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 MEMORY = 0.95
 """Weight of the past in each step: about twenty steps."""
 FIRST_INTERVAL, LAST_INTERVAL = 8, 512
@@ -67,6 +69,24 @@ class Pace:
         """
         self._tokens = MEMORY * self._tokens + tokens_per_request
         self._time = MEMORY * self._time + total_ms / (plain_forward_ms + self.overhead_ms)
+
+    def observe_plain(self, steps: Sequence[tuple[float, float, float]], reads_clock: bool) -> None:
+        """Learn from plain steps, as the other two do from each of them.
+
+        Args:
+            steps: see :class:`~paceline.policy.planner.PlainStep`.
+        """
+        tokens, time, overhead_ms, new = self._tokens, self._time, self.overhead_ms, 1 - MEMORY
+        for forward_ms, total_ms, emitted in steps:
+            if reads_clock:
+                rest_ms = max(0.0, total_ms - forward_ms)
+                if overhead_ms:
+                    overhead_ms += new * (min(rest_ms, 2 * overhead_ms) - overhead_ms)
+                else:
+                    overhead_ms = rest_ms
+            tokens = MEMORY * tokens + emitted
+            time = MEMORY * time + total_ms / (forward_ms + overhead_ms)
+        self._tokens, self._time, self.overhead_ms = tokens, time, overhead_ms
 
 
 def _smoothed(usual: float, milliseconds: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from paceline.policy.asking import Ask
+from paceline.policy.asks import Ask
 from paceline.policy.cost_points import NO_STEP, StepShape
 from paceline.request import Request
 from paceline.span import DraftTree

@@ -77,6 +77,19 @@ class StepReport(NamedTuple):  # made in every step: a frozen dataclass takes th
     padding: int = 0
 
 
+class PlainStep(NamedTuple):
+    """A step in which all requests decoded and nobody drafted.
+
+    Attributes:
+        forward_ms, total_ms: as of a :class:`StepReport`.
+        emitted: tokens, over requests.
+    """
+
+    forward_ms: float
+    total_ms: float
+    emitted: float
+
+
 class Planner(Protocol):
     """Decides for each step who drafts, for how much, and which nodes are verified.
 
@@ -100,6 +113,16 @@ class Planner(Protocol):
             step: everything that will be forwarded anyway.
             requests: that decode, those that draft nothing included.
         """
+        ...
+
+    def rest_ms(self) -> float:
+        """Time in which :meth:`begin` would go on to say no to the same requests, all of them
+        decoding. It need not be asked meanwhile, but is told of such steps by :meth:`rested`.
+        """
+        ...
+
+    def rested(self, steps: Sequence[PlainStep]) -> None:
+        """Learn from steps in which it was not asked."""
         ...
 
     def ask(self, source: Source, candidates: Sequence[int], drafts: Drafts) -> list[int]:
@@ -168,6 +191,11 @@ class FixedPlanner:
 
     def begin(self, step: StepShape, requests: Sequence[Request]) -> bool:
         return True
+
+    def rest_ms(self) -> float:
+        return 0.0
+
+    def rested(self, steps: Sequence[PlainStep]) -> None: ...
 
     def ask(self, source: Source, candidates: Sequence[int], drafts: Drafts) -> list[int]:
         if not source.costs_forwards:

@@ -28,7 +28,8 @@ class PluginProposer:
     Args:
         plugin: the plugin's object. Where it counts forwards of a model in ``num_forwards``, the
             planner asks it only when that seems worth the time; ``lag(request)`` may say how many
-            of a request's tokens it has yet to read, or None where it will not draft.
+            of a request's tokens it has yet to read, or None where it will not draft. A
+            ``glance(request)`` is taken over, see :class:`~paceline.proposers.base.Proposer`.
 
     Raises:
         ConfigError: it lacks what a plugin needs.
@@ -48,6 +49,8 @@ class PluginProposer:
         self._plugin = plugin
         self._lag_error: Exception | None = None
         self._count_forwards()
+        if hasattr(plugin, "glance"):
+            self.glance = plugin.glance
 
     def _count_forwards(self) -> None:
         if self.costs_forwards:

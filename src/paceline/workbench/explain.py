@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from paceline.engine.engine import Engine
 from paceline.policy.cost_aware import CostAwarePlanner
 from paceline.policy.cost_points import StepShape
-from paceline.policy.planner import DraftLimits, Drafts, Planner, Source, StepReport
+from paceline.policy.planner import DraftLimits, Drafts, PlainStep, Planner, Source, StepReport
 from paceline.policy.prices import Prices
 from paceline.request import Request, VerifyResult
 from paceline.span import DraftTree
@@ -72,6 +72,12 @@ class RecordingPlanner:
         positions = [len(request.token_ids) for request in requests]
         self._step = _Step(step, list(requests), positions)
         return self.inner.begin(step, requests)
+
+    def rest_ms(self) -> float:
+        return 0.0  # it wants to see each step
+
+    def rested(self, steps: Sequence[PlainStep]) -> None:
+        self.inner.rested(steps)
 
     def ask(self, source: Source, candidates: Sequence[int], drafts: Drafts) -> list[int]:
         chosen = self.inner.ask(source, candidates, drafts)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from itertools import count, islice
 
 from paceline.proposers.suffix.automaton import Edges, Place, SuffixAutomaton, SuffixCursor
-from paceline.span import ROOT
+from paceline.span import ROOT, DraftTree
 
 MAX_CONTEXTS = 4
 """Suffixes that are blended."""
@@ -119,6 +119,17 @@ class SuffixDrafter:
                 below = [a.follow(p, token) for a, p in zip(automata, places, strict=True)]
                 push(len(tokens) - 1, -minus_prob, depth + 1, below)
         return tree
+
+    def promise(
+        self,
+        cursors: Sequence[SuffixCursor],
+        token_ids: Sequence[int],
+        max_nodes: int,
+        max_depth: int,
+    ) -> float:
+        """Tokens that such a draft is expected to bring."""
+        tokens, parents, probs = self.draft(cursors, token_ids, max_nodes, max_depth)
+        return sum(DraftTree(tokens, parents, probs, []).path_probs())
 
     def _children(
         self, automata: Sequence[SuffixAutomaton], places: Sequence[Place]

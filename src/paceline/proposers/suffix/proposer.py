@@ -67,7 +67,7 @@ class SuffixProposer:
         return [self._draft(*each) for each in limits]
 
     def glance(self, request: Request) -> float:
-        return sum(self._draft(request, *GLANCE).path_probs())
+        return float(self._drafter.promise(self._cursors(request), request.token_ids, *GLANCE))
 
     def observe(self, request: Request, result: VerifyResult) -> None:
         """Nothing: what was committed is taken in before the next draft."""
@@ -89,6 +89,13 @@ class SuffixProposer:
         nodes, depth = min(max_nodes, self._max_nodes), min(max_depth, self._max_depth)
         if not nodes or not depth:
             return DraftTree()
+        tokens, parents, probs = self._drafter.draft(
+            self._cursors(request), request.token_ids, nodes, depth
+        )
+        return DraftTree(tokens, parents, probs, [NAME] * len(tokens))
+
+    def _cursors(self, request: Request) -> list[Any]:
+        """Where a request's text is, in its own automaton, which has all of it, and in others."""
         text = self._texts.get(request.request_id)
         if text is None:
             own = self._new_automaton()
@@ -99,8 +106,7 @@ class SuffixProposer:
         if text.shared != shared:
             text.cursors[1:] = map(self._parts.SuffixCursor, shared)
             text.shared = shared
-        tokens, parents, probs = self._drafter.draft(text.cursors, request.token_ids, nodes, depth)
-        return DraftTree(tokens, parents, probs, [NAME] * len(tokens))
+        return text.cursors
 
 
 def build(config: SpeculativeConfig, target: TargetInfo) -> SuffixProposer:
