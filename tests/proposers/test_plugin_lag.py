@@ -61,7 +61,7 @@ def test_a_lag_that_is_none_costs_nobody_else_a_draft(lag: Any) -> None:
         ("much", True),
         (2, True),
         (0.0, False),
-        (float("nan"), False),
+        (nan, False),
     ],
 )
 def test_a_glance_that_fails_costs_no_draft(promise: Any, is_asked: bool) -> None:
