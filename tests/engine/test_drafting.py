@@ -79,7 +79,7 @@ def test_who_joins_is_asked_although_nobody_else_is_worth_it() -> None:
     drafting = Drafting(engine.drafting.proposers, planner, VOCAB, EngineStats)
     asking, seen = planner._asking, list[int]()
     accounts = asking._accounts
-    accounts.settle(("scripted", 0), None, -100.0)
+    accounts.settle(("scripted", 0), None, -100.0, 0.0, 1.0)
 
     def sure(request: Request) -> DraftTree:
         seen.append(request.request_id)
@@ -87,9 +87,9 @@ def test_who_joins_is_asked_although_nobody_else_is_worth_it() -> None:
 
     joining = Scripted(sure)
     joining.name = "sure"
-    assert not asking.is_anyone_worth_asking([request(0)])
+    assert not asking.is_anyone_worth_asking([request(0)], 1.0)
     drafting.join(joining)
-    assert asking.is_anyone_worth_asking([request(0)])
+    assert asking.is_anyone_worth_asking([request(0)], 1.0)
     assert asking._accounts is accounts, "what was learnt of the others stays"
     items = [Scheduled(request(0), 1)]
     drafting.propose(items, step_shape(items), node_budget=10)

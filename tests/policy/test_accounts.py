@@ -2,38 +2,48 @@
 
 from __future__ import annotations
 
+import pytest
+
 from paceline.policy.accounts import FLOOR, PROBE_SHARE, START, Accounts, situation
 
 KEY = ("draft_model", 0)
+RATE, COST_MS = 0.5, 2.0
+
+
+def book(accounts: Accounts, request_id: int, gain: float) -> None:
+    """What asking brought at the going rate."""
+    accounts.settle(KEY, request_id, gain + RATE * COST_MS, COST_MS, RATE)
 
 
 def test_a_proposer_that_was_never_asked_is_worth_asking() -> None:
-    assert Accounts().gain(KEY, 1) == START > 0
+    assert Accounts().gain(KEY, 1, RATE) == START > 0
 
 
 def test_losses_close_an_account_and_few_gains_open_it_again() -> None:
     accounts = Accounts()
     losses = 0
-    while accounts.gain(KEY, 1) > 0:
-        accounts.settle(KEY, 1, -0.1)
+    while accounts.gain(KEY, 1, RATE) > 0:
+        book(accounts, 1, -0.1)
         losses += 1
     assert losses <= 10
     for _ in range(1000):
-        accounts.settle(KEY, 1, -5.0)
-    assert accounts.gain(KEY, 1) == FLOOR
-    accounts.settle(KEY, 1, 1.0)
-    assert accounts.gain(KEY, 1) > 0
+        book(accounts, 1, -5.0)
+    assert accounts.gain(KEY, 1, RATE) == pytest.approx(FLOOR)
+    book(accounts, 1, 1.0)
+    assert accounts.gain(KEY, 1, RATE) > 0
 
 
 def test_a_new_request_starts_from_what_others_learned() -> None:
     accounts = Accounts()
     for request_id in range(20):
-        accounts.settle(KEY, request_id, -0.05)
-    assert accounts.gain(KEY, 99) < 0
-    assert accounts.gain(("draft_model", 1), 99) == START  # another situation, another account
+        book(accounts, request_id, -0.05)
+    assert accounts.gain(KEY, 99, RATE) < 0
+    assert (
+        accounts.gain(("draft_model", 1), 99, RATE) == START
+    )  # another situation, another account
     for request_id in range(20):
-        accounts.settle(KEY, request_id, 0.5)
-    assert accounts.gain(KEY, 99) > 0
+        book(accounts, request_id, 0.5)
+    assert accounts.gain(KEY, 99, RATE) > 0
 
 
 def test_probes_take_their_share_of_the_time_and_no_more() -> None:
@@ -71,11 +81,29 @@ def test_whoever_waited_longest_is_probed() -> None:
 def test_a_finished_request_leaves_nothing() -> None:
     accounts = Accounts()
     for _ in range(50):
-        accounts.settle(KEY, 1, 1.0)
-    shared = accounts.gain(KEY, 2)
+        book(accounts, 1, 1.0)
+    shared = accounts.gain(KEY, 2, RATE)
     accounts.finish(1)
-    assert accounts.gain(KEY, 1) == shared
+    assert accounts.gain(KEY, 1, RATE) == shared
 
 
 def test_situations_are_ordered_by_what_others_drafted() -> None:
     assert [situation(tokens) for tokens in (0.0, 0.5, 1.0, 4.0)] == [0, 1, 2, 3]
+
+
+def test_what_pays_for_one_request_does_not_where_time_is_dearer() -> None:
+    accounts = Accounts()
+    for _ in range(20):
+        accounts.settle(KEY, 1, 1.5, COST_MS, RATE)
+    assert accounts.gain(KEY, 1, RATE) == pytest.approx(0.5, abs=0.05)
+    assert accounts.gain(KEY, 1, 4 * RATE) < 0.0
+    assert accounts.has_gain(KEY, [1, 2], RATE)
+    assert not accounts.has_gain(KEY, [1, 2], 4 * RATE)
+
+
+def test_who_was_never_asked_is_believed_less_what_asking_takes() -> None:
+    accounts = Accounts()
+    accounts.open(KEY, 3.0, COST_MS)
+    assert accounts.gain(KEY, 1, 0.1) == START - 0.1 * COST_MS
+    accounts.open(KEY, 0.0, COST_MS)  # it is open
+    assert accounts.gain(KEY, 1, 0.0) == START

@@ -39,15 +39,15 @@ def test_reading_on_trust_depends_on_what_a_node_costs() -> None:
     assert is_asked(0.1)
     assert not is_asked(0.9), "where nodes are dear, hardly a draft pays"
     for _ in range(TRIED):
-        asking._accounts.settle((DRAFT.name, 0), each.request_id, 1.0)
+        asking._accounts.settle((DRAFT.name, 0), each.request_id, 1.0, 0.0, 1.0)
     assert is_asked(0.9), "what it brings is known, and that is less what its nodes cost"
 
 
 def test_nobody_is_asked_while_somebody_who_lacks_tokens_gets_no_draft() -> None:
     asking, pair = new_asking(LOOKUP), [request(1), request(2)]
     for _ in range(30):
-        asking._accounts.settle((LOOKUP.name, 0), 2, -1.0)
-        asking._accounts.settle((LOOKUP.name, 0), 1, 1.0)
+        asking._accounts.settle((LOOKUP.name, 0), 2, -1.0, 0.0, 1.0)
+        asking._accounts.settle((LOOKUP.name, 0), 1, 1.0, 0.0, 1.0)
 
     def asked(*needy: int) -> list[int]:
         return [a.index for a in asking.ask(LOOKUP, pair, [0, 1], [[], []], RATE, needy)]

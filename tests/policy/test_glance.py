@@ -16,6 +16,7 @@ from tests.policy.machine import request
 
 NAME, OTHER = "seen", "other"
 STEP_MS = 1.0
+RATE = 0.01
 PLAIN = StepReport(StepShape(1, 0, 0, 1), STEP_MS, STEP_MS, 1, 1)
 
 
@@ -40,19 +41,19 @@ class Seen:
 
     def asked(self, *requests: Request) -> list[int]:
         places = range(len(requests))
-        asks = self.asking.ask(self.source, requests, places, [[] for _ in places], rate=0.1)
+        asks = self.asking.ask(self.source, requests, places, [[] for _ in places], rate=RATE)
         return [asked.index for asked in asks]
 
     def lose(self, request_id: int, situation: int) -> None:
         for _ in range(30):
-            self.asking._accounts.settle((NAME, situation), request_id, -1.0)
+            self.asking._accounts.settle((NAME, situation), request_id, -1.0, 0.0, 1.0)
 
 
 def test_who_promises_nothing_is_not_asked() -> None:
     seen = Seen(r1=0.0, r2=2.0)
     assert seen.asked(request(1), request(2)) == [1]
-    assert not seen.asking.is_anyone_worth_asking([request(1)])
-    assert seen.asking.is_anyone_worth_asking([request(1), request(2)])
+    assert not seen.asking.is_anyone_worth_asking([request(1)], RATE)
+    assert seen.asking.is_anyone_worth_asking([request(1), request(2)], RATE)
 
 
 def test_what_small_drafts_bring_says_nothing_of_large_ones() -> None:
@@ -72,7 +73,7 @@ def test_at_first_it_is_believed_what_it_promises_up_to_half_a_token(
     seen = Seen(r1=promised)
     assert seen.asked(request(1)) == [0]
     (key,) = seen.asking._accounts._accounts
-    assert seen.asking._accounts.gain(key, 1) == expected
+    assert seen.asking._accounts.gain(key, 1, 0.0) == expected
 
 
 def test_probes_go_where_it_promises_most() -> None:
@@ -93,13 +94,13 @@ def test_a_request_that_asks_for_drafts_is_not_glanced_at() -> None:
 def test_it_wakes_when_a_glance_shows_a_draft() -> None:
     seen, one = Seen(r1=0.0), request(1)
     ledger = Ledger(seen.asking, reads_clock=True)
-    assert ledger.is_resting([one])
+    assert ledger.is_resting([one], lambda: RATE)
     for _ in range(5):
         ledger.note(PLAIN)
-        assert ledger.is_resting([longer(one)])
+        assert ledger.is_resting([longer(one)], lambda: RATE)
     seen.promised[1] = 2.0
     woken = 0
-    while ledger.is_resting([longer(one)]):
+    while ledger.is_resting([longer(one)], lambda: RATE):
         ledger.note(PLAIN)
         woken += 1
     assert woken * STEP_MS <= GLANCE_MS / GLANCE_SHARE + STEP_MS
@@ -110,7 +111,7 @@ def test_glances_take_their_share_of_the_time() -> None:
     ledger = Ledger(seen.asking, reads_clock=True)
     steps = 1000
     for _ in range(steps):
-        assert ledger.is_resting([longer(each) for each in many])
+        assert ledger.is_resting([longer(each) for each in many], lambda: RATE)
         ledger.note(PLAIN)
     # What is booked after every MAX_NOTED steps begins with a glance too.
     most = GLANCE_SHARE * steps * STEP_MS + (steps / MAX_NOTED + 1) * len(many) * GLANCE_MS
@@ -122,8 +123,8 @@ def test_where_nobody_can_be_glanced_at_nobody_looks() -> None:
     seen.asking.set_sources([Source(OTHER)])
     ledger = Ledger(seen.asking, reads_clock=True)
     for _ in range(30):
-        seen.asking._accounts.settle((OTHER, 0), 1, -1.0)
+        seen.asking._accounts.settle((OTHER, 0), 1, -1.0, 0.0, 1.0)
     for _ in range(50):
-        assert ledger.is_resting([one])
+        assert ledger.is_resting([one], lambda: RATE)
         ledger.note(PLAIN)
     assert seen.looks == 0

@@ -42,20 +42,20 @@ def test_it_rests_until_a_probe_is_affordable_or_others_come() -> None:
     accounts = ledger._asking._accounts
     for request_id in (1, 2):
         for _ in range(30):
-            accounts.settle((LOOKUP.name, 0), request_id, -1.0)
+            accounts.settle((LOOKUP.name, 0), request_id, -1.0, 0.0, 1.0)
     one, two = request(1), request(2)
-    assert ledger.is_resting([one])
-    assert ledger.is_resting([one, two])
+    assert ledger.is_resting([one], lambda: 1.0)
+    assert ledger.is_resting([one, two], lambda: 1.0)
     for _ in range(30):
-        accounts.settle((LOOKUP.name, 0), 2, 1.0)
-    assert not ledger.is_resting([two])
-    assert ledger.is_resting([one])
+        accounts.settle((LOOKUP.name, 0), 2, 1.0, 0.0, 1.0)
+    assert not ledger.is_resting([two], lambda: 1.0)
+    assert ledger.is_resting([one], lambda: 1.0)
     passed = 0.0
-    while ledger.is_resting([one]):
+    while ledger.is_resting([one], lambda: 1.0):
         ledger.note(StepReport(PLAIN, 10.0, 10.0, 1, 1))
         passed += 10.0
     assert passed == pytest.approx(PROBE.call / 0.004, abs=10.0)
-    assert ledger.is_resting([])  # speculation off
+    assert ledger.is_resting([], lambda: 1.0)  # speculation off
 
 
 def test_who_cannot_draft_for_a_request_does_not_keep_it_from_resting() -> None:
@@ -65,10 +65,10 @@ def test_who_cannot_draft_for_a_request_does_not_keep_it_from_resting() -> None:
     odd = Source("odd", applies=lambda request: request.request_id % 2 == 1)
     for each in (one, two):
         for _ in range(30):
-            asking._accounts.settle((LOOKUP.name, 0), each.request_id, -1.0)
+            asking._accounts.settle((LOOKUP.name, 0), each.request_id, -1.0, 0.0, 1.0)
     asking.ask(odd, [one], [0], [[]], 1.0)  # it joins
-    assert not ledger.is_resting([one])
-    assert not ledger.is_resting([one, two])
-    assert ledger.is_resting([two])
+    assert not ledger.is_resting([one], lambda: 1.0)
+    assert not ledger.is_resting([one, two], lambda: 1.0)
+    assert ledger.is_resting([two], lambda: 1.0)
     assert asking.rest_ms([two]) == pytest.approx(PROBE.call / 0.004)
     assert asking.rest_ms([one]) == 0.0, "its probe would cost nothing"

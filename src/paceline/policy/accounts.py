@@ -1,11 +1,12 @@
 """Accounts of what asking proposers for drafts brought, and the time that probes may take.
 
-An account holds the expected net gain of asking a proposer, in tokens: what its chosen nodes
-promised, less the time of verifying and of drafting them at the going rate. There is one account
-per request, and one over all requests from which a new request starts. A proposer has them apart
-for situations: one that costs forwards for how much others have drafted already, because what it
-adds depends on that; one at whose drafts one can glance for how much it would draft. Who is in the
-red is not asked, but probed: probes are paid from an allowance, so that they never take more than a
+An account holds what asking a proposer brings, the tokens that its chosen nodes promised less the
+time of verifying them, and the time that planning and drafting take. The gain is the former less
+the latter at the going rate, which depends on how many requests decode. There is one account per
+request, and one over all requests from which a new request starts. A proposer has them apart for
+situations: one that costs forwards for how much others have drafted already, because what it adds
+depends on that; one at whose drafts one can glance for how much it would draft. Who is in the red
+is not asked, but probed: probes are paid from an allowance, so that they never take more than a
 fixed share of the time. Knows no requests and no trees.
 """
 
@@ -20,7 +21,7 @@ from paceline.policy.allowance import Allowance
 PROBE_SHARE = 0.004
 """Share of the time that probes may take."""
 FLOOR = -0.1
-"""An account sinks no deeper, so that a change of text is believed after few probes."""
+"""A gain sinks no deeper, so that a change of text is believed after few probes."""
 START = 0.5
 """Gain that is expected of a proposer that was never asked: enough to be asked some times."""
 TRIED = 8
@@ -40,23 +41,31 @@ def situation(expected_tokens: float) -> int:
 
 @dataclass(slots=True)
 class _Account:
-    """What asking a proposer brings, over all requests and for single ones.
+    """What asking a proposer brings and takes, over all requests and for single ones.
 
     Attributes:
-        count: drafts that ``gain`` rests on.
-        gains: by request; who has none goes by ``gain``.
+        tokens: that its drafts promise beyond the time in which they are verified.
+        ms: that planning and drafting take.
+        count: drafts that these rest on.
+        own: tokens by request; who has none goes by ``tokens``.
         probed: when each request was last probed, in probes so far.
     """
 
-    gain: float = START
+    tokens: float = START
+    ms: float = 0.0
     count: int = 0
-    gains: dict[int, float] = field(default_factory=dict)
+    own: dict[int, float] = field(default_factory=dict)
     probed: dict[int, int] = field(default_factory=dict)
 
-    def add(self, gain: float) -> None:
+    def settle(self, request_id: int | None, tokens: float, ms: float, rate: float) -> None:
         self.count += 1
         pace = max(SHARED_PACE, 1 / (self.count + 2))
-        self.gain = max(FLOOR, self.gain + pace * (gain - self.gain))
+        self.ms += (pace if self.count > 1 else 1.0) * (ms - self.ms)
+        least = FLOOR + rate * self.ms
+        if request_id is not None:
+            before = self.own.get(request_id, self.tokens)
+            self.own[request_id] = max(least, before + OWN_PACE * (tokens - before))
+        self.tokens = max(least, self.tokens + pace * (tokens - self.tokens))
 
 
 class Accounts:
@@ -71,25 +80,29 @@ class Accounts:
         self.probing = Allowance(PROBE_SHARE)
         self._probes = 0
 
-    def open(self, key: Key, promised: float) -> None:
-        """Expect so much of a proposer that was never asked, if that is less than usual."""
+    def open(self, key: Key, promised: float, ms: float) -> None:
+        """Expect so much of a proposer that was never asked, half a token at most."""
         if key not in self._accounts:
-            self._accounts[key].gain = min(START, promised)
+            self._accounts[key] = _Account(min(START, promised), ms)
 
-    def gain(self, key: Key, request_id: int) -> float:
-        """What asking this proposer for this request is expected to bring."""
+    def gain(self, key: Key, request_id: int, rate: float) -> float:
+        """What asking this proposer for this request is expected to bring, in tokens.
+
+        Args:
+            rate: tokens that a millisecond is worth.
+        """
         account = self._accounts[key]
-        return account.gains.get(request_id, account.gain)
+        return account.own.get(request_id, account.tokens) - rate * account.ms
 
     def is_tried(self, key: Key) -> bool:
         """Whether it is known what asking this proposer brings."""
         return self._accounts[key].count >= TRIED
 
-    def has_gain(self, key: Key, request_ids: Sequence[int]) -> bool:
+    def has_gain(self, key: Key, request_ids: Sequence[int], rate: float) -> bool:
         """Whether asking is expected to pay for any of these requests, of which there are some."""
         account = self._accounts[key]
-        gains, shared = account.gains, account.gain
-        return max([gains.get(request_id, shared) for request_id in request_ids]) > 0.0
+        own, shared = account.own, account.tokens
+        return max([own.get(request_id, shared) for request_id in request_ids]) > rate * account.ms
 
     def by_waiting(self, key: Key, request_ids: Sequence[int]) -> list[int]:
         """These requests, first those that waited longest for a probe."""
@@ -102,20 +115,19 @@ class Accounts:
         self._probes += 1
         self._accounts[key].probed[request_id] = self._probes
 
-    def settle(self, key: Key, request_id: int | None, gain: float) -> None:
-        """Book what asking a proposer brought, in tokens.
+    def settle(
+        self, key: Key, request_id: int | None, tokens: float, ms: float, rate: float
+    ) -> None:
+        """Book what asking a proposer brought, and what it took.
 
         Args:
             request_id: for whom it was asked; None for a request that has ended since.
+            rate: tokens that a millisecond is worth.
         """
-        account = self._accounts[key]
-        if request_id is not None:
-            before = account.gains.get(request_id, account.gain)
-            account.gains[request_id] = max(FLOOR, before + OWN_PACE * (gain - before))
-        account.add(gain)
+        self._accounts[key].settle(request_id, tokens, ms, rate)
 
     def finish(self, request_id: int) -> None:
         """Forget a request."""
         for account in self._accounts.values():
-            account.gains.pop(request_id, None)
+            account.own.pop(request_id, None)
             account.probed.pop(request_id, None)

@@ -20,7 +20,7 @@ from paceline.policy.selection import expected_tokens
 from paceline.request import Request
 from paceline.span import DraftTree
 
-HOST_PACE = 0.05
+HOST_PACE = 0.2
 """Weight of the latest step in the time that planning takes."""
 USUAL_HOST_MS = 0.2
 """What planning takes about, until it was timed."""
@@ -58,20 +58,20 @@ class Asking:
         self._least_probe_ms = {source.name: known.get(source.name, 0.0) for source in sources}
         self._sources = {source.name: source for source in sources}
 
-    def is_anyone_worth_asking(self, requests: Sequence[Request]) -> bool:
+    def is_anyone_worth_asking(self, requests: Sequence[Request], rate: float) -> bool:
         """Whether any proposer is to be asked for any of the requests, which allow it.
 
         Looks at the accounts of what is asked first; the others come after it in the same step.
         """
         if not requests:
             return False
-        if any(map(asks_for_drafts, requests)) or self.sees_promise(requests):
+        if any(map(asks_for_drafts, requests)) or self.sees_promise(requests, rate):
             return True
         for name, source in self._sources.items():
             if source.glance is None:
                 request_ids = [each.request_id for each in requests if source.applies(each)]
                 if request_ids and (
-                    self._accounts.has_gain((name, 0), request_ids)
+                    self._accounts.has_gain((name, 0), request_ids, rate)
                     or self._accounts.probing.covers(self._first_probe_ms(name))
                 ):
                     return True
@@ -82,10 +82,10 @@ class Asking:
         """Proposers at whose drafts one can glance."""
         return sum(source.glance is not None for source in self._sources.values())
 
-    def sees_promise(self, requests: Sequence[Request]) -> bool:
+    def sees_promise(self, requests: Sequence[Request], rate: float) -> bool:
         """Whether any of those proposers is to be asked now, for what it would draft."""
         return any(
-            self._is_promising(source, request)
+            self._is_promising(source, request, rate)
             for source in self._sources.values()
             if source.glance is not None
             for request in requests
@@ -100,10 +100,10 @@ class Asking:
             return source.name, 0
         return self._key_at_a_glance(source, request)
 
-    def _is_promising(self, source: Source, request: Request) -> bool:
+    def _is_promising(self, source: Source, request: Request, rate: float) -> bool:
         key = self._key_at_a_glance(source, request)
         return key is not None and (
-            self._accounts.gain(key, request.request_id) > 0.0
+            self._accounts.gain(key, request.request_id, rate) > 0.0
             or self._accounts.probing.covers(self._first_probe_ms(source.name))
         )
 
@@ -117,7 +117,7 @@ class Asking:
         key, promised = None, source.glance(request)
         if promised > 0.0:
             key = source.name, situation(promised)
-            self._accounts.open(key, promised)
+            self._accounts.open(key, promised, self._probe_ms(source.name))
         self._glances[place] = length, key
         return key
 
@@ -187,7 +187,7 @@ class Asking:
 
     def _is_worth(self, asked: Ask, rate: float, price: float) -> bool:
         request = asked.request
-        gain = self._accounts.gain(asked.key, request.request_id)
+        gain = self._accounts.gain(asked.key, request.request_id, rate)
         if (gain > 0.0 and not asked.lag) or asks_for_drafts(request):
             return True
         if gain <= 0.0:
@@ -240,6 +240,7 @@ class Asking:
         Who is still catching up, or asked for drafts at any price, is not booked.
 
         Args:
+            rate: tokens that a millisecond was worth.
             host_ms: of planning, which all of them share.
             total_ms: of the whole step.
         """
@@ -253,9 +254,9 @@ class Asking:
         for asked in asks:
             request = asked.request
             if not asked.lag and not asks_for_drafts(request):
-                gain = asked.gain - rate * (asked.cost_ms + shared_ms)
                 request_id = None if request.finish_reason else request.request_id
-                self._accounts.settle(asked.key, request_id, gain)
+                ms = asked.cost_ms + shared_ms
+                self._accounts.settle(asked.key, request_id, asked.gain, ms, rate)
 
     def pass_time(self, milliseconds: float) -> None:
         """Let time pass in which nobody is asked."""

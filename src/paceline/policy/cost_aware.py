@@ -98,7 +98,7 @@ class CostAwarePlanner:
         if self._lateness is not None:
             self._lateness.begin(requests)
         self._is_open = True
-        if self._ledger.is_resting(requests):
+        if self._ledger.is_resting(requests, lambda: self._rate(step, len(requests))):
             self._step = UNPLANNED
             return False
         planned = self._step = PlannedStep(step, requests, began=time.perf_counter())
@@ -122,11 +122,10 @@ class CostAwarePlanner:
 
     def _rate(self, step: StepShape, decoding: int) -> float:
         """The value of time is that of decoding alone: a prefill chunk does not lower it."""
-        plain_ms = self._step.plain_ms
         if step.requests > decoding:
             seen = decoding * step.context_sum / step.requests
-            plain_ms = self._padding.predict(StepShape(decoding, seen, seen, decoding, decoding))
-        return self._ledger.pace.tokens_per_ms(decoding, plain_ms)
+            step = StepShape(decoding, seen, seen, decoding, decoding)
+        return self._ledger.pace.tokens_per_ms(decoding, self._padding.predict(step))
 
     def _growth(self, max_nodes: int) -> Sequence[float]:
         step = self._step

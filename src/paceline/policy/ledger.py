@@ -6,7 +6,7 @@ little as possible: they are noted, and booked together when somebody plans agai
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from paceline.policy.asking import Asking
 from paceline.policy.pace import Pace, PlainCheck
@@ -46,18 +46,21 @@ class Ledger:
         # From a glance to the next one, at most that, and what is left of it.
         self._pause_ms = self._longest_ms = self._glance_in_ms = 0.0
 
-    def is_resting(self, requests: Sequence[Request]) -> bool:
+    def is_resting(self, requests: Sequence[Request], rate: Callable[[], float]) -> bool:
         """Whether nobody is worth asking. It stays so until time passes, other requests come, or a
         glance shows a draft that promises enough.
 
         Where somebody is, everything is booked.
+
+        Args:
+            rate: says how many tokens a millisecond is worth.
         """
         request_ids = [request.request_id for request in requests]
-        if request_ids == self._resting and self._rest_ms > 0.0 and not self._sees_promise():
+        if request_ids == self._resting and self._rest_ms > 0.0 and not self._sees_promise(rate):
             return True
         self.settle()
         willing = [request for request in requests if request.params.speculative.enabled]
-        if self._asking.is_anyone_worth_asking(willing):
+        if self._asking.is_anyone_worth_asking(willing, rate()):
             self._pause_ms = 0.0
             return False
         self._resting, self._rest_ms = request_ids, self._asking.rest_ms(willing)
@@ -66,12 +69,12 @@ class Ledger:
         self._pause_ms = self._glance_in_ms = max(self._pause_ms, self._longest_ms / SHORTER)
         return True
 
-    def _sees_promise(self) -> bool:
+    def _sees_promise(self, rate: Callable[[], float]) -> bool:
         """Whether it is time for a glance, and that shows a draft that is worth asking for."""
         if self._glance_in_ms > 0.0 or not self._longest_ms:
             return False
         self._pause_ms = self._glance_in_ms = min(2 * self._pause_ms, self._longest_ms)
-        return self._asking.sees_promise(self._willing)
+        return self._asking.sees_promise(self._willing, rate())
 
     @property
     def quiet_ms(self) -> float:
