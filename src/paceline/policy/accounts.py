@@ -26,7 +26,7 @@ START = 0.5
 """Gain that is expected of a proposer that was never asked: enough to be asked some times."""
 TRIED = 8
 """Drafts after which an account tells more than what was expected."""
-OWN_PACE, SHARED_PACE = 0.2, 0.05
+OWN_PACE, SHARED_PACE = 0.5, 0.1
 """Weight of the latest gain in a request's account and in the one over all requests."""
 EXPECTED_TOKENS = (0.25, 0.75, 1.5)
 """Between these lie the situations that are told apart, by what is drafted."""
