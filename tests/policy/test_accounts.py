@@ -93,7 +93,7 @@ def test_situations_are_ordered_by_what_others_drafted() -> None:
 
 def test_what_pays_for_one_request_does_not_where_time_is_dearer() -> None:
     accounts = Accounts()
-    for _ in range(20):
+    for _ in range(200):
         accounts.settle(KEY, 1, 1.5, COST_MS, RATE)
     assert accounts.gain(KEY, 1, RATE) == pytest.approx(0.5, abs=0.05)
     assert accounts.gain(KEY, 1, 4 * RATE) < 0.0

@@ -26,8 +26,10 @@ START = 0.5
 """Gain that is expected of a proposer that was never asked: enough to be asked some times."""
 TRIED = 8
 """Drafts after which an account tells more than what was expected."""
-OWN_PACE, SHARED_PACE = 0.5, 0.1
-"""Weight of the latest gain in a request's account and in the one over all requests."""
+OWN_PACE, SHARED_PACE = 0.2, 0.05
+"""Weight of the latest draft in a request's account and in the one over all requests."""
+PROMISED_PACES = 0.5, 0.1
+"""The same where a situation is what the proposer itself promises: that leaves less to chance."""
 EXPECTED_TOKENS = (0.25, 0.75, 1.5)
 """Between these lie the situations that are told apart, by what is drafted."""
 
@@ -46,6 +48,7 @@ class _Account:
     Attributes:
         tokens: that its drafts promise beyond the time in which they are verified.
         ms: that planning and drafting take.
+        paces: weights of the latest draft, for a request and over all.
         count: drafts that these rest on.
         own: tokens by request; who has none goes by ``tokens``.
         probed: when each request was last probed, in probes so far.
@@ -53,18 +56,20 @@ class _Account:
 
     tokens: float = START
     ms: float = 0.0
+    paces: tuple[float, float] = OWN_PACE, SHARED_PACE
     count: int = 0
     own: dict[int, float] = field(default_factory=dict)
     probed: dict[int, int] = field(default_factory=dict)
 
     def settle(self, request_id: int | None, tokens: float, ms: float, rate: float) -> None:
         self.count += 1
-        pace = max(SHARED_PACE, 1 / (self.count + 2))
-        self.ms += (pace if self.count > 1 else 1.0) * (ms - self.ms)
+        own_pace, shared_pace = self.paces
+        pace = max(shared_pace, 1 / (self.count + 2))
+        self.ms += max(pace, own_pace) * (ms - self.ms)
         least = FLOOR + rate * self.ms
         if request_id is not None:
             before = self.own.get(request_id, self.tokens)
-            self.own[request_id] = max(least, before + OWN_PACE * (tokens - before))
+            self.own[request_id] = max(least, before + own_pace * (tokens - before))
         self.tokens = max(least, self.tokens + pace * (tokens - self.tokens))
 
 
@@ -83,7 +88,7 @@ class Accounts:
     def open(self, key: Key, promised: float, ms: float) -> None:
         """Expect so much of a proposer that was never asked, half a token at most."""
         if key not in self._accounts:
-            self._accounts[key] = _Account(min(START, promised), ms)
+            self._accounts[key] = _Account(min(START, promised), ms, PROMISED_PACES)
 
     def gain(self, key: Key, request_id: int, rate: float) -> float:
         """What asking this proposer for this request is expected to bring, in tokens.
