@@ -16,11 +16,11 @@ _RATIOS = {
 }
 """Time of a forward of so many rows over that of one row, by the operations that compute it.
 
-Medians of int8 forwards of a 0.5 B model with two threads. On AMD Zen 5 (``benchmarks/peers.py``) and
-on a Xeon with AMX (the steps of ``paceline profile``) the geometric mean over contexts of 64 and
-512, and two rows count as more than one; on AMD Zen 3 at 64, of a run that a later one replaced in
-the saved results. Reading the weights bounds the narrow steps, arithmetic the wide ones: beyond the
-last point every row costs the same.
+Medians of int8 forwards of a 0.5 B model with two threads. On AMD Zen 5 (``benchmarks/peers.py``)
+and on a Xeon with AMX (the steps of ``paceline profile``) the geometric mean over contexts of 64
+and 512, two rows counted as more than one; on AMD Zen 3 at 64, of a run that a later one replaced
+in the saved results. Reading the weights bounds the narrow steps, arithmetic the wide ones: beyond
+the last point every row costs the same.
 """
 
 
