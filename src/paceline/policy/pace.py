@@ -76,14 +76,10 @@ class Pace:
         Args:
             steps: see :class:`~paceline.policy.planner.PlainStep`.
         """
-        tokens, time, overhead_ms, new = self._tokens, self._time, self.overhead_ms, 1 - MEMORY
+        tokens, time, overhead_ms = self._tokens, self._time, self.overhead_ms
         for forward_ms, total_ms, emitted in steps:
             if reads_clock:
-                rest_ms = max(0.0, total_ms - forward_ms)
-                if overhead_ms:
-                    overhead_ms += new * (min(rest_ms, 2 * overhead_ms) - overhead_ms)
-                else:
-                    overhead_ms = rest_ms
+                overhead_ms = _smoothed(overhead_ms, total_ms - forward_ms)
             tokens = MEMORY * tokens + emitted
             time = MEMORY * time + total_ms / (forward_ms + overhead_ms)
         self._tokens, self._time, self.overhead_ms = tokens, time, overhead_ms
