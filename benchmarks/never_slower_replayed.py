@@ -85,7 +85,7 @@ def measured(pair: str, options: argparse.Namespace) -> Costs:
     note(f"measuring the steps of the {pair} pair")
     target, draft = pair_folders(pair)
     config = EngineConfig(max_num_seqs=max(options.concurrency), max_model_len=MAX_MODEL_LEN)
-    settings = ProfileSettings(budget_seconds=options.profile_seconds)
+    settings = ProfileSettings(budget_seconds=options.profile_seconds, proposers=ours_of(pair))
     model = SpeculativeConfig("draft_model", draft)
     profiles, remarks = measure_profiles(target, config, model, settings)
     for remark in remarks:

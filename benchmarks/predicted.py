@@ -2,7 +2,8 @@
 
 The machine's steps are measured first, host time included, as ``paceline profile`` does. Then plain
 decoding and speculation take turns on the same prompts, one request at a time, greedy, end to end;
-the plain answers are the traces that are replayed. Only the ratio of the two speed-ups is judged.
+the plain answers are the traces that are replayed. A replay begins with a planner that has seen
+nothing, and so does every repeat. Only the ratio of the two speed-ups is judged.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -83,28 +84,31 @@ def traces_of(prompts: Sequence[Sequence[int]], samples: Sequence[Sample]) -> li
 
 def run(options: argparse.Namespace, report: Report, source: Any) -> None:
     config = EngineConfig(max_num_seqs=1, max_model_len=1024, enable_prefix_caching=False)
-    settings = ProfileSettings(budget_seconds=options.profile_seconds)
+    every = [config for arm in arms().values() for config in arm.configs]
+    settings = ProfileSettings(budget_seconds=options.profile_seconds, proposers=every)
     (profile,), notes = measure_profiles(embedded_model("target"), config, settings=settings)
     for each in notes:
         note(each)
     report.config |= {"host_ms": asdict(profile.table.host), "notes": notes}
     built = build_engine(embedded_model("target"), config)
     encode = built.checkpoint.tokenizer.encode
-    engines = {PLAIN: engine_of(built, Arm((), "fixed"), profile.table)}
-    engines |= {name: engine_of(built, arm, profile.table) for name, arm in arms().items()}
-    engines[CONTROL] = engine_of(built, Arm((), "fixed"), profile.table)
+    everyone = {PLAIN: Arm((), "fixed"), **arms(), CONTROL: Arm((), "fixed")}
     params = SamplingParams(max_tokens=options.max_tokens, **WISH)
+
+    def generate(engine: Engine, prompts: Sequence[Sequence[int]], item: int) -> Served:
+        return serve(engine, [prompts[item]], [params])
+
     for kind in KINDS:
         note(kind)
         texts = spread(source.kind(kind), options.num_prompts)
         prompts = [encode(text)[-LONGEST:] for text in texts]
 
-        def generate(engine: Engine, item: int, prompts: Any = prompts) -> Served:
-            return serve(engine, [prompts[item]], [params])
-
-        runs = {name: partial(generate, engine) for name, engine in engines.items()}
-        take_turns(runs, [0], 1, count)  # to warm up
-        samples = take_turns(runs, range(len(prompts)), options.repeat, count)
+        samples: list[Sample] = []
+        for repeat in range(-1, options.repeat):  # the first is to warm up
+            engines = {name: engine_of(built, arm, profile.table) for name, arm in everyone.items()}
+            runs = {name: partial(generate, engine, prompts) for name, engine in engines.items()}
+            found = take_turns(runs, range(len(prompts)) if repeat >= 0 else [0], 1, count)
+            samples += [replace(each, repeat=repeat) for each in found if repeat >= 0]
         report.samples += [
             {"kind": kind, "arm": s.arm, "item": s.item, "repeat": s.repeat, "seconds": s.seconds}
             for s in samples

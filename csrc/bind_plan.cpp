@@ -102,7 +102,9 @@ const CorrectionTables& correction_tables() {
     static const CorrectionTables tables = [] {
         const nb::module_ python = nb::module_::import_("paceline.policy.cost_correction");
         return CorrectionTables{nb::cast<std::vector<size_t>>(python.attr("BINS")),
-                                nb::cast<std::vector<std::vector<double>>>(python.attr("KERNEL"))};
+                                nb::cast<std::vector<std::vector<double>>>(python.attr("KERNEL")),
+                                nb::cast<std::vector<double>>(python.attr("SLOPES")),
+                                nb::cast<double>(python.attr("TILT_DECAY"))};
     }();
     return tables;
 }
@@ -129,6 +131,7 @@ void bind_plan(nb::module_& module) {
              },
              arg("trust"), arg("is_relative"))
         .def_prop_ro("knows_unit", &Correction::knows_unit)
+        .def_prop_ro("is_ambiguous", &Correction::is_ambiguous)
         .def("factor", &Correction::factor, arg("width"))
         .def("growth", &paceline::corrected_growth, arg("times"), arg("width"), arg("count"))
         .def("observe", &Correction::observe, arg("width"), arg("level"));

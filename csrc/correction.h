@@ -11,10 +11,12 @@
 namespace paceline {
 
 // What all corrections share: the bin of each width, of which the last stands for all wider steps,
-// and what a visit to one bin counts for another.
+// what a visit to one bin counts for another, and by bin how far the tilt counts there.
 struct CorrectionTables {
     std::vector<size_t> bins;
     std::vector<std::vector<double>> kernel;
+    std::vector<double> slopes;
+    double tilt_decay;  // what is left of a tilt after a step
 };
 
 class Correction {
@@ -22,19 +24,25 @@ class Correction {
     // Of a table that is worth so many visits, which count 1/e after `memory` steps.
     Correction(const CorrectionTables& tables, double shrinkage, double memory, bool knows_unit)
         : tables_(tables), shrinkage_(shrinkage), decay_(1.0 - 1.0 / memory),
-          knows_unit_(knows_unit), surprises_(tables.kernel.size(), 0.0),
+          knows_unit_(knows_unit), tilt_variance_(1.0 / shrinkage), surprises_(tables.kernel.size(), 0.0),
           heard_(tables.kernel.size()) {}
 
     bool knows_unit() const { return knows_unit_; }
 
+    // Whether steps have changed of which none was narrow.
+    bool is_ambiguous() const { return ambiguous_ > 0.0; }
+
     // What the table's time of a step of so many rows is multiplied with.
     double factor(size_t width) {
-        const Sum& heard = hear(bin(width));
-        return std::exp(mood_ + heard.seen / (heard.weight + shrinkage_));
+        const size_t at = bin(width);
+        const Sum& heard = hear(at);
+        return std::exp(mood_ + tables_.slopes[at] * tilt_ +
+                        heard.seen / (heard.weight + shrinkage_));
     }
 
     void observe(size_t width, double level) {
         const size_t at = bin(width);
+        const double slope = tables_.slopes[at];
         const Sum heard = hear(at);
         const double spread = 1.0 / (heard.weight + shrinkage_);
         const double residual = heard.seen * spread;
@@ -42,11 +50,13 @@ class Correction {
             knows_unit_ = true;
             mood_ = level - residual;
         }
-        const auto [error, variance] = believe(at, level - mood_ - residual, spread);
+        if (slope < ambiguous_) {
+            ambiguous_ = 0.0;
+        }
+        const auto [error, variance] =
+            believe(at, level - mood_ - slope * tilt_ - residual, spread);
         remember(at, residual + error);
-        const double gain = uncertainty_ / (uncertainty_ + variance + 1.0);
-        mood_ += gain * error;
-        uncertainty_ += kDrift - gain * uncertainty_;
+        settle(slope, error, variance);
         std::fill(heard_.begin(), heard_.end(), Sum{});
     }
 
@@ -78,36 +88,62 @@ class Correction {
         return heard;
     }
 
-    double bound(double spread) const {
-        return kSurprise * kNoise * std::sqrt(uncertainty_ + spread + 1.0);
+    // Moves mood and tilt by their parts of an error; then lets a step pass.
+    void settle(double slope, double error, double spread) {
+        const double of_mood = mood_variance_ + slope * covariance_;
+        const double of_tilt = covariance_ + slope * tilt_variance_;
+        const double total = of_mood + slope * of_tilt + spread + 1.0;
+        const double mood_gain = of_mood / total, tilt_gain = of_tilt / total;
+        const double decay = tables_.tilt_decay;
+        mood_ += mood_gain * error;
+        tilt_ = decay * (tilt_ + tilt_gain * error);
+        mood_variance_ += kDrift - mood_gain * of_mood;
+        covariance_ = decay * (covariance_ - mood_gain * of_tilt);
+        const double left = tilt_variance_ - tilt_gain * of_tilt - 1.0 / shrinkage_;
+        tilt_variance_ = decay * decay * left + 1.0 / shrinkage_;
+    }
+
+    // Variance of what mood and tilt make of a step.
+    double uncertainty(double slope) const {
+        const double further = 2.0 * covariance_ + slope * tilt_variance_;
+        return mood_variance_ + slope * further;
+    }
+
+    double bound(double slope, double spread) const {
+        return kSurprise * kNoise * std::sqrt(uncertainty(slope) + spread + 1.0);
     }
 
     // The part of an error that is believed, and how uncertain that makes the residual.
     std::pair<double, double> believe(size_t at, double error, double spread) {
-        double most = bound(spread);
+        const double slope = tables_.slopes[at];
+        double most = bound(slope, spread);
         if (std::abs(error) <= most) {
             last_surprise_ = surprises_[at] = 0.0;
             return {error, spread};
         }
         const double direction = std::copysign(1.0, error);
         if (direction == last_surprise_) {
-            uncertainty_ += (error / kNoise) * (error / kNoise);
+            const double jump = (error / kNoise) * (error / kNoise);
+            mood_variance_ += jump;
+            tilt_variance_ += slope * jump;
+            ambiguous_ = slope;
             most = std::abs(error);
         } else if (direction == surprises_[at]) {
             Visits& visits = visits_of(at);
             visits.weight *= kAfterChange;
             visits.seen *= kAfterChange;
             spread = 1.0 / shrinkage_;
-            most = std::min(std::abs(error), bound(spread));
+            tilt_variance_ += slope * spread;
+            most = std::min(std::abs(error), bound(slope, spread));
         }
         last_surprise_ = surprises_[at] = direction;
         return {direction * most, spread};
     }
 
-    // Adds a visit, which is worth less the less certain the mood is.
+    // Adds a visit, which is worth less the less certain mood and tilt are.
     void remember(size_t at, double residual) {
         worth_ *= decay_;
-        const double weight = 1.0 / ((1.0 + uncertainty_) * worth_);
+        const double weight = 1.0 / ((1.0 + uncertainty(tables_.slopes[at])) * worth_);
         Visits& visits = visits_of(at);
         visits.weight += weight;
         visits.seen += weight * residual;
@@ -144,7 +180,9 @@ class Correction {
     const CorrectionTables& tables_;
     double shrinkage_, decay_;
     bool knows_unit_;
-    double mood_ = 0.0, uncertainty_ = 1.0;
+    double mood_ = 0.0, tilt_ = 0.0;
+    double mood_variance_ = 1.0, tilt_variance_, covariance_ = 0.0;
+    double ambiguous_ = 0.0;  // slope of steps that have changed, until a narrower one is seen
     double worth_ = 1.0;          // of the unit that visits are counted in
     std::vector<Visits> visits_;  // in the order of their first ones
     std::vector<double> surprises_;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -122,6 +123,62 @@ def test_another_machine_than_the_profile_says(factor: float) -> None:
     machine = Machine(FLAT, learns=True, table=cost_table([factor * ms for ms in FLAT]))
     machine.run([request(1)], lambda _: 0.8, 400)
     assert machine.speed_up > 0.93 * best_fixed(FLAT, 0.8, DraftTime())
+
+
+def wide_times(factor: float) -> list[float]:
+    """What steps take when somebody else takes a core: only wide ones feel it."""
+    return [FLAT[0], *[factor * ms for ms in FLAT[1:]]]
+
+
+CHANGES = [
+    ([3.0 * ms for ms in FLAT], 0.8),
+    (wide_times(1.5), 0.6),
+    (wide_times(2.0), 0.4),
+    (wide_times(3.0), 0.4),
+    (STEEP, 0.3),
+    (STEEP, 0.8),
+]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("times", "right"), CHANGES)
+def test_a_machine_that_changes_is_followed_within_100_steps_there_and_back(
+    times: list[float], right: float, seed: int
+) -> None:
+    machine = Machine(FLAT, learns=True, table=cost_table(FLAT), seed=seed)
+    one = request(1)
+
+    def run(steps: int) -> float:
+        machine.milliseconds = machine.plain_milliseconds = 0.0
+        machine.run([one], lambda _: right, steps)
+        return machine.speed_up
+
+    run(400)
+    machine.times = times
+    best = best_fixed(times, right, DraftTime())
+    assert run(100) > 0.8 * best, "plain decoding is never starved"
+    assert run(400) > 0.93 * best
+    machine.times = FLAT
+    run(100)
+    assert run(400) > 0.75 * best_fixed(FLAT, right, DraftTime())
+
+
+@pytest.mark.parametrize("jump", [math.nan, math.inf, -5.0, 0.0, 1e12])
+def test_clocks_that_jump_are_not_believed(jump: float) -> None:
+    """One step in ten takes what no step takes; the planner goes on as if it had not."""
+    machine = Machine(FLAT, learns=True, table=cost_table(FLAT))
+    observe, end, planner = machine.planner.cost.observe, machine.planner.end, machine.planner
+    steps = iter(range(1 << 30))
+
+    def broken(report: StepReport) -> None:
+        end(report._replace(forward_ms=jump, total_ms=jump) if next(steps) % 10 == 9 else report)
+
+    planner.end = broken  # type: ignore[method-assign]
+    planner.cost.observe = lambda shape, ms: observe(  # type: ignore[method-assign]
+        shape, jump if len(machine.nodes) % 10 == 0 else ms
+    )
+    machine.run([request(1)], lambda _: 0.8, 400)
+    assert machine.speed_up > 0.9 * best_fixed(FLAT, 0.8, DraftTime())
 
 
 @pytest.mark.parametrize("times", [FLAT, STEEP, CLIFFS], ids=["flat", "steep", "cliffs"])

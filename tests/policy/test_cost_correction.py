@@ -110,15 +110,52 @@ def test_residuals_stay_with_their_width_and_fade() -> None:
         visit(1, 1.0)
         visit(2, 1.0)
         visit(12, 1.3)
+        visit(200, 1.0)
     learnt = factor(12)
     assert learnt == pytest.approx(1.3, abs=0.08)
     assert factor(1) == pytest.approx(1.0, abs=0.06)
-    assert factor(200) == pytest.approx(1.0, abs=0.06), "what is far off is not touched"
+    assert factor(200) == pytest.approx(1.0, abs=0.06)
     assert 1.01 * factor(200) < factor(13) < learnt, "a neighbour is, a little"
     for _ in range(100):
         visit(1, 1.0)
         visit(2, 1.0)
+        visit(200, 1.0)
     assert factor(12) == pytest.approx(1.0, abs=0.1), "not visited lately"
+
+
+def test_what_wide_steps_have_in_common_holds_for_those_that_were_not_seen() -> None:
+    """Another process takes a core: narrow steps stay as they are, wide ones take twice as long."""
+    rng, table = random.Random(4), additive_table()
+    model = CostModel(table)
+    for width, factor in [(1, 1.0), (9, 1.0)] * 50 + [(1, 1.0), (9, 2.0)] * 10:
+        model.observe(step(width), noisy(rng, factor * table.step(step(width))))
+
+    def factor_of(width: int) -> float:
+        return model.predict(step(width)) / table.step(step(width))
+
+    assert factor_of(1) == pytest.approx(1.0, abs=0.1)
+    assert factor_of(9) == pytest.approx(2.0, abs=0.2)
+    assert factor_of(16) > 1.6
+    assert 1.2 < factor_of(4) < 2.0
+
+
+def test_a_change_that_only_wide_steps_show_is_ambiguous_until_a_narrow_one_is_seen() -> None:
+    rng, table = random.Random(5), additive_table()
+    model = CostModel(table)
+
+    def visit(width: int, factor: float) -> None:
+        model.observe(step(width), noisy(rng, factor * table.step(step(width))))
+
+    for _ in range(100):
+        visit(9, 1.0)
+    for _ in range(3):
+        visit(9, 4.0)
+    assert model.is_ambiguous
+    assert model.predict(step(1)) > 1.5 * table.step(step(1)), "nobody knows better"
+    visit(1, 1.0)
+    assert not model.is_ambiguous
+    assert model.predict(step(1)) == pytest.approx(table.step(step(1)), rel=0.15)
+    assert model.predict(step(9)) == pytest.approx(4.0 * table.step(step(9)), rel=0.2)
 
 
 # --- bad observations ----------------------------------------------------------------------------

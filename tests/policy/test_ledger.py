@@ -17,7 +17,7 @@ PROBE = DraftTime(call=4.0)
 
 
 def make_ledger() -> Ledger:
-    asking = Asking(DraftingCost({LOOKUP.name: PROBE}))
+    asking = Asking(DraftingCost({LOOKUP.name: PROBE}), host_ms=0.0)
     asking.set_sources([LOOKUP])
     return Ledger(asking, reads_clock=True)
 

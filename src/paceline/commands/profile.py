@@ -9,7 +9,7 @@ from pathlib import Path
 from paceline.commands.display import Screen, printable
 from paceline.commands.profile_options import ProfileOptions
 from paceline.commands.profile_view import describe, draw_bars, tables
-from paceline.commands.resolve import drafts_of, engine_options
+from paceline.commands.resolve import default_speculative_config, drafts_of, engine_options
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.errors import ConfigError
 from paceline.llm import embedded_model
@@ -66,6 +66,7 @@ def _measured(options: ProfileOptions, screen: Screen) -> tuple[list[Profile], l
         widths=numbers("--widths", options.widths, 1, MAX_WIDTH) or WIDTHS,
         contexts=numbers("--contexts", options.contexts, 1, MAX_CONTEXT) or CONTEXTS,
         budget_seconds=options.budget,
+        proposers=default_speculative_config(options.model),
     )
     config = EngineConfig(**engine_options(options))
     with screen.progress("measuring", 100) as advance:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
 from typing import TextIO
 
 from paceline.commands.display import printable, table
@@ -28,11 +27,14 @@ def describe(profile: Profile) -> str:
         roofs = profile.roofs
         lines.append(f"roofs: {roofs.read_gb_per_s:.1f} GB/s read, {roofs.gflop_per_s:.0f} GFLOP/s")
     if profile.table.host != NO_HOST_TIME:
-        step, request, draft, further = (f"{ms:.3f}" for ms in astuple(profile.table.host))
+        host = profile.table.host
         lines.append(
-            f"host, ms per step: {step}, {request} per further request; "
-            f"with a draft {draft} more, {further} per further one"
+            f"host, ms per step: {host.step:.3f}, {host.request:.3f} per further request; with a "
+            f"draft {host.draft:.3f} more, {host.further_draft:.3f} per further one, "
+            f"{host.node:.4f} per node; planning {host.ask:.3f}"
         )
+        calls = ", ".join(f"{name} {ms:.3f}" for name, ms in sorted(host.calls.items()))
+        lines.append(f"host, ms per call: {printable(calls)}")
     return "\n".join(lines)
 
 

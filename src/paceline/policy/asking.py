@@ -22,8 +22,8 @@ from paceline.span import DraftTree
 
 HOST_PACE = 0.2
 """Weight of the latest step in the time that planning takes."""
-USUAL_HOST_MS = 0.2
-"""What planning takes about, until it was timed."""
+USUAL_HOST_MS = 0.1
+"""What planning takes about, where nobody has measured it."""
 DELAY_SHARE = 0.02
 """Share of the time that forwards may take in which nothing is drafted for some of the requests."""
 
@@ -33,11 +33,13 @@ class Asking:
 
     Args:
         drafting: what drafting costs.
+        host_ms: what planning takes, as far as it is known beforehand. It is not learnt from the
+            first steps alone: those are slow in every program.
     """
 
-    def __init__(self, drafting: DraftingCost) -> None:
+    def __init__(self, drafting: DraftingCost, host_ms: float = USUAL_HOST_MS) -> None:
         self._drafting = drafting
-        self._host_ms = 0.0
+        self._host_ms = host_ms
         self._accounts = Accounts()
         self._delaying = Allowance(DELAY_SHARE)
         self._sources: dict[str, Source] = {}
@@ -248,8 +250,7 @@ class Asking:
         if not asks:
             return
         if host_ms > 0.0:  # a hiccup of the machine counts as little as a usual step
-            bounded = min(host_ms, 2 * (self._host_ms or USUAL_HOST_MS))
-            self._host_ms += (HOST_PACE if self._host_ms else 1.0) * (bounded - self._host_ms)
+            self._host_ms += HOST_PACE * (min(host_ms, 2 * self._host_ms) - self._host_ms)
         shared_ms = min(host_ms, self._host_ms) / len(asks)
         for asked in asks:
             request = asked.request

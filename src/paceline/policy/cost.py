@@ -79,6 +79,11 @@ class CostModel:
             return times[: count + 1]
         return self._correction.growth(times, shape.rows, count)
 
+    @property
+    def is_ambiguous(self) -> bool:
+        """Whether wide steps have changed, and it is not known whether narrow ones have too."""
+        return self.learns and self._correction.is_ambiguous
+
     def rows_within(self, shape: StepShape, milliseconds: float, limit: int) -> int:
         """Further prefill rows, up to ``limit``, with which the step stays within the time.
 

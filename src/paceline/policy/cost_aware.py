@@ -18,7 +18,7 @@ from math import inf
 
 from paceline.objective import Objective
 from paceline.policy.acceptance import Calibration
-from paceline.policy.asking import Asking
+from paceline.policy.asking import USUAL_HOST_MS, Asking
 from paceline.policy.asks import asks_for_drafts
 from paceline.policy.choice import choose_nodes
 from paceline.policy.cost import CostModel
@@ -74,7 +74,8 @@ class CostAwarePlanner:
         self._padding = Padding(cost)
         self._is_frozen, self._host = not cost.learns, cost.table.host
         self._choose = choose
-        self._asking = Asking(self.drafting)
+        planning_ms = self._host.of(1, 1, 0, asked=True) - self._host.step
+        self._asking = Asking(self.drafting, planning_ms or USUAL_HOST_MS)
         self._ledger = Ledger(self._asking, cost.learns, self._host.step)
         is_strict = self.objective.kind == "latency"
         self._slowdown = 0.0 if is_strict else SLOWDOWN
@@ -103,7 +104,8 @@ class CostAwarePlanner:
             return False
         planned = self._step = PlannedStep(step, requests, began=time.perf_counter())
         planned.plain_ms = self._padding.predict(step)
-        is_checked = self._ledger.plain_check.is_due and step.requests == len(requests)
+        is_due = self._ledger.plain_check.is_due or self.cost.is_ambiguous
+        is_checked = is_due and step.requests == len(requests)
         if is_checked and not any(map(asks_for_drafts, requests)):
             return False
         planned.rate = self._rate(step, len(requests))
@@ -250,7 +252,7 @@ class CostAwarePlanner:
             self._step = UNPLANNED
         step, self._is_open = self._step, False
         if step.ended:
-            step.host_ms = self._planning_ms(step)
+            step.host_ms = self._planning_ms(step, report.shape.rows - report.padding)
         if self._is_frozen:
             forward_ms = self.cost.predict(report.shape)
             total_ms = forward_ms + step.draft_ms + step.host_ms + self._host.step
@@ -266,10 +268,10 @@ class CostAwarePlanner:
         if self._fairness is not None:
             self._fairness.passed(1.0 + longer)
 
-    def _planning_ms(self, step: PlannedStep) -> float:
+    def _planning_ms(self, step: PlannedStep, rows: int) -> float:
         if self._is_frozen:
-            asked = len({asked.index for asked in step.asks})
-            return self._host.of(1, asked) - self._host.step
+            nodes, is_asked = rows - step.shape.rows, bool(step.asks)
+            return self._host.of(1, len(step.trees), nodes, is_asked) - self._host.step
         return (step.ended - step.began) * 1e3 - step.draft_ms
 
     def _longer(self, step: PlannedStep, shape: StepShape) -> float:

@@ -1,4 +1,4 @@
-"""What a cost table has wrong at this moment: the machine's mood, and a residual per width.
+"""What a cost table has wrong now: the machine's mood, its tilt, and a residual per width.
 
 Owns what is learnt from measured / table; knows neither the table nor what a step is. The native
 ``Correction`` learns and predicts the same.
@@ -27,6 +27,11 @@ EXACT_WIDTHS = 16
 BINS_PER_OCTAVE = 8
 MAX_WIDTH = 1024
 """Wider steps share the residual of this one."""
+TILTED_WIDTH = 16
+"""The tilt counts fully from this width on, and not at all for a single row."""
+TILT_MEMORY = 1000.0
+"""Steps after which a tilt of which nothing more is seen has faded to 1/e."""
+TILT_DECAY = 1.0 - 1.0 / TILT_MEMORY
 HEARSAY = 0.01
 """What a visit counts for a width close by, where it counts 1 for its own."""
 BANDWIDTH = 0.25
@@ -66,13 +71,18 @@ BINS = [_bin(width) for width in range(MAX_WIDTH + 1)]
 """By width: the index of its residual."""
 
 
+WIDEST = [*{at: width for width, at in enumerate(BINS)}.values()]
+"""By bin: the largest width in it."""
+SLOPES = [min(1.0, log2(width) / log2(TILTED_WIDTH)) for width in WIDEST]
+"""By bin: how far the tilt counts there."""
+
+
 def _kernel() -> list[list[float]]:
     """What a visit to one bin counts for another: its own fully, others by their distance.
 
     Rational quadratic in log(width), hence symmetric.
     """
-    widest = list({at: width for width, at in enumerate(BINS)}.values())
-    logs = np.log(np.array(widest, dtype=np.float64))
+    logs = np.log(np.array(WIDEST, dtype=np.float64))
     kernel = HEARSAY / (1.0 + ((logs[:, None] - logs) / BANDWIDTH) ** 2)
     np.fill_diagonal(kernel, 1.0)
     rows: list[list[float]] = kernel.tolist()
@@ -85,15 +95,17 @@ FORGOTTEN = 1e-6
 
 
 class Correction:
-    """log(measured / table) as mood + residual of the width + noise, learnt step by step.
+    """log(measured / table) as mood + slope x tilt + residual + noise, learnt step by step.
 
-    A Kalman filter whose covariance is kept diagonal, with variances in units of ``NOISE**2``. A
-    residual is the mean of its width's visits and, worth little, of its neighbours'
-    (Nadaraya-Watson), shrunk towards zero; visits lose weight with every step.
+    The mood is of all steps, the tilt of wide ones as far as they are wide: a taken core, or memory
+    that somebody else reads, makes wide steps another multiple of narrow ones. Both are the state
+    of a Kalman filter with variances in units of ``NOISE**2``. A residual is the mean of its
+    width's visits and, worth little, of its neighbours' (Nadaraya-Watson), shrunk towards zero;
+    visits lose weight with every step.
 
     An error beyond :data:`SURPRISE` is cut to it. When the next step surprises in the same
-    direction, the mood has jumped, and is uncertain; when only the next visit of that width does,
-    its residual has changed, and what was seen of it before counts for little.
+    direction, mood or tilt have jumped, and are uncertain; when only the next visit of that width
+    does, its residual or the tilt has changed, and what was seen of it before counts for little.
 
     Args:
         trust: in the table.
@@ -104,7 +116,10 @@ class Correction:
         self.knows_unit = not is_relative
         self._shrinkage = trust.visits
         self._decay = 1.0 - 1.0 / trust.memory
-        self._mood, self._uncertainty = 0.0, 1.0
+        self._mood = self._tilt = 0.0
+        # Variances of mood and tilt, and their covariance.
+        self._mood_variance, self._tilt_variance, self._covariance = 1.0, 1.0 / trust.visits, 0.0
+        self._ambiguous = 0.0  # slope of steps that have changed, until a narrower one is seen
         # By bin the weight of its visits and the weighted sum of what they saw, in units of _worth:
         # that alone loses weight with every step.
         self._visits: dict[int, tuple[float, float]] = {}
@@ -113,11 +128,17 @@ class Correction:
         self._last_surprise = 0.0
         self._heard: dict[int, tuple[float, float]] = {}  # what _hear said since the last visit
 
+    @property
+    def is_ambiguous(self) -> bool:
+        """Whether steps have changed of which none was narrow, so that it is not known whether
+        narrow ones have changed too."""
+        return self._ambiguous > 0.0
+
     def factor(self, width: int) -> float:
         """What the table's time is multiplied with."""
         at = BINS[width if width < MAX_WIDTH else MAX_WIDTH]
         visits, seen = self._heard.get(at) or self._hear(at)
-        return exp(self._mood + seen / (visits + self._shrinkage))
+        return exp(self._mood + SLOPES[at] * self._tilt + seen / (visits + self._shrinkage))
 
     def growth(self, times: Sequence[float], width: int, count: int) -> list[float]:
         """The times of steps of ``width`` to ``width + count`` rows, given those of the table.
@@ -139,43 +160,68 @@ class Correction:
     def observe(self, width: int, level: float) -> None:
         """Learn from one step of so many rows; ``level`` is log(measured / table)."""
         at = BINS[min(width, MAX_WIDTH)]
+        slope = SLOPES[at]
         visits, seen = self._heard.get(at) or self._hear(at)
         spread = 1.0 / (visits + self._shrinkage)
         residual = seen * spread
         if not self.knows_unit:
             self.knows_unit, self._mood = True, level - residual
-        error, spread = self._believe(at, level - self._mood - residual, spread)
+        if slope < self._ambiguous:
+            self._ambiguous = 0.0
+        error = level - self._mood - slope * self._tilt - residual
+        error, spread = self._believe(at, error, spread)
         self._remember(at, residual + error)
-        gain = self._uncertainty / (self._uncertainty + spread + 1.0)
-        self._mood += gain * error
-        self._uncertainty += DRIFT - gain * self._uncertainty
+        self._settle(slope, error, spread)
         self._heard.clear()
+
+    def _settle(self, slope: float, error: float, spread: float) -> None:
+        """Move mood and tilt by their parts of an error; then let a step pass."""
+        of_mood = self._mood_variance + slope * self._covariance
+        of_tilt = self._covariance + slope * self._tilt_variance
+        total = of_mood + slope * of_tilt + spread + 1.0
+        mood_gain, tilt_gain = of_mood / total, of_tilt / total
+        self._mood += mood_gain * error
+        self._tilt = TILT_DECAY * (self._tilt + tilt_gain * error)
+        self._mood_variance += DRIFT - mood_gain * of_mood
+        self._covariance = TILT_DECAY * (self._covariance - mood_gain * of_tilt)
+        left = self._tilt_variance - tilt_gain * of_tilt - 1.0 / self._shrinkage
+        self._tilt_variance = TILT_DECAY * TILT_DECAY * left + 1.0 / self._shrinkage
 
     def _believe(self, at: int, error: float, spread: float) -> tuple[float, float]:
         """The part of an error that is believed, and how uncertain that makes the residual."""
-        bound = self._bound(spread)
+        slope = SLOPES[at]
+        bound = self._bound(slope, spread)
         if abs(error) <= bound:
             self._last_surprise = self._surprises[at] = 0.0
             return error, spread
         direction = copysign(1.0, error)
         if direction == self._last_surprise:
-            self._uncertainty += (error / NOISE) * (error / NOISE)
+            jump = (error / NOISE) * (error / NOISE)
+            self._mood_variance += jump
+            self._tilt_variance += slope * jump
+            self._ambiguous = slope
             bound = abs(error)
         elif direction == self._surprises[at]:
             weight, total = self._visits.get(at, (0.0, 0.0))
             self._visits[at] = AFTER_CHANGE * weight, AFTER_CHANGE * total
             spread = 1.0 / self._shrinkage
-            bound = min(abs(error), self._bound(spread))
+            self._tilt_variance += slope * spread
+            bound = min(abs(error), self._bound(slope, spread))
         self._last_surprise = self._surprises[at] = direction
         return direction * bound, spread
 
-    def _bound(self, spread: float) -> float:
-        return SURPRISE * NOISE * sqrt(self._uncertainty + spread + 1.0)
+    def _uncertainty(self, slope: float) -> float:
+        """Variance of what mood and tilt make of a step."""
+        further = 2.0 * self._covariance + slope * self._tilt_variance
+        return self._mood_variance + slope * further
+
+    def _bound(self, slope: float, spread: float) -> float:
+        return SURPRISE * NOISE * sqrt(self._uncertainty(slope) + spread + 1.0)
 
     def _remember(self, at: int, residual: float) -> None:
-        """Add a visit, which is worth less the less certain the mood is."""
+        """Add a visit, which is worth less the less certain mood and tilt are."""
         self._worth *= self._decay
-        weight = 1.0 / ((1.0 + self._uncertainty) * self._worth)
+        weight = 1.0 / ((1.0 + self._uncertainty(SLOPES[at])) * self._worth)
         visits, seen = self._visits.get(at, (0.0, 0.0))
         visits, seen = visits + weight, seen + weight * residual
         keep = min(1.0, MAX_VISITS / (visits * self._worth))

@@ -156,9 +156,10 @@ class _Scout(_Oracle):
     def lengths(
         self, requests: Sequence[Request], reaches: Sequence[Reach], most: int
     ) -> tuple[list[int], float]:
+        ask_ms = self.cost.table.host.ask
         for request, reach in zip(requests, reaches, strict=True):
             times = [
-                min(self.drafting.milliseconds(s.name, n) for s in reach if reach[s] >= n)
+                ask_ms + min(self.drafting.milliseconds(s.name, n) for s in reach if reach[s] >= n)
                 for n in range(1, min(most, max(reach.values(), default=0)) + 1)
             ]
             self._seen[request.request_id][len(request.token_ids)] = [0.0, *times]
@@ -175,7 +176,7 @@ class _Scout(_Oracle):
             forwards = cheapest(self.cost.growth(root, self._widest + len(times)))
             host = self.cost.table.host
             ways = [
-                (forwards[n] + host.of(1, n > 0) + ms + to_go[min(end, length + n + 1)], n, ms)
+                (forwards[n] + host.of(1, n > 0, n) + ms + to_go[min(end, length + n + 1)], n, ms)
                 for n, ms in enumerate(times)
             ]
             to_go[length], nodes, draft_ms = min(ways)
@@ -230,7 +231,7 @@ class _Rated(_Oracle):
             total = min(most, sum(options))
             for count in range(1, total + 1):
                 dealt_out = dealt(options, count)
-                host_ms = host.of(len(requests), sum(map(bool, dealt_out)))
+                host_ms = host.of(len(requests), sum(map(bool, dealt_out)), count)
                 ms_more = growth[count] - growth[0] + host_ms - plain_host_ms + ms
                 gain = count - self._price * ms_more
                 if gain > best:
@@ -242,7 +243,8 @@ class _Rated(_Oracle):
         sources = {source for reach in reaches for source in reach}
         free = [source for source in sources if not source.costs_forwards]
         base = [max((reach.get(s, 0) for s in free), default=0) for reach in reaches]
-        base_ms = sum(self.drafting.milliseconds(source.name) for source in free)
+        base_ms = self.cost.table.host.ask
+        base_ms += sum(self.drafting.milliseconds(source.name) for source in free)
         options = [(base, base_ms)]
         for source in sources - set(free):
             depths = [reach.get(source, 0) for reach in reaches]

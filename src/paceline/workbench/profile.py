@@ -40,11 +40,13 @@ class ProfileSettings:
         widths: rows of one request's step.
         contexts: committed tokens; those beyond a model's limit are left out.
         budget_seconds: of the rounds; see :func:`paceline.workbench.profile_rounds.measure`.
+        proposers: whose calls are measured where they take no forwards.
     """
 
     widths: Sequence[int] = WIDTHS
     contexts: Sequence[int] = CONTEXTS
     budget_seconds: float = BUDGET_SECONDS
+    proposers: Sequence[SpeculativeConfig] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,7 @@ def _measure(
     finally:
         for bench in benches:
             bench.close()
-    hosts = [measure_host_time(built), *[NO_HOST_TIME] * (len(subjects) - 1)]
+    hosts = [measure_host_time(built, settings.proposers), *[NO_HOST_TIME] * (len(subjects) - 1)]
     unrest = statistics.median(timing.spread / timing.ms for timing in timings.values())
     if unrest > BUSY:
         notes.append(

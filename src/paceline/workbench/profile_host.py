@@ -1,7 +1,8 @@
 """Measures what the host takes in a step, with the engine as it decodes. Owns the runs.
 
-Two numbers of requests decode a text that repeats itself, plainly and with drafts that they ask
-for, so that each step has one. A step's host time is its wall time less that inside forwards.
+Two numbers of requests decode a text that repeats itself: plainly, with proposers that are asked
+but keep what they draft to themselves, and with drafts of two lengths that take no time to make. A
+step's host time is its wall time less that inside forwards.
 """
 
 from __future__ import annotations
@@ -9,57 +10,127 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from paceline.config import SpeculativeConfig
 from paceline.engine.build import BuiltEngine
 from paceline.engine.engine import Engine
 from paceline.policy.host_time import NO_HOST_TIME, HostTime
+from paceline.proposers.base import DraftBudget, Proposer
+from paceline.request import NO_DRAFT, Request, VerifyResult
 from paceline.sampling_params import SamplingParams, SpeculativeParams
+from paceline.span import DraftTree
 
 FEW, MANY = 1, 4
 """Requests of the runs; fewer where the engine allows no more."""
-DRAFT_LENGTH = 4
+SHORT, LONG = 4, 16
+"""Lengths of the drafts."""
 PERIOD, PERIODS = 16, 4
 """Tokens that a prompt repeats, and how often."""
 WARM_UP_STEPS, STEPS = 8, 64
 MAX_SECONDS = 3.0
 """Of each run, however slow the model is."""
+CALLED = (
+    SpeculativeConfig("suffix", suffix_decoding_max_cached_requests=0),
+    SpeculativeConfig("prompt_lookup"),
+)
+"""Whose calls are measured in any case: they need no model."""
 
 
-def measure_host_time(built: BuiltEngine) -> HostTime:
+class _Silent:
+    """A proposer that drafts as ever and then says nothing."""
+
+    def __init__(self, proposer: Proposer) -> None:
+        self._proposer = proposer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._proposer, name)
+
+    def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
+        self._proposer.propose(requests, budget)
+        return [NO_DRAFT] * len(requests)
+
+
+class _Echo:
+    """A proposer that drafts a request's latest tokens once more, whatever that is worth."""
+
+    name = "echo"
+    config = SpeculativeConfig("suffix", num_speculative_tokens=LONG)
+    costs_forwards = False
+
+    def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
+        limits = zip(requests, budget.max_depth, strict=True)
+        return [self._chain(request.token_ids[-depth:]) for request, depth in limits]
+
+    def _chain(self, token_ids: Sequence[int]) -> DraftTree:
+        return DraftTree.chain(token_ids, [0.5] * len(token_ids), self.name)
+
+    def observe(self, request: Request, result: VerifyResult) -> None: ...
+
+    def finish(self, request: Request) -> None: ...
+
+    def context_length(self, request: Request) -> int:
+        return len(request.token_ids)
+
+
+class _Run(NamedTuple):
+    """Medians over steps: the host's milliseconds, and draft nodes."""
+
+    ms: float
+    nodes: float
+
+
+def measure_host_time(built: BuiltEngine, further: Sequence[SpeculativeConfig] = ()) -> HostTime:
     """The host time of an engine without requests, on whose compute thread this is called.
 
     Nothing is measured where a context is too short for it.
+
+    Args:
+        further: proposers whose calls are measured too, those that need forwards left out.
     """
     engine = built.engine
     context, many = built.config.max_model_len or 0, min(MANY, built.config.max_num_seqs)
-    if context < PERIOD * PERIODS + (WARM_UP_STEPS + STEPS) * (1 + DRAFT_LENGTH):
+    if context < PERIOD * PERIODS + (WARM_UP_STEPS + STEPS) * (1 + SHORT):
         return NO_HOST_TIME
     before = engine.drafting.proposers
-    config = SpeculativeConfig("suffix", suffix_decoding_max_cached_requests=0)
+    called = {each.method: each for each in (*further, *CALLED) if not each.needs_forwards}
     try:
         engine.set_speculation([])
-        plain, plain_many = _median_ms(engine, FEW), _median_ms(engine, many)
-        engine.set_speculation(built.proposers_for((config,)))
-        drafted, drafted_many = _median_ms(engine, FEW), _median_ms(engine, many)
+        plain, plain_many = _run(engine, FEW), _run(engine, many)
+        echo, calls = _Silent(_Echo()), {}
+        engine.set_speculation([echo])
+        asked = _run(engine, FEW)
+        for config in called.values():
+            (proposer,) = built.proposers_for((config,))
+            engine.set_speculation([echo, _Silent(proposer)])
+            calls[config.method] = max(0.0, _run(engine, FEW).ms - asked.ms)
+        engine.set_speculation([_Echo()])
+        short, short_many, long = _run(engine, FEW), _run(engine, many), _run(engine, FEW, LONG)
     finally:
         engine.set_speculation(before)
-    further = max(1, many - FEW)
-    draft, draft_many = drafted - plain, drafted_many - plain_many
+    more = max(1, many - FEW)
+    node = max(0.0, (long.ms - short.ms) / max(1.0, long.nodes - short.nodes))
+    draft = short.ms - asked.ms - node * short.nodes
+    draft_many = short_many.ms - plain_many.ms - (asked.ms - plain.ms) - node * short_many.nodes
     return HostTime(
-        plain,
-        max(0.0, plain_many - plain) / further,
-        max(0.0, draft),
-        max(0.0, draft_many - draft) / further,
+        step=plain.ms,
+        request=max(0.0, plain_many.ms - plain.ms) / more,
+        draft=max(0.0, draft),
+        further_draft=max(0.0, draft_many - draft) / more,
+        ask=max(0.0, asked.ms - plain.ms),
+        node=node,
+        calls=calls,
     )
 
 
-def _median_ms(engine: Engine, requests: int) -> float:
-    """Median host time of steps in which so many requests decode."""
+def _run(engine: Engine, requests: int, draft_length: int = SHORT) -> _Run:
+    """Steps in which so many requests decode, with drafts of this length if anyone drafts."""
     rng, vocab = random.Random(0), engine.vocab_size
-    wish = SpeculativeParams(num_speculative_tokens=DRAFT_LENGTH)
-    most = (WARM_UP_STEPS + STEPS) * (1 + DRAFT_LENGTH)
+    wish = SpeculativeParams(num_speculative_tokens=draft_length)
+    assert engine.config.max_model_len is not None
+    room = engine.config.max_model_len - PERIOD * PERIODS
+    most = min(room, (WARM_UP_STEPS + STEPS) * (1 + draft_length))
     params = SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True, speculative=wish)
     ids: list[int] = []
     try:
@@ -69,19 +140,22 @@ def _median_ms(engine: Engine, requests: int) -> float:
             engine.step()
         for _ in range(WARM_UP_STEPS):
             engine.step()
-        return statistics.median(_host_ms(engine, lambda: all(i in engine.requests for i in ids)))
+        return _medians(engine, lambda: all(i in engine.requests for i in ids))
     finally:
         for request_id in ids:
             engine.abort(request_id)
         engine.step()
 
 
-def _host_ms(engine: Engine, goes_on: Callable[[], bool]) -> list[float]:
-    found: list[float] = []
+def _medians(engine: Engine, goes_on: Callable[[], bool]) -> _Run:
+    times: list[float] = []
+    nodes: list[int] = []
     end = time.perf_counter() + MAX_SECONDS
-    while goes_on() and len(found) < STEPS and (not found or time.perf_counter() < end):
-        forwards, began = engine.runner.seconds, time.perf_counter()
+    while goes_on() and len(times) < STEPS and (not times or time.perf_counter() < end):
+        forwards, rows = engine.runner.seconds, engine.stats().num_rows
+        live, began = len(engine.requests), time.perf_counter()
         engine.step()
         passed = time.perf_counter() - began
-        found.append((passed - (engine.runner.seconds - forwards)) * 1e3)
-    return found
+        times.append((passed - (engine.runner.seconds - forwards)) * 1e3)
+        nodes.append(engine.stats().num_rows - rows - live)
+    return _Run(statistics.median(times), statistics.median(nodes))

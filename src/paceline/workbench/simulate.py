@@ -116,10 +116,12 @@ class Simulator:
         return proposer
 
     def _drafting(self, configs: Configs) -> DraftingCost:
-        """Drafting by forwards takes their time; what takes none is taken to cost nothing."""
-        return DraftingCost({c.method: self._draft_time(c) for c in configs if c.needs_forwards})
+        """What takes forwards costs their time, what takes none what was measured of its calls."""
+        return DraftingCost({config.method: self._draft_time(config) for config in configs})
 
     def _draft_time(self, config: SpeculativeConfig) -> DraftTime:
+        if not config.needs_forwards:
+            return DraftTime(self.table.host.call(config.method))
         requests = min(self.config.max_num_seqs, len(self.traces))
         table, depth = self.draft_tables[draft_name(config)], config.num_speculative_tokens
         if config.method == "parallel_draft":
