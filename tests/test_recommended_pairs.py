@@ -25,7 +25,7 @@ MODEL = SpeculativeConfig("draft_model", "embedded draft", 3)
 def test_without_a_drafts_costs_the_free_proposer_is_searched_alone() -> None:
     program, report = module("recommended_pairs"), module("recommended_pairs_report")
     config = EngineConfig(max_num_seqs=1)
-    base = Simulator(repetitive(3, 3), make_meta(64), frozen_cost().table, {}, None, config)  # type: ignore[arg-type]
+    base = Simulator(repetitive(3, 5), make_meta(64), frozen_cost().table, {}, None, config)  # type: ignore[arg-type]
     curve = module("machine_curves").Curve("a machine", frozen_cost().table, None)
     made = module("report").Report("recommended_pairs", {"curves": {}})
     settings, rows = program.predict(base, curve, 1.0, made)
@@ -37,7 +37,7 @@ def test_without_a_drafts_costs_the_free_proposer_is_searched_alone() -> None:
     assert row["predicted"]["low"] <= row["predicted"]["value"] <= row["predicted"]["high"]
     assert row["predicted_length"] > 1.0
     assert report.targets(rows) == []
-    assert len(made.samples[0]["ms"]) == 3
+    assert len(made.samples[0]["ms"]) == 5
     assert "a machine" in made.config["curves"]
 
 
@@ -71,10 +71,12 @@ def test_rows_of_what_was_measured() -> None:
     row = {**predicted("here"), **report.measured_cells(samples, "suffix")}
     assert (row["measured"]["value"], row["measured_length"], row["identical"]) == (2.0, 2.0, True)
     control = {**report.control_cells("here"), **report.measured_cells(samples, "plain")}
-    assert report.cells(control)[1:6] == ["plain again", "-", "-", "-", "-"]
+    assert report.cells(control)[1:7] == ["measured", "plain again", "-", "-", "-", "-"]
     rows = [predicted("elsewhere"), row, control]
     assert [target.value for target in report.targets(rows)] == [0.0, 1.0]
+    assert report.cells(rows[0])[1] == "predicted"
     assert report.cells(rows[0])[-2:] == ["-", "-"], "predicted only"
+    assert report.cells(row)[1] == "measured"
     assert report.cells(row)[-2:] == ["2.00 (2.00 to 2.00)", "2.00"]
     samples[-1] = sample("suffix", 1, 1.0, (1, 3))
     assert not report.measured_cells(samples, "suffix")["identical"]
@@ -82,7 +84,11 @@ def test_rows_of_what_was_measured() -> None:
     samples[-1] = sample("suffix", 1, None)
     failed = {**predicted("here"), **report.measured_cells(samples, "suffix")}
     assert "measured" not in failed
+    assert report.cells(failed)[1] == "failed"
     assert report.cells(failed)[-2:] == ["broken", "-"]
+    # Too few answers have no interval.
+    few = predicted("few") | {"predicted": {"value": 1.5, "low": None, "high": None}}
+    assert report.cells(few)[5] == "1.50"
     assert [target.value for target in report.targets([failed, control])] == [None, None]
     assert report.raw("here", samples[-1])["error"] == "broken"
 
@@ -97,8 +103,11 @@ def test_a_page_shows_what_is_saved(tmp_path: Path) -> None:
     file.write_text(json.dumps(made.document("cpu")))
     lines = render.rendered(page, tmp_path).splitlines()
     shown = "2.00 (1.50 to 2.50)"
-    assert f"| one | suffix | suffix 4 | auto | {shown} | yes | 2.25 | - | - |" in lines
-    assert f"| two | suffix | suffix 4 | auto | {shown} | yes | 2.25 | {shown} | - |" in lines
+    assert f"| one | predicted | suffix | suffix 4 | auto | {shown} | yes | 2.25 | - | - |" in lines
+    assert (
+        f"| two | measured | suffix | suffix 4 | auto | {shown} | yes | 2.25 | {shown} | - |"
+        in lines
+    )
 
 
 def test_unknown_pairs_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -166,14 +166,54 @@ def test_a_profiles_file_is_named_and_must_begin_at_one_row(
     assert "without a step of width 1" in gap.err
 
 
+def test_curves_are_no_profile_and_gaps_are_said(cli: Cli, folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "curves of others.json"
+    file.write_text(json.dumps(CURVES))
+    plain = ("simulate", str(folder), "--no-speculation", "--json")
+    result = cli(*plain, "--cost", str(file))
+    assert result.code == 2
+    assert f"paceline profile --import '{file}'" in result.err
+    assert "'machine', 'machine: draft', 'ratios'" in result.err
+    file.write_text("{}")
+    assert f"{file}: this is no profile" in cli(*plain, "--cost", str(file)).err
+    said = cli(*plain, "--cost", profile_file(tmp_path, 1.5))
+    assert "note: by hand: no step between these widths was measured" in said.err
+    assert [note for note in said.document["notes"] if note.endswith("1 and 4")]
+
+
+def test_estimators_are_compared_on_request(cli: Cli, folder: Path, tmp_path: Path) -> None:
+    config = json.dumps([{"method": "suffix"}, {"model": embedded_model("draft")}])
+    base = ("simulate", str(folder), "--planner", "fixed", "--json", "-k", "4")
+    plot = ("--plot", str(tmp_path / "r.svg"))
+    result = cli(*base, "--speculative-config", config, "--estimators", *plot)
+    assert result.code == 0, result.err
+    found = result.document["estimators"]
+    assert list(found) == ["suffix", "draft_model", "all together"]
+    for name, each in found.items():
+        losses = {key: scores["log_loss"] for key, scores in each["scores"].items()}
+        assert losses[each["best"]] == min(losses.values())
+        accepted = sum(n * share for n, _, share in each["scores"]["calibration"]["bins"])
+        rows = result.document["rows"]
+        row = "as configured" if name == "all together" else f"{name} 4"
+        assert accepted == pytest.approx(rows[row]["num_accepted_tokens"]), name
+        assert f"{name}: reliability of the calibration" in result.out
+    assert "<svg" in (tmp_path / "r.svg").read_text()
+    assert "estimators" not in cli(*base, "--method", "suffix").document
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("--cost", "nowhere"), "neither the file of a profile nor the name"),
-        (("--draft-cost", "-1"), "ms of a cost point is -1.0"),
+        (("--draft-cost", "-1"), "--draft-cost is -1; allowed are"),
+        (("--draft-cost", "nan"), "--draft-cost is nan; allowed are"),
         (("--draft-cost", "nowhere"), "neither the file of a profile nor the name"),
         (("--planner", "clever"), "allowed are auto, fixed"),
-        (("--concurrency", "0"), "max_num_seqs is 0"),
+        (("--concurrency", "0"), "--concurrency is 0; allowed are whole numbers from 1 to 512"),
+        (("--concurrency", "513"), "--concurrency is 513"),
+        (("--plot", "r.svg"), "--plot draws what --estimators finds"),
+        (("--estimators", "--plot", "r.txt"), "allowed are files in .png"),
+        (("--estimators", "--no-speculation"), "here nobody drafts"),
         (("--speculative-config", '{"k": 4}'), "unknown speculative key 'k'"),
     ],
 )
@@ -186,7 +226,11 @@ def test_what_cannot_be_used_is_one_line(
 
 
 def test_other_traces_are_refused(cli: Cli, folder: Path, tmp_path: Path) -> None:
-    assert "cannot be read" in cli("simulate", str(tmp_path)).err
+    nowhere = cli("simulate", str(tmp_path / "nowhere"))
+    assert nowhere.code == 2
+    assert f"there is no folder of traces {tmp_path / 'nowhere'}; paceline trace" in nowhere.err
+    assert "Errno" not in nowhere.err
+    assert "it has no meta.json; paceline trace MODEL" in cli("simulate", str(tmp_path)).err
     meta = json.loads((folder / "meta.json").read_text())
     other = tmp_path / "other"
     other.mkdir()

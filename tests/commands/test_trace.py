@@ -112,6 +112,21 @@ def test_other_prompts_and_models_are_refused(
     assert "model is 'target' there" in cli("trace", embedded_model("draft"), *arguments).err
 
 
+def test_the_embedded_model_needs_no_name(
+    trace: Callable[..., Result], cli: Cli, tmp_path: Path
+) -> None:
+    one = tmp_path / "one.jsonl"
+    one.write_text('{"prompt": "x"}')
+    folders = [tmp_path / "traces", tmp_path / "unnamed"]
+    assert trace(prompts=one).code == 0
+    arguments = ("--max-tokens", "6", "--shard-size", "2", "--top-logprobs", "4")
+    result = cli("trace", "--prompts", str(one), "-o", str(folders[1]), *arguments)
+    assert result.code == 0
+    assert read_meta(folders[0]) == read_meta(folders[1])
+    (named,), (unnamed,) = map(read_traces, folders)
+    assert named.token_ids.tolist() == unnamed.token_ids.tolist()
+
+
 def test_meta(trace: Callable[..., Result], tmp_path: Path) -> None:
     trace()
     meta: dict[str, Any] = read_meta(tmp_path / "traces")

@@ -125,6 +125,17 @@ def test_another_machine_than_the_profile_says(factor: float) -> None:
     assert machine.speed_up > 0.93 * best_fixed(FLAT, 0.8, DraftTime())
 
 
+def test_a_cold_first_step_keeps_nobody_from_drafting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first planning of a program takes twenty times as long as all others."""
+    looks = itertools.count()
+    times = itertools.accumulate(1e-3 if at < 2 else 5e-5 for at in looks)
+    monkeypatch.setattr(cost_aware, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+    quick = [0.4 + 0.01 * w for w in range(600)]
+    machine = Machine(quick, (LOOKUP,), learns=True)
+    machine.run([request(1)], lambda _: 0.8, 100)
+    assert machine.speed_up > 0.8 * best_fixed(quick, 0.8, DraftTime())
+
+
 def wide_times(factor: float) -> list[float]:
     """What steps take when somebody else takes a core: only wide ones feel it."""
     return [FLAT[0], *[factor * ms for ms in FLAT[1:]]]

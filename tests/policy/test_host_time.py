@@ -21,9 +21,26 @@ def test_a_step() -> None:
     assert NO_HOST_TIME.of(9, 9) == 0.0
 
 
+def test_asking_and_nodes() -> None:
+    host = HostTime(step=1.0, draft=0.5, ask=0.3, node=0.01, calls={"suffix": 0.02, "odd": 0.07})
+    assert host.of(1, 0, asked=True) == pytest.approx(1.3), "in vain"
+    assert host.of(1, 1, 16, asked=True) == pytest.approx(1.96)
+    assert host.call("suffix") == 0.02
+    assert host.call("not measured") == 0.07
+    assert NO_HOST_TIME.call("suffix") == 0.0
+
+
 def test_a_table_keeps_it() -> None:
-    table = CostTable("t", cost_table([1.0, 2.0]).points, host=HostTime(1.0, 0.1, 0.5, 0.2))
+    table = CostTable(
+        "t",
+        cost_table([1.0, 2.0]).points,
+        host=HostTime(1.0, 0.1, 0.5, 0.2, 0.3, 0.01, {"suffix": 0.02}),
+    )
     assert CostTable.from_dict(table.to_dict()).host == table.host
+    document = table.to_dict()
+    for key in ("ask", "node", "calls"):  # as they were kept before these were measured
+        del document["host"][key]
+    assert CostTable.from_dict(document).host == HostTime(1.0, 0.1, 0.5, 0.2)
     without = {key: value for key, value in table.to_dict().items() if key != "host"}
     assert CostTable.from_dict(without).host == NO_HOST_TIME
 
@@ -38,6 +55,10 @@ def test_a_table_keeps_it() -> None:
         asdict(NO_HOST_TIME) | {"step": float("nan")},
         asdict(NO_HOST_TIME) | {"draft": "1"},
         asdict(NO_HOST_TIME) | {"draft": True},
+        asdict(NO_HOST_TIME) | {"calls": {"suffix": -1.0}},
+        asdict(NO_HOST_TIME) | {"calls": {"suffix": None}},
+        asdict(NO_HOST_TIME) | {"calls": [1.0]},
+        asdict(NO_HOST_TIME) | {"calls": {1: 1.0}},
     ],
 )
 def test_what_is_refused(wrong: object) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine.engine import Engine
+from paceline.engine.planners import PLANNERS
 from paceline.errors import ProposerError, TraceError
 from paceline.llm import LLM
 from paceline.policy.cost import CostModel
@@ -25,6 +26,7 @@ from paceline.sampling_params import SamplingParams
 from paceline.span import DraftTree
 from paceline.workbench.drafts_cached import CachedDrafts
 from paceline.workbench.replay import replay, verdict_of
+from paceline.workbench.simulate import Simulator
 from tests.toy import EOS, TOY, draft_config, lookup_config, toy_runner
 from tests.workbench.test_drafts import toy_drafter, toy_recording
 from tests.workbench.toy_traces import SEED, frozen_cost, make_meta, make_trace
@@ -233,6 +235,27 @@ def test_what_the_host_takes_is_added_to_each_step() -> None:
     quick, slower = run(frozen_cost()), run(frozen_cost(host=host))
     assert quick.rows == slower.rows
     assert slower.ms == pytest.approx(quick.ms + 3 * 0.5 + 2 * 0.3)
+
+
+def test_asking_its_calls_and_nodes_are_charged() -> None:
+    host = HostTime(step=0.5, draft=0.3, ask=0.2, node=0.01, calls={"prompt_lookup": 0.04})
+    traces = [make_trace(0, [7, 7, 7, 7], [7] * 9)]
+    lookup = lookup_config(num_speculative_tokens=3)
+    config = EngineConfig(max_num_seqs=1)
+
+    def run(host: HostTime) -> Any:
+        table = frozen_cost(host=host).table
+        simulator = Simulator(traces, make_meta(9), table, {}, _no_drafts, config)
+        return simulator.run((lookup,), PLANNERS["fixed"])
+
+    free, charged = run(HostTime()), run(host)
+    assert free.rows == charged.rows == [4, 4, 4]
+    each = 0.5 + 0.2 + 0.04 + 0.3 + 3 * 0.01  # in two steps; the first one reads the prompt
+    assert charged.ms == pytest.approx(free.ms + 0.5 + 2 * each)
+
+
+def _no_drafts(config: SpeculativeConfig) -> Any:
+    raise AssertionError("nobody here drafts by forwards")
 
 
 def test_a_proposer_that_fails_gives_no_figures() -> None:

@@ -150,5 +150,14 @@ def test_a_truncated_shard(folder: Path, cut: int) -> None:
         list(read_traces(folder))
 
 
+def test_older_traces_without_a_models_fingerprint_are_continued(folder: Path) -> None:
+    wanted = META | {"model_fingerprint": "x"}
+    assert TraceWriter(folder, wanted).num_shards == 2
+    assert "model_fingerprint" not in read_meta(folder)
+    other = TraceWriter(folder.parent / "other", wanted).folder
+    with pytest.raises(TraceError, match="model_fingerprint is 'x' there and 'y' here"):
+        TraceWriter(other, META | {"model_fingerprint": "y"})
+
+
 def test_meta_is_json(folder: Path) -> None:
     assert json.loads((folder / "meta.json").read_text())["format_version"] == 1

@@ -1,0 +1,70 @@
+"""The picture of a tuning: lines that can be told apart, and a legend beside them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from paceline.config import SpeculativeConfig
+from paceline.workbench.replay import ReplayResult
+from paceline.workbench.tune import BEST_FIXED, BEST_STEPS, Row, SpeedUp, Tuning
+from paceline.workbench.tune_candidates import Candidate
+from paceline.workbench.tune_plot import plot_tuning
+
+NOTHING = ReplayResult([])
+
+
+def line(family: str, planner: str, height: float) -> list[Row]:
+    """A row for each of a few budgets."""
+    return [
+        Row(
+            f"{family} {nodes}",
+            Candidate((family,), nodes, (SpeculativeConfig(),), planner),
+            NOTHING,
+            SpeedUp(height + nodes / 8, height, height + 2.0),
+        )
+        for nodes in (1, 2, 4, 8)
+    ]
+
+
+def tuning() -> Tuning:
+    """Of several drafts, so that there are as many lines of hindsight and a long legend."""
+    drafts = ["suffix", *(f"a draft of a rather long name, number {n}" for n in range(4))]
+    rows = [row for i, who in enumerate(drafts) for row in line(who, "auto", 1.0 + i / 4)]
+    hindsight = [BEST_FIXED, *(f"{BEST_STEPS}: suffix + {who}" for who in drafts[1:4])]
+    oracles = [Row(name, None, NOTHING, SpeedUp(4.0, 3.0, 5.0)) for name in hindsight]
+    plain = Row("plain", None, NOTHING, SpeedUp(1.0, None, None))
+    return Tuning(plain, rows, oracles, len(rows), 0, 1.0)
+
+
+def test_the_picture(tmp_path: Path) -> None:
+    path = tmp_path / "tuning.svg"
+    plot_tuning(tuning(), path)
+    text = path.read_text()
+    assert text.startswith("<?xml")
+    assert "node budget" in text
+
+
+@pytest.mark.parametrize("has_intervals", [True, False])
+def test_lines_differ_and_the_legend_covers_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_intervals: bool
+) -> None:
+    seen: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path: seen.append(self))
+    found = tuning()
+    if not has_intervals:
+        rows = [replace(r, speedup=SpeedUp(r.speedup.value, None, None)) for r in found.rows]
+        found = replace(found, rows=rows)
+    plot_tuning(found, tmp_path / "tuning.png")
+    (figure,) = seen
+    figure.draw_without_rendering()
+    (panel,), (legend,) = figure.axes, figure.legends
+    assert not panel.get_tightbbox().overlaps(legend.get_window_extent())
+    assert panel.get_window_extent().height > 0.5 * figure.bbox.height
+    names = {row.name for row in found.oracles}
+    handles = [each for each in legend.legend_handles if each.get_label() in names]
+    styles = {(str(each.get_color()), str(each._dash_pattern)) for each in handles}
+    assert len(styles) == len(handles) == len(names)
