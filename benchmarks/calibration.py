@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple
 from typing import Any
 
 from calibration_log import ARMS, BATCH, MAX_MODEL_LEN, Prompt, counts, half, prompts_of, record
@@ -23,13 +22,13 @@ from report import Report
 
 from paceline import LLM
 from paceline.llm import embedded_model
-from paceline.workbench.estimators_log import Log, Outcome, replay
+from paceline.workbench.estimators_log import Log, Outcome
 from paceline.workbench.estimators_plot import plot_reliability
 from paceline.workbench.estimators_report import (
     AS_PROPOSED,
-    ESTIMATORS,
     KEPT,
     Scores,
+    compare,
     fit_priors,
     score,
 )
@@ -39,9 +38,8 @@ from paceline.workbench.profile_plot import check_plot
 def judged(arm: str, log: Log, prompts: Sequence[Prompt]) -> tuple[list[Any], dict[str, Any]]:
     """A row per estimator and, for two of them, per text; and the outcomes by estimator."""
     rows: list[dict[str, Any]] = []
-    found: dict[str, list[Outcome]] = {}
-    for name, make in ESTIMATORS.items():
-        outcomes = found[name] = replay(log, make())
+    found = compare(log)
+    for name, outcomes in found.items():
         rows.append(scored(arm, name, score(outcomes)))
         if name in (AS_PROPOSED, KEPT):
             texts: dict[str, list[Outcome]] = {}
@@ -53,9 +51,7 @@ def judged(arm: str, log: Log, prompts: Sequence[Prompt]) -> tuple[list[Any], di
 
 
 def scored(arm: str, name: str, scores: Scores) -> dict[str, Any]:
-    values = asdict(scores)
-    values["bins"] = [list(astuple(each)) for each in scores.bins]
-    return {"arm": arm, "estimator": name, **values}
+    return {"arm": arm, "estimator": name, **scores.to_dict()}
 
 
 def run_arms(

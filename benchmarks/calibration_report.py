@@ -7,17 +7,24 @@ from typing import Any
 
 from report import Target, number, table
 
-from paceline.workbench.estimators_report import AS_PROPOSED, ESTIMATORS, KEPT
+from paceline.workbench.estimators_report import (
+    AS_PROPOSED,
+    ESTIMATORS,
+    KEPT,
+    MAX_CALIBRATION_ERROR,
+)
 
 EVERY_ARM = "all"
-MAX_ERROR = 0.05
-"""Expected calibration error that is aimed at."""
 
 
 def targets(results: Sequence[Mapping[str, Any]]) -> list[Target]:
     whole = [row for row in results if "estimator" in row and "text" not in row]
     found = [
-        Target(f"calibration error of {KEPT}: {row['arm']}", row["calibration_error"], MAX_ERROR)
+        Target(
+            f"calibration error of {KEPT}: {row['arm']}",
+            row["calibration_error"],
+            MAX_CALIBRATION_ERROR,
+        )
         for row in whole
         if row["estimator"] == KEPT and row["arm"] != EVERY_ARM
     ]
@@ -28,12 +35,20 @@ def targets(results: Sequence[Mapping[str, Any]]) -> list[Target]:
 
 
 def tables(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    texts = table(["text", "labels", "proposed", "estimate", "accepted"], text_lines(results))
+    *others, priors = page_tables(results)
+    return [*others, texts, priors]
+
+
+def page_tables(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The scores, the reliability diagrams and the fit, without a line for every kind of text."""
     whole = [row for row in results if "estimator" in row and "text" not in row]
     arms = list(dict.fromkeys(row["arm"] for row in whole))
+    least = {arm: min(row["log_loss"] for row in whole if row["arm"] == arm) for arm in arms}
     lines = []
     for name in ESTIMATORS:
         cells = {row["arm"]: row for row in whole if row["estimator"] == name}
-        lines.append([name, *(cell(cells.get(arm)) for arm in arms)])
+        lines.append([name, *(cell(cells.get(arm), least[arm]) for arm in arms)])
     kept = [row for row in whole if row["estimator"] == KEPT]
     bins = [
         [row["arm"], *(f"{estimate:.2f} {share:.2f}" for _, estimate, share in row["bins"])]
@@ -42,17 +57,18 @@ def tables(results: Sequence[Mapping[str, Any]]) -> list[str]:
     width = max((len(line) for line in bins), default=1)
     padded = [line + [""] * (width - len(line)) for line in bins]
     return [
-        table(["log-loss / Brier / ECE", *arms], lines),
+        table(["log-loss (* best) / Brier / ECE", *arms], lines),
         table([f"{KEPT}: estimate, accepted", *map(str, range(1, width))], padded),
-        table(["text", "labels", "proposed", "estimate", "accepted"], text_lines(results)),
         table(["prior", "slope and intercept per range of depths"], prior_lines(results)),
     ]
 
 
-def cell(row: Mapping[str, Any] | None) -> str:
+def cell(row: Mapping[str, Any] | None, least: float) -> str:
+    """An estimator's scores in one arm, marked where its log-loss is the least."""
     if row is None:
         return "-"
-    return f"{row['log_loss']:.4f} {row['brier']:.4f} {row['calibration_error']:.3f}"
+    mark = "* " if row["log_loss"] == least else ""
+    return f"{mark}{row['log_loss']:.4f} {row['brier']:.4f} {row['calibration_error']:.3f}"
 
 
 def text_lines(results: Sequence[Mapping[str, Any]]) -> list[list[str]]:

@@ -14,6 +14,7 @@ from paceline.workbench.tune import Row, is_worthwhile
 
 HEADERS = (
     "costs of",
+    "status",
     "who drafts",
     "setting",
     "planner",
@@ -91,6 +92,7 @@ def cells(row: Mapping[str, Any]) -> list[str]:
     """A line of the table under :data:`HEADERS`."""
     return [
         row["pair"],
+        _status(row),
         row["who"],
         row["setting"],
         row["planner"],
@@ -102,5 +104,16 @@ def cells(row: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _status(row: Mapping[str, Any]) -> str:
+    """What the row's speed-up rests on."""
+    if "error" in row:
+        return "failed"
+    return "measured" if "measured" in row else "predicted"
+
+
 def _interval(found: Mapping[str, Any] | None) -> str:
-    return "{value:.2f} ({low:.2f} to {high:.2f})".format(**found) if found else "-"
+    """Without an interval where there were too few answers for one."""
+    if not found:
+        return "-"
+    said = "{value:.2f}" if found["low"] is None else "{value:.2f} ({low:.2f} to {high:.2f})"
+    return said.format(**found)

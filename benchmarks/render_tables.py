@@ -7,7 +7,7 @@ from typing import Any
 
 from acceptance_report import tables as acceptance_tables
 from acceptance_times import tables as acceptance_times_tables
-from calibration_report import tables as calibration_tables
+from calibration_report import page_tables as calibration_tables
 from curves_report import tables as curve_tables
 from draft_length_report import page_tables as draft_length_tables
 from heterogeneous import tables as heterogeneous_tables

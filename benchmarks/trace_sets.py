@@ -17,6 +17,7 @@ from harness import ROOT, note
 from paceline import LLM, SamplingParams, StructuredOutputs, __version__
 from paceline.llm import embedded_model
 from paceline.outputs import GenerationOutput
+from paceline.workbench.trace_requests import model_fingerprint
 from paceline.workbench.traces import Trace, TraceWriter
 
 FOLDER = ROOT / "traces" / "benchmarks"
@@ -73,6 +74,7 @@ def _make(place: Path, texts: Sequence[str], params: Sequence[SamplingParams]) -
         outputs = llm.generate(prompts, params)
         meta = {
             "model": llm.model,
+            "model_fingerprint": model_fingerprint(llm.checkpoint),
             "dtype": llm.config.dtype,
             "vocab_fingerprint": llm.tokenizer.fingerprint,
             "params": {

@@ -194,8 +194,10 @@ def test_estimators_are_compared_on_request(cli: Cli, folder: Path, tmp_path: Pa
         assert losses[each["best"]] == min(losses.values())
         accepted = sum(n * share for n, _, share in each["scores"]["calibration"]["bins"])
         rows = result.document["rows"]
-        row = "as configured" if name == "all together" else f"{name} 4"
-        assert accepted == pytest.approx(rows[row]["num_accepted_tokens"]), name
+        if name == "all together":  # a merged tree may have more nodes than are verified
+            assert accepted >= rows["as configured"]["num_accepted_tokens"]
+        else:
+            assert accepted == pytest.approx(rows[f"{name} 4"]["num_accepted_tokens"])
         assert f"{name}: reliability of the calibration" in result.out
     assert "<svg" in (tmp_path / "r.svg").read_text()
     assert "estimators" not in cli(*base, "--method", "suffix").document

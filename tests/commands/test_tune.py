@@ -21,18 +21,15 @@ from paceline.commands.tune_options import TuneOptions
 from paceline.commands.tune_view import chart
 from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.llm import embedded_model
-from paceline.models.checkpoint import load_checkpoint
 from paceline.proposers.ngram_model.file import write_tables
 from paceline.workbench import tune_candidates
 from paceline.workbench.profile import ProfileSettings, measure_profiles
 from paceline.workbench.replay import ReplayResult
-from paceline.workbench.trace_requests import model_fingerprint
 from paceline.workbench.traces import Trace, TraceWriter, read_traces
 from paceline.workbench.tune import Row, SpeedUp, Tuning
 from paceline.workbench.tune_candidates import SUFFIX, draft_candidates, suffix_candidates
 from tests.commands.conftest import Result
 from tests.proposers.ngrams import train
-from tests.workbench.toy_traces import frozen_cost
 
 Cli = Callable[..., Result]
 TARGET, DRAFT = embedded_model("target"), embedded_model("draft")
@@ -203,67 +200,6 @@ def test_what_is_not_known_is_measured_once(
     assert "replays were left out for lack of time" in first.out
     assert cli(*arguments).document["time_unit"] == "ms"
     assert calls == [32]
-
-
-def test_a_single_short_answer_is_too_few(cli: Cli, cost: tuple[str, ...], tmp_path: Path) -> None:
-    one, file = tmp_path / "one.jsonl", tmp_path / "best.json"
-    one.write_text(json.dumps({"prompt": EDIT}))
-    arguments = ("tune", "--prompts", str(one), "--max-tokens", "8", "-o", str(file), *cost)
-    found = cli(*arguments, "--json")
-    assert found.code == 0, found.err
-    assert found.document["best"] is not None
-    assert found.document["rows"][0]["interval"] is None
-    assert "1 answer, 8 tokens, concurrency" in found.out
-    assert "times plain decoding (no interval)" in found.out
-    assert "1 answer of 8 tokens is too few to be sure of any speed-up" in found.out
-    assert f"written to {file}" in found.err
-    assert "what was written may not pay: 1 answer of 8 tokens is too few" in found.err
-    assert found.document["notes"][-1].startswith("1 answer of 8 tokens is too few")
-
-
-def test_remarks_on_answers_are_no_missing_costs(
-    cli: Cli, prompts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, calls = tmp_path / "answers", []
-    assert cli("trace", TARGET, "--prompts", prompts, "-o", str(folder)).code == 0
-    monkeypatch.setattr(tune_setup, "_profile", lambda *_: calls.append(1) or [])
-    arguments = ("--traces", str(folder), "--dtype", "float32", "--budget", "0.01", "--json")
-    found = cli("tune", *arguments)
-    assert found.code == 0, found.err
-    assert "the answers were given in int8" in found.err
-    assert calls == [1]  # there is no profile
-    monkeypatch.setattr(
-        "paceline.workbench.simulate_setup.stored_table", lambda *_: frozen_cost().table
-    )
-    assert "the answers were given in int8" in cli("tune", *arguments).err
-    assert calls == [1]
-
-
-def test_answers_of_another_model_are_refused(
-    cli: Cli, cost: tuple[str, ...], prompts: str, tmp_path: Path
-) -> None:
-    folder = tmp_path / "answers"
-    made = ("trace", TARGET, "--prompts", prompts, "-o", str(folder), "--max-tokens", "4")
-    assert cli(*made).code == 0
-    meta = folder / "meta.json"
-    said = json.loads(meta.read_text()) | {
-        "model_fingerprint": model_fingerprint(load_checkpoint(TARGET))
-    }
-    meta.write_text(json.dumps(said))
-    for command in (
-        ("tune", DRAFT, "--traces", str(folder)),
-        ("simulate", str(folder), "--model", DRAFT),
-    ):
-        found = cli(*command, *cost)
-        assert found.code == 2
-        assert "the traces are answers of target" in found.err
-        assert "draft, is another" in found.err
-    assert cli("simulate", str(folder), "--no-speculation", *cost).code == 0
-    # Older traces do not say, and have a name at most.
-    meta.write_text(json.dumps({k: v for k, v in said.items() if k != "model_fingerprint"}))
-    found = cli("simulate", str(folder), "--model", DRAFT, "--no-speculation", *cost)
-    assert found.code == 0, found.err
-    assert "the traces are answers of target, and the model that is named is draft" in found.err
 
 
 def test_what_is_written_is_what_was_tried_and_remembers_answers() -> None:

@@ -1,4 +1,7 @@
-"""``paceline explain``: one prompt step by step, with what the planner saw and what came of it."""
+"""``paceline explain``: one prompt step by step, with what the planner saw and what came of it.
+
+``paceline run --explain`` is the same with that command's options.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,21 @@ from dataclasses import asdict
 from typing import Any
 
 from paceline.commands.display import Screen, banner, wants_colour
+from paceline.commands.explain_closing import summary_lines
 from paceline.commands.explain_options import ExplainOptions
-from paceline.commands.explain_view import StepView, summary_lines
+from paceline.commands.explain_view import StepView
+from paceline.commands.options import RunOptions
 from paceline.commands.profile import numbers
-from paceline.commands.prompts import Encoder
+from paceline.commands.prompts import Encoder, Prompt
 from paceline.commands.resolve import engine_options, sampling_params, speculative_config
+from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError
 from paceline.llm import LLM
 from paceline.models.detokenizer import IncrementalDecoder
 from paceline.models.tokenizer import Tokenizer
+from paceline.request import Constraint
+from paceline.runtime.grammar import GrammarCompiler
+from paceline.sampling_params import SamplingParams
 from paceline.workbench.chrome_trace import check_folder, write_trace
 from paceline.workbench.explain import MAX_STEPS
 from paceline.workbench.explain_plot import plot_steps
@@ -34,29 +43,64 @@ def explain_command(options: ExplainOptions) -> int:
         PacelineError: the options, the prompt or the model cannot be used.
     """
     wanted = numbers("--steps", options.steps, 1, MAX_STEPS)
-    for path in filter(None, (options.plot, options.trace)):  # before minutes are spent
-        check_folder(path)
-    if options.plot is not None:
+    if options.plot is not None:  # before minutes are spent
+        check_folder(options.plot)
         check_plot(options.plot)
     speculative = speculative_config(options, options.model)
+    seed = secrets.randbits(32) if options.seed is None else options.seed
+    params, prompt = sampling_params(options, seed), Prompt(options.prompt)
+    return explain_prompt(options, prompt, params, speculative, wanted, options.plot)
+
+
+def explain_prompt(
+    options: ExplainOptions | RunOptions,
+    prompt: Prompt,
+    params: SamplingParams,
+    speculative: tuple[SpeculativeConfig, ...],
+    wanted: Sequence[int] = (),
+    plot: str | None = None,
+) -> int:
+    """Answer a prompt and show its steps, as the options say; returns the exit code.
+
+    Args:
+        params: with a seed.
+        speculative: who drafts.
+        wanted: numbers of the steps that are shown, from 1; none is all.
+        plot: the file to draw into.
+
+    Raises:
+        PacelineError: the options, the prompt or the model cannot be used.
+    """
     if not speculative:
         raise ConfigError("explain needs speculation: leave out --no-speculation")
-    seed = secrets.randbits(32) if options.seed is None else options.seed
-    params = sampling_params(options, seed)
+    if options.trace is not None:
+        check_folder(options.trace)
     with LLM(options.model, speculative_config=speculative, **engine_options(options)) as llm:
         screen = Screen(llm.proposers)
         screen.note(banner(llm))
         encoder = Encoder(llm.tokenizer, options.chat, not options.no_thinking)
-        prompt = encoder.encode(options.prompt)
+        ids, constraints = encoder.encode(prompt.content), _constraints(llm, params)
         with screen.progress("answering", 2 * options.max_tokens) as advance:
-            run = llm.call(lambda engine: explain(engine, prompt, params, advance))
+            run = llm.call(lambda engine: explain(engine, ids, params, advance, constraints))
         pieces = token_texts(llm.tokenizer, run)
         _show(run, llm.tokenizer, pieces, wanted, screen)
-        _write_files(run, pieces, options)
+        _write_files(run, pieces, plot, options.trace)
         if options.json:
-            settings = {"seed": seed, "temperature": options.temperature}
+            settings = {"seed": params.seed, "temperature": params.temperature}
             screen.say(json.dumps(_document(run, llm, pieces) | settings))
     return 0
+
+
+def _constraints(llm: LLM, params: SamplingParams) -> Sequence[Constraint]:
+    """One for each of the two runs; none where the answer may be anything."""
+    if params.structured_outputs is None:
+        return ()
+    shape = llm.checkpoint.config
+    compiler = GrammarCompiler(llm.tokenizer, shape.vocab_size, shape.eos_token_ids)
+    try:
+        return compiler.constraints(params.structured_outputs, 2)
+    finally:
+        compiler.close()
 
 
 def token_texts(tokenizer: Tokenizer, run: Explanation) -> list[str]:
@@ -79,6 +123,8 @@ def _show(
     view = StepView(run, prompt, pieces, _readable(tokenizer), wants_colour(screen.out))
     for line in view.lines(wanted):
         screen.say(line)
+    if wanted and wanted[-1] > run.num_steps:
+        screen.note(f"the last step is step {run.num_steps}: there is no step {wanted[-1]}")
     screen.say("")
     for line in summary_lines(run):
         screen.say(line)
@@ -95,13 +141,15 @@ def _readable(tokenizer: Tokenizer) -> Callable[[int], str]:
     return text
 
 
-def _write_files(run: Explanation, pieces: Sequence[str], options: ExplainOptions) -> None:
-    if options.plot is not None:
+def _write_files(
+    run: Explanation, pieces: Sequence[str], plot: str | None, trace: str | None
+) -> None:
+    if plot is not None:
         texts = ["".join(pieces[run.emitted_by(record)]) for record in run.records]
-        plot_steps(run.records, texts, options.plot)
-    if options.trace is not None:
+        plot_steps(run.records, texts, plot)
+    if trace is not None:
         runs = {"speculative": run.speculative.steps, "plain": run.plain.steps}
-        write_trace(options.trace, runs)
+        write_trace(trace, runs)
 
 
 def _document(run: Explanation, llm: LLM, pieces: Sequence[str]) -> dict[str, Any]:

@@ -213,6 +213,13 @@ class ReportOptions:
             "where identity is promised.",
         ),
     ] = False
+    explain: Annotated[
+        bool,
+        option(
+            "--explain",
+            help="Show the answer to one prompt step by step, as paceline explain does.",
+        ),
+    ] = False
     repeat: Annotated[int, option("--repeat", min=1, help="Run the prompts this often.")] = 1
     trace: Annotated[str | None, option("--trace", help=TRACE_HELP)] = None
     json: Annotated[bool, option("--json", help="End stdout with a line of JSON.")] = False

@@ -46,6 +46,10 @@ def run_command(options: RunOptions) -> int:
     params = sampling_params(options, options.seed)
     params = replace(params, structured_outputs=structured_outputs(options))
     speculative = speculative_config(options, options.model)
+    if options.explain:
+        from paceline.commands.explain import explain_prompt  # other runs need not wait for it
+
+        return explain_prompt(options, _only_prompt(options, prompts or []), params, speculative)
     if options.trace is not None:
         if options.compare:
             raise ConfigError("--trace and --compare exclude each other: tracing takes time")
@@ -80,9 +84,25 @@ def _prompts(options: RunOptions) -> list[Prompt] | None:
         return [Prompt(options.prompt)]
     if not sys.stdin.isatty():
         return [Prompt(_piped_text())]
-    if options.json or options.compare:
-        raise ConfigError("--json and --compare need prompts: give -p, --prompts or a pipe")
+    if options.json or options.compare or options.explain:
+        raise ConfigError(
+            "--json, --compare and --explain need prompts: give -p, --prompts or a pipe"
+        )
     return None
+
+
+def _only_prompt(options: RunOptions, prompts: Sequence[Prompt]) -> Prompt:
+    """The prompt that is explained; what cannot be combined with that is refused."""
+    if options.compare:
+        raise ConfigError("--explain and --compare exclude each other: --explain compares already")
+    if options.repeat > 1:
+        raise ConfigError("--explain and --repeat exclude each other: steps are shown of one run")
+    if len(prompts) != 1:
+        raise ConfigError(
+            f"--explain shows one prompt, and {options.prompts} has {len(prompts)}: give -p or a "
+            "file of one row"
+        )
+    return prompts[0]
 
 
 def _piped_text() -> str:

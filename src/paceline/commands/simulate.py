@@ -12,15 +12,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from paceline.checks import check_number
+from paceline.commands import simulate_estimators
 from paceline.commands.display import Screen, printable, table
-from paceline.commands.profile_view import describe
 from paceline.commands.report import Figures
 from paceline.commands.resolve import engine_options, speculative_config
+from paceline.commands.simulate_costs import cost_notes, costs_of
 from paceline.commands.simulate_options import SimulateOptions
 from paceline.config import EngineConfig
 from paceline.engine.planners import PLANNERS
+from paceline.errors import ConfigError
 from paceline.llm import embedded_model
-from paceline.policy.cost_table import CostTable
+from paceline.workbench.estimators_plot import plot_reliability
+from paceline.workbench.estimators_traces import arms_of, compared
+from paceline.workbench.profile_plot import check_plot
 from paceline.workbench.replay import ReplayResult
 from paceline.workbench.simulate import (
     Configs,
@@ -29,10 +34,12 @@ from paceline.workbench.simulate import (
     fixed_configs,
     largest_configs,
 )
-from paceline.workbench.simulate_setup import draft_table_of, open_simulator, profile_named
+from paceline.workbench.simulate_setup import open_simulator
 
 PLAIN, BEST_FIXED, BEST_STEPS = "plain", "best fixed of each prompt", "best drafts of each step"
 HEADERS = ("", "steps", "rows/step", "draft tokens", "accepted length", "tok/s", "speed-up")
+MOST_REQUESTS = 4096
+"""At a time, as in an engine."""
 Rows = dict[str, ReplayResult]
 
 
@@ -43,9 +50,27 @@ def simulate_command(options: SimulateOptions) -> int:
         PacelineError: the traces, a model or a cost table cannot be used.
     """
     screen = Screen()
-    costs, draft_costs = _costs(options, screen)
     configs = speculative_config(options, options.model)
+    _check(options, configs)
     fixed = fixed_configs(configs)
+    simulator, notes = _opened(options, fixed, screen)
+    began = time.perf_counter()
+    with screen.progress("replaying", len(fixed) + 2) as advance:
+        rows = _rows(simulator, configs, fixed, options.planner, advance)
+    _show(simulator, rows, screen)
+    screen.note(f"replayed in {time.perf_counter() - began:.1f} s")
+    estimators = _estimators(options, simulator, configs, screen) if options.estimators else {}
+    if options.json:
+        found = _document(simulator, configs, rows, notes)
+        screen.say(json.dumps({**found, **estimators}))
+    return 0
+
+
+def _opened(
+    options: SimulateOptions, fixed: Mapping[str, Configs], screen: Screen
+) -> tuple[Simulator, list[str]]:
+    """The simulator, and remarks on what it rests on, which are shown."""
+    costs, draft_costs = costs_of(options, screen)
     with screen.progress("drafting", 100) as advance:
         simulator, notes = open_simulator(
             options.traces,
@@ -56,36 +81,43 @@ def simulate_command(options: SimulateOptions) -> int:
             draft_table=draft_costs,
             advance=lambda share: advance(int(share * 100)),
         )
+    notes += cost_notes(simulator)
     for note in notes:
         screen.note(f"note: {printable(note)}")
+    return simulator, notes
+
+
+def _check(options: SimulateOptions, configs: Configs) -> None:
+    """Before anything is read.
+
+    Raises:
+        ConfigError: options out of range, or that do not go together.
+    """
+    # The engine's own name of --concurrency is no option of this command.
+    most = EngineConfig(**engine_options(options) | {"max_num_seqs": 1}).max_num_batched_tokens
+    check_number("--concurrency", options.max_num_seqs, 1, min(most, MOST_REQUESTS))
+    if options.plot is not None and not options.estimators:
+        raise ConfigError("--plot draws what --estimators finds; give both")
+    if options.estimators and not configs:
+        raise ConfigError("--estimators judges what proposers draft; here nobody drafts")
+    if options.plot is not None:
+        check_plot(options.plot)
+
+
+def _estimators(
+    options: SimulateOptions, simulator: Simulator, configs: Configs, screen: Screen
+) -> dict[str, Any]:
+    """Show how well acceptance is estimated; returns what it adds to the document."""
     began = time.perf_counter()
-    with screen.progress("replaying", len(fixed) + 2) as advance:
-        rows = _rows(simulator, configs, fixed, options.planner, advance)
-    seconds = time.perf_counter() - began
-    _show(simulator, rows, screen)
-    screen.note(f"replayed in {seconds:.1f} s")
-    if options.json:
-        screen.say(json.dumps(_document(simulator, configs, rows, notes)))
-    return 0
-
-
-def _costs(
-    options: SimulateOptions, screen: Screen
-) -> tuple[CostTable | None, CostTable | float | None]:
-    """What the options say of the target's costs and of a draft model's; None is nothing."""
-    table_ = None if options.cost is None else _named(options.cost, screen)
-    if options.draft_cost is None:
-        return table_, None if options.cost is None else draft_table_of(options.cost)
-    try:
-        return table_, float(options.draft_cost)
-    except ValueError:
-        return table_, _named(options.draft_cost, screen)
-
-
-def _named(source: str, screen: Screen) -> CostTable:
-    profile = profile_named(source)
-    screen.note(f"costs of {describe(profile)}")
-    return profile.table
+    with screen.progress("estimating", len(arms_of(configs))) as advance:
+        found = compared(simulator, configs, advance)
+    for text in simulate_estimators.texts(found):
+        screen.say(f"\n{text}")
+    panels = simulate_estimators.panels(found)
+    if options.plot is not None and panels:
+        plot_reliability(panels, options.plot)
+    screen.note(f"estimated in {time.perf_counter() - began:.1f} s")
+    return {"estimators": simulate_estimators.document(found)}
 
 
 def _rows(

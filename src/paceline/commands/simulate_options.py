@@ -38,4 +38,19 @@ class SimulateOptions(EngineOptions, SpeculationOptions):
         ),
     ] = None
     max_num_seqs: Annotated[int, option("--concurrency", help="Requests at a time.")] = 1
+    estimators: Annotated[
+        bool,
+        option(
+            "--estimators",
+            help="Also compare ways to estimate what will be accepted, by log-loss, and show how "
+            "reliable the planner's estimates are.",
+        ),
+    ] = False
+    plot: Annotated[
+        str | None,
+        option(
+            "--plot",
+            help="With --estimators: draw reliability diagrams into a .png, .svg or .pdf file.",
+        ),
+    ] = None
     json: Annotated[bool, option("--json", help="End stdout with a line of JSON.")] = False

@@ -18,6 +18,7 @@ from paceline.commands.trace_options import TraceOptions
 from paceline.llm import LLM
 from paceline.outputs import GenerationOutput
 from paceline.sampling_params import SamplingParams
+from paceline.workbench.trace_requests import model_fingerprint
 from paceline.workbench.traces import Trace, TraceWriter
 
 SEEDS = 1 << 64
@@ -71,6 +72,7 @@ def _meta(
         digest.update(np.array([len(prompt), *prompt], "<i4").tobytes())
     return {
         "model": llm.model,
+        "model_fingerprint": model_fingerprint(llm.checkpoint),
         "dtype": llm.config.dtype,
         "vocab_fingerprint": llm.tokenizer.fingerprint,
         "num_prompts": len(prompts),

@@ -12,7 +12,10 @@ from paceline.commands.options import EngineOptions, argument, option
 class TraceOptions(EngineOptions):
     """Options of ``paceline trace``."""
 
-    model: Annotated[str, argument("MODEL", help="Folder, GGUF file or hub id.")]
+    model: Annotated[
+        str | None,
+        argument("MODEL", help="Folder, GGUF file or hub id (default: the embedded model)."),
+    ] = None
     prompts: Annotated[str, option("--prompts", help="A JSONL file, as for paceline run.")]
     output: Annotated[str, option("-o", "--output", help="Folder of the trace.")]
     top_logprobs: Annotated[

@@ -23,7 +23,14 @@ from paceline.commands.simulate import figures
 from paceline.commands.tune_drafts import drafts_to_try
 from paceline.commands.tune_options import TuneOptions
 from paceline.commands.tune_setup import check_files, simulator_for, traced
-from paceline.commands.tune_view import chart, nodes_per_step, quality_table, ranking, verdict
+from paceline.commands.tune_view import (
+    chart,
+    doubt,
+    nodes_per_step,
+    quality_table,
+    ranking,
+    verdict,
+)
 from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.engine.planners import PLANNERS
 from paceline.llm import LLM
@@ -64,14 +71,16 @@ def tune_command(options: TuneOptions) -> int:
         qualities = _qualities(options, simulator, drafts)
     _show(simulator, tuning, qualities, drafts, screen)
     screen.note(", ".join(f"{name}: {each:.1f} s" for name, each in seconds.items()))
-    found = configuration(options, tuning.best)
+    found, few = configuration(options, tuning.best), doubt(tuning)
     if options.output is not None:
         write_config_file(options.output, found)
         screen.note(f"written to {options.output}: paceline run --config {options.output}")
+        if few is not None and tuning.best is not None:
+            screen.note("note: what was written may not pay: " + few)
     if options.plot is not None:
         plot_tuning(tuning, options.plot)
     if options.json:
-        more = {"notes": notes, "seconds": seconds, "config": found}
+        more = {"notes": [*notes, *filter(None, [few])], "seconds": seconds, "config": found}
         screen.say(json.dumps(_document(simulator, tuning, qualities) | more))
     return 0
 
@@ -116,9 +125,10 @@ def _show(
     drafts: Drafts,
     screen: Screen,
 ) -> None:
-    tokens = tuning.plain.result.total("num_emitted_tokens")
+    tokens, count = tuning.plain.result.total("num_emitted_tokens"), len(simulator.traces)
     screen.say(
-        f"predicted, not measured: {len(simulator.traces)} answers, {tokens} tokens, concurrency "
+        f"predicted, not measured: {count} {'answer' if count == 1 else 'answers'}, {tokens} "
+        f"{'token' if tokens == 1 else 'tokens'}, concurrency "
         f"{simulator.config.max_num_seqs}; costs: {printable(simulator.table.name)}\n"
     )
     screen.say(ranking(tuning, simulator.table.is_relative) + "\n")
@@ -176,7 +186,10 @@ def _document(
         "num_left_out": tuning.num_left_out,
         "best": tuning.best and tuning.best.name,
         "plain": _row(tuning.plain, relative),
-        "rows": [_row(row, relative) for row in tuning.rows],
+        "rows": [
+            _row(row, relative) | {"same": [each.name for each in larger]}
+            for row, *larger in tuning.distinct()
+        ],
         "oracles": [_row(row, relative) for row in tuning.oracles],
         "drafts": {name: found and asdict(found) for name, found in qualities.items()},
     }
@@ -189,7 +202,7 @@ def _row(row: Row, is_relative: bool) -> dict[str, Any]:
     found: dict[str, Any] = {
         "name": row.name,
         "speedup": row.speedup.value,
-        "interval": [row.speedup.low, row.speedup.high],
+        "interval": None if row.speedup.low is None else [row.speedup.low, row.speedup.high],
         "nodes_per_step": nodes_per_step(row),
         **counted,
     }

@@ -5,7 +5,7 @@ Answers and profiles are made by what makes them for the commands of these names
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from paceline.workbench.profile_plot import check_plot
 from paceline.workbench.profile_store import store_profile
 from paceline.workbench.simulate import Simulator
 from paceline.workbench.simulate_setup import draft_table_of, open_simulator, profile_named
+from paceline.workbench.trace_requests import answer_notes
 from paceline.workbench.tune import Drafts, wanted_configs
 
 
@@ -68,13 +69,22 @@ def simulator_for(
 ) -> tuple[Simulator, list[str]]:
     """The simulator; what its costs would have to assume is measured, unless they were named."""
     simulator, notes = _opened(options, folder, drafts, screen)
-    if notes and options.cost is None:
+    if options.cost is None and _num_assumed(simulator, notes):
         models = [draft for draft in drafts.values() if draft.needs_forwards]
         measured = [] if options.draft_cost else models
         for remark in _profile(options, measured, screen):
             screen.note(printable(remark))
         simulator, notes = _opened(options, folder, drafts, screen)
     return simulator, notes
+
+
+def _num_assumed(simulator: Simulator, notes: Sequence[str]) -> int:
+    """Costs among the notes, which are not those on the answers."""
+    target = simulator.target
+    assert target is not None
+    assert target.checkpoint is not None
+    answers = answer_notes(simulator.meta, target.checkpoint.name, simulator.config.dtype)
+    return len(notes) - len(answers)
 
 
 def _opened(

@@ -8,7 +8,7 @@ from string import ascii_lowercase
 from paceline.commands.display import printable, table
 from paceline.commands.simulate import figures
 from paceline.workbench.draft_quality import TEMPERATURE, TOP, DraftQuality
-from paceline.workbench.tune import Drafts, Row, SpeedUp, Tuning, is_worthwhile
+from paceline.workbench.tune import LEAST_ANSWERS, Drafts, Row, SpeedUp, Tuning, is_worthwhile
 
 SHOWN = 12
 """Rows of the ranking, beside the best of each family and planner."""
@@ -23,29 +23,31 @@ COLUMN = 5
 def ranking(tuning: Tuning, is_relative: bool) -> str:
     """The best candidates, the best of every family and planner, plain decoding and hindsight.
 
+    Settings that took the same steps are one line, which names the smallest.
+
     Args:
         is_relative: times are no milliseconds, so that there are no tokens per second.
     """
     seen: set[tuple[str, str]] = set()
-    rows = []
-    for place, row in enumerate(tuning.rows):
+    groups = []
+    for place, (row, *others) in enumerate(tuning.distinct()):
         assert row.candidate is not None
         kind = row.candidate.family, row.candidate.planner
         if place < SHOWN or kind not in seen:
-            rows.append(row)
+            groups.append((row, len(others)))
         seen.add(kind)
-    shown = sorted([*rows, tuning.plain], key=lambda row: -row.speedup.value)
-    cells = [_cells(row, is_relative) for row in [*shown, *tuning.oracles]]
-    return table(HEADERS, cells)
+    shown = sorted([*groups, (tuning.plain, 0)], key=lambda group: -group[0].speedup.value)
+    hindsight = [(row, 0) for row in tuning.oracles]
+    return table(HEADERS, [_cells(*group, is_relative) for group in [*shown, *hindsight]])
 
 
-def _cells(row: Row, is_relative: bool) -> list[str]:
+def _cells(row: Row, num_larger: int, is_relative: bool) -> list[str]:
     counted = figures(row.result)
     return [
-        printable(row.name),
+        printable(row.name) + (f" (and {num_larger} larger)" if num_larger else ""),
         row.candidate.planner if row.candidate else "-",
         f"{row.speedup.value:.3f}",
-        _interval(row.speedup),
+        _interval(row.speedup) or "-",
         "-" if is_relative else f"{counted.tokens_per_second:.1f}",
         f"{counted.mean_acceptance_length:.2f}",
         f"{nodes_per_step(row):.2f}",
@@ -58,7 +60,26 @@ def nodes_per_step(row: Row) -> float:
 
 
 def _interval(found: SpeedUp) -> str:
-    return f"{found.low:.3f} to {found.high:.3f}"
+    """Empty where there is none."""
+    return "" if found.low is None else f"{found.low:.3f} to {found.high:.3f}"
+
+
+def doubt(tuning: Tuning) -> str | None:
+    """What to say where there are too few answers for an interval."""
+    if tuning.is_sure:
+        return None
+    return (
+        f"{_answers(tuning.plain)} too few to be sure of any speed-up: there are no intervals; "
+        f"tune with at least {LEAST_ANSWERS} prompts, better with dozens"
+    )
+
+
+def _answers(row: Row) -> str:
+    count, tokens = len(row.result.traces), row.result.total("num_emitted_tokens")
+    tokens_each = f"{tokens} {'token' if tokens == 1 else 'tokens'}"
+    if count == 1:
+        return f"1 answer of {tokens_each} is"
+    return f"{count} answers, {tokens_each} together, are"
 
 
 def verdict(tuning: Tuning, drafts: Drafts) -> list[str]:
@@ -78,6 +99,8 @@ def verdict(tuning: Tuning, drafts: Drafts) -> list[str]:
                 f"no setting of {printable(name)} alone beats plain decoding; the best: "
                 f"{_said(alone)}"
             )
+    if (few := doubt(tuning)) is not None:
+        lines.append(few)
     if tuning.num_left_out:
         lines.append(
             f"{tuning.num_left_out} replays were left out for lack of time: raise --budget"
@@ -87,7 +110,8 @@ def verdict(tuning: Tuning, drafts: Drafts) -> list[str]:
 
 def _said(row: Row) -> str:
     found = row.speedup
-    return f"{found.value:.3f} times plain decoding ({_interval(found)})"
+    interval = _interval(found) or "no interval"
+    return f"{found.value:.3f} times plain decoding ({interval})"
 
 
 def quality_table(qualities: Mapping[str, DraftQuality | None], tuning: Tuning) -> str:

@@ -6,8 +6,9 @@ Knows no engine and no file.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from math import log
+from dataclasses import asdict, astuple, dataclass
+from math import log, pi, sqrt
+from typing import Any
 
 import numpy as np
 
@@ -36,6 +37,8 @@ ESTIMATORS: Mapping[str, Callable[[], Estimator]] = {
     KEPT: Calibration,
 }
 """What is compared; :data:`KEPT` is what planners use."""
+MAX_CALIBRATION_ERROR = 0.05
+"""Expected calibration error that is aimed at."""
 NUM_BINS = 10
 LEAST_LOSS_PROB = 0.001
 """A certainty that turns out wrong costs as much as this probability would."""
@@ -70,6 +73,29 @@ class Scores:
     brier: float
     calibration_error: float
     bins: Sequence[Bin]
+
+    @property
+    def error_by_chance(self) -> float:
+        """The calibration error that labels drawn with the estimated probabilities would show.
+
+        About that: each bin by the normal approximation, with its mean estimate for all of it.
+        """
+        spread = sum(sqrt(each.count * each.estimate * (1.0 - each.estimate)) for each in self.bins)
+        return sqrt(2.0 / pi) * spread / self.count
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers; each bin is a list of its count, its mean estimate and its share."""
+        return {**asdict(self), "bins": [list(astuple(each)) for each in self.bins]}
+
+
+def compare(log: Log) -> dict[str, list[Outcome]]:
+    """What each of :data:`ESTIMATORS` says of every labelled node of a log, by its name."""
+    return {name: replay(log, make()) for name, make in ESTIMATORS.items()}
+
+
+def best_of(scores: Mapping[str, Scores]) -> str:
+    """The name with the lowest log-loss; of equal ones the first."""
+    return min(scores, key=lambda name: scores[name].log_loss)
 
 
 def score(outcomes: Sequence[Outcome]) -> Scores:

@@ -1,6 +1,6 @@
 """One prompt, answered with its planner recorded and then plainly, for comparison.
 
-Owns the order of the two runs and the figures that compare them. Knows no text and no screen.
+Owns the order of warm-up and runs and the figures that compare them. Knows no text and no screen.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from paceline.engine.engine import Engine
+from paceline.request import Constraint
 from paceline.sampling_params import SamplingParams
 from paceline.workbench.chrome_trace import StepClock, StepTimes
 from paceline.workbench.explain import recording
 from paceline.workbench.explain_steps import StepRecord
+from paceline.workbench.explain_warmup import warm_up
 
 Advance = Callable[[int], None]
 
@@ -53,6 +55,11 @@ class Explanation:
     num_dropped: int
 
     @property
+    def num_steps(self) -> int:
+        """Of the speculative run, those that were not kept included."""
+        return self.num_dropped + len(self.records)
+
+    @property
     def token_ids(self) -> list[int]:
         return self.speculative.token_ids
 
@@ -82,24 +89,35 @@ def explain(
     prompt_token_ids: Sequence[int],
     params: SamplingParams,
     advance: Advance = lambda tokens: None,
+    constraints: Sequence[Constraint] = (),
 ) -> Explanation:
-    """Answer a prompt speculatively and then plainly. Call it where the engine lives.
+    """Answer a prompt speculatively and then plainly, after a warm-up.
+
+    Call it where the engine lives, while it has no other requests.
 
     Args:
         params: with a seed and ``n`` 1, so that both runs say the same.
         advance: told the number of tokens so far, both runs together.
+        constraints: one per run where ``params.structured_outputs`` is given, else none.
 
     Raises:
         RequestError: the prompt or its parameters cannot be served.
         RequestFailedError: it failed while it ran.
     """
-    with recording(engine) as recorder:
-        speculative = _run(engine, prompt_token_ids, params, advance)
-    done = len(speculative.token_ids)
+    warm_up(engine, params)
     proposers = engine.drafting.proposers
+    with recording(engine) as recorder:
+        speculative = _run(engine, prompt_token_ids, params, advance, constraints[:1])
+    done = len(speculative.token_ids)
     engine.set_speculation([])
     try:
-        plain = _run(engine, prompt_token_ids, params, lambda tokens: advance(done + tokens))
+        plain = _run(
+            engine,
+            prompt_token_ids,
+            params,
+            lambda tokens: advance(done + tokens),
+            constraints[1:],
+        )
     finally:
         engine.set_speculation(proposers)
     return Explanation(
@@ -108,9 +126,13 @@ def explain(
 
 
 def _run(
-    engine: Engine, prompt_token_ids: Sequence[int], params: SamplingParams, advance: Advance
+    engine: Engine,
+    prompt_token_ids: Sequence[int],
+    params: SamplingParams,
+    advance: Advance,
+    constraints: Sequence[Constraint],
 ) -> Run:
-    (request_id,) = engine.add_request(prompt_token_ids, params)
+    (request_id,) = engine.add_request(prompt_token_ids, params, constraints=constraints)
     token_ids: list[int] = []
     clock = StepClock(engine).start()
     try:

@@ -5,6 +5,7 @@ No weights of the target are read. A draft model is run once per set of traces.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,12 +29,16 @@ from paceline.workbench.drafts import cached_drafts
 from paceline.workbench.drafts_key import check_vocabulary
 from paceline.workbench.drafts_store import RecordedDrafts
 from paceline.workbench.profile import Profile
+from paceline.workbench.profile_import import import_tables
 from paceline.workbench.profile_roofs import Work
 from paceline.workbench.profile_store import find_imported, read_profile, stored_table
 from paceline.workbench.simulate import Simulator, draft_name
-from paceline.workbench.traces import read_meta, read_traces
+from paceline.workbench.trace_requests import answer_notes, check_model
+from paceline.workbench.traces import META, read_meta, read_traces
 
 Advance = Callable[[float], None]
+SOME = 3
+"""Names that a message lists."""
 
 
 def profile_named(source: str) -> Profile:
@@ -42,8 +47,12 @@ def profile_named(source: str) -> Profile:
     Raises:
         ProfileError: there is no such file and no such name, or the file is damaged.
     """
-    if Path(source).is_file():
-        return read_profile(Path(source))
+    path = Path(source)
+    if path.is_file():
+        try:
+            return read_profile(path)
+        except ProfileError as error:
+            raise _not_imported(path) or error from None
     profile = find_imported(source)
     if profile is None:
         raise ProfileError(
@@ -51,6 +60,20 @@ def profile_named(source: str) -> Profile:
             "paceline profile --import FILE keeps curves by their names"
         )
     return profile
+
+
+def _not_imported(path: Path) -> ProfileError | None:
+    """The error of a file that holds published curves in place of a profile; None for others."""
+    try:
+        names = [repr(table.name) for table in import_tables(path)]
+    except ProfileError:
+        return None
+    more = f" and {len(names) - SOME} more" if len(names) > SOME else ""
+    return ProfileError(
+        f"{path} is no profile: it holds published curves; keep them with paceline profile "
+        f"--import {shlex.quote(str(path))} and name one of them here: {', '.join(names[:SOME])}"
+        f"{more}"
+    )
 
 
 def draft_table_of(source: str) -> CostTable | None:
@@ -84,6 +107,7 @@ def open_simulator(
         ConfigError, ModelLoadError: a model cannot be used.
         ProfileError: tables that do not go together.
     """
+    _check_folder(Path(folder))
     meta, traces = read_meta(folder), list(read_traces(folder))
     if not traces:
         raise TraceError(f"{folder} holds no traces")
@@ -93,6 +117,7 @@ def open_simulator(
     config, ops = COMPUTE.call(lambda: resolve_config(config, checkpoint))
     target = target_info(checkpoint, config, kv_budget(config) // DRAFT_SHARE)
     check_vocabulary(traces, meta, target)
+    check_model(meta, checkpoint)
     costs = _Costs(checkpoint, config, ops, is_elsewhere=table is not None)
     table = table or costs.of_target()
     drafts = costs.of_drafts(wanted, target, table, draft_table)
@@ -102,7 +127,16 @@ def open_simulator(
         return cached_drafts(folder, traces, meta, each, target, lambda done: advance(done / count))
 
     found = record_all(wanted, record)
-    return Simulator(traces, meta, table, drafts, found, config, target), costs.notes
+    notes = [*answer_notes(meta, checkpoint.name, config.dtype), *costs.notes]
+    return Simulator(traces, meta, table, drafts, found, config, target), notes
+
+
+def _check_folder(folder: Path) -> None:
+    hint = "paceline trace MODEL --prompts FILE -o FOLDER makes one"
+    if not folder.is_dir():
+        raise TraceError(f"there is no folder of traces {folder}; {hint}")
+    if not (folder / META).exists():
+        raise TraceError(f"{folder} is no folder of traces: it has no {META}; {hint}")
 
 
 @dataclass(slots=True)

@@ -1,17 +1,30 @@
-"""The requests whose answers traces are, as ``paceline trace`` made them. Knows no engine."""
+"""Whose answers traces are: the requests, as ``paceline trace`` made them, and the model.
+
+Knows no engine.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+import xxhash
+
 from paceline.checks import check_number
 from paceline.errors import RequestError, TraceError
+from paceline.models.checkpoint import Checkpoint
+from paceline.models.stored import StoredTensors
 from paceline.request import Request
 from paceline.sampling_params import SamplingParams
 from paceline.workbench.traces import Trace
 
 SEEDS = 1 << 64
+SAMPLED_MATRICES = 48
+"""Whose first numbers are part of a model's fingerprint."""
+SAMPLED_NUMBERS = 64
+_REORDERED = ("q_proj.weight", "k_proj.weight")
+"""Whose rows a GGUF file keeps in another order, so that one is not had without all."""
 
 
 def trace_params(trace: Trace, meta: Mapping[str, Any]) -> SamplingParams:
@@ -54,3 +67,68 @@ def trace_request(request_id: int, trace: Trace, meta: Mapping[str, Any]) -> Req
     return Request(
         request_id, prompt, len(prompt), params, params.seed, max_len=min(limit, context)
     )
+
+
+# --- the model -----------------------------------------------------------------------------------
+
+
+def check_model(meta: Mapping[str, Any], checkpoint: Checkpoint) -> None:
+    """Raise :class:`TraceError` where another model than this one gave the answers.
+
+    Traces that bear no fingerprint pass.
+    """
+    said = meta.get("model_fingerprint")
+    if said is not None and said != model_fingerprint(checkpoint):
+        raise TraceError(
+            f"the traces are answers of {meta.get('model')}, and the model that is named, "
+            f"{checkpoint.name}, is another: name the one that answered, or trace the prompts "
+            "again; for this model's costs alone, give its profile with --cost"
+        )
+
+
+def answer_notes(meta: Mapping[str, Any], name: str, dtype: str) -> list[str]:
+    """Remarks on how surely a model would have given the answers of traces.
+
+    Args:
+        name: the model's.
+        dtype: that it would run in, resolved.
+    """
+    notes, (model, ran_in) = [], (meta.get(key) for key in ("model", "dtype"))
+    if "model_fingerprint" not in meta and model not in (None, name):
+        notes.append(
+            f"the traces are answers of {model}, and the model that is named is {name}; if it is "
+            "not the same one, acceptance and costs do not go together"
+        )
+    if ran_in not in (None, dtype):
+        notes.append(
+            f"the answers were given in {ran_in} and are replayed as those of {dtype}, in which "
+            "the model may answer otherwise where two tokens are nearly as likely"
+        )
+    return notes
+
+
+def model_fingerprint(checkpoint: Checkpoint) -> str:
+    """Hex hash of every tensor's name, type and shape, and of some matrices' first numbers.
+
+    Reads a page or so of at most :data:`SAMPLED_MATRICES`: a fraction of a second for a model of
+    any size.
+    """
+    digest, tensors, matrices = xxhash.xxh3_128(), checkpoint.tensors, []
+    for name in sorted(tensors):
+        kind, shape = _type_and_shape(tensors, name)
+        digest.update(f"{name} {kind} {shape};".encode())
+        if len(shape) > 1 and not name.endswith(_REORDERED):
+            matrices.append(name)
+    # By their names' hashes: of every layer and part some, whatever the order of names.
+    matrices.sort(key=lambda name: xxhash.xxh3_64_hexdigest(name.encode()))
+    for name in matrices[:SAMPLED_MATRICES]:
+        first = tensors.rows(name, 0, 1) if isinstance(tensors, StoredTensors) else tensors[name]
+        numbers = first.reshape(-1)[:SAMPLED_NUMBERS].contiguous()
+        digest.update(numbers.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _type_and_shape(tensors: Mapping[str, torch.Tensor], name: str) -> tuple[str, tuple[int, ...]]:
+    if isinstance(tensors, StoredTensors):
+        return tensors.type_of(name), tensors.shape_of(name)
+    return str(tensors[name].dtype), tuple(tensors[name].shape)

@@ -34,6 +34,8 @@ from paceline.errors import TraceError
 FORMAT = "paceline-traces"
 FORMAT_VERSION = 1
 META = "meta.json"
+ADDED_KEYS = frozenset({"model_fingerprint"})
+"""Which older traces do not have; those are continued without them."""
 _ARRAYS = {
     "token_ids": ("<i4", 1),
     "offsets": ("<i4", 1),
@@ -144,7 +146,8 @@ def _replace(path: Path, data: bytes) -> None:
 
 def _check_same(found: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path) -> None:
     # As JSON would have it: a tuple that was written is a list when it is read.
-    wanted = json.loads(json.dumps(wanted))
+    said = json.loads(json.dumps(wanted))
+    wanted = {key: said[key] for key in said if key in found or key not in ADDED_KEYS}
     differing = [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]
     if differing:
         key = differing[0]

@@ -29,6 +29,8 @@ from paceline.workbench.tune_search import Clock, search
 
 WORTHWHILE = 1.01
 """The speed-up whose interval must lie above it: a replay knows the machine no better."""
+LEAST_ANSWERS = 5
+"""That are resampled; an interval from fewer would say how few they are, not how sure it is."""
 SINGLE_SHARE = 0.65
 """Of the time, for each proposer by itself; the rest is for two at once."""
 DRAWS = 2000
@@ -39,11 +41,16 @@ PLAIN, BEST_FIXED, BEST_STEPS = "plain", "best fixed of each prompt", "best draf
 
 @dataclass(frozen=True, slots=True)
 class SpeedUp:
-    """Plain time over a row's time on all traces, with its 95 % interval."""
+    """Plain time over a row's time on all traces.
+
+    Attributes:
+        low, high: its 95 % interval; None for fewer than :data:`LEAST_ANSWERS` traces, and for
+            plain decoding itself.
+    """
 
     value: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +68,8 @@ class Tuning:
     """What was found.
 
     Attributes:
-        rows: candidates that were replayed in full, the best first.
+        rows: candidates that were replayed in full, the best first, and of equally fast ones the
+            smallest.
         oracles: hindsight: the best fixed setting of each trace out of ``rows``, and the best
             drafts of each step.
         num_candidates: that were tried at all.
@@ -78,8 +86,23 @@ class Tuning:
 
     @property
     def best(self) -> Row | None:
-        """The fastest candidate that surely beats plain decoding; None where none does."""
+        """The fastest candidate that beats plain decoding; None where none does.
+
+        It surely does only if there are enough answers (:attr:`is_sure`).
+        """
         return next(filter(is_worthwhile, self.rows), None)
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether there are enough answers for intervals."""
+        return len(self.plain.result.traces) >= LEAST_ANSWERS
+
+    def distinct(self) -> list[list[Row]]:
+        """Rows of one family and planner whose replays took the same steps, the smallest first."""
+        found: dict[tuple[object, ...], list[Row]] = {}
+        for row in self.rows:
+            found.setdefault(_steps_of(row), []).append(row)
+        return list(found.values())
 
     def best_of(self, family: str) -> Row | None:
         """The fastest candidate of a family, whether it pays or not."""
@@ -95,7 +118,16 @@ class Tuning:
 
 
 def is_worthwhile(row: Row) -> bool:
-    return row.speedup.low > WORTHWHILE
+    """Whether a row's interval, or without one its speed-up, lies above :data:`WORTHWHILE`."""
+    found = row.speedup
+    return (found.value if found.low is None else found.low) > WORTHWHILE
+
+
+def _steps_of(row: Row) -> tuple[object, ...]:
+    """Equal for candidates of a family and planner that did and cost the same in every step."""
+    each, result = _candidate(row), row.result
+    traces = tuple((trace.ms, *trace.emitted) for trace in result.traces)
+    return each.family, each.planner, tuple(result.rows), traces
 
 
 def _candidate(row: Row) -> Candidate:
@@ -136,9 +168,10 @@ def tune(
     more = search(simulator, joint, began + budget_seconds, clock)
     results = found.results | more.results
     rows = [Row(c.name, c, result, speedup(plain, result)) for c, result in results.items()]
+    rows.sort(key=lambda row: planners.index(_candidate(row).planner))
     return Tuning(
-        plain=Row(PLAIN, None, plain, speedup(plain, plain)),
-        rows=sorted(rows, key=lambda row: -row.speedup.value),
+        plain=Row(PLAIN, None, plain, SpeedUp(1.0, None, None)),
+        rows=sorted(rows, key=lambda row: (-row.speedup.value, _candidate(row).size)),
         oracles=_oracles(simulator, drafts, plain, results),
         num_candidates=len(singles) + len(joint),
         num_left_out=found.num_left_out + more.num_left_out,
@@ -168,10 +201,16 @@ def _best_steps(simulator: Simulator, candidates: Iterable[Candidate]) -> Replay
 
 
 def speedup(plain: ReplayResult, result: ReplayResult) -> SpeedUp:
-    """The ratio of total times; its interval is a bootstrap over the traces (Efron, 1979)."""
+    """The ratio of total times; its interval is a bootstrap over the traces (Efron, 1979).
+
+    Fewer than :data:`LEAST_ANSWERS` have none: of a single one all draws are the same, and a trace
+    does not tell the times of its parts.
+    """
+    value, count = plain.ms / result.ms, len(plain.traces)
+    if count < LEAST_ANSWERS:
+        return SpeedUp(value, None, None)
     times = np.array([[trace.ms for trace in each.traces] for each in (plain, result)])
-    count = times.shape[1]
     drawn = np.random.default_rng(0).integers(count, size=(DRAWS, count))
     above, below = times[:, drawn].sum(axis=2)  # [draws] each
     low, high = np.quantile(above / below, TAILS)
-    return SpeedUp(plain.ms / result.ms, float(low), float(high))
+    return SpeedUp(value, float(low), float(high))

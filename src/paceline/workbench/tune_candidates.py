@@ -48,6 +48,15 @@ class Candidate:
         return self.family, self.nodes, self.planner
 
     @property
+    def size(self) -> tuple[int, ...]:
+        """By which the smallest of equally good candidates is found: nodes, depth and branching."""
+        nodes, depths, widths = (
+            sum(getattr(config, field) for config in self.configs)
+            for field in ("tree_nodes", "num_speculative_tokens", "max_branching")
+        )
+        return self.nodes, nodes, depths, widths
+
+    @property
     def name(self) -> str:
         pairs = zip(self.who, self.configs, strict=True)
         return " + ".join(f"{name} {_shape(config)}" for name, config in pairs)

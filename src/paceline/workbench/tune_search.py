@@ -89,7 +89,7 @@ def _replayed(
 def _survivors(results: Mapping[Candidate, ReplayResult], to_one: bool) -> list[Candidate]:
     """The better half of each group, or its best one; the best of all first."""
     groups: dict[tuple[str, int, str], list[Candidate]] = {}
-    ranked = sorted(results, key=lambda candidate: results[candidate].ms)
+    ranked = sorted(results, key=lambda candidate: (results[candidate].ms, candidate.size))
     for candidate in ranked:
         groups.setdefault(candidate.group, []).append(candidate)
     kept = {
