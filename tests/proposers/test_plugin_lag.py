@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from paceline.engine.contained import MAX_FAILURES
+from paceline.policy.cost import CostModel
 from paceline.policy.cost_aware import CostAwarePlanner
+from paceline.policy.drafting_cost import DraftingCost
 from paceline.proposers.plugin import PluginProposer
 from paceline.request import Request
 from paceline.sampling_params import SpeculativeParams
@@ -43,7 +45,8 @@ def test_a_lag_that_is_none_costs_nobody_else_a_draft(lag: Any) -> None:
     bad = PluginProposer(good.config, Lagging(good.config, None))
     bad.name = "lagging"
     engine = toy_engine([bad, good])
-    engine.drafting.planner = CostAwarePlanner(engine.cost)
+    frozen = CostModel(learns=False)  # no decision depends on a clock
+    engine.drafting.planner = CostAwarePlanner(frozen, drafting=DraftingCost({}))
     engine.drafting.replace([bad, good])
     params = dataclasses.replace(GREEDY, speculative=SpeculativeParams(num_speculative_tokens=3))
     results = run_jobs(engine, [Job(job.prompt, params, job.at) for job in JOBS])
@@ -74,7 +77,8 @@ def test_a_glance_that_fails_costs_no_draft(promise: Any, is_asked: bool) -> Non
     config = repeating_plugin().config
     expected = [group[0].token_ids for group in run_jobs(toy_engine(), JOBS)]
     engine = toy_engine([PluginProposer(config, Glanced(config, None))])
-    engine.drafting.planner = CostAwarePlanner(engine.cost)
+    frozen = CostModel(learns=False)  # no decision depends on a clock
+    engine.drafting.planner = CostAwarePlanner(frozen, drafting=DraftingCost({}))
     engine.drafting.replace(engine.drafting.proposers)
     jobs = [Job(job.prompt, GREEDY, job.at) for job in JOBS]
     assert [group[0].token_ids for group in run_jobs(engine, jobs)] == expected

@@ -74,8 +74,7 @@ class CostAwarePlanner:
         self._padding = Padding(cost)
         self._is_frozen, self._host = not cost.learns, cost.table.host
         self._choose = choose
-        planning_ms = self._host.of(1, 1, 0, asked=True) - self._host.step
-        self._asking = Asking(self.drafting, planning_ms or USUAL_HOST_MS)
+        self._asking = Asking(self.drafting, self._host.ask or USUAL_HOST_MS)
         self._ledger = Ledger(self._asking, cost.learns, self._host.step)
         is_strict = self.objective.kind == "latency"
         self._slowdown = 0.0 if is_strict else SLOWDOWN
@@ -134,7 +133,7 @@ class CostAwarePlanner:
         count = min(max_nodes, max(MAX_NODES, NODES_PER_REQUEST * len(step.requests)))
         if len(step.growth) <= count:
             step.growth = self._padding.growth(step.shape, count)
-            extra_ms = self._ledger.pace.extra_ms
+            extra_ms = self._host.draft if self._is_frozen else self._ledger.pace.extra_ms
             if extra_ms:
                 plain_ms, *further = step.growth
                 step.growth = [plain_ms, *[ms + extra_ms for ms in further]]
@@ -252,10 +251,10 @@ class CostAwarePlanner:
             self._step = UNPLANNED
         step, self._is_open = self._step, False
         if step.ended:
-            step.host_ms = self._planning_ms(step, report.shape.rows - report.padding)
+            step.host_ms = self._planning_ms(step, report)
         if self._is_frozen:
             forward_ms = self.cost.predict(report.shape)
-            total_ms = forward_ms + step.draft_ms + step.host_ms + self._host.step
+            total_ms = forward_ms + step.draft_ms + self._host_ms(report, step)
             report = StepReport(report.shape, forward_ms, total_ms, *report[3:])
         if self._lateness is not None:
             self._lateness.passed(report.total_ms)
@@ -268,11 +267,18 @@ class CostAwarePlanner:
         if self._fairness is not None:
             self._fairness.passed(1.0 + longer)
 
-    def _planning_ms(self, step: PlannedStep, rows: int) -> float:
+    def _planning_ms(self, step: PlannedStep, report: StepReport) -> float:
         if self._is_frozen:
-            nodes, is_asked = rows - step.shape.rows, bool(step.asks)
-            return self._host.of(1, len(step.trees), nodes, is_asked) - self._host.step
+            drafted = report.shape.rows - report.padding > step.shape.rows
+            return self._host.planning(drafted) if step.asks else 0.0
         return (step.ended - step.began) * 1e3 - step.draft_ms
+
+    def _host_ms(self, report: StepReport, step: PlannedStep) -> float:
+        """What the table says of the host's time in a step."""
+        shape = report.shape
+        nodes = shape.rows - report.padding - step.shape.rows if step.trees else 0
+        drafts = min(nodes, len(step.trees))
+        return self._host.of(shape.requests, drafts, nodes, asked=bool(step.asks))
 
     def _longer(self, step: PlannedStep, shape: StepShape) -> float:
         """Plain steps by which drafts made the step longer; predicted, for clocks have hiccups."""

@@ -19,9 +19,10 @@ class HostTime:
     Attributes:
         step: with one request and no draft.
         request: that each further request adds.
-        draft: that choosing from a draft and verifying it add.
+        draft: that a draft adds beside planning: packing, verifying and committing more. Asking in
+            vain costs as much: what is seldom done is slow.
         further_draft: that the draft of each further request adds, proposing it included.
-        ask: that planning adds where any proposer is asked.
+        ask: that planning adds where any proposer is asked, choosing from its draft included.
         node: that each draft node adds.
         calls: that each proposer that is asked adds, whether or not it drafts anything; by method,
             of those that need no forwards.
@@ -51,14 +52,20 @@ class HostTime:
 
         Args:
             requests: that decode, at least one.
-            drafts: requests of these that have one, whether or not any of it is verified.
-            nodes: that are verified, over all requests.
+            drafts: requests of these that have one.
+            nodes: of all drafts together.
             asked: whether any proposer was asked.
         """
         time = self.step + self.request * (requests - 1) + self.ask * asked
+        if asked or drafts:
+            time += self.draft
         if drafts:
-            time += self.draft + self.further_draft * (drafts - 1) + self.node * nodes
+            time += self.further_draft * (drafts - 1) + self.node * nodes
         return time
+
+    def planning(self, drafted: bool) -> float:
+        """Milliseconds of planning a step in which a proposer is asked, and those lost in vain."""
+        return self.ask if drafted else self.ask + self.draft
 
     def call(self, method: str) -> float:
         """Milliseconds of asking a proposer; of one that was not measured those of the slowest."""

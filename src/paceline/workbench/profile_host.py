@@ -11,6 +11,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from math import ceil
 from typing import Any, NamedTuple
 
 from paceline.config import SpeculativeConfig
@@ -21,6 +22,7 @@ from paceline.proposers.base import DraftBudget, Proposer
 from paceline.request import NO_DRAFT, Request, VerifyResult
 from paceline.sampling_params import SamplingParams, SpeculativeParams
 from paceline.span import DraftTree
+from paceline.workbench.profile_script import drafted_steps
 
 FEW, MANY = 1, 4
 """Requests of the runs; fewer where the engine allows no more."""
@@ -31,8 +33,13 @@ PERIOD, PERIODS = 16, 4
 WARM_UP_STEPS, STEPS = 8, 64
 MAX_SECONDS = 3.0
 """Of each run, however slow the model is."""
+WARM_UP_SECONDS = 0.3
+LEAST_SELDOM = 8
+"""Drafted steps among others that tell more than those of a run in which all steps are."""
+SLOWEST = 0.1
+"""Part of them that is left out: what else a machine does is no time of the host's."""
 CALLED = (
-    SpeculativeConfig("suffix", suffix_decoding_max_cached_requests=0),
+    SpeculativeConfig("suffix", num_speculative_tokens=LONG, suffix_decoding_max_cached_requests=0),
     SpeculativeConfig("prompt_lookup"),
 )
 """Whose calls are measured in any case: they need no model."""
@@ -107,21 +114,35 @@ def measure_host_time(built: BuiltEngine, further: Sequence[SpeculativeConfig] =
             calls[config.method] = max(0.0, _run(engine, FEW).ms - asked.ms)
         engine.set_speculation([_Echo()])
         short, short_many, long = _run(engine, FEW), _run(engine, many), _run(engine, FEW, LONG)
+        drafter = CALLED[0]
+        engine.set_speculation(built.proposers_for((drafter,)))
+        drafted_steps(engine, WARM_UP_SECONDS)
+        seldom = drafted_steps(engine, MAX_SECONDS)
     finally:
         engine.set_speculation(before)
     more = max(1, many - FEW)
     node = max(0.0, (long.ms - short.ms) / max(1.0, long.nodes - short.nodes))
+    ask = max(0.0, asked.ms - plain.ms)
     draft = short.ms - asked.ms - node * short.nodes
+    call = plain.ms + calls[drafter.method]
+    if len(seldom) >= LEAST_SELDOM:
+        ask = _usual([step.planning_ms for step in seldom])
+        draft = _usual([step.ms - node * step.nodes for step in seldom]) - call - ask
     draft_many = short_many.ms - plain_many.ms - (asked.ms - plain.ms) - node * short_many.nodes
     return HostTime(
         step=plain.ms,
         request=max(0.0, plain_many.ms - plain.ms) / more,
         draft=max(0.0, draft),
         further_draft=max(0.0, draft_many - draft) / more,
-        ask=max(0.0, asked.ms - plain.ms),
+        ask=ask,
         node=node,
         calls=calls,
     )
+
+
+def _usual(times: Sequence[float]) -> float:
+    """The mean without the slowest."""
+    return statistics.fmean(sorted(times)[: ceil((1.0 - SLOWEST) * len(times))])
 
 
 def _run(engine: Engine, requests: int, draft_length: int = SHORT) -> _Run:

@@ -174,13 +174,7 @@ class _Replay:
         for proposer in self._proposers:
             draft_ms += proposer.take_ms()
         self._result.rows.append(shape.rows)
-        host_ms = self._cost.table.host.of(
-            len(items),
-            sum([len(draft.tree) > 0 for draft in drafts]),
-            shape.rows - roots.rows,
-            asked=draft_ms > 0.0,
-        )
-        self._share(items, roots, shape, forward_ms, draft_ms, host_ms)
+        self._share(items, roots, shape, forward_ms, draft_ms)
         emitted = 0
         for item in items:
             emitted += self._commit(item)
@@ -193,10 +187,10 @@ class _Replay:
         shape: StepShape,
         forward_ms: float,
         draft_ms: float,
-        host_ms: float,
     ) -> None:
         sizes, count = [len(item.draft.token_ids) for item in items], len(items)
-        nodes = sum(sizes)
+        nodes, drafts = sum(sizes), sum(map(bool, sizes))
+        host_ms = self._cost.table.host.of(count, drafts, nodes, asked=draft_ms > 0.0)
         plain_ms = self._cost.predict(roots) if nodes and count > 1 else forward_ms
         node_ms = (forward_ms - plain_ms) / nodes if nodes else 0.0
         for item, size in zip(items, sizes, strict=True):
