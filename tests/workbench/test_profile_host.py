@@ -32,6 +32,7 @@ def test_what_is_measured(built: BuiltEngine) -> None:
     assert set(host.calls) == {"suffix", "prompt_lookup", "ngram_model"}
     assert all(0.0 < ms < 5.0 for ms in (host.step, host.ask, host.draft))
     assert all(0.0 <= ms < 5.0 for ms in (*astuple(host)[:6], *host.calls.values()))
+    assert host.further_draft > 0.0, "a request more is planned for, verified and committed"
     assert engine.runner is runner
     assert engine.drafting.proposers == proposers
     assert not engine.has_work

@@ -122,19 +122,19 @@ def measure_host_time(built: BuiltEngine, further: Sequence[SpeculativeConfig] =
         engine.set_speculation(before)
     more = max(1, many - FEW)
     node = max(0.0, (long.ms - short.ms) / max(1.0, long.nodes - short.nodes))
-    ask = max(0.0, asked.ms - plain.ms)
-    draft = short.ms - asked.ms - node * short.nodes
-    call = plain.ms + calls[drafter.method]
+    drafts = [short.ms - plain.ms - node * short.nodes]
+    drafts.append(short_many.ms - plain_many.ms - node * short_many.nodes)
+    ask, draft = asked.ms - plain.ms, short.ms - asked.ms - node * short.nodes
     if len(seldom) >= LEAST_SELDOM:
         ask = _usual([step.planning_ms for step in seldom])
-        draft = _usual([step.ms - node * step.nodes for step in seldom]) - call - ask
-    draft_many = short_many.ms - plain_many.ms - (asked.ms - plain.ms) - node * short_many.nodes
+        whole = _usual([step.ms - node * step.nodes for step in seldom])
+        draft = whole - plain.ms - calls[drafter.method] - ask
     return HostTime(
         step=plain.ms,
         request=max(0.0, plain_many.ms - plain.ms) / more,
         draft=max(0.0, draft),
-        further_draft=max(0.0, draft_many - draft) / more,
-        ask=ask,
+        further_draft=max(0.0, drafts[1] - drafts[0]) / more,
+        ask=max(0.0, ask),
         node=node,
         calls=calls,
     )
