@@ -7,11 +7,14 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paceline.cli import main
+
+CURVE = {"name": "GPU", "cost_ratio": [1.0, 1.1, 1.2, 1.3, 1.4], "draft_step_ratio": 0.2}
 
 
 @dataclass(frozen=True)
@@ -46,3 +49,12 @@ def cli(
         return Result(int(end.value.code or 0), out, err)
 
     return call
+
+
+@pytest.fixture
+def cost(cli: Callable[..., Result], tmp_path: Path) -> tuple[str, ...]:
+    """Options that name a curve, so that nothing is measured."""
+    curves = tmp_path / "curves.json"
+    curves.write_text(json.dumps({"curves": [CURVE]}))
+    assert cli("profile", "--import", str(curves)).code == 0
+    return "--cost", "GPU"

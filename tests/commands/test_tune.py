@@ -33,7 +33,6 @@ from tests.proposers.ngrams import train
 
 Cli = Callable[..., Result]
 TARGET, DRAFT = embedded_model("target"), embedded_model("draft")
-CURVE = {"name": "GPU", "cost_ratio": [1.0, 1.1, 1.2, 1.3, 1.4], "draft_step_ratio": 0.2}
 EDIT = "def add(a, b):\n    return a + b\n\ndef add(a, b):\n    return a +"
 PROSE = "The old king of the mountain had three daughters, and"
 RUN = ("run", "-p", EDIT, "--max-tokens", "8", "--json")
@@ -45,15 +44,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tune_candidates, "SUFFIX_NODES", (1, 4))
     monkeypatch.setattr(tune_candidates, "DRAFT_NODES", (1, 2, 4))
     return tmp_path / "cache"
-
-
-@pytest.fixture
-def cost(cli: Cli, tmp_path: Path) -> tuple[str, ...]:
-    """Options that name a curve, so that nothing is measured."""
-    curves = tmp_path / "curves.json"
-    curves.write_text(json.dumps({"curves": [CURVE]}))
-    assert cli("profile", "--import", str(curves)).code == 0
-    return "--cost", "GPU"
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ from tests.workbench.toy_traces import frozen_cost
 
 Cli = Callable[..., Result]
 TARGET, DRAFT = embedded_model("target"), embedded_model("draft")
-CURVE = {"name": "GPU", "cost_ratio": [1.0, 1.1, 1.2, 1.3, 1.4], "draft_step_ratio": 0.2}
 EDIT = "def add(a, b):\n    return a + b\n\ndef add(a, b):\n    return a +"
 IN_FLOAT32 = ("--dtype", "float32", "--max-tokens", "4")
 
@@ -28,15 +27,6 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(tune_candidates, "SUFFIX_NODES", (1, 4))
     monkeypatch.setattr(tune_candidates, "DRAFT_NODES", (1, 2))
-
-
-@pytest.fixture
-def cost(cli: Cli, tmp_path: Path) -> tuple[str, ...]:
-    """Options that name a curve, so that nothing is measured."""
-    curves = tmp_path / "curves.json"
-    curves.write_text(json.dumps({"curves": [CURVE]}))
-    assert cli("profile", "--import", str(curves)).code == 0
-    return "--cost", "GPU"
 
 
 @pytest.fixture
