@@ -18,6 +18,7 @@ from paceline.models.ops.base import PackedBatch
 from paceline.request import Request
 from paceline.runtime.model_runner import ForwardResult, ModelRunner
 from paceline.span import Span
+from paceline.workbench.profile_script import following
 
 PHASES = ("schedule", "propose", "plan", "pack", "forward", "verify", "commit", "observe")
 WARM_UP_STEPS = 10
@@ -46,13 +47,9 @@ class ScriptedRunner(ModelRunner):
         offsets = batch.sample_offsets
         logits = torch.zeros(offsets[-1], self.decoder.config.vocab_size)
         for index, span in enumerate(self._spans):
-            script = self.scripts[span.request_id]
-            depths: list[int] = []
-            for parent in span.parents:
-                depths.append(depths[parent] + 1 if parent >= 0 else 0)
-            for at, node in enumerate(span.sample_rows, start=offsets[index]):
-                following = span.start + depths[node] + 1
-                logits[at, script[min(following, len(script) - 1)]] = self.PEAK
+            said = following(self.scripts[span.request_id], span)
+            for at, token in enumerate(said, start=offsets[index]):
+                logits[at, token] = self.PEAK
         self.num_forwards += 1
         self.seconds += time.perf_counter() - began
         return ForwardResult(logits, offsets)

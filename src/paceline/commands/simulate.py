@@ -15,6 +15,7 @@ from typing import Any
 from paceline.checks import check_number
 from paceline.commands import simulate_estimators
 from paceline.commands.display import Screen, printable, table
+from paceline.commands.profile_view import describe
 from paceline.commands.report import Figures
 from paceline.commands.resolve import engine_options, speculative_config
 from paceline.commands.simulate_costs import cost_notes, costs_of
@@ -70,7 +71,11 @@ def _opened(
     options: SimulateOptions, fixed: Mapping[str, Configs], screen: Screen
 ) -> tuple[Simulator, list[str]]:
     """The simulator, and remarks on what it rests on, which are shown."""
-    costs, draft_costs = costs_of(options, screen)
+    costs, draft_costs = costs_of(
+        options.cost,
+        options.draft_cost,
+        lambda profile: screen.note(f"costs of {describe(profile)}"),
+    )
     with screen.progress("drafting", 100) as advance:
         simulator, notes = open_simulator(
             options.traces,

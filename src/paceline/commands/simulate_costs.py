@@ -1,17 +1,15 @@
-"""What the options of ``paceline simulate`` say of costs, and what a cost table leaves open."""
+"""What ``--cost`` and ``--draft-cost`` say of costs, and what a cost table leaves open."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from paceline.commands.display import Screen
-from paceline.commands.profile_view import describe
-from paceline.commands.simulate_options import SimulateOptions
 from paceline.errors import ConfigError
 from paceline.policy.cost_points import MAX_MS
 from paceline.policy.cost_prior import prior_table
 from paceline.policy.cost_table import CostTable
+from paceline.workbench.profile import Profile
 from paceline.workbench.simulate import Simulator
 from paceline.workbench.simulate_setup import draft_table_of, profile_named
 
@@ -23,33 +21,36 @@ FURTHER = 2
 
 
 def costs_of(
-    options: SimulateOptions, screen: Screen
+    cost: str | None, draft_cost: str | None, told: Callable[[Profile], None] = lambda profile: None
 ) -> tuple[CostTable | None, CostTable | float | None]:
     """What the options say of the target's costs and of a draft model's; None is nothing.
+
+    Args:
+        told: of each profile that is named.
 
     Raises:
         ConfigError: the time of a draft model's step is not above 0.
         ProfileError: there is no such table, or it cannot be read.
     """
-    table = None if options.cost is None else _named(options.cost, screen)
-    if options.draft_cost is None:
-        return table, None if options.cost is None else draft_table_of(options.cost)
+
+    def named(source: str) -> CostTable:
+        profile = profile_named(source)
+        told(profile)
+        return profile.table
+
+    table = None if cost is None else named(cost)
+    if draft_cost is None:
+        return table, None if cost is None else draft_table_of(cost)
     try:
-        time = float(options.draft_cost)
+        time = float(draft_cost)
     except ValueError:
-        return table, _named(options.draft_cost, screen)
+        return table, named(draft_cost)
     if not 0.0 < time <= MAX_MS:
         raise ConfigError(
-            f"--draft-cost is {options.draft_cost}; allowed are the milliseconds of a step, above "
+            f"--draft-cost is {draft_cost}; allowed are the milliseconds of a step, above "
             "0, the file of a profile, and the name of an imported curve"
         )
     return table, time
-
-
-def _named(source: str, screen: Screen) -> CostTable:
-    profile = profile_named(source)
-    screen.note(f"costs of {describe(profile)}")
-    return profile.table
 
 
 def cost_notes(simulator: Simulator) -> list[str]:

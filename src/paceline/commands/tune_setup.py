@@ -15,18 +15,18 @@ from paceline.commands.resolve import (
     DEFAULT_MAX_NUM_SEQS,
     engine_options,
 )
+from paceline.commands.simulate_costs import costs_of
 from paceline.commands.trace import trace_command
 from paceline.commands.trace_options import TraceOptions
 from paceline.commands.tune_drafts import target_model
 from paceline.commands.tune_options import TuneOptions
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.errors import ConfigError
-from paceline.policy.cost_table import CostTable
 from paceline.workbench.profile import measure_profiles
 from paceline.workbench.profile_plot import check_plot
 from paceline.workbench.profile_store import store_profile
 from paceline.workbench.simulate import Simulator
-from paceline.workbench.simulate_setup import draft_table_of, open_simulator, profile_named
+from paceline.workbench.simulate_setup import open_simulator
 from paceline.workbench.trace_requests import answer_notes
 from paceline.workbench.tune import Drafts, wanted_configs
 
@@ -90,7 +90,7 @@ def _num_assumed(simulator: Simulator, notes: Sequence[str]) -> int:
 def _opened(
     options: TuneOptions, folder: str, drafts: Drafts, screen: Screen
 ) -> tuple[Simulator, list[str]]:
-    table, draft_table = _costs(options)
+    table, draft_table = costs_of(options.cost, options.draft_cost)
     with screen.progress("drafting", 100) as advance:
         return open_simulator(
             folder,
@@ -101,17 +101,6 @@ def _opened(
             draft_table=draft_table,
             advance=lambda share: advance(int(share * 100)),
         )
-
-
-def _costs(options: TuneOptions) -> tuple[CostTable | None, CostTable | float | None]:
-    """What the options say of the target's costs and of the draft models'; None is nothing."""
-    table = None if options.cost is None else profile_named(options.cost).table
-    if options.draft_cost is None:
-        return table, None if options.cost is None else draft_table_of(options.cost)
-    try:
-        return table, float(options.draft_cost)
-    except ValueError:
-        return table, profile_named(options.draft_cost).table
 
 
 def _profile(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from paceline.proposers.base import DraftBudget, Proposer
 from paceline.request import NO_DRAFT, Request, VerifyResult
 from paceline.sampling_params import SamplingParams, SpeculativeParams
 from paceline.span import DraftTree
-from paceline.workbench.profile_script import drafted_steps
+from paceline.workbench.profile_script import DraftedStep, drafted_steps
 
 FEW, MANY = 1, 4
 """Requests of the runs; fewer where the engine allows no more."""
@@ -88,6 +88,28 @@ class _Run(NamedTuple):
     nodes: float
 
 
+class _Runs(NamedTuple):
+    """What was measured. ``many`` of these requests decode together, else one does.
+
+    Attributes:
+        plain, plain_many: nobody drafts.
+        asked: a proposer is asked in vain.
+        calls: by method, what asking another one as well adds, in milliseconds.
+        short, short_many, long: each step has a draft, which takes no time to make.
+        seldom: steps with drafts of the first of :data:`CALLED`, among others without.
+    """
+
+    many: int
+    plain: _Run
+    plain_many: _Run
+    asked: _Run
+    calls: dict[str, float]
+    short: _Run
+    short_many: _Run
+    long: _Run
+    seldom: list[DraftedStep]
+
+
 def measure_host_time(built: BuiltEngine, further: Sequence[SpeculativeConfig] = ()) -> HostTime:
     """The host time of an engine without requests, on whose compute thread this is called.
 
@@ -96,44 +118,52 @@ def measure_host_time(built: BuiltEngine, further: Sequence[SpeculativeConfig] =
     Args:
         further: proposers whose calls are measured too, those that need forwards left out.
     """
-    engine = built.engine
-    context, many = built.config.max_model_len or 0, min(MANY, built.config.max_num_seqs)
+    context = built.config.max_model_len or 0
     if context < PERIOD * PERIODS + (WARM_UP_STEPS + STEPS) * (1 + SHORT):
         return NO_HOST_TIME
-    before = engine.drafting.proposers
+    before = built.engine.drafting.proposers
     called = {each.method: each for each in (*further, *CALLED) if not each.needs_forwards}
     try:
-        engine.set_speculation([])
-        plain, plain_many = _run(engine, FEW), _run(engine, many)
-        echo, calls = _Silent(_Echo()), {}
-        engine.set_speculation([echo])
-        asked = _run(engine, FEW)
-        for config in called.values():
-            (proposer,) = built.proposers_for((config,))
-            engine.set_speculation([echo, _Silent(proposer)])
-            calls[config.method] = max(0.0, _run(engine, FEW).ms - asked.ms)
-        engine.set_speculation([_Echo()])
-        short, short_many, long = _run(engine, FEW), _run(engine, many), _run(engine, FEW, LONG)
-        drafter = CALLED[0]
-        engine.set_speculation(built.proposers_for((drafter,)))
-        drafted_steps(engine, WARM_UP_SECONDS)
-        seldom = drafted_steps(engine, MAX_SECONDS)
+        return _host_time(_measured(built, called.values()))
     finally:
-        engine.set_speculation(before)
+        built.engine.set_speculation(before)
+
+
+def _measured(built: BuiltEngine, called: Iterable[SpeculativeConfig]) -> _Runs:
+    engine, many = built.engine, min(MANY, built.config.max_num_seqs)
+    engine.set_speculation([])
+    plain, plain_many = _run(engine, FEW), _run(engine, many)
+    echo, calls = _Silent(_Echo()), {}
+    engine.set_speculation([echo])
+    asked = _run(engine, FEW)
+    for config in called:
+        (proposer,) = built.proposers_for((config,))
+        engine.set_speculation([echo, _Silent(proposer)])
+        calls[config.method] = max(0.0, _run(engine, FEW).ms - asked.ms)
+    engine.set_speculation([_Echo()])
+    short, short_many, long = _run(engine, FEW), _run(engine, many), _run(engine, FEW, LONG)
+    engine.set_speculation(built.proposers_for(CALLED[:1]))
+    drafted_steps(engine, WARM_UP_SECONDS)
+    seldom = drafted_steps(engine, MAX_SECONDS)
+    return _Runs(many, plain, plain_many, asked, calls, short, short_many, long, seldom)
+
+
+def _host_time(runs: _Runs) -> HostTime:
+    many, plain, plain_many, asked, calls, short, short_many, long, seldom = runs
     more = max(1, many - FEW)
     node = max(0.0, (long.ms - short.ms) / max(1.0, long.nodes - short.nodes))
-    drafts = [short.ms - plain.ms - node * short.nodes]
-    drafts.append(short_many.ms - plain_many.ms - node * short_many.nodes)
+    one = short.ms - plain.ms - node * short.nodes
+    all_of_them = short_many.ms - plain_many.ms - node * short_many.nodes
     ask, draft = asked.ms - plain.ms, short.ms - asked.ms - node * short.nodes
     if len(seldom) >= LEAST_SELDOM:
         ask = _usual([step.planning_ms for step in seldom])
         whole = _usual([step.ms - node * step.nodes for step in seldom])
-        draft = whole - plain.ms - calls[drafter.method] - ask
+        draft = whole - plain.ms - calls[CALLED[0].method] - ask
     return HostTime(
         step=plain.ms,
         request=max(0.0, plain_many.ms - plain.ms) / more,
         draft=max(0.0, draft),
-        further_draft=max(0.0, drafts[1] - drafts[0]) / more,
+        further_draft=max(0.0, all_of_them - one) / more,
         ask=max(0.0, ask),
         node=node,
         calls=calls,

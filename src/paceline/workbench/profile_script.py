@@ -68,16 +68,19 @@ class _Scripted:
     def forward(self, batch: PackedBatch, greedy: bool = False) -> ForwardResult:
         result = self._runner.forward(batch, greedy)
         began = time.perf_counter()
-        said = [token for span in self._spans for token in self._next(span)]
+        said = [token for span in self._spans for token in following(self._script, span)]
         self._own_seconds += time.perf_counter() - began
         return ForwardResult(result.logits, result.offsets, said)
 
-    def _next(self, span: Span) -> list[int]:
-        depths: list[int] = []
-        for parent in span.parents:
-            depths.append(depths[parent] + 1 if parent >= 0 else 0)
-        last = len(self._script) - 1
-        return [self._script[min(span.start + depths[row] + 1, last)] for row in span.sample_rows]
+
+def following(script: Sequence[int], span: Span) -> list[int]:
+    """What a target that says a script says after each sampled row of a span; its last token is
+    said for ever."""
+    depths: list[int] = []
+    for parent in span.parents:
+        depths.append(depths[parent] + 1 if parent >= 0 else 0)
+    last = len(script) - 1
+    return [script[min(span.start + depths[row] + 1, last)] for row in span.sample_rows]
 
 
 def drafted_steps(engine: Engine, most_seconds: float) -> list[DraftedStep]:
