@@ -59,7 +59,7 @@ def opened(cell: Cell, device: str) -> Simulator:
     drafts = parse_speculative_config([trees_of(max(SIZES))["draft_model"]])
     target = embedded_model("target")
     costs = {"table": prior_table(), "draft_table": ANY_COST}
-    return open_simulator(cell.judged, target, config, drafts, **costs)[0]
+    return open_simulator(cell.judged, target, config, drafts, **costs).simulator
 
 
 def run_arm(simulator: Simulator, configs: Sequence[SpeculativeConfig], nodes: int) -> Outcome:

@@ -34,6 +34,9 @@ from paceline.workbench.estimators_report import (
 )
 from paceline.workbench.profile_plot import check_plot
 
+LEAST_PROMPTS = 2
+"""Of each kind: one to fit to and one that judges."""
+
 
 def judged(arm: str, log: Log, prompts: Sequence[Prompt]) -> tuple[list[Any], dict[str, Any]]:
     """A row per estimator and, for two of them, per text; and the outcomes by estimator."""
@@ -63,7 +66,10 @@ def run_arms(
         note(arm)
 
         def run(speculative: Any = speculative) -> Any:
-            return record(llm, speculative, prompts, options.max_tokens)
+            found = record(llm, speculative, prompts, options.max_tokens)
+            if not any(half(found[0], prompts, is_fitted=False)):
+                raise ValueError("nothing was drafted on the prompts that judge")
+            return found
 
         sample = run_sample(arm, "", run, counts)
         kept = {"arm": arm, "error": sample.error}
@@ -102,6 +108,11 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     options.num_prompts = options.num_prompts or (3 if options.quick else 20)
     options.max_tokens = options.max_tokens or (48 if options.quick else 128)
+    if options.num_prompts < LEAST_PROMPTS:
+        parser.error(
+            f"--num-prompts is {options.num_prompts}; allowed are {LEAST_PROMPTS} or more: priors "
+            "are fitted to every other prompt, and the rest judges"
+        )
     return options
 
 

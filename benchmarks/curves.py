@@ -147,7 +147,7 @@ def run_all(options: argparse.Namespace, curves: Sequence[Curve], report: Report
     for kind in KINDS:
         texts = spread(source.kind(kind), options.num_prompts)
         folder = traced(kind, texts, options.max_tokens, 0.0, options.traces)
-        base, _ = open_simulator(folder, embedded_model("target"), config, wanted)
+        base = open_simulator(folder, embedded_model("target"), config, wanted).simulator
         for curve in curves:
             note(f"{kind}: {curve.name}")
             tables = {} if curve.draft is None else {draft: curve.draft}

@@ -34,7 +34,7 @@ def opened(options: argparse.Namespace, name: str, texts: Sequence[str]) -> Simu
     folder = traced(name, texts, options.max_tokens, options.temperature, options.traces)
     config = EngineConfig(device=options.device, max_num_seqs=1, max_model_len=MAX_MODEL_LEN)
     wanted = [chain(embedded_model("draft"), LONGEST)]
-    return open_simulator(folder, embedded_model("target"), config, wanted)[0]
+    return open_simulator(folder, embedded_model("target"), config, wanted).simulator
 
 
 def on(simulator: Simulator, curve: Curve) -> Simulator:

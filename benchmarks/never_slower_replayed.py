@@ -167,7 +167,7 @@ def run_workload(
         everybody += chains(embedded_model("draft"), depth)
     wanted = [config for config in everybody if config.needs_forwards]
     config = EngineConfig(max_num_seqs=1, max_model_len=MAX_MODEL_LEN)
-    base, _ = open_simulator(folder, embedded_model("target"), config, wanted)
+    base = open_simulator(folder, embedded_model("target"), config, wanted).simulator
     for pair, each in costs.items():
         tables = {embedded_model("draft"): each.draft}
         for _, requests, _ in cells:

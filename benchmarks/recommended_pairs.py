@@ -63,7 +63,9 @@ def opened(options: argparse.Namespace, texts: Sequence[str]) -> Simulator:
     """Answers and drafts of the embedded pair; costs are to be put in."""
     folder = traced("pairs", texts, options.max_tokens, 0.0, options.traces)
     config = EngineConfig(device=options.device, max_num_seqs=1, max_model_len=MAX_MODEL_LEN)
-    return open_simulator(folder, embedded_model("target"), config, wanted_configs(drafts()))[0]
+    return open_simulator(
+        folder, embedded_model("target"), config, wanted_configs(drafts())
+    ).simulator
 
 
 def search(base: Simulator, curve: Curve, seconds: float) -> Tuning:

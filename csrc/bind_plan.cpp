@@ -131,7 +131,7 @@ void bind_plan(nb::module_& module) {
              },
              arg("trust"), arg("is_relative"))
         .def_prop_ro("knows_unit", &Correction::knows_unit)
-        .def_prop_ro("is_ambiguous", &Correction::is_ambiguous)
+        .def("is_ambiguous", &Correction::is_ambiguous, arg("width"))
         .def("factor", &Correction::factor, arg("width"))
         .def("growth", &paceline::corrected_growth, arg("times"), arg("width"), arg("count"))
         .def("observe", &Correction::observe, arg("width"), arg("level"));

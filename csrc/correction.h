@@ -29,8 +29,8 @@ class Correction {
 
     bool knows_unit() const { return knows_unit_; }
 
-    // Whether steps have changed of which none was narrow.
-    bool is_ambiguous() const { return ambiguous_ > 0.0; }
+    // Whether steps have changed of which none was so narrow.
+    bool is_ambiguous(size_t width) const { return tables_.slopes[bin(width)] < ambiguous_; }
 
     // What the table's time of a step of so many rows is multiplied with.
     double factor(size_t width) {

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from paceline.span import DraftTree
+from paceline.workbench.estimators_log import LoggedDraft
 from tests.programs import FOLDER, ROOT, module
 
 
@@ -147,6 +149,30 @@ def test_the_sampler_is_judged_on_rows_that_look_like_text() -> None:
     ]
     targets = module("sampler").targets(rows)
     assert [(t.value, t.target, t.met) for t in targets] == [(70.0, 60.0, False)]
+
+
+def test_calibration_needs_a_prompt_to_fit_to_and_one_that_judges(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        module("calibration").options_of(["--num-prompts", "1"])
+    assert "--num-prompts is 1; allowed are 2 or more" in capsys.readouterr().err
+
+
+def test_an_arm_that_drafts_nothing_on_the_prompts_that_judge_is_a_failed_sample(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calibration = module("calibration")
+    draft = LoggedDraft(0, [DraftTree([5], [-1], [0.5], ["x"])], [5])
+    monkeypatch.setattr(calibration, "record", lambda *_: ([[draft]], []))
+    prompts = [module("calibration_log").Prompt("code", 0.0, "text", is_fitted=True)]
+    report = module("report").Report("calibration", {})
+    logs = calibration.run_arms(argparse.Namespace(max_tokens=1), None, prompts, report)
+    assert logs == {}
+    assert all("nothing was drafted" in each["error"] for each in report.samples)
+    calibration.judge(logs, prompts, report)
+    assert not any(target.met for target in calibration.targets(report.results))
+    assert calibration.tables(report.results)
 
 
 # The report

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from paceline.errors import ConfigError, PacelineError
 
@@ -23,6 +24,15 @@ def check_number(
     if isinstance(value, bool) or not isinstance(value, allowed) or not low <= value <= high:
         what = "numbers" if kind is float else "whole numbers"
         raise error(f"{name} is {value!r}; allowed are {what} from {low} to {high}")
+
+
+def check_output(path: str | Path) -> None:
+    """Raise :class:`ConfigError` unless a file could be there: its folder is, and it is none."""
+    folder = Path(path).parent
+    if not folder.is_dir():
+        raise ConfigError(f"{path} cannot be written: there is no folder {folder}")
+    if Path(path).is_dir():
+        raise ConfigError(f"{path} cannot be written: it is a folder; name a file in it")
 
 
 def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:

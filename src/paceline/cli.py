@@ -5,9 +5,11 @@ Knows no model, and no command but by the table of them.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -17,6 +19,7 @@ from paceline.commands.lazy import ENVIRONMENT_NOTE, LazyGroup
 from paceline.errors import PacelineError
 
 EXIT_ERROR = 2
+EXIT_INTERRUPTED = 130
 HELP_WIDTH = 100
 
 
@@ -71,6 +74,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         print(f"error: {printable(str(error))}", file=sys.stderr)
         sys.exit(EXIT_ERROR)
+    except SystemExit as end:
+        if end.code == EXIT_INTERRUPTED:
+            _leave_interrupted()
+        raise
+
+
+def _leave_interrupted() -> NoReturn:
+    """Leave without the interpreter's teardown.
+
+    A model may be computing on its thread, and that would abort when it found no interpreter.
+    """
+    print("interrupted", file=sys.stderr)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # nobody may read it any more
+            stream.flush()
+    os._exit(EXIT_INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import resource
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -84,3 +86,20 @@ def test_a_mistyped_command_is_suggested(cli) -> None:
     result = cli("train", "drafts")
     assert result.code == 2
     assert "'draft'" in result.err
+
+
+def test_an_interrupt_while_a_model_computes_is_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "paceline", "profile", "--budget", "60"]
+    log = tmp_path / "stderr"
+    with log.open("w") as stderr:
+        process = subprocess.Popen(
+            command,
+            env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)},
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+        )
+        time.sleep(4)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+    assert log.read_text().splitlines()[-1] == "interrupted"
+    assert "Traceback" not in log.read_text()

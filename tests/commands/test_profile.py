@@ -43,6 +43,10 @@ def test_the_embedded_pair(cli: Cli, tmp_path: Path) -> None:
         assert found is not None
         assert found.table.points == profile.table.points
     assert "deterministic" in profiles[0].key.backend  # type: ignore[union-attr]
+    target, draft = (profile.table.host for profile in profiles)
+    assert target.step > 0.0 == target.drafting.call
+    assert draft.drafting.call > 0.0 == draft.step
+    assert f"host, ms per call as a draft: {draft.drafting.call:.3f}" in result.out
     assert json.loads(file.read_text()) == result.document
     assert plot.read_bytes().startswith(b"\x89PNG")
     for shown in ("one request, context 40", "GFLOP/s", "sampled rows", "16 x 4", "cost ratio to"):
@@ -144,6 +148,8 @@ def never(*_: object) -> Any:
         (("--plot", "curve.bmp"), "allowed are files in .png, .svg, .pdf"),
         (("--plot", "nowhere/curve.png"), "no folder nowhere"),
         (("-o", "nowhere/x.json"), "no folder nowhere"),
+        (("-o", "."), "it is a folder"),
+        (("--budget", "inf"), "--budget is inf; allowed are numbers from 0.001"),
         (("--import", "missing.jsonl"), "missing.jsonl cannot be read"),
         (("--import", "x", "MODEL"), "leave out MODEL"),
         (("--draft", "x", "--import", "x"), "leave out MODEL and --draft"),
@@ -178,6 +184,14 @@ def test_a_malformed_import_names_its_line(cli: Cli, tmp_path: Path) -> None:
     result = cli("profile", "--import", str(path))
     assert result.code == 2
     assert "line 2: t_tg is 0" in result.err
+
+
+def test_ratios_that_are_not_to_width_1_are_refused(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "curves.json"
+    path.write_text('{"curves": [{"name": "a", "cost_ratio": [2.0, 3.0]}]}')
+    result = cli("profile", "--import", str(path))
+    assert result.code == 2
+    assert "cost_ratio of width 1 is 2.0; it must be 1" in result.err
 
 
 @pytest.mark.parametrize(

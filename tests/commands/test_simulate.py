@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from paceline.commands.simulate_costs import cost_notes
 from paceline.llm import embedded_model
+from paceline.policy.cost_table import CostTable
+from paceline.policy.host_time import DraftingHostTime, HostTime
 from paceline.workbench.traces import read_traces
 from tests.commands.conftest import Result
+from tests.workbench.test_simulate import simulator as toy_simulator
 
 Cli = Callable[..., Result]
 TEXTS = ["def add(a, b):", "1 2 3 1 2 3 1 2 3", "Once upon a time there was"]
@@ -213,6 +218,7 @@ def test_estimators_are_compared_on_request(cli: Cli, folder: Path, tmp_path: Pa
         (("--planner", "clever"), "allowed are auto, fixed"),
         (("--concurrency", "0"), "--concurrency is 0; allowed are whole numbers from 1 to 512"),
         (("--concurrency", "513"), "--concurrency is 513"),
+        (("--estimators", "--plot", "nowhere/x.png"), "there is no folder nowhere"),
         (("--plot", "r.svg"), "--plot draws what --estimators finds"),
         (("--estimators", "--plot", "r.txt"), "allowed are files in .png"),
         (("--estimators", "--no-speculation"), "here nobody drafts"),
@@ -225,6 +231,18 @@ def test_what_cannot_be_used_is_one_line(
     result = cli("simulate", str(folder), *arguments)
     assert result.code == 2
     assert message in result.err
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"curves": [{"name": "a"}]}'])
+def test_a_damaged_profile_is_named_with_what_makes_one(
+    cli: Cli, folder: Path, tmp_path: Path, text: str
+) -> None:
+    file = tmp_path / "costs.json"
+    file.write_text(text)
+    result = cli("simulate", str(folder), "--cost", str(file))
+    assert result.code == 2
+    assert result.err.startswith(f"error: {file}")
+    assert result.err.endswith("paceline profile -o FILE writes a profile\n")
 
 
 def test_other_traces_are_refused(cli: Cli, folder: Path, tmp_path: Path) -> None:
@@ -242,3 +260,17 @@ def test_other_traces_are_refused(cli: Cli, folder: Path, tmp_path: Path) -> Non
         (other / shard.name).write_bytes(shard.read_bytes())
     (other / "meta.json").write_text(json.dumps({**meta, "vocab_fingerprint": "x"}))
     assert "another vocabulary" in cli("simulate", str(other)).err
+
+
+def test_a_draft_whose_host_time_nobody_measured_is_named() -> None:
+    base, host = toy_simulator(), HostTime(drafting=DraftingHostTime(call=0.1))
+    draft = base.draft_tables["toy"]
+    known = CostTable(draft.name, draft.points, host=host)
+    table = CostTable(base.table.name, base.table.points, host=HostTime(step=0.2))
+    for subject, is_named in (
+        (base, False),
+        (replace(base, table=table), True),
+        (replace(base, table=table, draft_tables={"toy": known}), False),
+    ):
+        notes = "\n".join(cost_notes(subject))
+        assert ("draft: what the host takes for its drafts was not measured" in notes) == is_named

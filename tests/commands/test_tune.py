@@ -230,7 +230,8 @@ def never(*_: object, **__: object) -> Any:
         (("--prompts", "x", "-o", "nowhere/x.json"), "no folder nowhere"),
         (("--prompts", "x", "--budget", "0"), "--budget"),
         (("--prompts", "x", "--draft", "missing"), "missing"),
-        (("--prompts", "x", "--concurrency", "0"), "max_num_seqs is 0"),
+        (("--prompts", "x", "--concurrency", "0"), "--concurrency is 0; allowed are whole"),
+        (("--prompts", "x", "-o", "."), "it is a folder"),
     ],
 )
 def test_mistakes_are_told_before_anything_is_answered(

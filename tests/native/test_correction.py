@@ -23,7 +23,7 @@ def test_it_learns_and_predicts_the_same(trust: Trust, is_relative: bool) -> Non
     mood, changed = 0.0, 0.0
     for at in range(2000):
         assert fast.knows_unit == python.knows_unit
-        assert fast.is_ambiguous == python.is_ambiguous
+        assert [*map(fast.is_ambiguous, WIDTHS)] == [*map(python.is_ambiguous, WIDTHS)]
         width = rng.choice(WIDTHS[:-4]) if rng.random() < 0.95 else rng.choice(WIDTHS)
         if rng.random() < 0.01:
             mood, changed = rng.gauss(0, 1), rng.gauss(0, 0.5)

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from paceline.objective import Objective
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_aware import CostAwarePlanner
 from paceline.policy.cost_points import CostPoint, StepShape
@@ -50,13 +51,13 @@ class Machine:
     learns: bool = False
     table: CostTable | None = None
     has_profile: bool = True
+    objective: Objective | None = None
 
     def __post_init__(self) -> None:
         table = self.table or cost_table(self.times)
         cost = CostModel(table if self.has_profile else None, learns=self.learns)
-        self.planner = CostAwarePlanner(
-            cost, drafting=DraftingCost({s.name: self.draft_time for s in self.sources})
-        )
+        drafting = DraftingCost({s.name: self.draft_time for s in self.sources})
+        self.planner = CostAwarePlanner(cost, self.objective, drafting)
         self.random = random.Random(self.seed)
         self.milliseconds = self.plain_milliseconds = 0.0
         self.asked = 0

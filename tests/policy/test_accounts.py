@@ -49,20 +49,31 @@ def test_a_new_request_starts_from_what_others_learned() -> None:
 def test_probes_take_their_share_of_the_time_and_no_more() -> None:
     accounts, spent, steps, cost = Accounts(), 0.0, 20_000, 0.7
     for _ in range(steps):
-        if accounts.probing.covers(cost):
+        if accounts.probing[KEY[0]].covers(cost):
             accounts.probe(KEY, accounts.by_waiting(KEY, [1, 2])[0], cost)
             spent += cost
-        accounts.probing.passed(1.0)
+        accounts.probing[KEY[0]].passed(1.0)
     assert 0.9 * PROBE_SHARE * steps < spent <= PROBE_SHARE * steps
+
+
+def test_cheap_probes_leave_those_of_others_their_share() -> None:
+    accounts, dear = Accounts(), 0
+    for _ in range(20_000):
+        for name, cost in (("lookup", 0.2), ("draft_model", 8.0)):
+            if accounts.probing[name].covers(cost):
+                accounts.probe((name, 0), 1, cost)
+                dear += cost == 8.0
+            accounts.probing[name].passed(1.0)
+    assert dear == pytest.approx(PROBE_SHARE * 20_000 / 8.0, abs=1.0)
 
 
 def test_saved_probes_are_few() -> None:
     accounts = Accounts()
-    assert not accounts.probing.covers(1.0)
+    assert not accounts.probing[KEY[0]].covers(1.0)
     for _ in range(100_000):
-        accounts.probing.passed(1.0)
+        accounts.probing[KEY[0]].passed(1.0)
     probes = 0
-    while accounts.probing.covers(1.0):
+    while accounts.probing[KEY[0]].covers(1.0):
         accounts.probe(KEY, 1, 1.0)
         probes += 1
     assert 1 <= probes <= 8

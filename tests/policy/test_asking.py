@@ -9,6 +9,7 @@ from paceline.policy.asking import Asking
 from paceline.policy.drafting_cost import DraftingCost, DraftTime
 from paceline.policy.planner import Source
 from paceline.request import Request
+from paceline.span import DraftTree
 from tests.policy.machine import DRAFT, LOOKUP, request
 
 LAG = 400
@@ -41,6 +42,22 @@ def test_reading_on_trust_depends_on_what_a_node_costs() -> None:
     for _ in range(TRIED):
         asking._accounts.settle((DRAFT.name, 0), each.request_id, 1.0, 0.0, 1.0)
     assert is_asked(0.9), "what it brings is known, and that is less what its nodes cost"
+
+
+def test_reading_has_to_pay_where_nobody_else_drafts() -> None:
+    """A situation that comes seldom is not known for long; it is no reason to read a prompt."""
+    source = replace(DRAFT, lag=lambda request: LAG)
+    asking, each = new_asking(source), short_request(1)
+    much = [DraftTree.chain([1, 2, 3], [0.9] * 3, LOOKUP.name)]
+
+    def is_asked(drafts: list[DraftTree]) -> bool:
+        return bool(asking.ask(source, [each], [0], [drafts], RATE))
+
+    assert is_asked(much)
+    for _ in range(TRIED):
+        asking._accounts.settle((DRAFT.name, 0), each.request_id, -1.0, 0.0, 1.0)
+    assert not is_asked([])
+    assert not is_asked(much), "though nothing is known of what it adds to so much"
 
 
 def test_nobody_is_asked_while_somebody_who_lacks_tokens_gets_no_draft() -> None:

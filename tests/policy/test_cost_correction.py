@@ -150,10 +150,12 @@ def test_a_change_that_only_wide_steps_show_is_ambiguous_until_a_narrow_one_is_s
         visit(9, 1.0)
     for _ in range(3):
         visit(9, 4.0)
-    assert model.is_ambiguous
+    assert model.is_ambiguous(step(1))
+    assert model.is_ambiguous(step(8))
+    assert not model.is_ambiguous(step(9)), "that is what was seen"
     assert model.predict(step(1)) > 1.5 * table.step(step(1)), "nobody knows better"
     visit(1, 1.0)
-    assert not model.is_ambiguous
+    assert not model.is_ambiguous(step(1))
     assert model.predict(step(1)) == pytest.approx(table.step(step(1)), rel=0.15)
     assert model.predict(step(9)) == pytest.approx(4.0 * table.step(step(9)), rel=0.2)
 

@@ -9,7 +9,7 @@ import pytest
 from paceline.policy.asking import Asking
 from paceline.policy.cost_points import StepShape
 from paceline.policy.drafting_cost import DraftingCost, DraftTime
-from paceline.policy.ledger import GLANCE_MS, GLANCE_SHARE, MAX_NOTED, Ledger
+from paceline.policy.ledger import GLANCE_MS, GLANCE_SHARE, MAX_NOTED, WAKE_MS, Ledger
 from paceline.policy.planner import Source, StepReport
 from paceline.request import Request
 from tests.policy.machine import request
@@ -81,7 +81,7 @@ def test_probes_go_where_it_promises_most() -> None:
     seen.lose(1, situation=0)
     seen.lose(2, situation=3)
     assert seen.asked(request(1), request(2)) == []
-    seen.asking._accounts.probing.passed(1e6)
+    seen.asking._accounts.probing[NAME].passed(1e6)
     assert seen.asked(request(1), request(2)) == [1]
 
 
@@ -103,7 +103,7 @@ def test_it_wakes_when_a_glance_shows_a_draft() -> None:
     while ledger.is_resting([longer(one)], lambda: RATE):
         ledger.note(PLAIN)
         woken += 1
-    assert woken * STEP_MS <= GLANCE_MS / GLANCE_SHARE + STEP_MS
+    assert woken * STEP_MS <= (WAKE_MS + GLANCE_MS) / GLANCE_SHARE + STEP_MS
 
 
 def test_glances_take_their_share_of_the_time() -> None:
@@ -113,9 +113,11 @@ def test_glances_take_their_share_of_the_time() -> None:
     for _ in range(steps):
         assert ledger.is_resting([longer(each) for each in many], lambda: RATE)
         ledger.note(PLAIN)
+    wake_ms = WAKE_MS + len(many) * GLANCE_MS
+    share = GLANCE_SHARE * steps * STEP_MS
     # What is booked after every MAX_NOTED steps begins with a glance too.
-    most = GLANCE_SHARE * steps * STEP_MS + (steps / MAX_NOTED + 1) * len(many) * GLANCE_MS
-    assert 0.8 * GLANCE_SHARE * steps * STEP_MS <= seen.looks * GLANCE_MS <= most
+    most = share + (steps / MAX_NOTED + 1) * wake_ms
+    assert 0.8 * share <= seen.looks / len(many) * wake_ms <= most
 
 
 def test_where_nobody_can_be_glanced_at_nobody_looks() -> None:

@@ -8,8 +8,10 @@ import pytest
 
 from paceline.errors import ProfileError
 from paceline.policy.cost_table import CostTable
-from paceline.policy.host_time import NO_HOST_TIME, HostTime
+from paceline.policy.host_time import NO_HOST_TIME, DraftingHostTime, HostTime
 from tests.policy.machine import cost_table
+
+DRAFTING = DraftingHostTime(call=0.1, level=0.05, request=0.02, node=0.01)
 
 
 def test_a_step() -> None:
@@ -34,15 +36,33 @@ def test_a_table_keeps_it() -> None:
     table = CostTable(
         "t",
         cost_table([1.0, 2.0]).points,
-        host=HostTime(1.0, 0.1, 0.5, 0.2, 0.3, 0.01, {"suffix": 0.02}),
+        host=HostTime(1.0, 0.1, 0.5, 0.2, 0.3, 0.01, {"suffix": 0.02}, 0.006, DRAFTING),
     )
     assert CostTable.from_dict(table.to_dict()).host == table.host
     document = table.to_dict()
-    for key in ("ask", "node", "calls"):  # as they were kept before these were measured
+    for key in ("ask", "node", "calls", "merge", "drafting"):  # as before these were measured
         del document["host"][key]
     assert CostTable.from_dict(document).host == HostTime(1.0, 0.1, 0.5, 0.2)
     without = {key: value for key, value in table.to_dict().items() if key != "host"}
     assert CostTable.from_dict(without).host == NO_HOST_TIME
+
+
+def test_merging_and_drafting() -> None:
+    host = HostTime(step=1.0, draft=0.5, ask=0.3, node=0.01, merge=0.04, drafting=DRAFTING)
+    assert host.of(2, 2, 6, True, merges=2) == pytest.approx(1.94)
+    assert DRAFTING.first_level(1) == 0.1
+    assert DRAFTING.further_level(1) == 0.05
+    assert DRAFTING.first_level(3) == pytest.approx(0.14)
+    assert DRAFTING.further_level(3, nodes=2) == pytest.approx(0.05 + 2 * 0.02 + 3 * 0.01)
+
+
+def test_one_model_as_a_target_and_as_a_draft() -> None:
+    target, draft = HostTime(step=1.0, calls={"suffix": 0.1}), HostTime(drafting=DRAFTING)
+    both = HostTime(step=1.0, calls={"suffix": 0.1}, drafting=DRAFTING)
+    assert target.completed_by(draft) == draft.completed_by(target) == both
+    later = HostTime(step=2.0)
+    assert later.completed_by(both) == HostTime(step=2.0, drafting=DRAFTING)
+    assert both.completed_by(later) == both
 
 
 @pytest.mark.parametrize(
@@ -59,6 +79,12 @@ def test_a_table_keeps_it() -> None:
         asdict(NO_HOST_TIME) | {"calls": {"suffix": None}},
         asdict(NO_HOST_TIME) | {"calls": [1.0]},
         asdict(NO_HOST_TIME) | {"calls": {1: 1.0}},
+        asdict(NO_HOST_TIME) | {"merge": -1.0},
+        asdict(NO_HOST_TIME) | {"drafting": None},
+        asdict(NO_HOST_TIME) | {"drafting": {}},
+        asdict(NO_HOST_TIME) | {"drafting": asdict(DraftingHostTime()) | {"more": 1.0}},
+        asdict(NO_HOST_TIME) | {"drafting": asdict(DraftingHostTime()) | {"level": -1.0}},
+        asdict(NO_HOST_TIME) | {"drafting": asdict(DraftingHostTime()) | {"call": "1"}},
     ],
 )
 def test_what_is_refused(wrong: object) -> None:

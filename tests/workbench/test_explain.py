@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from paceline.checks import check_output
 from paceline.engine.engine import Engine
 from paceline.errors import ConfigError
 from paceline.policy.choice import choose_nodes
@@ -23,7 +24,7 @@ from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.request import Request
 from paceline.sampling_params import SamplingParams
 from paceline.span import DraftTree
-from paceline.workbench.chrome_trace import PHASES, StepClock, StepTimes, check_folder, write_trace
+from paceline.workbench.chrome_trace import PHASES, StepClock, StepTimes, write_trace
 from paceline.workbench.explain import RecordingPlanner, recording
 from paceline.workbench.explain_cuts import Terms, cut_reasons, labels, request_nodes
 from paceline.workbench.explain_plot import plot_steps
@@ -350,4 +351,4 @@ def test_a_trace_tiles_its_steps_with_phases(tmp_path: Path) -> None:
 
 def test_a_trace_needs_its_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no folder"):
-        check_folder(tmp_path / "nowhere" / "trace.json")
+        check_output(tmp_path / "nowhere" / "trace.json")

@@ -11,7 +11,7 @@ from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine.build import BuiltEngine, build_engine
 from paceline.engine.compute_thread import COMPUTE
 from paceline.llm import embedded_model
-from paceline.policy.host_time import NO_HOST_TIME
+from paceline.policy.host_time import NO_DRAFTING_HOST_TIME, NO_HOST_TIME
 from paceline.workbench.profile_host import CALLED, measure_host_time
 from paceline.workbench.profile_script import drafted_steps
 
@@ -32,6 +32,8 @@ def test_what_is_measured(built: BuiltEngine) -> None:
     assert set(host.calls) == {"suffix", "prompt_lookup", "ngram_model"}
     assert all(0.0 < ms < 5.0 for ms in (host.step, host.ask, host.draft))
     assert all(0.0 <= ms < 5.0 for ms in (*astuple(host)[:6], *host.calls.values()))
+    assert 0.0 < host.merge < 1.0
+    assert host.drafting == NO_DRAFTING_HOST_TIME
     assert host.further_draft > 0.0, "a request more is planned for, verified and committed"
     assert engine.runner is runner
     assert engine.drafting.proposers == proposers

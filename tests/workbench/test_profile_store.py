@@ -14,6 +14,7 @@ from paceline.errors import ProfileError
 from paceline.models.ops.reference import ReferenceOps
 from paceline.policy.cost_points import CostPoint
 from paceline.policy.cost_table import CostTable
+from paceline.policy.host_time import DraftingHostTime, HostTime
 from paceline.workbench.profile import Profile
 from paceline.workbench.profile_key import profile_key
 from paceline.workbench.profile_roofs import Roofs, Work
@@ -53,6 +54,15 @@ def test_round_trip(folder: Path) -> None:
     assert store_profile(again) == path
     assert same(find_profile(KEY), again)
     assert [file.name for file in folder.iterdir()] == [path.name]
+
+
+def test_a_model_measured_as_a_draft_stays_measured_as_a_target() -> None:
+    points, drafting = TABLE.points, DraftingHostTime(0.1, 0.05, 0.02, 0.01)
+    for host in (HostTime(step=0.3, merge=0.01), HostTime(drafting=drafting), HostTime(step=0.4)):
+        store_profile(replace(PROFILE, table=CostTable("toy", points, host=host)))
+    found = find_profile(KEY)
+    assert found is not None
+    assert found.table.host == HostTime(step=0.4, drafting=drafting)
 
 
 @pytest.mark.parametrize("field", list(asdict(KEY)))

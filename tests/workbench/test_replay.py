@@ -17,7 +17,8 @@ from paceline.policy.cost import CostModel
 from paceline.policy.cost_aware import CostAwarePlanner
 from paceline.policy.cost_points import StepShape
 from paceline.policy.drafting_cost import DraftingCost, DraftTime
-from paceline.policy.host_time import HostTime
+from paceline.policy.host_time import NO_HOST_TIME, HostTime
+from paceline.policy.planned import PlannedStep
 from paceline.policy.planner import FixedPlanner, Planner, StepReport
 from paceline.proposers.base import DraftBudget, Proposer
 from paceline.proposers.prompt_lookup import PromptLookupProposer
@@ -39,6 +40,7 @@ CURVE = (1.0, 1.05, 1.08, 1.1, 1.9, 2.0)
 DIPS = (1.0, 0.8, 1.5, 1.1, 1.9, 1.3)
 LOOKUP = lookup_config(num_speculative_tokens=6, max_branching=3, max_tree_nodes=10)
 DRAFT = draft_config(num_speculative_tokens=5)
+BUSY = HostTime(step=0.2, request=0.02, draft=0.05, ask=0.04, node=0.01, merge=0.1)
 
 
 def make_planner(kind: str, cost: CostModel) -> Planner:
@@ -93,8 +95,9 @@ def run_engine(
     proposers: Sequence[Proposer] = (),
     kind: str = "fixed",
     curve: Sequence[float] = CURVE,
+    host: HostTime = NO_HOST_TIME,
 ) -> Steps:
-    cost = frozen_cost(curve)
+    cost = frozen_cost(curve, host)
     planner = make_planner(kind, cost)
     engine = Engine(toy_runner(), limits(concurrency), proposers, [EOS], planner, cost)
     return Steps(engine, temperature)
@@ -106,9 +109,10 @@ def assert_same_steps(
     steps: Steps,
     proposers: Sequence[Proposer],
     curve: Sequence[float] = CURVE,
+    host: HostTime = NO_HOST_TIME,
     **meta: Any,
 ) -> None:
-    cost = frozen_cost(curve)
+    cost = frozen_cost(curve, host)
     result = replay(
         steps.traces,
         make_meta(MAX_TOKENS, **meta),
@@ -155,14 +159,16 @@ def test_padded_steps_change_no_token_and_no_count(concurrency: int, temperature
         assert not {1, 3, 5} & set(steps.rows[-10:])
 
 
+@pytest.mark.parametrize("host", [NO_HOST_TIME, BUSY], ids=["no host", "busy host"])
 @pytest.mark.parametrize("kind", ["fixed", "auto"])
-def test_drafts_of_a_model_replay_from_a_recording(kind: str) -> None:
+def test_drafts_of_a_model_replay_from_a_recording(kind: str, host: HostTime) -> None:
     meta = make_meta(MAX_TOKENS, 0.8)
     proposers = [toy_drafter(DRAFT), PromptLookupProposer(LOOKUP)]
-    steps = run_engine(3, 0.8, proposers, kind)
+    steps = run_engine(3, 0.8, proposers, kind, host=host)
     recording = toy_recording(DRAFT, steps.traces, meta)
     cached = CachedDrafts(DRAFT, recording, dict(enumerate(range(len(steps.traces)))))
-    assert_same_steps(kind, 3, steps, [cached, PromptLookupProposer(LOOKUP)], temperature=0.8)
+    replayed = [cached, PromptLookupProposer(LOOKUP)]
+    assert_same_steps(kind, 3, steps, replayed, host=host, temperature=0.8)
 
 
 def test_the_embedded_model_takes_the_steps_of_its_replay() -> None:
@@ -252,6 +258,48 @@ def test_asking_its_calls_and_nodes_are_charged() -> None:
     assert free.rows == charged.rows == [4, 4, 4]
     each = 0.5 + 0.2 + 0.04 + 0.3 + 3 * 0.01  # in two steps; the first one reads the prompt
     assert charged.ms == pytest.approx(free.ms + 0.5 + 2 * each)
+
+
+def test_each_tree_beyond_a_requests_first_is_merged_at_a_charge() -> None:
+    traces = [make_trace(0, [7, 7, 7, 7], [7] * 9), make_trace(1, [5, 6], [1, 2, 3, 4])]
+
+    def run(host: HostTime) -> Any:
+        lookups = [PromptLookupProposer(lookup_config(num_speculative_tokens=n)) for n in (3, 2)]
+        lookups[1].name = "another"
+        return replay(traces, make_meta(9), lookups, FixedPlanner(), frozen_cost(host=host))
+
+    free, charged = run(NO_HOST_TIME), run(HostTime(merge=0.1))
+    assert free.rows == charged.rows
+    assert free.traces[0].emitted == [1, 4, 4]
+    assert charged.traces[0].ms == pytest.approx(free.traces[0].ms + 2 * 0.1)
+    assert charged.traces[1].ms == free.traces[1].ms, "nothing repeats itself there"
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_a_frozen_planner_and_its_replay_charge_the_host_alike(concurrency: int) -> None:
+    cost, noted_ms = frozen_cost(host=BUSY), [0.0, 0.0]
+
+    class Noting(CostAwarePlanner):
+        def _host_ms(self, report: StepReport, step: PlannedStep) -> float:
+            host_ms = super()._host_ms(report, step)
+            noted_ms[0] += host_ms + self.cost.predict(report.shape)
+            noted_ms[1] += BUSY.merge * (step.num_trees - len(step.trees))
+            return host_ms
+
+    lookups = [PromptLookupProposer(lookup_config(num_speculative_tokens=n)) for n in (6, 2)]
+    lookups[1].name = "another"
+    traces = [make_trace(i, [7 + i] * 4, [7 + i] * 30) for i in range(3)]
+    result = replay(
+        traces,
+        make_meta(32),
+        lookups,
+        Noting(cost, drafting=DRAFTING),
+        cost,
+        drafting=DRAFTING,
+        concurrency=concurrency,
+    )
+    assert noted_ms[1] > 0.0
+    assert result.ms - result.draft_ms == pytest.approx(noted_ms[0])
 
 
 def _no_drafts(config: SpeculativeConfig) -> Any:

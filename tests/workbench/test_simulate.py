@@ -12,6 +12,8 @@ from paceline.errors import ProfileError
 from paceline.policy.cost_points import CostPoint
 from paceline.policy.cost_table import CostTable
 from paceline.policy.drafting_cost import DraftTime
+from paceline.policy.host_time import DraftingHostTime, HostTime
+from paceline.workbench.drafts import record_all
 from paceline.workbench.drafts_store import RecordedDrafts
 from paceline.workbench.simulate import (
     Simulator,
@@ -22,7 +24,6 @@ from paceline.workbench.simulate import (
     parallel_draft_time,
     translated,
 )
-from paceline.workbench.simulate_setup import record_all
 from tests.toy import draft_config, lookup_config
 from tests.workbench.test_drafts import toy_recording
 from tests.workbench.toy_traces import frozen_cost, make_meta, make_trace
@@ -31,6 +32,7 @@ LOOKUP = lookup_config(num_speculative_tokens=12)
 DRAFT = draft_config(num_speculative_tokens=3, max_branching=2)
 TABLE = frozen_cost().table
 DRAFT_TABLE = CostTable("draft", [CostPoint(1, 0, 1, 1, 0.05), CostPoint(1, 0, 2, 2, 0.06)])
+SLOW = HostTime(drafting=DraftingHostTime(call=9.0, level=9.0))
 META = make_meta(16, 0.8)
 
 
@@ -121,6 +123,32 @@ def test_drafting_is_charged_by_the_draft_models_own_curve() -> None:
     )
     assert two.draft_ms == pytest.approx(2 * one.draft_ms)
     assert two.ms - one.ms == pytest.approx(one.draft_ms)
+
+
+def test_what_drafting_takes_beside_forwards_is_charged() -> None:
+    points = DRAFT_TABLE.points
+    host = HostTime(drafting=DraftingHostTime(call=0.3, level=0.2, request=0.04, node=0.01))
+    table = CostTable("draft", points, host=host)
+    time, bare = draft_time(table, 3, 2), draft_time(DRAFT_TABLE, 3, 2)
+    assert time.call == pytest.approx(bare.call + 0.3 + 2 * 0.04)
+    assert time.level == pytest.approx(bare.level + 0.2 + 2 * 0.04 + 3 * 0.01)
+    assert time.token == bare.token
+    masks = parallel_draft_time(table, 2, 3).call - parallel_draft_time(DRAFT_TABLE, 2, 3).call
+    assert masks == pytest.approx(0.3 + 0.04 + 2 * 2 * 0.01), "each mask is ranked like a node"
+    (chain,) = fixed_configs([DRAFT])["draft_model 3"]
+    quick, busy = (
+        simulator(draft_table=each).run([chain], PLANNERS["fixed"]) for each in (DRAFT_TABLE, table)
+    )
+    assert busy.rows == quick.rows
+    drafts = [draft for draft in quick.rows if draft > 1]
+    assert busy.ms - quick.ms == pytest.approx(busy.draft_ms - quick.draft_ms)
+    more = busy.draft_ms - quick.draft_ms
+    assert len(drafts) * 0.3 <= more <= len(quick.rows) * (0.3 + 2 * 0.2)
+    planned = [
+        simulator(draft_table=each).run([DRAFT], PLANNERS["auto"]).total("num_draft_tokens")
+        for each in (DRAFT_TABLE, CostTable("slow", points, host=SLOW))
+    ]
+    assert planned[1] < planned[0], "the planner is told what drafting takes"
 
 
 def test_masks_are_rows_of_one_forward_and_foreign_levels_take_several() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from paceline.checks import check_output
 from paceline.commands.display import Screen, banner, wants_colour
 from paceline.commands.explain_closing import summary_lines
 from paceline.commands.explain_options import ExplainOptions
@@ -27,7 +28,7 @@ from paceline.models.tokenizer import Tokenizer
 from paceline.request import Constraint
 from paceline.runtime.grammar import GrammarCompiler
 from paceline.sampling_params import SamplingParams
-from paceline.workbench.chrome_trace import check_folder, write_trace
+from paceline.workbench.chrome_trace import write_trace
 from paceline.workbench.explain import MAX_STEPS
 from paceline.workbench.explain_plot import plot_steps
 from paceline.workbench.explain_run import Explanation, explain
@@ -44,7 +45,7 @@ def explain_command(options: ExplainOptions) -> int:
     """
     wanted = numbers("--steps", options.steps, 1, MAX_STEPS)
     if options.plot is not None:  # before minutes are spent
-        check_folder(options.plot)
+        check_output(options.plot)
         check_plot(options.plot)
     speculative = speculative_config(options, options.model)
     seed = secrets.randbits(32) if options.seed is None else options.seed
@@ -74,7 +75,7 @@ def explain_prompt(
     if not speculative:
         raise ConfigError("explain needs speculation: leave out --no-speculation")
     if options.trace is not None:
-        check_folder(options.trace)
+        check_output(options.trace)
     with LLM(options.model, speculative_config=speculative, **engine_options(options)) as llm:
         screen = Screen(llm.proposers)
         screen.note(banner(llm))

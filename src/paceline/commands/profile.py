@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+from paceline.checks import check_number, check_output
 from paceline.commands.display import Screen, printable
 from paceline.commands.profile_options import ProfileOptions
 from paceline.commands.profile_view import describe, draw_bars, tables
@@ -22,6 +23,8 @@ from paceline.workbench.profile_store import store_profile, to_document, write_j
 MAX_WIDTH = 4096
 MAX_CONTEXT = 1 << 20
 MAX_NUMBERS = 1000
+LEAST_SECONDS, MOST_SECONDS = 0.001, 86_400.0
+"""Of measuring."""
 _NUMBERS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 
@@ -33,8 +36,7 @@ def profile_command(options: ProfileOptions) -> int:
     """
     screen = Screen()
     for path in filter(None, (options.output, options.plot)):  # before minutes are spent
-        if not Path(path).parent.is_dir():
-            raise ConfigError(f"{path} cannot be written: there is no folder {Path(path).parent}")
+        check_output(path)
     if options.plot is not None:
         check_plot(options.plot)
     imported = options.import_file is not None
@@ -62,6 +64,7 @@ def _imported(options: ProfileOptions) -> tuple[list[Profile], list[str]]:
 
 
 def _measured(options: ProfileOptions, screen: Screen) -> tuple[list[Profile], list[str]]:
+    check_number("--budget", options.budget, LEAST_SECONDS, MOST_SECONDS, float)
     settings = ProfileSettings(
         widths=numbers("--widths", options.widths, 1, MAX_WIDTH) or WIDTHS,
         contexts=numbers("--contexts", options.contexts, 1, MAX_CONTEXT) or CONTEXTS,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TextIO
 
 from paceline.commands.display import printable, table
 from paceline.policy.cost_table import CostTable
-from paceline.policy.host_time import NO_HOST_TIME
+from paceline.policy.host_time import NO_DRAFTING_HOST_TIME, NO_HOST_TIME, HostTime
 from paceline.workbench.profile import Profile
 from paceline.workbench.profile_roofs import Roofs, Work
 
@@ -26,16 +27,27 @@ def describe(profile: Profile) -> str:
     if profile.roofs is not None:
         roofs = profile.roofs
         lines.append(f"roofs: {roofs.read_gb_per_s:.1f} GB/s read, {roofs.gflop_per_s:.0f} GFLOP/s")
-    if profile.table.host != NO_HOST_TIME:
-        host = profile.table.host
+    return "\n".join([*lines, *_host(profile.table.host)])
+
+
+def _host(host: HostTime) -> list[str]:
+    """What the host takes for a target, and for a draft; of what was measured."""
+    lines, drafting = [], host.drafting
+    if replace(host, drafting=NO_DRAFTING_HOST_TIME) != NO_HOST_TIME:
         lines.append(
             f"host, ms per step: {host.step:.3f}, {host.request:.3f} per further request; with a "
             f"draft {host.draft:.3f} more, {host.further_draft:.3f} per further one, "
-            f"{host.node:.4f} per node; planning {host.ask:.3f}"
+            f"{host.node:.4f} per node; planning {host.ask:.3f}, merging {host.merge:.4f}"
         )
         calls = ", ".join(f"{name} {ms:.3f}" for name, ms in sorted(host.calls.items()))
         lines.append(f"host, ms per call: {printable(calls)}")
-    return "\n".join(lines)
+    if drafting != NO_DRAFTING_HOST_TIME:
+        lines.append(
+            f"host, ms per call as a draft: {drafting.call:.3f}, {drafting.level:.3f} per further "
+            f"level; {drafting.request:.3f} per further request, {drafting.node:.3f} per further "
+            "node of a level"
+        )
+    return lines
 
 
 def tables(profile: Profile) -> list[str]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from paceline.checks import check_output
 from paceline.commands.compare import compare_command
 from paceline.commands.display import OriginSplitter, Screen, banner, closing_line
 from paceline.commands.options import RunOptions
@@ -28,7 +29,7 @@ from paceline.errors import ConfigError, RequestError
 from paceline.llm import LLM
 from paceline.outputs import Completion, GenerationOutput
 from paceline.sampling_params import SamplingParams
-from paceline.workbench.chrome_trace import StepClock, check_folder, write_trace
+from paceline.workbench.chrome_trace import StepClock, write_trace
 
 EXIT_FAILED = 2
 
@@ -53,7 +54,7 @@ def run_command(options: RunOptions) -> int:
     if options.trace is not None:
         if options.compare:
             raise ConfigError("--trace and --compare exclude each other: tracing takes time")
-        check_folder(options.trace)
+        check_output(options.trace)
     if options.compare:
         return compare_command(options, prompts or [], params, speculative)
     if options.repeat > 1:

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from paceline.checks import check_number
+from paceline.checks import check_number, check_output
 from paceline.commands import simulate_estimators
 from paceline.commands.display import Screen, printable, table
+from paceline.commands.options import EngineOptions
 from paceline.commands.profile_view import describe
 from paceline.commands.report import Figures
 from paceline.commands.resolve import engine_options, speculative_config
@@ -77,7 +78,7 @@ def _opened(
         lambda profile: screen.note(f"costs of {describe(profile)}"),
     )
     with screen.progress("drafting", 100) as advance:
-        simulator, notes = open_simulator(
+        opened = open_simulator(
             options.traces,
             options.model or embedded_model("target"),
             EngineConfig(**engine_options(options)),
@@ -86,10 +87,10 @@ def _opened(
             draft_table=draft_costs,
             advance=lambda share: advance(int(share * 100)),
         )
-    notes += cost_notes(simulator)
+    notes = [*opened.answers, *opened.assumed, *cost_notes(opened.simulator)]
     for note in notes:
         screen.note(f"note: {printable(note)}")
-    return simulator, notes
+    return opened.simulator, notes
 
 
 def _check(options: SimulateOptions, configs: Configs) -> None:
@@ -98,15 +99,25 @@ def _check(options: SimulateOptions, configs: Configs) -> None:
     Raises:
         ConfigError: options out of range, or that do not go together.
     """
-    # The engine's own name of --concurrency is no option of this command.
-    most = EngineConfig(**engine_options(options) | {"max_num_seqs": 1}).max_num_batched_tokens
-    check_number("--concurrency", options.max_num_seqs, 1, min(most, MOST_REQUESTS))
+    check_concurrency(options)
     if options.plot is not None and not options.estimators:
         raise ConfigError("--plot draws what --estimators finds; give both")
     if options.estimators and not configs:
         raise ConfigError("--estimators judges what proposers draft; here nobody drafts")
     if options.plot is not None:
+        check_output(options.plot)
         check_plot(options.plot)
+
+
+def check_concurrency(options: EngineOptions) -> None:
+    """Check the engine's options where ``--concurrency`` says how many requests run at a time.
+
+    Raises:
+        ConfigError: one is out of range; the engine's own name of this one is no option then.
+    """
+    most = EngineConfig(**engine_options(options) | {"max_num_seqs": 1}).max_num_batched_tokens
+    if options.max_num_seqs is not None:
+        check_number("--concurrency", options.max_num_seqs, 1, min(most, MOST_REQUESTS))
 
 
 def _estimators(

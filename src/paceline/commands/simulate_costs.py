@@ -9,6 +9,7 @@ from paceline.errors import ConfigError
 from paceline.policy.cost_points import MAX_MS
 from paceline.policy.cost_prior import prior_table
 from paceline.policy.cost_table import CostTable
+from paceline.policy.host_time import NO_DRAFTING_HOST_TIME, NO_HOST_TIME
 from paceline.workbench.profile import Profile
 from paceline.workbench.simulate import Simulator
 from paceline.workbench.simulate_setup import draft_table_of, profile_named
@@ -61,6 +62,13 @@ def cost_notes(simulator: Simulator) -> list[str]:
         for each in (table, *simulator.draft_tables.values())
         if each.name != prior_table().name and (said := _width_gaps(each))
     ]
+    if table.host != NO_HOST_TIME:
+        notes += [
+            f"{each.name}: what the host takes for its drafts was not measured and counts as "
+            "nothing; paceline profile measures it"
+            for each in simulator.draft_tables.values()
+            if each.host.drafting == NO_DRAFTING_HOST_TIME
+        ]
     if table.name == prior_table().name:
         return notes
     if simulator.config.max_num_seqs > 1 and all(point.requests == 1 for point in table.points):

@@ -5,16 +5,17 @@ Answers and profiles are made by what makes them for the commands of these names
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import fields
-from pathlib import Path
 
+from paceline.checks import check_output
 from paceline.commands.display import Screen, printable
 from paceline.commands.options import EngineOptions
 from paceline.commands.resolve import (
     DEFAULT_MAX_NUM_SEQS,
     engine_options,
 )
+from paceline.commands.simulate import check_concurrency
 from paceline.commands.simulate_costs import costs_of
 from paceline.commands.trace import trace_command
 from paceline.commands.trace_options import TraceOptions
@@ -26,8 +27,7 @@ from paceline.workbench.profile import measure_profiles
 from paceline.workbench.profile_plot import check_plot
 from paceline.workbench.profile_store import store_profile
 from paceline.workbench.simulate import Simulator
-from paceline.workbench.simulate_setup import open_simulator
-from paceline.workbench.trace_requests import answer_notes
+from paceline.workbench.simulate_setup import Opened, open_simulator
 from paceline.workbench.tune import Drafts, wanted_configs
 
 
@@ -36,11 +36,10 @@ def check_files(options: TuneOptions) -> None:
     if options.prompts is None and options.traces is None:
         raise ConfigError("tune needs --prompts FILE, or --traces FOLDER with answers in it")
     for path in filter(None, (options.output, options.plot)):
-        if not Path(path).parent.is_dir():
-            raise ConfigError(f"{path} cannot be written: there is no folder {Path(path).parent}")
+        check_output(path)
     if options.plot is not None:
         check_plot(options.plot)
-    EngineConfig(**engine_options(options))
+    check_concurrency(options)
 
 
 def traced(options: TuneOptions, spare: str) -> str:
@@ -68,28 +67,17 @@ def simulator_for(
     options: TuneOptions, folder: str, drafts: Drafts, screen: Screen
 ) -> tuple[Simulator, list[str]]:
     """The simulator; what its costs would have to assume is measured, unless they were named."""
-    simulator, notes = _opened(options, folder, drafts, screen)
-    if options.cost is None and _num_assumed(simulator, notes):
+    opened = _opened(options, folder, drafts, screen)
+    if options.cost is None and opened.assumed:
         models = [draft for draft in drafts.values() if draft.needs_forwards]
         measured = [] if options.draft_cost else models
         for remark in _profile(options, measured, screen):
             screen.note(printable(remark))
-        simulator, notes = _opened(options, folder, drafts, screen)
-    return simulator, notes
+        opened = _opened(options, folder, drafts, screen)
+    return opened.simulator, [*opened.answers, *opened.assumed]
 
 
-def _num_assumed(simulator: Simulator, notes: Sequence[str]) -> int:
-    """Costs among the notes, which are not those on the answers."""
-    target = simulator.target
-    assert target is not None
-    assert target.checkpoint is not None
-    answers = answer_notes(simulator.meta, target.checkpoint.name, simulator.config.dtype)
-    return len(notes) - len(answers)
-
-
-def _opened(
-    options: TuneOptions, folder: str, drafts: Drafts, screen: Screen
-) -> tuple[Simulator, list[str]]:
+def _opened(options: TuneOptions, folder: str, drafts: Drafts, screen: Screen) -> Opened:
     table, draft_table = costs_of(options.cost, options.draft_cost)
     with screen.progress("drafting", 100) as advance:
         return open_simulator(

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 
 from paceline.policy.allowance import Allowance
 
-PROBE_SHARE = 0.004
-"""Share of the time that probes may take."""
+PROBE_SHARE = 0.002
+"""Share of the time that probes of one proposer may take."""
 FLOOR = -0.1
 """A gain sinks no deeper, so that a change of text is believed after few probes."""
 START = 0.5
@@ -77,12 +77,12 @@ class Accounts:
     """Accounts of all proposers.
 
     Attributes:
-        probing: time that probes may take.
+        probing: time that probes may take, by proposer: cheap ones would leave nothing for others.
     """
 
     def __init__(self) -> None:
         self._accounts: defaultdict[Key, _Account] = defaultdict(_Account)
-        self.probing = Allowance(PROBE_SHARE)
+        self.probing: defaultdict[str, Allowance] = defaultdict(lambda: Allowance(PROBE_SHARE))
         self._probes = 0
 
     def open(self, key: Key, promised: float, ms: float) -> None:
@@ -116,7 +116,7 @@ class Accounts:
 
     def probe(self, key: Key, request_id: int, cost_ms: float) -> None:
         """Pay for a probe."""
-        self.probing.spend(cost_ms)
+        self.probing[key[0]].spend(cost_ms)
         self._probes += 1
         self._accounts[key].probed[request_id] = self._probes
 

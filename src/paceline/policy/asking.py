@@ -74,7 +74,7 @@ class Asking:
                 request_ids = [each.request_id for each in requests if source.applies(each)]
                 if request_ids and (
                     self._accounts.has_gain((name, 0), request_ids, rate)
-                    or self._accounts.probing.covers(self._first_probe_ms(name))
+                    or self._accounts.probing[name].covers(self._first_probe_ms(name))
                 ):
                     return True
         return not self._sources
@@ -94,6 +94,18 @@ class Asking:
             if source.applies(request)
         )
 
+    def pays_for_all(self, requests: Sequence[Request], rate: float) -> bool:
+        """Whether for each request some proposer is expected to pay, if it is asked first."""
+        return all(self._pays(request, rate) for request in requests)
+
+    def _pays(self, request: Request, rate: float) -> bool:
+        for name, source in self._sources.items():
+            if source.applies(request):
+                key = (name, 0) if source.glance is None else self._key_at_a_glance(source, request)
+                if key is not None and self._accounts.gain(key, request.request_id, rate) > 0.0:
+                    return True
+        return False
+
     def _key(self, source: Source, request: Request, drafts: Sequence[DraftTree]) -> Key | None:
         """The account by which it is decided whether to ask; None: it is known to be in vain."""
         if source.costs_forwards:
@@ -106,7 +118,7 @@ class Asking:
         key = self._key_at_a_glance(source, request)
         return key is not None and (
             self._accounts.gain(key, request.request_id, rate) > 0.0
-            or self._accounts.probing.covers(self._first_probe_ms(source.name))
+            or self._accounts.probing[source.name].covers(self._first_probe_ms(source.name))
         )
 
     def _key_at_a_glance(self, source: Source, request: Request) -> Key | None:
@@ -125,10 +137,10 @@ class Asking:
 
     def rest_ms(self, requests: Sequence[Request]) -> float:
         """Time in which nobody becomes worth asking for these requests if nobody is now."""
-        until = self._accounts.probing.milliseconds_until
+        probing = self._accounts.probing
         return min(
             (
-                until(self._first_probe_ms(name))
+                probing[name].milliseconds_until(self._first_probe_ms(name))
                 for name, source in self._sources.items()
                 if source.glance is None and any(map(source.applies, requests))
             ),
@@ -194,8 +206,11 @@ class Asking:
             return True
         if gain <= 0.0:
             return False
-        # Catching up is an investment: it has to come back before the request ends.
-        if not self._accounts.is_tried(asked.key):
+        # Catching up is an investment: it has to come back before the request ends, in the usual
+        # situation, in which nobody else drafts.
+        usual = asked.key[0], 0
+        gain = min(gain, self._accounts.gain(usual, request.request_id, rate))
+        if not self._accounts.is_tried(usual):
             gain *= max(0.0, 1.0 - price)
         steps = request.remaining / (1 + gain)
         return gain * steps > rate * self._drafting.catch_up(asked.key[0], asked.lag)
@@ -226,7 +241,7 @@ class Asking:
             if cost_ms == least:  # most lack nothing, so that one stands for all
                 continue
             least = min(least, cost_ms)
-            if accounts.probing.covers(cost_ms):
+            if accounts.probing[name].covers(cost_ms):
                 accounts.probe(key, request_id, cost_ms)
                 self._least_probe_ms[name] = 0.0
                 return [by_id[request_id]]
@@ -261,7 +276,8 @@ class Asking:
 
     def pass_time(self, milliseconds: float) -> None:
         """Let time pass in which nobody is asked."""
-        self._accounts.probing.passed(milliseconds)
+        for name in self._sources:
+            self._accounts.probing[name].passed(milliseconds)
         self._delaying.passed(milliseconds)
 
     def finish(self, request: Request) -> None:

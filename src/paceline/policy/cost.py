@@ -79,10 +79,9 @@ class CostModel:
             return times[: count + 1]
         return self._correction.growth(times, shape.rows, count)
 
-    @property
-    def is_ambiguous(self) -> bool:
-        """Whether wide steps have changed, and it is not known whether narrow ones have too."""
-        return self.learns and self._correction.is_ambiguous
+    def is_ambiguous(self, shape: StepShape) -> bool:
+        """Whether wider steps have changed, and it is not known whether such ones have too."""
+        return self.learns and self._correction.is_ambiguous(shape.rows)
 
     def rows_within(self, shape: StepShape, milliseconds: float, limit: int) -> int:
         """Further prefill rows, up to ``limit``, with which the step stays within the time.

@@ -32,6 +32,7 @@ from paceline.policy.planned import UNPLANNED, PlannedStep
 from paceline.policy.planner import DraftLimits, Drafts, PlainStep, Source, StepReport
 from paceline.policy.prices import FREE, Prices, cheapest_ahead
 from paceline.policy.selection import selected
+from paceline.policy.width_check import Pick, WidthCheck
 from paceline.request import Request, VerifyResult
 from paceline.span import DraftTree
 
@@ -81,6 +82,8 @@ class CostAwarePlanner:
         self._fairness = None if is_strict else Fairness(SLOWDOWN)
         tpot_ms = self.objective.tpot_ms
         self._lateness = None if tpot_ms is None else Lateness(tpot_ms)
+        check = WidthCheck(self._padding, self._lateness, is_strict)
+        self._width_check = check if cost.learns else None
         self._step, self._is_open = PlannedStep(), False
 
     @property
@@ -98,12 +101,17 @@ class CostAwarePlanner:
         if self._lateness is not None:
             self._lateness.begin(requests)
         self._is_open = True
-        if self._ledger.is_resting(requests, lambda: self._rate(step, len(requests))):
+        again = () if self._width_check is None else self._width_check.again(self._step)
+        if again:
+            self._ledger.settle()
+        elif self._ledger.is_resting(
+            requests, lambda: self._rate(step, len(requests)), lambda: self._needy(requests)
+        ):
             self._step = UNPLANNED
             return False
-        planned = self._step = PlannedStep(step, requests, began=time.perf_counter())
+        planned = self._step = PlannedStep(step, requests, began=time.perf_counter(), again=again)
         planned.plain_ms = self._padding.predict(step)
-        is_due = self._ledger.plain_check.is_due or self.cost.is_ambiguous
+        is_due = self._ledger.plain_check.is_due or self.cost.is_ambiguous(step)
         is_checked = is_due and step.requests == len(requests)
         if is_checked and not any(map(asks_for_drafts, requests)):
             return False
@@ -112,12 +120,21 @@ class CostAwarePlanner:
             planned.ahead = self._fairness.ahead(requests)
         return True
 
+    def _needy(self, requests: Sequence[Request]) -> Sequence[tuple[Request, float]]:
+        """Who cannot wait for the drafts of others, and for how many steps to come."""
+        if self._fairness is None or len(requests) == 1:
+            return ()
+        return self._fairness.needy(requests)
+
     def rest_ms(self) -> float:
         needs_each = self._is_frozen or self._padding.is_known or self._lateness is not None
         return 0.0 if needs_each else self._ledger.quiet_ms
 
     def rested(self, steps: Sequence[PlainStep]) -> None:
-        self._ledger.note_plain(steps, sum([step.total_ms for step in steps]))
+        milliseconds = sum([step.total_ms for step in steps])
+        self._ledger.note_plain(steps, milliseconds)
+        if self._width_check is not None:
+            self._width_check.looks.passed(milliseconds)
         if self._fairness is not None:
             self._fairness.passed_plainly(len(steps))
 
@@ -147,6 +164,8 @@ class CostAwarePlanner:
             growth = self._growth(one_each)
             price = step.rate * (growth[one_each] - growth[0]) / one_each
         asks = self._asking.ask(source, step.requests, candidates, drafts, step.rate, needy, price)
+        if step.again and not asks and not needy and self._width_check is not None:
+            asks = self._width_check.asks_again(source, step, candidates)
         step.asks += asks
         return [asked.index for asked in asks]
 
@@ -164,6 +183,8 @@ class CostAwarePlanner:
             return calibration.estimate(request.request_id, name, depth, prob)
 
         growth = self._growth(max_nodes)[: max_nodes + 1]
+        if self._width_check is not None:
+            growth = self._width_check.growth(step, growth)
         return Prices(
             nodes=[step.rate * ms for ms in cheapest_ahead(growth)],
             level=step.rate * self.drafting.of(name).level,
@@ -184,6 +205,8 @@ class CostAwarePlanner:
         drafting = self.drafting
         if not drafting.is_fixed:
             drafting.observe(name, levels, lag, milliseconds, has_levels)
+        if has_levels:
+            step.levels, step.level_ms = levels, drafting.of(name).level
         usual_ms = drafting.milliseconds(name, levels)
         if drafting.is_fixed:
             milliseconds = usual_ms + drafting.catch_up(name, lag)
@@ -195,6 +218,7 @@ class CostAwarePlanner:
         for i, tree in zip(chosen, trees, strict=True):
             if tree.token_ids:
                 self.calibration.calibrate(step.requests[i].request_id, tree)
+                step.num_trees += 1
         step.ended = time.perf_counter()  # if nothing was drafted, there is no choice
 
     def choose(
@@ -204,23 +228,38 @@ class CostAwarePlanner:
         self.calibration.pool(trees)
         if self._lateness is not None:
             step.weights = self._lateness.weights(step.requests)
-        chosen = self._choose(
-            trees,
-            limits,
-            self._growth(sum([len(tree.token_ids) for tree in trees])),
-            step.rate,
-            weights=step.weights,
-            slowdown=self._slowdown,
-            ahead=step.ahead,
-            node_budget=node_budget,
-        )
+        growth = self._growth(sum([len(tree.token_ids) for tree in trees]))
+        pick = self._picker(trees, limits, node_budget)
+        picked = pick(growth)
         for request, tree in zip(step.requests, trees, strict=True):
             if tree.token_ids:
                 step.trees[request.request_id] = tree
-        picked = [selected(tree, nodes) for tree, nodes in zip(trees, chosen, strict=True)]
         self._credit(picked)
+        if self._width_check is not None:
+            picked = self._width_check.wider(step, picked, pick)
         step.ended = time.perf_counter()
         return picked
+
+    def _picker(
+        self, trees: Sequence[DraftTree], limits: Sequence[DraftLimits], node_budget: int
+    ) -> Pick:
+        """What says which parts of the trees to verify, were this the growth of the step."""
+        step = self._step
+
+        def pick(growth: Sequence[float]) -> list[DraftTree]:
+            chosen = self._choose(
+                trees,
+                limits,
+                growth,
+                step.rate,
+                weights=step.weights,
+                slowdown=self._slowdown,
+                ahead=step.ahead,
+                node_budget=node_budget,
+            )
+            return [selected(tree, nodes) for tree, nodes in zip(trees, chosen, strict=True)]
+
+        return pick
 
     def padding(self, step: StepShape, room: int) -> int:
         count = self._padding.rows(step) if self._padding.is_known else 0
@@ -258,10 +297,14 @@ class CostAwarePlanner:
             report = StepReport(report.shape, forward_ms, total_ms, *report[3:])
         if self._lateness is not None:
             self._lateness.passed(report.total_ms)
+        if self._width_check is not None:
+            self._width_check.looks.passed(report.total_ms)
         longer = 0.0
         if step is UNPLANNED:
             self._ledger.note(report)
         else:
+            if self._width_check is not None:
+                self._width_check.end(step, report)
             self._ledger.book(report, step)
             longer = self._longer(step, report.shape)
         if self._fairness is not None:
@@ -278,7 +321,8 @@ class CostAwarePlanner:
         shape = report.shape
         nodes = shape.rows - report.padding - step.shape.rows if step.trees else 0
         drafts = min(nodes, len(step.trees))
-        return self._host.of(shape.requests, drafts, nodes, asked=bool(step.asks))
+        merges = step.num_trees - len(step.trees)
+        return self._host.of(shape.requests, drafts, nodes, bool(step.asks), merges)
 
     def _longer(self, step: PlannedStep, shape: StepShape) -> float:
         """Plain steps by which drafts made the step longer; predicted, for clocks have hiccups."""

@@ -128,11 +128,10 @@ class Correction:
         self._last_surprise = 0.0
         self._heard: dict[int, tuple[float, float]] = {}  # what _hear said since the last visit
 
-    @property
-    def is_ambiguous(self) -> bool:
-        """Whether steps have changed of which none was narrow, so that it is not known whether
-        narrow ones have changed too."""
-        return self._ambiguous > 0.0
+    def is_ambiguous(self, width: int) -> bool:
+        """Whether steps have changed of which none was so narrow, so that it is not known whether
+        steps of so many rows have changed too."""
+        return SLOPES[BINS[min(width, MAX_WIDTH)]] < self._ambiguous
 
     def factor(self, width: int) -> float:
         """What the table's time is multiplied with."""

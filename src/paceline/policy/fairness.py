@@ -39,6 +39,12 @@ class Fairness:
         self._book_plain()
         return [self._of(request) for request in requests]
 
+    def needy(self, requests: Sequence[Request]) -> list[tuple[Request, float]]:
+        """Those who must gain by a step that is longer, and after how many plain steps they need
+        not any more."""
+        ahead = zip(requests, self.ahead(requests), strict=True)
+        return [(each, (ENOUGH - has) / self._slowdown) for each, has in ahead if has < ENOUGH]
+
     def emitted(self, request: Request, count: int) -> None:
         """A request emits so many tokens in the step that is running."""
         self._emitted.append((request, count))

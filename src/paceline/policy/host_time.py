@@ -1,15 +1,71 @@
 """Milliseconds of a step outside of all forwards: linear in requests, drafts and draft nodes.
 
-Owns the figures and what valid ones are; :mod:`paceline.workbench.profile_host` measures them.
+Owns the figures and what valid ones are; :mod:`paceline.workbench.profile_host` and, of a model
+that drafts, :mod:`paceline.workbench.profile_drafting` measure them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from paceline.errors import ProfileError
 from paceline.policy.cost_points import MAX_MS
+
+_DRAFTING = "drafting"
+
+
+def _check(times: Iterable[float]) -> None:
+    for value in times:
+        if type(value) not in (int, float) or not 0 <= value <= MAX_MS:
+            raise ProfileError(f"a host time is {value!r}; allowed are numbers from 0 on")
+
+
+@dataclass(frozen=True, slots=True)
+class DraftingHostTime:
+    """What a call of a model that drafts takes beyond what its forwards take by its table.
+
+    Attributes:
+        call: with one request and one level.
+        level: that each further level adds.
+        request: that each further request adds to each level.
+        node: that each further node of a request's level adds.
+
+    Raises:
+        ProfileError: a value is no number from 0 on.
+    """
+
+    call: float = 0.0
+    level: float = 0.0
+    request: float = 0.0
+    node: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check([self.call, self.level, self.request, self.node])
+
+    def first_level(self, requests: int, nodes: int = 1) -> float:
+        """Milliseconds of a call with one level, of so many nodes per request."""
+        return self.call + self._more(requests, nodes)
+
+    def further_level(self, requests: int, nodes: int = 1) -> float:
+        """Milliseconds that a level of so many nodes per request adds."""
+        return self.level + self._more(requests, nodes)
+
+    def _more(self, requests: int, nodes: int) -> float:
+        return self.request * (requests - 1) + self.node * requests * (nodes - 1)
+
+    @classmethod
+    def from_dict(cls, data: object) -> DraftingHostTime:
+        """Raises :class:`ProfileError` where a key is missing or unknown, or a value is wrong."""
+        known = {each.name for each in fields(cls)}
+        if not isinstance(data, Mapping) or set(data) != known:
+            names = ", ".join(sorted(known))
+            raise ProfileError(f"drafting in a host time must be an object with {names}")
+        return cls(**data)
+
+
+NO_DRAFTING_HOST_TIME = DraftingHostTime()
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +82,8 @@ class HostTime:
         node: that each draft node adds.
         calls: that each proposer that is asked adds, whether or not it drafts anything; by method,
             of those that need no forwards.
+        merge: that making one tree of a request's two adds.
+        drafting: where the model drafts for another; the rest is where it is drafted for.
 
     Raises:
         ProfileError: a value is no number from 0 on.
@@ -38,16 +96,18 @@ class HostTime:
     ask: float = 0.0
     node: float = 0.0
     calls: Mapping[str, float] = field(default_factory=dict)
+    merge: float = 0.0
+    drafting: DraftingHostTime = NO_DRAFTING_HOST_TIME
 
     def __post_init__(self) -> None:
         if not isinstance(self.calls, Mapping) or not all(type(key) is str for key in self.calls):
             raise ProfileError(f"a host time's calls are {self.calls!r}, not times by methods")
         times = [self.step, self.request, self.draft, self.further_draft, self.ask, self.node]
-        for value in [*times, *self.calls.values()]:
-            if type(value) not in (int, float) or not 0 <= value <= MAX_MS:
-                raise ProfileError(f"a host time is {value!r}; allowed are numbers from 0 on")
+        _check([*times, *self.calls.values(), self.merge])
 
-    def of(self, requests: int, drafts: int, nodes: int = 0, asked: bool = False) -> float:
+    def of(
+        self, requests: int, drafts: int, nodes: int = 0, asked: bool = False, merges: int = 0
+    ) -> float:
         """Milliseconds of a step, calls left out.
 
         Args:
@@ -55,8 +115,9 @@ class HostTime:
             drafts: requests of these that have one.
             nodes: of all drafts together.
             asked: whether any proposer was asked.
+            merges: trees that were drafted beyond the first of each request.
         """
-        time = self.step + self.request * (requests - 1) + self.ask * asked
+        time = self.step + self.request * (requests - 1) + self.ask * asked + self.merge * merges
         if asked or drafts:
             time += self.draft
         if drafts:
@@ -75,10 +136,21 @@ class HostTime:
     def from_dict(cls, data: object) -> HostTime:
         """Raises :class:`ProfileError` where a key is missing or unknown, or a value is wrong."""
         known = {each.name for each in fields(cls)}
-        needed = known - {"ask", "node", "calls"}  # which were not always measured
+        needed = known - {"ask", "node", "calls", "merge", _DRAFTING}  # not always measured
         if not isinstance(data, Mapping) or not needed <= set(data) <= known:
             raise ProfileError(f"a host time must be an object with {', '.join(sorted(known))}")
-        return cls(**data)
+        parts: dict[str, Any] = dict(data)
+        if _DRAFTING in parts:
+            parts[_DRAFTING] = DraftingHostTime.from_dict(parts[_DRAFTING])
+        return cls(**parts)
+
+    def completed_by(self, other: HostTime) -> HostTime:
+        """With what another one knows where nothing was measured: drafted for, or drafting."""
+        drafting = self.drafting
+        if drafting == NO_DRAFTING_HOST_TIME:
+            drafting = other.drafting
+        is_known = replace(self, drafting=NO_DRAFTING_HOST_TIME) != NO_HOST_TIME
+        return replace(self if is_known else other, drafting=drafting)
 
 
 NO_HOST_TIME = HostTime()

@@ -42,6 +42,16 @@ class Lateness:
             weights.append(BEHIND_WEIGHT if behind else 1.0)
         return weights if min(weights) < max(weights) else None
 
+    def allows(self, requests: Sequence[Request], milliseconds: float) -> bool:
+        """Whether a step of so long puts nobody behind who is on time."""
+        for request in requests:
+            began, tokens = self._starts[request.request_id]
+            passed, emitted = self._elapsed_ms - began, len(request.token_ids) - tokens
+            is_late = passed > self._tpot_ms * emitted
+            if not is_late and passed + milliseconds > self._tpot_ms * (emitted + 1):
+                return False
+        return True
+
     def finish(self, request: Request) -> None:
         """Forget a request."""
         self._starts.pop(request.request_id, None)

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from paceline.policy.asking import Asking
+from paceline.policy.asks import asks_for_drafts
 from paceline.policy.pace import Pace, PlainCheck
 from paceline.policy.planned import PlannedStep
 from paceline.policy.planner import PlainStep, StepReport
 from paceline.request import Request
 
-GLANCE_SHARE = 0.002
+GLANCE_SHARE = 0.005
 """Share of the time in which nobody is asked that glances at drafts may take in the long run."""
-GLANCE_MS = 0.006
-"""A glance at one proposer's draft for one request, about."""
+WAKE_MS, GLANCE_MS = 0.03, 0.012
+"""Looking up whether to glance, and a glance at one proposer's draft for one request, about: as
+they come, seldom, with what they need out of the processor's caches."""
 SHORTER = 8
 """The first pause between two glances is so much shorter than the longest; each is doubled."""
 MAX_NOTED = 64
@@ -42,11 +44,17 @@ class Ledger:
         self._noted_ms = 0.0  # of them, and of steps that say nothing of plain decoding
         self._resting: list[int] | None = None  # for whom nobody is worth asking,
         self._rest_ms = 0.0  # for so long
-        self._willing: list[Request] = []  # those of them who allow it
+        self._watched: Sequence[Request] = ()  # whose drafts may end that,
+        self._is_held = False  # all of them together, else any of them
         # From a glance to the next one, at most that, and what is left of it.
         self._pause_ms = self._longest_ms = self._glance_in_ms = 0.0
 
-    def is_resting(self, requests: Sequence[Request], rate: Callable[[], float]) -> bool:
+    def is_resting(
+        self,
+        requests: Sequence[Request],
+        rate: Callable[[], float],
+        needy: Callable[[], Sequence[tuple[Request, float]]] = tuple,
+    ) -> bool:
         """Whether nobody is worth asking. It stays so until time passes, other requests come, or a
         glance shows a draft that promises enough.
 
@@ -54,27 +62,44 @@ class Ledger:
 
         Args:
             rate: says how many tokens a millisecond is worth.
+            needy: says who cannot wait for the drafts of others, and for how many steps to come:
+                unless it pays for all of these, nobody is worth asking.
         """
         request_ids = [request.request_id for request in requests]
         if request_ids == self._resting and self._rest_ms > 0.0 and not self._sees_promise(rate):
             return True
         self.settle()
         willing = [request for request in requests if request.params.speculative.enabled]
-        if self._asking.is_anyone_worth_asking(willing, rate()):
+        tokens_per_ms, asking = rate(), self._asking
+        if not any(map(asks_for_drafts, willing)):
+            waiting = needy()
+            self._watched = [request for request, _ in waiting]
+            self._is_held = not asking.pays_for_all(self._watched, tokens_per_ms)
+            if self._is_held and tokens_per_ms > 0.0:
+                steps = max([steps for _, steps in waiting])
+                self._rest(request_ids, steps * len(requests) / tokens_per_ms)
+                return True
+        if asking.is_anyone_worth_asking(willing, tokens_per_ms):
             self._pause_ms = 0.0
             return False
-        self._resting, self._rest_ms = request_ids, self._asking.rest_ms(willing)
-        self._willing = willing
-        self._longest_ms = len(willing) * self._asking.num_glanced * GLANCE_MS / GLANCE_SHARE
-        self._pause_ms = self._glance_in_ms = max(self._pause_ms, self._longest_ms / SHORTER)
+        self._watched, self._is_held = willing, False
+        self._rest(request_ids, asking.rest_ms(willing))
         return True
+
+    def _rest(self, request_ids: list[int], milliseconds: float) -> None:
+        """Let nobody be asked for these requests for so long."""
+        self._resting, self._rest_ms = request_ids, milliseconds
+        glances = len(self._watched) * self._asking.num_glanced
+        self._longest_ms = (WAKE_MS + glances * GLANCE_MS) / GLANCE_SHARE if glances else 0.0
+        self._pause_ms = self._glance_in_ms = max(self._pause_ms, self._longest_ms / SHORTER)
 
     def _sees_promise(self, rate: Callable[[], float]) -> bool:
         """Whether it is time for a glance, and that shows a draft that is worth asking for."""
         if self._glance_in_ms > 0.0 or not self._longest_ms:
             return False
         self._pause_ms = self._glance_in_ms = min(2 * self._pause_ms, self._longest_ms)
-        return self._asking.sees_promise(self._willing, rate())
+        pays = self._asking.pays_for_all if self._is_held else self._asking.sees_promise
+        return pays(self._watched, rate())
 
     @property
     def quiet_ms(self) -> float:

@@ -24,7 +24,10 @@ class PlannedStep:
         ahead: tokens that each request has had beyond what it is owed; None where nobody counts.
         weights: of the requests in the choice; None is equal ones.
         asks: who drafts for whom.
+        again: who did so in a step that another like it is to follow; empty otherwise.
         trees: what was drafted, by request id.
+        num_trees: how many trees these were before those of one request were merged.
+        levels, level_ms: of whoever drafts by forwards: how many, and the time of a further one.
         draft_ms, host_ms: time of the proposers, and of planning; the latter is known at the end.
         began, ended: when planning did, in seconds; the latter is 0 where nobody was asked.
     """
@@ -37,7 +40,11 @@ class PlannedStep:
     ahead: Sequence[float] | None = None
     weights: Sequence[float] | None = None
     asks: list[Ask] = field(default_factory=list)
+    again: Sequence[Ask] = ()
     trees: dict[int, DraftTree] = field(default_factory=dict)
+    num_trees: int = 0
+    levels: int = 1
+    level_ms: float = 0.0
     draft_ms: float = 0.0
     host_ms: float = 0.0
     began: float = 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -100,3 +100,30 @@ class Proposer(Protocol):
     def context_length(self, request: Request) -> int:
         """How many of the request's tokens this proposer has taken in or will before it drafts."""
         ...
+
+
+Drafted = tuple[list[int], list[int], list[float]]
+"""Tokens, parents and probabilities of a tree's nodes."""
+
+
+def draft_each(
+    draft: Callable[[Request, int, int], Drafted],
+    requests: Sequence[Request],
+    budget: DraftBudget,
+    config: SpeculativeConfig,
+) -> list[DraftTree]:
+    """The trees of a proposer that drafts for one request after the other.
+
+    Args:
+        draft: of a request, within so many nodes and such a depth, which are 1 or more.
+        config: caps the budget.
+    """
+    most_nodes, most_depth, name = config.tree_nodes, config.num_speculative_tokens, config.method
+    trees = []
+    for request, nodes, depth in zip(requests, budget.max_nodes, budget.max_depth, strict=True):
+        if nodes and depth:
+            drafted = draft(request, min(nodes, most_nodes), min(depth, most_depth))
+            trees.append(DraftTree(*drafted, [name] * len(drafted[0])))
+        else:
+            trees.append(DraftTree())
+    return trees

@@ -20,7 +20,7 @@ from typing import Any
 
 from paceline.config import MAX_SPECULATIVE_TOKENS, SpeculativeConfig
 from paceline.models.ops.native import native_module, why_not_native
-from paceline.proposers.base import GLANCE, DraftBudget, TargetInfo
+from paceline.proposers.base import GLANCE, DraftBudget, Drafted, TargetInfo, draft_each
 from paceline.request import Request, VerifyResult
 from paceline.span import ROOT, DraftTree
 
@@ -59,10 +59,6 @@ def _by_length(row: Sequence[float]) -> list[float]:
 
 
 _PRIOR = [_by_length(row) for row in _UNANIMOUS]
-
-
-Drafted = tuple[list[int], list[int], list[float]]
-"""Tokens, parents and probabilities of a tree's nodes."""
 
 
 class PromptIndex:
@@ -232,8 +228,10 @@ class PromptLookupProposer:
 
     def __init__(self, config: SpeculativeConfig, is_native: bool | None = None) -> None:
         self.config = config
-        self._max_depth = config.num_speculative_tokens
-        self._max_nodes = config.tree_nodes
+        self._glanced = (
+            min(GLANCE[0], config.tree_nodes),
+            min(GLANCE[1], config.num_speculative_tokens),
+        )
         if is_native is None:
             is_native = why_not_native() is None
         native: Any = native_module() if is_native else None
@@ -247,11 +245,10 @@ class PromptLookupProposer:
         self._indices: dict[int, Any] = {}
 
     def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
-        limits = zip(requests, budget.max_nodes, budget.max_depth, strict=True)
-        return [self._draft(*each) for each in limits]
+        return draft_each(self._draft, requests, budget, self.config)
 
     def glance(self, request: Request) -> float:
-        return sum(self._draft(request, *GLANCE).path_probs())
+        return sum(DraftTree(*self._draft(request, *self._glanced)).path_probs())
 
     def observe(self, request: Request, result: VerifyResult) -> None:
         """Nothing: what was committed is taken in before the next draft."""
@@ -262,18 +259,15 @@ class PromptLookupProposer:
     def context_length(self, request: Request) -> int:
         return len(request.token_ids)
 
-    def _draft(self, request: Request, max_nodes: int, max_depth: int) -> DraftTree:
-        nodes, depth = min(max_nodes, self._max_nodes), min(max_depth, self._max_depth)
-        if not nodes or not depth:
-            return DraftTree()
+    def _draft(self, request: Request, nodes: int, depth: int) -> Drafted:
         index = self._indices.get(request.request_id)
         if index is None:
             config = self.config
             index = self._indices[request.request_id] = self._make_index(
                 config.prompt_lookup_min, config.prompt_lookup_max, config.prompt_lookup_window
             )
-        tokens, parents, probs = self._drafter.draft(index, request.token_ids, nodes, depth)
-        return DraftTree(tokens, parents, probs, [NAME] * len(tokens))
+        drafted: Drafted = self._drafter.draft(index, request.token_ids, nodes, depth)
+        return drafted
 
 
 def build(config: SpeculativeConfig, target: TargetInfo) -> PromptLookupProposer:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from paceline.engine.engine import Engine
-from paceline.errors import ConfigError
 from paceline.metrics import EngineStats
 from paceline.request import StepOutput
 from paceline.workbench.profile_store import write_json
@@ -99,12 +98,6 @@ class StepClock:
                 after.num_output_tokens - before.num_output_tokens,
             )
         )
-
-
-def check_folder(path: str | Path) -> None:
-    """Raise :class:`ConfigError` unless a file could be in its folder."""
-    if not Path(path).parent.is_dir():
-        raise ConfigError(f"{path} cannot be written: there is no folder {Path(path).parent}")
 
 
 def write_trace(path: str | Path, runs: Mapping[str, Sequence[StepTimes]]) -> None:

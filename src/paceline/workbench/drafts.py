@@ -6,8 +6,9 @@ tree of fewer nodes or levels, or with a higher least probability, expands only 
 largest one expands, in the same order: what outranks a node of the small tree is in both. So the
 same growth, fed with recorded candidates, ends in the tree that it would have had with the model.
 
-Owns which recorder and which replay a kind of draft takes; how each drafts is the affair of
-``drafts_recording`` and ``drafts_cached``, ``drafts_parallel`` and ``drafts_foreign``.
+Owns which recorder and which replay a kind of draft takes, and which configurations share a
+recording; how each drafts is the affair of ``drafts_recording`` and ``drafts_cached``,
+``drafts_parallel`` and ``drafts_foreign``.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from paceline.engine.compute_thread import COMPUTE
 from paceline.errors import TraceError
 from paceline.proposers.base import Proposer, TargetInfo
 from paceline.proposers.draft_model.build import foreign_runner
+from paceline.proposers.draft_model.growth import branching
 from paceline.proposers.draft_model.loading import load_draft
 from paceline.workbench.drafts_cached import CachedDrafts
 from paceline.workbench.drafts_foreign import cached_foreign_drafts, foreign_recorder
@@ -105,3 +107,43 @@ def _recorder(config: SpeculativeConfig, target: TargetInfo, source: DraftSource
         return foreign_recorder(config, runner, source.pair)
     make = parallel_recorder if config.method == "parallel_draft" else level_recorder
     return make(config, load_draft(config, target))
+
+
+def record_all(
+    wanted: Sequence[SpeculativeConfig], record: Callable[[SpeculativeConfig], RecordedDrafts]
+) -> Callable[[SpeculativeConfig], RecordedDrafts]:
+    """Recorded drafts of every configuration of a draft model, found by it.
+
+    Configurations whose trees are parts of the same largest ones share a recording.
+
+    Args:
+        record: makes or reads one.
+    """
+    widest: dict[SpeculativeConfig, SpeculativeConfig] = {}
+    for config in wanted:
+        if config.needs_forwards:
+            kind = _kind(config)
+            widest[kind] = _wider(widest.get(kind, config), config)
+    found = {kind: record(config) for kind, config in widest.items()}
+    return lambda config: found[_kind(config)]
+
+
+def _kind(config: SpeculativeConfig) -> SpeculativeConfig:
+    """Equal for configurations that differ in the size of their trees alone."""
+    children = branching(config)
+    return dataclasses.replace(
+        config,
+        num_speculative_tokens=1,
+        max_tree_nodes=children if children > 1 else 0,
+        max_branching=children,
+        min_accept_prob=0.0,
+    )
+
+
+def _wider(one: SpeculativeConfig, two: SpeculativeConfig) -> SpeculativeConfig:
+    return dataclasses.replace(
+        one,
+        num_speculative_tokens=max(one.num_speculative_tokens, two.num_speculative_tokens),
+        max_tree_nodes=max(one.max_tree_nodes, two.max_tree_nodes),
+        min_accept_prob=min(one.min_accept_prob, two.min_accept_prob),
+    )

@@ -156,10 +156,11 @@ class _Scout(_Oracle):
     def lengths(
         self, requests: Sequence[Request], reaches: Sequence[Reach], most: int
     ) -> tuple[list[int], float]:
-        ask_ms = self.cost.table.host.ask
+        ask_ms, call_ms = self.cost.table.host.ask, self.drafting.milliseconds
         for request, reach in zip(requests, reaches, strict=True):
+            reached = [(source.name, count) for source, count in reach.items()]
             times = [
-                ask_ms + min(self.drafting.milliseconds(s.name, n) for s in reach if reach[s] >= n)
+                ask_ms + min([call_ms(name, n) for name, count in reached if count >= n])
                 for n in range(1, min(most, max(reach.values(), default=0)) + 1)
             ]
             self._seen[request.request_id][len(request.token_ids)] = [0.0, *times]
@@ -173,7 +174,7 @@ class _Scout(_Oracle):
         for length in range(end - 1, prompt_len - 1, -1):
             times = self._seen[index].get(length, [0.0])
             root = StepShape(1, length - 1, length - 1, 1)
-            forwards = cheapest(self.cost.growth(root, self._widest + len(times)))
+            forwards = cheapest(self.cost.growth(root, self._widest + len(times)), len(times))
             host = self.cost.table.host
             ways = [
                 (forwards[n] + host.of(1, n > 0, n) + ms + to_go[min(end, length + n + 1)], n, ms)
@@ -226,7 +227,7 @@ class _Rated(_Oracle):
         growth, host = self.cost.growth(self._step, count + self._widest), self.cost.table.host
         plain_host_ms = host.of(len(requests), 0)
         if self._step.samples == self._step.rows:
-            growth = cheapest(growth)
+            growth = cheapest(growth, count)
         for options, ms in self._options(reaches):
             total = min(most, sum(options))
             for count in range(1, total + 1):

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 
-def cheapest(growth: Sequence[float]) -> list[float]:
-    """By node count: the time of the cheapest step with so many nodes or more."""
-    return list(accumulate(reversed(growth), min))[::-1]
+def cheapest(growth: Sequence[float], most: int) -> list[float]:
+    """By node count up to ``most``: the time of the cheapest step with so many nodes or more."""
+    narrow, wide = growth[:most], min(growth[most:])
+    return list(accumulate(reversed(narrow), min, initial=wide))[::-1]
 
 
 def dealt(have: Sequence[int], count: int) -> list[int]:

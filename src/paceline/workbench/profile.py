@@ -16,11 +16,14 @@ import torch
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine.build import DRAFT_SHARE, BuiltEngine, build_engine, kv_budget
 from paceline.engine.compute_thread import COMPUTE
+from paceline.errors import ConfigError
+from paceline.models.checkpoint import Checkpoint
 from paceline.policy.cost_points import CostPoint
 from paceline.policy.cost_table import CostTable
 from paceline.policy.host_time import NO_HOST_TIME, HostTime
 from paceline.proposers.draft_model.loading import draft_dtype, draft_runner, open_draft
 from paceline.runtime.model_runner import ModelRunner
+from paceline.workbench.profile_drafting import measure_drafting
 from paceline.workbench.profile_host import measure_host_time
 from paceline.workbench.profile_key import ProfileKey, profile_key
 from paceline.workbench.profile_roofs import Roofs, Work, measure_roofs
@@ -73,6 +76,7 @@ class _Subject:
     runner: ModelRunner
     dtype: str
     kv_dtype: str
+    checkpoint: Checkpoint
 
 
 def measure_profiles(
@@ -118,7 +122,6 @@ def _measure(
     finally:
         for bench in benches:
             bench.close()
-    hosts = [measure_host_time(built, settings.proposers), *[NO_HOST_TIME] * (len(subjects) - 1)]
     unrest = statistics.median(timing.spread / timing.ms for timing in timings.values())
     if unrest > BUSY:
         notes.append(
@@ -127,7 +130,24 @@ def _measure(
     found: list[dict[Step, Timing]] = [{} for _ in subjects]
     for (index, step), timing in timings.items():
         found[index][step] = timing
-    return [_profile(*each) for each in zip(subjects, found, hosts, strict=True)], notes
+    profiles = [_profile(*each) for each in zip(subjects, found, strict=True)]
+    profiles[0].table.host = measure_host_time(built, settings.proposers)
+    if draft is not None:
+        host, remarks = _drafting_host(built, draft, subjects[1], profiles[1].table)
+        profiles[1].table.host = host
+        notes += remarks
+    return profiles, notes
+
+
+def _drafting_host(
+    built: BuiltEngine, draft: SpeculativeConfig, subject: _Subject, table: CostTable
+) -> tuple[HostTime, list[str]]:
+    try:
+        time = measure_drafting(built, draft, subject.checkpoint, subject.runner, table)
+    except ConfigError as error:
+        what = "what drafting takes beside forwards is not measured"
+        return NO_HOST_TIME, [f"{subject.name}: {what}: {error}"]
+    return HostTime(drafting=time), []
 
 
 def _plan(
@@ -144,8 +164,8 @@ def _plan(
 
 
 def _target(built: BuiltEngine) -> _Subject:
-    config = built.config
-    return _Subject(built.checkpoint.name, built.engine.runner, config.dtype, config.kv_cache_dtype)
+    config, checkpoint, runner = built.config, built.checkpoint, built.engine.runner
+    return _Subject(checkpoint.name, runner, config.dtype, config.kv_cache_dtype, checkpoint)
 
 
 def _draft(draft: SpeculativeConfig, built: BuiltEngine) -> _Subject:
@@ -155,17 +175,18 @@ def _draft(draft: SpeculativeConfig, built: BuiltEngine) -> _Subject:
     own = replace(built.target, kv_bytes=kv_bytes, vocab_size=checkpoint.config.vocab_size)
     runner = draft_runner(checkpoint, draft, own)
     dtype = draft_dtype(draft, checkpoint, built.target)
-    return _Subject(checkpoint.name, runner, dtype, runner.decoder.ops.default_kv_dtype)
+    kv_dtype = runner.decoder.ops.default_kv_dtype
+    return _Subject(checkpoint.name, runner, dtype, kv_dtype, checkpoint)
 
 
-def _profile(subject: _Subject, timings: dict[Step, Timing], host: HostTime) -> Profile:
+def _profile(subject: _Subject, timings: dict[Step, Timing]) -> Profile:
     decoder = subject.runner.decoder
     points = [
         CostPoint(step.requests, step.context, step.width, step.samples, timing.ms, timing.spread)
         for step, timing in timings.items()
     ]
     return Profile(
-        table=CostTable(subject.name, points, host=host),
+        table=CostTable(subject.name, points),
         key=profile_key(
             subject.name,
             decoder.config,

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from paceline.config import SpeculativeConfig
 from paceline.engine.build import BuiltEngine
 from paceline.engine.engine import Engine
+from paceline.engine.planners import merge
 from paceline.policy.host_time import NO_HOST_TIME, HostTime
 from paceline.proposers.base import DraftBudget, Proposer
 from paceline.request import NO_DRAFT, Request, VerifyResult
@@ -45,7 +46,7 @@ CALLED = (
 """Whose calls are measured in any case: they need no model."""
 
 
-class _Silent:
+class Silent:
     """A proposer that drafts as ever and then says nothing."""
 
     def __init__(self, proposer: Proposer) -> None:
@@ -81,6 +82,21 @@ class _Echo:
         return len(request.token_ids)
 
 
+class _Merging(_Echo):
+    """An echo of two trees, which are made one and then kept back, and how long each took."""
+
+    def __init__(self) -> None:
+        self.ms: list[float] = []
+
+    def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
+        for request, tree in zip(requests, super().propose(requests, budget), strict=True):
+            other = self._chain(request.token_ids[: len(tree)])
+            began = time.perf_counter()
+            merge((tree, other))
+            self.ms.append((time.perf_counter() - began) * 1e3)
+        return [NO_DRAFT] * len(requests)
+
+
 class _Run(NamedTuple):
     """Medians over steps: the host's milliseconds, and draft nodes."""
 
@@ -95,6 +111,7 @@ class _Runs(NamedTuple):
         plain, plain_many: nobody drafts.
         asked: a proposer is asked in vain.
         calls: by method, what asking another one as well adds, in milliseconds.
+        merge: milliseconds in which two drafts become one tree.
         short, short_many, long: each step has a draft, which takes no time to make.
         seldom: steps with drafts of the first of :data:`CALLED`, among others without.
     """
@@ -104,6 +121,7 @@ class _Runs(NamedTuple):
     plain_many: _Run
     asked: _Run
     calls: dict[str, float]
+    merge: float
     short: _Run
     short_many: _Run
     long: _Run
@@ -118,8 +136,7 @@ def measure_host_time(built: BuiltEngine, further: Sequence[SpeculativeConfig] =
     Args:
         further: proposers whose calls are measured too, those that need forwards left out.
     """
-    context = built.config.max_model_len or 0
-    if context < PERIOD * PERIODS + (WARM_UP_STEPS + STEPS) * (1 + SHORT):
+    if not has_room(built.config.max_model_len or 0):
         return NO_HOST_TIME
     before = built.engine.drafting.proposers
     called = {each.method: each for each in (*further, *CALLED) if not each.needs_forwards}
@@ -129,27 +146,36 @@ def measure_host_time(built: BuiltEngine, further: Sequence[SpeculativeConfig] =
         built.engine.set_speculation(before)
 
 
+def has_room(context: int) -> bool:
+    """Whether a request of this length can take part in a whole run."""
+    return context >= PERIOD * PERIODS + (WARM_UP_STEPS + STEPS) * (1 + SHORT)
+
+
 def _measured(built: BuiltEngine, called: Iterable[SpeculativeConfig]) -> _Runs:
     engine, many = built.engine, min(MANY, built.config.max_num_seqs)
     engine.set_speculation([])
-    plain, plain_many = _run(engine, FEW), _run(engine, many)
-    echo, calls = _Silent(_Echo()), {}
+    plain, plain_many = decode(engine, FEW), decode(engine, many)
+    echo, calls = Silent(_Echo()), {}
     engine.set_speculation([echo])
-    asked = _run(engine, FEW)
+    asked = decode(engine, FEW)
     for config in called:
         (proposer,) = built.proposers_for((config,))
-        engine.set_speculation([echo, _Silent(proposer)])
-        calls[config.method] = max(0.0, _run(engine, FEW).ms - asked.ms)
+        engine.set_speculation([echo, Silent(proposer)])
+        calls[config.method] = max(0.0, decode(engine, FEW).ms - asked.ms)
+    merging = _Merging()
+    engine.set_speculation([merging])
+    decode(engine, FEW)
+    merge_ms = statistics.median(merging.ms or [0.0])
     engine.set_speculation([_Echo()])
-    short, short_many, long = _run(engine, FEW), _run(engine, many), _run(engine, FEW, LONG)
+    short, short_many, long = decode(engine, FEW), decode(engine, many), decode(engine, FEW, LONG)
     engine.set_speculation(built.proposers_for(CALLED[:1]))
     drafted_steps(engine, WARM_UP_SECONDS)
     seldom = drafted_steps(engine, MAX_SECONDS)
-    return _Runs(many, plain, plain_many, asked, calls, short, short_many, long, seldom)
+    return _Runs(many, plain, plain_many, asked, calls, merge_ms, short, short_many, long, seldom)
 
 
 def _host_time(runs: _Runs) -> HostTime:
-    many, plain, plain_many, asked, calls, short, short_many, long, seldom = runs
+    many, plain, plain_many, asked, calls, merge_ms, short, short_many, long, seldom = runs
     more = max(1, many - FEW)
     node = max(0.0, (long.ms - short.ms) / max(1.0, long.nodes - short.nodes))
     one = short.ms - plain.ms - node * short.nodes
@@ -167,6 +193,7 @@ def _host_time(runs: _Runs) -> HostTime:
         ask=max(0.0, ask),
         node=node,
         calls=calls,
+        merge=merge_ms,
     )
 
 
@@ -175,7 +202,7 @@ def _usual(times: Sequence[float]) -> float:
     return statistics.fmean(sorted(times)[: ceil((1.0 - SLOWEST) * len(times))])
 
 
-def _run(engine: Engine, requests: int, draft_length: int = SHORT) -> _Run:
+def decode(engine: Engine, requests: int, draft_length: int = SHORT) -> _Run:
     """Steps in which so many requests decode, with drafts of this length if anyone drafts."""
     rng, vocab = random.Random(0), engine.vocab_size
     wish = SpeculativeParams(num_speculative_tokens=draft_length)

@@ -143,6 +143,8 @@ def _points(curve: Mapping[str, Any], key: str, plain: float) -> list[CostPoint]
     ratios = curve.get(key)
     if not isinstance(ratios, list) or not 1 <= len(ratios) <= MAX_WIDTHS:
         raise ProfileError(f"{key} must be a list of 1 to {MAX_WIDTHS} numbers, for widths 1, 2, …")
+    if ratios[0] != 1:
+        raise ProfileError(f"{key} of width 1 is {ratios[0]!r}; it must be 1: ratios are to it")
     return [
         CostPoint(1, 0, width, width, _positive(f"{key} of width {width}", ratio) * plain)
         for width, ratio in enumerate(ratios, start=1)

@@ -22,7 +22,7 @@ PATIENCE = 10
 """So many budgets may be spent on enough rounds."""
 
 WARM_SECONDS = 0.005
-"""In which a task has found its pace: it is repeated for so long, and the last time counts."""
+"""In which a task has found its pace: repeated for so long, its next time counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +84,14 @@ def _warm(task: Task) -> float:
     """Seconds of a task that follows on itself, as the steps of a decoding engine do.
 
     After another task a small model's weights are no longer in the caches, and threads may sleep.
+    The time that completes the warm-up is none to take: it is more likely to be a long one.
     """
     seconds = spent = task.run()
+    if spent >= WARM_SECONDS:
+        return seconds
     while spent < WARM_SECONDS:
-        seconds = task.run()
-        spent += seconds
-    return seconds
+        spent += task.run()
+    return task.run()
 
 
 def _timing(values: list[float]) -> Timing:

@@ -84,11 +84,18 @@ def _path(key: ProfileKey | None, name: str) -> Path:
 def store_profile(profile: Profile) -> Path:
     """Keep a profile for :func:`find_profile` or :func:`find_imported`; returns where.
 
+    A model is measured as a target or as a draft: the host's time as the other stays as it was.
+
     Raises:
         ProfileError: it cannot be written.
     """
     path = _path(profile.key, profile.table.name)
-    write_json(path, to_document(profile))
+    document = to_document(profile)
+    before = None if profile.key is None else find_profile(profile.key)
+    if before is not None:
+        host = profile.table.host.completed_by(before.table.host)
+        document["table"]["host"] = asdict(host)
+    write_json(path, document)
     return path
 
 

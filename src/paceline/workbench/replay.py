@@ -170,11 +170,14 @@ class _Replay:
             shape = step_shape(items)
         if self._drafting.pad(items, shape, most_rows, self._kv.reserve):
             shape = step_shape(items)
-        forward_ms, draft_ms = self._cost.predict(shape), 0.0
+        forward_ms, draft_ms, merges = self._cost.predict(shape), 0.0, 0
+        if drafts:
+            merges = -sum([1 for draft in drafts if draft.tree.token_ids])
         for proposer in self._proposers:
+            merges += proposer.num_trees
             draft_ms += proposer.take_ms()
         self._result.rows.append(shape.rows)
-        self._share(items, roots, shape, forward_ms, draft_ms)
+        self._share(items, roots, shape, forward_ms, draft_ms, merges)
         emitted = 0
         for item in items:
             emitted += self._commit(item)
@@ -187,10 +190,11 @@ class _Replay:
         shape: StepShape,
         forward_ms: float,
         draft_ms: float,
+        merges: int,
     ) -> None:
         sizes, count = [len(item.draft.token_ids) for item in items], len(items)
         nodes, drafts = sum(sizes), sum(map(bool, sizes))
-        host_ms = self._cost.table.host.of(count, drafts, nodes, asked=draft_ms > 0.0)
+        host_ms = self._cost.table.host.of(count, drafts, nodes, draft_ms > 0.0, merges)
         plain_ms = self._cost.predict(roots) if nodes and count > 1 else forward_ms
         node_ms = (forward_ms - plain_ms) / nodes if nodes else 0.0
         for item, size in zip(items, sizes, strict=True):

@@ -11,12 +11,17 @@ from paceline.span import DraftTree
 
 
 class Charged:
-    """A proposer whose calls are charged the time that they are said to take."""
+    """A proposer whose calls are charged the time that they are said to take.
+
+    Attributes:
+        num_trees: that it drafted since :meth:`take_ms` was called.
+    """
 
     def __init__(self, proposer: Proposer, cost: DraftingCost) -> None:
         self._proposer = proposer
         self._cost = cost
         self._ms = 0.0
+        self.num_trees = 0
         self.name = proposer.name
         self.config = proposer.config
         self.costs_forwards = proposer.costs_forwards
@@ -25,21 +30,26 @@ class Charged:
         self.context_length = proposer.context_length
         self.finish = proposer.finish
         self.glance = getattr(proposer, "glance", None)
-        self.lag = getattr(proposer, "lag", lambda request: 0)
+        self._lag = getattr(proposer, "lag", None)
+        self.lag = self._lag or (lambda request: 0)
 
     def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
-        lags = [lag for request in requests if (lag := self.lag(request))]
+        lags = []
+        if self._lag is not None:
+            lags = [lag for request in requests if (lag := self._lag(request))]
         trees = self._proposer.propose(requests, budget)
         levels = 1
         if self.costs_forwards and self.costs_levels:
             levels = max((max(tree.depths()) for tree in trees if len(tree)), default=1)
+        self.num_trees += sum([1 for tree in trees if tree.token_ids])
         self._ms += self._cost.milliseconds(self.name, levels)
-        self._ms += sum([self._cost.catch_up(self.name, lag) for lag in lags])
+        if lags:
+            self._ms += sum([self._cost.catch_up(self.name, lag) for lag in lags])
         return trees
 
     def take_ms(self) -> float:
         """What was charged since the last call."""
-        ms, self._ms = self._ms, 0.0
+        ms, self._ms, self.num_trees = self._ms, 0.0, 0
         return ms
 
 

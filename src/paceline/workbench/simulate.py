@@ -141,14 +141,17 @@ def draft_name(config: SpeculativeConfig) -> str:
 def draft_time(table: CostTable, requests: int, nodes: int = 1) -> DraftTime:
     """What a draft model's table says of so many requests at a time.
 
-    The first forward reads the token that the target added and the one before it.
+    The first forward reads the token that the target added and the one before it. What the host
+    takes for a call and for each level is in these times.
 
     Args:
         nodes: of each level of a request's tree.
     """
-    context = table.contexts[0]
+    context, host = table.contexts[0], table.host.drafting
     level = table.milliseconds(requests * nodes, context, requests=requests)
+    level += host.further_level(requests, nodes)
     call = table.milliseconds(2 * requests, context, samples=requests, requests=requests)
+    call += host.first_level(requests)
     chunk = table.milliseconds(1 + CATCH_UP_ROWS, context, samples=1)
     token = (chunk - table.milliseconds(1, context)) / CATCH_UP_ROWS
     return DraftTime(call, level, max(0.0, token))
@@ -157,10 +160,12 @@ def draft_time(table: CostTable, requests: int, nodes: int = 1) -> DraftTime:
 def parallel_draft_time(table: CostTable, requests: int, depth: int) -> DraftTime:
     """What a table says of one forward that drafts so many tokens for each request.
 
-    It reads the same two tokens, and a mask for each further token of the draft.
+    It reads the same two tokens, and a mask for each further token of the draft, whose candidates
+    are ranked like those of further nodes.
     """
     rows, samples = requests * (1 + depth), requests * depth
     call = table.milliseconds(rows, table.contexts[0], samples=samples, requests=requests)
+    call += table.host.drafting.first_level(requests, depth)
     return replace(draft_time(table, requests), call=call, level=0.0)
 
 

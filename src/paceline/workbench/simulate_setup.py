@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,9 +24,8 @@ from paceline.policy.cost_points import CostPoint
 from paceline.policy.cost_prior import prior_table
 from paceline.policy.cost_table import CostTable
 from paceline.proposers.base import TargetInfo
-from paceline.proposers.draft_model.growth import branching
 from paceline.proposers.draft_model.loading import draft_dtype, open_draft
-from paceline.workbench.drafts import cached_drafts
+from paceline.workbench.drafts import cached_drafts, record_all
 from paceline.workbench.drafts_key import check_vocabulary
 from paceline.workbench.drafts_store import RecordedDrafts
 from paceline.workbench.profile import Profile
@@ -34,7 +34,7 @@ from paceline.workbench.profile_roofs import Work
 from paceline.workbench.profile_store import find_imported, read_profile, stored_table
 from paceline.workbench.simulate import Simulator, draft_name
 from paceline.workbench.trace_requests import answer_notes, check_model
-from paceline.workbench.traces import META, read_meta, read_traces
+from paceline.workbench.traces import META, Trace, read_meta, read_traces
 
 Advance = Callable[[float], None]
 SOME = 3
@@ -52,7 +52,8 @@ def profile_named(source: str) -> Profile:
         try:
             return read_profile(path)
         except ProfileError as error:
-            raise _not_imported(path) or error from None
+            hint = "paceline profile -o FILE writes a profile"
+            raise _not_imported(path) or ProfileError(f"{error}; {hint}") from error
     profile = find_imported(source)
     if profile is None:
         raise ProfileError(
@@ -82,6 +83,19 @@ def draft_table_of(source: str) -> CostTable | None:
     return profile.table if profile else None
 
 
+class Opened(NamedTuple):
+    """A simulator, and remarks on what it rests on.
+
+    Attributes:
+        answers: on how surely the model would have given the answers.
+        assumed: on costs that nobody measured.
+    """
+
+    simulator: Simulator
+    answers: list[str]
+    assumed: list[str]
+
+
 def open_simulator(
     folder: str | Path,
     model: str,
@@ -91,8 +105,8 @@ def open_simulator(
     table: CostTable | None = None,
     draft_table: CostTable | float | None = None,
     advance: Advance = lambda share: None,
-) -> tuple[Simulator, list[str]]:
-    """A simulator of traces, and remarks on what it rests on.
+) -> Opened:
+    """A simulator of traces.
 
     Args:
         config: how the engine would be built.
@@ -107,36 +121,43 @@ def open_simulator(
         ConfigError, ModelLoadError: a model cannot be used.
         ProfileError: tables that do not go together.
     """
-    _check_folder(Path(folder))
-    meta, traces = read_meta(folder), list(read_traces(folder))
-    if not traces:
-        raise TraceError(f"{folder} holds no traces")
+    meta, traces = _answers_in(Path(folder))
     checkpoint = load_checkpoint(model, load_format=config.load_format)
-    if config.num_threads is not None:
-        torch.set_num_threads(config.num_threads)
-    config, ops = COMPUTE.call(lambda: resolve_config(config, checkpoint))
+    config, ops = _resolved(config, checkpoint)
     target = target_info(checkpoint, config, kv_budget(config) // DRAFT_SHARE)
     check_vocabulary(traces, meta, target)
     check_model(meta, checkpoint)
     costs = _Costs(checkpoint, config, ops, is_elsewhere=table is not None)
     table = table or costs.of_target()
-    drafts = costs.of_drafts(wanted, target, table, draft_table)
+    draft_tables = costs.of_drafts(wanted, target, table, draft_table)
     count = sum(len(trace.output_token_ids) for trace in traces)
 
     def record(each: SpeculativeConfig) -> RecordedDrafts:
         return cached_drafts(folder, traces, meta, each, target, lambda done: advance(done / count))
 
-    found = record_all(wanted, record)
-    notes = [*answer_notes(meta, checkpoint.name, config.dtype), *costs.notes]
-    return Simulator(traces, meta, table, drafts, found, config, target), notes
+    drafts = record_all(wanted, record)
+    simulator = Simulator(traces, meta, table, draft_tables, drafts, config, target)
+    return Opened(simulator, answer_notes(meta, checkpoint.name, config.dtype), costs.notes)
 
 
-def _check_folder(folder: Path) -> None:
+def _answers_in(folder: Path) -> tuple[dict[str, Any], list[Trace]]:
+    """What is said of the traces in a folder, and one or more traces."""
     hint = "paceline trace MODEL --prompts FILE -o FOLDER makes one"
     if not folder.is_dir():
         raise TraceError(f"there is no folder of traces {folder}; {hint}")
     if not (folder / META).exists():
         raise TraceError(f"{folder} is no folder of traces: it has no {META}; {hint}")
+    meta, traces = read_meta(folder), list(read_traces(folder))
+    if not traces:
+        raise TraceError(f"{folder} holds no traces; {hint}")
+    return meta, traces
+
+
+def _resolved(config: EngineConfig, checkpoint: Checkpoint) -> tuple[EngineConfig, Ops]:
+    """The configuration without anything left open, and what the target would run on."""
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    return COMPUTE.call(lambda: resolve_config(config, checkpoint))
 
 
 @dataclass(slots=True)
@@ -198,43 +219,3 @@ class _Costs:
         )
         points = [replace(point, ms=point.ms * share) for point in table.points]
         return CostTable(name, points, table.is_relative)
-
-
-def record_all(
-    wanted: Sequence[SpeculativeConfig], record: Callable[[SpeculativeConfig], RecordedDrafts]
-) -> Callable[[SpeculativeConfig], RecordedDrafts]:
-    """Recorded drafts of every configuration of a draft model, found by it.
-
-    Configurations whose trees are parts of the same largest ones share a recording.
-
-    Args:
-        record: makes or reads one.
-    """
-    widest: dict[SpeculativeConfig, SpeculativeConfig] = {}
-    for config in wanted:
-        if config.needs_forwards:
-            kind = _kind(config)
-            widest[kind] = _wider(widest.get(kind, config), config)
-    found = {kind: record(config) for kind, config in widest.items()}
-    return lambda config: found[_kind(config)]
-
-
-def _kind(config: SpeculativeConfig) -> SpeculativeConfig:
-    """Equal for configurations that differ in the size of their trees alone."""
-    children = branching(config)
-    return replace(
-        config,
-        num_speculative_tokens=1,
-        max_tree_nodes=children if children > 1 else 0,
-        max_branching=children,
-        min_accept_prob=0.0,
-    )
-
-
-def _wider(one: SpeculativeConfig, two: SpeculativeConfig) -> SpeculativeConfig:
-    return replace(
-        one,
-        num_speculative_tokens=max(one.num_speculative_tokens, two.num_speculative_tokens),
-        max_tree_nodes=max(one.max_tree_nodes, two.max_tree_nodes),
-        min_accept_prob=min(one.min_accept_prob, two.min_accept_prob),
-    )

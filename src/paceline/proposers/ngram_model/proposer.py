@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.config import SpeculativeConfig
 from paceline.models.ops.native import native_module, why_not_native
-from paceline.proposers.base import DraftBudget, TargetInfo
+from paceline.proposers.base import DraftBudget, Drafted, TargetInfo, draft_each
 from paceline.proposers.ngram_model.file import read_tables
 from paceline.proposers.ngram_model.lookup import LONGEST_CONTEXT, NgramLookup, TextCache
 from paceline.proposers.ngram_model.tables import NgramTables
@@ -36,16 +36,13 @@ class NgramModelProposer:
     ) -> None:
         self.config = config
         self._lookup, self._make_cache = _parts(tables, is_native)
-        self._max_depth = config.num_speculative_tokens
-        self._max_nodes = config.tree_nodes
         self._branching = config.max_branching if config.max_tree_nodes else 1
         self._window = config.ngram_window
         self._caches: dict[int, tuple[int, Any]] = {}
         """By request: where its text begins in the cache, and the cache."""
 
     def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
-        limits = zip(requests, budget.max_nodes, budget.max_depth, strict=True)
-        return [self._draft(*each) for each in limits]
+        return draft_each(self._draft, requests, budget, self.config)
 
     def observe(self, request: Request, result: VerifyResult) -> None:
         if request.request_id in self._caches:  # else it was never asked for this request
@@ -57,11 +54,8 @@ class NgramModelProposer:
     def context_length(self, request: Request) -> int:
         return len(request.token_ids)
 
-    def _draft(self, request: Request, max_nodes: int, max_depth: int) -> DraftTree:
-        nodes, depth = min(max_nodes, self._max_nodes), min(max_depth, self._max_depth)
-        if not nodes or not depth:
-            return DraftTree()
-        tokens, parents, probs = self._lookup.draft(
+    def _draft(self, request: Request, nodes: int, depth: int) -> Drafted:
+        drafted: Drafted = self._lookup.draft(
             self._cache_of(request),
             request.token_ids[-LONGEST_CONTEXT:],
             nodes,
@@ -69,7 +63,7 @@ class NgramModelProposer:
             self._branching,
             self.config.min_accept_prob,
         )
-        return DraftTree(tokens, parents, probs, [NAME] * len(tokens))
+        return drafted
 
     def _cache_of(self, request: Request) -> Any:
         if not self._window:

@@ -14,6 +14,7 @@ import heapq
 from collections.abc import Sequence
 from itertools import count, islice
 
+from paceline.proposers.base import Drafted
 from paceline.proposers.suffix.automaton import Edges, Place, SuffixAutomaton, SuffixCursor
 from paceline.span import ROOT, DraftTree
 
@@ -40,8 +41,6 @@ _OTHERS = (
     (0.2, 0.05),
 )
 
-Drafted = tuple[list[int], list[int], list[float]]
-"""Tokens, parents and probabilities of a tree's nodes."""
 _Entry = tuple[float, int, int, int, float, int, list[Place]]
 """Minus the path probability, order, parent, token, probability, depth, the parent's places."""
 

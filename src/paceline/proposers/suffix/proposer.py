@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.config import SpeculativeConfig
 from paceline.models.ops.native import native_module, why_not_native
-from paceline.proposers.base import GLANCE, DraftBudget, TargetInfo
+from paceline.proposers.base import GLANCE, DraftBudget, Drafted, TargetInfo, draft_each
 from paceline.proposers.suffix import automaton, growth
 from paceline.proposers.suffix.shared import SharedTexts
 from paceline.request import Request, VerifyResult
@@ -23,11 +23,16 @@ NAME = "suffix"
 
 @dataclass(slots=True)
 class _Text:
-    """One request's text, and where it is in its own automaton and in the shared ones."""
+    """One request's text, and where it is in its own automaton and in the shared ones.
+
+    Attributes:
+        length: tokens that its own automaton has.
+    """
 
     automaton: Any
     cursors: list[Any]
     shared: list[Any]
+    length: int = 0
 
 
 class SuffixProposer:
@@ -53,8 +58,6 @@ class SuffixProposer:
             min_path_prob=config.min_accept_prob,
             max_spec_factor=config.suffix_decoding_max_spec_factor,
         )
-        self._max_depth = config.num_speculative_tokens
-        self._max_nodes = config.tree_nodes
         self._texts: dict[int, _Text] = {}
         self._shared = SharedTexts(
             self._new_automaton,
@@ -63,8 +66,7 @@ class SuffixProposer:
         )
 
     def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
-        limits = zip(requests, budget.max_nodes, budget.max_depth, strict=True)
-        return [self._draft(*each) for each in limits]
+        return draft_each(self._draft, requests, budget, self.config)
 
     def glance(self, request: Request) -> float:
         return float(self._drafter.promise(self._cursors(request), request.token_ids, *GLANCE))
@@ -85,14 +87,10 @@ class SuffixProposer:
     def _new_automaton(self) -> Any:
         return self._parts.SuffixAutomaton(self.config.suffix_decoding_max_tree_depth)
 
-    def _draft(self, request: Request, max_nodes: int, max_depth: int) -> DraftTree:
-        nodes, depth = min(max_nodes, self._max_nodes), min(max_depth, self._max_depth)
-        if not nodes or not depth:
-            return DraftTree()
-        tokens, parents, probs = self._drafter.draft(
-            self._cursors(request), request.token_ids, nodes, depth
-        )
-        return DraftTree(tokens, parents, probs, [NAME] * len(tokens))
+    def _draft(self, request: Request, nodes: int, depth: int) -> Drafted:
+        cursors = self._cursors(request)
+        drafted: Drafted = self._drafter.draft(cursors, request.token_ids, nodes, depth)
+        return drafted
 
     def _cursors(self, request: Request) -> list[Any]:
         """Where a request's text is, in its own automaton, which has all of it, and in others."""
@@ -101,7 +99,9 @@ class SuffixProposer:
             own = self._new_automaton()
             text = _Text(own, [self._parts.SuffixCursor(own, is_own=True)], [])
             self._texts[request.request_id] = text
-        text.automaton.extend(request.token_ids, text.automaton.num_tokens)
+        if text.length < (length := len(request.token_ids)):
+            text.automaton.extend(request.token_ids, text.length)
+            text.length = length
         shared = self._shared.automata(request.cache_salt)
         if text.shared != shared:
             text.cursors[1:] = map(self._parts.SuffixCursor, shared)

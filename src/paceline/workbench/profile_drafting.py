@@ -1,0 +1,181 @@
+"""Measures what a model that drafts takes beyond its forwards, while a target decodes.
+
+Batches are built, logits ranked, trees grown, and KV is kept or rolled back. A forward itself takes
+longer, too, where target and host have come between than where it follows on itself, as it does
+when its time is measured. Both are in what a call takes beyond the times of its forwards. Where
+these were measured while the machine was busier than it is here, the former is all that is told.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from paceline.config import SpeculativeConfig
+from paceline.engine.build import BuiltEngine
+from paceline.errors import ConfigError
+from paceline.models.checkpoint import Checkpoint
+from paceline.policy.cost_table import CostTable
+from paceline.policy.host_time import NO_DRAFTING_HOST_TIME, DraftingHostTime
+from paceline.proposers.base import DraftBudget, Proposer, TargetInfo
+from paceline.proposers.draft_model.build import vocabulary_pair
+from paceline.proposers.draft_model.growth import branching
+from paceline.proposers.draft_model.heterogeneous import HeterogeneousProposer, shadow_config
+from paceline.proposers.draft_model.loading import PaddedRunner
+from paceline.proposers.draft_model.proposer import DraftModelProposer
+from paceline.proposers.draft_model.self_draft import SelfDraftProposer
+from paceline.proposers.draft_model.shadows import ShadowDrafter
+from paceline.request import Request, VerifyResult
+from paceline.runtime.model_runner import ModelRunner
+from paceline.span import DraftTree
+from paceline.workbench.profile_host import FEW, MANY, STEPS, Silent, decode, has_room
+
+LEVELS, BRANCHING = 4, 4
+"""Of the drafts; those of one level and of one node per level are the others."""
+
+Make = Callable[[SpeculativeConfig], tuple[Proposer, ModelRunner]]
+"""A proposer and what it runs."""
+
+
+class _Run(NamedTuple):
+    """Medians over calls: milliseconds, those inside forwards, and how many forwards these were."""
+
+    ms: float
+    inside_ms: float
+    forwards: float
+
+
+class _Timed(Silent):
+    """A silent draft model, and what each call took, the observing that follows included."""
+
+    def __init__(self, proposer: Proposer, runner: ModelRunner) -> None:
+        super().__init__(proposer)
+        self._runner = runner
+        self.calls: list[_Run] = []
+
+    def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
+        runner, began = self._runner, time.perf_counter()
+        inside, forwards = runner.seconds, runner.num_forwards
+        silence = super().propose(requests, budget)
+        ms, inside_ms = (time.perf_counter() - began) * 1e3, (runner.seconds - inside) * 1e3
+        self.calls.append(_Run(ms, inside_ms, runner.num_forwards - forwards))
+        return silence
+
+    def observe(self, request: Request, result: VerifyResult) -> None:
+        began = time.perf_counter()
+        self._proposer.observe(request, result)
+        if self.calls:
+            call = self.calls[-1]
+            self.calls[-1] = call._replace(ms=call.ms + (time.perf_counter() - began) * 1e3)
+
+
+def measure_drafting(
+    built: BuiltEngine,
+    draft: SpeculativeConfig,
+    checkpoint: Checkpoint,
+    runner: ModelRunner,
+    table: CostTable,
+) -> DraftingHostTime:
+    """What drafting for an engine without requests takes, on whose compute thread this is called.
+
+    Nothing is measured where a context is too short for it.
+
+    Args:
+        checkpoint, runner: of the draft; its KV cache is empty.
+        table: what its forwards take.
+
+    Raises:
+        ConfigError: its vocabulary and the target's do not go together.
+    """
+    if not has_room(min(built.config.max_model_len or 0, runner.decoder.max_len)):
+        return NO_DRAFTING_HOST_TIME
+    chain = replace(
+        draft,
+        num_speculative_tokens=LEVELS,
+        max_tree_nodes=0,
+        max_branching=1,
+        min_accept_prob=0.0,
+    )
+    tree = replace(chain, max_tree_nodes=LEVELS * BRANCHING, max_branching=BRANCHING)
+    make, many = _maker(checkpoint, runner, built), min(MANY, built.config.max_num_seqs)
+    before = built.engine.drafting.proposers
+    try:
+        one = _run(built, make(chain), FEW, 1)
+        several = _run(built, make(chain), FEW, LEVELS)
+        wide = _run(built, make(tree), FEW, LEVELS)
+        together = _run(built, make(chain), many, LEVELS)
+    finally:
+        built.engine.set_speculation(before)
+    runs = one, several, wide, together
+    if any(run.forwards < 1 for run in runs):
+        return NO_DRAFTING_HOST_TIME
+    return _host_time(table, many, *runs)
+
+
+def _host_time(
+    table: CostTable, many: int, one: _Run, several: _Run, wide: _Run, together: _Run
+) -> DraftingHostTime:
+    """Out of drafts of one level and of several, the latter with wide levels or many requests."""
+
+    def beyond(run: _Run, requests: int = FEW, nodes: int = 1) -> float:
+        context = table.contexts[0]
+        first = table.milliseconds(requests, context, requests=requests)
+        level = table.milliseconds(requests * nodes, context, requests=requests)
+        return run.ms - min(run.inside_ms, first + (run.forwards - 1) * level)
+
+    further = several.forwards - one.forwards
+    level = max(0.0, (beyond(several) - beyond(one)) / further) if further > 0 else 0.0
+    call = max(0.0, beyond(one) - (one.forwards - 1) * level)
+
+    def more(run: _Run, beyond_ms: float) -> float:
+        """What each further node or request of its levels adds, all of them together."""
+        return max(0.0, beyond_ms - call - (run.forwards - 1) * level)
+
+    wide_levels, further_requests = max(1.0, wide.forwards - 1), max(1, many - FEW)
+    node = more(wide, beyond(wide, nodes=BRANCHING)) / (wide_levels * (BRANCHING - 1))
+    request = more(together, beyond(together, many)) / (together.forwards * further_requests)
+    # Where no two requests run together, nobody asks for what a further one adds.
+    return DraftingHostTime(call, level, request if many > FEW else 0.0, node)
+
+
+def _run(
+    built: BuiltEngine, made: tuple[Proposer, ModelRunner], requests: int, levels: int
+) -> _Run:
+    timed = _Timed(*made)
+    built.engine.set_speculation([timed])
+    decode(built.engine, requests, levels)
+    calls = timed.calls[-STEPS:]
+    if not calls:
+        return _Run(0.0, 0.0, 0.0)
+    return _Run(*(statistics.median(each) for each in zip(*calls, strict=True)))
+
+
+def _maker(checkpoint: Checkpoint, runner: ModelRunner, built: BuiltEngine) -> Make:
+    """Makes proposers that draft with a loaded model, as they do in an engine."""
+    target = built.target
+
+    def make(config: SpeculativeConfig) -> tuple[Proposer, ModelRunner]:
+        if config.method == "self":
+            own = ModelRunner(runner.decoder, built.engine.runner.kv)
+            return SelfDraftProposer(config, own), own
+        both = target.tokenizer is not None and checkpoint.tokenizer is not None
+        pair = vocabulary_pair(checkpoint, config, target) if both else None
+        if pair is None:
+            wide = _as_wide(runner, target)
+            return DraftModelProposer(config, wide), wide
+        drafter = ShadowDrafter(shadow_config(config), runner, pair, branching(config))
+        return HeterogeneousProposer(config, drafter, pair), runner
+
+    return make
+
+
+def _as_wide(runner: ModelRunner, target: TargetInfo) -> ModelRunner:
+    """A draft whose logits are as wide as the target's."""
+    if runner.decoder.config.vocab_size == target.vocab_size:
+        return runner
+    if runner.decoder.pruned_head is not None:
+        raise ConfigError("a draft with a pruned head must be as wide as the target")
+    return PaddedRunner(runner.decoder, runner.kv, target.vocab_size)

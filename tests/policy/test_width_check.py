@@ -1,0 +1,241 @@
+"""Wide steps that a table has too dear are looked at, and looks have a bounded price."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+
+from paceline.objective import Objective
+from paceline.policy import cost_aware
+from paceline.policy.cost import CostModel
+from paceline.policy.cost_points import StepShape
+from paceline.policy.cost_table import CostTable
+from paceline.policy.drafting_cost import DraftTime
+from paceline.policy.lateness import Lateness
+from paceline.policy.looks import LONGEST_PAUSE, PRESSING, RAREST, SHARE, Looks
+from paceline.policy.padding import Padding
+from paceline.policy.planned import PlannedStep
+from paceline.policy.planner import Source
+from paceline.policy.width_check import WidthCheck
+from tests.policy.machine import DEPTH, DRAFT, LOOKUP, Machine, cost_table, request
+
+FLAT = [10.0 + 0.2 * w for w in range(600)]
+STEEP = [10.0 * w for w in range(1, 600)]
+DEAR = [10.0, 80.0, 81.0, 82.0]
+"""A forward with 0 to 3 nodes as it is predicted."""
+LOOK_STEPS = (DEAR[3] - DEAR[0]) / DEAR[0] / SHARE
+"""Plain steps that have to pass for a look at three nodes."""
+
+
+@pytest.fixture(autouse=True)
+def planning_takes_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On every machine: a twentieth of a millisecond passes between two looks at the clock."""
+    looks = itertools.count()
+    clock = SimpleNamespace(perf_counter=lambda: 5e-5 * next(looks))
+    monkeypatch.setattr(cost_aware, "time", clock)
+
+
+def too_dear(factor: float, widest_right: int = 1) -> CostTable:
+    """What is measured of FLAT while steps beyond a width are slow."""
+    return cost_table([ms * (factor if w > widest_right else 1) for w, ms in enumerate(FLAT, 1)])
+
+
+def machine(
+    table: CostTable, source: Source = LOOKUP, objective: Objective | None = None, seed: int = 0
+) -> Machine:
+    draft_time = DraftTime(0.4, 0.4) if source.costs_forwards else DraftTime(0.02)
+    return Machine(FLAT, (source,), draft_time, 0.5, seed, True, table, objective=objective)
+
+
+def speed(machine: Machine, right: float, steps: int) -> float:
+    """Over plain decoding, of these steps alone."""
+    machine.milliseconds = machine.plain_milliseconds = 0.0
+    machine.run([request(1)], lambda _: right, steps)
+    return machine.speed_up
+
+
+@pytest.mark.parametrize("source", [LOOKUP, DRAFT], ids=["lookup", "draft_model"])
+@pytest.mark.parametrize(
+    ("factor", "widest_right", "right"), [(3.0, 1, 0.4), (8.0, 1, 0.8), (3.0, 4, 0.9)]
+)
+def test_a_table_that_has_wide_steps_too_dear_is_found_out_within_2500_steps(
+    factor: float, widest_right: int, right: float, source: Source
+) -> None:
+    misled, informed = (
+        machine(table, source) for table in (too_dear(factor, widest_right), cost_table(FLAT))
+    )
+    misled.run([request(1)], lambda _: right, 2500)
+    assert speed(misled, right, 1000) > 0.9 * speed(informed, right, 1000)
+
+
+def test_the_first_surprise_is_followed_by_another_look_at_once() -> None:
+    """Although a draft model that takes a fifth of a step is probed every fifty steps only."""
+    slow = machine(too_dear(8.0), DRAFT)
+    slow.draft_time = DraftTime(2.0, 0.2)
+    slow.planner.drafting._times[DRAFT.name] = slow.draft_time
+    slow.run([request(1)], lambda _: 0.9, 3000)
+    drafted = [step for step, nodes in enumerate(slow.nodes) if sum(nodes)]
+    assert drafted[0] > 1500
+    assert len([step for step in drafted if step < drafted[0] + 20]) > 10
+
+
+@pytest.mark.parametrize("right", [0.9, 0.4, 0.0])
+@pytest.mark.parametrize("times", [FLAT, STEEP], ids=["flat", "steep"])
+def test_with_a_right_table_looks_cost_next_to_nothing(times: list[float], right: float) -> None:
+    speeds = []
+    for looks in (True, False):
+        each = Machine(times, (LOOKUP,), DraftTime(0.02), learns=True)
+        if not looks:
+            each.planner._width_check = None
+        each.run([request(1)], lambda _: right, 5000)
+        speeds.append(each.speed_up)
+    assert speeds[0] > 0.995 * speeds[1]
+
+
+def test_nothing_is_spent_on_drafts_that_would_not_pay_if_width_were_cheap() -> None:
+    each = machine(too_dear(8.0))
+    each.run([request(1)], lambda _: 0.0, 6000)
+    assert not sum(map(sum, each.nodes))
+    each.run([request(1)], lambda _: 0.8, 200)
+    assert sum(map(sum, each.nodes)), "what was saved meanwhile is there when the text changes"
+
+
+def test_what_does_not_learn_does_not_look() -> None:
+    each = machine(too_dear(8.0))
+    frozen = Machine(FLAT, (LOOKUP,), each.draft_time, 0.5, table=too_dear(8.0))
+    for run in (each, frozen):
+        run.run([request(1)], lambda _: 0.8, 2500)
+    assert sum(map(sum, each.nodes))
+    assert not sum(map(sum, frozen.nodes))
+
+
+@pytest.mark.parametrize("kind", ["latency", "throughput"])
+def test_a_request_alone_is_looked_at_whatever_the_objective(kind: str) -> None:
+    each = machine(too_dear(8.0), objective=Objective(kind))
+    each.run([request(1)], lambda _: 0.8, 2800)
+    assert sum(map(sum, each.nodes))
+
+
+def test_batches_are_looked_at_where_a_request_may_be_held_up() -> None:
+    each = machine(too_dear(8.0, widest_right=2))
+    each.run([request(1), request(2)], lambda _: 0.9, 2800)
+    assert sum(map(sum, each.nodes))
+
+
+@pytest.mark.parametrize("is_strict", [True, False])
+def test_which_steps_may_be_looked_at(is_strict: bool) -> None:
+    padding = Padding(CostModel(cost_table(FLAT)))
+    check = WidthCheck(padding, None, is_strict)
+    one, two = (
+        PlannedStep(StepShape(n, 0, 0, n, n), [request(i) for i in range(n)], plain_ms=FLAT[n - 1])
+        for n in (1, 2)
+    )
+    assert check.may_look(one)
+    assert check.may_look(two) != is_strict
+    prompt_too = PlannedStep(StepShape(64, 0, 0, 1, 2), [request(1)], plain_ms=FLAT[63])
+    assert not check.may_look(prompt_too), "its width is the prompt's"
+    check.looks.pause(FLAT[0])
+    assert not check.may_look(one), "not in every step"
+
+
+def test_looks_put_nobody_behind_who_is_on_time() -> None:
+    lateness, one = Lateness(tpot_ms=20.0), request(1)
+    lateness.begin([one])
+    lateness.passed(10.0)
+    one.token_ids.append(7)
+    assert lateness.allows([one], 30.0)
+    assert not lateness.allows([one], 31.0)
+    lateness.passed(11.0)
+    assert lateness.allows([one], 31.0), "who is late anyway is not spared"
+
+
+@pytest.mark.parametrize(("tpot_ms", "looks"), [(10.03, False), (11.0, True)])
+def test_a_look_waits_until_requests_are_that_far_ahead_of_their_target(
+    tpot_ms: float, looks: bool
+) -> None:
+    each = machine(too_dear(8.0), objective=Objective("tpot", tpot_ms))
+    one = request(1)
+    for _ in range(2500):
+        one.token_ids += [7] * each.run([one], lambda _: 0.8, 1)[1]
+    assert bool(sum(map(sum, each.nodes))) == looks
+
+
+def test_what_a_request_asks_for_it_gets_and_no_more() -> None:
+    each = machine(too_dear(8.0))
+    each.run([request(1, k=3)], lambda _: 0.9, 2500)
+    assert {nodes[0] for nodes in each.nodes} == {3}
+    assert DEPTH > 3
+
+
+# --- their price -------------------------------------------------------------------------------
+
+
+def steps_to_look(looks: Looks, measured_ms: float, nodes: int = 3) -> int:
+    """Plain steps until a look is covered, which then takes so long."""
+    for step in itertools.count():
+        cost_ms = DEAR[nodes] - DEAR[0]
+        looks.pause(DEAR[0])
+        if looks.are_covered(DEAR[nodes] / DEAR[0], cost_ms):
+            looks.begin(nodes, DEAR, cost_ms)
+            looks.end(nodes, measured_ms)
+            return step
+        looks.passed(DEAR[0])
+    raise AssertionError
+
+
+def test_looks_get_rarer_while_they_confirm_and_come_back_when_one_refutes() -> None:
+    looks = Looks()
+    steps = [steps_to_look(looks, DEAR[3]) for _ in range(8)]
+    rarities = [min(2**at, RAREST) for at in range(8)]
+    assert steps == pytest.approx([rarity * LOOK_STEPS for rarity in rarities], rel=0.01)
+    steps_to_look(looks, 11.0)
+    assert looks.is_pressing
+    assert looks.is_due
+    assert steps_to_look(looks, DEAR[3]) == 0
+    assert not looks.is_pressing
+
+
+def test_what_is_predicted_to_be_dearer_than_was_confirmed_is_not_rarer() -> None:
+    looks = Looks()
+    for _ in range(4):
+        looks.begin(1, [10.0, 12.0], 0.0)
+        looks.end(1, 12.0)
+    assert steps_to_look(looks, DEAR[3]) == pytest.approx(LOOK_STEPS, rel=0.01)
+
+
+@pytest.mark.parametrize("measured_ms", [0.0, -5.0, float("nan"), float("inf"), 70.0])
+def test_only_what_is_clearly_shorter_refutes(measured_ms: float) -> None:
+    looks = Looks()
+    steps_to_look(looks, measured_ms)
+    assert not looks.is_pressing
+    assert steps_to_look(looks, DEAR[3]) > LOOK_STEPS, "it was paid for"
+
+
+def test_a_look_that_refuted_is_not_waited_for_for_long() -> None:
+    """Drafts may end with it, and who is asked in every step costs time."""
+    looks = Looks()
+    steps_to_look(looks, 11.0)
+    for _ in range(PRESSING):
+        assert looks.is_pressing
+        looks.end(0, DEAR[0])
+    assert not looks.is_pressing
+
+
+@pytest.mark.parametrize("jump", [float("nan"), float("inf"), -1e12, 1e12])
+def test_a_clock_that_jumps_neither_ends_looks_nor_pays_for_many(jump: float) -> None:
+    looks = Looks()
+    assert steps_to_look(looks, DEAR[3]) == pytest.approx(LOOK_STEPS, rel=0.01)
+    looks.passed(jump)
+    assert looks.is_due or jump < 0.0
+    steps = sum(steps_to_look(looks, DEAR[3]) for _ in range(5))
+    rarities = 2 + 4 + 8 + RAREST + RAREST
+    assert rarities * LOOK_STEPS - LONGEST_PAUSE <= steps <= rarities * LOOK_STEPS + 2
+
+
+def test_a_look_of_which_nodes_were_dropped_says_nothing() -> None:
+    looks = Looks()
+    looks.begin(3, DEAR, 72.0)
+    looks.end(2, 11.0)
+    assert not looks.is_pressing

@@ -1,0 +1,94 @@
+"""What drafting takes beyond its forwards: measured of real drafts, and charged in replays."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+
+import pytest
+
+from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.engine.build import BuiltEngine, build_engine
+from paceline.engine.compute_thread import COMPUTE
+from paceline.llm import embedded_model
+from paceline.models.checkpoint import Checkpoint
+from paceline.policy.cost_points import CostPoint
+from paceline.policy.cost_table import CostTable
+from paceline.policy.host_time import NO_DRAFTING_HOST_TIME, DraftingHostTime
+from paceline.proposers.draft_model.loading import draft_runner, open_draft
+from paceline.runtime.model_runner import ModelRunner
+from paceline.workbench import profile_drafting
+from paceline.workbench.profile_drafting import measure_drafting
+
+MODEL = SpeculativeConfig("draft_model", embedded_model("draft"))
+SELF = SpeculativeConfig("self", draft_layers=2)
+INSTANT = CostTable("instant", [CostPoint(1, 0, 1, 1, 1e-6), CostPoint(1, 0, 64, 64, 2e-6)])
+
+
+@pytest.fixture(scope="module")
+def built() -> BuiltEngine:
+    return COMPUTE.call(lambda: build(1024))
+
+
+def build(max_model_len: int) -> BuiltEngine:
+    config = EngineConfig(max_num_seqs=4, max_model_len=max_model_len)
+    return build_engine(embedded_model("target"), config)
+
+
+def opened(built: BuiltEngine, draft: SpeculativeConfig) -> tuple[Checkpoint, ModelRunner]:
+    checkpoint = open_draft(draft, built.target)
+    return checkpoint, draft_runner(checkpoint, draft, built.target)
+
+
+@pytest.mark.parametrize("draft", [MODEL, SELF], ids=["draft_model", "self"])
+def test_what_is_measured(
+    built: BuiltEngine, draft: SpeculativeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, runs = built.engine, list[profile_drafting._Run]()
+    proposers, held = engine.drafting.proposers, engine.runner.kv.pool.num_available
+    run = profile_drafting._run
+
+    def noted(*arguments: object) -> profile_drafting._Run:
+        runs.append(run(*arguments))  # type: ignore[arg-type]
+        return runs[-1]
+
+    monkeypatch.setattr(profile_drafting, "_run", noted)
+    host = COMPUTE.call(lambda: measure_drafting(built, draft, *opened(built, draft), INSTANT))
+    assert [run.forwards for run in runs] == [1, 4, 4, 4]
+    assert all(run.ms > run.inside_ms > 0.0 for run in runs)
+    assert 0.0 < host.call < 20.0
+    assert all(0.0 <= ms < 20.0 for ms in astuple(host))
+    # Nothing was drafted for anybody, and everything is as it was.
+    assert engine.stats().speculation.num_draft_tokens == 0
+    assert engine.drafting.proposers == proposers
+    assert engine.runner.kv.pool.num_available == held
+    assert not engine.has_work
+
+
+def test_forwards_by_the_table_are_no_time_of_the_host() -> None:
+    """A machine of exact times: forwards of 2 ms take half a millisecond more than the table says,
+    but for those that it gives to many rows."""
+    table = CostTable(
+        "two",
+        [
+            *[CostPoint(1, 0, rows, rows, 2.0) for rows in (1, 64)],
+            *[CostPoint(4, 0, rows, rows, 3.0) for rows in (1, 16)],
+        ],
+    )
+
+    def run(levels: int, host: float, forward: float = 2.5) -> profile_drafting._Run:
+        return profile_drafting._Run(levels * forward + host, levels * forward, levels)
+
+    one, several = run(1, 0.7), run(4, 0.7 + 3 * 0.2)
+    wide, together = run(4, 1.3 + 3 * 3 * 0.1), run(4, 1.3 + 4 * 3 * 0.05, 3.5)
+    host = profile_drafting._host_time(table, 4, one, several, wide, together)
+    assert astuple(host) == pytest.approx((0.7 + 0.5, 0.2 + 0.5, 0.05, 0.1))
+    # Measured while the machine was busy, the table says nothing of the forwards here.
+    busy = CostTable("busy", [CostPoint(1, 0, rows, rows, 90.0) for rows in (1, 64)])
+    host = profile_drafting._host_time(busy, 4, one, several, wide, together)
+    assert astuple(host) == pytest.approx((0.7, 0.2, 0.05, 0.1))
+
+
+def test_a_short_context_has_none(built: BuiltEngine) -> None:
+    short = COMPUTE.call(lambda: build(128))
+    found = COMPUTE.call(lambda: measure_drafting(short, MODEL, *opened(short, MODEL), INSTANT))
+    assert found == NO_DRAFTING_HOST_TIME == DraftingHostTime()
