@@ -24,7 +24,7 @@ class Correction {
     // Of a table that is worth so many visits, which count 1/e after `memory` steps.
     Correction(const CorrectionTables& tables, double shrinkage, double memory, bool knows_unit)
         : tables_(tables), shrinkage_(shrinkage), decay_(1.0 - 1.0 / memory),
-          knows_unit_(knows_unit), tilt_variance_(1.0 / shrinkage), surprises_(tables.kernel.size(), 0.0),
+          knows_unit_(knows_unit), surprises_(tables.kernel.size(), 0.0),
           heard_(tables.kernel.size()) {}
 
     bool knows_unit() const { return knows_unit_; }
@@ -62,6 +62,7 @@ class Correction {
 
   private:
     static constexpr double kNoise = 0.06, kDrift = 0.1, kSurprise = 3.0, kMaxVisits = 6.0;
+    static constexpr double kTiltVariance = (0.1 / kNoise) * (0.1 / kNoise);
     static constexpr double kAfterChange = 0.05, kForgotten = 1e-6;
 
     struct Sum {
@@ -99,8 +100,8 @@ class Correction {
         tilt_ = decay * (tilt_ + tilt_gain * error);
         mood_variance_ += kDrift - mood_gain * of_mood;
         covariance_ = decay * (covariance_ - mood_gain * of_tilt);
-        const double left = tilt_variance_ - tilt_gain * of_tilt - 1.0 / shrinkage_;
-        tilt_variance_ = decay * decay * left + 1.0 / shrinkage_;
+        const double left = tilt_variance_ - tilt_gain * of_tilt - kTiltVariance;
+        tilt_variance_ = decay * decay * left + kTiltVariance;
     }
 
     // Variance of what mood and tilt make of a step.
@@ -181,7 +182,7 @@ class Correction {
     double shrinkage_, decay_;
     bool knows_unit_;
     double mood_ = 0.0, tilt_ = 0.0;
-    double mood_variance_ = 1.0, tilt_variance_, covariance_ = 0.0;
+    double mood_variance_ = 1.0, tilt_variance_ = kTiltVariance, covariance_ = 0.0;
     double ambiguous_ = 0.0;  // slope of steps that have changed, until a narrower one is seen
     double worth_ = 1.0;          // of the unit that visits are counted in
     std::vector<Visits> visits_;  // in the order of their first ones

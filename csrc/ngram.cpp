@@ -65,8 +65,7 @@ bool NgramLevel::is_sound() const {
 }
 
 int64_t NgramLevel::find(uint64_t key) const {
-    // buckets.size is a power of two and one more.
-    const size_t bucket = key >> (__builtin_clzll(buckets.size - 1) + 1);
+    const size_t bucket = bucket_of(key);
     const size_t end = std::min<size_t>(buckets.data[bucket + 1], keys.size);
     const size_t begin = std::min<size_t>(buckets.data[bucket], end);
     const uint64_t* const last = keys.data + end;
@@ -131,12 +130,8 @@ void NgramLookup::add(uint32_t token, double value, double rest, NgramChildren* 
     }
 }
 
-double NgramLookup::hear_model(const NgramLevel& level, uint64_t key, double rest,
+double NgramLookup::hear_model(const NgramLevel& level, int64_t at, double rest,
                                NgramChildren* found) const {
-    const int64_t at = level.find(key);
-    if (at < 0) {
-        return 1.0;
-    }
     const double left = level.lower_weights.data[at];
     for (NgramChildren::Child& child : found->all) {
         child.prob *= left;
@@ -184,12 +179,30 @@ void NgramLookup::children(const TextCache* cache, const uint32_t* tail, size_t 
     uint32_t followers[kMostOccurrences];
     double rest = 1.0;
     found->clear();
-    for (size_t length = 1; length <= count; ++length) {
-        const uint64_t key = context_key(tail + count - length, length);
-        if (length <= levels.size()) {
-            rest *= hear_model(levels[length - 1], key, rest, found);
+    // The places are far apart: all are looked for before anything is read there.
+    uint64_t keys[kLongestContext];
+    int64_t places[kLongestContext];
+    const size_t num_levels = std::min(count, levels.size());
+    for (size_t i = 0; i < count; ++i) {
+        keys[i] = context_key(tail + count - 1 - i, i + 1);
+        if (i < num_levels) {
+            levels[i].prefetch(keys[i]);
         }
-        const size_t known = cache ? cache->followers(key, length, followers) : 0;
+        if (cache) {
+            cache->prefetch(keys[i], i + 1);
+        }
+    }
+    for (size_t i = 0; i < num_levels; ++i) {
+        places[i] = levels[i].find(keys[i]);
+        if (places[i] >= 0) {
+            levels[i].prefetch_at(places[i]);
+        }
+    }
+    for (size_t length = 1; length <= count; ++length) {
+        if (length <= num_levels && places[length - 1] >= 0) {
+            rest *= hear_model(levels[length - 1], places[length - 1], rest, found);
+        }
+        const size_t known = cache ? cache->followers(keys[length - 1], length, followers) : 0;
         if (known) {
             rest *= hear_text(followers, known, rest, found);
         }

@@ -4,6 +4,7 @@
 // read beyond them. Knows no Python.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -33,14 +34,35 @@ struct NgramLevel {
 
     // Whether the tables' sizes go together.
     bool is_sound() const;
+    // Begin to read what finding a key reads first.
+    void prefetch(uint64_t key) const { __builtin_prefetch(buckets.data + bucket_of(key)); }
+    // Begin to read what a found context holds.
+    void prefetch_at(int64_t context) const {
+        __builtin_prefetch(lower_weights.data + context);
+        const size_t begin = std::min<size_t>(starts.data[context], tokens.size);
+        __builtin_prefetch(tokens.data + begin);
+        __builtin_prefetch(values.data + begin);
+    }
     // Index of the context with this key, -1 where there is none.
     int64_t find(uint64_t key) const;
+
+  private:
+    // buckets.size is a power of two and one more.
+    size_t bucket_of(uint64_t key) const {
+        return key >> (__builtin_clzll(buckets.size - 1) + 1);
+    }
 };
 
 class TextCache {
   public:
     size_t size() const { return tokens_.size(); }
     void push(uint32_t token);
+    // Begin to read what `followers` reads first.
+    void prefetch(uint64_t key, size_t length) const {
+        if (length <= kCachedContext) {
+            latest_[length - 1].prefetch(key);
+        }
+    }
     // The tokens after the latest occurrences of a context, latest first; returns how many.
     size_t followers(uint64_t key, size_t length, uint32_t* found) const;
 
@@ -98,7 +120,7 @@ class NgramLookup {
   private:
     void children(const TextCache* cache, const uint32_t* tail, size_t count, size_t most,
                   NgramChildren* found) const;
-    double hear_model(const NgramLevel& level, uint64_t key, double rest,
+    double hear_model(const NgramLevel& level, int64_t at, double rest,
                       NgramChildren* found) const;
     double hear_text(const uint32_t* followers, size_t count, double rest,
                      NgramChildren* found) const;

@@ -60,6 +60,19 @@ def test_reading_has_to_pay_where_nobody_else_drafts() -> None:
     assert not is_asked(much), "though nothing is known of what it adds to so much"
 
 
+def test_what_a_free_proposer_adds_depends_on_what_is_drafted_already() -> None:
+    asking, each = new_asking(LOOKUP), request(1)
+    much = [DraftTree.chain([1, 2, 3], [0.9] * 3, DRAFT.name)]
+
+    def is_asked(drafts: list[DraftTree]) -> bool:
+        return bool(asking.ask(LOOKUP, [each], [0], [drafts], RATE))
+
+    for _ in range(30):
+        asking._accounts.settle((LOOKUP.name, 3), each.request_id, -1.0, 0.0, 1.0)
+    assert is_asked([])
+    assert not is_asked(much)
+
+
 def test_nobody_is_asked_while_somebody_who_lacks_tokens_gets_no_draft() -> None:
     asking, pair = new_asking(LOOKUP), [request(1), request(2)]
     for _ in range(30):

@@ -4,14 +4,15 @@ An account holds what asking a proposer brings, the tokens that its chosen nodes
 time of verifying them, and the time that planning and drafting take. The gain is the former less
 the latter at the going rate, which depends on how many requests decode. There is one account per
 request, and one over all requests from which a new request starts. A proposer has them apart for
-situations: one that costs forwards for how much others have drafted already, because what it adds
-depends on that; one at whose drafts one can glance for how much it would draft. Who is in the red
-is not asked, but probed: probes are paid from an allowance, so that they never take more than a
-fixed share of the time. Knows no requests and no trees.
+situations: one at whose drafts one can glance for how much it would draft, others for how much was
+drafted before them, because what they add depends on that. Who is in the red is not asked, but
+probed: probes are paid from an allowance, so that they never take more than a fixed share of the
+time. Knows no requests and no trees.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -38,7 +39,7 @@ Key = tuple[str, int]
 
 def situation(expected_tokens: float) -> int:
     """How much is drafted, as a number from 0 for little or nothing."""
-    return sum(expected_tokens >= limit for limit in EXPECTED_TOKENS)
+    return bisect_right(EXPECTED_TOKENS, expected_tokens)
 
 
 @dataclass(slots=True)

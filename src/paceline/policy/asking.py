@@ -1,8 +1,8 @@
 """Who is asked for drafts, decided before drafting is paid for. Knows no trees and no forwards.
 
 A proposer is asked for a request whose account says that it pays; where it does not, one request at
-a time is probed when there is time for it. Which account that is depends for one that drafts by
-forwards on what others have drafted, for one at whose drafts one can glance on what it would draft.
+a time is probed when there is time for it. Which account that is depends for one at whose drafts one
+can glance on what it would draft, for others on what was drafted before them.
 A draft model that has to read a prompt first is asked if that comes back before the request ends.
 """
 
@@ -86,13 +86,12 @@ class Asking:
 
     def sees_promise(self, requests: Sequence[Request], rate: float) -> bool:
         """Whether any of those proposers is to be asked now, for what it would draft."""
-        return any(
-            self._is_promising(source, request, rate)
-            for source in self._sources.values()
-            if source.glance is not None
-            for request in requests
-            if source.applies(request)
-        )
+        for source in self._sources.values():
+            if source.glance is not None:
+                for request in requests:
+                    if source.applies(request) and self._is_promising(source, request, rate):
+                        return True
+        return False
 
     def pays_for_all(self, requests: Sequence[Request], rate: float) -> bool:
         """Whether for each request some proposer is expected to pay, if it is asked first."""
@@ -108,9 +107,9 @@ class Asking:
 
     def _key(self, source: Source, request: Request, drafts: Sequence[DraftTree]) -> Key | None:
         """The account by which it is decided whether to ask; None: it is known to be in vain."""
-        if source.costs_forwards:
+        if source.glance is None:
             return source.name, situation(expected_tokens(drafts))
-        if source.glance is None or asks_for_drafts(request):
+        if asks_for_drafts(request):
             return source.name, 0
         return self._key_at_a_glance(source, request)
 

@@ -27,7 +27,7 @@ Correct = Callable[[Trust, bool], Correction]
 
 CONTEXT_GRAIN = 64
 """Contexts are rounded to multiples of this, so that curves can be kept."""
-COUNT_GRAIN = 16
+COUNT_GRAIN = 64
 """Curves are read from the table in pieces of so many nodes."""
 MAX_CURVES = 4096
 """Curves, and times of single steps, that are kept."""

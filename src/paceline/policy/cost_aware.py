@@ -27,6 +27,7 @@ from paceline.policy.drafting_cost import DraftingCost
 from paceline.policy.fairness import ENOUGH, Fairness
 from paceline.policy.lateness import Lateness
 from paceline.policy.ledger import Ledger
+from paceline.policy.pace import USUAL_EXTRA_MS, Pace
 from paceline.policy.padding import Padding
 from paceline.policy.planned import UNPLANNED, PlannedStep
 from paceline.policy.planner import DraftLimits, Drafts, PlainStep, Source, StepReport
@@ -76,7 +77,8 @@ class CostAwarePlanner:
         self._is_frozen, self._host = not cost.learns, cost.table.host
         self._choose = choose
         self._asking = Asking(self.drafting, self._host.ask or USUAL_HOST_MS)
-        self._ledger = Ledger(self._asking, cost.learns, self._host.step)
+        pace = Pace(self._host.step, self._host.draft or USUAL_EXTRA_MS)
+        self._ledger = Ledger(self._asking, cost.learns, pace)
         is_strict = self.objective.kind == "latency"
         self._slowdown = 0.0 if is_strict else SLOWDOWN
         self._fairness = None if is_strict else Fairness(SLOWDOWN)

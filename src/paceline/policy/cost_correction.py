@@ -31,6 +31,9 @@ TILTED_WIDTH = 16
 """The tilt counts fully from this width on, and not at all for a single row."""
 TILT_MEMORY = 1000.0
 """Steps after which a tilt of which nothing more is seen has faded to 1/e."""
+TILT_VARIANCE = (0.1 / NOISE) ** 2
+"""Of a tilt of which nothing was seen, in units of NOISE squared: it is the machine's, so it does
+not depend on how far a table is believed."""
 TILT_DECAY = 1.0 - 1.0 / TILT_MEMORY
 HEARSAY = 0.01
 """What a visit counts for a width close by, where it counts 1 for its own."""
@@ -118,7 +121,7 @@ class Correction:
         self._decay = 1.0 - 1.0 / trust.memory
         self._mood = self._tilt = 0.0
         # Variances of mood and tilt, and their covariance.
-        self._mood_variance, self._tilt_variance, self._covariance = 1.0, 1.0 / trust.visits, 0.0
+        self._mood_variance, self._tilt_variance, self._covariance = 1.0, TILT_VARIANCE, 0.0
         self._ambiguous = 0.0  # slope of steps that have changed, until a narrower one is seen
         # By bin the weight of its visits and the weighted sum of what they saw, in units of _worth:
         # that alone loses weight with every step.
@@ -183,8 +186,8 @@ class Correction:
         self._tilt = TILT_DECAY * (self._tilt + tilt_gain * error)
         self._mood_variance += DRIFT - mood_gain * of_mood
         self._covariance = TILT_DECAY * (self._covariance - mood_gain * of_tilt)
-        left = self._tilt_variance - tilt_gain * of_tilt - 1.0 / self._shrinkage
-        self._tilt_variance = TILT_DECAY * TILT_DECAY * left + 1.0 / self._shrinkage
+        left = self._tilt_variance - tilt_gain * of_tilt - TILT_VARIANCE
+        self._tilt_variance = TILT_DECAY * TILT_DECAY * left + TILT_VARIANCE
 
     def _believe(self, at: int, error: float, spread: float) -> tuple[float, float]:
         """The part of an error that is believed, and how uncertain that makes the residual."""

@@ -32,11 +32,11 @@ class Ledger:
     Args:
         asking: gets told what asking brought.
         reads_clock: False where the times of steps are predicted ones.
-        overhead_ms: of a step outside of drafting and the forward; 0 where it is not known.
+        pace: what is known of it beforehand.
     """
 
-    def __init__(self, asking: Asking, reads_clock: bool, overhead_ms: float = 0.0) -> None:
-        self.pace = Pace(overhead_ms)
+    def __init__(self, asking: Asking, reads_clock: bool, pace: Pace | None = None) -> None:
+        self.pace = pace or Pace()
         self.plain_check = PlainCheck()
         self._asking = asking
         self._reads_clock = reads_clock

@@ -11,6 +11,11 @@ from collections.abc import Sequence
 
 MEMORY = 0.95
 """Weight of the past in each step: about twenty steps."""
+USUAL_EXTRA_MS = 0.1
+"""By how much a step outside of drafting and the forward is longer about if there is a draft, where
+nobody has measured it."""
+EXTRA_PACE = 0.1
+"""Weight of the latest step in that."""
 FIRST_INTERVAL, LAST_INTERVAL = 8, 512
 """Steps with drafts between two plain ones."""
 TOLERANCE = 0.15
@@ -18,14 +23,22 @@ TOLERANCE = 0.15
 
 
 class Pace:
-    """Smoothed rate of committed decode tokens per millisecond; at first that of plain decoding."""
+    """Smoothed rate of committed decode tokens per millisecond; at first that of plain decoding.
 
-    def __init__(self, overhead_ms: float = 0.0) -> None:
+    Args:
+        overhead_ms: of a plain step outside of the forward; 0 where it is not known.
+        extra_ms: by how much that is longer if there is a draft. It is not learnt from the first
+            drafts alone: those are slow in every program, and who takes drafts to be dear for them
+            hardly sees others.
+    """
+
+    def __init__(self, overhead_ms: float = 0.0, extra_ms: float = USUAL_EXTRA_MS) -> None:
         self._tokens = 0.0
         self._time = 0.0
         self.overhead_ms = overhead_ms
         """Time of a plain step outside of the forward."""
-        self._draft_overhead_ms = 0.0
+        self.extra_ms = extra_ms
+        """By how much a step outside of drafting and the forward is longer if there is a draft."""
 
     @property
     def factor(self) -> float:
@@ -45,17 +58,12 @@ class Pace:
         time = self.plain_ms(plain_forward_ms)
         return self.factor * num_decoding / time if time > 0 else 0.0
 
-    @property
-    def extra_ms(self) -> float:
-        """By how much a step outside of drafting and the forward is longer if there is a draft."""
-        if not self._draft_overhead_ms:
-            return 0.0
-        return max(0.0, self._draft_overhead_ms - self.overhead_ms)
-
     def observe_overhead(self, milliseconds: float, has_draft: bool = False) -> None:
         """Learn from what a step took beside drafting, planning and the forward."""
         if has_draft:
-            self._draft_overhead_ms = _smoothed(self._draft_overhead_ms, milliseconds)
+            extra_ms = max(0.0, milliseconds - self.overhead_ms)
+            most_ms = max(2 * self.extra_ms, USUAL_EXTRA_MS)
+            self.extra_ms += EXTRA_PACE * (min(extra_ms, most_ms) - self.extra_ms)
         else:
             self.overhead_ms = _smoothed(self.overhead_ms, milliseconds)
 
