@@ -1,8 +1,8 @@
 """Who is asked for drafts, decided before drafting is paid for. Knows no trees and no forwards.
 
 A proposer is asked for a request whose account says that it pays; where it does not, one request at
-a time is probed when there is time for it. Which account that is depends for one at whose drafts one
-can glance on what it would draft, for others on what was drafted before them.
+a time is probed when there is time for it. Which account that is depends for one at whose drafts
+one can glance on what it would draft, for others on what was drafted before them.
 A draft model that has to read a prompt first is asked if that comes back before the request ends.
 """
 
