@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.policy.pace import USUAL_EXTRA_MS, Pace
+from paceline.policy.pace import Pace
 
 
 def test_the_plain_rate_at_a_cold_start_and_never_less() -> None:
@@ -44,19 +44,20 @@ def test_what_a_draft_adds_to_a_step_is_told_apart() -> None:
     pace = Pace()
     for _ in range(100):
         pace.observe_overhead(2.0)
-        pace.observe_overhead(3.5, has_draft=True)
+        pace.observe_drafted(3.5, 1)
     assert pace.overhead_ms == pytest.approx(2.0)
-    assert pace.extra_ms == pytest.approx(1.5, abs=0.01)
+    assert pace.extra_ms(1) == pytest.approx(1.5, abs=0.01)
+    assert pace.extra_ms(4) > 1.2 * pace.extra_ms(1)
     for _ in range(100):
-        pace.observe_overhead(1.0, has_draft=True)
-    assert pace.extra_ms == pytest.approx(0.0, abs=0.01)
+        pace.observe_drafted(1.0, 1)
+    assert pace.extra_ms(1) == pytest.approx(0.0, abs=0.01)
 
 
 def test_the_first_drafts_of_a_program_do_not_tell_what_drafts_add() -> None:
     """They are slow, and a planner that believed them would see few others."""
     pace = Pace(overhead_ms=0.06)
     for _ in range(2):
-        pace.observe_overhead(0.53, has_draft=True)
-    assert pace.extra_ms < 1.3 * USUAL_EXTRA_MS
-    known = Pace(overhead_ms=0.06, extra_ms=0.02)
-    assert known.extra_ms == 0.02
+        pace.observe_drafted(0.53, 4)
+    assert pace.extra_ms(4) < 1.3 * Pace().extra_ms(4)
+    known = Pace(overhead_ms=0.06, extra_ms=(0.02, 0.01))
+    assert known.extra_ms(3) == pytest.approx(0.04)

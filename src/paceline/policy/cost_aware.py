@@ -77,7 +77,9 @@ class CostAwarePlanner:
         self._is_frozen, self._host = not cost.learns, cost.table.host
         self._choose = choose
         self._asking = Asking(self.drafting, self._host.ask or USUAL_HOST_MS)
-        pace = Pace(self._host.step, self._host.draft or USUAL_EXTRA_MS)
+        host = self._host
+        extra_ms = (host.draft, host.further_draft) if host.draft else USUAL_EXTRA_MS
+        pace = Pace(host.step, extra_ms)
         self._ledger = Ledger(self._asking, cost.learns, pace)
         is_strict = self.objective.kind == "latency"
         self._slowdown = 0.0 if is_strict else SLOWDOWN
@@ -152,7 +154,9 @@ class CostAwarePlanner:
         count = min(max_nodes, max(MAX_NODES, NODES_PER_REQUEST * len(step.requests)))
         if len(step.growth) <= count:
             step.growth = self._padding.growth(step.shape, count)
-            extra_ms = self._host.draft if self._is_frozen else self._ledger.pace.extra_ms
+            extra_ms = self._host.draft
+            if not self._is_frozen:
+                extra_ms = self._ledger.pace.extra_ms(len(step.requests))
             if extra_ms:
                 plain_ms, *further = step.growth
                 step.growth = [plain_ms, *[ms + extra_ms for ms in further]]

@@ -147,7 +147,10 @@ class Ledger:
         drafted = shape.rows - padding > decoding
         if self._reads_clock:
             rest_ms = total_ms - forward_ms - step.draft_ms - step.host_ms
-            self.pace.observe_overhead(rest_ms, drafted)
+            if drafted:
+                self.pace.observe_drafted(rest_ms, decoding)
+            else:
+                self.pace.observe_overhead(rest_ms)
         if drafted and self._reads_clock:
             self.plain_check.observe_draft()
         elif not drafted and step.plain_ms:

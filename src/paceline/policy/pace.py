@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 MEMORY = 0.95
 """Weight of the past in each step: about twenty steps."""
-USUAL_EXTRA_MS = 0.1
-"""By how much a step outside of drafting and the forward is longer about if there is a draft, where
-nobody has measured it."""
+USUAL_EXTRA_MS = 0.1, 0.015
+"""By how much a step outside of drafting and the forward is longer about if there is a draft, and
+for each further request, where nobody has measured it."""
 EXTRA_PACE = 0.1
-"""Weight of the latest step in that."""
+"""Weight of the latest step in what multiplies that."""
 FIRST_INTERVAL, LAST_INTERVAL = 8, 512
 """Steps with drafts between two plain ones."""
 TOLERANCE = 0.15
@@ -27,18 +27,19 @@ class Pace:
 
     Args:
         overhead_ms: of a plain step outside of the forward; 0 where it is not known.
-        extra_ms: by how much that is longer if there is a draft. It is not learnt from the first
-            drafts alone: those are slow in every program, and who takes drafts to be dear for them
-            hardly sees others.
+        extra_ms: by how much that is longer if there is a draft, and for each further request. It
+            is not learnt from the first drafts alone: those are slow in every program, and who
+            takes drafts to be dear for them hardly sees others.
     """
 
-    def __init__(self, overhead_ms: float = 0.0, extra_ms: float = USUAL_EXTRA_MS) -> None:
+    def __init__(
+        self, overhead_ms: float = 0.0, extra_ms: tuple[float, float] = USUAL_EXTRA_MS
+    ) -> None:
         self._tokens = 0.0
         self._time = 0.0
         self.overhead_ms = overhead_ms
         """Time of a plain step outside of the forward."""
-        self.extra_ms = extra_ms
-        """By how much a step outside of drafting and the forward is longer if there is a draft."""
+        self._usual_extra_ms, self._extra = extra_ms, 1.0
 
     @property
     def factor(self) -> float:
@@ -58,14 +59,22 @@ class Pace:
         time = self.plain_ms(plain_forward_ms)
         return self.factor * num_decoding / time if time > 0 else 0.0
 
-    def observe_overhead(self, milliseconds: float, has_draft: bool = False) -> None:
-        """Learn from what a step took beside drafting, planning and the forward."""
-        if has_draft:
-            extra_ms = max(0.0, milliseconds - self.overhead_ms)
-            most_ms = max(2 * self.extra_ms, USUAL_EXTRA_MS)
-            self.extra_ms += EXTRA_PACE * (min(extra_ms, most_ms) - self.extra_ms)
-        else:
-            self.overhead_ms = _smoothed(self.overhead_ms, milliseconds)
+    def extra_ms(self, num_decoding: int) -> float:
+        """By how much a step outside of drafting and the forward is longer if there is a draft."""
+        return self._extra * self._usual_ms(num_decoding)
+
+    def _usual_ms(self, num_decoding: int) -> float:
+        first, further = self._usual_extra_ms
+        return first + (num_decoding - 1) * further
+
+    def observe_overhead(self, milliseconds: float) -> None:
+        """Learn from what a step without drafts took beside planning and the forward."""
+        self.overhead_ms = _smoothed(self.overhead_ms, milliseconds)
+
+    def observe_drafted(self, milliseconds: float, num_decoding: int) -> None:
+        """Learn from what a step with drafts took beside drafting, planning and the forward."""
+        extra = max(0.0, milliseconds - self.overhead_ms) / self._usual_ms(num_decoding)
+        self._extra += EXTRA_PACE * (min(extra, max(1.0, 2 * self._extra)) - self._extra)
 
     def observe(self, tokens_per_request: float, total_ms: float, plain_forward_ms: float) -> None:
         """Learn from a step.
