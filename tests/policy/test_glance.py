@@ -46,7 +46,7 @@ class Seen:
 
     def lose(self, request_id: int, situation: int) -> None:
         for _ in range(30):
-            self.asking._accounts.settle((NAME, situation), request_id, -1.0, 0.0, 1.0)
+            self.asking._accounts.settle((NAME, situation), request_id, -1.0, 0.0)
 
 
 def test_who_promises_nothing_is_not_asked() -> None:
@@ -125,7 +125,7 @@ def test_where_nobody_can_be_glanced_at_nobody_looks() -> None:
     seen.asking.set_sources([Source(OTHER)])
     ledger = Ledger(seen.asking, reads_clock=True)
     for _ in range(30):
-        seen.asking._accounts.settle((OTHER, 0), 1, -1.0, 0.0, 1.0)
+        seen.asking._accounts.settle((OTHER, 0), 1, -1.0, 0.0)
     for _ in range(50):
         assert ledger.is_resting([one], lambda: RATE)
         ledger.note(PLAIN)

@@ -21,8 +21,6 @@ from paceline.policy.allowance import Allowance
 
 PROBE_SHARE = 0.002
 """Share of the time that probes of one proposer may take."""
-FLOOR = -0.1
-"""A gain sinks no deeper, so that a change of text is believed after few probes."""
 START = 0.5
 """Gain that is expected of a proposer that was never asked: enough to be asked some times."""
 TRIED = 8
@@ -62,16 +60,16 @@ class _Account:
     own: dict[int, float] = field(default_factory=dict)
     probed: dict[int, int] = field(default_factory=dict)
 
-    def settle(self, request_id: int | None, tokens: float, ms: float, rate: float) -> None:
+    def settle(self, request_id: int | None, tokens: float, ms: float) -> None:
         self.count += 1
         own_pace, shared_pace = self.paces
         pace = max(shared_pace, 1 / (self.count + 2))
         self.ms += max(pace, own_pace) * (ms - self.ms)
-        least = FLOOR + rate * self.ms
         if request_id is not None:
             before = self.own.get(request_id, self.tokens)
-            self.own[request_id] = max(least, before + own_pace * (tokens - before))
-        self.tokens = max(least, self.tokens + pace * (tokens - self.tokens))
+            self.own[request_id] = max(0.0, before + own_pace * (tokens - before))
+        # No less than nothing, so that a change of text is believed after few probes.
+        self.tokens = max(0.0, self.tokens + pace * (tokens - self.tokens))
 
 
 class Accounts:
@@ -121,16 +119,13 @@ class Accounts:
         self._probes += 1
         self._accounts[key].probed[request_id] = self._probes
 
-    def settle(
-        self, key: Key, request_id: int | None, tokens: float, ms: float, rate: float
-    ) -> None:
+    def settle(self, key: Key, request_id: int | None, tokens: float, ms: float) -> None:
         """Book what asking a proposer brought, and what it took.
 
         Args:
             request_id: for whom it was asked; None for a request that has ended since.
-            rate: tokens that a millisecond is worth.
         """
-        self._accounts[key].settle(request_id, tokens, ms, rate)
+        self._accounts[key].settle(request_id, tokens, ms)
 
     def finish(self, request_id: int) -> None:
         """Forget a request."""

@@ -250,13 +250,12 @@ class Asking:
     def _probe_ms(self, name: str) -> float:
         return self._drafting.milliseconds(name) + self._host_ms
 
-    def settle(self, asks: Sequence[Ask], rate: float, host_ms: float, total_ms: float) -> None:
+    def settle(self, asks: Sequence[Ask], host_ms: float, total_ms: float) -> None:
         """Book what a step's drafts promised and cost.
 
         Who is still catching up, or asked for drafts at any price, is not booked.
 
         Args:
-            rate: tokens that a millisecond was worth.
             host_ms: of planning, which all of them share.
             total_ms: of the whole step.
         """
@@ -271,7 +270,7 @@ class Asking:
             if not asked.lag and not asks_for_drafts(request):
                 request_id = None if request.finish_reason else request.request_id
                 ms = asked.cost_ms + shared_ms
-                self._accounts.settle(asked.key, request_id, asked.gain, ms, rate)
+                self._accounts.settle(asked.key, request_id, asked.gain, ms)
 
     def pass_time(self, milliseconds: float) -> None:
         """Let time pass in which nobody is asked."""

@@ -20,7 +20,7 @@ GLANCE_SHARE = 0.005
 WAKE_MS, GLANCE_MS = 0.03, 0.012
 """Looking up whether to glance, and a glance at one proposer's draft for one request, about: as
 they come, seldom, with what they need out of the processor's caches."""
-SHORTER = 8
+SHORTER = 4
 """The first pause between two glances is so much shorter than the longest; each is doubled."""
 MAX_NOTED = 64
 """Steps that are noted at most until they are booked."""
@@ -140,7 +140,7 @@ class Ledger:
             # Asked in vain: what the step took beyond a plain one is the price of asking.
             beyond_ms = total_ms - forward_ms - step.draft_ms - self.pace.overhead_ms
             host_ms = max(host_ms, beyond_ms)
-        self._asking.settle(step.asks, step.rate, host_ms, total_ms)
+        self._asking.settle(step.asks, host_ms, total_ms)
         is_mixed = shape.requests > decoding
         if not decoding or is_mixed or total_ms <= 0.0:
             return
