@@ -16,7 +16,7 @@ class PlaceTable {
 
     // Begin to read what `find` reads first.
     void prefetch(uint64_t key) const {
-        __builtin_prefetch(slots_.data() + (key & (slots_.size() - 1)));
+        __builtin_prefetch(slots_.data() + first_slot_of(key));
     }
 
     // Gives a key a place; returns the one that it had, or 0.
@@ -38,8 +38,10 @@ class PlaceTable {
         uint32_t place = 0;
     };
 
+    size_t first_slot_of(uint64_t key) const { return key & (slots_.size() - 1); }
+
     size_t slot_of(uint64_t key) const {
-        size_t at = key & (slots_.size() - 1);
+        size_t at = first_slot_of(key);
         while (slots_[at].place && slots_[at].key != key) {
             at = (at + 1) & (slots_.size() - 1);
         }

@@ -98,9 +98,9 @@ class Asking:
         return all(self._pays(request, rate) for request in requests)
 
     def _pays(self, request: Request, rate: float) -> bool:
-        for name, source in self._sources.items():
+        for source in self._sources.values():
             if source.applies(request):
-                key = (name, 0) if source.glance is None else self._key_at_a_glance(source, request)
+                key = self._key(source, request, ())
                 if key is not None and self._accounts.gain(key, request.request_id, rate) > 0.0:
                     return True
         return False
