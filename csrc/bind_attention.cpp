@@ -63,37 +63,28 @@ void run_attention(const Problem& p, float* y) {
     const int stride = partial_stride(shape), row_stride = chunks * stride;
     std::vector<float> partials(static_cast<size_t>(num_rows) * shape.heads * row_stride);
     const int groups = (num_rows + p.rows_per_item - 1) / p.rows_per_item;
-    Tickets items, merges;
-    items.reset(groups * shape.kv_heads * chunks);
-    merges.reset(num_rows);
     const Kernels& kernel = kernels();
     const size_t partials_of_row = static_cast<size_t>(shape.heads) * row_stride;
     const int q_stride = shape.heads * shape.head_dim;
-    ThreadPool& threads = pool();
-    threads.run([&](int) {
-        for (int item = items.take(); item >= 0; item = items.take()) {
-            const int chunk = item % chunks, kv_head = item / chunks % shape.kv_heads;
-            const int row = item / chunks / shape.kv_heads * p.rows_per_item;
-            kernel.attend(shape, p.layer, p.span, p.rows.data() + row,
-                          std::min(p.rows_per_item, num_rows - row),
-                          p.q + static_cast<size_t>(row) * q_stride, q_stride, kv_head,
-                          first + chunk,
-                          partials.data() + row * partials_of_row +
-                              static_cast<size_t>(chunk) * stride,
-                          row_stride);
-        }
-        threads.barrier();
-        for (int row = merges.take(); row >= 0; row = merges.take()) {
-            const int position = p.rows[row].position;
-            for (int h = 0; h < shape.heads; ++h) {
-                kernel.merge(shape,
-                             partials.data() + row * partials_of_row +
-                                 static_cast<size_t>(h) * row_stride,
-                             stride, first_chunk(shape, position) - first,
-                             last_chunk(position) - first,
-                             y + static_cast<size_t>(row) * q_stride +
-                                 static_cast<size_t>(h) * shape.head_dim);
-            }
+    pool().each(groups * shape.kv_heads * chunks, [&](int item, int) {
+        const int chunk = item % chunks, kv_head = item / chunks % shape.kv_heads;
+        const int row = item / chunks / shape.kv_heads * p.rows_per_item;
+        kernel.attend(shape, p.layer, p.span, p.rows.data() + row,
+                      std::min(p.rows_per_item, num_rows - row),
+                      p.q + static_cast<size_t>(row) * q_stride, q_stride, kv_head, first + chunk,
+                      partials.data() + row * partials_of_row +
+                          static_cast<size_t>(chunk) * stride,
+                      row_stride);
+    });
+    pool().each(num_rows, [&](int row, int) {
+        const int position = p.rows[row].position;
+        for (int h = 0; h < shape.heads; ++h) {
+            kernel.merge(shape,
+                         partials.data() + row * partials_of_row +
+                             static_cast<size_t>(h) * row_stride,
+                         stride, first_chunk(shape, position) - first, last_chunk(position) - first,
+                         y + static_cast<size_t>(row) * q_stride +
+                             static_cast<size_t>(h) * shape.head_dim);
         }
     });
 }
@@ -207,13 +198,8 @@ void check_slots(const KvShape& shape, const Slots& slots) {
 // Calls work(layer) for all layers, over the pool.
 template <typename F> void each_layer(const KvShape& shape, const F& work) {
     nb::gil_scoped_release release;
-    Tickets layers;
-    layers.reset(static_cast<int>(shape.layers));
-    pool().run([&](int) {
-        for (int layer = layers.take(); layer >= 0; layer = layers.take()) {
-            work(static_cast<size_t>(layer));
-        }
-    });
+    pool().each(static_cast<int>(shape.layers),
+                [&](int layer, int) { work(static_cast<size_t>(layer)); });
 }
 
 // In order: a target may be a later move's source, but no earlier one's.

@@ -88,7 +88,6 @@ DecoderShape shape_of(const Reader& r) {
     s.residual_multiplier = r.number<float>("residual_multiplier");
     s.logits_divisor = r.number<float>("logits_divisor");
     s.logits_softcap = r.number<float>("logits_softcap");
-    s.scale_groups = r.number<bool>("scale_groups");
     const std::string activation = r.number<std::string>("activation");
     check(activation == "silu" || activation == "gelu_tanh", "activation: silu or gelu_tanh");
     s.activation = activation == "silu" ? Activation::silu : Activation::gelu_tanh;

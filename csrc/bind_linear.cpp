@@ -206,33 +206,32 @@ template <typename T> struct Aligned {
 
 // Room for quantised rows.
 struct QuantBuffers {
-    QuantBuffers(int rows, int k, bool grouped)
-        : stride(round_up(k, K_MULTIPLE)), scale_groups(grouped ? (k - 1) / SCALE_GROUP + 1 : 1),
-          q(size_t(rows) * stride), scale(size_t(rows) * scale_groups),
-          group_sums(size_t(rows) * (stride / GROUP)), row_sums(rows),
-          rows{q.data, scale.data, group_sums.data, row_sums.data, rows, k, stride, scale_groups} {}
-    int stride, scale_groups;
+    QuantBuffers(int rows, int k)
+        : stride(round_up(k, K_MULTIPLE)), scales(size_t(rows) * scale_groups_of(k)),
+          q(size_t(rows) * stride), scale(scales), scale_sums(scales),
+          group_sums(size_t(rows) * (stride / GROUP)),
+          rows{q.data, scale.data, scale_sums.data, group_sums.data, rows, k, stride,
+               scale_groups_of(k)} {}
+    int stride;
+    size_t scales;
     Aligned<int8_t> q;
     Aligned<float> scale;
-    Aligned<int32_t> group_sums, row_sums;
+    Aligned<int32_t> scale_sums, group_sums;
     QuantRows rows;
 };
 
 // Quantises rows of `k` floats, one kernel call per row, from copies padded with zeros.
 void quantize_rows(const float* x, const QuantRows& out) {
-    Tickets tickets;
-    tickets.reset(out.rows);
+    const ThreadPool::Turn turn = pool().take_turn();
     Aligned<float> copies(size_t(pool().size()) * out.stride);
-    pool().run([&](int thread) {
+    pool().each(out.rows, [&](int row, int thread) {
         float* copy = copies.data + size_t(thread) * out.stride;
-        for (int row = tickets.take(); row >= 0; row = tickets.take()) {
-            std::copy_n(x + size_t(row) * out.k, out.k, copy);
-            kernels().quantize(copy, out, row);
-        }
+        std::copy_n(x + size_t(row) * out.k, out.k, copy);
+        kernels().quantize(copy, out, row);
     });
 }
 
-auto py_linear(const LinearObject& self, In<float, 2> x, bool scale_groups) {
+auto py_linear(const LinearObject& self, In<float, 2> x) {
     constexpr size_t MAX_BATCH = 1 << 20;
     const Linear& linear = self.linear;
     if (x.shape(1) != size_t(linear.k())) {
@@ -247,7 +246,7 @@ auto py_linear(const LinearObject& self, In<float, 2> x, bool scale_groups) {
     auto y = make_array<float>({size_t(rows), size_t(linear.n())});
     if (rows) {
         nb::gil_scoped_release release;
-        QuantBuffers buffers(rows, linear.k(), scale_groups);
+        QuantBuffers buffers(rows, linear.k());
         quantize_rows(x.data(), buffers.rows);
         run_linear(linear, buffers.rows, {y.data(), nullptr, linear.n(), 1.0f});
     }
@@ -273,11 +272,11 @@ double seconds_of(const std::function<void()>& work) {
 // show what memory costs. `rows` rows are quantised beforehand.
 std::vector<double> times(const std::vector<const Linear*>& linears, int rows, int passes) {
     const Linear& one = *linears[0];
-    QuantBuffers buffers(rows, one.k(), false);
+    QuantBuffers buffers(rows, one.k());
     for (size_t i = 0; i < buffers.q.size; ++i) {
         buffers.q.data[i] = static_cast<int8_t>(i * 37 % 255 - 127);
     }
-    std::fill_n(buffers.scale.data, rows, 0.01f);
+    std::fill_n(buffers.scale.data, buffers.scales, 0.01f);
     Aligned<float> y(size_t(rows) * one.n());
     std::vector<double> found;
     for (int pass = 0; pass < passes; ++pass) {
@@ -312,9 +311,9 @@ void bind_linear(nb::module_& module) {
         .def_prop_ro("n", [](const LinearObject& self) { return self.linear.n(); })
         .def_prop_ro("k", [](const LinearObject& self) { return self.linear.k(); })
         .def_prop_ro("nbytes", [](const LinearObject& self) { return self.nbytes; })
-        .def("linear", py_linear, nb::arg("x").noconvert(), nb::arg("scale_groups") = false,
-             "float32 [rows, k] to [rows, n]; each row is quantised to 8 bits with one scale, or "
-             "with one per 128 inputs.");
+        .def("linear", py_linear, nb::arg("x").noconvert(),
+             "float32 [rows, k] to [rows, n]; rows are quantised to 8 bits, with a scale per 128 "
+             "inputs.");
     nb::class_<Int8LinearObject, LinearObject>(module, "Int8Linear")
         .def("__init__", init_int8, nb::arg("data").noconvert(), nb::arg("scale").noconvert(),
              nb::arg("bias").noconvert().none(), nb::arg("n"), nb::arg("k"));
@@ -355,19 +354,15 @@ void bind_linear(nb::module_& module) {
         std::atomic<int32_t> sink{0};
         std::vector<double> seconds;
         for (int pass = 0; pass < PASSES; ++pass) {
-            Tickets tickets;
-            tickets.reset(megabytes);
             seconds.push_back(seconds_of([&] {
-                pool().run([&](int) {
+                pool().each(megabytes, [&](int at, int) {
                     i32x16 sums[4] = {splat_i32(0), splat_i32(0), splat_i32(0), splat_i32(0)};
-                    for (int at = tickets.take(); at >= 0; at = tickets.take()) {
-                        const int8_t* piece = array.data + size_t(at) * PIECE;
-                        for (int i = 0; i < PIECE; i += 4 * STEP) {
-                            for (int j = 0; j < 4; ++j) {
-                                const int8_t* from = piece + i + j * STEP;
-                                sums[j] = sums[j] +
-                                          load_i32(reinterpret_cast<const int32_t*>(from));
-                            }
+                    const int8_t* piece = array.data + size_t(at) * PIECE;
+                    for (int i = 0; i < PIECE; i += 4 * STEP) {
+                        for (int j = 0; j < 4; ++j) {
+                            const int8_t* from = piece + i + j * STEP;
+                            sums[j] =
+                                sums[j] + load_i32(reinterpret_cast<const int32_t*>(from));
                         }
                     }
                     int32_t lane[LANES];

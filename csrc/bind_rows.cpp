@@ -3,6 +3,8 @@
 // padding, so that each row passes through a padded buffer here.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/vector.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
@@ -15,6 +17,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels.h"
@@ -119,16 +122,16 @@ auto vector(const Rows& x, void (*Kernels::*function)(const float*, int, float*)
     return each_row(x, n, [&](const float* from, float* to) { use(from, size_of(n), to); });
 }
 
-nb::tuple quantize(const Rows& x, bool scale_groups) {
+nb::tuple quantize(const Rows& x) {
     const size_t rows = x.shape(0), k = x.shape(1);
     require(k > 0, "x has no columns");
     const size_t stride = round_up(size_of(k), K_MULTIPLE);
-    const size_t scales = scale_groups ? (k + SCALE_GROUP - 1) / SCALE_GROUP : 1;
+    const size_t scales = scale_groups_of(size_of(k));
     const size_t sums = stride / GROUP;
     auto q = zeros<int8_t>(rows * stride);
     auto scale = zeros<float>(rows * scales);
-    auto group_sums = zeros<int32_t>(rows * sums), row_sums = zeros<int32_t>(rows);
-    const QuantRows out{q.get(), scale.get(), group_sums.get(), row_sums.get(),
+    auto scale_sums = zeros<int32_t>(rows * scales), group_sums = zeros<int32_t>(rows * sums);
+    const QuantRows out{q.get(), scale.get(), scale_sums.get(), group_sums.get(),
                         size_of(rows), size_of(k), size_of(stride), size_of(scales)};
     {
         const nb::gil_scoped_release unlocked;
@@ -140,8 +143,8 @@ nb::tuple quantize(const Rows& x, bool scale_groups) {
     }
     return nb::make_tuple(to_numpy(std::move(q), {rows, stride}),
                           to_numpy(std::move(scale), {rows, scales}),
-                          to_numpy(std::move(group_sums), {rows, sums}),
-                          to_numpy(std::move(row_sums), {rows}));
+                          to_numpy(std::move(scale_sums), {rows, scales}),
+                          to_numpy(std::move(group_sums), {rows, sums}));
 }
 
 // Rows `ids` of a packed int8 weight [tiles, k_padded / 4, 16, 4] with scales [tiles * 16].
@@ -220,35 +223,38 @@ auto rotary_kv(const Rows& qkv, const Rows& cos, const Rows& sin,
     return to_numpy(std::move(q), {rows, width / head_dim, static_cast<size_t>(head_dim)});
 }
 
-// Exercises the pool: in each run every thread passes `barriers` pairs of barriers, between which
-// it looks for what its neighbour wrote before the first, and helps with 8 pieces per thread.
-// Returns how many looks and pieces went right: runs * threads * (barriers + 8).
-int64_t pool_stress(int runs, int barriers) {
+// Exercises the pool: in each phase every piece adds one to its place and looks at what the phase
+// before has left in the next place. Returns how many pieces of all phases found what they should,
+// on a thread that the pool may have and in ascending order: phases * pieces.
+int64_t pool_stress(int phases, int pieces) {
     const nb::gil_scoped_release unlocked;
-    ThreadPool& threads = pool();
-    const int size = threads.size();
-    std::vector<int64_t> written(size, 0);
-    std::vector<int> taken(static_cast<size_t>(size) * 8, 0);
+    const ThreadPool::Turn turn = pool().take_turn();
+    const int size = pool().size();
+    std::vector<int> even(pieces, 0), odd(pieces, 0), last(size, -1);
     std::atomic<int64_t> right{0};
-    Tickets tickets;
-    for (int run = 0; run < runs; ++run) {
-        tickets.reset(size * 8);
-        threads.run([&](int thread) {
-            int64_t count = 0;
-            for (int i = 0; i < barriers; ++i) {
-                const int64_t phase = static_cast<int64_t>(run) * barriers + i + 1;
-                written[thread] = phase;
-                threads.barrier();
-                count += written[(thread + 1) % size] == phase;
-                threads.barrier();
-            }
-            for (int piece = tickets.take(); piece >= 0; piece = tickets.take()) {
-                count += ++taken[piece] == run + 1;
-            }
-            right.fetch_add(count);
+    for (int phase = 0; phase < phases; ++phase) {
+        std::vector<int>&to = phase % 2 ? odd : even, &from = phase % 2 ? even : odd;
+        std::fill(last.begin(), last.end(), -1);
+        pool().each(pieces, [&](int piece, int thread) {
+            const int times = ++to[piece];
+            const bool ascends = thread >= 0 && thread < size && last[thread] < piece;
+            last[thread] = piece;
+            right.fetch_add(ascends && times == phase / 2 + 1 &&
+                            from[(piece + 1) % pieces] == (phase + 1) / 2);
         });
     }
     return right.load();
+}
+
+// How many threads of `size` are active after each of these phases: (seconds, of which stalled).
+std::vector<int> crew(int size, const std::vector<std::pair<double, double>>& phases) {
+    Crew crew(size);
+    std::vector<int> active;
+    for (const auto& [seconds, stalled] : phases) {
+        crew.observe(seconds, stalled);
+        active.push_back(crew.active());
+    }
+    return active;
 }
 
 }  // namespace
@@ -262,11 +268,12 @@ void bind_rows(nb::module_& module) {
     const auto x = nb::arg("x");
     module.def("exp", [](const Rows& rows) { return vector(rows, &Kernels::vector_exp); }, x);
     module.def("tanh", [](const Rows& rows) { return vector(rows, &Kernels::vector_tanh); }, x);
-    module.def("quantize", &quantize, nb::arg("x"), nb::arg("scale_groups") = false);
+    module.def("quantize", &quantize, nb::arg("x"));
     module.def("gather_int8", &gather_int8, nb::arg("data"), nb::arg("scale"), nb::arg("k"),
                nb::arg("ids"), nb::arg("multiplier") = 1.0f);
     module.def("rotary_kv", &rotary_kv, nb::arg("qkv"), nb::arg("cos"), nb::arg("sin"),
                nb::arg("q_norm").none(), nb::arg("k_norm").none(), nb::arg("eps"),
                nb::arg("k_cache").noconvert(), nb::arg("v_cache").noconvert(), nb::arg("slots"));
-    module.def("pool_stress", &pool_stress, nb::arg("runs"), nb::arg("barriers"));
+    module.def("pool_stress", &pool_stress, nb::arg("phases"), nb::arg("pieces"));
+    module.def("crew", &crew, nb::arg("size"), nb::arg("phases"));
 }

@@ -254,13 +254,7 @@ template <typename Work> void for_rows(int rows, int vocab, const Work& work) {
         }
         return;
     }
-    Tickets tickets;
-    tickets.reset(rows);
-    pool().run([&](int) {
-        for (int row = tickets.take(); row >= 0; row = tickets.take()) {
-            work(row);
-        }
-    });
+    pool().each(rows, [&](int row, int) { work(row); });
 }
 
 int vocabulary(const Logits& logits) {

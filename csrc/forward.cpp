@@ -18,44 +18,13 @@ constexpr int HEAD_TILES = 32;  // tiles of logits that the greedy head holds at
 
 }  // namespace
 
-// One thread's way through the phases of a forward. In each phase the threads take pieces of work
-// until none is left, and go on together.
-class Decoder::Team {
-  public:
-    Team(ThreadPool& pool, std::atomic<int>* counters, int thread, float* scratch)
-        : thread(thread), scratch(scratch), pool_(pool), counters_(counters) {}
-
-    int size() const { return pool_.size(); }
-
-    template <typename Work> void each(int count, Work work) {
-        std::atomic<int>& counter = counters_[phase_ % 3];
-        if (thread == 0) {  // of the next phase: everyone has left its last use, two phases ago
-            counters_[(phase_ + 1) % 3].store(0, std::memory_order_relaxed);
-        }
-        for (int piece; (piece = counter.fetch_add(1, std::memory_order_relaxed)) < count;) {
-            work(piece);
-        }
-        pool_.barrier();
-        ++phase_;
-    }
-
-    const int thread;
-    float* const scratch;  // of this thread: two rows of any width
-
-  private:
-    ThreadPool& pool_;
-    std::atomic<int>* counters_;
-    int phase_ = 0;
-};
-
-QuantRows QuantBuffer::view(int rows, int k, bool scale_groups) {
-    const int stride = round_up(k, K_MULTIPLE);
-    const int groups = scale_groups ? (k + SCALE_GROUP - 1) / SCALE_GROUP : 1;
+QuantRows QuantBuffer::view(int rows, int k) {
+    const int stride = round_up(k, K_MULTIPLE), groups = scale_groups_of(k);
     const size_t count = static_cast<size_t>(rows);
     return {q_.need(count * stride),
             scale_.need(count * groups),
+            scale_sums_.need(count * groups),
             group_sums_.need(count * (stride / GROUP)),
-            row_sums_.need(count),
             rows,
             k,
             stride,
@@ -98,33 +67,20 @@ void Decoder::forward(const Batch& batch, float* logits) { run(batch, logits, nu
 void Decoder::forward_greedy(const Batch& batch, int32_t* tokens) { run(batch, nullptr, tokens); }
 
 void Decoder::run(const Batch& batch, float* logits, int32_t* tokens) {
-    ThreadPool& team_pool = pool();
-    const int threads = team_pool.size();
+    const ThreadPool::Turn turn = pool().take_turn();
+    const int threads = pool().size();
     const int samples = static_cast<int>(batch.sample_rows.size());
     scratch_stride_ = 2 * std::max({ld_hidden_, ld_q_, ld_mlp_});
     scratch_.need(static_cast<size_t>(threads) * scratch_stride_);
     sampled_.need(static_cast<size_t>(samples) * ld_hidden_);
-    if (tokens) {
-        head_chunk_.need(static_cast<size_t>(threads) * samples * HEAD_TILES * TILE);
-        best_values_.assign(static_cast<size_t>(threads) * samples, -INFINITY);
-        best_tokens_.assign(static_cast<size_t>(threads) * samples, 0);
+    for (const Slice& slice : slices(batch)) {
+        prepare(batch, slice);
+        layers(batch, slice);
     }
-    const std::vector<Slice> parts = slices(batch);
-    for (size_t i = 0; i < parts.size(); ++i) {
-        prepare(batch, parts[i]);
-        const bool last = i + 1 == parts.size();
-        counters_[0].store(0);
-        const std::function<void(int)> work = [&](int thread) {
-            float* scratch = scratch_.get() + static_cast<size_t>(thread) * scratch_stride_;
-            Team team(team_pool, counters_, thread, scratch);
-            layers(team, batch, parts[i]);
-            if (last && samples > 0 && logits) {
-                head(team, samples, logits);
-            } else if (last && samples > 0) {
-                head_greedy(team, samples, tokens);
-            }
-        };
-        team_pool.run(work);
+    if (samples > 0 && logits) {
+        head(samples, logits);
+    } else if (samples > 0) {
+        head_greedy(samples, tokens);
     }
 }
 
@@ -154,10 +110,10 @@ void Decoder::prepare(const Batch& batch, const Slice& slice) {
     gate_up_.need(count * ld_gate_up_);
     const int most = std::max(rows, static_cast<int>(batch.sample_rows.size()));
     const int widest = std::max({shape_.hidden, q_width_, shape_.intermediate});
-    quant_.view(most, widest, shape_.scale_groups);  // room for all, so that no view moves another
-    in_hidden_ = quant_.view(rows, shape_.hidden, shape_.scale_groups);
-    in_attended_ = quant_.view(rows, q_width_, shape_.scale_groups);
-    in_mlp_ = quant_.view(rows, shape_.intermediate, shape_.scale_groups);
+    quant_.view(most, widest);  // room for all, so that no view moves another
+    in_hidden_ = quant_.view(rows, shape_.hidden);
+    in_attended_ = quant_.view(rows, q_width_);
+    in_mlp_ = quant_.view(rows, shape_.intermediate);
     plan_attention(batch, slice);
 }
 
@@ -192,11 +148,11 @@ void Decoder::plan_attention(const Batch& batch, const Slice& slice) {
     partials_.need(per_row * std::min(rows_per_pass, slice.end - slice.first));
 }
 
-void Decoder::linear(Team& team, const Linear& weights, const QuantRows& x, const LinearOut& out) {
+void Decoder::linear(const Linear& weights, const QuantRows& x, const LinearOut& out) {
     const int tiles = weights.tiles();
-    const int share = std::max(1, tiles / (team.size() * PIECES_PER_THREAD));
+    const int share = std::max(1, tiles / (pool().size() * PIECES_PER_THREAD));
     const int per_piece = round_up(share, TILES_TOGETHER);
-    team.each((tiles + per_piece - 1) / per_piece, [&](int piece) {
+    pool().each((tiles + per_piece - 1) / per_piece, [&](int piece, int) {
         const int begin = piece * per_piece;
         weights.run(x, out, begin, std::min(begin + per_piece, tiles));
     });
@@ -216,30 +172,30 @@ void Decoder::add_branch(int row, const float* norm) {
     }
 }
 
-void Decoder::layers(Team& team, const Batch& batch, const Slice& slice) {
+void Decoder::layers(const Batch& batch, const Slice& slice) {
     const int rows = slice.end - slice.first;
     const auto x_row = [&](int row) { return x_.get() + static_cast<size_t>(row) * ld_hidden_; };
-    team.each(rows, [&](int row) {
+    pool().each(rows, [&](int row, int thread) {
         kernels().gather_int8(embedding_.int8, batch.tokens[slice.first + row],
                               shape_.embedding_multiplier, x_row(row));
-        norm_and_quantize(x_row(row), layers_.front().input_norm, row, team.scratch);
+        norm_and_quantize(x_row(row), layers_.front().input_norm, row, scratch(thread));
     });
     for (size_t index = 0; index < layers_.size(); ++index) {
         const DecoderLayer& layer = layers_[index];
         const bool is_last = index + 1 == layers_.size();
-        attention(team, batch, slice, layer, cache(index));
-        feed_forward(team, layer, rows);
+        attention(batch, slice, layer, cache(index));
+        feed_forward(layer, rows);
         if (is_last) {
             break;
         }
-        team.each(rows, [&](int row) {
+        pool().each(rows, [&](int row, int thread) {
             if (layer.post_mlp_norm) {
                 add_branch(row, layer.post_mlp_norm);
             }
-            norm_and_quantize(x_row(row), layers_[index + 1].input_norm, row, team.scratch);
+            norm_and_quantize(x_row(row), layers_[index + 1].input_norm, row, scratch(thread));
         });
     }
-    team.each(slice.samples_end - slice.samples, [&](int i) {
+    pool().each(slice.samples_end - slice.samples, [&](int i, int) {
         const int sample = slice.samples + i;
         const int row = batch.sample_rows[sample] - slice.first;
         if (layers_.back().post_mlp_norm) {
@@ -250,15 +206,15 @@ void Decoder::layers(Team& team, const Batch& batch, const Slice& slice) {
     });
 }
 
-void Decoder::attention(Team& team, const Batch& batch, const Slice& slice,
+void Decoder::attention(const Batch& batch, const Slice& slice,
                         const DecoderLayer& layer, const KvLayer& kv) {
     AttentionShape shape = shape_.attention;
     shape.window = layer.sliding ? shape.window : 0;
     const int rows = slice.end - slice.first, heads = shape.heads;
-    linear(team, layer.qkv, in_hidden_, {qkv_.get(), nullptr, ld_qkv_, 1.0f});
+    linear(layer.qkv, in_hidden_, {qkv_.get(), nullptr, ld_qkv_, 1.0f});
     // By heads, since the keys of neighbouring tokens share lines that two threads would fight for.
     const int parts = (rows + ROTARY_ROWS - 1) / ROTARY_ROWS;
-    team.each(shape.kv_heads * parts, [&](int piece) {
+    pool().each(shape.kv_heads * parts, [&](int piece, int) {
         const int first = piece % parts * ROTARY_ROWS;
         for (int row = first; row < std::min(first + ROTARY_ROWS, rows); ++row) {
             const int at = slice.first + row;
@@ -278,7 +234,7 @@ void Decoder::attention(Team& team, const Batch& batch, const Slice& slice,
             return partials_.get() + static_cast<size_t>(row - pass.first_row) * heads * row_stride +
                    static_cast<size_t>(chunk) * stride;
         };
-        team.each(blocks * shape.kv_heads * chunks_, [&](int piece) {
+        pool().each(blocks * shape.kv_heads * chunks_, [&](int piece, int) {
             const RowBlock& block = blocks_[pass.first_block + piece % blocks];
             const int kv_head = piece / blocks % shape.kv_heads;
             const int chunk = piece / blocks / shape.kv_heads;
@@ -287,7 +243,7 @@ void Decoder::attention(Team& team, const Batch& batch, const Slice& slice,
                              block.count, q_.get() + row * ld_q_, ld_q_, kv_head, chunk,
                              partial_of(block.first, chunk), row_stride);
         });
-        team.each(pass.end_row - pass.first_row, [&](int i) {
+        pool().each(pass.end_row - pass.first_row, [&](int i, int) {
             const int at = pass.first_row + i, row = at - slice.first;
             const int position = batch.rows[at].position;
             float* y = attended_.get() + static_cast<size_t>(row) * ld_q_;
@@ -300,56 +256,58 @@ void Decoder::attention(Team& team, const Batch& batch, const Slice& slice,
         });
     }
     const bool branch = layer.post_attention_norm != nullptr;
-    linear(team, layer.o, in_attended_,
+    linear(layer.o, in_attended_,
            {branch ? branch_.get() : x_.get(), branch ? nullptr : x_.get(), ld_hidden_,
             branch ? 1.0f : shape_.residual_multiplier});
 }
 
-void Decoder::feed_forward(Team& team, const DecoderLayer& layer, int rows) {
-    team.each(rows, [&](int row) {
+void Decoder::feed_forward(const DecoderLayer& layer, int rows) {
+    pool().each(rows, [&](int row, int thread) {
         if (layer.post_attention_norm) {
             add_branch(row, layer.post_attention_norm);
         }
         norm_and_quantize(x_.get() + static_cast<size_t>(row) * ld_hidden_, layer.mlp_norm, row,
-                          team.scratch);
+                          scratch(thread));
     });
-    linear(team, layer.gate_up, in_hidden_, {gate_up_.get(), nullptr, ld_gate_up_, 1.0f});
-    team.each(rows, [&](int row) {
+    linear(layer.gate_up, in_hidden_, {gate_up_.get(), nullptr, ld_gate_up_, 1.0f});
+    pool().each(rows, [&](int row, int thread) {
         kernels().gated(gate_up_.get() + static_cast<size_t>(row) * ld_gate_up_,
-                        shape_.intermediate, shape_.activation, team.scratch);
-        kernels().quantize(team.scratch, in_mlp_, row);
+                        shape_.intermediate, shape_.activation, scratch(thread));
+        kernels().quantize(scratch(thread), in_mlp_, row);
     });
     const bool branch = layer.post_mlp_norm != nullptr;
-    linear(team, layer.down, in_mlp_,
+    linear(layer.down, in_mlp_,
            {branch ? branch_.get() : x_.get(), branch ? nullptr : x_.get(), ld_hidden_,
             branch ? 1.0f : shape_.residual_multiplier});
 }
 
-void Decoder::head(Team& team, int samples, float* logits) {
-    const QuantRows x = quant_.view(samples, shape_.hidden, shape_.scale_groups);
-    team.each(samples, [&](int row) {
+void Decoder::head(int samples, float* logits) {
+    const QuantRows x = quant_.view(samples, shape_.hidden);
+    pool().each(samples, [&](int row, int) {
         kernels().quantize(sampled_.get() + static_cast<size_t>(row) * ld_hidden_, x, row);
     });
-    linear(team, head_, x, {logits, nullptr, shape_.num_logits, 1.0f / shape_.logits_divisor});
+    linear(head_, x, {logits, nullptr, shape_.num_logits, 1.0f / shape_.logits_divisor});
     if (shape_.logits_softcap != 0.0f) {
-        team.each(samples, [&](int row) {
+        pool().each(samples, [&](int row, int) {
             kernels().softcap(logits + static_cast<size_t>(row) * shape_.num_logits,
                               shape_.num_logits, shape_.logits_softcap);
         });
     }
 }
 
-void Decoder::head_greedy(Team& team, int samples, int32_t* tokens) {
-    const QuantRows x = quant_.view(samples, shape_.hidden, shape_.scale_groups);
-    team.each(samples, [&](int row) {
+void Decoder::head_greedy(int samples, int32_t* tokens) {
+    const QuantRows x = quant_.view(samples, shape_.hidden);
+    pool().each(samples, [&](int row, int) {
         kernels().quantize(sampled_.get() + static_cast<size_t>(row) * ld_hidden_, x, row);
     });
     constexpr int width = HEAD_TILES * TILE;
-    float* chunk = head_chunk_.get() + static_cast<size_t>(team.thread) * samples * width;
-    float* values = best_values_.data() + static_cast<size_t>(team.thread) * samples;
-    int32_t* ids = best_tokens_.data() + static_cast<size_t>(team.thread) * samples;
-    const int tiles = head_.tiles();
-    team.each((tiles + HEAD_TILES - 1) / HEAD_TILES, [&](int piece) {
+    const int threads = pool().size(), tiles = head_.tiles();
+    head_chunk_.need(static_cast<size_t>(threads) * samples * width);
+    best_values_.assign(static_cast<size_t>(threads) * samples, -INFINITY);
+    best_tokens_.assign(static_cast<size_t>(threads) * samples, 0);
+    pool().each((tiles + HEAD_TILES - 1) / HEAD_TILES, [&](int piece, int thread) {
+        const size_t own = static_cast<size_t>(thread) * samples;
+        float* chunk = head_chunk_.get() + own * width;
         const int begin = piece * HEAD_TILES, first = begin * TILE;
         const int count = std::min(width, shape_.num_logits - first);
         head_.run(x, {chunk - first, nullptr, width, 1.0f / shape_.logits_divisor}, begin,
@@ -360,20 +318,21 @@ void Decoder::head_greedy(Team& team, int samples, int32_t* tokens) {
                 kernels().softcap(z, count, shape_.logits_softcap);
             }
             // A thread's pieces ascend, so the first of equal values has the lowest id.
+            float& value = best_values_[own + row];
             for (int i = 0; i < count; ++i) {
-                if (z[i] > values[row]) {
-                    values[row] = z[i];
-                    ids[row] = first + i;
-                } else if (!(z[i] <= values[row])) {
-                    values[row] = INFINITY;  // a NaN: nothing is larger, and it is not finite
+                if (z[i] > value) {
+                    value = z[i];
+                    best_tokens_[own + row] = first + i;
+                } else if (!(z[i] <= value)) {
+                    value = INFINITY;  // a NaN: nothing is larger, and it is not finite
                 }
             }
         }
     });
-    team.each(samples, [&](int row) {
+    for (int row = 0; row < samples; ++row) {
         float value = -INFINITY;
         int32_t token = 0;
-        for (int thread = 0; thread < team.size(); ++thread) {
+        for (int thread = 0; thread < threads; ++thread) {
             const size_t at = static_cast<size_t>(thread) * samples + row;
             if (best_values_[at] > value || (best_values_[at] == value && best_tokens_[at] < token)) {
                 value = best_values_[at];
@@ -381,7 +340,7 @@ void Decoder::head_greedy(Team& team, int samples, int32_t* tokens) {
             }
         }
         tokens[row] = std::isfinite(value) ? token : -1;
-    });
+    }
 }
 
 }  // namespace paceline

@@ -4,7 +4,6 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
-#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -24,7 +23,6 @@ struct DecoderShape {
     AttentionShape attention;  // its window is that of sliding layers
     float norm_eps, embedding_multiplier, residual_multiplier, logits_divisor, logits_softcap;
     Activation activation;
-    bool scale_groups;  // one activation scale per SCALE_GROUP inputs instead of one per row
 };
 
 struct RotaryTable {
@@ -70,12 +68,12 @@ template <typename T> class Buffer {
 class QuantBuffer {
   public:
     // A view of `rows` rows of `k` inputs. Views share their memory; a later call may move it.
-    QuantRows view(int rows, int k, bool scale_groups);
+    QuantRows view(int rows, int k);
 
   private:
     Buffer<int8_t> q_;
     Buffer<float> scale_;
-    Buffer<int32_t> group_sums_, row_sums_;
+    Buffer<int32_t> scale_sums_, group_sums_;
 };
 
 class Decoder {
@@ -96,7 +94,6 @@ class Decoder {
     int num_blocks() const { return num_blocks_; }
 
   private:
-    class Team;
     // Rows whose attention is computed together: its partial results fit the buffer.
     struct Pass {
         int first_block, end_block, first_row, end_row;
@@ -111,17 +108,21 @@ class Decoder {
     std::vector<Slice> slices(const Batch& batch) const;
     void prepare(const Batch& batch, const Slice& slice);
     void plan_attention(const Batch& batch, const Slice& slice);
-    void layers(Team& team, const Batch& batch, const Slice& slice);
-    void attention(Team& team, const Batch& batch, const Slice& slice, const DecoderLayer& layer,
+    void layers(const Batch& batch, const Slice& slice);
+    void attention(const Batch& batch, const Slice& slice, const DecoderLayer& layer,
                    const KvLayer& kv);
-    void feed_forward(Team& team, const DecoderLayer& layer, int rows);
-    void linear(Team& team, const Linear& weights, const QuantRows& x, const LinearOut& out);
+    void feed_forward(const DecoderLayer& layer, int rows);
+    void linear(const Linear& weights, const QuantRows& x, const LinearOut& out);
     // x[row] plus the branch's row, through its own norm where the family has one.
     void add_branch(int row, const float* norm);
     void norm_and_quantize(const float* x, const float* weight, int row, float* scratch);
-    void head(Team& team, int samples, float* logits);
-    void head_greedy(Team& team, int samples, int32_t* tokens);
+    void head(int samples, float* logits);
+    void head_greedy(int samples, int32_t* tokens);
     KvLayer cache(size_t layer) const;
+    // Of one thread: two rows of any width.
+    float* scratch(int thread) const {
+        return scratch_.get() + static_cast<size_t>(thread) * scratch_stride_;
+    }
 
     const DecoderShape shape_;
     const std::vector<DecoderLayer> layers_;
@@ -143,7 +144,6 @@ class Decoder {
     std::vector<RowBlock> blocks_;
     std::vector<Pass> passes_;
     int chunks_ = 0;
-    std::atomic<int> counters_[3];
     std::vector<float> best_values_;    // [threads, samples]
     std::vector<int32_t> best_tokens_;  // [threads, samples]
 };

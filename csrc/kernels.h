@@ -15,17 +15,18 @@ constexpr int TILE = 16;         // outputs of a weight tile, tokens of a KV blo
 constexpr int QUAD = 4;          // bytes of one dot-product lane
 constexpr int K_MULTIPLE = 64;   // quantised rows are padded with zeros to a multiple of this
 constexpr int GROUP = 32;        // inputs that share a 4-bit weight scale
-constexpr int SCALE_GROUP = 128; // inputs that share an activation scale, where that is asked for
+constexpr int SCALE_GROUP = 128; // inputs that share an activation scale
 constexpr int KEY_CHUNK = 512;   // keys of one partial attention result; fixed, lest bits depend on it
 
 inline int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
+inline int scale_groups_of(int k) { return (k + SCALE_GROUP - 1) / SCALE_GROUP; }
 
 // Activations quantised to -127..127, `k` inputs per row padded with zeros to `stride`.
 struct QuantRows {
     int8_t* q;            // [rows, stride]
-    float* scale;         // [rows, scale_groups]: one per row, or one per SCALE_GROUP inputs
-    int32_t* group_sums;  // [rows, stride / GROUP]: sum of q over each group
-    int32_t* row_sums;    // [rows]: sum of q
+    float* scale;         // [rows, scale_groups]: one per SCALE_GROUP inputs
+    int32_t* scale_sums;  // [rows, scale_groups]: sum of q over those inputs
+    int32_t* group_sums;  // [rows, stride / GROUP]: sum of q over each GROUP
     int rows, k, stride, scale_groups;
 };
 

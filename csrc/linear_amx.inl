@@ -119,9 +119,7 @@ inline void add_scaled(const QuantRows& x, const AmxRows& rows, int group,
     for (int r = rows.begin - rows.first; r < rows.end - rows.first; ++r) {
         const float scale = x.scale[ptrdiff_t(rows.first + r) * x.scale_groups + group];
         for (int t = 0; t < TILES; ++t) {
-            const f32x16 product = to_float(total[t][r]);
-            y[t][r] = x.scale_groups == 1 ? product * splat(scale)
-                      : fma(product, splat(scale), group ? y[t][r] : zero());
+            y[t][r] = fma(to_float(total[t][r]), splat(scale), group ? y[t][r] : zero());
         }
     }
 }
@@ -132,11 +130,11 @@ void amx_block(const Int8Call& call, int tile, int row, Ahead ahead) {
     const AmxRows rows[2] = {{row, x.rows}, {BLOCKS > 1 ? row + AMX_ROWS : row, x.rows}};
     alignas(64) i32x16 total[BLOCKS][TILES][AMX_ROWS];
     alignas(64) f32x16 y[BLOCKS][TILES][AMX_ROWS];
-    const int step = x.scale_groups > 1 ? SCALE_GROUP / QUAD : call.quads;
-    for (int group = 0, quad = 0; group < x.scale_groups; ++group, quad += step) {
-        const int rest = call.quads - quad;
+    constexpr int STEP = SCALE_GROUP / QUAD;
+    for (int group = 0; group < x.scale_groups; ++group) {
+        const int quad = group * STEP, rest = call.quads - quad;
         AmxPiece piece = {call.tile(tile) + ptrdiff_t(quad) * TILE_QUAD, call.tile_bytes(), {},
-                          x.stride, rest < step ? rest : step,
+                          x.stride, rest < STEP ? rest : STEP,
                           {ahead.at + quad * ahead.step, ahead.step}};
         for (int b = 0; b < BLOCKS; ++b) {
             piece.a[b] = x.q + ptrdiff_t(rows[b].first) * x.stride + quad * QUAD;

@@ -141,7 +141,7 @@ constexpr int MAX_PACKED_ROWS = 0;
 template <int ROWS, int TILES>
 ALWAYS_INLINE void dot_group(const UnpackedGroups* w, const GroupInputs& x, i32x16* total) {
     static_assert(!SUMS_NEEDED, "these levels take signed operands");
-    dot<ROWS, 1>({w->bytes, 0, x.a, x.stride, GROUP / QUAD, false, {w->bytes, 0}, nullptr}, nullptr,
+    dot<ROWS, 1>({w->bytes, 0, x.a, x.stride, GROUP / QUAD, false, {w->bytes, 0}, nullptr, 0}, nullptr,
                  total);
     for (int r = 0; r < ROWS; ++r) {
         total[r] = total[r] - splat_i32(8 * x.sums[r * x.sums_stride]);
@@ -182,27 +182,18 @@ ALWAYS_INLINE void add_groups(const Int4Call& call, Groups* w, int row, int begi
         for (int t = 0; t < TILES; ++t) {
             const f32x16 scale = w[t].scale();
             w[t].next();
-            if (x.scale_groups > 1) {
-                const float* each = scales + group / (SCALE_GROUP / GROUP);
+            const float* each = scales + group / (SCALE_GROUP / GROUP);
 #pragma GCC unroll 16
-                for (int r = 0; r < ROWS; ++r) {
-                    const f32x16 factor = scale * splat(each[ptrdiff_t(r) * x.scale_groups]);
-                    y[r * TILES + t] = fma(to_float(total[r * TILES + t]), factor, y[r * TILES + t]);
-                }
-            } else {
-#pragma GCC unroll 16
-                for (int r = 0; r < ROWS; ++r) {
-                    y[r * TILES + t] = fma(to_float(total[r * TILES + t]), scale, y[r * TILES + t]);
-                }
+            for (int r = 0; r < ROWS; ++r) {
+                const f32x16 factor = scale * splat(each[ptrdiff_t(r) * x.scale_groups]);
+                y[r * TILES + t] = fma(to_float(total[r * TILES + t]), factor, y[r * TILES + t]);
             }
         }
     }
 }
 
 inline void finish_int4(const Int4Call& call, int tile, int row, f32x16 y) {
-    const QuantRows& x = call.x;
-    finish(x.scale_groups > 1 ? y : y * splat(x.scale[row]), call.w.bias, call.out, row,
-           tile * TILE, call.w.n);
+    finish(y, call.w.bias, call.out, row, tile * TILE, call.w.n);
 }
 
 template <int ROWS, int TILES>

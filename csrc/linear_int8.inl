@@ -13,7 +13,8 @@ struct Int8Piece {
     int quads;             // a multiple of 8
     bool first;            // the first rows to meet the tile
     Ahead ahead;           // of the first tile; the others' lie tile_bytes on
-    const int32_t* sums;   // [rows] sum of each row's inputs; only where SUMS_NEEDED
+    const int32_t* sums;   // sum of the first row's inputs; read only where SUMS_NEEDED
+    int sums_stride;       // from row to row
 };
 
 // `dot` makes the exact products of ROWS rows with TILES tiles, at most MAX_ROWS and MAX_TILES of
@@ -73,7 +74,7 @@ template <int ROWS, int TILES> inline void dot(const Int8Piece& p, TileShared*, 
     for (int r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 16
         for (int t = 0; t < TILES; ++t) {
-            acc[r][t][0] = splat_i32(-128 * p.sums[r]);
+            acc[r][t][0] = splat_i32(-128 * p.sums[r * p.sums_stride]);
 #pragma GCC unroll 16
             for (int c = 1; c < CHAINS; ++c) {
                 acc[r][t][c] = splat_i32(0);
@@ -127,7 +128,6 @@ constexpr bool SUMS_NEEDED = false;
 struct TileShared {
     i32x16 excess;
 };
-constexpr int EXCESS_QUADS = 128;  // 128 * 2 * 127 still fits 16 bits
 enum class Meet { alone, first, later };  // without excess; summing it up; knowing it
 
 // Sums of ROWS rows, as two vectors of 8 outputs each. A recursion of single members of the type
@@ -160,21 +160,21 @@ template <bool ALONE> struct RowSums<0, ALONE> {
     void get(i32x16*) const {}
 };
 
-// Adds the products of `quads` quads to `total`; for the first rows to meet the tile, where quads is
-// at most EXCESS_QUADS, also the negated excess of the weights to `excess`.
+// Adds the products to `total`; for the first rows to meet the weights also finds their negated
+// excess, of which 32 quads fit 16 bits: 32 * 2 * 127.
 template <int ROWS, Meet MEET>
-ALWAYS_INLINE void dot_quads(const Int8Piece& p, int begin, int quads, i32x16* excess,
-                             i32x16* total) {
+ALWAYS_INLINE void dot_quads(const Int8Piece& p, i32x16* excess, i32x16* total) {
+    static_assert(SCALE_GROUP / QUAD <= 32, "the excess of a piece may not fit 16 bits");
     constexpr bool ALONE = MEET == Meet::alone;
-    const int8_t *w = p.w + ptrdiff_t(begin) * TILE_QUAD, *a = p.a + begin * QUAD;
+    const int8_t *w = p.w, *a = p.a;
     const __m256i none = _mm256_setzero_si256(), ones = _mm256_set1_epi16(1);
     RowSums<ROWS, ALONE> sums;
     i16x16 excess_lo = {}, excess_hi = {};
-    for (int quad = 0; quad < quads; ++quad, w += TILE_QUAD, a += QUAD) {
+    for (int quad = 0; quad < p.quads; ++quad, w += TILE_QUAD, a += QUAD) {
         const i32x16 bytes = load_i32(reinterpret_cast<const int32_t*>(w));
         const i32x16 size = {_mm256_abs_epi8(bytes.lo), _mm256_abs_epi8(bytes.hi)};
         const i32x16 below = {_mm256_cmpgt_epi8(none, bytes.lo), _mm256_cmpgt_epi8(none, bytes.hi)};
-        p.ahead.fetch(begin + quad);
+        p.ahead.fetch(quad);
         if (MEET == Meet::first) {
             excess_lo += (i16x16)_mm256_maddubs_epi16(size.lo, below.lo);
             excess_hi += (i16x16)_mm256_maddubs_epi16(size.hi, below.hi);
@@ -183,23 +183,11 @@ ALWAYS_INLINE void dot_quads(const Int8Piece& p, int begin, int quads, i32x16* e
     }
     sums.get(total);
     if (MEET == Meet::first) {
-        *excess = *excess + i32x16{_mm256_madd_epi16((__m256i)excess_lo, ones),
-                                   _mm256_madd_epi16((__m256i)excess_hi, ones)};
+        *excess = {_mm256_madd_epi16((__m256i)excess_lo, ones),
+                   _mm256_madd_epi16((__m256i)excess_hi, ones)};
     }
-}
-
-// Rows that share the excess of a tile's weights.
-template <int ROWS, Meet MEET>
-inline void dot_shared(const Int8Piece& p, i32x16& excess, i32x16* total) {
-    if (MEET == Meet::first) {
-        excess = splat_i32(0);
-    }
-    for (int at = 0; at < p.quads; at += EXCESS_QUADS) {
-        const int quads = p.quads - at < EXCESS_QUADS ? p.quads - at : EXCESS_QUADS;
-        dot_quads<ROWS, MEET>(p, at, quads, &excess, total);
-    }
-    for (int r = 0; r < ROWS; ++r) {
-        total[r] = total[r] - excess;
+    for (int r = 0; !ALONE && r < ROWS; ++r) {
+        total[r] = total[r] - *excess;
     }
 }
 
@@ -208,11 +196,11 @@ template <int ROWS, int TILES> inline void dot(const Int8Piece& p, TileShared* s
         total[r] = splat_i32(0);
     }
     if (!shared) {
-        dot_quads<ROWS, Meet::alone>(p, 0, p.quads, nullptr, total);
+        dot_quads<ROWS, Meet::alone>(p, nullptr, total);
     } else if (p.first) {
-        dot_shared<ROWS, Meet::first>(p, shared->excess, total);
+        dot_quads<ROWS, Meet::first>(p, &shared->excess, total);
     } else {
-        dot_shared<ROWS, Meet::later>(p, shared->excess, total);
+        dot_quads<ROWS, Meet::later>(p, &shared->excess, total);
     }
 }
 
@@ -340,63 +328,39 @@ struct Int8Call {
     const int8_t* tile(int index) const { return w.data + index * tile_bytes(); }
 };
 
-// Sum of a row's inputs from `begin` on, `quads` of them; a multiple of GROUP unless all are meant.
-inline int32_t input_sum(const Int8Call& call, int row, int begin, int quads) {
-    if (quads == call.quads) {
-        return call.x.row_sums[row];
-    }
-    constexpr int GROUP_QUADS = GROUP / QUAD;
-    const int32_t* sums = call.x.group_sums + ptrdiff_t(row) * (call.x.stride / GROUP);
-    int32_t sum = 0;
-    for (int group = begin / GROUP_QUADS; group < (begin + quads) / GROUP_QUADS; ++group) {
-        sum += sums[group];
-    }
-    return sum;
-}
-
+// One scale group's products of ROWS rows with TILES tiles.
 template <int ROWS, int TILES>
-void int8_products(const Int8Call& call, int tile, int row, int quad, int quads, Ahead ahead,
-                   TileShared* shared, i32x16* total) {
-    int32_t sums[ROWS] = {};
-    if (SUMS_NEEDED) {
-        for (int r = 0; r < ROWS; ++r) {
-            sums[r] = input_sum(call, row + r, quad, quads);
-        }
-    }
-    const int8_t* w = call.tile(tile) + quad * TILE_QUAD;
-    const int8_t* a = call.x.q + ptrdiff_t(row) * call.x.stride + quad * QUAD;
+ALWAYS_INLINE void int8_products(const Int8Call& call, int tile, int row, int group, Ahead ahead,
+                                 TileShared* shared, i32x16* total) {
+    constexpr int STEP = SCALE_GROUP / QUAD;
+    const QuantRows& x = call.x;
+    const int quad = group * STEP, rest = call.quads - quad;
+    const int8_t* w = call.tile(tile) + ptrdiff_t(quad) * TILE_QUAD;
+    const int8_t* a = x.q + ptrdiff_t(row) * x.stride + quad * QUAD;
+    const int32_t* sums = x.scale_sums + ptrdiff_t(row) * x.scale_groups + group;
     ahead.at += quad * ahead.step;
-    dot<ROWS, TILES>({w, call.tile_bytes(), a, call.x.stride, quads, row == 0, ahead, sums}, shared,
-                     total);
+    dot<ROWS, TILES>({w, call.tile_bytes(), a, x.stride, rest < STEP ? rest : STEP, row == 0, ahead,
+                      sums, x.scale_groups}, shared, total);
 }
 
 template <int ROWS, int TILES>
 void int8_block(const Int8Call& call, int tile, int row, Ahead ahead, TileShared* shared) {
     const QuantRows& x = call.x;
-    i32x16 total[ROWS * TILES];
     f32x16 y[ROWS * TILES];
+    for (f32x16& each : y) {
+        each = zero();
+    }
     for (int t = 0; t < TILES; ++t) {
         __builtin_prefetch(call.w.scale + (tile + t) * TILE);
         fetch_outputs(call.out, row, ROWS, (tile + t) * TILE);
     }
-    if (x.scale_groups == 1) {
-        int8_products<ROWS, TILES>(call, tile, row, 0, call.quads, ahead, shared, total);
+    for (int group = 0; group < x.scale_groups; ++group) {
+        i32x16 total[ROWS * TILES];
+        int8_products<ROWS, TILES>(call, tile, row, group, ahead, shared ? shared + group : nullptr,
+                                   total);
         for (int i = 0; i < ROWS * TILES; ++i) {
-            y[i] = to_float(total[i]) * splat(x.scale[row + i / TILES]);
-        }
-    } else {
-        constexpr int STEP = SCALE_GROUP / QUAD;
-        for (f32x16& each : y) {
-            each = zero();
-        }
-        for (int group = 0; group < x.scale_groups; ++group) {
-            const int rest = call.quads - group * STEP;
-            int8_products<ROWS, TILES>(call, tile, row, group * STEP, rest < STEP ? rest : STEP,
-                                       ahead, nullptr, total);  // shared is what all inputs make
-            for (int i = 0; i < ROWS * TILES; ++i) {
-                const ptrdiff_t at = ptrdiff_t(row + i / TILES) * x.scale_groups + group;
-                y[i] = fma(to_float(total[i]), splat(x.scale[at]), y[i]);
-            }
+            const float scale = x.scale[ptrdiff_t(row + i / TILES) * x.scale_groups + group];
+            y[i] = fma(to_float(total[i]), splat(scale), y[i]);
         }
     }
     for (int t = 0; t < TILES; ++t) {
@@ -409,6 +373,7 @@ void int8_block(const Int8Call& call, int tile, int row, Ahead ahead, TileShared
 }
 
 constexpr int FEW_BLOCKS = 2;  // of rows, for which what they could share is not worth making
+constexpr int MOST_SHARED = 64;  // scale groups of a tile; rows of wider tiles share nothing
 
 void linear_int8(const QuantRows& x, const Int8Weights& w, const LinearOut& out, int tile_begin,
                  int tile_end) {
@@ -416,8 +381,9 @@ void linear_int8(const QuantRows& x, const Int8Weights& w, const LinearOut& out,
     each_tile<MAX_TILES>(tile_begin, tile_end, x.rows > MAX_ROWS, [&](int tile, auto tiles) {
         const Reading reading =
             reading_of(call, tile, tiles(), tile_begin, tile_end, call.quads);
-        TileShared shared = {};
-        TileShared* share = x.rows > FEW_BLOCKS * MAX_ROWS ? &shared : nullptr;
+        TileShared shared[MOST_SHARED];
+        const bool worth = x.rows > FEW_BLOCKS * MAX_ROWS && x.scale_groups <= MOST_SHARED;
+        TileShared* share = worth ? shared : nullptr;
         each_block<MAX_ROWS>(0, x.rows, reading, [&](int row, auto rows, Ahead ahead) {
             int8_block<rows(), tiles()>(call, tile, row, ahead, share);
         });

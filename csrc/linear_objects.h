@@ -27,18 +27,14 @@ inline const Linear& linear_of(nanobind::handle object) {
     return nanobind::cast<const LinearObject&>(object).linear;
 }
 
-// All tiles, by the pool's threads. Not within `pool().run`.
+// All tiles, by the pool's threads. Not within `pool().each`.
 inline void run_linear(const Linear& linear, const QuantRows& x, const LinearOut& out) {
     constexpr int PIECES_PER_THREAD = 4;  // evens out threads that are disturbed
     const int tiles = linear.tiles();
     const int piece = (tiles - 1) / (pool().size() * PIECES_PER_THREAD) + 1;
-    Tickets tickets;
-    tickets.reset((tiles + piece - 1) / piece);
-    pool().run([&](int) {
-        for (int ticket = tickets.take(); ticket >= 0; ticket = tickets.take()) {
-            const int begin = ticket * piece;
-            linear.run(x, out, begin, begin + piece < tiles ? begin + piece : tiles);
-        }
+    pool().each((tiles + piece - 1) / piece, [&](int i, int) {
+        const int begin = i * piece;
+        linear.run(x, out, begin, begin + piece < tiles ? begin + piece : tiles);
     });
 }
 

@@ -18,14 +18,10 @@ int padded(int k) { return round_up(k, K_MULTIPLE); }
 
 // Calls piece(tile) for every tile; true if all of them returned true.
 template <typename Piece> bool each_tile(int n, Piece piece) {
-    Tickets tickets;
-    tickets.reset(tiles_of(n));
     std::atomic<bool> good{true};
-    pool().run([&](int) {
-        for (int tile = tickets.take(); tile >= 0; tile = tickets.take()) {
-            if (!piece(tile)) {
-                good.store(false);
-            }
+    pool().each(tiles_of(n), [&](int tile, int) {
+        if (!piece(tile)) {
+            good.store(false);
         }
     });
     return good.load();

@@ -54,27 +54,33 @@ inline float quantize_group(const float* x, int steps, int8_t* q) {
     return scale;
 }
 
-void quantize(const float* x, const QuantRows& out, int row) {
-    int8_t* q = out.q + static_cast<size_t>(row) * out.stride;
-    float* scale = out.scale + static_cast<size_t>(row) * out.scale_groups;
-    int32_t* group_sums = out.group_sums + static_cast<size_t>(row) * (out.stride / GROUP);
-    const int filled = round_up(out.k, LANES);
-    const int span = out.scale_groups > 1 ? SCALE_GROUP : filled;
-    for (int at = 0, group = 0; at < filled; at += span, ++group) {
-        const int inputs = filled - at < span ? filled - at : span;
-        scale[group] = quantize_group(x + at, inputs / LANES, q + at);
-    }
-    std::memset(q + filled, 0, static_cast<size_t>(out.stride - filled));
+// Sum of the inputs begin..end - 1.
+inline int32_t sum_of(const int8_t* q, int begin, int end) {
     int32_t total = 0;
-    for (int group = 0; group < out.stride / GROUP; ++group) {
-        int32_t part = 0;
-        for (int i = 0; i < GROUP; ++i) {
-            part += q[group * GROUP + i];
-        }
-        group_sums[group] = part;
-        total += part;
+    for (int i = begin; i < end; ++i) {
+        total += q[i];
     }
-    out.row_sums[row] = total;
+    return total;
+}
+
+void quantize(const float* x, const QuantRows& out, int row) {
+    constexpr int PARTS = SCALE_GROUP / GROUP;
+    int8_t* q = out.q + static_cast<size_t>(row) * out.stride;
+    const int filled = round_up(out.k, LANES), groups = out.stride / GROUP;
+    int32_t* group_sums = out.group_sums + static_cast<size_t>(row) * groups;
+    std::memset(q + filled, 0, static_cast<size_t>(out.stride - filled));
+    for (int group = 0; group < out.scale_groups; ++group) {
+        const int begin = group * SCALE_GROUP, rest = filled - begin;
+        const size_t at = static_cast<size_t>(row) * out.scale_groups + group;
+        const int inputs = rest < SCALE_GROUP ? rest : SCALE_GROUP;
+        out.scale[at] = quantize_group(x + begin, inputs / LANES, q + begin);
+        int32_t total = 0;
+        for (int part = group * PARTS; part < (group + 1) * PARTS && part < groups; ++part) {
+            group_sums[part] = sum_of(q, part * GROUP, (part + 1) * GROUP);
+            total += group_sums[part];
+        }
+        out.scale_sums[at] = total;
+    }
 }
 
 // --- norms and activations ----------------------------------------------------------------------

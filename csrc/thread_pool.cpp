@@ -13,6 +13,8 @@
 namespace paceline {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 constexpr auto SPIN_TIME = std::chrono::microseconds(50);
 constexpr int SPINS_PER_LOOK = 64;  // at the clock
 
@@ -24,112 +26,148 @@ inline void relax() {
 #endif
 }
 
+inline double seconds_since(Clock::time_point began) {
+    return std::chrono::duration<double>(Clock::now() - began).count();
+}
+
+// Whether it became true before it was time to sleep.
+template <typename Ready> bool spin(Ready ready) {
+    if (ready()) {
+        return true;
+    }
+    const auto until = Clock::now() + SPIN_TIME;
+    do {
+        for (int i = 0; i < SPINS_PER_LOOK; ++i) {
+            if (ready()) {
+                return true;
+            }
+            relax();
+        }
+    } while (Clock::now() < until);
+    return false;
+}
+
 }  // namespace
 
 ThreadPool::~ThreadPool() { stop_workers(); }
 
 void ThreadPool::resize(int threads) {
-    const std::lock_guard<std::mutex> turn(turn_);
+    const Turn turn = take_turn();
     if (threads != size_.load()) {
         stop_workers();
         size_.store(threads);
+        crew_ = Crew(threads);
     }
 }
 
 void ThreadPool::start_workers() {
-    const uint64_t seen = generation_.load();
+    if (active_.load() == 0) {
+        set_active(crew_.active());
+    }
     while (static_cast<int>(workers_.size()) < size_.load() - 1) {
         const int thread = static_cast<int>(workers_.size()) + 1;
-        workers_.emplace_back([this, thread, seen] { worker(thread, seen); });
+        workers_.emplace_back([this, thread] { worker(thread); });
     }
 }
 
 void ThreadPool::stop_workers() {
-    closing_ = true;
-    generation_.fetch_add(1);
-    wake();
+    set_active(0);
+    work_.wake();
     for (std::thread& thread : workers_) {
         thread.join();
     }
     workers_.clear();
-    closing_ = false;
+}
+
+void ThreadPool::set_active(int threads) {
+    active_.store(threads);
+    bench_.wake();
 }
 
 // No wake-up is lost: a condition is changed before `wake` reads how many sleep, and a sleeper is
 // counted before it looks at the condition again, all in one sequentially consistent order. So one
 // of the two sees the other; and as the sleeper holds the mutex from being counted until it sleeps,
 // a notice that follows the count finds it asleep.
-template <typename Ready> void ThreadPool::wait(Ready ready) {
-    if (ready()) {
-        return;
+template <typename Ready> void ThreadPool::Door::wait(Ready ready) {
+    if (!spin(ready)) {
+        std::unique_lock<std::mutex> lock(mutex_);
+        sleepers_.fetch_add(1);
+        condition_.wait(lock, ready);
+        sleepers_.fetch_sub(1);
     }
-    const auto until = std::chrono::steady_clock::now() + SPIN_TIME;
-    do {
-        for (int i = 0; i < SPINS_PER_LOOK; ++i) {
-            if (ready()) {
-                return;
-            }
-            relax();
-        }
-        std::this_thread::yield();  // whom this one waits for may have no core
-    } while (std::chrono::steady_clock::now() < until);
-    std::unique_lock<std::mutex> lock(mutex_);
-    sleepers_.fetch_add(1);
-    condition_.wait(lock, ready);
-    sleepers_.fetch_sub(1);
 }
 
-void ThreadPool::wake() {
+void ThreadPool::Door::wake() {
     if (sleepers_.load() > 0) {
         const std::lock_guard<std::mutex> lock(mutex_);
         condition_.notify_all();
     }
 }
 
-void ThreadPool::run(const std::function<void(int)>& work) {
-    const std::lock_guard<std::mutex> turn(turn_);
-    start_workers();
-    work_ = &work;
-    running_.store(static_cast<int>(workers_.size()));
-    generation_.fetch_add(1);
-    wake();
-    work(0);
-    wait([this] { return running_.load() == 0; });
+void ThreadPool::run(const Phase& phase) {
+    const Turn turn = take_turn();
+    if (size_.load() == 1 || phase.count <= 1) {
+        for (int piece = 0; piece < phase.count; ++piece) {
+            phase.call(phase.work, piece, 0);
+        }
+        return;
+    }
+    share(phase);
 }
 
-// The generation cannot change twice while a worker looks: `run` waits for every worker to finish,
-// and `stop_workers` for it to end.
-void ThreadPool::worker(int thread, uint64_t seen) {
-    while (true) {
-        wait([&] { return generation_.load() != seen; });
-        seen = generation_.load();
-        if (closing_) {
-            return;
-        }
-        (*work_)(thread);
-        if (running_.fetch_sub(1) == 1) {
-            wake();
-        }
+void ThreadPool::share(const Phase& phase) {
+    start_workers();
+    const auto began = Clock::now();
+    phase_ = phase;
+    done_.store(0);
+    untaken_.store(phase.count);
+    work_.wake();
+    const double stalled = wait_for_pieces(work_off(0));
+    if (crew_.observe(seconds_since(began), stalled)) {
+        set_active(crew_.active());
     }
 }
 
-// The phase read here is the one to leave: it cannot end before this thread has arrived. It ends
-// once, so that a fast thread that arrives again counts towards the next phase while a slow one
-// still waits for this one.
-void ThreadPool::barrier() {
-    const uint64_t phase = phase_.load();
-    if (arrived_.fetch_add(1) + 1 == size_.load()) {
-        arrived_.store(0);
-        phase_.store(phase + 1);
-        wake();
-    } else {
-        wait([&] { return phase_.load() != phase; });
+double ThreadPool::wait_for_pieces(int own) {
+    const int others = phase_.count - own;
+    const auto ready = [&] { return done_.load() == others; };
+    if (spin(ready)) {
+        return 0.0;
+    }
+    const auto began = Clock::now();
+    end_.wait(ready);
+    return seconds_since(began);
+}
+
+int ThreadPool::work_off(int thread) {
+    int taken = 0;
+    int untaken = untaken_.load();
+    while (untaken > 0) {
+        if (untaken_.compare_exchange_weak(untaken, untaken - 1)) {
+            phase_.call(phase_.work, phase_.count - untaken, thread);
+            ++taken;
+            untaken = untaken_.load();
+        }
+    }
+    return taken;
+}
+
+void ThreadPool::worker(int thread) {
+    const auto is_over = [this] { return active_.load() == 0; };
+    while (!is_over()) {
+        bench_.wait([&] { return is_active(thread) || is_over(); });
+        work_.wait([&] { return !is_active(thread) || has_work(); });
+        const int taken = is_active(thread) ? work_off(thread) : 0;
+        if (taken > 0) {
+            done_.fetch_add(taken);
+            end_.wake();
+        }
     }
 }
 
 namespace {
 
-// Never destroyed: at exit another thread may still be inside a run.
+// Never destroyed: at exit another thread may still be inside a phase.
 ThreadPool* the_pool = [] {
 #if !defined(_WIN32)
     pthread_atfork(nullptr, nullptr, [] { the_pool = new ThreadPool(the_pool->size()); });

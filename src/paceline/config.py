@@ -79,8 +79,6 @@ class EngineConfig:
         seed: seeds the seeds that requests do not bring.
         load_format: ``mmap`` or ``memory``.
         deterministic: force or forbid the reproducible kernels; None means wherever they exist.
-        activation_scale_groups: in the native kernels, one activation scale per 128 inputs instead
-            of one per row: closer where few inputs are much larger than the others, and slower.
     """
 
     dtype: str = "auto"
@@ -101,7 +99,6 @@ class EngineConfig:
     load_format: str = "mmap"
     deterministic: bool | None = None
     backend: str = "auto"
-    activation_scale_groups: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "objective", parse_objective(self.objective))
@@ -119,8 +116,7 @@ class EngineConfig:
             )
         if self.max_model_len is not None:
             check_number("max_model_len", self.max_model_len, 2, 1 << 24)
-        switches = ("enable_prefix_caching", "strict", "deterministic", "activation_scale_groups")
-        for name in switches:
+        for name in ("enable_prefix_caching", "strict", "deterministic"):
             value = getattr(self, name)
             if not isinstance(value, bool) and (value is not None or name != "deterministic"):
                 raise ConfigError(f"{name} is {value!r}; allowed are True and False")

@@ -44,7 +44,9 @@ class Completion:
 
 @dataclass(slots=True)
 class GenerationOutput:
-    """Everything generated for one prompt; ``text`` and ``token_ids`` are those of sample 0."""
+    """Everything generated for one prompt. ``text``, ``token_ids`` and ``logprobs`` are those of
+    sample 0.
+    """
 
     prompt_token_ids: list[int]
     completions: list[Completion]
@@ -57,6 +59,10 @@ class GenerationOutput:
     @property
     def token_ids(self) -> list[int]:
         return self.completions[0].token_ids
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs]:
+        return self.completions[0].logprobs
 
     @property
     def finish_reason(self) -> str | None:

@@ -17,6 +17,7 @@ from paceline.llm import LLM
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.ops.cpu import NativeKV
 from paceline.models.ops.tensor_kv import TensorKV
+from paceline.runtime.model_runner import ModelRunner
 from paceline.runtime.sampler import SamplingRow
 from paceline.sampling_params import SamplingParams
 from paceline.workbench.mixture import mixed_requests
@@ -38,7 +39,7 @@ def toy_llm(**options: Any) -> LLM:
 
 @pytest.fixture
 def arms() -> Iterator[Arms]:
-    with toy_llm() as plain, toy_llm() as speculative:
+    with toy_llm(max_num_seqs=1) as plain, toy_llm() as speculative:
         yield Arms(plain, speculative)
 
 
@@ -176,6 +177,30 @@ def test_a_fault_fails_the_command(cli: Cli, monkeypatch: pytest.MonkeyPatch) ->
     assert result.document["num_differences"] > 0
     assert result.document["max_regret"] > 0
     assert "FAILED over" in result.out
+
+
+def test_bits_that_depend_on_company_fail_the_command(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokens stay as they are: only log-probabilities, and only beside a neighbour, differ."""
+    honest = ModelRunner.forward
+
+    def forward(self: ModelRunner, batch: Any, greedy: bool = False) -> Any:
+        result = honest(self, batch, greedy)
+        if len(batch.sample_offsets) > 2:  # one more than there are requests
+            result.logits = result.logits * (1.0 + 2.0**-20)
+        return result
+
+    monkeypatch.setattr(ModelRunner, "forward", forward)
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "def add(a, b):"}\n' * 4)
+    result = cli(
+        *("verify", "--prompts", str(tmp_path / "prompts.jsonl"), "--max-tokens", "8", "--json"),
+        *("--method", "prompt_lookup", *QUICK),
+    )
+    assert result.document["num_differences"] == 0
+    assert result.document["num_logprob_differences"] > 0
+    assert result.code == 1
+    assert "log-probabilities differ" in result.out
 
 
 def test_a_number_of_tokens_is_reached(cli: Cli) -> None:

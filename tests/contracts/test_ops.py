@@ -21,7 +21,6 @@ from paceline.models.decoder import Decoder
 from paceline.models.ops.cpu import CpuOps
 from paceline.models.ops.native import native_module, why_not_native
 from paceline.models.ops.reference import ReferenceOps
-from paceline.models.ops.resolve import resolve_ops
 from paceline.runtime.batch import lane_class
 from paceline.runtime.kv_cache import KVCache
 from paceline.runtime.model_runner import ModelRunner
@@ -255,15 +254,14 @@ WIDE = replace(TOY, hidden_size=288, intermediate_size=300)  # groups of 128, 12
 
 @pytest.mark.skipif(not LEVELS, reason=str(why_not_native()))
 @pytest.mark.parametrize("dtype", PACKED_DTYPES)
-def test_scale_groups_leave_rows_alone(dtype: str) -> None:
+def test_scales_of_activations_leave_rows_alone(dtype: str) -> None:
     """Neither the chunks nor a neighbour, whatever it holds, changes a bit of a row."""
     tokens = [(7 * i * i + 3) % VOCAB for i in range(40)]
-    truth = logits_of(runner(WIDE, CpuOps(dtype, scale_groups=True)), tokens, [40])
-    assert not torch.equal(truth, logits_of(runner(WIDE, CpuOps(dtype)), tokens, [40]))
+    truth = logits_of(runner(WIDE, CpuOps(dtype)), tokens, [40])
     for chunks in ([1] * 40, [3, 30, 7]):
-        model = runner(WIDE, CpuOps(dtype, scale_groups=True))
+        model = runner(WIDE, CpuOps(dtype))
         assert torch.equal(logits_of(model, tokens, chunks), truth)
-    model = runner(WIDE, CpuOps(dtype, scale_groups=True))
+    model = runner(WIDE, CpuOps(dtype))
     for n in range(3):
         model.kv.open(n)
         model.kv.reserve(n, 40)
@@ -272,11 +270,33 @@ def test_scale_groups_leave_rows_alone(dtype: str) -> None:
     assert torch.equal(model.forward(model.pack(spans)).logits[80:], truth)
 
 
-def test_scale_groups_are_a_matter_of_the_native_kernels() -> None:
-    for dtype, backend in (("int8", "reference"), ("float32", "auto")):
-        with pytest.raises(ConfigError, match="activation_scale_groups"):
-            resolve_ops(dtype, "cpu", None, backend, scale_groups=True)
-    if LEVELS:
-        ops = resolve_ops("int8", "cpu", scale_groups=True)
-        assert isinstance(ops, CpuOps)
-        assert ops.scale_groups
+LONG = 300  # tokens of context: enough for a library to split one row's products over threads
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "softcap"),
+    [(1, 1, 0.0), (1, 1, 3.0), (4, 1, 0.0), (2, 2, 0.0), (4, 2, 0.0), (4, 4, 0.0)],
+)
+def test_alone_equals_a_batch_at_any_thread_count(
+    backend: Any, heads: int, kv_heads: int, softcap: float
+) -> None:
+    """A step of one request has the bits that it has beside three others."""
+    shape = {"num_heads": heads, "num_kv_heads": kv_heads, "head_dim": 64, "max_position": 512}
+    config = replace(TOY, attention_softcap=softcap, **shape)
+    decoder = Decoder(config, toy_tensors(config=config), backend, config.max_position)
+    kv = KVCache(backend.kv_memory(config, 4 * (LONG // 16 + 2), backend.default_kv_dtype))
+    model = ModelRunner(decoder, kv)
+    for n in range(4):
+        kv.open(n)
+        kv.reserve(n, LONG)
+        model.forward(model.pack([Span.chunk(n, 0, [(n + i) % VOCAB for i in range(LONG)], False)]))
+        kv.commit(n, range(LONG))
+        kv.reserve(n, 1)
+    spans = [Span.chunk(n, LONG, [7], sample=True) for n in range(4)]
+    torch.set_num_threads(1)
+    truth = model.forward(model.pack(spans)).logits.clone()
+    for count in (1, 2, 4):
+        torch.set_num_threads(count)
+        assert torch.equal(model.forward(model.pack(spans)).logits, truth), count
+        for n in (0, 2):
+            assert torch.equal(model.forward(model.pack([spans[n]])).logits[0], truth[n]), count

@@ -45,9 +45,9 @@ def folder(tmp_path: Path) -> Path:
     return save_folder(tmp_path / "tiny")
 
 
-def pack(source: Path, dtype: str, **options: Any) -> Path:
+def pack(source: Path, dtype: str) -> Path:
     out = source.with_name(f"{source.name}-{dtype}")
-    write_packed(load_checkpoint(source), out, Packer(dtype), **options)
+    write_packed(load_checkpoint(source), out, Packer(dtype))
     return out
 
 
@@ -74,10 +74,10 @@ def test_the_logits_are_those_of_the_source(tmp_path: Path, family: str, dtype: 
 def test_what_is_found_again(folder: Path, load_format: str) -> None:
     edit(folder / "generation_config.json", eos_token_id=[5], temperature=0.7)
     source = load_checkpoint(folder)
-    found = load_checkpoint(pack(folder, "int4", scale_groups=True), load_format=load_format)
+    found = load_checkpoint(pack(folder, "int4"), load_format=load_format)
     assert found.config == source.config
     assert found.generation == source.generation
-    assert found.packed == packed_folder.PackedFormat("int4", scale_groups=True)
+    assert found.packed == packed_folder.PackedFormat("int4")
     assert source.packed is None
     assert found.tokenizer is not None
     assert source.tokenizer is not None
@@ -86,7 +86,6 @@ def test_what_is_found_again(folder: Path, load_format: str) -> None:
     assert found.tokenizer.encode(text) == source.tokenizer.encode(text)
     built = build_engine(found, EngineConfig(kv_cache_memory=1 << 20))
     assert built.config.dtype == "int4"
-    assert built.config.activation_scale_groups
 
 
 def test_mapped_weights_are_not_copied(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from paceline.request import TokenLogprobs
 from paceline.workbench.regret import Regrets
 from paceline.workbench.verify import Difference, Tally, difference
 
@@ -15,6 +16,7 @@ from paceline.workbench.verify import Difference, Tally, difference
 class Output:
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = "stop"
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 @pytest.mark.parametrize(
@@ -35,6 +37,21 @@ def test_difference(
     found = difference(4, plain, speculative)
     assert found == Difference(4, position, count, wrong_length)
     assert difference(4, plain, Output(list(plain.token_ids), plain.finish_reason)) is None
+
+
+def with_logprobs(*pairs: tuple[int, float]) -> Output:
+    return Output(
+        [token for token, _ in pairs], logprobs=[TokenLogprobs(t, x, 1, ()) for t, x in pairs]
+    )
+
+
+def test_logprobs_differ_up_to_the_first_other_token() -> None:
+    one = with_logprobs((1, -0.5), (2, -0.25), (3, -1.0))
+    tally = Tally()
+    tally.add(one, with_logprobs((1, -0.5), (2, -0.26), (4, -2.0)), regrets([0.0, 0.0, 0.0]))
+    assert (tally.num_logprob_tokens, tally.num_logprob_differences) == (3, 1)
+    assert "1 log-probabilities differ" in tally.failures(True, 0.0)
+    assert not tally.failures(False, 0.5)
 
 
 def regrets(inner: list[float], boundary: list[float] | None = None) -> Regrets:

@@ -23,11 +23,4 @@ class ConvertOptions:
             "otherwise int8.",
         ),
     ] = "auto"
-    activation_scale_groups: Annotated[
-        bool,
-        option(
-            "--activation-scale-groups",
-            help="Whoever loads the folder quantises activations in groups of 128.",
-        ),
-    ] = False
     threads: Annotated[int | None, option("--threads", help="Threads that compute.")] = None

@@ -72,13 +72,6 @@ class EngineOptions:
     backend: Annotated[
         str, option("--backend", help=f"Kernels of the CPU: {', '.join(BACKENDS)}.")
     ] = "auto"
-    activation_scale_groups: Annotated[
-        bool,
-        option(
-            "--activation-scale-groups",
-            help="Native kernels: quantise activations in groups of 128, for models with outliers.",
-        ),
-    ] = False
     objective: Annotated[
         str,
         option(

@@ -191,7 +191,6 @@ def engine_options(options: EngineOptions) -> dict[str, Any]:
         "enable_prefix_caching": options.enable_prefix_caching,
         "load_format": options.load_format,
         "backend": options.backend,
-        "activation_scale_groups": options.activation_scale_groups,
         "num_threads": options.threads,
         "objective": parse_objective(options.objective),
         "planner": options.planner,

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib.resources import files
+from itertools import cycle
 from typing import Any
 
 from paceline.commands.display import Screen, banner, table
@@ -45,7 +46,11 @@ Work = Sequence[tuple[list[int], SamplingParams]]
 
 @dataclass(slots=True)
 class Arms:
-    """Both arms, and what they have done."""
+    """Both arms, and what they have done.
+
+    The plain one answers one request at a time: that is what plain decoding means. Two arms that
+    run the same requests side by side can agree on bits that depend on company.
+    """
 
     plain: LLM
     speculative: LLM
@@ -99,7 +104,7 @@ def verify_command(options: VerifyOptions) -> int:
         options.model or embedded_model("target"), load_format=options.load_format
     )
     with (
-        LLM(source, **settings) as plain,
+        LLM(source, **(settings | {"max_num_seqs": 1})) as plain,
         LLM(source, speculative_config=configs, **settings) as llm,
     ):
         screen = Screen(llm.proposers)
@@ -143,14 +148,20 @@ def _rounds(
     prompts: list[list[int]],
     configs: tuple[SpeculativeConfig, ...],
 ) -> Iterator[Work]:
-    """What runs together: the prompts as they are, or a mixture until enough was compared."""
+    """What runs together: the prompts as they are, or a mixture until enough was compared.
+
+    Every second request asks for log-probabilities, which show a difference in any bit of a row of
+    logits; the others take the way on which no logits are written.
+    """
     size = ROUND * (options.max_num_seqs or DEFAULT_MAX_NUM_SEQS)
     assert options.seed is not None
     wanted = options.num_tokens
     if wanted is None:
         params = sampling_params(options, options.seed)
-        for start in range(0, len(prompts), size):
-            yield [(prompt, params) for prompt in prompts[start : start + size]]
+        wishes = cycle((params, replace(params, logprobs=params.logprobs or 0)))
+        work = list(zip(prompts, wishes, strict=False))
+        for start in range(0, len(work), size):
+            yield work[start : start + size]
         return
     context = arms.plain.config.max_model_len
     assert context is not None

@@ -70,17 +70,14 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Engine
         raise ConfigError(
             f"max_model_len is {wanted}; {checkpoint.name} was made for at most {limit} tokens"
         )
-    packed = checkpoint.packed
-    groups = config.activation_scale_groups or (packed is not None and packed.scale_groups)
     dtype = resolve_dtype(config.dtype, config.device, checkpoint, config.backend)
-    ops = resolve_ops(dtype, config.device, config.deterministic, config.backend, groups)
+    ops = resolve_ops(dtype, config.device, config.deterministic, config.backend)
     kv_dtype = ops.default_kv_dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     resolved = replace(
         config,
         max_model_len=wanted,
         dtype=dtype,
         kv_cache_dtype=kv_dtype,
-        activation_scale_groups=groups,
     )
     return resolved, ops
 

@@ -47,21 +47,13 @@ class PackedFormat:
 
     Attributes:
         dtype: of the linears, ``int8`` or ``int4``.
-        scale_groups: activations are meant to have one scale per 128 inputs.
     """
 
     dtype: str
-    scale_groups: bool = False
 
     @property
     def metadata(self) -> dict[str, str]:
-        groups = str(self.scale_groups).lower()
-        return {
-            "format": FORMAT,
-            "version": VERSION,
-            "dtype": self.dtype,
-            "activation_scale_groups": groups,
-        }
+        return {"format": FORMAT, "version": VERSION, "dtype": self.dtype}
 
 
 def packed_format(files: Sequence[Mapping[str, str]], where: Path) -> PackedFormat | None:
@@ -81,12 +73,10 @@ def packed_format(files: Sequence[Mapping[str, str]], where: Path) -> PackedForm
             f"{str(said.get('version'))[:20]!r} of the format; {' and '.join(PACKED_DTYPES)} in "
             f"version {VERSION} are supported: convert the model again"
         )
-    return PackedFormat(said["dtype"], said.get("activation_scale_groups") == "true")
+    return PackedFormat(said["dtype"])
 
 
-def write_packed(
-    checkpoint: Checkpoint, folder: Path, packer: Packer, scale_groups: bool = False
-) -> int:
+def write_packed(checkpoint: Checkpoint, folder: Path, packer: Packer) -> int:
     """Pack a model into a folder that does not exist yet, or is empty.
 
     The configuration is written last: without it the folder is not taken for a model.
@@ -108,7 +98,7 @@ def write_packed(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} exists and is not an empty folder; choose another one")
     folder.mkdir(parents=True, exist_ok=True)
-    shards = _Shards(folder, PackedFormat(packer.dtype, scale_groups))
+    shards = _Shards(folder, PackedFormat(packer.dtype))
     reader = _RecordingReader(checkpoint, packer)
     reader.ends()
     reader.pruned_head()

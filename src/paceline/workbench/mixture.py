@@ -64,6 +64,7 @@ def mixed_requests(
                 min_tokens=draw.choice((0, 0, length // 2)),
                 ignore_eos=draw.random() < 0.3,
                 logit_bias=_bias(draw, vocab_size),
+                logprobs=draw.choice((None, 0)),
                 seed=draw.getrandbits(64),
                 speculative=_speculative(draw, methods),
             )

@@ -202,9 +202,8 @@ class _Costs:
     def of_draft(self, draft: SpeculativeConfig, target: TargetInfo, table: CostTable) -> CostTable:
         checkpoint = open_draft(draft, target)
         dtype = draft_dtype(draft, checkpoint, target)
-        groups = checkpoint.packed is not None and checkpoint.packed.scale_groups
         ops = COMPUTE.call(
-            lambda: resolve_ops(dtype, target.device, draft.deterministic, target.backend, groups)
+            lambda: resolve_ops(dtype, target.device, draft.deterministic, target.backend)
         )
         kv_dtype, shape = ops.default_kv_dtype, checkpoint.config
         found = stored_table(checkpoint.name, shape, ops, dtype, kv_dtype)

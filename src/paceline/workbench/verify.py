@@ -6,6 +6,7 @@ regrets are handed in.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -13,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from paceline.request import FinishReason
+from paceline.request import FinishReason, TokenLogprobs
 from paceline.workbench.regret import Floats, Regrets
 
 DEFAULT_MAX_REGRET = 0.5
@@ -27,6 +28,9 @@ class Answer(Protocol):
 
     @property
     def finish_reason(self) -> str | None: ...
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +66,25 @@ def difference(prompt_index: int, plain: Answer, speculative: Answer) -> Differe
     return Difference(prompt_index, differing[0], len(differing), wrong)
 
 
+def differing_logprobs(plain: Answer, speculative: Answer) -> int:
+    """At how many of the tokens that both outputs have, log-probabilities differ in some bit.
+
+    Two logits may differ where the same token is the best one by far. Counted up to the first token
+    that differs: after it the texts are different ones.
+    """
+    pairs = zip(plain.logprobs, speculative.logprobs, strict=False)
+    same = itertools.takewhile(lambda pair: pair[0].token_id == pair[1].token_id, pairs)
+    return sum(one != two for one, two in same)
+
+
 @dataclass(slots=True)
 class Tally:
     """Everything that was compared so far."""
 
     num_prompts: int = 0
     num_tokens: int = 0
+    num_logprob_tokens: int = 0
+    num_logprob_differences: int = 0
     differences: list[Difference] = field(default_factory=list)
     _inner: list[Floats] = field(default_factory=list)
     _boundary: list[Floats] = field(default_factory=list)
@@ -80,6 +97,8 @@ class Tally:
         assert len(regrets.inner) + len(regrets.boundary) == len(speculative.token_ids)
         self.num_prompts += 1
         self.num_tokens += len(speculative.token_ids)
+        self.num_logprob_tokens += len(speculative.logprobs)
+        self.num_logprob_differences += differing_logprobs(plain, speculative)
         self._inner.append(regrets.inner)
         self._boundary.append(regrets.boundary)
 
@@ -106,6 +125,8 @@ class Tally:
             "identical": not self.differences,
             "num_tokens": self.num_tokens,
             "num_differences": self.num_differences,
+            "num_logprob_tokens": self.num_logprob_tokens,
+            "num_logprob_differences": self.num_logprob_differences,
             "max_regret": self.max_regret,
             "p99_regret": float(np.quantile(inner, 0.99, method="higher")) if len(inner) else 0.0,
             "mean_regret": float(inner.mean()) if len(inner) else 0.0,
@@ -132,6 +153,7 @@ class Tally:
         if promises_identity:
             checks = [
                 (self.num_differences, "positions differ"),
+                (self.num_logprob_differences, "log-probabilities differ"),
                 (figures["num_regret_tokens"], "tokens have regret"),
                 (self.num_boundary_tokens, "tokens are outside a filter"),
             ]

@@ -29,17 +29,16 @@ class CpuOps(Packer):
     """Backend over ``paceline._native``.
 
     Args:
-        dtype: ``int8`` (W8A8) or ``int4`` (4-bit weights in groups of 32; embedding and head int8).
-        scale_groups: one activation scale per 128 inputs instead of one per row.
+        dtype: ``int8`` (8-bit weights with a scale per output) or ``int4`` (4-bit weights in groups
+            of 32; embedding and head int8). Activations are 8-bit with a scale per 128 inputs.
     """
 
     identity = True
     default_kv_dtype = "bfloat16"
     device = torch.device("cpu")
 
-    def __init__(self, dtype: str = "int8", scale_groups: bool = False) -> None:
+    def __init__(self, dtype: str = "int8") -> None:
         super().__init__(dtype)
-        self.scale_groups = scale_groups
         self.name = f"native {self._native.isa()}"
 
     def adopt(self, packed: PackedLinear) -> Any:
@@ -56,7 +55,7 @@ class CpuOps(Packer):
         return NativeKV(config, num_blocks, dtype)
 
     def whole_forward(self, decoder: Decoder, memory: NativeKV) -> NativeForward:
-        return NativeForward(decoder, memory, self.scale_groups)
+        return NativeForward(decoder, memory)
 
 
 class NativeKV:
@@ -84,9 +83,9 @@ class NativeKV:
 class NativeForward:
     """A decoder whose weights :class:`CpuOps` packed, over the KV memory of as many layers."""
 
-    def __init__(self, decoder: Decoder, memory: NativeKV, scale_groups: bool) -> None:
+    def __init__(self, decoder: Decoder, memory: NativeKV) -> None:
         self._native = native_module()
-        self._decoder = self._native.Decoder(_description(decoder, scale_groups))
+        self._decoder = self._native.Decoder(_description(decoder))
         count = len(decoder.layers)  # of a draft, fewer than those whose KV there is
         self._decoder.set_cache(memory.keys[:count], memory.values[:count])
 
@@ -103,7 +102,7 @@ class NativeForward:
         return tokens
 
 
-def _description(decoder: Decoder, scale_groups: bool) -> dict[str, Any]:
+def _description(decoder: Decoder) -> dict[str, Any]:
     """What ``csrc/bind_forward.cpp`` reads."""
     c = decoder.config
     numbers = (
@@ -116,7 +115,6 @@ def _description(decoder: Decoder, scale_groups: bool) -> dict[str, Any]:
         **{name: getattr(c, name) for name in numbers},
         "max_len": decoder.max_len,
         "attention_scale": c.scale,
-        "scale_groups": scale_groups,
         "embedding": decoder.embedding,
         "head": decoder.head,
         "norm": decoder.norm.numpy(),

@@ -3,11 +3,12 @@
 With ``deterministic=True`` a row's result never depends on the other rows of the forward:
 
 * float linears run in tiles of 16 rows (the batch is padded), so no kernel is chosen by row count;
-* int8 linears accumulate in int32, which is exact in any order;
+* int8 linears accumulate 128 inputs in int32, exactly, and add such groups in ascending order;
 * vectorised transcendental functions get flat pieces that are multiples of the vector width and
   too small to be split over threads, so that no element is ever computed by a scalar tail;
 * attention is one call per class of key counts, in which each row is its own batch entry: its
   shape follows from the row's own position, and absent lanes read a slot that is always zero.
+  No call holds a single problem, which alone the library would share out among its threads.
 
 Everything else is sums over one row's last dimension, or correctly rounded arithmetic.
 Knows nothing of requests, spans or sampling.
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 REFERENCE_DTYPES = ("float32", "bfloat16", "int8")
 """From most bits to fewest."""
 ROW_TILE = 16
-EXACT_TERMS = 1024  # 1024 * 127 * 127 is below 2**24
+SCALE_GROUP = 128  # 128 * 127 * 127 is below 2**24: exact in float32 too
 PIECE = 16384  # elements; below the size at which torch splits an element-wise op over threads
 LANES = 32  # elements per iteration of torch's widest element-wise loop
 GATHER_ELEMENTS = 1 << 22  # upper bound on keys gathered by one attention call
@@ -40,7 +41,9 @@ GATHER_ELEMENTS = 1 << 22  # upper bound on keys gathered by one attention call
 
 @dataclass(frozen=True, slots=True)
 class Int8Linear:
-    """W8A8: ``weight`` is int8 ``[in, out]`` (a transposed view), ``scale`` float32 ``[out]``."""
+    """W8A8: ``weight`` is int8 ``[in, out]`` (a transposed view), ``scale`` float32 ``[out]``;
+    activations have a scale per :data:`SCALE_GROUP` inputs.
+    """
 
     weight: Tensor
     scale: Tensor
@@ -125,24 +128,23 @@ class ReferenceOps:
         return F.linear(x.to(packed.weight.dtype), packed.weight).float()
 
     def _int8_linear(self, x: Tensor, packed: Int8Linear) -> Tensor:
-        scale = x.abs().amax(dim=1, keepdim=True).div_(127.0).clamp_min_(1e-30)
-        q = torch.round(x / scale).to(torch.int8)
-        return self._int8_product(q, packed.weight).mul_(scale).mul_(packed.scale)
+        y = x.new_zeros(x.shape[0], packed.weight.shape[1])
+        for at in range(0, x.shape[1], SCALE_GROUP):
+            part = x[:, at : at + SCALE_GROUP]
+            scale = part.abs().amax(dim=1, keepdim=True).div_(127.0).clamp_min_(1e-30)
+            q = torch.round(part / scale).to(torch.int8)
+            y += self._int8_product(q, packed.weight[at : at + SCALE_GROUP]).mul_(scale)
+        return y.mul_(packed.scale)
 
     def _int8_product(self, q: Tensor, weight: Tensor) -> Tensor:
-        """Exact int8 product ``[rows, in] x [in, out]`` as float32 (rounded once)."""
+        """Exact product ``[rows, in] x [in, out]`` of a group of inputs, as float32."""
         rows = q.shape[0]
         if self.device.type == "cuda":  # the CUDA kernel wants more than 16 rows
             q = F.pad(q, (0, 0, 0, max(0, 32 - rows)))
             return torch._int_mm(q, weight)[:rows].float()
         if _int8_is_exact():
             return torch._int_mm(q, weight).float()
-        # Sums of so few products are exact in float32, in any order; their total is one in float64.
-        total = torch.zeros(rows, weight.shape[1], dtype=torch.float64)
-        for at in range(0, q.shape[1], EXACT_TERMS):
-            part = q[:, at : at + EXACT_TERMS].float() @ weight[at : at + EXACT_TERMS].float()
-            total += part
-        return total.float()
+        return q.float() @ weight.float()  # sums of a group's products are exact, in any order
 
     def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
         return F.embedding(ids, table).float()
@@ -232,16 +234,27 @@ class ReferenceOps:
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, config: ModelConfig
     ) -> Tensor:
         if not config.attention_softcap:
-            return F.scaled_dot_product_attention(
-                query, key, value, attn_mask=mask, scale=config.scale
-            )
+            return self._problems(query, key, value, mask, config.scale)
         # Capped scores go in as the additive mask of a call whose own scores are all zero. The dot
         # products sum over one row's last dimension: [r, kv, group, 1, d] * [r, kv, 1, lanes, d]
         scores = (query.unsqueeze(3) * key.unsqueeze(2)).sum(-1).mul_(config.scale)
         capped = self.softcap(scores, config.attention_softcap) + mask
-        return F.scaled_dot_product_attention(
-            torch.zeros_like(query), key, value, attn_mask=capped, scale=1.0
-        )
+        return self._problems(torch.zeros_like(query), key, value, capped, 1.0)
+
+    def _problems(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float
+    ) -> Tensor:
+        """Attention of ``[rows, kv_heads, ...]``, each row and KV head a problem of its own.
+
+        The library gives each of its threads some of the problems, and one thread computes one by
+        itself. With a single problem there are no such threads: then the matrix products inside
+        are split among them, which changes bits. So a single problem is computed twice.
+        """
+        count = query.shape[0]
+        if self.deterministic and count * query.shape[1] == 1:
+            query, key, value, mask = (x.expand(2, -1, -1, -1) for x in (query, key, value, mask))
+        seen = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+        return seen[:count]
 
 
 @cache

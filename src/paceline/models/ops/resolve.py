@@ -83,12 +83,8 @@ def resolve_ops(
     device: str,
     deterministic: bool | None = None,
     backend: str = "auto",
-    scale_groups: bool = False,
 ) -> Ops:
     """The backend for a resolved dtype on a device.
-
-    Args:
-        scale_groups: one activation scale per 128 inputs.
 
     Raises:
         ConfigError: the device does not exist here, or the backend that was asked for cannot run.
@@ -97,17 +93,12 @@ def resolve_ops(
     reason = _why_reference(dtype, device)
     if backend != "reference" and reason is None:
         check_isa()
-        ops: Ops = CpuOps(dtype, scale_groups)
+        ops: Ops = CpuOps(dtype)
         log.info("ops backend %s, %s", ops.name, dtype)
         return ops
     if backend == "native" or dtype in NATIVE_ONLY:
         raise ConfigError(
             f"the native backend cannot run {dtype} on {device}: {reason or 'it is switched off'}"
-        )
-    if scale_groups:
-        raise ConfigError(
-            "activation_scale_groups is a matter of the native kernels, which do not run this "
-            f"model: {reason or 'they are switched off'}"
         )
     log.info("ops backend reference, %s on %s: %s", dtype, device, reason or "as asked for")
     return ReferenceOps(dtype, device, deterministic)
@@ -133,7 +124,7 @@ def fewer_bits(dtype: str, ops: Ops) -> Ops:
             f"{ops.name} can run in {', '.join(allowed)}"
         )
     if isinstance(ops, CpuOps):
-        return CpuOps(dtype, ops.scale_groups)
+        return CpuOps(dtype)
     return ReferenceOps(dtype, str(ops.device), ops.deterministic)
 
 

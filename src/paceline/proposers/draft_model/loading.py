@@ -77,9 +77,8 @@ def draft_runner(
         ConfigError: there is no memory for its KV cache.
     """
     shape = checkpoint.config
-    groups = checkpoint.packed is not None and checkpoint.packed.scale_groups
     dtype = draft_dtype(config, checkpoint, target)
-    ops = resolve_ops(dtype, target.device, config.deterministic, target.backend, groups)
+    ops = resolve_ops(dtype, target.device, config.deterministic, target.backend)
     max_len = min(expansion * target.max_model_len, shape.max_position)
     kv = _draft_kv(shape, ops, config, target, max_len)
     decoder = Decoder(shape, checkpoint.tensors, ops, max_len)
