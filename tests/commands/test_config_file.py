@@ -175,7 +175,7 @@ def test_one_prompt_replaces_a_file_of_them(call: Call) -> None:
         ({"kv_cache_memory": True}, "kv_cache_memory is True; it must be text"),
         ({"dtype": {}}, "dtype is {}; it must be text"),
         ({"repeat": 0}, "repeat is 0; it must be at least 1"),
-        ({"threds": 1}, "unknown option 'threds' (did you mean threads?); allowed are activation"),
+        ({"threds": 1}, "unknown option 'threds' (did you mean threads?); allowed are backend"),
         ({"config": "FILE"}, "unknown option 'config'"),
         ({"help": True}, "unknown option 'help'"),
         ({"max-tokens": 1, "max_tokens": 1}, "has max_tokens twice"),

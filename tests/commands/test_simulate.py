@@ -187,7 +187,8 @@ def test_curves_are_no_profile_and_gaps_are_said(cli: Cli, folder: Path, tmp_pat
 
 
 def test_estimators_are_compared_on_request(cli: Cli, folder: Path, tmp_path: Path) -> None:
-    config = json.dumps([{"method": "suffix"}, {"model": embedded_model("draft")}])
+    suffix = {"method": "suffix", "max_branching": 1}  # a chain, as in the rows by length
+    config = json.dumps([suffix, {"model": embedded_model("draft")}])
     base = ("simulate", str(folder), "--planner", "fixed", "--json", "-k", "4")
     plot = ("--plot", str(tmp_path / "r.svg"))
     result = cli(*base, "--speculative-config", config, "--estimators", *plot)

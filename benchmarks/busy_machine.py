@@ -1,0 +1,161 @@
+"""Decoding beside other programs: tokens per second while k endless loops occupy the machine.
+
+For each k the arms take turns: Paceline with all threads, with one, and llama.cpp with all threads
+on the same file, where ``make peers`` has installed it. The loops are processes of their own. What
+counts is whether many threads are ever worse than one, and whether single runs fall far below the
+others: a team of threads that waits for a member without a core does both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from statistics import median
+from typing import Any
+
+from harness import Sample, arguments, note, numbers, take_turns
+from peers_client import Engine, Worker
+from peers_models import MissingPeerError
+from report import Report, Target, number, table
+
+from paceline.llm import embedded_model
+
+LOOP = "while True: pass"
+PROMPT = list(range(100, 132))
+TARGET = 0.9
+ALONE, TEAM, PEER = "1 thread", "all threads", "llama.cpp"
+
+
+@contextmanager
+def busy_loops(count: int) -> Iterator[None]:
+    """As many processes that compute without end."""
+    loops = [subprocess.Popen([sys.executable, "-c", LOOP]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+def workers(model: str, threads: int, stack: ExitStack) -> dict[str, Worker]:
+    """By the name of an arm; llama.cpp is left out where it cannot read the model."""
+
+    def files(_: str) -> dict[str, Any]:
+        return {"model": model, "draft": "", "dtype": "auto"}
+
+    own = Engine("paceline", "peers_paceline.py", 8, (), None, files)
+    peer = Engine("llama.cpp", "peers_llama.py", 8, (), "llama", files)
+    found = {}
+    for arm, engine, count in ((TEAM, own, threads), (ALONE, own, 1), (PEER, peer, threads)):
+        try:
+            found[arm] = Worker(engine, model, count)
+        except MissingPeerError as error:
+            if engine is own:
+                raise
+            note(f"{arm}: left out: {error}")
+            continue
+        stack.callback(found[arm].close)
+    return found
+
+
+def measure(options: argparse.Namespace, arms: dict[str, Worker]) -> dict[int, list[Sample]]:
+    """The samples of each number of loops."""
+    request = {"mode": "plain", "prompt": {"token_ids": PROMPT}, "max_tokens": options.max_tokens}
+    runs = {
+        arm: lambda _, worker=worker: worker.ask("generate", **request)
+        for arm, worker in arms.items()
+    }
+    for run in runs.values():
+        run(None)  # pages in the weights
+    found = {}
+    for count in options.loops:
+        with busy_loops(count):
+            found[count] = take_turns(
+                runs, [f"{count} loops"], options.repeats, lambda out: {"tokens": out["tokens"]}
+            )
+        note(f"{count} loops done")
+    return found
+
+
+def speeds(samples: Sequence[Sample], arm: str) -> list[float]:
+    """Tokens per second of each run of an arm."""
+    return [s.facts["tokens"] / s.seconds for s in samples if s.arm == arm and s.seconds]
+
+
+def rows(found: dict[int, list[Sample]], arms: Sequence[str]) -> list[dict[str, Any]]:
+    results = []
+    for count, samples in found.items():
+        alone = median(speeds(samples, ALONE))
+        for arm in arms:
+            own = speeds(samples, arm)
+            if own:
+                middle = median(own)
+                results.append(
+                    {
+                        "loops": count,
+                        "arm": arm,
+                        "tokens_per_second": middle,
+                        "over_one_thread": middle / alone,
+                        "slowest_over_median": min(own) / middle,
+                    }
+                )
+    return results
+
+
+def main() -> int:
+    parser = arguments(__doc__)
+    parser.add_argument("--model", default=None, help="GGUF file or folder (default: embedded)")
+    parser.add_argument("--loops", type=numbers, default=[0, 1, 2, 4], help="default: 0,1,2,4")
+    parser.add_argument("--repeats", type=int, help="runs of each arm (default: 20, quick 5)")
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    options = parser.parse_args()
+    options.repeats = options.repeats or (5 if options.quick else 20)
+    model = options.model or embedded_model("target")
+    with ExitStack() as stack:
+        arms = workers(model, options.threads, stack)
+        found = measure(options, arms)
+    results = rows(found, list(arms))
+    headers = ("loops", "arm", "tok/s", "over 1 thread", "slowest / median")
+    cells = [
+        (
+            row["loops"],
+            row["arm"],
+            number(row["tokens_per_second"]),
+            number(row["over_one_thread"]),
+            number(row["slowest_over_median"]),
+        )
+        for row in results
+    ]
+    name = os.path.basename(model)
+    report = Report(
+        "busy_machine",
+        {
+            "model": name,
+            "threads": options.threads,
+            "max_tokens": options.max_tokens,
+            "repeats": options.repeats,
+        },
+        [sample for samples in found.values() for sample in samples],
+        results,
+        [
+            Target(
+                f"all threads over one, {r['loops']} loops",
+                r["over_one_thread"],
+                TARGET,
+                "at least",
+            )
+            for r in results
+            if r["arm"] == TEAM
+        ],
+    )
+    return report.finish(options, [table(headers, cells)])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
