@@ -18,8 +18,8 @@ PATH = "/v1/completions"
     [
         ({}, "prompt is missing", "prompt"),
         ({"prompt": "a", "top_q": 1}, "unknown field 'top_q'", "top_q"),
-        ({"prompt": "a", "suffix": "b"}, "suffix is not supported: ", "suffix"),
-        ({"prompt": "a", "best_of": 2}, "best_of is not supported: ", "best_of"),
+        ({"prompt": "a", "suffix": "b"}, 'suffix is "b"; only what asks for nothing', "suffix"),
+        ({"prompt": "a", "best_of": 2}, "best_of is 2; only what asks for nothing", "best_of"),
         ({"prompt": []}, "prompt has 0 prompts; allowed are 1 to 4096", "prompt"),
         ({"prompt": [[]]}, "none of them empty", "prompt"),
         ({"prompt": ["a", [1]]}, "a string, a list of token ids, or a list", "prompt"),
@@ -42,7 +42,7 @@ PATH = "/v1/completions"
         ({"prompt": "a", "logit_bias": {"9999": 1}}, "the vocabulary is 0 to 4095", "logit_bias"),
         ({"prompt": "a", "max_tokens": 0}, "max_tokens is 0; that is for echo", "max_tokens"),
         ({"prompt": "a", "stream_options": {}}, "only allowed with stream", "stream_options"),
-        ({"prompt": "a", "skip_special_tokens": False}, "it should be True", "skip_special_tokens"),
+        ({"prompt": "a", "skip_special_tokens": False}, "(true, null)", "skip_special_tokens"),
         (
             {"prompt": "a", "speculative": {"method": "magic"}},
             "'magic'; allowed",

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, TypeVar
 
 from pydantic_core import from_json
@@ -12,6 +13,8 @@ from starlette.requests import ClientDisconnect, Request
 from paceline.server.errors import ApiError
 from paceline.server.protocol.common import ApiModel
 from paceline.server.sse import ClientGoneError
+
+log = logging.getLogger(__name__)
 
 Model = TypeVar("Model", bound=ApiModel)
 
@@ -39,4 +42,8 @@ async def read_body(request: Request, model: type[Model]) -> Model:
         value: Any = from_json(raw, allow_inf_nan=False, cache_strings=False)
     except ValueError as error:
         raise ApiError(400, f"the body is no valid JSON: {error}", code="invalid_json") from error
-    return model.model_validate(value)
+    ignored: set[str] = set()
+    found = model.model_validate(value, context=ignored)
+    if ignored:
+        log.debug("ignored unknown keys inside a body: %s", ", ".join(sorted(ignored)))
+    return found

@@ -43,16 +43,19 @@ class ChoiceEvents:
     Args:
         head: what comes before the choice.
         has_usage: whether the stream ends with an event of the usage; the others then say that
-            it is not in them.
+            it is not in them, unless they are given it.
     """
 
     def __init__(self, head: Mapping[str, Any], has_usage: bool) -> None:
         self._head, self._has_usage = head, has_usage
         self._before = b"data: " + encode_json(head)[:-1] + b',"choices":['
-        self._after = b"]" + (b',"usage":null' if has_usage else b"") + b"}\n\n"
+        self._without_usage = b"]" + (b',"usage":null' if has_usage else b"") + b"}\n\n"
 
-    def of(self, choices: Iterable[Any]) -> bytes:
-        before, after = self._before, self._after
+    def of(self, choices: Iterable[Any], usage: Mapping[str, Any] | None = None) -> bytes:
+        """Args: usage: so far, to be told in each of the events."""
+        before, after = self._before, self._without_usage
+        if usage is not None:
+            after = b'],"usage":' + encode_json(usage) + b"}\n\n"
         return b"".join([before + encode_json(choice) + after for choice in choices])
 
     def end(self, usage: Mapping[str, Any]) -> bytes:

@@ -125,13 +125,17 @@ class Chat:
 
     async def events(self, request: Request) -> AsyncGenerator[bytes, None]:
         """The answer as events; the first is empty and says that it was accepted."""
-        chunks = ChoiceEvents(self._head, self._body.wants_usage_chunk)
+        chunks = ChoiceEvents(self._head, self._body.wants_usage)
         async with self._answering(request) as found:
             yield b""
             async for _, piece in found:
                 first = [] if piece.index in self._choices else [self._choice(piece.index).begin()]
-                yield chunks.of([*first, *self._take(piece)])
+                choices = [*first, *self._take(piece)]
+                yield chunks.of(choices, self._usage_so_far())
         yield chunks.end(self._usage.document())
+
+    def _usage_so_far(self) -> dict[str, Any] | None:
+        return self._usage.document() if self._body.wants_usage_so_far else None
 
     @asynccontextmanager
     async def _answering(self, request: Request) -> AsyncIterator[Answers]:

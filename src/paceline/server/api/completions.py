@@ -109,12 +109,16 @@ class Completion:
 
     async def events(self, request: Request) -> AsyncGenerator[bytes, None]:
         """The answer as events, one per piece; the first is empty and says that it was accepted."""
-        chunks = ChoiceEvents(self._head, self._body.wants_usage_chunk)
+        chunks = ChoiceEvents(self._head, self._body.wants_usage)
         async with self._answering(request) as found:
             yield b""
             async for index, piece in found:
-                yield chunks.of(await self._told(found, index, piece))
+                choices = await self._told(found, index, piece)
+                yield chunks.of(choices, self._usage_so_far())
         yield chunks.end(self._usage.document())
+
+    def _usage_so_far(self) -> dict[str, Any] | None:
+        return self._usage.document() if self._body.wants_usage_so_far else None
 
     @asynccontextmanager
     async def _answering(self, request: Request) -> AsyncIterator[Answers]:

@@ -1,11 +1,13 @@
 """Bodies of ``/v1/chat/completions``. Owns names, types, and which fields go together.
 
-Fields of OpenAI's that cannot change an answer are taken and ignored; those that would, and are not
-supported, are refused by name.
+Keys that are not known are ignored inside messages and tools, which clients send back with what
+they keep there, and refused elsewhere. Fields of OpenAI's that cannot change an answer are taken
+and ignored; those that would, and are not supported, are refused by name.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -14,8 +16,10 @@ from paceline.server.protocol.common import (
     MAX_TOP_LOGPROBS,
     ApiModel,
     GenerationFields,
+    LenientModel,
     at_most,
 )
+from paceline.server.protocol.neutral import INSTEAD
 
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 128
@@ -37,7 +41,7 @@ def _text_part(value: Any) -> Any:
     return value
 
 
-class TextPart(ApiModel):
+class TextPart(LenientModel):
     type: Literal["text"]
     text: str
 
@@ -49,24 +53,23 @@ ContentParts = Annotated[
 Content = str | ContentParts
 
 
-class CalledFunction(ApiModel):
+class CalledFunction(LenientModel):
     name: Annotated[str, Field(min_length=1, max_length=256)]
     arguments: str
 
 
-class MessageToolCall(ApiModel):
+class MessageToolCall(LenientModel):
     """A call that the model made earlier."""
 
     id: str | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: int | None = None  # of its delta in a stream; clients send it back
 
 
-class ChatMessage(ApiModel):
-    """One message of a conversation."""
+class ChatMessage(LenientModel):
+    """One message of a conversation; ``annotations``, ``parsed`` and the like are ignored."""
 
-    refused: ClassVar[dict[str, str]] = {
+    refused: ClassVar[Mapping[str, str]] = {
         "audio": "the models served here read text",
         "function_call": "send tool_calls instead",
     }
@@ -80,7 +83,6 @@ class ChatMessage(ApiModel):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
-    annotations: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
 
     @model_validator(mode="after")
     def _check_role(self) -> ChatMessage:
@@ -109,14 +111,14 @@ Messages = Annotated[
 ]
 
 
-class FunctionDefinition(ApiModel):
+class FunctionDefinition(LenientModel):
     name: Annotated[str, Field(pattern=_FUNCTION_NAME)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
-class Tool(ApiModel):
+class Tool(LenientModel):
     type: Literal["function"]
     function: FunctionDefinition
 
@@ -161,7 +163,8 @@ class ResponseFormat(ApiModel):
 class ChatCompletionRequest(GenerationFields):
     """The body of ``POST /v1/chat/completions``."""
 
-    refused: ClassVar[dict[str, str]] = {
+    refused: ClassVar[Mapping[str, str]] = {
+        **INSTEAD,
         "functions": "send tools instead",
         "function_call": "send tool_choice instead",
         "audio": "the models served here write text",
@@ -170,9 +173,6 @@ class ChatCompletionRequest(GenerationFields):
         "moderation": "the server does not moderate",
         "reasoning_effort": "options of a chat template go into chat_template_kwargs",
         "verbosity": "options of a chat template go into chat_template_kwargs",
-        "documents": "options of a chat template go into chat_template_kwargs",
-        "chat_template": "the template comes with the model; its options go into "
-        "chat_template_kwargs",
     }
 
     messages: Messages
@@ -190,10 +190,9 @@ class ChatCompletionRequest(GenerationFields):
     # Taken and ignored: they cannot change an answer.
     store: bool | None = None
     metadata: Annotated[dict[str, str], at_most(MAX_METADATA)] | None = None
-    service_tier: Literal["auto", "default"] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
+    prompt_cache_retention: str | None = None
 
     @model_validator(mode="after")
     def _check_together(self) -> ChatCompletionRequest:

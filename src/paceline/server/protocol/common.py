@@ -8,18 +8,35 @@ Owns names, types and ranges as OpenAI and vLLM have them; what they mean to the
 from __future__ import annotations
 
 import functools
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from paceline.sampling_params import MAX_N, MAX_STOP_LENGTH, MAX_STOP_STRINGS
+from paceline.server.protocol.neutral import (
+    ASKS_FOR_NOTHING,
+    INSTEAD,
+    Values,
+    asks_for_nothing,
+    refusal,
+)
 from paceline.structured_outputs import MAX_CHOICES
 
 MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MAX_NAMED_TOKENS = 4096
 MAX_METHODS = 64
+MAX_NAMES_NOTED = 20
+MAX_NAME_LENGTH = 60
 _LARGE = (1 << 31) - 1
 
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
@@ -45,39 +62,72 @@ def at_most(count: int) -> BeforeValidator:
 class ApiModel(BaseModel):
     """A JSON object in which every key is known and has exactly its type.
 
-    ``refused`` names fields of OpenAI's that mean something Paceline does not do, with the reason.
+    ``refused`` names fields of others that mean something Paceline does not do, with the reason;
+    ``neutral`` those with values that ask for nothing. Null asks for nothing in all of them.
     Checking ends at a list's first wrong item and an object's first unknown key: a body can hold a
     million of them, and reporting each would hold up everybody else.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-    refused: ClassVar[dict[str, str]] = {}
+    refused: ClassVar[Mapping[str, str]] = {}
+    neutral: ClassVar[Mapping[str, Values]] = {}
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse(cls, values: Any) -> Any:
-        if isinstance(values, dict):
-            for name, reason in cls.refused.items():
-                if values.get(name) is not None:
-                    raise ValueError(f"{name} is not supported: {reason}")
-            return cls._known_and_first_unknown(values)
-        return values
+    def _keep_known(cls, values: Any, info: ValidationInfo) -> Any:
+        if not isinstance(values, dict):
+            return values
+        names = cls._names()
+        kept = {name: values[name] for name in values if name in names}
+        for name, value in values.items():
+            if name in names:
+                continue
+            if name in cls.refused or name in cls.neutral:
+                cls._check_neutral(name, value)
+            elif cls.model_config.get("extra") == "ignore":
+                note_ignored(info.context, name)
+            else:
+                return {**kept, name: value}
+        return kept
+
+    @classmethod
+    def _check_neutral(cls, name: str, value: Any) -> None:
+        allowed = cls.neutral.get(name, ())
+        if not asks_for_nothing(value, allowed):
+            reason = cls.refused.get(name, "what else it asks for is not supported")
+            raise ValueError(refusal(name, value, allowed, reason))
 
     @classmethod
     @functools.cache
     def _names(cls) -> frozenset[str]:
         return frozenset(field.alias or name for name, field in cls.model_fields.items())
 
-    @classmethod
-    def _known_and_first_unknown(cls, values: dict[str, Any]) -> dict[str, Any]:
-        names = cls._names()
-        kept = {name: values[name] for name in values if name in names}
-        unknown = next((n for n in values if n not in names and n not in cls.refused), None)
-        return kept if unknown is None else {**kept, unknown: values[unknown]}
+
+class LenientModel(ApiModel):
+    """A JSON object that clients send back as they got it: keys that are not known are ignored.
+
+    Their names are noted in the context of the validation, where that is a set.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+
+
+def note_ignored(context: object, name: str) -> None:
+    """Remember the name of a key that was ignored, for one line in the log."""
+    if isinstance(context, set) and len(context) < MAX_NAMES_NOTED:
+        context.add(name[:MAX_NAME_LENGTH])
 
 
 class StreamOptions(ApiModel):
-    include_usage: bool = False
+    """What a stream carries besides its pieces.
+
+    ``continuous_usage_stats`` is vLLM's: with ``include_usage`` every event has the usage so far.
+    ``include_obfuscation`` is taken and without effect.
+    """
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
 
 
 class Speculation(ApiModel):
@@ -101,8 +151,18 @@ class StructuredOutputFields(ApiModel):
     json_object: bool | None = None
 
 
+def _with_neutral(schema: dict[str, Any]) -> None:
+    """Describe the fields that are accepted where they ask for nothing."""
+    for name, values in ASKS_FOR_NOTHING.items():
+        schema["properties"].setdefault(name, {"enum": [*values, None]})
+
+
 class GenerationFields(ApiModel):
     """How to sample, when to stop, what to report."""
+
+    model_config = ConfigDict(json_schema_extra=_with_neutral)
+    refused: ClassVar[Mapping[str, str]] = INSTEAD
+    neutral: ClassVar[Mapping[str, Values]] = ASKS_FOR_NOTHING
 
     model: str | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
@@ -132,7 +192,6 @@ class GenerationFields(ApiModel):
         | None
     ) = None
     allowed_token_ids: TokenIds | None = None
-    skip_special_tokens: Literal[True] = True
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -152,8 +211,15 @@ class GenerationFields(ApiModel):
         return self
 
     @property
-    def wants_usage_chunk(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with an event of the usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def wants_usage_so_far(self) -> bool:
+        """Whether every event of a stream has the usage up to it."""
+        options = self.stream_options
+        return options is not None and self.wants_usage and bool(options.continuous_usage_stats)
 
 
 class ErrorDetail(BaseModel):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 
@@ -60,14 +60,9 @@ PromptField = Annotated[
 class CompletionRequest(GenerationFields):
     """The body of ``POST /v1/completions``."""
 
-    refused: ClassVar[dict[str, str]] = {
-        "suffix": "the models served here continue a text and do not fill gaps",
-        "best_of": "it would compute samples that nobody sees; ask for n of them and choose",
-    }
-
     prompt: PromptField
     max_tokens: Annotated[int, Field(ge=0, le=_LARGEST_ID)] | None = None
-    echo: bool = False
+    echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     add_special_tokens: bool = True
 

@@ -1,0 +1,125 @@
+"""Fields of OpenAI, vLLM and SGLang that Paceline does not have, with the values that ask for
+nothing. Clients send them as a matter of course. Owns one table and the refusal of other values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic_core import to_json
+
+Values = tuple[Any, ...]
+_MAX_SHOWN = 60
+
+ASKS_FOR_NOTHING: Mapping[str, Values] = {
+    # OpenAI
+    "best_of": (1,),
+    "suffix": ("",),
+    "functions": ([],),
+    "function_call": ("none",),
+    "modalities": (["text"],),
+    "service_tier": ("auto", "default"),
+    "verbosity": ("medium",),
+    # vLLM
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "early_stopping": (False,),
+    "detokenize": (True,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "bad_words": ([],),
+    "logits_processors": ([],),
+    "priority": (0,),
+    "echo": (False,),
+    "add_special_tokens": (False,),
+    "documents": ([],),
+    "include_reasoning": (True,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "prompt_embeds": (),
+    "chat_template": (),
+    "truncate_prompt_tokens": (),
+    "mm_processor_kwargs": ({},),
+    "kv_transfer_params": ({},),
+    "vllm_xargs": ({},),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_decoding_backend": (),
+    "guided_whitespace_pattern": (),
+    "structural_tag": (),
+    "request_id": (),
+    # SGLang
+    "separate_reasoning": (True,),
+    "stream_reasoning": (True,),
+    "no_stop_trim": (False,),
+    "return_hidden_states": (False,),
+    "return_routed_experts": (False,),
+    "return_cached_tokens_details": (False,),
+    "json_schema": (),
+    "regex": (),
+    "ebnf": (),
+    "stop_regex": ([],),
+    "lora_path": (),
+    "session_params": ({},),
+    "custom_params": ({},),
+    "custom_logit_processor": (),
+    "rid": (),
+}
+"""For each field its values that change nothing; ``null`` is one for all of them.
+
+A body's own fields come first: ``echo`` is one of completions, and here for chats alone.
+"""
+
+
+_STRUCTURED = "send structured_outputs instead"
+_BY_HEADER = "send the header x-request-id instead"
+INSTEAD: Mapping[str, str] = {
+    "suffix": "the models served here continue a text and do not fill gaps",
+    "best_of": "it would compute samples that nobody sees; ask for n of them and choose",
+    "skip_special_tokens": "special tokens are never part of a text",
+    "chat_template": "the template comes with the model or by --chat-template; its options go into "
+    "chat_template_kwargs",
+    "documents": "options of a chat template go into chat_template_kwargs",
+    "guided_json": _STRUCTURED,
+    "guided_regex": _STRUCTURED,
+    "guided_choice": _STRUCTURED,
+    "guided_grammar": _STRUCTURED,
+    "json_schema": _STRUCTURED,
+    "regex": _STRUCTURED,
+    "ebnf": _STRUCTURED,
+    "request_id": _BY_HEADER,
+    "rid": _BY_HEADER,
+}
+"""For some of them why other values are refused, or what to send in their place."""
+
+
+def asks_for_nothing(value: Any, allowed: Values) -> bool:
+    """Whether a field with this value may as well be left out.
+
+    Args:
+        allowed: values that ask for nothing, besides null.
+    """
+    return value is None or any(_equal(value, each) for each in allowed)
+
+
+def refusal(name: str, value: Any, allowed: Values, reason: str) -> str:
+    """What is said of another value, as a sentence that begins with the field's name."""
+    if not allowed:
+        return f"{name} is not supported: {reason}"
+    accepted = ", ".join([*map(_json, allowed), "null"])
+    return (
+        f"{name} is {_json(value)}; only what asks for nothing is accepted ({accepted}): {reason}"
+    )
+
+
+def _equal(value: Any, allowed: Any) -> bool:
+    """As JSON has it: 1 is 1.0 and is not true."""
+    return isinstance(value, bool) == isinstance(allowed, bool) and bool(value == allowed)
+
+
+def _json(value: Any) -> str:
+    text = to_json(value, inf_nan_mode="null").decode()
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."

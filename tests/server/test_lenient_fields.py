@@ -1,0 +1,172 @@
+"""What clients send as a matter of course: keys of their own in messages, fields that ask for
+nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import pydantic
+import pytest
+
+from paceline.server.protocol.neutral import ASKS_FOR_NOTHING
+from tests.server.asgi import application, events, post, refused
+from tests.server.chats import USER, WEATHER, WEATHER_TOOL, ChatServer
+
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+
+
+class City(pydantic.BaseModel):
+    city: str
+
+
+class weather(pydantic.BaseModel):  # noqa: N801
+    city: str
+
+
+def test_a_parsed_message_of_the_openai_package_can_be_sent_back() -> None:
+    import openai
+
+    server = ChatServer('{"city": "Rome"}')
+    parse = server.openai.chat.completions.parse
+    message = parse(model="fake", messages=[USER], response_format=City).choices[0].message
+    assert message.parsed == City(city="Rome")
+    server.ask([USER, message.model_dump(), USER])
+    assert '{"city": "Rome"}<|im_end|>' in server.prompt
+
+    server.engine.answer = WEATHER
+    tool = openai.pydantic_function_tool(weather)
+    called = parse(model="fake", messages=[USER], tools=[tool]).choices[0].message
+    assert called.tool_calls[0].function.parsed_arguments == weather(city="Rome")  # type: ignore[index]
+    told = {"role": "tool", "tool_call_id": called.tool_calls[0].id, "content": "rain"}  # type: ignore[index]
+    server.ask([USER, called.model_dump(), told], tools=[tool])
+    assert '<tool_call>{"city": "Rome"}</tool_call>' in server.prompt
+
+
+REPLAYED: dict[str, Any] = {
+    "role": "assistant",
+    "content": [{"type": "text", "text": "Sunny.", "cache_control": {"type": "ephemeral"}}],
+    "refusal": None,
+    "annotations": [],
+    "audio": None,
+    "function_call": None,
+    "parsed": {"a": 1},
+    "reasoning": "thoughts",
+    "provider_specific_fields": {"x": None},
+    "cache_control": {"type": "ephemeral"},
+    "tool_calls": [
+        {
+            "id": "call_1",
+            "index": 0,
+            "type": "function",
+            "provider_specific_fields": None,
+            "function": {"name": "weather", "arguments": "{}", "parsed_arguments": {}},
+        }
+    ],
+}
+
+
+def test_keys_of_others_are_ignored_and_noted_in_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = ChatServer()
+    tool = {**WEATHER_TOOL, "cache_control": {"type": "ephemeral"}, "strict": True}
+    tool["function"] = {**WEATHER_TOOL["function"], "returns": {"type": "string"}}  # type: ignore[dict-item]
+    messages = [{**USER, "cache_control": {}}, REPLAYED, {**USER, "timestamp": 7}]
+    with caplog.at_level(logging.DEBUG, "paceline.server.body"):
+        status, body = server.post(messages, tools=[tool])
+    assert status == 200, body
+    assert "Sunny." in server.prompt
+    [record] = [each for each in caplog.records if each.name == "paceline.server.body"]
+    for name in ("parsed", "parsed_arguments", "cache_control", "returns", "timestamp"):
+        assert name in record.getMessage()
+
+
+def test_many_unknown_keys_make_no_long_line(caplog: pytest.LogCaptureFixture) -> None:
+    messages = [{**USER, **{f"{i}" + "x" * 500: 1 for i in range(2000)}}]
+    with caplog.at_level(logging.DEBUG, "paceline.server.body"):
+        assert ChatServer().post(messages)[0] == 200
+    assert len(caplog.text) < 2000
+
+
+@pytest.mark.parametrize(("name", "values"), ASKS_FOR_NOTHING.items())
+def test_what_asks_for_nothing_is_accepted_and_anything_else_refused(
+    name: str, values: tuple[Any, ...]
+) -> None:
+    app = application()
+    chats = ChatServer()
+    for value in (*values, None):
+        fields = {name: value}
+        if name != "add_special_tokens":  # which completions have themselves
+            assert post(app, COMPLETION, {"prompt": "a", "max_tokens": 2, **fields}).is_success
+        status, body = chats.post(**fields)
+        assert status == 200, body
+    status, body = chats.post(**{name: {"asks": "for something"}})
+    assert (status, body["error"]["param"]) == (400, name)
+    assert name in body["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"use_beam_search": True}, "use_beam_search is true; only what asks for nothing"),
+        ({"use_beam_search": 0}, "(false, null)"),
+        ({"priority": 3}, "priority is 3; only what asks for nothing is accepted (0, null)"),
+        ({"priority": False}, "priority is false"),
+        ({"guided_json": {}}, "guided_json is not supported: send structured_outputs instead"),
+        ({"rid": "x"}, "rid is not supported: send the header x-request-id instead"),
+        ({"length_penalty": 1.5}, "length_penalty is 1.5"),
+        ({"unheard_of": None}, "unknown field 'unheard_of'"),
+        ({"logprobs": -1}, "logprobs is -1; it should be greater than or equal to 0"),
+    ],
+)
+def test_refusals_say_what_is_accepted(fields: dict[str, Any], message: str) -> None:
+    assert message in refused(application(), COMPLETION, {"prompt": "a", **fields})["message"]
+
+
+def test_a_number_may_be_written_as_json_allows() -> None:
+    assert ChatServer().post(length_penalty=1.0, priority=0)[0] == 200
+
+
+def test_the_usage_so_far_is_in_every_event() -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    wish = {"stream": True, "stream_options": options, "max_tokens": 4}
+    texts = post(application(), COMPLETION, {"prompt": "Once", **wish}).text
+    *pieces, last = events(texts)
+    counts = [piece["usage"]["completion_tokens"] for piece in pieces]
+    assert counts == [1, 2, 3, 4]
+    assert last["choices"] == []
+    assert last["usage"] == pieces[-1]["usage"]
+    chunks = ChatServer().stream(stream_options=options)
+    counts = [chunk.usage.completion_tokens for chunk in chunks]
+    assert counts == sorted(counts)
+    assert counts[0] > 0
+    assert counts[-1] == chunks[-2].usage.completion_tokens
+
+
+def test_usage_so_far_is_asked_for_together_with_usage() -> None:
+    wish = {"stream": True, "stream_options": {"continuous_usage_stats": True}}
+    text = post(application(), COMPLETION, {"prompt": "Once", **wish}).text
+    assert all("usage" not in event for event in events(text))
+
+
+def test_options_without_effect_are_taken() -> None:
+    server = ChatServer()
+    options = {"include_usage": True, "include_obfuscation": False}
+    assert server.stream(stream_options=options)[-1].usage is not None
+    status, body = server.post(prompt_cache_retention="24h", prompt_cache_key="k")
+    assert status == 200, body
+    status, body = server.post(stream=True, stream_options={"include_colour": True})
+    assert body["error"]["param"] == "stream_options.include_colour"
+
+
+def test_the_description_names_what_is_accepted() -> None:
+    document = json.loads(ChatServer().http.get("/openapi.json").text)
+    schemas = document["components"]["schemas"]
+    chat, completion = schemas["ChatCompletionRequest"], schemas["CompletionRequest"]
+    assert chat["properties"]["best_of"] == {"enum": [1, None]}
+    assert chat["properties"]["echo"] == {"enum": [False, None]}
+    assert "anyOf" in completion["properties"]["echo"]
+    assert schemas["ChatMessage"].get("additionalProperties") is not False
