@@ -57,6 +57,15 @@ def test_unknown_paths_and_methods_have_the_same_bodies(
     assert set(response.json()["error"]) == {"message", "type", "param", "code"}
 
 
+def test_a_wrong_path_is_told_the_right_ones() -> None:
+    error = call(application(), "POST", "/chat/completions").json()["error"]
+    assert error["message"].startswith("there is no /chat/completions here; the endpoints are POST")
+    assert "POST /v1/chat/completions, POST /v1/completions" in error["message"]
+    assert "GET /v1/models/{model}" in error["message"]
+    error = call(application(), "GET", "/v1/completions").json()["error"]
+    assert error["message"] == "GET is not for /v1/completions, which takes POST"
+
+
 def test_tokenize_and_back() -> None:
     app, tokenizer = application(), embedded_tokenizer()
     text = "Hello wörld"

@@ -152,11 +152,16 @@ def test_foreign_pages_cannot_empty_the_cache(path: str, origin: str | None, sta
         (b"", "no valid JSON"),
         (b"{", "no valid JSON"),
         (b"[" * 100_000, "recursion limit"),
-        (b'{"prompt": "\\ud800"}', "no valid JSON"),
+        (b'{"prompt": "\\ud800"}', "half of a surrogate pair is no character"),
+        (b'{"prompt": "\\udc00\\ud800"}', "half of a surrogate pair is no character"),
+        (b'{"prompt": "\\u12"}', "no valid JSON: invalid escape"),
         (b'{"prompt": NaN}', "no valid JSON"),
         (b'{"prompt": "\xff"}', "no valid JSON"),
         (b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", "no valid JSON"),
-        (b'{"prompt": "a", "temperature": 1e999}', "finite"),
+        (b'{"prompt": "a", "temperature": 1e999}', "beyond what a double holds"),
+        (b'{"prompt": "a", "logit_bias": {"1": [-1E+999]}}', "beyond what a double holds"),
+        (b'{"prompt": "a", "top_p": ' + b"9" * 400 + b".5}", "beyond what a double holds"),
+        (b'{"prompt": "' + b"1" * 400 + b' 1e999", "top_q": 1e307}', "unknown field 'top_q'"),
         (b'"text"', "it must be a JSON object"),
     ],
 )
@@ -178,6 +183,25 @@ def test_a_body_of_another_type_is_refused(kind: str) -> None:
 def preflight(app: Any, origin: str) -> httpx.Response:
     headers = {"origin": origin, "access-control-request-method": "POST"}
     return call(app, "OPTIONS", PATH, headers=headers)
+
+
+def test_pages_of_allowed_origins_may_send_what_client_libraries_send() -> None:
+    app = application(allowed_origins=("https://here.example",))
+    wanted = "authorization,content-type,x-stainless-os,x-stainless-retry-count,x-request-id"
+    headers = {
+        "origin": "https://here.example",
+        "access-control-request-method": "POST",
+        "access-control-request-headers": wanted,
+    }
+    response = call(app, "OPTIONS", PATH, headers=headers)
+    assert response.status_code == 200
+    assert response.headers["access-control-allow-headers"] == wanted
+    assert "access-control-allow-credentials" not in response.headers
+    there = {**headers, "origin": "https://there.example"}
+    assert call(app, "OPTIONS", PATH, headers=there).status_code == 400
+    answer = call(app, "POST", PATH, json=BODY, headers={"origin": "https://here.example"})
+    exposed = answer.headers["access-control-expose-headers"].split(", ")
+    assert {"x-request-id", "retry-after"} <= set(exposed)
 
 
 def test_other_origins_are_allowed_when_named() -> None:

@@ -5,8 +5,11 @@ Owns the assembly. Knows neither sockets nor processes: an engine that has start
 
 from __future__ import annotations
 
-from fastapi import FastAPI
+from collections.abc import Sequence
+
+from fastapi import APIRouter, FastAPI
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
 
 from paceline.server.api import chat, completions, health, models, tokenize
 from paceline.server.config import ServerConfig
@@ -14,7 +17,8 @@ from paceline.server.errors import install_error_handlers
 from paceline.server.messages import ServingEngine
 from paceline.server.openapi import install_openapi
 from paceline.server.page import page_router
-from paceline.server.security import Guard
+from paceline.server.request_id import RequestIdMiddleware
+from paceline.server.security import BROWSERS_MAY_READ, BROWSERS_MAY_SEND, Guard
 from paceline.server.serving import Serving
 from paceline.server.tracing import TraceMiddleware
 
@@ -28,19 +32,32 @@ def create_app(client: ServingEngine, config: ServerConfig | None = None) -> Fas
     config = config or ServerConfig()
     app = FastAPI(docs_url=None, redoc_url=None)
     app.state.serving = Serving(client, config)
-    for api in (chat, completions, tokenize, models, health):
-        app.include_router(api.router)
+    routers = [api.router for api in (chat, completions, tokenize, models, health)]
+    for router in routers:
+        app.include_router(router)
     app.include_router(page_router())
     install_openapi(app)
-    install_error_handlers(app)
+    install_error_handlers(app, _endpoints(routers))
     app.add_middleware(Guard, config.api_keys, config.max_body_bytes)
     app.add_middleware(TraceMiddleware)
+    app.add_middleware(RequestIdMiddleware)
     if config.allowed_origins:
         # Outermost, so that a browser may read refusals too and asks without a key whether it may.
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(config.allowed_origins),
             allow_methods=["GET", "POST"],
-            allow_headers=["authorization", "content-type"],
+            allow_headers=BROWSERS_MAY_SEND,
+            expose_headers=BROWSERS_MAY_READ,
         )
     return app
+
+
+def _endpoints(routers: Sequence[APIRouter]) -> list[str]:
+    """Method and path of each endpoint."""
+    routes = [route for router in routers for route in router.routes if isinstance(route, Route)]
+    return [
+        f"{method} {route.path_format}"
+        for route in routes
+        for method in sorted(route.methods or ())
+    ]

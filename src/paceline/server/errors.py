@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -26,6 +26,7 @@ from paceline.errors import (
     RequestFailedError,
     UnservableRequestError,
 )
+from paceline.server.request_id import HEADER, current_request_id
 from paceline.server.sse import DONE, ClientGoneError, encode_json, event
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ RATE_LIMIT = "rate_limit_error"
 SERVER = "server_error"
 
 _MAX_SHOWN = 60
+_OF_THE_ROUTER = ("Not Found", "Method Not Allowed")
 _BEGINS_WITH_FIELD = re.compile(r"([a-z_]+(?:\.[a-z_]+)*) (?:is|has|holds|names|must|nests)\b")
 
 
@@ -110,7 +112,7 @@ def to_api_error(error: BaseException) -> ApiError:
             return ApiError(504, str(error), SERVER, code="request_timeout")
         case ClientGoneError():  # a status that proxies log; nobody reads the body
             return ApiError(499, str(error), code="client_closed_request")
-    log.error("a request failed unexpectedly", exc_info=error)
+    log.error("request %s failed unexpectedly", current_request_id(), exc_info=error)
     return ApiError(500, "the server failed; its log says how", SERVER, code="internal_error")
 
 
@@ -173,12 +175,12 @@ def _shown(value: object) -> str:
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
-async def _answer(_: Request, error: Exception) -> Response:
-    return to_api_error(error).response()
+def install_error_handlers(app: Starlette, endpoints: Sequence[str]) -> None:
+    """Let every exception of an endpoint become one of the bodies above.
 
-
-def install_error_handlers(app: Starlette) -> None:
-    """Let every exception of an endpoint become one of the bodies above."""
+    Args:
+        endpoints: method and path of each, for those who ask for another one.
+    """
     kinds: tuple[type[Exception], ...] = (
         ApiError,
         RequestError,
@@ -191,5 +193,24 @@ def install_error_handlers(app: Starlette) -> None:
         ClientGoneError,
         Exception,
     )
+
+    async def answer(request: Request, error: Exception) -> Response:
+        told = to_api_error(error)
+        if isinstance(error, HTTPException) and error.detail in _OF_THE_ROUTER:
+            told.message = _misdirected(request, told, endpoints)
+        response = told.response()
+        if current_request_id():  # what failed unexpectedly is answered outside of all layers
+            response.headers[HEADER] = current_request_id()
+        return response
+
     for kind in kinds:
-        app.add_exception_handler(kind, _answer)
+        app.add_exception_handler(kind, answer)
+
+
+def _misdirected(request: Request, error: ApiError, endpoints: Sequence[str]) -> str:
+    """What to say of a path, or a method for it, that does not exist."""
+    path = request.url.path[:_MAX_SHOWN]
+    if error.status == 405:
+        allowed = error.headers.get("Allow", "another method")
+        return f"{request.method[:_MAX_SHOWN]} is not for {path}, which takes {allowed}"
+    return f"there is no {path} here; the endpoints are {', '.join(endpoints)}"

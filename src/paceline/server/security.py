@@ -18,12 +18,18 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.server.errors import AUTHENTICATION, ApiError
+from paceline.server.request_id import HEADER as REQUEST_ID
 
 OPEN_PATHS = ("/health",)
 PAGE_HEADER = "x-paceline-page"
 """With it, calls of the server's own page may bring the key as their browser keeps it."""
 BODY_SECONDS = 30.0
 """For a body to arrive."""
+BROWSERS_MAY_SEND = ("*",)
+"""Headers of pages of allowed origins: all, since each client library has its own, as OpenAI's has
+``x-stainless-os``. Cookies and passwords that a browser keeps are never among them."""
+BROWSERS_MAY_READ = (REQUEST_ID, "retry-after")
+"""Headers of answers, beyond those that every page may read."""
 _CALLER = "paceline.caller"
 _CLOSE = {"Connection": "close"}  # what is left of the body will not be read
 
