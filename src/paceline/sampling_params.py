@@ -15,7 +15,7 @@ __all__ = ["SamplingParams", "SpeculativeParams", "StructuredOutputs"]
 GREEDY_TEMPERATURE = 1e-5
 """Temperatures below this one mean arg-max."""
 
-MAX_N = 16
+MAX_N = 128
 MAX_LOGPROBS = 128
 MAX_STOP_STRINGS = 32
 MAX_STOP_LENGTH = 1024
@@ -118,6 +118,11 @@ class SamplingParams:
             value = getattr(self, name)
             if value is not None or name not in _OPTIONAL:
                 _check_number(name, value, low, high)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens is {self.min_tokens}; allowed are values up to max_tokens, which is "
+                f"{self.max_tokens}"
+            )
         if self.top_p == 0.0:
             raise RequestError("top_p is 0; allowed are values above 0 up to 1")
         if not isinstance(self.structured_outputs, StructuredOutputs | None):

@@ -160,7 +160,7 @@ def test_what_cannot_change_an_answer_is_taken(server: ChatServer) -> None:
         ({"chat_template": "{{ 1 }}"}, "chat_template"),
         ({"service_tier": "priority"}, "service_tier"),
         ({"modalities": ["text", "audio"]}, "modalities"),
-        ({"n": 17}, "n"),
+        ({"n": 129}, "n"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),

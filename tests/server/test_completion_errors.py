@@ -30,7 +30,7 @@ PATH = "/v1/completions"
         ({"prompt": [1, "a"]}, "prompt must be a string", "prompt"),
         ({"prompt": "a", "temperature": "hot"}, 'temperature is "hot"; it should', "temperature"),
         ({"prompt": "a", "temperature": -1}, "greater than or equal to 0", "temperature"),
-        ({"prompt": "a", "n": 17}, "n is 17; it should be less than or equal to 16", "n"),
+        ({"prompt": "a", "n": 129}, "n is 129; it should be less than or equal to 128", "n"),
         ({"prompt": "a", "logprobs": 21}, "less than or equal to 20", "logprobs"),
         ({"prompt": "a", "stop": [""]}, "at least 1 character", "stop.0"),
         ({"prompt": "a", "stop": ["a"] * 33}, "at most 32", "stop"),
@@ -47,6 +47,16 @@ PATH = "/v1/completions"
             {"prompt": "a", "speculative": {"method": "magic"}},
             "'magic'; allowed",
             "speculative.method",
+        ),
+        (
+            {"prompt": "a", "speculative": {"method": ["suffix"], "methods": ["suffix"]}},
+            "speculative.method is given beside speculative.methods",
+            "speculative",
+        ),
+        (
+            {"prompt": "a", "max_tokens": 4, "min_tokens": 5},
+            "min_tokens is 5; allowed are values up to max_tokens, which is 4",
+            "min_tokens",
         ),
         (
             {"prompt": "a", "speculative": {"k": 1}},

@@ -17,6 +17,7 @@ def test_an_answer_has_openais_shape() -> None:
     assert answer["id"].startswith("cmpl-")
     assert answer["object"] == "text_completion"
     assert answer["model"] == "fake"
+    assert answer["system_fingerprint"].endswith("-float32-reference")
     [choice] = answer["choices"]
     assert choice == {
         "index": 0,

@@ -33,7 +33,7 @@ def test_nothing_said_is_the_engines_default() -> None:
         ({"temperature": 0}, {"temperature": 0.0}),
         ({"top_p": 0.5, "top_k": 4, "min_p": 0.1}, {"top_p": 0.5, "top_k": 4, "min_p": 0.1}),
         ({"presence_penalty": -2, "frequency_penalty": 2.0}, None),
-        ({"repetition_penalty": 1.5, "seed": -3, "n": 16}, None),
+        ({"repetition_penalty": 1.5, "seed": -3, "n": 128}, None),
         ({"stop": "x"}, {"stop": ("x",)}),
         ({"stop": ["x", "y"], "include_stop_str_in_output": True}, {
             "stop": ("x", "y"), "include_stop_str_in_output": True}),
@@ -46,6 +46,9 @@ def test_nothing_said_is_the_engines_default() -> None:
         ({"disable_spec_decode": True, "speculative": {"enabled": False}}, {"speculative": OFF}),
         ({"speculative": {"method": ["ngram"], "num_speculative_tokens": 2}}, {
             "speculative": SpeculativeParams(True, ("prompt_lookup",), 2)}),
+        ({"speculative": {"methods": ["ngram", "suffix"]}}, {
+            "speculative": SpeculativeParams(methods=("prompt_lookup", "suffix"))}),
+        ({"speculative": {"methods": []}}, {"speculative": SpeculativeParams(methods=())}),
         ({"num_speculative_tokens": 0}, {
             "speculative": SpeculativeParams(num_speculative_tokens=0)}),
         ({"structured_outputs": {"choice": ["a", "b"]}}, {
@@ -78,6 +81,7 @@ def test_the_makers_defaults_hold_unless_something_is_said() -> None:
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "exactly one"),
         ({"logit_bias": {"\uff11": 1.0}}, "keys must be token ids"),
         ({"allowed_token_ids": []}, "allowed_token_ids is empty"),
+        ({"min_tokens": 6}, "min_tokens is 6; allowed are values up to max_tokens, which is 5"),
     ],
 )
 def test_contradictions_are_refused(fields: dict[str, Any], message: str) -> None:
@@ -95,7 +99,7 @@ def test_contradictions_are_refused(fields: dict[str, Any], message: str) -> Non
         ("presence_penalty", (-2, 2)),
         ("frequency_penalty", (-2, 2)),
         ("seed", (-(2**63), 2**63 - 1)),
-        ("n", (1, 16)),
+        ("n", (1, 128)),
     ],
 )
 def test_what_the_fields_allow_the_engine_takes(name: str, values: tuple[float, float]) -> None:

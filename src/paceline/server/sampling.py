@@ -113,9 +113,10 @@ def speculative_params(fields: GenerationFields) -> SpeculativeParams:
                 "num_speculative_tokens contradicts speculative.num_speculative_tokens; send one"
             )
         depth = fields.num_speculative_tokens
+    methods = None if wish is None else wish.method if wish.methods is None else wish.methods
     return SpeculativeParams(
         enabled=True if enabled is None else enabled,
-        methods=None if wish is None else wish.method,
+        methods=methods,
         num_speculative_tokens=depth,
     )
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from starlette.requests import Request
 
+from paceline import __version__
 from paceline.errors import ConfigError, RequestError
 from paceline.models.tokenizer import Tokenizer
 from paceline.sampling_params import SamplingParams
@@ -72,6 +73,12 @@ class Serving:
         if self.client.tokenizer is None:
             raise ConfigError(f"{self.names[0]} has no tokenizer; send token ids instead of text")
         return self.client.tokenizer
+
+    @property
+    def fingerprint(self) -> str:
+        """What decides, besides the model, which tokens follow from a seed."""
+        info = self.client.info
+        return f"paceline-{__version__}-{info.dtype}-{info.backend}"
 
     def model_name(self, asked: str | None) -> str:
         """The name to answer with.

@@ -16,7 +16,6 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline import __version__
 from paceline.errors import RequestError
 from paceline.server.api.respond import respond
 from paceline.server.body import read_body
@@ -72,14 +71,12 @@ class Chat:
         self._serving = serving
         self._body = body
         self._deadline = deadline
-        info = serving.client.info
         self._head: dict[str, Any] = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "object": "chat.completion.chunk" if body.stream else "chat.completion",
             "created": int(time.time()),
             "model": serving.model_name(body.model),
-            # What decides which tokens follow from a seed.
-            "system_fingerprint": f"paceline-{__version__}-{info.dtype}-{info.backend}",
+            "system_fingerprint": serving.fingerprint,
         }
         self._choices: dict[int, ChatChoice] = {}
         if not serving.tokenizer.has_chat_template:

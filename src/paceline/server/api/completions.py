@@ -72,6 +72,7 @@ class Completion:
             "object": "text_completion",
             "created": int(time.time()),
             "model": serving.model_name(body.model),
+            "system_fingerprint": serving.fingerprint,
         }
         self._choices: dict[int, Choice] = {}
 

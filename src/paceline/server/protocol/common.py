@@ -130,12 +130,25 @@ class StreamOptions(ApiModel):
     include_obfuscation: bool | None = None
 
 
+Methods = str | Annotated[list[str], Field(max_length=MAX_METHODS, fail_fast=True)]
+
+
 class Speculation(ApiModel):
-    """Per-request control of speculation; it changes how fast tokens come and never which."""
+    """Per-request control of speculation; it changes how fast tokens come and never which.
+
+    ``method`` is another name of ``methods``, which is Python's.
+    """
 
     enabled: bool = True
-    method: str | Annotated[list[str], Field(max_length=MAX_METHODS, fail_fast=True)] | None = None
+    methods: Methods | None = None
+    method: Methods | None = None
     num_speculative_tokens: Annotated[int, Field(ge=0, le=64)] | None = None
+
+    @model_validator(mode="after")
+    def _check_methods(self) -> Speculation:
+        if self.method is not None and self.methods is not None:
+            raise ValueError("speculative.method is given beside speculative.methods; send one")
+        return self
 
 
 class StructuredOutputFields(ApiModel):

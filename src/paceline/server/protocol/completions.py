@@ -106,5 +106,6 @@ class CompletionResponse(BaseModel):
     object: str
     created: int
     model: str
+    system_fingerprint: str
     choices: list[CompletionChoice]
     usage: UsageBody | None
