@@ -10,7 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from paceline.commands.serve import build_engine
+
 pytest.importorskip("uvicorn")
+
+HELLO = [{"role": "user", "content": "Hello."}]
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +35,7 @@ def _logging() -> Iterator[None]:
         (["--max-queue", "-1"], "max_queue is -1"),
         (["--metrics-prefix", "a b"], "metrics_prefix"),
         (["--method", "magic"], "magic"),
+        (["--chat-template", "chatlm"], "built in are plain, alpaca, chatml, gemma, llama2"),
         (["--api-key", ""], "API key is empty"),
         (["--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid:8000"),
     ],
@@ -63,3 +68,19 @@ def test_without_the_extra_the_command_says_what_to_install(
     result = cli("serve")
     assert result.code == 2
     assert 'pip install "paceline[server]"' in result.err
+
+
+def test_a_model_without_a_chat_template_gets_the_plain_one_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with build_engine(None, (), {}) as llm:
+        assert llm.tokenizer.apply_chat_template(HELLO) == "User: Hello.\n\nAssistant:"
+        assert llm.tokenizer.has_fallback_template
+    assert "has no chat template: chats are written as plain text" in caplog.text
+
+
+def test_a_chat_template_that_was_chosen_is_the_models(caplog: pytest.LogCaptureFixture) -> None:
+    with build_engine(None, (), {}, "{{ messages[0].content }}") as llm:
+        assert llm.tokenizer.apply_chat_template(HELLO) == "Hello."
+        assert not llm.tokenizer.has_fallback_template
+    assert "chat template" not in caplog.text

@@ -71,7 +71,11 @@ def check_client(client: openai.OpenAI) -> None:
     assert "".join(p.choices[0].text for p in pieces[:-1]) == whole.choices[0].text
     assert pieces[-1].choices == []
     assert pieces[-1].usage.completion_tokens == 24
-    with pytest.raises(openai.BadRequestError, match="suffix is not supported"):
+    chat = client.chat.completions.create(
+        model="embedded", messages=[{"role": "user", "content": "Hello."}], max_tokens=4
+    )
+    assert chat.usage.prompt_tokens > 0  # the plain template: the embedded model has none
+    with pytest.raises(openai.BadRequestError, match="suffix is"):
         client.completions.create(**wishes, suffix="x")
     with pytest.raises(openai.NotFoundError, match="served is embedded"):
         client.completions.create(**(wishes | {"model": "other"}))

@@ -6,7 +6,9 @@ import asyncio
 import json
 
 from paceline.errors import EngineDeadError
+from paceline.models.chat_templates import BUILT_IN
 from paceline.server.stats import snapshot
+from tests.server.chats import chat_tokenizer
 from tests.server.fakes import FakeEngine
 from tests.server.test_metrics import busy
 
@@ -41,3 +43,12 @@ def test_a_dead_engine_is_a_state_and_no_error() -> None:
 
     found = asyncio.run(snapshot(Dead(tokenizer=None, state="failed", stats_to_tell=busy())))
     assert (found["state"], found["tokens"]["prompt"]) == ("failed", 0)
+
+
+def test_a_fallback_is_no_chat_template_of_the_model() -> None:
+    tokenizer = chat_tokenizer.__wrapped__(None)  # not the one that other tests share
+    engine = FakeEngine(tokenizer=tokenizer, state="ready")
+    tokenizer.set_chat_template(BUILT_IN["plain"], is_fallback=True)
+    assert asyncio.run(snapshot(engine))["has_chat_template"] is False
+    tokenizer.set_chat_template(BUILT_IN["plain"])
+    assert asyncio.run(snapshot(engine))["has_chat_template"] is True

@@ -6,6 +6,7 @@ travels there by name, so that this one never imports torch.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -23,11 +24,13 @@ from paceline.commands.resolve import (
 from paceline.commands.serve_options import ServeOptions
 from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError
+from paceline.models.chat_templates import BUILT_IN, PLAIN, chosen_template
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
     from paceline.server.config import ServerConfig
 
+log = logging.getLogger(__name__)
 EMBEDDED_NAME = "embedded"
 
 
@@ -46,7 +49,10 @@ def serve_command(options: ServeOptions) -> int:
             f'serving needs the extra: pip install "paceline[server]" ({error})'
         ) from error
     speculative = speculative_config(options, options.model)
-    factory = partial(build_engine, options.model, speculative, engine_options(options))
+    template = None
+    if options.chat_template is not None:
+        template = chosen_template(options.chat_template)
+    factory = partial(build_engine, options.model, speculative, engine_options(options), template)
     config = server_config(options)
     install_trace_logging()
     client = EngineClient(
@@ -62,11 +68,28 @@ def build_engine(
     model: str | None,
     speculative: tuple[SpeculativeConfig, ...],
     options: Mapping[str, Any],
+    chat_template: str | None = None,
 ) -> LLM:
-    """The engine, in the process that it lives in."""
+    """The engine, in the process that it lives in.
+
+    Args:
+        chat_template: a Jinja source in place of the model's own; a model without either gets the
+            plain one.
+    """
     from paceline.llm import LLM
 
-    return LLM(model, speculative_config=speculative, **options)
+    llm = LLM(model, speculative_config=speculative, **options)
+    tokenizer = llm.checkpoint.tokenizer
+    if tokenizer is not None and chat_template is not None:
+        tokenizer.set_chat_template(chat_template)
+    elif tokenizer is not None and not tokenizer.has_chat_template:
+        log.warning(
+            "%s has no chat template: chats are written as plain text (User: ... Assistant:); "
+            "--chat-template chooses one",
+            llm.model,
+        )
+        tokenizer.set_chat_template(BUILT_IN[PLAIN], is_fallback=True)
+    return llm
 
 
 def server_config(options: ServeOptions) -> ServerConfig:

@@ -63,6 +63,14 @@ class ServeOptions(EngineOptions, SpeculationOptions):
         str,
         option("--metrics-prefix", help="Of metrics' names; vllm suits dashboards made for it."),
     ] = "paceline"
+    chat_template: Annotated[
+        str | None,
+        option(
+            "--chat-template",
+            help="A Jinja file, or a built-in template's name such as chatml, llama2 or plain "
+            "(default: the model's own; plain where it has none).",
+        ),
+    ] = None
     tool_call_parser: Annotated[
         str,
         option("--tool-call-parser", help="How the model writes tool calls: auto, hermes, llama."),

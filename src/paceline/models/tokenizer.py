@@ -39,6 +39,9 @@ class Tokenizer:
         chat_templates: name -> Jinja source; ``default`` is used unless tools are given and there
             is a ``tool_use``.
         add_bos_token: whether encoding begins with the BOS token; None: as the backend has it.
+
+    Attributes:
+        has_fallback_template: the template is one that nobody chose for this model.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class Tokenizer:
         self._special_tokens = dict(special_tokens or {})
         self._templates = dict(chat_templates or {})
         self._add_bos = add_bos_token
+        self.has_fallback_template = False
         added = backend.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         self._has_byte_fallback = _has_byte_fallback(backend)
@@ -150,6 +154,12 @@ class Tokenizer:
         # The backend lets other threads of Python run during batches only.
         return [each.ids for each in self._backend.encode_batch(list(texts), **options)]
 
+    @property
+    def _text_begin(self) -> str:
+        """The BOS token where encoding a text begins with it."""
+        adds = self._backend_adds_bos if self._add_bos is None else self._add_bos
+        return self._special_tokens.get("bos_token", "") if adds else ""
+
     @functools.cached_property
     def _backend_adds_bos(self) -> bool:
         return self._backend.encode("", add_special_tokens=True).ids[:1] == [self.bos_token_id]
@@ -202,6 +212,15 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return bool(self._templates)
 
+    def set_chat_template(self, source: str, *, is_fallback: bool = False) -> None:
+        """Write chats by this Jinja template, whichever the model has brought.
+
+        Args:
+            is_fallback: nobody chose it for this model, which may know no chats at all.
+        """
+        self._templates = {"default": source}
+        self.has_fallback_template = is_fallback
+
     def template_mentions(self, word: str) -> bool:
         """Whether any chat template names a variable such as ``enable_thinking``."""
         return any(word in template for template in self._templates.values())
@@ -235,6 +254,7 @@ class Tokenizer:
         variables = {
             **self._special_tokens,
             **template_kwargs,
+            "text_begin": self._text_begin,
             "messages": list(messages),
             "tools": list(tools) if tools else None,
             "add_generation_prompt": add_generation_prompt,

@@ -12,6 +12,7 @@ from typing import Any
 
 from paceline.errors import EngineClosedError
 from paceline.metrics import EngineStats
+from paceline.models.tokenizer import Tokenizer
 from paceline.server.messages import ServingEngine
 
 IDENTICAL = "output identical to plain decoding, bit for bit"
@@ -29,6 +30,13 @@ async def engine_stats(client: ServingEngine) -> EngineStats | None:
         return None
 
 
+def _has_own_template(tokenizer: Tokenizer | None) -> bool:
+    """Whether the model knows chats, as far as its files or who started the server say so."""
+    if tokenizer is None or tokenizer.has_fallback_template:
+        return False
+    return tokenizer.has_chat_template
+
+
 async def snapshot(client: ServingEngine) -> dict[str, Any]:
     """What ``GET /stats`` answers."""
     stats = await engine_stats(client) or EngineStats()
@@ -39,7 +47,7 @@ async def snapshot(client: ServingEngine) -> dict[str, Any]:
         "state": client.state,
         "restarts": client.num_restarts,
         "promise": IDENTICAL if info.promises_identity else UP_TO_ROUNDING,
-        "has_chat_template": client.tokenizer is not None and client.tokenizer.has_chat_template,
+        "has_chat_template": _has_own_template(client.tokenizer),
         "proposers": list(info.proposers),
         "running": stats.num_running,
         "waiting": stats.num_waiting,

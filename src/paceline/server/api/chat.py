@@ -83,7 +83,7 @@ class Chat:
             raise ApiError(
                 400,
                 "the model has no chat template, so it does not know conversations; send a text "
-                "to /v1/completions, or put a chat_template.jinja into the model's folder",
+                "to /v1/completions, or start the server with --chat-template",
                 code="no_chat_template",
             )
 

@@ -27,6 +27,7 @@ _PROTECTED = {
     "chat_template",
     "tokenize",
     "self",
+    "text_begin",
 }
 _THINKING_SWITCHES = ("enable_thinking", "thinking")
 

@@ -1,0 +1,77 @@
+"""Chat templates for models that bring none, and how one is chosen. Owns their texts.
+
+Each begins with ``text_begin``, which :class:`~paceline.models.tokenizer.Tokenizer` hands to
+templates: the token that the model wants at the beginning of any text, or nothing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paceline.errors import ConfigError, ModelLoadError, TemplateError
+from paceline.models.chat_template import render_chat_template
+from paceline.models.json_file import read_text
+
+PLAIN = "plain"
+_MAX_BYTES = 1 << 20
+_TURNS = "{{ text_begin }}{% for message in messages %}"
+_ANSWER = "{% endfor %}{% if add_generation_prompt %}"
+
+BUILT_IN = {
+    PLAIN: f"{_TURNS}{{{{ message.role | capitalize }}}}: {{{{ message.content }}}}\n\n"
+    f"{_ANSWER}Assistant:{{% endif %}}",
+    "alpaca": f"{_TURNS}"
+    "{% if message.role == 'system' %}{{ message.content }}\n\n"
+    "{% elif message.role == 'assistant' %}### Response:\n{{ message.content }}\n\n"
+    "{% else %}### Instruction:\n{{ message.content }}\n\n{% endif %}"
+    f"{_ANSWER}### Response:\n{{% endif %}}",
+    "chatml": f"{_TURNS}<|im_start|>{{{{ message.role }}}}\n{{{{ message.content }}}}<|im_end|>\n"
+    f"{_ANSWER}<|im_start|>assistant\n{{% endif %}}",
+    "gemma": f"{_TURNS}<start_of_turn>"
+    "{{ 'model' if message.role == 'assistant' else 'user' }}\n"
+    "{{ message.content }}<end_of_turn>\n"
+    f"{_ANSWER}<start_of_turn>model\n{{% endif %}}",
+    "llama2": "{% set ns = namespace(system='') %}{% for message in messages %}"
+    "{% if message.role == 'system' %}"
+    "{% set ns.system = '<<SYS>>\n' ~ message.content ~ '\n<</SYS>>\n\n' %}"
+    "{% elif message.role == 'assistant' %} {{ message.content }} {{ eos_token }}"
+    "{% else %}{{ bos_token }}[INST] {{ ns.system }}{{ message.content }} [/INST]"
+    "{% set ns.system = '' %}{% endif %}{% endfor %}",
+    "llama3": f"{_TURNS}<|start_header_id|>{{{{ message.role }}}}<|end_header_id|>\n\n"
+    "{{ message.content }}<|eot_id|>"
+    f"{_ANSWER}<|start_header_id|>assistant<|end_header_id|>\n\n{{% endif %}}",
+    "zephyr": f"{_TURNS}<|{{{{ message.role }}}}|>\n{{{{ message.content }}}}{{{{ eos_token }}}}\n"
+    f"{_ANSWER}<|assistant|>\n{{% endif %}}",
+}
+"""Names of templates to their Jinja sources, which write words and no tools."""
+
+
+def chosen_template(choice: str) -> str:
+    """The source of the built-in template of that name, or of the file at that path.
+
+    Raises:
+        ConfigError: there is neither, or what is there is no template.
+    """
+    if choice in BUILT_IN:
+        return BUILT_IN[choice]
+    path = Path(choice)
+    if not path.is_file():
+        raise ConfigError(
+            f"chat_template is {choice!r}, which is no file; built in are {', '.join(BUILT_IN)}"
+        )
+    try:
+        source = read_text(path, _MAX_BYTES)
+    except ModelLoadError as error:
+        raise ConfigError(f"chat_template cannot be used: {error}") from error
+    _check_syntax(source, path)
+    return source
+
+
+def _check_syntax(source: str, path: Path) -> None:
+    """Let a template show that it can be read; it may still refuse so short a chat."""
+    messages = [{"role": "user", "content": "Hello."}]
+    try:
+        render_chat_template(source, {"messages": messages, "add_generation_prompt": True})
+    except TemplateError as error:
+        if "TemplateSyntaxError" in str(error):
+            raise ConfigError(f"chat_template {path} is no template: {error}") from error
