@@ -17,7 +17,8 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "paceline"
 FLOORS = {
     **dict.fromkeys(("errors", "checks", "config", "objective"), 0),
     **dict.fromkeys((f"speculative_{name}" for name in ("config", "methods", "parsing")), 0),
-    **dict.fromkeys(("request", "sampling_params", "structured_outputs", "span", "metrics"), 0),
+    **dict.fromkeys(("request", "sampling_params", "span", "metrics"), 0),
+    **dict.fromkeys(("structured_outputs", "json_schema"), 0),
     **dict.fromkeys(("policy", "models"), 1),
     "runtime": 2,
     "proposers": 3,

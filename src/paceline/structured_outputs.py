@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import RequestError
+from paceline.json_schema import endless_reference
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
 MAX_SOURCE_BYTES = 1 << 16
@@ -137,14 +138,24 @@ def _schema_text(schema: object) -> str:
                     f"structured_outputs.json has {len(schema)} characters; at most "
                     f"{MAX_SOURCE_BYTES} are allowed"
                 )
-            _check_depth(json.loads(schema))
+            _check_schema(json.loads(schema))
             return schema
-        _check_depth(schema)
+        _check_schema(schema)
         return _dumps(schema)
     except (ValueError, TypeError, RecursionError) as error:
         if isinstance(error, RequestError):
             raise
         raise RequestError(f"structured_outputs.json is no JSON schema: {error}") from None
+
+
+def _check_schema(schema: object) -> None:
+    _check_depth(schema)
+    reference = endless_reference(schema)
+    if reference is not None:
+        raise RequestError(
+            f"structured_outputs.json cannot be used: its $ref {reference[:60]!r} leads back to "
+            "itself with no way out, so that no value ever matches"
+        )
 
 
 def _check_depth(schema: object) -> None:

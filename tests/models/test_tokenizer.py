@@ -116,8 +116,11 @@ def test_byte_tokens() -> None:
 
 
 def test_lone_surrogates_are_the_requests_fault() -> None:
-    with pytest.raises(RequestError, match="cannot be encoded"):
+    said = r"cannot be encoded: its character 1 is U\+D800, half of a surrogate pair"
+    with pytest.raises(RequestError, match=said):
         byte_level().encode("a\ud800")
+    with pytest.raises(RequestError, match=said):
+        byte_level().encode_with_offsets("a\ud800")
 
 
 # --- templates -----------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import re
 import signal
 import subprocess
 import threading
@@ -165,6 +166,21 @@ def test_hostile_specifications_end_soon(compiler: GrammarCompiler, name: str) -
     assert slowest < 1.0
     assert len(problem) < 500
     assert problem == "" or "structured_outputs" in problem
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"regex": r"[^\s\S]"}, "structured_outputs.regex cannot be used: no text matches it ("),
+        ({"json": {"type": "string", "pattern": "^a$", "minLength": 5}}, "no text matches an expr"),
+        ({"regex": r"\bfoo"}, "\\b is not supported, ^ and $ only at an expression's ends"),
+    ],
+)
+def test_refusals_are_said_in_words(
+    compiler: GrammarCompiler, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RequestError, match=re.escape(message)):
+        compiler.constraints(StructuredOutputs(**options), 1)
 
 
 def test_after_a_killed_trial_the_next_one_works(compiler: GrammarCompiler) -> None:

@@ -149,7 +149,7 @@ def test_what_needs_no_composed_grammar_has_none(fields: dict[str, Any], kind: s
     ("fields", "param"),
     [
         ({"tools": [ADD_TOOL, ADD_TOOL]}, "tools"),
-        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools.0.custom"),
+        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools.0.type"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
         ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice"),
         (

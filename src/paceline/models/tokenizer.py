@@ -15,8 +15,9 @@ from typing import Any
 
 import tokenizers
 
-from paceline.errors import RequestError, TemplateError
+from paceline.errors import TemplateError
 from paceline.models.chat_template import render_chat_template
+from paceline.models.lone_surrogates import not_encodable
 from paceline.models.tokenizer_files import (
     TokenizerParts,
     read_tokenizer_folder,
@@ -135,7 +136,7 @@ class Tokenizer:
         try:
             found = self._backend_ids(texts, add_special_tokens)
         except (TypeError, UnicodeEncodeError) as error:
-            raise RequestError(f"the text cannot be encoded: {error}") from error
+            raise not_encodable(texts, error) from error
         return [self._begun(ids, add_special_tokens) for ids in found]
 
     def _begun(self, ids: list[int], add_special_tokens: bool) -> list[int]:
@@ -173,7 +174,7 @@ class Tokenizer:
         try:
             found = self._backend.encode(text, add_special_tokens=False)
         except (TypeError, UnicodeEncodeError) as error:
-            raise RequestError(f"the text cannot be encoded: {error}") from error
+            raise not_encodable([text], error) from error
         return found.ids, found.offsets
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:

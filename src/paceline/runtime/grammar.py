@@ -42,6 +42,13 @@ LIMITS: dict[str, Any] = {
     "verbose_errors": False,
 }
 """Of the compiler and of each mask; as it names them. A state takes one or two kilobytes."""
+_MEANINGS = (
+    ("NoExtensionBias", "no text matches it"),
+    ("Regex is empty", "no text matches an expression in it, with its lengths and format"),
+    ("lookarounds not supported", "\\b is not supported, ^ and $ only at an expression's ends"),
+    ("Too many items", "it allows too much at once, or leads back to itself without end"),
+)
+"""Of the compiler's messages, those that say little to whoever wrote a schema or an expression."""
 
 
 class GrammarCompiler:
@@ -144,7 +151,10 @@ def _tried(
 
 
 def _refusal(spec: StructuredOutputs, problem: str) -> RequestError:
-    detail = " ".join(problem.split())[:300]
+    detail = " ".join(problem.replace("<non-verbose/>", "").split())[:300]
+    meaning = next((plain for sign, plain in _MEANINGS if sign in detail), None)
+    if meaning is not None:
+        detail = f"{meaning} ({detail})"
     return RequestError(f"structured_outputs.{spec.kind} cannot be used: {detail}")
 
 

@@ -18,6 +18,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.server.errors import AUTHENTICATION, ApiError
+from paceline.server.protocol.chat_answer import UNENFORCED
 from paceline.server.request_id import HEADER as REQUEST_ID
 
 OPEN_PATHS = ("/health",)
@@ -28,7 +29,7 @@ BODY_SECONDS = 30.0
 BROWSERS_MAY_SEND = ("*",)
 """Headers of pages of allowed origins: all, since each client library has its own, as OpenAI's has
 ``x-stainless-os``. Cookies and passwords that a browser keeps are never among them."""
-BROWSERS_MAY_READ = (REQUEST_ID, "retry-after")
+BROWSERS_MAY_READ = (REQUEST_ID, UNENFORCED, "retry-after")
 """Headers of answers, beyond those that every page may read."""
 _CALLER = "paceline.caller"
 _CLOSE = {"Connection": "close"}  # what is left of the body will not be read

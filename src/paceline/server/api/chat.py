@@ -28,7 +28,7 @@ from paceline.server.errors import ApiError
 from paceline.server.messages import Piece
 from paceline.server.openapi import GENERATION_ERRORS, answers, errors, takes
 from paceline.server.protocol.chat import ChatCompletionRequest
-from paceline.server.protocol.chat_answer import ChatCompletionResponse
+from paceline.server.protocol.chat_answer import UNENFORCED, ChatCompletionResponse
 from paceline.server.route import PlainRoute
 from paceline.server.sampling import answer_limit, sampling_params
 from paceline.server.serving import Answers, Prompt, Serving
@@ -68,6 +68,7 @@ class Chat:
     _usage: Usage
 
     def __init__(self, serving: Serving, body: ChatCompletionRequest, deadline: Deadline) -> None:
+        self.headers: dict[str, str] = {}
         self._serving = serving
         self._body = body
         self._deadline = deadline
@@ -98,6 +99,8 @@ class Chat:
         text = await asyncio.to_thread(prompt_text, tokenizer, body)
         thoughts = thoughts_of(tokenizer, body, text, config.reasoning_parser)
         demands = Demands.of(body, tool_format(config.tool_call_parser, tokenizer), thoughts)
+        if demands.unenforced:
+            self.headers[UNENFORCED] = ", ".join(demands.unenforced)
         token_ids = await encode(serving, text, add_special_tokens=False)
         info = serving.client.info
         limit = answer_limit(len(token_ids), body.limit, info)

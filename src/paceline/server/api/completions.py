@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -62,6 +62,7 @@ class Completion:
     def __init__(self, serving: Serving, body: CompletionRequest, deadline: Deadline) -> None:
         if body.max_tokens == 0 and not body.echo:
             raise RequestError("max_tokens is 0; that is for echo, which reports on the prompt")
+        self.headers: Mapping[str, str] = {}
         self._serving = serving
         self._body = body
         self._deadline = deadline

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -15,6 +15,11 @@ from paceline.server.sse import Deadline, EventStream, encode_json, while_connec
 class Answerable(Protocol):
     """A request that was understood, and can be served in either form."""
 
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Of the answer, once it has begun."""
+        ...
+
     async def document(self, request: Request) -> dict[str, Any]: ...
 
     def events(self, request: Request) -> AsyncGenerator[bytes, None]: ...
@@ -26,6 +31,8 @@ async def respond(
     """Serve it, unless the client leaves or time is up first."""
     if streams:
         events = asked.events(request)
-        return await EventStream.started(events, error_event, request.receive, deadline)
+        stream = await EventStream.started(events, error_event, request.receive, deadline)
+        stream.headers.update(asked.headers)
+        return stream
     document = await while_connected(request.receive, asked.document(request), deadline)
-    return Response(encode_json(document), media_type="application/json")
+    return Response(encode_json(document), headers=asked.headers, media_type="application/json")

@@ -28,11 +28,15 @@ class Thoughts(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class OfferedTool:
-    """A function that the model may call; ``strict`` calls match the schema of the arguments."""
+    """A function that the model may call; ``strict`` calls match the schema of the arguments.
+
+    ``unenforced`` are the keywords that were left out of the schema.
+    """
 
     name: str
     schema: Mapping[str, Any]
     strict: bool = False
+    unenforced: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

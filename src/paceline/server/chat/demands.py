@@ -6,6 +6,7 @@ Owns the way from the fields of the request to a grammar, and which field an err
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from paceline.server.chat.constraints import (
     ToolUse,
     constraint,
 )
+from paceline.server.chat.enforceable import Enforceable, enforceable
 from paceline.server.chat.tool_formats import ToolFormat
 from paceline.server.errors import ApiError
 from paceline.server.protocol.chat import ChatCompletionRequest, FunctionDefinition, NamedTool
@@ -41,12 +43,14 @@ class Demands:
     Attributes:
         grammar: what the whole text must match; None where anything may be said.
         param: the field of the request that an error in the grammar is laid to.
+        unenforced: keywords of the schema that holds which could not be enforced.
     """
 
     thoughts: Thoughts
     tool_use: ToolUse | None
     grammar: StructuredOutputs | None
     param: str | None
+    unenforced: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -69,10 +73,13 @@ class Demands:
                 param="structured_outputs",
             )
         try:
-            grammar = constraint(use, _response_shape(body), thoughts)
+            shape, unenforced = _response_shape(body)
+            grammar = constraint(use, shape, thoughts)
         except RequestError as error:
             raise blamed(error, param) from error
-        return cls(thoughts, use, grammar, param if grammar is not None else None)
+        if use is not None and use.must_call:
+            unenforced = tuple(sorted({key for tool in use.tools for key in tool.unenforced}))
+        return cls(thoughts, use, grammar, param if grammar is not None else None, unenforced)
 
     def parser(self) -> AnswerParser:
         """A parser for one sample."""
@@ -99,23 +106,47 @@ def _param(body: ChatCompletionRequest, use: ToolUse | None) -> str:
     return "response_format" if shaped else "tools"
 
 
-def _response_shape(body: ChatCompletionRequest) -> StructuredOutputs | None:
-    """What ``response_format`` or ``structured_outputs`` asks for.
+def _response_shape(
+    body: ChatCompletionRequest,
+) -> tuple[StructuredOutputs | None, tuple[str, ...]]:
+    """What ``response_format`` or ``structured_outputs`` asks for, and what of it is left out.
 
     Raises:
-        RequestError: both ask, or it is malformed.
+        RequestError: both ask, it is malformed, or it is strict and cannot be enforced.
     """
     wish, own = body.response_format, body.structured_outputs
     told = structured_outputs(own)
     if wish is None or wish.type == "text":
-        return told
+        return told, ()
     if told is not None:
         raise RequestError("structured_outputs is given beside response_format; use one of them")
-    if wish.json_schema is not None:
-        return StructuredOutputs(json=wish.json_schema.schema_)
-    if wish.schema_ is not None:
-        return StructuredOutputs(json=wish.schema_)
-    return StructuredOutputs(json_object=True)
+    if wish.json_schema is None and wish.schema_ is None:
+        return StructuredOutputs(json_object=True), ()
+    given = wish.schema_ if wish.json_schema is None else wish.json_schema.schema_
+    strict = wish.json_schema is not None and wish.json_schema.strict is True
+    found = _enforced(given, strict, "response_format")
+    return StructuredOutputs(json=found.schema), found.unenforced
+
+
+def _enforced(schema: Mapping[str, Any] | None, strict: bool, param: str) -> Enforceable:
+    """A schema that holds, without what cannot be enforced.
+
+    Raises:
+        ApiError: it is malformed or too large, or it is strict and something is left out.
+    """
+    try:
+        StructuredOutputs(json=schema)
+    except RequestError as error:
+        raise blamed(error, param) from error
+    found = enforceable(schema)
+    if strict and found.unenforced:
+        raise ApiError(
+            400,
+            f"{param} is strict, and {', '.join(found.unenforced)} cannot be enforced: leave them "
+            "out, or strict, without which they are annotations",
+            param=param,
+        )
+    return found
 
 
 def _tool_use(body: ChatCompletionRequest, form: ToolFormat | None) -> ToolUse | None:
@@ -129,16 +160,23 @@ def _tool_use(body: ChatCompletionRequest, form: ToolFormat | None) -> ToolUse |
             "writes one of these",
             param="tools",
         )
-    offered = [_offered(i, tool.function) for i, tool in enumerate(body.tools)]
-    choice = body.tool_choice
+    choice, functions = body.tool_choice, enumerate(tool.function for tool in body.tools)
     if isinstance(choice, NamedTool):
-        chosen = [tool for tool in offered if tool.name == choice.function.name]
+        name = choice.function.name
+        chosen = [_offered(i, each, True) for i, each in functions if each.name == name]
         return ToolUse(form, chosen, must_call=True, max_calls=1)
+    must_call = choice == "required"
+    offered = [_offered(i, each, must_call) for i, each in functions]
     max_calls = 1 if body.parallel_tool_calls is False else None
-    return ToolUse(form, offered, must_call=choice == "required", max_calls=max_calls)
+    return ToolUse(form, offered, must_call, max_calls)
 
 
-def _offered(index: int, function: FunctionDefinition) -> OfferedTool:
+def _offered(index: int, function: FunctionDefinition, must_call: bool) -> OfferedTool:
+    """
+    Raises:
+        ApiError: its parameters are of no object, or hold for calls and cannot be enforced.
+    """
+    param = f"tools.{index}.function.parameters"
     schema = _NO_PARAMETERS if function.parameters is None else function.parameters
     kind = schema.get("type")
     if kind is None and not any(key in schema for key in _COMBINERS):
@@ -148,6 +186,10 @@ def _offered(index: int, function: FunctionDefinition) -> OfferedTool:
             400,
             f"parameters of {function.name} are of type {str(kind)[:40]!r}; arguments are always "
             "an object",
-            param=f"tools.{index}.function.parameters",
+            param=param,
         )
-    return OfferedTool(function.name, schema, bool(function.strict))
+    strict = bool(function.strict)
+    if not must_call and not strict:
+        return OfferedTool(function.name, schema)
+    found = _enforced(schema, strict, param)
+    return OfferedTool(function.name, found.schema, strict, found.unenforced)

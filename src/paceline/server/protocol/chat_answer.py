@@ -9,6 +9,9 @@ from pydantic import BaseModel
 from paceline.server.protocol.chat import MessageToolCall
 from paceline.server.protocol.completions import UsageBody
 
+UNENFORCED = "x-paceline-unenforced-schema-keywords"
+"""The header of an answer whose schema has keywords that no grammar can enforce: their names."""
+
 
 class ChatResponseMessage(BaseModel):
     role: Literal["assistant"]

@@ -1,0 +1,96 @@
+"""Where references of JSON schemas lead, and which schemas exclude each other."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from paceline.errors import RequestError
+from paceline.json_schema import are_disjoint, endless_reference, resolved
+from paceline.structured_outputs import StructuredOutputs
+
+NEXT = {"properties": {"next": {"$ref": "#"}}}
+CAT = {"type": "object", "properties": {"kind": {"const": "cat"}}, "required": ["kind"]}
+DOG = {"type": "object", "properties": {"kind": {"enum": ["dog", "wolf"]}}, "required": ["kind"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "reference"),
+    [
+        ({"$ref": "#"}, "#"),
+        ({"allOf": [{"type": "object"}, {"$ref": "#"}]}, "#"),
+        ({"anyOf": [{"$ref": "#"}]}, "#"),
+        ({**NEXT, "required": ["next"]}, "#"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+         "#/$defs/a"),
+        ({"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"allOf": [{"$ref": "#/$defs/a~1b"}]}}},
+         "#/$defs/a~1b"),
+        ({"$ref": "#/$defs/a/allOf/0", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}},
+         "#/$defs/a"),
+        (NEXT, None),
+        ({"anyOf": [{"$ref": "#"}, {"type": "null"}]}, None),
+        ({"properties": {"all": {"items": {"$ref": "#"}}}, "required": ["all"]}, None),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "string"}}}, None),
+        ({"allOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/a"}], "$defs": {"a": {}}}, None),
+        ({"$ref": "https://example.com/schema"}, None),
+        ({"$ref": "#anchor"}, None),
+        ({"$ref": 5, "allOf": 3, "anyOf": [4], "required": "a", "properties": []}, None),
+        (True, None),
+    ],
+)  # fmt: skip
+def test_references_that_lead_back_to_themselves(schema: Any, reference: str | None) -> None:
+    assert endless_reference(schema) == reference
+    if isinstance(schema, dict) and reference is not None:
+        with pytest.raises(RequestError, match=r"leads back to itself with no way out"):
+            StructuredOutputs(json=schema)
+
+
+def test_a_long_way_without_a_loop_is_gone() -> None:
+    names = [f"n{i}" for i in range(2000)]
+    pairs = itertools.pairwise(names)
+    links = {one: {"$ref": f"#/$defs/{other}"} for one, other in pairs}
+    schema = {"$ref": "#/$defs/n0", "$defs": {**links, names[-1]: {}}}
+    assert endless_reference(schema) is None
+    assert endless_reference({**schema, "$defs": {**links, names[-1]: {"$ref": "#"}}}) == "#"
+
+
+@pytest.mark.parametrize(
+    ("reference", "found"),
+    [
+        ("#/$defs/a", {"type": "null"}),
+        ("#/anyOf/0", {"type": "string"}),
+        ("#/anyOf/9", {}),
+        ("#/nowhere/at/all", {}),
+        ("#/$defs/a/type/x", {}),
+        ("other.json#/a", {}),
+    ],
+)
+def test_a_reference_leads_within_its_document(reference: str, found: Any) -> None:
+    root = {"$defs": {"a": {"type": "null"}}, "anyOf": [{"type": "string"}]}
+    assert resolved(reference, root) == found
+
+
+@pytest.mark.parametrize(
+    ("schemas", "disjoint"),
+    [
+        ([{"type": "string"}, {"type": "integer"}, {"type": ["null", "array"]}], True),
+        ([{"type": "integer"}, {"type": "number"}], False),
+        ([{"const": 1}, {"enum": [2, 3]}], True),
+        ([{"const": 1}, {"enum": [1, 3]}], False),
+        ([CAT, DOG], True),
+        ([{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}], True),
+        ([CAT, {**DOG, "required": []}], False),
+        ([CAT, {**DOG, "type": ["object", "string"]}], True),
+        ([{k: v for k, v in CAT.items() if k != "type"}, {"required": ["kind"]}], False),
+        ([CAT, CAT], False),
+        ([{}, {"type": "string"}], False),
+        ([{"$ref": "#/$defs/loop"}, CAT], False),
+        ([True, {"type": "string"}], False),
+        ([{"const": i} for i in range(65)], False),
+    ],
+)
+def test_schemas_that_exclude_each_other(schemas: list[Any], disjoint: bool) -> None:
+    root = {"$defs": {"cat": CAT, "dog": DOG, "loop": {"$ref": "#/$defs/loop"}}}
+    assert are_disjoint(schemas, root) is disjoint
