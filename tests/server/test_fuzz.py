@@ -86,7 +86,6 @@ MANY: list[dict[str, Any]] = [
     {"messages": [{"role": "user", "content": [{}, {}]}] * 9000},
     {"messages": [{"role": "user", "content": [{}] * 9000}]},
     {"messages": [{"role": "assistant", "tool_calls": [{}] * 128}]},
-    {"messages": [{"role": "user", "content": "a", "annotations": [3] * 9000}]},
     {"tools": [{}] * 128},
     {"modalities": [3] * 9000},
     {"structured_outputs": {"choice": [3] * 1000}},
