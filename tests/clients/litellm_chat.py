@@ -45,6 +45,9 @@ def main(url: str, key: str, model: str) -> None:
     }
     called = litellm.completion(**wishes)
     streamed = litellm.stream_chunk_builder(list(litellm.completion(**wishes, stream=True)))
+    message = called.choices[0].message
+    told = {"role": "tool", "tool_call_id": "call", "content": "rain"}
+    again = litellm.completion(**chat | {"messages": [*MESSAGES, message.model_dump(), told]})
     text = {"model": f"text-completion-openai/{model}", "prompt": "def add(a, b):", **common}
     written = litellm.text_completion(**text)
     written_pieces = list(litellm.text_completion(**text, stream=True))
@@ -57,6 +60,7 @@ def main(url: str, key: str, model: str) -> None:
         "streamed_usage": [whole.usage.prompt_tokens, whole.usage.completion_tokens],
         "call": _call(called),
         "streamed_call": _call(streamed),
+        "again": again.choices[0].message.content,
         "call_finish": called.choices[0].finish_reason,
         "text": written.choices[0].text,
         "streamed_text": "".join(piece.choices[0].text or "" for piece in written_pieces),

@@ -61,6 +61,7 @@ def test_a_client(script: str, model: Path) -> None:
     assert name == "weather"
     assert arguments["city"] in ("Rome", "Oslo")
     if "errors" in drafted:
+        assert drafted["again"]
         assert drafted["streamed_text"] == drafted["text"] != ""
         kinds = ["BadRequestError", "ContextWindowExceededError", "AuthenticationError"]
         assert drafted["errors"] == [*kinds, "NotFoundError"]

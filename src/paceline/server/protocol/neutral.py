@@ -21,6 +21,7 @@ ASKS_FOR_NOTHING: Mapping[str, Values] = {
     "modalities": (["text"],),
     "service_tier": ("auto", "default"),
     "verbosity": ("medium",),
+    "response_format": ({"type": "text"},),
     # vLLM
     "use_beam_search": (False,),
     "length_penalty": (1,),
@@ -40,7 +41,10 @@ ASKS_FOR_NOTHING: Mapping[str, Values] = {
     "prompt_embeds": (),
     "chat_template": (),
     "truncate_prompt_tokens": (),
+    "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
+    "repetition_detection": (),
+    "thinking_token_budget": (),
     "kv_transfer_params": ({},),
     "vllm_xargs": ({},),
     "guided_json": (),
@@ -63,14 +67,24 @@ ASKS_FOR_NOTHING: Mapping[str, Values] = {
     "ebnf": (),
     "stop_regex": ([],),
     "lora_path": (),
+    "routed_experts_start_len": (0,),
+    "images_config": ({},),
+    "session_id": (),
     "session_params": ({},),
+    "bootstrap_host": (),
+    "bootstrap_port": (),
+    "bootstrap_room": (),
+    "routed_dp_rank": (),
+    "data_parallel_rank": (),
+    "extra_key": (),
+    "custom_labels": ({},),
     "custom_params": ({},),
     "custom_logit_processor": (),
     "rid": (),
 }
 """For each field its values that change nothing; ``null`` is one for all of them.
 
-A body's own fields come first: ``echo`` is one of completions, and here for chats alone.
+A body's own fields come first: ``echo`` is one of completions, and stands here for chats alone.
 """
 
 
@@ -83,6 +97,7 @@ INSTEAD: Mapping[str, str] = {
     "chat_template": "the template comes with the model or by --chat-template; its options go into "
     "chat_template_kwargs",
     "documents": "options of a chat template go into chat_template_kwargs",
+    "response_format": _STRUCTURED,
     "guided_json": _STRUCTURED,
     "guided_regex": _STRUCTURED,
     "guided_choice": _STRUCTURED,
