@@ -9,11 +9,13 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 _NOTHING: Mapping[str, Any] = {}
-_MOST_COMPARED = 64
-"""Schemas whose pairs are looked at, and how deep their properties are."""
+MOST_COMPARED = 64
+"""Schemas that are compared with each other, and values and properties that tell them apart: so
+that a schema made to be slow is not."""
 _KINDS = frozenset({"null", "boolean", "integer", "fraction", "string", "array", "object"})
 _OF_TYPE = {"number": {"integer", "fraction"}}
 
@@ -71,44 +73,66 @@ def resolved(reference: str, root: Any) -> Mapping[str, Any]:
     return node if isinstance(node, Mapping) else _NOTHING
 
 
+@dataclass(frozen=True, slots=True)
+class _Traits:
+    """What tells one schema from another.
+
+    Attributes:
+        kinds: types of the values that match.
+        values: those that alone match, as JSON; None where others may.
+        marks: of objects, the required properties of which the values are known.
+    """
+
+    kinds: frozenset[str]
+    values: frozenset[str] | None
+    marks: Mapping[str, frozenset[str]]
+
+    def excludes(self, other: _Traits) -> bool:
+        """Whether it is plain that no value matches both."""
+        shared = self.kinds & other.kinds
+        if not shared:
+            return True
+        if self.values is not None and other.values is not None:
+            return self.values.isdisjoint(other.values)
+        return shared == {"object"} and any(
+            values.isdisjoint(other.marks[name])
+            for name, values in self.marks.items()
+            if name in other.marks
+        )
+
+
 def are_disjoint(schemas: list[Any], root: Any) -> bool:
     """Whether it is plain that no value matches two of the schemas.
 
     Args:
         root: the document that their references lead into.
     """
-    if len(schemas) > _MOST_COMPARED:
+    if len(schemas) > MOST_COMPARED:
         return False
-    pairs = itertools.combinations(schemas, 2)
-    return all(_excludes(one, other, root, 0) for one, other in pairs)
+    pairs = itertools.combinations([_traits(each, root) for each in schemas], 2)
+    return all(one.excludes(other) for one, other in pairs)
 
 
-def _excludes(one: Any, other: Any, root: Any, depth: int) -> bool:
-    """Whether it is plain that no value matches both."""
-    one, other = _target(one, root), _target(other, root)
-    if one is None or other is None or depth > _MOST_COMPARED:
-        return False
-    if not kinds(one) & kinds(other):
-        return True
-    values, others = _values(one), _values(other)
-    if values is not None and others is not None:
-        return values.isdisjoint(others)
-    if kinds(one) & kinds(other) != {"object"}:
-        return False
-    mine, theirs = mapping(one, "properties"), mapping(other, "properties")
-    shared = required(one) & required(other) & set(mine) & set(theirs)
-    return any(_excludes(mine[name], theirs[name], root, depth + 1) for name in shared)
+def _traits(schema: Any, root: Any) -> _Traits:
+    target = _target(schema, root)
+    properties, marks = mapping(target, "properties"), {}
+    for name in itertools.islice(_names(target), MOST_COMPARED):
+        values = _values(_target(properties.get(name), root))
+        if values is not None:
+            marks[name] = values
+    return _Traits(kinds(target), _values(target), marks)
 
 
-def _target(schema: Any, root: Any) -> Mapping[str, Any] | None:
-    for _ in range(_MOST_COMPARED):
+def _target(schema: Any, root: Any) -> Mapping[str, Any]:
+    """The schema behind references, as far as these end; empty, so that all matches, otherwise."""
+    for _ in range(MOST_COMPARED):
         if not isinstance(schema, Mapping):
-            return None
+            return _NOTHING
         reference = schema.get("$ref")
         if not isinstance(reference, str):
             return schema
         schema = resolved(reference, root)
-    return None
+    return _NOTHING
 
 
 def kinds(schema: Mapping[str, Any]) -> frozenset[str]:
@@ -121,12 +145,11 @@ def kinds(schema: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(itertools.chain.from_iterable(found))
 
 
-def _values(schema: Mapping[str, Any]) -> set[str] | None:
-    """Values that alone match, as JSON; None where others may."""
+def _values(schema: Mapping[str, Any]) -> frozenset[str] | None:
     values = [schema["const"]] if "const" in schema else schema.get("enum")
-    if not isinstance(values, list):
+    if not isinstance(values, list) or len(values) > MOST_COMPARED:
         return None
-    return {json.dumps(each, sort_keys=True) for each in values}
+    return frozenset(json.dumps(each, sort_keys=True) for each in values)
 
 
 def mapping(schema: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -137,5 +160,9 @@ def mapping(schema: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 def required(schema: Mapping[str, Any]) -> set[str]:
     """Names of the properties that an object must have."""
+    return set(_names(schema))
+
+
+def _names(schema: Mapping[str, Any]) -> list[str]:
     names = schema.get("required")
-    return {each for each in names if isinstance(each, str)} if isinstance(names, list) else set()
+    return [each for each in names if isinstance(each, str)] if isinstance(names, list) else []

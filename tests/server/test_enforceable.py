@@ -241,3 +241,16 @@ def test_references_without_end_are_refused(fields: dict[str, Any], param: str) 
     status, body = ChatServer().post(**fields)
     assert (status, body["error"]["param"]) == (400, param)
     assert "'#' leads back to itself" in body["error"]["message"]
+
+
+def test_a_schema_that_is_made_to_be_slow_is_not() -> None:
+    """Each of these would take hours if all that might be compared were."""
+    names = [f"p{i}" for i in range(500)]
+    both = {"x": {"$ref": "#/$defs/a"}, "y": {"$ref": "#/$defs/a"}}
+    tree = {"type": "object", "properties": both, "required": ["x", "y"]}
+    wide = {"properties": {key: {"enum": names} for key in names}, "required": names}
+    for branch in (tree, wide):
+        schema = {"oneOf": [{"$ref": "#/$defs/a"}] * 64, "$defs": {"a": branch}}
+        many = {**schema, "properties": {str(i): {"oneOf": schema["oneOf"]} for i in range(60)}}
+        assert enforceable(many).unenforced == ("oneOf",)
+    assert is_supported_pattern("(^" * 30_000)

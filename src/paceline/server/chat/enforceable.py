@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.json_schema import are_disjoint, kinds, mapping, required
+from paceline.json_schema import MOST_COMPARED, are_disjoint, kinds, mapping, required
 
 UNENFORCED = {
     *("$dynamicRef", "$recursiveRef", "not", "if", "then", "else"),
@@ -69,6 +69,7 @@ class _Relaxation:
     def __init__(self, root: Any, found: set[str]) -> None:
         self._root = root
         self._found = found
+        self._num_compared = 0
 
     def relaxed(self, schema: Any) -> Any:
         if not isinstance(schema, Mapping):
@@ -114,7 +115,8 @@ class _Relaxation:
         if not isinstance(branches, list):
             return kept
         rest = {key: value for key, value in kept.items() if key != "oneOf"}
-        if not are_disjoint(branches, self._root):
+        self._num_compared += len(branches)
+        if self._num_compared > MOST_COMPARED or not are_disjoint(branches, self._root):
             self._found.add("oneOf")
         if "anyOf" not in rest:
             return {**rest, "anyOf": branches}
@@ -141,10 +143,10 @@ def is_supported_pattern(pattern: str) -> bool:
         elif text[0] == "[":
             in_class = True
         elif text == "^":
-            if part.start() and not pattern[: part.start()].endswith(_BEFORE_START):
+            if part.start() and not pattern.endswith(_BEFORE_START, 0, part.start()):
                 return False
         elif text == "$":
-            if pattern[part.end() :] and not pattern.startswith(_AFTER_END, part.end()):
+            if part.end() < len(pattern) and not pattern.startswith(_AFTER_END, part.end()):
                 return False
         elif text != "]":
             return False
