@@ -123,11 +123,16 @@ def test_what_asks_for_nothing_is_accepted_and_anything_else_refused(
         ({"rid": "x"}, "rid is not supported: send the header x-request-id instead"),
         ({"length_penalty": 1.5}, "length_penalty is 1.5"),
         ({"unheard_of": None}, "unknown field 'unheard_of'"),
-        ({"logprobs": -1}, "logprobs is -1; it should be greater than or equal to 0"),
+        ({"logprobs": -2}, "logprobs is -2; it should be greater than or equal to 0"),
     ],
 )
 def test_refusals_say_what_is_accepted(fields: dict[str, Any], message: str) -> None:
     assert message in refused(application(), COMPLETION, {"prompt": "a", **fields})["message"]
+
+
+def test_minus_one_asks_for_no_logprobs() -> None:
+    answer = post(application(), COMPLETION, {"prompt": "a", "logprobs": -1}).json()
+    assert answer["choices"][0]["logprobs"] is None
 
 
 def test_a_number_may_be_written_as_json_allows() -> None:

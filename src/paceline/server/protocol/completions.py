@@ -57,13 +57,20 @@ PromptField = Annotated[
 ]
 
 
+def _none_if_minus_one(value: Any) -> Any:
+    """Clients with a number for "off" send -1."""
+    return None if value == -1 else value
+
+
 class CompletionRequest(GenerationFields):
     """The body of ``POST /v1/completions``."""
 
     prompt: PromptField
     max_tokens: Annotated[int, Field(ge=0, le=_LARGEST_ID)] | None = None
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    logprobs: Annotated[
+        Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None, BeforeValidator(_none_if_minus_one)
+    ] = None
     add_special_tokens: bool = True
 
     @property
