@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from paceline.commands.resolve import default_speculative_config
@@ -96,5 +97,7 @@ def described(source: Any) -> list[dict[str, Any]]:
             values["model"] = "embedded n-gram model"
         elif config.method == "ngram_model":
             values["model"] = TRAINED
+        elif config.model:
+            values["model"] = Path(config.model).name
         found.append(values)
     return found

@@ -1,10 +1,14 @@
-"""Wall time of plain and speculative decoding, end to end, on the embedded models.
+"""Wall time of plain and speculative decoding, end to end.
 
 The plain arm is an engine in which speculation was never configured, and a second such engine runs
 as a control: its ratio shows what the machine's own unrest looks like. All arms get the same
 prompts, in turns whose order is reversed every other time. A speed-up is plain seconds over
 speculative seconds, the reading of the prompt included; prefix caches are off, so that every
 repetition reads it again, and no proposer drafts from earlier answers.
+
+The model is the embedded one, ``inflated`` (the embedded pair at half a billion parameters, made
+where it is absent) or any folder or GGUF file. A model with a chat template is asked; others go on
+with the text. Results of such models have files of their own, named by ``--name``.
 """
 
 from __future__ import annotations
@@ -15,15 +19,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from harness import Sample, arguments, names, note, numbers, pair_up, paired_ratio, take_turns
+from peers_models import hugging_face
 from prompt_sets import KINDS, SOURCES, PromptSets, load_prompts, spread
 from proposer_sets import DEFAULT, described, for_speedup
 from report import Report, Target, number, speed_cells, table
 
 from paceline import LLM, SamplingParams
-from paceline.commands.resolve import without_memory
+from paceline.commands.prompts import Encoder
+from paceline.commands.resolve import default_speculative_config, without_memory
 from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.llm import embedded_model
 from paceline.models.checkpoint import load_checkpoint
@@ -37,18 +44,20 @@ WANTED = 1.5
 COUNTED = ("num_steps", "num_drafts", "num_draft_tokens", "num_accepted_tokens")
 
 
-def proposers() -> dict[str, tuple[SpeculativeConfig, ...]]:
+def proposers(options: argparse.Namespace) -> dict[str, tuple[SpeculativeConfig, ...]]:
     """The arms that speculate; each runs every prompt several times, so none remembers answers."""
-    return {
-        name: without_memory(parse_speculative_config(source))
-        for name, source in for_speedup().items()
-    }
+    sources = for_speedup()
+    if options.model is not None:
+        own = default_speculative_config(options.model)
+        draft = parse_speculative_config({"model": options.draft}) if options.draft else ()
+        sources = {DEFAULT: (*own, *draft)}
+    return {name: without_memory(parse_speculative_config(s)) for name, s in sources.items()}
 
 
 def open_arms(options: argparse.Namespace, stack: ExitStack) -> dict[str, LLM]:
     """One engine per arm, all on one checkpoint."""
-    checkpoint = load_checkpoint(embedded_model("target"))
-    configs: dict[str, Any] = {PLAIN: None, **proposers(), CONTROL: None}
+    checkpoint = load_checkpoint(options.model or embedded_model("target"))
+    configs: dict[str, Any] = {PLAIN: None, **proposers(options), CONTROL: None}
     wanted = {PLAIN, CONTROL, DEFAULT, *(options.proposers or configs)}
     return {
         name: stack.enter_context(
@@ -145,12 +154,12 @@ def run_all(
     arms: Mapping[str, LLM], source: PromptSets, options: argparse.Namespace, report: Report
 ) -> None:
     """Each kind of text, one request at a time at both temperatures, then several, greedily."""
-    llm = arms[PLAIN]
+    encode = Encoder(arms[PLAIN].tokenizer).encode
     room = MAX_MODEL_LEN - options.max_tokens
     few = {name: arms[name] for name in (PLAIN, DEFAULT, CONTROL)}
     for kind in options.kinds:
         texts = spread(source.kind(kind), max(options.num_prompts, *options.concurrency))
-        prompts = [llm.encode(text)[-room:] for text in texts]
+        prompts = [encode(text)[-room:] for text in texts]
         single = [[prompt] for prompt in spread(prompts, options.num_prompts)]
         cells = [(1, temperature, arms, single) for temperature in TEMPERATURES]
         for requests in options.concurrency:
@@ -204,6 +213,9 @@ def tables(results: Sequence[Mapping[str, Any]]) -> list[str]:
 def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = arguments(__doc__)
     parser.add_argument("--prompts", choices=SOURCES, default="auto")
+    parser.add_argument("--model", help="inflated, a folder or a GGUF file (default: embedded)")
+    parser.add_argument("--draft", help="a draft model beside the default proposers")
+    parser.add_argument("--name", help="of the results: speedup-NAME (default: speedup)")
     parser.add_argument("--kinds", type=names, default=list(KINDS["public"]))
     parser.add_argument("--proposers", type=names, help="only these, beside the default")
     parser.add_argument("--concurrency", type=numbers, default=[4, 8], help="requests in a batch")
@@ -214,6 +226,11 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     options.num_prompts = options.num_prompts or (2 if options.quick else 16)
     options.max_tokens = options.max_tokens or (48 if options.quick else 80)
+    if options.model == "inflated":
+        options.model, options.draft = (str(hugging_face("0.5b", r)) for r in ("target", "draft"))
+        options.name = options.name or "inflated"
+    if options.model and options.save and not options.name:
+        parser.error("--save of another model needs --name")
     return options
 
 
@@ -223,14 +240,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     with ExitStack() as stack:
         arms = open_arms(options, stack)
         config = {
-            "model": arms[PLAIN].model,
+            "model": Path(arms[PLAIN].model).name,
             "dtype": arms[PLAIN].config.dtype,
             "prompts": source.source,
             "prefix_caching": False,
             **{name: getattr(options, name) for name in ("quick", *_SETTINGS)},
-            "proposers": {name: described(config) for name, config in proposers().items()},
+            "proposers": {name: described(config) for name, config in proposers(options).items()},
         }
-        report = Report("speedup", config)
+        report = Report(f"speedup-{options.name}" if options.name else "speedup", config)
         run_all(arms, source, options, report)
     report.targets = targets(report.results)
     return report.finish(options, tables(report.results))
