@@ -107,6 +107,7 @@ def server_config(options: ServeOptions) -> ServerConfig:
         allowed_origins=tuple(options.allowed_origins or ()),
         max_queue=options.max_queue,
         request_timeout=options.request_timeout,
+        receive_timeout=options.receive_timeout,
         drain_timeout=options.drain_timeout,
         max_body_bytes=memory_bytes(options.max_body_size),
         stream_interval=options.stream_interval_ms / 1e3,

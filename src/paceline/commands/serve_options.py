@@ -48,6 +48,13 @@ class ServeOptions(EngineOptions, SpeculationOptions):
     request_timeout: Annotated[
         float, option("--request-timeout", help="Seconds for one request; 0 is no limit.")
     ] = 1800.0
+    receive_timeout: Annotated[
+        float,
+        option(
+            "--receive-timeout",
+            help="Seconds for a request's headers to arrive, and as many for its body.",
+        ),
+    ] = 30.0
     drain_timeout: Annotated[
         float,
         option("--drain-timeout", help="Seconds for requests in flight when the server ends."),

@@ -38,7 +38,7 @@ def create_app(client: ServingEngine, config: ServerConfig | None = None) -> Fas
     app.include_router(page_router())
     install_openapi(app)
     install_error_handlers(app, _endpoints(routers))
-    app.add_middleware(Guard, config.api_keys, config.max_body_bytes)
+    app.add_middleware(Guard, config)
     app.add_middleware(TraceMiddleware)
     app.add_middleware(RequestIdMiddleware)
     if config.allowed_origins:

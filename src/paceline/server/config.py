@@ -9,6 +9,8 @@ from paceline.checks import check_choice, check_number
 from paceline.errors import ConfigError
 
 DEFAULT_PORT = 8000
+OPEN_PATHS = ("/health",)
+"""What is answered without a key, and however many connections there are."""
 TOOL_CALL_PARSERS = ("auto", "hermes", "llama")
 REASONING_PARSERS = ("auto", "none")
 _METRICS_PREFIX = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
@@ -26,6 +28,7 @@ class ServerConfig:
         allowed_origins: browsers may call from pages of these origins, or of any with ``*``.
         max_queue: unfinished samples beyond those that the engine runs at once.
         request_timeout: seconds from a request's arrival to its last token; 0 is no limit.
+        receive_timeout: seconds in which a request's headers have to arrive, and then its body.
         drain_timeout: seconds that requests in flight get when the server is told to end.
         max_body_bytes: of one request.
         stream_interval: seconds within which the pieces of an answer are sent together; its first
@@ -46,6 +49,7 @@ class ServerConfig:
     allowed_origins: tuple[str, ...] = ()
     max_queue: int = 256
     request_timeout: float = 1800.0
+    receive_timeout: float = 30.0
     drain_timeout: float = 30.0
     max_body_bytes: int = 8 << 20
     stream_interval: float = 0.02
@@ -57,6 +61,7 @@ class ServerConfig:
         check_number("port", self.port, 0, 65535)
         check_number("max_queue", self.max_queue, 0, 1 << 20)
         check_number("request_timeout", self.request_timeout, 0, 1e9, float)
+        check_number("receive_timeout", self.receive_timeout, 1e-3, 1e6, float)
         check_number("drain_timeout", self.drain_timeout, 0, 1e9, float)
         check_number("stream_interval", self.stream_interval, 0, 10, float)
         check_number("max_body_bytes", self.max_body_bytes, 1, 1 << 40)

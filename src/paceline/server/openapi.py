@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from paceline import __version__
+from paceline.server.config import OPEN_PATHS
 from paceline.server.protocol.common import ErrorBody
-from paceline.server.security import OPEN_PATHS
 
 _PREFIX = "#/components/schemas/"
 _MEANING = {

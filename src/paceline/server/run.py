@@ -12,6 +12,7 @@ import logging
 import math
 import socket
 from collections.abc import Awaitable, Callable
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ import uvicorn
 
 from paceline.errors import ConfigError
 from paceline.server.config import ServerConfig
+from paceline.server.connections import Connection, Lobby, most_connections
 from paceline.server.messages import EngineInfo, ServingEngine
 
 if TYPE_CHECKING:
@@ -103,16 +105,19 @@ class DrainingServer(uvicorn.Server):
         drain_timeout: float,
         on_listening: Callable[[], None],
     ) -> None:
+        limit = most_connections(_SPARE_CONNECTIONS + _CONNECTIONS * serving.admission.limit)
+        lobby = Lobby(serving.config.receive_timeout, limit - 1)
         super().__init__(
             uvicorn.Config(
                 app,
+                http=partial(Connection, lobby),  # type: ignore[arg-type]
                 access_log=False,
                 log_config=None,
                 log_level="warning",
                 lifespan="off",
                 ws="none",
                 server_header=False,
-                limit_concurrency=_SPARE_CONNECTIONS + _CONNECTIONS * serving.admission.limit,
+                limit_concurrency=limit,
                 proxy_headers=False,
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=_LAST_WORDS_SECONDS,

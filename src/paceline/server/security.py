@@ -17,15 +17,13 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from paceline.server.config import OPEN_PATHS, ServerConfig
 from paceline.server.errors import AUTHENTICATION, ApiError
 from paceline.server.protocol.chat_answer import UNENFORCED
 from paceline.server.request_id import HEADER as REQUEST_ID
 
-OPEN_PATHS = ("/health",)
 PAGE_HEADER = "x-paceline-page"
 """With it, calls of the server's own page may bring the key as their browser keeps it."""
-BODY_SECONDS = 30.0
-"""For a body to arrive."""
 BROWSERS_MAY_SEND = ("*",)
 """Headers of pages of allowed origins: all, since each client library has its own, as OpenAI's has
 ``x-stainless-os``. Cookies and passwords that a browser keeps are never among them."""
@@ -42,10 +40,11 @@ class Guard:
     browser, also as the password of HTTP's basic authentication.
     """
 
-    def __init__(self, app: ASGIApp, api_keys: Sequence[str], max_body_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
         self._app = app
-        self._keys = [key.encode() for key in api_keys]
-        self._max_body_bytes = max_body_bytes
+        self._keys = [key.encode() for key in config.api_keys]
+        self._max_body_bytes = config.max_body_bytes
+        self._body_seconds = config.receive_timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -58,7 +57,7 @@ class Guard:
         except ApiError as error:
             await error.response()(scope, receive, send)
             return
-        await self._app(scope, _Body(receive, self._max_body_bytes), send)
+        await self._app(scope, _Body(receive, self._max_body_bytes, self._body_seconds), send)
 
     def _caller(self, scope: Scope, headers: Headers) -> str:
         """A name for the key that was brought; the same for all where there are no keys."""
@@ -79,9 +78,10 @@ class Guard:
 class _Body:
     """``receive`` that counts while a body arrives, and does not wait for it forever."""
 
-    def __init__(self, receive: Receive, limit: int) -> None:
+    def __init__(self, receive: Receive, limit: int, seconds: float) -> None:
         self._receive = receive
         self._limit = limit
+        self._seconds = seconds
         self._count = 0
         self._complete = False
         self._deadline: float | None = None  # of the whole body, by the loop's clock
@@ -90,17 +90,18 @@ class _Body:
         if self._complete:
             return await self._receive()
         if self._deadline is None:
-            self._deadline = asyncio.get_running_loop().time() + BODY_SECONDS
+            self._deadline = asyncio.get_running_loop().time() + self._seconds
         try:
             async with asyncio.timeout_at(self._deadline):
-                message = await self._receive()
+                part = await self._receive()
         except TimeoutError:
-            raise ApiError(408, f"the body took longer than {BODY_SECONDS:g} s to arrive") from None
-        self._count += len(message.get("body", b""))
-        self._complete = not message.get("more_body", False)
+            message = f"the body took longer than {self._seconds:g} s to arrive"
+            raise ApiError(408, message, code="body_too_slow", headers=_CLOSE) from None
+        self._count += len(part.get("body", b""))
+        self._complete = not part.get("more_body", False)
         if self._count > self._limit:
             raise _too_large(self._limit)
-        return message
+        return part
 
 
 def _key(scope: Scope, headers: Headers) -> bytes:
