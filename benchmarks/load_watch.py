@@ -117,6 +117,10 @@ class ServerProcess:
         self._process.kill()
         self._process.wait()
 
+    def wait(self) -> int:
+        """Let it end by itself; its exit code."""
+        return self._process.wait(120)
+
     def end(self) -> int:
         """Ask it to end; its exit code."""
         self._process.send_signal(signal.SIGTERM)

@@ -175,6 +175,22 @@ def paper(seconds_per_step: float = 0.002) -> Any:
     return Paper(seconds_per_step)
 
 
+class Stuck(Paper):
+    """In a step that does not end."""
+
+    def stats(self) -> EngineStats:
+        while True:
+            time.sleep(3600)
+
+
+def stuck_once(marker: str) -> Any:
+    """Stuck the first time only."""
+    if Path(marker).exists():
+        return paper()
+    Path(marker).touch()
+    return Stuck(0.002)
+
+
 class PaperWithGrammars(Paper):
     """Its compiler of grammars never gets done with one."""
 

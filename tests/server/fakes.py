@@ -90,7 +90,9 @@ class FakeEngine:
     origins: Sequence[str] = ("prompt_lookup", "target")
     generation_defaults: dict[str, Any] = field(default_factory=dict)
     state: EngineState = "starting"
+    failure: str = ""
     num_restarts: int = 0
+    last_stats: EngineStats | None = None
     calls: list[Call] = field(default_factory=list)
     num_flushes: int = 0
     stats_to_tell: EngineStats = field(default_factory=EngineStats)

@@ -14,6 +14,8 @@ import httpx
 from paceline.server.app import create_app
 from paceline.server.config import ServerConfig
 from paceline.server.engine_client import EngineClient
+from paceline.server.heartbeat import Pulse
+from paceline.server.restarts import Restarts
 from tests.server import factories
 from tests.server.asgi import RawCall, client_of, events
 
@@ -53,11 +55,26 @@ class Server:
             await asyncio.sleep(0.005)
 
 
+class Eager(Restarts):
+    """Without pauses."""
+
+    def next_pause(self) -> float | None:
+        return None if super().next_pause() is None else 0.0
+
+
+def unwatched() -> Pulse:
+    """Of an engine whose machine may be as slow as it likes."""
+    return Pulse(interval=1e5)
+
+
 @asynccontextmanager
 async def opened(
-    factory: Callable[[], Any] = factories.paper, **config: Any
+    factory: Callable[[], Any] = factories.paper,
+    restarts: Restarts | None = None,
+    pulse: Pulse | None = None,
+    **config: Any,
 ) -> AsyncIterator[Server]:
-    client = EngineClient(factory)
+    client = EngineClient(factory, restarts=restarts or Eager(), pulse=pulse or unwatched())
     await client.start()
     try:
         yield Server(client, **config)

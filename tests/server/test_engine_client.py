@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import signal
 import subprocess
@@ -19,10 +18,12 @@ import pytest
 
 from paceline.errors import EngineClosedError, EngineDeadError, ModelLoadError, RequestError
 from paceline.sampling_params import SamplingParams
-from paceline.server import engine_client
+from paceline.server import engine_lives
 from paceline.server.engine_client import EngineClient
 from paceline.server.engine_link import EngineLink
+from paceline.server.heartbeat import Pulse
 from tests.server import factories
+from tests.server.live import Eager, unwatched
 
 LONG = SamplingParams(max_tokens=10**6)
 SHORT = SamplingParams(max_tokens=3)
@@ -34,10 +35,15 @@ def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 @asynccontextmanager
 async def opened(
-    factory: Callable[[], Any] = factories.paper, log_to: Path | None = None
+    factory: Callable[[], Any] = factories.paper,
+    log_to: Path | None = None,
+    budget: int = 5,
+    pulse: Pulse | None = None,
 ) -> AsyncIterator[EngineClient]:
     logging = None if log_to is None else partial(factories.log_to, str(log_to))
-    client = EngineClient(factory, configure_logging=logging)
+    client = EngineClient(
+        factory, configure_logging=logging, restarts=Eager(budget), pulse=pulse or unwatched()
+    )
     await client.start()
     try:
         yield client
@@ -96,27 +102,85 @@ def test_a_killed_engine_fails_its_prompts_and_is_replaced(tmp_path: Path) -> No
     run(story())
 
 
-def test_an_engine_that_dies_again_at_once_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_client, "CRASH_LOOP_SECONDS", math.inf)  # on any machine
-
+def test_an_engine_that_dies_again_and_again_is_given_up() -> None:
     async def story() -> None:
-        async with opened() as client:
-            await kill(client)
-            await until(lambda: client.state == "ready")
+        async with opened(budget=2) as client:
+            for _ in range(2):
+                await kill(client)
+                await until(lambda: client.state == "ready")
+                assert await tokens(client) == [7, 7, 7], "that it answers buys it no further life"
             await kill(client)
             assert client.state == "failed"
+            assert "after 2 restarts in a row" in client.failure
             with pytest.raises(EngineDeadError, match="failed"):
                 await tokens(client)
-            assert client.num_restarts == 1
+            assert client.num_restarts == 2
 
     run(story())
 
 
 def test_a_model_that_is_gone_cannot_be_started_again(tmp_path: Path) -> None:
     async def story() -> None:
-        async with opened(partial(factories.once, str(tmp_path / "built"))) as client:
+        async with opened(partial(factories.once, str(tmp_path / "built")), budget=3) as client:
             await kill(client)
             await until(lambda: client.state == "failed")
+            assert client.num_restarts == 3
+            assert "cannot be started: the model's folder is gone; after 3" in client.failure
+
+    run(story())
+
+
+def test_a_model_that_is_back_is_started_again(tmp_path: Path) -> None:
+    async def story() -> None:
+        built = tmp_path / "built"
+        async with opened(partial(factories.once, str(built)), budget=10**6) as client:
+            await kill(client)
+            await until(lambda: client.num_restarts > 1)
+            built.unlink()
+            await until(lambda: client.state == "ready")
+            assert await tokens(client) == [7, 7, 7]
+
+    run(story())
+
+
+def test_a_stopped_engine_is_not_ready_and_goes_on_later() -> None:
+    async def story() -> None:
+        async with opened(pulse=Pulse(hang_timeout=1e5, interval=0.02)) as client:
+            await until(lambda: client.last_stats is not None)
+            os.kill(pid_of(client), signal.SIGSTOP)
+            await until(lambda: client.state == "hung")
+            os.kill(pid_of(client), signal.SIGCONT)
+            await until(lambda: client.state == "ready")
+            assert await tokens(client) == [7, 7, 7]
+            assert client.num_restarts == 0
+            os.kill(pid_of(client), signal.SIGSTOP)
+            await until(lambda: client.state == "hung")
+            client.drain()
+            assert client.state == "draining"
+
+    run(story())
+
+
+def test_an_engine_that_stays_stopped_is_replaced() -> None:
+    async def story() -> None:
+        async with opened(pulse=Pulse(hang_timeout=0.5, interval=0.05)) as client:
+            before = pid_of(client)
+            running = asyncio.create_task(tokens(client, LONG))
+            await until(lambda: bool(client._generations))
+            os.kill(before, signal.SIGSTOP)
+            with pytest.raises(EngineDeadError, match="no sign of life"):
+                await running
+            await until(lambda: client.state == "ready" and pid_of(client) != before)
+
+    run(story())
+
+
+def test_an_engine_whose_step_does_not_end_is_replaced(tmp_path: Path) -> None:
+    async def story() -> None:
+        factory = partial(factories.stuck_once, str(tmp_path / "built"))
+        async with opened(factory, pulse=Pulse(step_timeout=0.1, interval=0.02)) as client:
+            await until(lambda: client.num_restarts == 1 and client.state == "ready")
+            assert await tokens(client) == [7, 7, 7]
 
     run(story())
 
@@ -137,7 +201,7 @@ def test_an_engine_that_dies_as_it_says_hello_has_not_started(
             loop.call_soon(self._on_message, ("hello", None, None))
             loop.call_soon(self._on_lost, self)
 
-    monkeypatch.setattr(engine_client, "EngineLink", Doomed)
+    monkeypatch.setattr(engine_lives, "EngineLink", Doomed)
     client = EngineClient(factories.paper)
     with pytest.raises(EngineDeadError, match="as soon as"):
         run(client.start())

@@ -17,6 +17,7 @@ import pytest
 
 from paceline.server import sse, stats
 from paceline.server.config import ServerConfig
+from paceline.server.heartbeat import Pulse
 from paceline.server.run import DrainingServer, bind
 from tests.server import factories
 from tests.server.clocks import HeldClock
@@ -93,6 +94,34 @@ def test_a_hung_engine_costs_its_requests_their_time_and_nothing_else(
             assert (await server.get("/metrics")).status_code == 200
             assert (await server.get("/stats")).status_code == 200
             server.signal(signal.SIGCONT)
+            await server.works()
+
+    run(story())
+
+
+def test_while_an_engine_hangs_the_server_says_so_and_answers_what_it_knows() -> None:
+    async def story() -> None:
+        async with opened(pulse=Pulse(hang_timeout=1e5, interval=0.02)) as server:
+            began = server.ask(max_tokens=ENDLESS)
+            await until(lambda: getattr(server.client.last_stats, "num_running", 0) == 1)
+            server.signal(signal.SIGSTOP)
+            await until(lambda: server.client.state == "hung")
+            health = await server.get("/health")
+            assert (health.status_code, health.json()["error"]["code"]) == (503, "hung")
+            known = (await server.get("/stats")).json()
+            assert (known["state"], known["running"]) == ("hung", 1)
+            metrics = (await server.get("/metrics")).text
+            assert 'engine_up{model_name="paper"} 0.0' in metrics
+            assert 'num_requests_running{model_name="paper"} 1.0' in metrics
+            for path in ("/v1/models", "/version", "/"):
+                assert (await server.get(path)).status_code == 200
+            refused = server.ask()
+            await refused.task
+            assert refused.status == 503
+            server.signal(signal.SIGCONT)
+            await until(lambda: server.client.state == "ready")
+            began.leaves.set()
+            await began.task
             await server.works()
 
     run(story())

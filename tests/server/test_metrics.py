@@ -107,6 +107,13 @@ def test_counters_go_on_through_a_restart() -> None:
         assert value(found, "paceline:engine_restarts_total") == 1
 
 
+def test_counters_do_not_fall_when_an_older_snapshot_comes_late() -> None:
+    metrics, engine = ServerMetrics(), ready()
+    for times in (5, 4, 6):
+        found = samples(metrics.render(busy(times), engine))
+        assert value(found, "paceline:prompt_tokens_total") == 10 * max(times, 5)
+
+
 def test_widths_are_a_histogram() -> None:
     stats = EngineStats(decode_steps_by_rows={1: 5, 7: 2, 600: 1})
     found = samples(ServerMetrics().render(stats, ready()))

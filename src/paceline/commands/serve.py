@@ -42,6 +42,8 @@ def serve_command(options: ServeOptions) -> int:
     """
     try:
         from paceline.server.engine_client import EngineClient
+        from paceline.server.heartbeat import Pulse
+        from paceline.server.restarts import Restarts
         from paceline.server.run import run
         from paceline.server.tracing import install_trace_logging
     except ImportError as error:
@@ -59,6 +61,8 @@ def serve_command(options: ServeOptions) -> int:
         factory,
         configure_logging=install_trace_logging,
         stream_interval=config.stream_interval,
+        restarts=Restarts(config.max_engine_restarts),
+        pulse=Pulse(config.hang_timeout, config.step_timeout),
     )
     run(client, config, _announce)
     return 0
@@ -108,6 +112,8 @@ def server_config(options: ServeOptions) -> ServerConfig:
         max_queue=options.max_queue,
         request_timeout=options.request_timeout,
         receive_timeout=options.receive_timeout,
+        hang_timeout=options.hang_timeout,
+        max_engine_restarts=options.max_engine_restarts,
         drain_timeout=options.drain_timeout,
         max_body_bytes=memory_bytes(options.max_body_size),
         stream_interval=options.stream_interval_ms / 1e3,

@@ -55,6 +55,20 @@ class ServeOptions(EngineOptions, SpeculationOptions):
             help="Seconds for a request's headers to arrive, and as many for its body.",
         ),
     ] = 30.0
+    hang_timeout: Annotated[
+        float,
+        option(
+            "--hang-timeout",
+            help="Seconds without a sign of life after which the engine is started again.",
+        ),
+    ] = 60.0
+    max_engine_restarts: Annotated[
+        int,
+        option(
+            "--max-engine-restarts",
+            help="Most engines that are started one after another dies; then the server ends.",
+        ),
+    ] = 5
     drain_timeout: Annotated[
         float,
         option("--drain-timeout", help="Seconds for requests in flight when the server ends."),

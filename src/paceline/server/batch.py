@@ -103,17 +103,16 @@ Application = Callable[[Message, Callable[[], Awaitable[Message]], Any], Awaitab
 def application_handle(app: Application, client: ServingEngine) -> Handle:
     """Requests to an ASGI application in this process, while its engine serves.
 
-    The handle waits for an engine that is being started again, and raises ``EngineDeadError`` when
-    that has failed.
+    The handle waits for an engine that hangs or is being started again, and raises
+    ``EngineDeadError`` when that has failed.
     """
 
     async def handle(url: str, body: dict[str, Any]) -> tuple[int, Any]:
-        while client.state == "starting":
+        while client.state in ("starting", "hung"):
             await asyncio.sleep(_POLL_SECONDS)
         if client.state == "failed":
             raise EngineDeadError(
-                "the engine died and cannot be started again; the same command continues with "
-                "what has no answer yet"
+                f"{client.failure}; the same command continues with what has no answer yet"
             )
         sent: list[Message] = []
         data = json.dumps(body).encode()
@@ -130,7 +129,7 @@ def application_handle(app: Application, client: ServingEngine) -> Handle:
 
 
 def _scope(url: str, length: int) -> Message:
-    headers = {"host": "batch", "content-type": "application/json", "content-length": str(length)}
+    headers = {"content-type": "application/json", "content-length": str(length)}
     return {
         "type": "http",
         "asgi": {"version": "3.0"},

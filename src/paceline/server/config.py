@@ -11,6 +11,7 @@ from paceline.errors import ConfigError
 DEFAULT_PORT = 8000
 OPEN_PATHS = ("/health",)
 """What is answered without a key, and however many connections there are."""
+LEAST_STEP_TIMEOUT = 600.0
 TOOL_CALL_PARSERS = ("auto", "hermes", "llama")
 REASONING_PARSERS = ("auto", "none")
 _METRICS_PREFIX = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
@@ -29,6 +30,10 @@ class ServerConfig:
         max_queue: unfinished samples beyond those that the engine runs at once.
         request_timeout: seconds from a request's arrival to its last token; 0 is no limit.
         receive_timeout: seconds in which a request's headers have to arrive, and then its body.
+        hang_timeout: seconds without a sign of life from the engine's process after which it is
+            ended, and started again.
+        max_engine_restarts: most engines in a row that are started after one died or hung; then the
+            server ends.
         drain_timeout: seconds that requests in flight get when the server is told to end.
         max_body_bytes: of one request.
         stream_interval: seconds within which the pieces of an answer are sent together; its first
@@ -50,6 +55,8 @@ class ServerConfig:
     max_queue: int = 256
     request_timeout: float = 1800.0
     receive_timeout: float = 30.0
+    hang_timeout: float = 60.0
+    max_engine_restarts: int = 5
     drain_timeout: float = 30.0
     max_body_bytes: int = 8 << 20
     stream_interval: float = 0.02
@@ -62,6 +69,8 @@ class ServerConfig:
         check_number("max_queue", self.max_queue, 0, 1 << 20)
         check_number("request_timeout", self.request_timeout, 0, 1e9, float)
         check_number("receive_timeout", self.receive_timeout, 1e-3, 1e6, float)
+        check_number("hang_timeout", self.hang_timeout, 1, 1e9, float)
+        check_number("max_engine_restarts", self.max_engine_restarts, 0, 1 << 20)
         check_number("drain_timeout", self.drain_timeout, 0, 1e9, float)
         check_number("stream_interval", self.stream_interval, 0, 10, float)
         check_number("max_body_bytes", self.max_body_bytes, 1, 1 << 40)
@@ -84,3 +93,11 @@ class ServerConfig:
     def timeout(self) -> float | None:
         """``request_timeout``, or None where there is no limit."""
         return self.request_timeout or None
+
+    @property
+    def step_timeout(self) -> float | None:
+        """Seconds that a step of the engine may take, which no request of it would outlast.
+
+        None where there is no limit.
+        """
+        return self.timeout and max(self.timeout, LEAST_STEP_TIMEOUT)

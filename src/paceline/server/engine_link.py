@@ -46,6 +46,7 @@ class EngineLink(asyncio.Protocol):
         factory: EngineFactory,
         configure_logging: Callable[[], None] | None,
         stream_interval: float,
+        beat_interval: float,
     ) -> None:
         """Start the process; its first message says how building the engine went."""
         loop = asyncio.get_running_loop()
@@ -53,7 +54,7 @@ class EngineLink(asyncio.Protocol):
         with theirs:  # held open here, it would hide that the process died
             process = multiprocessing.get_context("spawn").Process(
                 target=run_engine,
-                args=(theirs, factory, configure_logging, stream_interval),
+                args=(theirs, factory, configure_logging, stream_interval, beat_interval),
                 name=NAME,
                 daemon=True,
             )
@@ -81,6 +82,11 @@ class EngineLink(asyncio.Protocol):
         if self._lost.is_set() or self._transport is None:
             raise EngineDeadError("the process of the engine is gone")
         self._transport.write(packed(message))
+
+    def kill(self) -> None:
+        """End the process at once; its end is told as every other is."""
+        if self._process is not None:
+            self._process.kill()
 
     async def close(self) -> int | None:
         """End the process, whatever it is doing; its exit code."""

@@ -184,7 +184,9 @@ class EngineMirror(Collector):
         for count in self._all():
             before, totals = self._before[count.name], self._totals[count.name]
             for labels, value in count.read(stats):
-                totals[labels] = before.get(labels, 0.0) + value
+                # A snapshot may be older than the one before it, where an engine did not answer.
+                total = before.get(labels, 0.0) + value
+                totals[labels] = max(totals.get(labels, 0.0), total)
         self._gauges = {name: read(stats) for name, _, read in GAUGES}
 
     def collect(self) -> Iterator[Metric]:

@@ -1,14 +1,15 @@
 """The process in which a server's engine lives. Owns the engine; knows no HTTP and no asyncio.
 
-Three kinds of threads: one reads commands, a few submit prompts (which compiles grammars) and wait
-for answers of the engine, and the engine's own thread steps it and hands what each step brought to
-all prompts to the outbox. None of them waits for the other process to read what was asked for, so
-the two processes cannot block each other. The process ends when the other one does.
+Four kinds of threads: one reads commands, a few submit prompts (which compiles grammars) and wait
+for answers of the engine, the engine's own thread steps it and hands what each step brought to all
+prompts to the outbox, and one sends heartbeats. None of them waits for the other process to read
+what was asked for, so the two processes cannot block each other. The process ends when the other
+one does.
 
 Commands: ``(generate, handle, token_ids, params, cache_salt, trace_id)``, ``(abort, handle)``,
 ``(ask, number, name, arguments)``. Messages: ``(hello, info, tokenizer)``, ``(failed, error)``,
 ``(accepted, handle)``, ``(refused, handle, error)``, ``(step, entries)``,
-``(reply, number, error, value)`` and ``(dead, reason)``.
+``(reply, number, error, value)``, ``(beat, stats)`` and ``(dead, reason)``.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from paceline.request import Request, StepOutput, TokenLogprobs
 from paceline.sampling_params import SamplingParams
 from paceline.server.channel import Channel, portable
 from paceline.server.engine_facts import engine_info
+from paceline.server.heartbeat import start_beating
 from paceline.server.messages import EngineFactory, Entry, LogprobTuple, Rest
 from paceline.server.outbox import Outbox
 
@@ -49,6 +51,7 @@ def run_engine(
     factory: EngineFactory,
     configure_logging: Callable[[], None] | None,
     stream_interval: float,
+    beat_interval: float,
 ) -> NoReturn:
     """What the process does from its start to its end."""
     # Whoever stops the server tells the other process, which lets requests end first.
@@ -69,7 +72,9 @@ def run_engine(
     channel.send(hello)
     gc.collect()
     gc.freeze()  # what lives from here to the end need not be looked at again and again
-    EngineServer(channel, engine, stream_interval).serve()
+    server = EngineServer(channel, engine, stream_interval)
+    start_beating(lambda stats: server.tell(("beat", stats)), engine.stats, beat_interval)
+    server.serve()
     os._exit(0)  # not through the exit of threads that may be in the middle of a long step
 
 
@@ -107,7 +112,7 @@ class EngineServer:
         # Request ids of each handle that still run; None while they are being submitted.
         self._jobs: dict[int, list[int] | None] = {}
         self._routes: dict[int, _Route] = {}  # of the engine's thread alone
-        self._outbox = Outbox(lambda entries: self._tell(("step", entries)), stream_interval)
+        self._outbox = Outbox(lambda entries: self.tell(("step", entries)), stream_interval)
 
     def serve(self) -> None:
         """Until the other process closes the channel or dies."""
@@ -157,10 +162,10 @@ class EngineServer:
             log.info("request %d is refused: %s", handle, error, extra=extra)
             with self._lock:
                 self._jobs.pop(handle, None)
-            self._tell(("refused", handle, portable(error)))
+            self.tell(("refused", handle, portable(error)))
         else:
             log.info("request %d: %d prompt tokens", handle, len(token_ids), extra=extra)
-            self._tell(("accepted", handle))
+            self.tell(("accepted", handle))
 
     def _abort(self, handle: int) -> None:
         with self._lock:
@@ -173,11 +178,11 @@ class EngineServer:
         try:
             value = getattr(self._engine, name)(*arguments)
         except Exception as error:
-            self._tell(("reply", number, portable(error), None))
+            self.tell(("reply", number, portable(error), None))
         else:
-            self._tell(("reply", number, None, value))
+            self.tell(("reply", number, None, value))
 
-    def _tell(self, message: tuple[Any, ...]) -> None:
+    def tell(self, message: tuple[Any, ...]) -> None:
         with suppress(OSError):  # the other process is gone, which ends this one
             self._channel.send(message)
 
@@ -188,7 +193,7 @@ class EngineServer:
         death = next((o.error for o in outputs if isinstance(o.error, EngineClosedError)), None)
         if death is not None:
             self._outbox.flush()
-            self._tell(("dead", str(death)))
+            self.tell(("dead", str(death)))
             os._exit(1)
         entries = [entry for output in outputs if (entry := self._entry(output)) is not None]
         if entries:

@@ -15,7 +15,8 @@ from paceline.models.tokenizer import Tokenizer
 from paceline.request import TokenLogprobs
 from paceline.sampling_params import SamplingParams
 
-EngineState = Literal["starting", "ready", "draining", "failed", "closed"]
+EngineState = Literal["starting", "ready", "hung", "draining", "failed", "closed"]
+"""``hung``: it was ready, and gives no sign of life. ``failed``: it is not started again."""
 SAMPLING_DEFAULTS: Mapping[str, float] = {
     "temperature": 1.0,
     "top_p": 1.0,
@@ -130,12 +131,17 @@ class ServingEngine(Protocol):
     Attributes:
         info: valid after :meth:`start`; replaced when the engine is restarted.
         tokenizer: None where the model has none.
+        failure: why the state is ``failed``.
+        last_stats: the newest counters that the engine told, for when it does not answer; None
+            where there are none.
     """
 
     info: EngineInfo
     tokenizer: Tokenizer | None
     state: EngineState
+    failure: str
     num_restarts: int
+    last_stats: EngineStats | None
 
     async def start(self) -> None:
         """Raises: whatever building the engine raised, ``ModelLoadError`` for one."""

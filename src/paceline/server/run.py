@@ -1,7 +1,8 @@
 """A server's life: listen, start the engine, serve, drain, end. Owns signals and the address.
 
 The first SIGTERM or SIGINT drains: ``/health`` answers 503, new requests are refused, those in
-flight get ``drain_timeout`` and are ended then. The second ends everything at once.
+flight get ``drain_timeout`` and are ended then. The second ends everything at once. An engine that
+is not started again ends the server with an error, so that whoever started the server can help.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, EngineDeadError
 from paceline.server.config import ServerConfig
 from paceline.server.connections import Connection, Lobby, most_connections
 from paceline.server.messages import EngineInfo, ServingEngine
@@ -56,6 +57,7 @@ def run(
 
     Raises:
         ConfigError: the address cannot be listened on.
+        EngineDeadError: the engine died, and is not started again any more.
         PacelineError: the engine cannot be built.
     """
     listener = bind(config)
@@ -83,6 +85,8 @@ async def _serve(
         gc.freeze()
         server = DrainingServer(app, serving, config.drain_timeout, lambda: announce(line))
         await server.serve(sockets=[listener])
+        if client.state == "failed":
+            raise EngineDeadError(f"the server ends: {client.failure}")
     finally:
         starting.cancel()
         await client.close()
@@ -137,6 +141,10 @@ class DrainingServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._on_listening()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to end, which uvicorn asks ten times a second: also without an engine."""
+        return self._serving.client.state == "failed" or await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """What uvicorn does on a signal; here it may interrupt anything."""

@@ -33,6 +33,7 @@ from paceline.server.tracing import current_trace_id
 _REFUSALS = {
     "draining": "the server is ending and takes no new requests",
     "starting": "the engine is being started again; try again soon",
+    "hung": "the engine does not answer; it is started again if that goes on",
 }
 
 
@@ -97,7 +98,7 @@ class Serving:
         return asked or self.names[0]
 
     def check_takes_requests(self) -> None:
-        """Raises ApiError: 503, the server is ending or its engine starting."""
+        """Raises ApiError: 503, the server is ending, or its engine starting or hung."""
         state = self.client.state
         if state in _REFUSALS:
             again = {"Retry-After": "5"}

@@ -1,7 +1,7 @@
 """A server's state as one JSON object, for its page.
 
-Counters are cumulative, and zero while the engine is down and when it starts again; rates are the
-reader's to derive. Knows no HTTP.
+Counters are cumulative, and zero while the engine is down and when it starts again; while it does
+not answer they stand still. Rates are the reader's to derive. Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -17,16 +17,20 @@ from paceline.server.messages import ServingEngine
 
 IDENTICAL = "output identical to plain decoding, bit for bit"
 UP_TO_ROUNDING = "output as plain decoding up to rounding: near-ties may fall differently"
-PATIENCE = 5.0
+PATIENCE = 1.0
 """Seconds for an engine to answer, which it does between two steps."""
 _STARTED = time.monotonic()
 
 
 async def engine_stats(client: ServingEngine) -> EngineStats | None:
-    """The engine's counters; None while it is down, or so stuck that it does not answer."""
+    """The engine's counters: the last known while it does not answer, None while it is down."""
+    if client.state == "hung":
+        return client.last_stats
     try:
         return await asyncio.wait_for(client.stats(), PATIENCE)
-    except (EngineClosedError, TimeoutError):
+    except TimeoutError:
+        return client.last_stats
+    except EngineClosedError:
         return None
 
 

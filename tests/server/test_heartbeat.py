@@ -1,0 +1,73 @@
+"""When an engine counts as silent and as hung, by beats and ticks that the test deals out."""
+
+from __future__ import annotations
+
+import queue
+
+from paceline.metrics import EngineStats
+from paceline.server.config import ServerConfig
+from paceline.server.heartbeat import INTERVAL, SILENT_TICKS, Pulse, start_beating
+
+
+def test_an_engine_that_beats_is_well_however_long_its_step_takes() -> None:
+    pulse = Pulse(hang_timeout=10)
+    for _ in range(1000):
+        pulse.tick()
+        pulse.beat(is_between_steps=False)
+        assert not pulse.is_silent
+        assert not pulse.verdict
+
+
+def test_beats_that_stop_are_noticed_soon_and_end_the_engine_later() -> None:
+    pulse = Pulse(hang_timeout=10, interval=1)
+    pulse.beat(is_between_steps=True)
+    noticed = [pulse.tick() or (pulse.is_silent, bool(pulse.verdict)) for _ in range(10)]
+    assert [silent for silent, _ in noticed].index(True) + 1 == SILENT_TICKS
+    assert [hung for _, hung in noticed] == [False] * 9 + [True]
+    assert "10 s" in pulse.verdict
+    pulse.beat(is_between_steps=True)
+    assert not pulse.is_silent
+    assert not pulse.verdict
+
+
+def test_silence_shows_within_five_seconds() -> None:
+    assert (SILENT_TICKS + 1) * INTERVAL < 5
+
+
+def test_a_step_that_does_not_end_is_noticed_by_what_beats_lack() -> None:
+    pulse = Pulse(step_timeout=100, interval=1)
+    for _ in range(100):
+        pulse.beat(is_between_steps=False)
+    assert not pulse.verdict
+    pulse.beat(is_between_steps=False)
+    assert "a step took longer than 100 s" in pulse.verdict
+    pulse.beat(is_between_steps=True)
+    assert not pulse.verdict
+
+
+def test_another_engine_starts_afresh() -> None:
+    pulse = Pulse(hang_timeout=3, step_timeout=3, interval=1)
+    for _ in range(5):
+        pulse.beat(is_between_steps=False)
+        pulse.tick()
+    pulse.restart()
+    assert not pulse.is_silent
+    assert not pulse.verdict
+
+
+def test_a_step_may_take_as_long_as_a_request() -> None:
+    assert ServerConfig(request_timeout=1800).step_timeout == 1800
+    assert ServerConfig(request_timeout=3).step_timeout == 600
+    assert ServerConfig(request_timeout=0).step_timeout is None
+
+
+def test_beats_come_while_the_engine_does_not_answer_and_then_tell_its_counters() -> None:
+    beats: queue.SimpleQueue[EngineStats | None] = queue.SimpleQueue()
+    may_answer: queue.SimpleQueue[EngineStats] = queue.SimpleQueue()
+    start_beating(beats.put, may_answer.get, 0.001)
+    assert [beats.get(timeout=60) for _ in range(3)] == [None] * 3
+    told = EngineStats(num_running=3)
+    may_answer.put(told)
+    while (found := beats.get(timeout=60)) is None:
+        pass
+    assert found is told
