@@ -27,7 +27,7 @@ def engine_of(app: FastAPI) -> FakeEngine:
 
 def client_of(app: FastAPI) -> httpx.AsyncClient:
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    return httpx.AsyncClient(transport=transport, base_url="http://test")
+    return httpx.AsyncClient(transport=transport, base_url="http://localhost")
 
 
 def call(app: FastAPI, method: str, path: str, **options: Any) -> httpx.Response:

@@ -86,9 +86,9 @@ class ChatServer:
         self.engine = FakeEngine(answer, chat_tokenizer(template), max_model_len=2048)
         self.engine.state = "ready"
         app = create_app(self.engine, ServerConfig(**config))
-        self.http = TestClient(app, raise_server_exceptions=False)
+        self.http = TestClient(app, "http://localhost", raise_server_exceptions=False)
         self.openai = openai.OpenAI(
-            base_url="http://testserver/v1",
+            base_url="http://localhost/v1",
             api_key="none",
             http_client=self.http,
             max_retries=0,

@@ -182,7 +182,7 @@ def leave_stream(http: httpx.Client) -> None:
 def leave_answer(http: httpx.Client) -> None:
     before = http.get("/stats").json()["tokens"]["output"]
     where, body = http.base_url, json.dumps(LEFT)
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     with socket.create_connection((where.host, where.port)) as line:
         line.sendall(f"{head}{body}".encode())
@@ -242,7 +242,7 @@ def test_bodies_that_never_end_hold_up_nobody(served_url: str, http: httpx.Clien
     """Half a head, half a body, and a body of another length; then a client with manners."""
     where = urlsplit(served_url)
     head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+        f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
         "Content-Type: application/json\r\n"
     )
     begun = [head, f'{head}Content-Length: 500\r\n\r\n{{"prompt": ', f"{head}Content-Length: 9"]

@@ -144,7 +144,7 @@ async def listening(server: Server, **config: Any) -> AsyncIterator[DrainingServ
 def connected(server: DrainingServer, body: dict[str, Any], cut: int = 0) -> socket.socket:
     """A client that has sent a request, but for its last bytes, and reads nothing."""
     data = json.dumps(body).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
     client.connect(server.servers[0].sockets[0].getsockname())

@@ -17,7 +17,7 @@ MAX_BYTES = 60_000
 def client() -> TestClient:
     app = FastAPI()
     app.include_router(page_router())
-    return TestClient(app)
+    return TestClient(app, "http://localhost")
 
 
 def test_page_comes_with_a_strict_policy(client: TestClient) -> None:

@@ -130,10 +130,10 @@ def test_a_body_in_drops_has_no_more_time_than_another() -> None:
     ("origin", "status"),
     [
         (None, 200),
-        ("http://test", 200),
+        ("http://localhost", 200),
         ("https://here.example", 200),
         ("https://there.example", 403),
-        ("http://test.there.example", 403),
+        ("http://localhost.there.example", 403),
         ("null", 403),
     ],
 )
@@ -254,6 +254,8 @@ def test_other_protocols_pass_by() -> None:
         ({"api_keys": ("",)}, "API key is empty"),
         ({"api_keys": ("k\u00e9y",)}, "ASCII"),
         ({"served_model_names": ("",)}, "model name is empty"),
+        ({"allowed_hosts": ("https://a.example",)}, "allowed host is 'https://a.example'"),
+        ({"allowed_hosts": ("a.example:80",)}, "without a port"),
         ({"metrics_prefix": "a-b"}, "metrics_prefix is 'a-b'"),
     ],
 )

@@ -109,6 +109,7 @@ def server_config(options: ServeOptions) -> ServerConfig:
         served_model_names=tuple(options.served_model_name or default_names(options.model)),
         api_keys=tuple(options.api_key or ()),
         allowed_origins=tuple(options.allowed_origins or ()),
+        allowed_hosts=tuple(options.allowed_hosts or ()),
         max_queue=options.max_queue,
         request_timeout=options.request_timeout,
         receive_timeout=options.receive_timeout,

@@ -39,6 +39,14 @@ class ServeOptions(EngineOptions, SpeculationOptions):
             "any.",
         ),
     ] = None
+    allowed_hosts: Annotated[
+        list[str] | None,
+        option(
+            "--allowed-hosts",
+            help="Answer requests to this name too, for a proxy; may be given several times, * is "
+            "any.",
+        ),
+    ] = None
     max_queue: Annotated[
         int, option("--max-queue", help="Most samples that wait; beyond them requests get a 429.")
     ] = 256

@@ -14,6 +14,7 @@ OPEN_PATHS = ("/health",)
 LEAST_STEP_TIMEOUT = 600.0
 TOOL_CALL_PARSERS = ("auto", "hermes", "llama")
 REASONING_PARSERS = ("auto", "none")
+_HOST = re.compile(r"[a-zA-Z0-9_-]+(\.[a-zA-Z0-9_-]+)*")
 _METRICS_PREFIX = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 
@@ -27,6 +28,8 @@ class ServerConfig:
             empty: the model's own.
         api_keys: whoever brings one of them is answered; empty: everybody.
         allowed_origins: browsers may call from pages of these origins, or of any with ``*``.
+        allowed_hosts: names that requests may call the server by, besides those that
+            :mod:`paceline.server.hosts` allows by itself; ``*`` is any.
         max_queue: unfinished samples beyond those that the engine runs at once.
         request_timeout: seconds from a request's arrival to its last token; 0 is no limit.
         receive_timeout: seconds in which a request's headers have to arrive, and then its body.
@@ -52,6 +55,7 @@ class ServerConfig:
     served_model_names: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
     max_queue: int = 256
     request_timeout: float = 1800.0
     receive_timeout: float = 30.0
@@ -82,6 +86,12 @@ class ServerConfig:
                 )
         if not all(self.served_model_names):
             raise ConfigError("a served model name is empty; give one, or leave the option out")
+        for host in self.allowed_hosts:
+            if host != "*" and not _HOST.fullmatch(host):
+                raise ConfigError(
+                    f"an allowed host is {host!r}; allowed are names such as llm.example.org, "
+                    "without http:// and without a port, and *"
+                )
         if not _METRICS_PREFIX.fullmatch(self.metrics_prefix):
             raise ConfigError(
                 f"metrics_prefix is {self.metrics_prefix!r}; allowed are letters, digits and _"

@@ -1,4 +1,4 @@
-"""Who may call, and how much they may send: API keys, the limit on bodies, slow senders.
+"""Who may call, and how much they may send: hosts, API keys, the limit on bodies, slow senders.
 
 Owns one ASGI layer around the application. Knows no endpoint but ``/health``, which needs no key.
 """
@@ -21,6 +21,7 @@ from paceline.server.config import OPEN_PATHS, ServerConfig
 from paceline.server.errors import AUTHENTICATION, ApiError
 from paceline.server.protocol.chat_answer import UNENFORCED
 from paceline.server.request_id import HEADER as REQUEST_ID
+from paceline.server.hosts import Hosts
 
 PAGE_HEADER = "x-paceline-page"
 """With it, calls of the server's own page may bring the key as their browser keeps it."""
@@ -34,7 +35,7 @@ _CLOSE = {"Connection": "close"}  # what is left of the body will not be read
 
 
 class Guard:
-    """Answers 401 to whoever has no key, 413 to bodies that are too large, 408 to slow ones.
+    """Answers 403 under foreign names, 401 without a key, 413 to large bodies, 408 to slow ones.
 
     A key comes as ``Authorization: Bearer KEY``; from the server's page, which a person opens in a
     browser, also as the password of HTTP's basic authentication.
@@ -43,6 +44,7 @@ class Guard:
     def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
         self._app = app
         self._keys = [key.encode() for key in config.api_keys]
+        self._hosts = Hosts(config)
         self._max_body_bytes = config.max_body_bytes
         self._body_seconds = config.receive_timeout
 
@@ -52,6 +54,8 @@ class Guard:
             return
         headers = Headers(scope=scope)
         try:
+            if scope["path"] not in OPEN_PATHS:
+                self._hosts.check(headers.getlist("host"))
             scope[_CALLER] = self._caller(scope, headers)
             self._check_length(headers.get("content-length", "0"))
         except ApiError as error:
