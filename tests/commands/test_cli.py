@@ -103,3 +103,21 @@ def test_an_interrupt_while_a_model_computes_is_one_line(tmp_path: Path) -> None
         assert process.wait(30) == 130
     assert log.read_text().splitlines()[-1] == "interrupted"
     assert "Traceback" not in log.read_text()
+
+
+WITHOUT_AIOHTTP = """
+import sys
+sys.modules["aiohttp"] = None
+from paceline.cli import main
+main(["bench", "serve", "--model", "m"])
+"""
+
+
+def test_benchmarks_of_servers_say_which_extra_they_need() -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", WITHOUT_AIOHTTP], capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert 'pip install "paceline[bench]"' in line

@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import aiohttp
-
 from paceline.workbench.serving import server
 from paceline.workbench.serving.client import Outcome, send
+from paceline.workbench.serving.extra import aiohttp
 from paceline.workbench.serving.figures import figures_of
 from paceline.workbench.serving.load import run_load
 from paceline.workbench.serving.requests import Sampling, Target, make_bodies

@@ -1,4 +1,4 @@
-"""One streamed request and what was measured of it. The only place that needs aiohttp.
+"""One streamed request and what was measured of it.
 
 Owns the clock: a token's time is when its bytes were read. Counts of tokens are the server's own.
 """
@@ -11,15 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.errors import ConfigError
+from paceline.workbench.serving.extra import aiohttp
 from paceline.workbench.serving.sse import EventParser
-
-try:
-    import aiohttp
-except ModuleNotFoundError as missing:
-    raise ConfigError(
-        "benchmarks of servers need aiohttp: pip install 'paceline[bench]'"
-    ) from missing
 
 # Less than the 5 seconds after which uvicorn closes an idle connection: a request that is sent just
 # then would fail.

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 
-import aiohttp
-
 from paceline.errors import BenchmarkError
 from paceline.workbench.serving.client import Outcome, refusal, send
+from paceline.workbench.serving.extra import aiohttp
 from paceline.workbench.serving.spec_decode import SpecDecodeCounters, parse_counters
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0

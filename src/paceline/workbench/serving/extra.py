@@ -1,0 +1,12 @@
+"""aiohttp, which benchmarks of servers need and a plain installation lacks. Says how to get it."""
+
+from paceline.errors import ConfigError
+
+try:
+    import aiohttp
+except ModuleNotFoundError as missing:
+    raise ConfigError(
+        f'benchmarks of servers need the extra: pip install "paceline[bench]" ({missing})'
+    ) from missing
+
+__all__ = ["aiohttp"]
