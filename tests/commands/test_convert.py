@@ -13,6 +13,7 @@ from paceline.config import PACKED_DTYPES
 from paceline.llm import embedded_model
 from paceline.models.ops.native import why_not_native
 from tests.commands.conftest import Result
+from tests.disks import full_disk
 
 pytestmark = pytest.mark.skipif(why_not_native() is not None, reason=str(why_not_native()))
 Cli = Callable[..., Result]
@@ -62,3 +63,17 @@ def test_what_it_says_to_mistakes(tmp_path: Path, cli: Cli) -> None:
         assert result.code == 2
         assert words in result.err
         assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, cli: Cli, exists: bool) -> None:
+    folder = tmp_path / "packed"
+    if exists:
+        folder.mkdir()
+    with full_disk():
+        result = cli("convert", embedded_model("draft"), folder)
+    assert result.code == 2
+    assert result.err.startswith(f"error: cannot write {folder}: ")
+    assert result.err.count("\n") == 1
+    assert list(tmp_path.rglob("*")) == ([folder] if exists else [])
+    assert cli("convert", embedded_model("draft"), folder).code == 0

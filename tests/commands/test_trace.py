@@ -15,6 +15,7 @@ from paceline.sampling_params import SamplingParams
 from paceline.training.traces import read_traces as read_training_traces
 from paceline.workbench.traces import Trace, TraceWriter, read_meta, read_traces
 from tests.commands.conftest import Result
+from tests.disks import full_disk
 
 Cli = Callable[..., Result]
 TEXTS = ["def add(a, b):", "Once upon a time", "import os", "The king", "class A:"]
@@ -133,3 +134,16 @@ def test_meta(trace: Callable[..., Result], tmp_path: Path) -> None:
     assert meta["model"] == "target"
     assert meta["num_prompts"] == len(TEXTS)
     assert meta["params"]["top_logprobs"] == 4
+
+
+def test_a_full_disk_is_one_line_and_the_rest_is_traced_later(
+    trace: Callable[..., Result], tmp_path: Path
+) -> None:
+    with full_disk():
+        result = trace()
+    assert result.code == 2
+    assert "error: cannot write " in result.err.splitlines()[-1]
+    assert "Traceback" not in result.err
+    assert [path.name for path in (tmp_path / "traces").iterdir()] == ["meta.json"]
+    assert trace().code == 0
+    assert len(list(read_traces(tmp_path / "traces"))) == len(TEXTS)

@@ -111,7 +111,7 @@ def test_a_file_that_is_not_there_is_a_typed_error(tmp_path: Path) -> None:
     for path in (tmp_path / "nothing", tmp_path):
         with pytest.raises(ModelLoadError, match="cannot be read"):
             read_tables(path)
-    with pytest.raises(ModelLoadError, match="cannot be written"):
+    with pytest.raises(ModelLoadError, match="cannot write"):
         write_tables(toy_tables(), tmp_path / "no" / "folder")
 
 

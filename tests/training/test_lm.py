@@ -27,6 +27,7 @@ from paceline.training.losses import cross_entropy
 from paceline.training.model_files import load_model, load_tokenizer
 from paceline.training.ops import TrainingOps, dense_hidden, differentiable_decoder
 from paceline.training.options import learning_rate
+from tests.disks import full_disk
 from tests.training.reference import reference_logits
 from tests.training.toy_text import lm_config
 
@@ -110,6 +111,18 @@ def test_resumed_run_equals_uninterrupted_one(
     assert not (tmp_path / "broken" / FILE_NAME).exists()
     whole, resumed = (load_file(tmp_path / n / "model.safetensors") for n in ("whole", "broken"))
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_a_full_disk_ends_the_training_with_an_error_and_leaves_nothing_half(
+    corpus: Path, tmp_path: Path, trained: LMTrainingResult
+) -> None:
+    options: dict[str, Any] = {"steps": 2, "held_out_tokens": 0, "tokenizer": str(trained.folder)}
+    for name, save_minutes in (("state", 0.0), ("model", 60.0)):
+        config = lm_config(corpus, tmp_path / name, save_minutes=save_minutes, **options)
+        with full_disk(room=4096), pytest.raises(TrainingError, match="cannot write"):
+            train_lm(config)
+        assert not list((tmp_path / name).glob("*.safetensors"))
+        assert not list((tmp_path / name).glob(".*"))
 
 
 def test_state_of_another_run_is_refused(

@@ -16,6 +16,7 @@ from paceline.errors import ConfigError
 from paceline.workbench.serving.bench import Arm
 from paceline.workbench.serving.compare import Comparison
 from paceline.workbench.serving.figures import DETAILED_KEYS, METRICS, parse_goodput
+from paceline.writing import write_text
 
 
 def check_shown(options: BenchServeOptions) -> None:
@@ -137,10 +138,14 @@ def save_result(document: Mapping[str, Any], options: BenchServeOptions) -> Path
         ConfigError: the file cannot be written.
     """
     path = Path(options.result_dir or ".") / (options.result_filename or _file_name(document))
+    line = json.dumps(document) + "\n"
+    if not options.append_result:
+        write_text(path, line, ConfigError, make_folder=True)
+        return path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a" if options.append_result else "w", encoding="utf-8") as file:
-            file.write(json.dumps(document) + "\n")
+        with path.open("a", encoding="utf-8") as file:
+            file.write(line)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
     return path

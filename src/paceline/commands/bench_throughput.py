@@ -33,6 +33,7 @@ from paceline.sampling_params import SamplingParams
 from paceline.workbench.serving.counting import LocalTokenCounter
 from paceline.workbench.serving.datasets import make_samples
 from paceline.workbench.serving.ratios import block_size, ratio_of_medians
+from paceline.writing import write_text
 
 EXIT_DIFFERENT = 1
 WARM_UP_TOKENS = 16
@@ -236,10 +237,6 @@ def _compared(arms: Sequence[Arm], document: dict[str, Any], screen: Screen) -> 
 
 def _write(options: BenchThroughputOptions, document: dict[str, Any], screen: Screen) -> None:
     if options.output_json is not None:
-        try:
-            Path(options.output_json).write_text(json.dumps(document) + "\n", encoding="utf-8")
-        except OSError as error:
-            reason = error.strerror or error
-            raise ConfigError(f"cannot write {options.output_json}: {reason}") from error
+        write_text(options.output_json, json.dumps(document) + "\n", ConfigError)
     if options.json:
         screen.say(json.dumps(document))

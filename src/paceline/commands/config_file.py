@@ -6,10 +6,8 @@ it has an option for. Knows no option's meaning; imports nothing slow.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -17,6 +15,7 @@ from typing import Any, get_args
 import typer
 
 from paceline.errors import ConfigError
+from paceline.writing import write_text
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 # Options that the command line can only take as text, and what a file may hold instead.
@@ -92,14 +91,7 @@ def write_config_file(path: str | Path, values: Mapping[str, Any]) -> None:
         ConfigError: the file cannot be written.
     """
     text = json.dumps(dict(values), indent=2) + "\n"
-    partial = Path(f"{path}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
+    write_text(path, text, ConfigError)
 
 
 def take_config_file(context: typer.Context, path: str | None) -> str | None:

@@ -39,8 +39,8 @@ def convert_command(options: ConvertOptions) -> int:
         dtype = checkpoint.quantised or "int8"
     try:
         folder = Path(options.out).expanduser()
-        size = write_packed(checkpoint, folder, Packer(dtype))
-    except (OSError, RuntimeError) as error:  # the latter: a home folder that nobody has
+    except RuntimeError as error:
         raise ConfigError(f"cannot write {options.out}: {error}") from error
+    size = write_packed(checkpoint, folder, Packer(dtype))
     Screen().say(f"{folder}: {checkpoint.name} as {dtype}, {size / 1e6:.1f} MB of weights")
     return 0

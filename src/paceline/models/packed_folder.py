@@ -31,6 +31,7 @@ from paceline.models.ops.base import PackedLinear, Tensor
 from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
 from paceline.models.safetensors_files import INDEX_FILE
 from paceline.models.weights import EMBEDDING, HEAD, WeightReader
+from paceline.writing import whole_folder
 
 if TYPE_CHECKING:
     from paceline.models.checkpoint import Checkpoint
@@ -85,10 +86,10 @@ def write_packed(checkpoint: Checkpoint, folder: Path, packer: Packer) -> int:
         bytes of weights.
 
     Raises:
-        ConfigError: the folder has something in it, or the model is packed already.
+        ConfigError: the folder has something in it or cannot be written, or the model is packed
+            already.
         ModelLoadError: the model's weights cannot be used.
         UnsupportedModelError: no ``config.json`` says what the model is.
-        OSError: the folder cannot be written.
     """
     if checkpoint.packed is not None:
         raise ConfigError(f"{checkpoint.name} is packed already, as {checkpoint.packed.dtype}")
@@ -97,7 +98,12 @@ def write_packed(checkpoint: Checkpoint, folder: Path, packer: Packer) -> int:
     _check_config(checkpoint)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} exists and is not an empty folder; choose another one")
-    folder.mkdir(parents=True, exist_ok=True)
+    with whole_folder(folder, ConfigError) as place:
+        return _write_into(place, checkpoint, packer)
+
+
+def _write_into(folder: Path, checkpoint: Checkpoint, packer: Packer) -> int:
+    assert checkpoint.tokenizer is not None
     shards = _Shards(folder, PackedFormat(packer.dtype))
     reader = _RecordingReader(checkpoint, packer)
     reader.ends()

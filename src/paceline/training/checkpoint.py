@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from paceline.errors import TrainingError
+from paceline.writing import whole_file
 
 Tensor = torch.Tensor
 FILE_NAME = "training-state.safetensors"
@@ -49,7 +50,11 @@ def save_state(
     progress: Progress,
     fingerprint: str,
 ) -> None:
-    """Write the state so that a crash at any moment leaves the old or the new file, whole."""
+    """Write the state so that a crash at any moment leaves the old or the new file, whole.
+
+    Raises:
+        TrainingError: it cannot be written.
+    """
     tensors = {f"param.{name}": p.detach() for name, p in params.items()}
     for name, p in params.items():
         for moment in _MOMENTS:
@@ -63,12 +68,10 @@ def save_state(
         "train_loss": progress.train_loss,
         "fingerprint": fingerprint,
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / (FILE_NAME + ".partial")
-    save_file(tensors, partial, {"paceline": json.dumps(header)})
-    with partial.open("rb") as file:
-        os.fsync(file.fileno())
-    os.replace(partial, folder / FILE_NAME)
+    with whole_file(folder / FILE_NAME, TrainingError, make_folder=True) as partial:
+        save_file(tensors, partial, {"paceline": json.dumps(header)})
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
 
 
 def load_state(

@@ -49,6 +49,7 @@ from paceline.training.progress import ProgressDisplay
 from paceline.training.surgery import cut_model
 from paceline.training.traces import read_traces
 from paceline.training.trainer import Loss, resolve_dtype, run_training
+from paceline.writing import whole_file
 
 GENERATED = "generated.npz"
 
@@ -216,9 +217,8 @@ def _generated(
         seed=config.seed,
         report=lambda done: display.note(f"the target wrote {done:,} of {total:,} tokens"),
     )
-    partial = path.with_name("partial-" + path.name)
-    np.savez(partial, tokens=written.tokens, offsets=written.offsets, key=np.array(names))
-    partial.replace(path)
+    with whole_file(path, TrainingError) as partial, partial.open("wb") as file:
+        np.savez(file, tokens=written.tokens, offsets=written.offsets, key=np.array(names))
     return written
 
 

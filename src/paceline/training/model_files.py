@@ -7,7 +7,6 @@ will be written with; the decoder's shape is always derived from that one descri
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from paceline.models.json_file import read_json
 from paceline.models.pruned_head import HEAD_TOKENS
 from paceline.models.safetensors_files import SafetensorsFolder
 from paceline.models.tokenizer_files import read_tokenizer_folder
+from paceline.writing import whole_file, write_text
 
 Tensor = torch.Tensor
 WEIGHTS = "model.safetensors"
@@ -185,19 +185,27 @@ def check_output(folder: str | Path, overwrite: bool) -> Path:
     """The output folder, created.
 
     Raises:
-        TrainingError: it already holds a finished model and ``overwrite`` is off.
+        TrainingError: it already holds a finished model and ``overwrite`` is off, or it cannot
+            be created.
     """
     path = Path(folder)
     if (path / WEIGHTS).exists() and not overwrite:
         raise TrainingError(f"{path} already holds a model; choose another output or overwrite it")
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TrainingError(f"cannot write {path}: {error.strerror or error}") from error
     return path
 
 
 def save_model(
     folder: Path, model: TrainableModel, tokenizer_from: Path, weights_dtype: str, card: str
 ) -> None:
-    """Write config, weights, tokenizer, generation config and model card; the weights last."""
+    """Write config, weights, tokenizer, generation config and model card; the weights last.
+
+    Raises:
+        TrainingError: a file cannot be written.
+    """
     raw = {**model.raw, "dtype": weights_dtype}
     raw.pop("torch_dtype", None)
     ids = {k: raw[k] for k in ("bos_token_id", "eos_token_id", "pad_token_id") if k in raw}
@@ -207,14 +215,14 @@ def save_model(
     for name in TOKENIZER_FILES:
         source = tokenizer_from / name
         if source.is_file() and source.resolve() != (folder / name).resolve():
-            shutil.copyfile(source, folder / name)
+            with whole_file(folder / name, TrainingError) as partial:
+                shutil.copyfile(source, partial)
     kind = torch.bfloat16 if weights_dtype == "bfloat16" else torch.float32
     tensors = {name: p.detach().to(kind).contiguous() for name, p in model.params.items()}
     tensors |= model.fixed
-    partial = folder / (WEIGHTS + ".partial")
-    save_file(tensors, partial, {"format": "pt"})
-    os.replace(partial, folder / WEIGHTS)
+    with whole_file(folder / WEIGHTS, TrainingError) as partial:
+        save_file(tensors, partial, {"format": "pt"})
 
 
 def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+    write_text(path, text, TrainingError)

@@ -6,6 +6,9 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+from paceline.errors import TrainingError
+from paceline.writing import write_text
+
 END_OF_TEXT = "<|endoftext|>"
 CHAT_TOKENS = ("<|im_start|>", "<|im_end|>")
 PAD = "<|pad|>"
@@ -31,8 +34,8 @@ def train_tokenizer(
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    text = tokenizer.to_str(pretty=True)
+    write_text(folder / "tokenizer.json", text, TrainingError, make_folder=True)
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": END_OF_TEXT,
@@ -40,4 +43,4 @@ def train_tokenizer(
         "pad_token": PAD,
     }
     text = json.dumps(settings, indent=2) + "\n"
-    (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+    write_text(folder / "tokenizer_config.json", text, TrainingError)

@@ -17,10 +17,7 @@ and values are checked before they are used. Knows no model.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +30,7 @@ from safetensors.numpy import save_file
 
 from paceline.errors import TraceError
 from paceline.workbench.drafts_key import DraftsKey
+from paceline.writing import whole_file
 
 if TYPE_CHECKING:
     from paceline.proposers.draft_model.vocabulary import VocabularyPair
@@ -85,19 +83,9 @@ def write_drafts(path: Path, drafts: RecordedDrafts) -> None:
         TraceError: it cannot be written.
     """
     arrays = {name: getattr(drafts, name) for name in _ARRAYS}
-    partial = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, partial = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".partial")
-        os.close(handle)
-        said = {"key": drafts.key.text, "forwards": json.dumps(drafts.forwards)}
+    said = {"key": drafts.key.text, "forwards": json.dumps(drafts.forwards)}
+    with whole_file(path, TraceError, make_folder=True) as partial:
         save_file(arrays, partial, said)
-        os.replace(partial, path)
-    except (OSError, SafetensorError) as error:
-        if partial is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(partial)
-        raise TraceError(f"cannot write {path}: {error}") from error
 
 
 def read_drafts(path: Path, key: DraftsKey, lengths: Sequence[int]) -> RecordedDrafts:

@@ -15,6 +15,7 @@ from paceline.errors import ProfileError
 from paceline.workbench.explain_steps import StepRecord
 from paceline.workbench.explain_summary import summarise
 from paceline.workbench.profile_plot import check_plot
+from paceline.writing import whole_file
 
 MAX_LABELS = 60
 """Pieces of text that are legible under the timeline."""
@@ -40,12 +41,9 @@ def plot_steps(records: Sequence[StepRecord], texts: Sequence[str], path: str | 
     _draw_costs(panels["costs"], decoding)
     _draw_reliability(panels["reliability"], decoding)
     _draw_timeline(panels["timeline"], decoding, [text for _, text in pairs])
-    try:
-        with warnings.catch_warnings():  # text may have characters that the font lacks
-            warnings.filterwarnings("ignore", "Glyph")
-            figure.savefig(path)
-    except OSError as error:
-        raise ProfileError(f"cannot write {path}: {error.strerror or error}") from error
+    with whole_file(path, ProfileError) as partial, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # text may have characters that the font lacks
+        figure.savefig(partial, format=Path(path).suffix[1:] or "png")
 
 
 def _draw_costs(panel: Any, records: Sequence[StepRecord]) -> None:

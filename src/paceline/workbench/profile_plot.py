@@ -8,6 +8,7 @@ from typing import Any
 
 from paceline.errors import ConfigError, ProfileError
 from paceline.policy.cost_table import CostTable
+from paceline.writing import whole_file
 
 SUFFIXES = (".png", ".svg", ".pdf")
 NARROW = 64
@@ -39,10 +40,8 @@ def plot_tables(tables: Sequence[CostTable], path: str | Path) -> None:
     for panel in (ratios, times):
         panel.grid(alpha=0.3)
     ratios.legend(fontsize="small")
-    try:
-        figure.savefig(path)
-    except OSError as error:
-        raise ProfileError(f"cannot write {path}: {error.strerror or error}") from error
+    with whole_file(path, ProfileError) as partial:
+        figure.savefig(partial, format=Path(path).suffix[1:] or "png")
 
 
 def _draw(table: CostTable, ratios: Any, times: Any) -> None:

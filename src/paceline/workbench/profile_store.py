@@ -6,11 +6,9 @@ valid table is refused. Writing replaces a file as a whole, so readers never see
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
-import tempfile
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +23,7 @@ from paceline.policy.cost_table import CostTable
 from paceline.workbench.profile import Profile
 from paceline.workbench.profile_key import ProfileKey, profile_key
 from paceline.workbench.profile_roofs import Roofs, Work
+from paceline.writing import write_text
 
 log = logging.getLogger(__name__)
 FORMAT = "paceline-profile"
@@ -105,18 +104,7 @@ def write_json(path: Path, document: object) -> None:
     Raises:
         ProfileError: it cannot be written.
     """
-    partial = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, partial = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".partial")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(document, file)
-        os.replace(partial, path)
-    except OSError as error:
-        if partial is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(partial)
-        raise ProfileError(f"cannot write {path}: {error.strerror or error}") from error
+    write_text(path, json.dumps(document), ProfileError, make_folder=True)
 
 
 def read_profile(path: Path) -> Profile:

@@ -18,7 +18,6 @@ are checked against the file before anything is read. Knows no model and no prom
 from __future__ import annotations
 
 import json
-import os
 import re
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -30,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import TraceError
+from paceline.writing import whole_file, write_text
 
 FORMAT = "paceline-traces"
 FORMAT_VERSION = 1
@@ -91,11 +91,8 @@ class TraceWriter:
         if (self.folder / META).exists():
             _check_same(read_meta(self.folder), wanted, self.folder)
         else:
-            try:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                _replace(self.folder / META, json.dumps(wanted, indent=2).encode() + b"\n")
-            except OSError as error:
-                raise TraceError(f"cannot write to {self.folder}: {error}") from error
+            text = json.dumps(wanted, indent=2) + "\n"
+            write_text(self.folder / META, text, TraceError, make_folder=True)
         self.num_shards = self._complete_shards()
 
     def _complete_shards(self) -> int:
@@ -113,7 +110,11 @@ class TraceWriter:
         return self.folder / f"shard-{index:05d}.npz"
 
     def write_shard(self, traces: list[Trace]) -> None:
-        """Write the next shard."""
+        """Write the next shard.
+
+        Raises:
+            TraceError: it cannot be written.
+        """
         lengths = [len(trace.token_ids) for trace in traces]
         rows = [len(trace.logprobs) for trace in traces]
         arrays = {
@@ -130,18 +131,9 @@ class TraceWriter:
         problem = _shard_problem(typed)
         assert problem is None, problem
         path = self._path(self.num_shards)
-        # Not ending in .npz: an unfinished file is never taken for a shard.
-        partial = path.with_suffix(".partial")
-        with partial.open("wb") as file:
+        with whole_file(path, TraceError) as partial, partial.open("wb") as file:
             np.savez(file, **typed)  # type: ignore[arg-type]
-        os.replace(partial, path)
         self.num_shards += 1
-
-
-def _replace(path: Path, data: bytes) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_bytes(data)
-    os.replace(partial, path)
 
 
 def _check_same(found: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path) -> None:

@@ -8,7 +8,6 @@ nothing is allocated that the file does not have room for.
 from __future__ import annotations
 
 import mmap
-import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +26,7 @@ from paceline.proposers.ngram_model.tables import (
     Level,
     NgramTables,
 )
+from paceline.writing import whole_file
 
 MAGIC = b"PACENGRM"
 VERSION = 1
@@ -45,15 +45,9 @@ def write_tables(tables: NgramTables, path: str | Path) -> int:
     Raises:
         ModelLoadError: it cannot be written.
     """
-    target = Path(path)
-    partial = target.with_name(target.name + ".partial")
     parts = _parts(tables)
-    try:
-        with partial.open("wb") as file:
-            file.writelines(parts)
-        os.replace(partial, target)
-    except OSError as error:
-        raise ModelLoadError(f"{target} cannot be written: {error}") from error
+    with whole_file(path, ModelLoadError) as partial, partial.open("wb") as file:
+        file.writelines(parts)
     return sum(map(len, parts))
 
 

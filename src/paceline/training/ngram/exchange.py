@@ -23,6 +23,7 @@ from paceline.proposers.ngram_model.tables import (
     context_key,
 )
 from paceline.training.ngram.counts import NgramCounts, OrderCounts, suffixes
+from paceline.writing import whole_file
 
 LLAMA_CONTEXT = 4
 """Places for the tokens of a context in llama.cpp's lookup caches."""
@@ -196,10 +197,8 @@ def write_llama_lookup(counts: NgramCounts, path: str | Path) -> None:
                 parts += [context.tobytes(), struct.pack("<i", end - begin)]
                 parts.append(pairs[begin:end].tobytes())
             begin = end
-    try:
-        Path(path).write_bytes(b"".join(parts))
-    except OSError as error:
-        raise ModelLoadError(f"{path} cannot be written: {error}") from error
+    with whole_file(path, ModelLoadError) as partial:
+        partial.write_bytes(b"".join(parts))
 
 
 def _check_token(highest: int, vocab_size: int, path: str | Path) -> None:

@@ -1,0 +1,120 @@
+"""Files and folders as a whole or not at all: full disks, places that are shut, other failures."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from paceline.errors import TraceError
+from paceline.writing import whole_file, whole_folder, write_text
+from tests.disks import full_disk
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+def fail(place: Path) -> None:
+    place.write_text("half")
+    raise FULL
+
+
+def fill(place: Path) -> None:
+    with full_disk():
+        place.write_bytes(bytes(1 << 20))
+
+
+def fill_by_safetensors(place: Path) -> None:
+    with full_disk():
+        save_file({"a": np.zeros(1 << 20, np.uint8)}, place)
+
+
+WAYS = (fail, fill, fill_by_safetensors)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("before", [None, "old"])
+def test_a_file_stays_what_it_was(
+    tmp_path: Path, way: Callable[[Path], None], before: str | None
+) -> None:
+    path = tmp_path / "file"
+    if before is not None:
+        path.write_text(before)
+
+    def write() -> None:
+        with whole_file(path, TraceError) as place:
+            way(place)
+
+    with pytest.raises(TraceError, match=r"cannot write .*/file: .*; make room"):
+        write()
+    assert sorted(tmp_path.iterdir()) == ([] if before is None else [path])
+    assert before is None or path.read_text() == before
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_folder_stays_what_it_was(
+    tmp_path: Path, way: Callable[[Path], None], exists: bool
+) -> None:
+    path = tmp_path / "folder"
+    if exists:
+        path.mkdir()
+
+    def write() -> None:
+        with whole_folder(path, TraceError) as place:
+            (place / "inner").mkdir()
+            (place / "inner" / "first").touch()
+            way(place / "second")
+
+    with pytest.raises(TraceError, match=r"cannot write .*/folder: "):
+        write()
+    assert list(tmp_path.iterdir()) == ([path] if exists else [])
+    assert not exists or not list(path.iterdir())
+
+
+def test_what_is_complete_has_its_name(tmp_path: Path) -> None:
+    write_text(tmp_path / "a" / "text", "caf\u00e9", TraceError, make_folder=True)
+    assert (tmp_path / "a" / "text").read_text(encoding="utf-8") == "caf\u00e9"
+    for name in ("new", "a"):
+        with whole_folder(tmp_path / name, TraceError) as place:
+            (place / "file").write_text("x")
+        assert (tmp_path / name / "file").read_text() == "x"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a", "new"]
+
+
+def test_files_can_be_read_by_others_as_any_that_a_program_writes(tmp_path: Path) -> None:
+    (tmp_path / "plain").touch()
+    write_text(tmp_path / "file", "x", TraceError)
+    assert (tmp_path / "file").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_errors_of_others_pass_and_leave_nothing(tmp_path: Path) -> None:
+    for manager in (whole_file, whole_folder):
+        with pytest.raises(ZeroDivisionError), manager(tmp_path / "x", TraceError):
+            _ = 1 / 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_missing_or_a_file_is_said(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="No such file"):
+        write_text(tmp_path / "no" / "file", "", TraceError)
+    (tmp_path / "file").touch()
+    with pytest.raises(TraceError, match="File exists"):
+        write_text(tmp_path / "file" / "inner", "", TraceError, make_folder=True)
+
+
+def test_a_full_disk_behind_the_last_step_is_said_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replace(*_: Any) -> None:
+        raise FULL
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(TraceError, match="No space left"):
+        write_text(tmp_path / "file", "x", TraceError)
+    assert not list(tmp_path.iterdir())
