@@ -62,7 +62,7 @@ def test_a_step_may_take_as_long_as_a_request() -> None:
 
 
 def test_beats_come_while_the_engine_does_not_answer_and_then_tell_its_counters() -> None:
-    beats: queue.SimpleQueue[EngineStats | None] = queue.SimpleQueue()
+    beats: queue.Queue[EngineStats | None] = queue.Queue(maxsize=1)  # nothing beats on for ever
     may_answer: queue.SimpleQueue[EngineStats] = queue.SimpleQueue()
     start_beating(beats.put, may_answer.get, 0.001)
     assert [beats.get(timeout=60) for _ in range(3)] == [None] * 3

@@ -53,7 +53,12 @@ def test_lines_differ_and_the_legend_covers_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_intervals: bool
 ) -> None:
     seen: list[Figure] = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, path: seen.append(self))
+
+    def keep(figure: Figure, path: Path, **_: object) -> None:
+        seen.append(figure)
+        path.touch()
+
+    monkeypatch.setattr(Figure, "savefig", keep)
     found = tuning()
     if not has_intervals:
         rows = [replace(r, speedup=SpeedUp(r.speedup.value, None, None)) for r in found.rows]
