@@ -15,6 +15,7 @@ from paceline.server import batch
 from paceline.server.app import create_app
 from paceline.server.batch import application_handle, run_batch
 from paceline.server.batch_file import AnswerFile, count_lines, read_batch
+from paceline.server.messages import EngineState
 from tests.server.fakes import FakeEngine
 
 URL = "/v1/completions"
@@ -184,14 +185,15 @@ def test_the_server_application_answers(tmp_path: Path, target: Path) -> None:
     assert found["elsewhere"]["status_code"] == 404
 
 
+@pytest.mark.parametrize("before", ["starting", "hung"])
 @pytest.mark.parametrize("outcome", ["ready", "failed"])
 def test_a_restart_is_waited_for_and_its_failure_ends_the_batch(
-    tmp_path: Path, target: Path, outcome: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, target: Path, before: EngineState, outcome: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batch, "_POLL_SECONDS", 0.001)
     rows = [request(f"r{i}", prompt="Once", max_tokens=2) for i in range(9)]
     source = write(tmp_path / "in.jsonl", *rows)
-    engine = FakeEngine(state="starting")
+    engine = FakeEngine(state=before)
     answers = AnswerFile(target)
 
     async def restart() -> object:
