@@ -41,7 +41,7 @@ def test_a_healthy_machine_needs_nothing() -> None:
 @pytest.mark.parametrize(
     ("machine", "kernels", "model", "word"),
     [
-        ({}, Kernels("no module"), MODEL, "no module"),
+        ({}, Kernels("no module", remedy="compile"), MODEL, "to get them compile (no module)"),
         ({}, Kernels(None, "avx2", NATIVE.levels, "avx2"), MODEL, "PACELINE_CPU_ISA"),
         ({"instructions": ("avx2",)}, NATIVE, MODEL, "dot product"),
         ({"memory_available": 1 << 20}, NATIVE, MODEL, "reads from disk"),
@@ -63,7 +63,9 @@ def test_each_fault_has_its_advice(machine, kernels, model, word: str) -> None:
 
 def test_the_greatest_gain_comes_first() -> None:
     ill = replace(HEALTHY, threads=1, governor="powersave")
-    found = list(advise(ill, Kernels("gone"), replace(LARGE, has_profile=False), None))
+    found = list(
+        advise(ill, Kernels("gone", remedy="compile"), replace(LARGE, has_profile=False), None)
+    )
     order = ["kernels", "--threads", "profile", "powersave", "int4"]
     assert [word in text for word, text in zip(order, found, strict=True)] == [True] * 5
 

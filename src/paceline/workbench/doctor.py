@@ -172,8 +172,8 @@ def advise(
 def _kernel_advice(machine: Machine, kernels: Kernels) -> Iterator[str]:
     if kernels.problem is not None:
         yield (
-            f"the native kernels are missing, which are several times as fast: {kernels.problem}; "
-            "install again where a C++ compiler is, or `make native` in a checkout"
+            "the native kernels do not run, which are several times as fast: to get them "
+            f"{kernels.remedy} ({kernels.problem})"
         )
     elif kernels.levels and kernels.level != kernels.levels[0]:
         yield (

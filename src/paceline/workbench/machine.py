@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from paceline.models.ops.native import ISA_VARIABLE, native_module, why_not_native
+from paceline.models.ops.native import ISA_VARIABLE, missing, native_module
 from paceline.workbench.profile_key import cores, processor
 
 INSTRUCTIONS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "amx_int8", "asimddp", "i8mm")
@@ -27,12 +27,14 @@ class Kernels:
         level: instruction-set level in use.
         levels: that this processor and this build have, best first.
         forced: level that the environment asks for.
+        remedy: what to do to get them; None where they can run.
     """
 
     problem: str | None
     level: str | None = None
     levels: tuple[str, ...] = ()
     forced: str | None = None
+    remedy: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +68,9 @@ class Machine:
 
 
 def describe_kernels() -> Kernels:
-    problem = why_not_native()
-    if problem is not None:
-        return Kernels(problem)
+    found = missing()
+    if found is not None:
+        return Kernels(found.reason, remedy=found.remedy)
     native = native_module()
     return Kernels(None, native.isa(), tuple(native.isas()), os.environ.get(ISA_VARIABLE))
 
