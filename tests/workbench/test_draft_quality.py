@@ -15,6 +15,7 @@ from paceline.config import SpeculativeConfig
 from paceline.engine.engine import Engine
 from paceline.errors import ConfigError, TraceError
 from paceline.llm import LLM, embedded_model
+from paceline.models.pruned_head import PrunedHead
 from paceline.proposers.base import DraftBudget
 from paceline.proposers.draft_model import DraftModelProposer
 from paceline.workbench import draft_quality as module
@@ -163,13 +164,31 @@ def test_estimates_are_those_that_the_proposer_makes(
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_draft_that_is_the_target_agrees_with_it(temperature: float) -> None:
     found = measured(toy_traces(temperature), make_meta(temperature), noise=0.0)
-    assert (found.kl, found.total_variation) == (0.0, 0.0)
+    assert (found.kl, found.outside, found.total_variation) == (0.0, 0.0, 0.0)
     assert set(found.agreement.values()) == {1.0}
     assert found.rejection_acceptance == pytest.approx(1)
     assert found.coupled_acceptance == pytest.approx(1)
     assert found.acceptance == 1.0  # with the seeds that the traces were sampled with
     assert found.calibration_error == pytest.approx(1 - found.estimated_acceptance)
     assert measured(toy_traces(0.8), make_meta(0.8), noise=3.0).acceptance < 0.5
+
+
+def test_a_pruned_head_is_compared_over_its_own_tokens() -> None:
+    traces, meta = toy_traces(0.8), make_meta(0.8)
+    runner = toy_runner(prefix_caching=False, noise=0.4)
+    decoder = runner.decoder
+    ids = torch.arange(0, VOCAB, 3)
+    whole = all_logits(Engine(runner, toy_engine().config), traces)
+    decoder.pruned_head = PrunedHead(ids, VOCAB)
+    decoder.logits = lambda hidden, logits=decoder.logits: logits(hidden)[:, ids]  # type: ignore[method-assign]
+    found = compare_models(toy_engine(), runner, CONFIG, traces, meta, 1000, 0.8)
+    z = (all_logits(toy_engine(), traces)[:, ids], whole[:, ids])
+    p, q = (np.exp(each) / np.exp(each).sum(axis=1, keepdims=True) for each in z)
+    assert found.kl == pytest.approx((p * np.log(p / q)).sum() / len(p))
+    everything = np.exp(all_logits(toy_engine(), traces))
+    share = everything[:, ids].sum(axis=1) / everything.sum(axis=1)
+    assert found.outside == pytest.approx(1.0 - share.mean())
+    assert 0.0 < found.outside < 1.0
 
 
 def test_slices_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from paceline.workbench.tune import LEAST_ANSWERS, Drafts, Row, SpeedUp, Tuning,
 SHOWN = 12
 """Rows of the ranking, beside the best of each family and planner."""
 HEADERS = ("", "planner", "speed-up", "95 % interval", "tok/s", "accepted length", "nodes/step")
-NUM_FIGURES = 7 + len(TOP)
+NUM_FIGURES = 8 + len(TOP)
 """Columns of a draft's quality."""
 CHART_LINES = 12
 COLUMN = 5
@@ -120,6 +120,7 @@ def quality_table(qualities: Mapping[str, DraftQuality | None], tuning: Tuning) 
         "draft",
         "tokens",
         "KL (nats)",
+        "outside",
         "total variation",
         *(f"top {k}" for k in TOP),
         "calibration error",
@@ -142,6 +143,7 @@ def _figures(found: DraftQuality) -> list[str]:
     return [
         str(found.num_tokens),
         f"{found.kl:.3f}",
+        f"{found.outside:.1%}",
         f"{found.total_variation:.3f}",
         *(f"{found.agreement[k]:.1%}" for k in TOP),
         f"{found.calibration_error:.3f}",

@@ -49,7 +49,9 @@ class DraftQuality:
     """Means over ``num_tokens`` positions; shares and probabilities from 0 to 1.
 
     Attributes:
-        kl: KL(target || draft) of the models' own distributions (temperature 1, no filters), nats.
+        kl: KL(target || draft) of the models' own distributions (temperature 1, no filters), nats;
+            of a draft whose head has not every token, over those that it has.
+        outside: probability that the target gives to tokens that the draft's head does not have.
         total_variation: distance of these distributions.
         agreement: how often the target's likeliest token is among the draft's k likeliest, by k.
         temperature: of the two figures below.
@@ -65,6 +67,7 @@ class DraftQuality:
 
     num_tokens: int
     kl: float
+    outside: float
     total_variation: float
     agreement: Mapping[int, float]
     temperature: float
@@ -177,6 +180,7 @@ class _Sums:
     like: Likeness
     num_tokens: int = 0
     kl: float = 0.0
+    outside: float = 0.0
     variation: float = 0.0
     rejection: float = 0.0
     coupled: float = 0.0
@@ -206,8 +210,12 @@ class _Sums:
     def _add_slice(self, wanted: Logits, offered: Logits) -> None:
         log_p, log_q = log_softmax(wanted), log_softmax(offered)
         p, q = np.exp(log_p), np.exp(log_q)
+        has = np.isfinite(log_q)
+        self.outside += float(p[~has].sum())
+        log_kept = log_softmax(np.where(has, wanted, -np.inf))
+        kept = np.exp(log_kept)
         with np.errstate(invalid="ignore"):  # -inf minus -inf
-            self.kl += float(np.where(p > 0, p * (log_p - log_q), 0.0).sum())
+            self.kl += float(np.where(kept > 0, kept * (log_kept - log_q), 0.0).sum())
         self.variation += float(np.abs(p - q).sum()) / 2
         placed = ranks(offered, wanted.argmax(axis=1))
         self.agreed += [int((placed < k).sum()) for k in TOP]
@@ -225,6 +233,7 @@ class _Sums:
         return DraftQuality(
             num_tokens=count,
             kl=self.kl / count,
+            outside=self.outside / count,
             total_variation=self.variation / count,
             agreement=dict(zip(TOP, (self.agreed / count).tolist(), strict=True)),
             temperature=self.temperature,
