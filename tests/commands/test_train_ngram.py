@@ -10,6 +10,7 @@ import pytest
 
 from paceline.llm import LLM, embedded_model
 from paceline.sampling_params import SamplingParams
+from paceline.workbench.learnt import FOOTNOTE
 from tests.commands.conftest import Result
 
 Cli = Callable[..., Result]
@@ -65,6 +66,35 @@ def test_a_replay_takes_it_from_tokens_alone(
     rows = result.document["rows"]
     assert rows["ngram_model 4"]["num_accepted_tokens"] > 0
     assert rows["ngram_model, tree of 16"]["num_steps"] < rows["plain"]["num_steps"]
+
+
+def test_what_was_trained_on_the_replayed_prompts_is_marked(cli: Cli, tmp_path: Path) -> None:
+    folders = {name: str(tmp_path / name) for name in ("seen", "new")}
+    for name, folder in folders.items():
+        prompts = tmp_path / f"{name}.jsonl"
+        prompts.write_text("".join(json.dumps({"prompt": f"{name} {i}"}) + "\n" for i in range(3)))
+        target = ("--max-tokens", "12", "-o", folder, "--top-logprobs", "1")
+        assert cli("trace", embedded_model("target"), "--prompts", str(prompts), *target).code == 0
+    model = str(tmp_path / "seen.ngram")
+    trained = cli(
+        "train", "ngram", "--traces", folders["seen"], "-o", model, "--held-out-tokens", "0"
+    )
+    assert trained.code == 0, trained.err
+    config = json.dumps([{"method": "suffix"}, {"method": "ngram_model", "model": model}])
+    for name, count in (("seen", 3), ("new", 0)):
+        found = cli("simulate", folders[name], "--speculative-config", config, "--json")
+        assert found.code == 0, found.err
+        rows = found.document["rows"]
+        learnt = {row: each["num_learnt_prompts"] for row, each in rows.items()}
+        assert learnt["plain"] == learnt["suffix 4"] == 0
+        assert learnt["ngram_model 4"] == learnt["planner auto"] == count
+        assert learnt["best drafts of each step"] == count
+        stars = {line.split("  ")[0] for line in found.out.splitlines() if line[:60].count("*")}
+        assert ("ngram_model 4 *" in stars) == (FOOTNOTE in found.out) == bool(count)
+        assert not {star for star in stars if star.startswith(("plain", "suffix"))}
+        notes = [note for note in found.document["notes"] if "was trained on answers to" in note]
+        said = "seen.ngram was trained on answers to 3 of these 3 prompts"
+        assert [note.startswith(said) for note in notes] == [True] * bool(count)
 
 
 def test_what_cannot_be_done_is_one_line(cli: Cli, tmp_path: Path) -> None:

@@ -22,7 +22,9 @@ from paceline.commands.tune_view import chart
 from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.llm import embedded_model
 from paceline.proposers.ngram_model.file import write_tables
+from paceline.proposers.ngram_model.tables import context_key
 from paceline.workbench import tune_candidates
+from paceline.workbench.learnt import FOOTNOTE
 from paceline.workbench.profile import ProfileSettings, measure_profiles
 from paceline.workbench.replay import ReplayResult
 from paceline.workbench.traces import Trace, TraceWriter, read_traces
@@ -137,7 +139,32 @@ def test_every_kind_of_draft_is_tried(
     for name in names:
         assert any(row["name"].endswith(f"suffix + {name}") for row in document["oracles"])
     (line,) = [line for line in found.out.splitlines() if line.startswith("few.ngram  ")][-1:]
-    assert line.split().count("-") == 11
+    assert line.split().count("-") == 12
+
+
+def test_drafts_that_learnt_these_answers_are_marked(
+    cli: Cli, cost: tuple[str, ...], prompts: str, tmp_path: Path
+) -> None:
+    folder, file = str(tmp_path / "answers"), tmp_path / "learnt.ngram"
+    traced = ("-o", folder, "--max-tokens", "12", "--top-logprobs", "1")
+    assert cli("trace", TARGET, "--prompts", prompts, *traced).code == 0
+    texts = [trace.token_ids.tolist() for trace in read_traces(folder)]
+    first = next(iter(read_traces(folder)))
+    key = np.array([context_key(first.token_ids[: first.prompt_len].tolist())], np.uint64)
+    write_tables(replace(train(texts, order=3, vocab_size=4096), prompts=key), file)
+    found = cli("tune", "--traces", folder, "--draft", str(file), *cost, "--json")
+    assert found.code == 0, found.err
+    document = found.document
+    for row in [document["plain"], *document["rows"], *document["oracles"]]:
+        name = row["name"]
+        is_free = name == "plain" or (name.startswith(SUFFIX) and "+" not in name)
+        assert row["num_learnt_prompts"] == (0 if is_free else 1), name
+    said = "learnt.ngram was trained on answers to 1 of these 2 prompts"
+    assert any(note.startswith(said) for note in document["notes"])
+    assert said in found.err
+    assert FOOTNOTE in found.out
+    assert any(line.startswith("learnt.ngram") and " * " in line for line in found.out.splitlines())
+    assert not any(line.startswith("plain *") for line in found.out.splitlines())
 
 
 def test_nothing_beats_plain_decoding(cli: Cli, cost: tuple[str, ...], tmp_path: Path) -> None:

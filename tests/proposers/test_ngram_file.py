@@ -13,6 +13,7 @@ import pytest
 import xxhash
 
 from paceline.errors import ConfigError, ModelLoadError
+from paceline.models.embedded import embedded_ngram_model
 from paceline.models.ops.native import native_module, why_not_native
 from paceline.proposers.ngram_model.file import parse_tables, read_tables, write_tables
 from paceline.proposers.ngram_model.lookup import NgramLookup, TextCache
@@ -20,7 +21,8 @@ from paceline.proposers.ngram_model.tables import Level, NgramTables, context_ke
 from tests.proposers.ngrams import toy_tables, train
 
 FINGERPRINT = "0123456789abcdef" * 2
-CHECKSUM_AT, HASHED_FROM, DATA_AT = 24, 32, 192
+CHECKSUM_AT, HASHED_FROM, PROMPTS_AT, DATA_AT = 24, 32, 160, 192
+PROMPTS = np.array([3, 1 << 63], np.uint64)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +30,8 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """The bytes of a small model's file."""
     path = tmp_path_factory.mktemp("ngrams") / "small.ngram"
     tables = train([[1, 2, 3, 1, 2, 4], [4, 3, 2, 1, 0]], order=3, vocab_size=5)
-    write_tables(dataclasses.replace(tables, fingerprint=FINGERPRINT), path)
+    tables = dataclasses.replace(tables, fingerprint=FINGERPRINT, prompts=PROMPTS)
+    write_tables(tables, path)
     return path.read_bytes()
 
 
@@ -46,16 +49,26 @@ def patched(data: bytes, at: int, value: bytes) -> bytes:
 @pytest.mark.parametrize("order", [2, 5])
 def test_a_file_comes_back_as_it_was_written(tmp_path: Path, order: int, smoothing: str) -> None:
     tables = train([[1, 2, 3, 1, 2, 4] * 4, [5]], order, smoothing, vocab_size=6)
-    tables = dataclasses.replace(tables, fingerprint=FINGERPRINT)
+    tables = dataclasses.replace(tables, fingerprint=FINGERPRINT, prompts=PROMPTS)
     assert write_tables(tables, tmp_path / "model") == (tmp_path / "model").stat().st_size
     found = read_tables(tmp_path / "model")
     for name in ("fingerprint", "is_backoff", "num_tokens", "order", "vocab_size"):
         assert getattr(found, name) == getattr(tables, name)
     assert np.array_equal(found.unigrams, tables.unigrams)
+    assert np.array_equal(found.prompts, tables.prompts)
     for written, read in zip(tables.levels, found.levels, strict=True):
         for column in dataclasses.fields(Level):
             assert np.array_equal(getattr(written, column.name), getattr(read, column.name))
     assert list(tmp_path.iterdir()) == [tmp_path / "model"]  # no unfinished file is left
+
+
+def test_files_of_the_first_version_are_read_on(tmp_path: Path) -> None:
+    write_tables(toy_tables(), tmp_path / "model")
+    old = signed(patched((tmp_path / "model").read_bytes(), 8, b"\x01"))
+    found = parse_tables(old, "old")
+    assert len(found.prompts) == 0
+    assert np.array_equal(found.levels[-1].values, toy_tables().levels[-1].values)
+    assert len(read_tables(embedded_ngram_model()).prompts) == 0
 
 
 def test_every_context_is_found_by_its_key_alone() -> None:
@@ -81,7 +94,7 @@ def test_the_vocabulary_must_be_the_targets(image: bytes) -> None:
         (lambda d: b"", "no n-gram model"),
         (lambda d: d[:191], "no n-gram model"),
         (lambda d: patched(d, 0, b"GGUF"), "no n-gram model"),
-        (lambda d: patched(d, 8, b"\x02"), "format version 2"),
+        (lambda d: patched(d, 8, b"\x03"), "format version 3; known are 1 and 2"),
         (lambda d: patched(d, 12, b"\x09"), "order 9"),
         (lambda d: patched(d, 52, b"\x06"), "flags 0x6"),
         (lambda d: d[:-8], "is not whole"),
@@ -95,6 +108,9 @@ def test_the_vocabulary_must_be_the_targets(image: bytes) -> None:
         (lambda d: signed(patched(d, DATA_AT, struct.pack("<f", 1.5))), "unigram"),
         (lambda d: signed(patched(d, DATA_AT, struct.pack("<f", float("nan")))), "unigram"),
         (lambda d: signed(patched(d, DATA_AT + 24, b"\xff" * 8)), "keys do not ascend"),
+        (lambda d: signed(patched(d, PROMPTS_AT, b"\xff" * 8)), "beyond its end"),
+        (lambda d: signed(patched(d, PROMPTS_AT, b"\x01")), "do not fill it"),
+        (lambda d: signed(patched(d, len(d) - 8, bytes(8))), "prompts do not ascend"),
     ],
 )
 def test_what_is_not_whole_and_sound_is_refused(

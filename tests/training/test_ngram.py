@@ -17,9 +17,9 @@ from paceline.errors import ConfigError, TrainingError
 from paceline.models.embedded import embedded_model
 from paceline.proposers.ngram_model.file import read_tables, write_tables
 from paceline.proposers.ngram_model.lookup import NgramLookup
-from paceline.proposers.ngram_model.tables import NgramTables
+from paceline.proposers.ngram_model.tables import NgramTables, context_key
 from paceline.training.ngram.counts import Corpus, Example, NgramCounts, count_ngrams
-from paceline.training.ngram.data import split
+from paceline.training.ngram.data import prompt_keys, split
 from paceline.training.ngram.options import NgramTrainingConfig
 from paceline.training.ngram.pruning import prune
 from paceline.training.ngram.smoothing import SMOOTHINGS, smooth
@@ -204,6 +204,16 @@ def test_what_is_held_out_is_whole_and_no_more_than_a_fifth() -> None:
     assert split(examples, 0, seed=1) == (examples, [])
 
 
+def test_the_keys_of_prompts_are_part_of_the_file_and_of_its_budget(tmp_path: Path) -> None:
+    examples = [Example(np.array([i, i + 1, 5, 6, 7], np.int32), start=2) for i in (3, 1, 2, 1)]
+    keys = prompt_keys([*examples, Example(np.array([8, 9], np.int32))])
+    assert keys.tolist() == sorted(context_key([i, i + 1]) for i in (1, 2, 3))
+    smoothed = smooth(count_ngrams(Corpus.of(examples), 3, 10), 3, SMOOTHINGS[0])
+    with pytest.raises(TrainingError, match=r"vocabulary of 10 and 3 prompts; the least is 576"):
+        prune(smoothed, 8, 575, prompts=keys)
+    assert write_tables(prune(smoothed, 8, 576, prompts=keys), tmp_path / "m") <= 576
+
+
 # --- from traces and texts to a file and its figures -----------------------------------------
 
 
@@ -242,6 +252,7 @@ def test_traces_become_a_model_that_knows_the_target(tmp_path: Path, is_soft: bo
     assert result.report.acceptance.accepted[0] >= 0.9  # all but each answer's first token
     assert result.others["prompt lookup"].accepted[0] < 0.3
     assert len(result.table) == (0 if is_soft else 9)
+    assert tables.prompts.tolist() == [context_key([9, 9])]
     # Prompts are context only: the model never says 9.
     assert all(9 not in level.tokens for level in tables.levels)
 
@@ -257,6 +268,7 @@ def test_texts_are_read_by_the_targets_tokenizer(tmp_path: Path) -> None:
     result = train_ngram(config)
     assert result.report is None
     assert read_tables(config.output).fingerprint is not None
+    assert len(read_tables(config.output).prompts) == 0
     with pytest.raises(TrainingError, match="name its folder as target"):
         train_ngram(dataclasses.replace(config, target=None))
     traces = write_traces(tmp_path / "traces", fingerprint="cd" * 16)

@@ -27,6 +27,7 @@ from paceline.errors import ConfigError
 from paceline.llm import embedded_model
 from paceline.workbench.estimators_plot import plot_reliability
 from paceline.workbench.estimators_traces import arms_of, compared
+from paceline.workbench.learnt import FOOTNOTE, MARK, num_learnt
 from paceline.workbench.profile_plot import check_plot
 from paceline.workbench.replay import ReplayResult
 from paceline.workbench.simulate import (
@@ -59,11 +60,12 @@ def simulate_command(options: SimulateOptions) -> int:
     began = time.perf_counter()
     with screen.progress("replaying", len(fixed) + 2) as advance:
         rows = _rows(simulator, configs, fixed, options.planner, advance)
-    _show(simulator, rows, screen)
+    learnt = {name: num_learnt(fixed.get(name, configs), simulator.learnt) for name in rows}
+    _show(simulator, rows, learnt, screen)
     screen.note(f"replayed in {time.perf_counter() - began:.1f} s")
     estimators = _estimators(options, simulator, configs, screen) if options.estimators else {}
     if options.json:
-        found = _document(simulator, configs, rows, notes)
+        found = _document(simulator, configs, rows, learnt, notes)
         screen.say(json.dumps({**found, **estimators}))
     return 0
 
@@ -169,7 +171,7 @@ def figures(result: ReplayResult) -> Figures:
     )
 
 
-def _show(simulator: Simulator, rows: Rows, screen: Screen) -> None:
+def _show(simulator: Simulator, rows: Rows, learnt: Mapping[str, int], screen: Screen) -> None:
     tokens = rows[PLAIN].total("num_emitted_tokens")
     count = simulator.config.max_num_seqs
     screen.say(
@@ -177,14 +179,17 @@ def _show(simulator: Simulator, rows: Rows, screen: Screen) -> None:
         f"{'request' if count == 1 else 'requests'} at a time; costs: "
         f"{printable(simulator.table.name)}\n"
     )
-    screen.say(table(HEADERS, [_cells(simulator, name, rows) for name in rows]))
+    cells = [_cells(simulator, name, rows, MARK if learnt[name] else "") for name in rows]
+    screen.say(table(HEADERS, cells))
+    if any(learnt.values()):
+        screen.say(FOOTNOTE)
 
 
-def _cells(simulator: Simulator, name: str, rows: Rows) -> list[str]:
+def _cells(simulator: Simulator, name: str, rows: Rows, mark: str) -> list[str]:
     result, counted = rows[name], figures(rows[name])
     steps = len(result.rows)
     return [
-        name,
+        name + mark,
         str(steps) if steps else "-",
         f"{sum(result.rows) / steps:.2f}" if steps else "-",
         str(counted.num_draft_tokens),
@@ -195,7 +200,11 @@ def _cells(simulator: Simulator, name: str, rows: Rows) -> list[str]:
 
 
 def _document(
-    simulator: Simulator, configs: Configs, rows: Rows, notes: Sequence[str]
+    simulator: Simulator,
+    configs: Configs,
+    rows: Rows,
+    learnt: Mapping[str, int],
+    notes: Sequence[str],
 ) -> dict[str, Any]:
     unit = "plain steps" if simulator.table.is_relative else "ms"
     return {
@@ -207,7 +216,10 @@ def _document(
         "speculative_config": [asdict(config) for config in configs],
         "num_traces": len(simulator.traces),
         "notes": list(notes),
-        "rows": {name: _row(simulator, result, rows[PLAIN]) for name, result in rows.items()},
+        "rows": {
+            name: _row(simulator, result, rows[PLAIN]) | {"num_learnt_prompts": learnt[name]}
+            for name, result in rows.items()
+        },
     }
 
 

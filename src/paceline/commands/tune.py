@@ -35,6 +35,7 @@ from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.engine.planners import PLANNERS
 from paceline.llm import LLM
 from paceline.workbench.draft_quality import DraftQuality, draft_quality
+from paceline.workbench.learnt import num_learnt
 from paceline.workbench.simulate import Simulator
 from paceline.workbench.tune import Drafts, Row, Tuning, tune
 from paceline.workbench.tune_plot import plot_tuning
@@ -131,7 +132,7 @@ def _show(
         f"{'token' if tokens == 1 else 'tokens'}, concurrency "
         f"{simulator.config.max_num_seqs}; costs: {printable(simulator.table.name)}\n"
     )
-    screen.say(ranking(tuning, simulator.table.is_relative) + "\n")
+    screen.say(ranking(tuning, simulator.table.is_relative, simulator.learnt) + "\n")
     if qualities:
         screen.say(quality_table(qualities, tuning) + "\n")
     screen.say(chart(tuning) + "\n")
@@ -174,28 +175,28 @@ def _document(
     simulator: Simulator, tuning: Tuning, qualities: Mapping[str, DraftQuality | None]
 ) -> dict[str, Any]:
     """What was found, as plain values."""
-    relative = simulator.table.is_relative
+    row = partial(_row, is_relative=simulator.table.is_relative, learnt=simulator.learnt)
     return {
         "model": simulator.meta.get("model"),
         "cost_table": simulator.table.name,
         "draft_cost_tables": {name: t.name for name, t in simulator.draft_tables.items()},
-        "time_unit": "plain steps" if relative else "ms",
+        "time_unit": "plain steps" if simulator.table.is_relative else "ms",
         "concurrency": simulator.config.max_num_seqs,
         "num_traces": len(simulator.traces),
         "num_candidates": tuning.num_candidates,
         "num_left_out": tuning.num_left_out,
         "best": tuning.best and tuning.best.name,
-        "plain": _row(tuning.plain, relative),
+        "plain": row(tuning.plain),
         "rows": [
-            _row(row, relative) | {"same": [each.name for each in larger]}
-            for row, *larger in tuning.distinct()
+            row(first) | {"same": [each.name for each in larger]}
+            for first, *larger in tuning.distinct()
         ],
-        "oracles": [_row(row, relative) for row in tuning.oracles],
+        "oracles": [row(each) for each in tuning.oracles],
         "drafts": {name: found and asdict(found) for name, found in qualities.items()},
     }
 
 
-def _row(row: Row, is_relative: bool) -> dict[str, Any]:
+def _row(row: Row, is_relative: bool, learnt: Mapping[str, int]) -> dict[str, Any]:
     counted = figures(row.result).speculative()
     if is_relative:
         counted |= {"seconds": None, "tokens_per_second": None}
@@ -204,6 +205,7 @@ def _row(row: Row, is_relative: bool) -> dict[str, Any]:
         "speedup": row.speedup.value,
         "interval": None if row.speedup.low is None else [row.speedup.low, row.speedup.high],
         "nodes_per_step": nodes_per_step(row),
+        "num_learnt_prompts": num_learnt(row.configs, learnt),
         **counted,
     }
     if row.candidate is not None:

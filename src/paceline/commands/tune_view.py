@@ -8,6 +8,7 @@ from string import ascii_lowercase
 from paceline.commands.display import printable, table
 from paceline.commands.simulate import figures
 from paceline.workbench.draft_quality import TEMPERATURE, TOP, DraftQuality
+from paceline.workbench.learnt import FOOTNOTE, MARK, num_learnt
 from paceline.workbench.tune import LEAST_ANSWERS, Drafts, Row, SpeedUp, Tuning, is_worthwhile
 
 SHOWN = 12
@@ -20,13 +21,15 @@ COLUMN = 5
 """Characters between two node budgets of the chart."""
 
 
-def ranking(tuning: Tuning, is_relative: bool) -> str:
+def ranking(tuning: Tuning, is_relative: bool, learnt: Mapping[str, int]) -> str:
     """The best candidates, the best of every family and planner, plain decoding and hindsight.
 
     Settings that took the same steps are one line, which names the smallest.
 
     Args:
         is_relative: times are no milliseconds, so that there are no tokens per second.
+        learnt: answers to how many of the prompts the n-gram model of a file has learnt; rows with
+            such a model are marked.
     """
     seen: set[tuple[str, str]] = set()
     groups = []
@@ -38,7 +41,10 @@ def ranking(tuning: Tuning, is_relative: bool) -> str:
         seen.add(kind)
     shown = sorted([*groups, (tuning.plain, 0)], key=lambda group: -group[0].speedup.value)
     hindsight = [(row, 0) for row in tuning.oracles]
-    return table(HEADERS, [_cells(*group, is_relative) for group in [*shown, *hindsight]])
+    marks = [MARK if num_learnt(row.configs, learnt) else "" for row, _ in [*shown, *hindsight]]
+    cells = [_cells(*group, is_relative) for group in [*shown, *hindsight]]
+    lines = [[name + mark, *rest] for (name, *rest), mark in zip(cells, marks, strict=True)]
+    return "\n".join([table(HEADERS, lines), *([FOOTNOTE] if any(marks) else [])])
 
 
 def _cells(row: Row, num_larger: int, is_relative: bool) -> list[str]:

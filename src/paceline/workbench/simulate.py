@@ -7,7 +7,7 @@ and cost tables are handed in.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.config import EngineConfig, SpeculativeConfig
@@ -54,6 +54,7 @@ class Simulator:
         drafts: finds the recorded drafts of a draft model's configuration.
         config: limits of the engine; its ``max_num_seqs`` is how many requests run at a time.
         target: what proposers have to fit to.
+        learnt: traces whose prompts an n-gram model was trained on, by its file.
     """
 
     traces: Sequence[Trace]
@@ -63,6 +64,7 @@ class Simulator:
     drafts: Callable[[SpeculativeConfig], RecordedDrafts]
     config: EngineConfig
     target: TargetInfo = ANY_TARGET
+    learnt: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, table in self.draft_tables.items():

@@ -28,6 +28,7 @@ from paceline.proposers.draft_model.loading import draft_dtype, open_draft
 from paceline.workbench.drafts import cached_drafts, record_all
 from paceline.workbench.drafts_key import check_vocabulary
 from paceline.workbench.drafts_store import RecordedDrafts
+from paceline.workbench.learnt import learnt_notes, learnt_prompts
 from paceline.workbench.profile import Profile
 from paceline.workbench.profile_import import import_tables
 from paceline.workbench.profile_roofs import Work
@@ -87,7 +88,7 @@ class Opened(NamedTuple):
     """A simulator, and remarks on what it rests on.
 
     Attributes:
-        answers: on how surely the model would have given the answers.
+        answers: on how surely the model would have given the answers, and who learnt from them.
         assumed: on costs that nobody measured.
     """
 
@@ -136,8 +137,10 @@ def open_simulator(
         return cached_drafts(folder, traces, meta, each, target, lambda done: advance(done / count))
 
     drafts = record_all(wanted, record)
-    simulator = Simulator(traces, meta, table, draft_tables, drafts, config, target)
-    return Opened(simulator, answer_notes(meta, checkpoint.name, config.dtype), costs.notes)
+    learnt = learnt_prompts(wanted, traces)
+    simulator = Simulator(traces, meta, table, draft_tables, drafts, config, target, learnt)
+    notes = answer_notes(meta, checkpoint.name, config.dtype) + learnt_notes(learnt, len(traces))
+    return Opened(simulator, notes, costs.notes)
 
 
 def _answers_in(folder: Path) -> tuple[dict[str, Any], list[Trace]]:

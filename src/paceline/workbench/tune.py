@@ -55,12 +55,18 @@ class SpeedUp:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One way to decode all traces. ``candidate`` is None for plain decoding and for hindsight."""
+    """One way to decode all traces.
+
+    Attributes:
+        candidate: None for plain decoding and for hindsight.
+        configs: whoever may have drafted.
+    """
 
     name: str
     candidate: Candidate | None
     result: ReplayResult
     speedup: SpeedUp
+    configs: Sequence[SpeculativeConfig] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +173,9 @@ def tune(
     joint = [each for name in drafts for each in joint_candidates(scores, name, planners)]
     more = search(simulator, joint, began + budget_seconds, clock)
     results = found.results | more.results
-    rows = [Row(c.name, c, result, speedup(plain, result)) for c, result in results.items()]
+    rows = [
+        Row(c.name, c, result, speedup(plain, result), c.configs) for c, result in results.items()
+    ]
     rows.sort(key=lambda row: planners.index(_candidate(row).planner))
     return Tuning(
         plain=Row(PLAIN, None, plain, SpeedUp(1.0, None, None)),
@@ -185,19 +193,20 @@ def _oracles(
     plain: ReplayResult,
     results: Mapping[Candidate, ReplayResult],
 ) -> list[Row]:
-    fixed = [result for each, result in results.items() if each.planner == "fixed"]
-    found = {BEST_FIXED: best_of_each([plain, *fixed])}
+    def row(name: str, result: ReplayResult, configs: Sequence[SpeculativeConfig]) -> Row:
+        return Row(name, None, result, speedup(plain, result), configs)
+
+    def best_steps(name: str, candidates: Iterable[Candidate]) -> Row:
+        configs = widest(all_configs(candidates))
+        return row(f"{BEST_STEPS}: {name}", simulator.best_steps(configs), configs)
+
+    fixed = {each: result for each, result in results.items() if each.planner == "fixed"}
+    found = [row(BEST_FIXED, best_of_each([plain, *fixed.values()]), all_configs(fixed))]
     free = suffix_candidates(("fixed",))
     for name, draft in drafts.items():
         candidates = [*free, *draft_candidates(name, draft, ("fixed",))]
-        found[f"{BEST_STEPS}: {SUFFIX} + {name}"] = _best_steps(simulator, candidates)
-    if not drafts:
-        found[f"{BEST_STEPS}: {SUFFIX}"] = _best_steps(simulator, free)
-    return [Row(name, None, result, speedup(plain, result)) for name, result in found.items()]
-
-
-def _best_steps(simulator: Simulator, candidates: Iterable[Candidate]) -> ReplayResult:
-    return simulator.best_steps(widest(all_configs(candidates)))
+        found.append(best_steps(f"{SUFFIX} + {name}", candidates))
+    return found if drafts else [*found, best_steps(SUFFIX, free)]
 
 
 def speedup(plain: ReplayResult, result: ReplayResult) -> SpeedUp:

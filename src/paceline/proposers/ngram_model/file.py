@@ -29,11 +29,14 @@ from paceline.proposers.ngram_model.tables import (
 from paceline.writing import whole_file
 
 MAGIC = b"PACENGRM"
-VERSION = 1
+VERSION, KNOWN_VERSIONS = 2, (1, 2)
+"""A file of version 1 does not say which prompts were learnt."""
 _HEADER = struct.Struct("<8sIIQQ16sIIQ")
 _LEVEL = struct.Struct("<QQII")
 _HASHED_FROM = 32
+_PROMPTS = struct.Struct("<Q")
 _LEVELS_AT = _HEADER.size
+_PROMPTS_AT = 160
 _DATA_AT = 192
 _BACKOFF = 1
 _UNKNOWN = bytes(16)
@@ -58,6 +61,8 @@ def _parts(tables: NgramTables) -> list[bytes]:
         _LEVEL.pack(len(level.keys), len(level.tokens), level.bucket_bits, 0)
         for level in tables.levels
     )
+    directory = directory.ljust(_PROMPTS_AT - _LEVELS_AT, b"\0")
+    directory += _PROMPTS.pack(len(tables.prompts))
     body = [directory.ljust(_DATA_AT - _LEVELS_AT, b"\0")]
     for array, dtype in _sections(tables):
         data = np.ascontiguousarray(array, dtype).tobytes()
@@ -92,7 +97,7 @@ def parse_tables(data: bytes | mmap.mmap, name: str) -> NgramTables:
     Raises:
         ModelLoadError: as :func:`read_tables`.
     """
-    order, fingerprint, vocab_size, flags, num_tokens = _header(data, name)
+    order, fingerprint, vocab_size, flags, num_tokens, num_prompts = _header(data, name)
     views = _Views(data, name)
     unigrams = views.take(vocab_size, "<f4")
     levels = []
@@ -103,24 +108,27 @@ def parse_tables(data: bytes | mmap.mmap, name: str) -> NgramTables:
         lengths = (contexts, (1 << bits) + 1, contexts + 1, contexts, entries, entries)
         kinds = ("<u8", "<u4", "<u4", "<f4", "<u4", "<f4")
         levels.append(Level(*map(views.take, lengths, kinds)))
+    prompts = views.take(num_prompts, "<u8")
     views.end()
     known = None if fingerprint == _UNKNOWN else fingerprint.hex()
-    tables = NgramTables(known, bool(flags & _BACKOFF), num_tokens, unigrams, tuple(levels))
+    is_backoff = bool(flags & _BACKOFF)
+    tables = NgramTables(known, is_backoff, num_tokens, unigrams, tuple(levels), prompts)
     problem = next(_problems(tables), None)
     if problem:
         raise ModelLoadError(f"{name} is damaged: {problem}")
     return tables
 
 
-def _header(data: bytes | mmap.mmap, name: str) -> tuple[int, bytes, int, int, int]:
-    """Order, fingerprint, size of the vocabulary, flags and number of tokens, all checked."""
+def _header(data: bytes | mmap.mmap, name: str) -> tuple[int, bytes, int, int, int, int]:
+    """Order, fingerprint, size of the vocabulary, flags, tokens and prompts, all checked."""
     if len(data) < _DATA_AT or data[:8] != MAGIC:
         raise ModelLoadError(f"{name} is no n-gram model; paceline train ngram makes one")
     _, version, order, size, digest, fingerprint, vocab_size, flags, num_tokens = (
         _HEADER.unpack_from(data)
     )
-    if version != VERSION:
-        raise ModelLoadError(f"{name} has format version {version}; known is {VERSION}")
+    if version not in KNOWN_VERSIONS:
+        known = " and ".join(map(str, KNOWN_VERSIONS))
+        raise ModelLoadError(f"{name} has format version {version}; known are {known}")
     if not MIN_ORDER <= order <= MAX_ORDER or flags & ~_BACKOFF:
         raise ModelLoadError(
             f"{name} has order {order} and flags {flags:#x}; allowed are orders {MIN_ORDER} to "
@@ -130,7 +138,8 @@ def _header(data: bytes | mmap.mmap, name: str) -> tuple[int, bytes, int, int, i
         raise ModelLoadError(f"{name} has {len(data)} bytes and states {size}; it is not whole")
     if xxhash.xxh3_64_intdigest(memoryview(data)[_HASHED_FROM:]) != digest:
         raise ModelLoadError(f"{name} is damaged: its checksum is wrong")
-    return order, fingerprint, vocab_size, flags, num_tokens
+    (num_prompts,) = _PROMPTS.unpack_from(data, _PROMPTS_AT) if version > 1 else (0,)
+    return order, fingerprint, vocab_size, flags, num_tokens, num_prompts
 
 
 class _Views:
@@ -166,11 +175,14 @@ def _sections(tables: NgramTables) -> Iterator[tuple[NDArray[Any], str]]:
         yield level.lower_weights, "<f4"
         yield level.tokens, "<u4"
         yield level.values, "<f4"
+    yield tables.prompts, "<u8"
 
 
 def _problems(tables: NgramTables) -> Iterator[str]:
     if not _are_probabilities(tables.unigrams):
         yield "a unigram is no probability"
+    if (tables.prompts[1:] <= tables.prompts[:-1]).any():
+        yield "the keys of its prompts do not ascend"
     for length, level in enumerate(tables.levels, start=1):
         of = f"of the contexts of {length} tokens "
         for bounds, end in ((level.buckets, level.keys), (level.starts, level.tokens)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import xxhash
@@ -18,6 +18,7 @@ MAX_CONTINUATIONS = 64
 CONTEXT_BYTES, CONTINUATION_BYTES, FIXED_BYTES = 20, 8, 512
 """What one of them takes in the file at most, and what is there once, unigrams aside."""
 MAX_BUCKET_BITS = 26
+NO_PROMPTS = np.zeros(0, np.uint64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,6 +87,8 @@ class NgramTables:
         fingerprint: of the vocabulary, None where it is unknown.
         num_tokens: that the model was trained on.
         levels: contexts of one token, of two, and so on.
+        prompts: :func:`context_key` of the prompts whose answers were learnt, ascending; empty
+            where there were none, and where a file does not say.
     """
 
     fingerprint: str | None
@@ -93,6 +96,7 @@ class NgramTables:
     num_tokens: int
     unigrams: NDArray[np.float32]
     levels: tuple[Level, ...]
+    prompts: NDArray[np.uint64] = field(default_factory=lambda: NO_PROMPTS)
 
     @property
     def order(self) -> int:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.errors import TrainingError
 from paceline.models.tokenizer import Tokenizer
+from paceline.proposers.ngram_model.tables import context_key
 from paceline.training.data import read_documents, tokenize
 from paceline.training.model_files import load_tokenizer
 from paceline.training.ngram.counts import Example
@@ -73,6 +75,12 @@ def _of_texts(config: NgramTrainingConfig) -> list[Example]:
         raise TrainingError("texts are read by the target's tokenizer; name its folder as target")
     documents = read_documents(config.text, config.exclude, config.stdlib)
     return [Example(each) for each in tokenize(documents, load_tokenizer(config.target))]
+
+
+def prompt_keys(examples: Sequence[Example]) -> NDArray[np.uint64]:
+    """The keys of the prompts of all examples that have one, ascending, no two alike."""
+    keys = {context_key(each.tokens[: each.start].tolist()) for each in examples if each.start}
+    return np.array(sorted(keys), np.uint64)
 
 
 def split(

@@ -19,6 +19,7 @@ from paceline.proposers.ngram_model.tables import (
     CONTEXT_BYTES,
     CONTINUATION_BYTES,
     FIXED_BYTES,
+    NO_PROMPTS,
     Level,
     NgramTables,
 )
@@ -37,18 +38,26 @@ class _Candidates:
 
 
 def prune(
-    smoothed: Smoothed, top_k: int, max_bytes: int, fingerprint: str | None = None
+    smoothed: Smoothed,
+    top_k: int,
+    max_bytes: int,
+    fingerprint: str | None = None,
+    prompts: NDArray[np.uint64] = NO_PROMPTS,
 ) -> NgramTables:
     """The tables of a file of at most ``max_bytes``.
 
+    Args:
+        prompts: keys of those whose answers were learnt, ascending; they are part of the file.
+
     Raises:
-        TrainingError: not even the unigrams fit.
+        TrainingError: not even the unigrams and prompts fit.
     """
-    room = max_bytes - FIXED_BYTES - UNIGRAM_BYTES * smoothed.counts.vocab_size
+    vocab_size = smoothed.counts.vocab_size
+    room = max_bytes - FIXED_BYTES - UNIGRAM_BYTES * vocab_size - prompts.nbytes
     if room < 0:
         raise TrainingError(
-            f"{max_bytes} bytes are too few for a vocabulary of {smoothed.counts.vocab_size}; "
-            f"the least is {max_bytes - room}"
+            f"{max_bytes} bytes are too few for a vocabulary of {vocab_size} and {len(prompts)} "
+            f"prompts; the least is {max_bytes - room}"
         )
     pairs = list(zip(smoothed.counts.orders[1:], smoothed.orders, strict=False))
     candidates = [_likeliest(*pair, top_k, smoothed.is_backoff) for pair in pairs]
@@ -63,6 +72,7 @@ def prune(
         smoothed.counts.num_tokens,
         np.clip(smoothed.unigrams, 0.0, 1.0).astype(np.float32),
         tuple(levels),
+        prompts,
     )
 
 

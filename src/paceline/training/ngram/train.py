@@ -10,10 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from paceline.proposers.ngram_model.file import write_tables
+from paceline.proposers.ngram_model.tables import NO_PROMPTS
 from paceline.training.ngram.counts import Example, NgramCounts
-from paceline.training.ngram.data import read_examples, split, target_vocabulary
+from paceline.training.ngram.data import prompt_keys, read_examples, split, target_vocabulary
 from paceline.training.ngram.exchange import read_llama_lookup, read_uzu, write_llama_lookup
 from paceline.training.ngram.options import NgramTrainingConfig
 from paceline.training.ngram.pruning import prune
@@ -58,9 +63,9 @@ def train_ngram(config: NgramTrainingConfig) -> NgramTrainingResult:
     if config.import_uzu is not None:
         tables = read_uzu(config.import_uzu, *target_vocabulary(config))
     else:
-        counts, held_out, fingerprint = _counts(config)
+        counts, held_out, fingerprint, prompts = _counted(config)
         smoothed = smooth(counts, config.order, config.smoothing)
-        tables = prune(smoothed, config.top_k, config.max_bytes, fingerprint)
+        tables = prune(smoothed, config.top_k, config.max_bytes, fingerprint, prompts)
         if config.export_llama is not None:
             write_llama_lookup(counts, config.export_llama)
     num_bytes = write_tables(tables, config.output)
@@ -78,16 +83,24 @@ def train_ngram(config: NgramTrainingConfig) -> NgramTrainingResult:
     return result
 
 
-def _counts(config: NgramTrainingConfig) -> tuple[NgramCounts, list[Example], str | None]:
-    """What was counted, what was held out, and the vocabulary's fingerprint."""
+class _Counted(NamedTuple):
+    """What was counted, what was held out, the vocabulary's fingerprint, the prompts' keys."""
+
+    counts: NgramCounts
+    held_out: list[Example]
+    fingerprint: str | None
+    prompts: NDArray[np.uint64] = NO_PROMPTS
+
+
+def _counted(config: NgramTrainingConfig) -> _Counted:
     if config.import_llama is not None:
         vocab_size, fingerprint = target_vocabulary(config)
-        return read_llama_lookup(config.import_llama, vocab_size), [], fingerprint
+        return _Counted(read_llama_lookup(config.import_llama, vocab_size), [], fingerprint)
     examples, vocab_size, fingerprint = read_examples(config)
     learnt, held_out = split(examples, config.held_out_tokens, config.seed)
     order = max(config.order, *TABLE_ORDERS) if config.has_table else config.order
     counts = count_examples(learnt, order, vocab_size, is_soft=config.soft_labels)
-    return counts, held_out, fingerprint
+    return _Counted(counts, held_out, fingerprint, prompt_keys(learnt))
 
 
 def _table(
