@@ -89,6 +89,7 @@ JOBS ?= 1
 	nice -n 10 cmake --build .peers/src/build -j$(JOBS) --target llama $(LLAMA_TOOLS)
 	CMAKE_ARGS="-DLLAMA_BUILD=OFF -DLLAVA_BUILD=OFF" .peers/llama/bin/python $(PEER_PIP) \
 	  numpy ./.peers/src/llama-cpp-python
+	ln -sf $(CURDIR)/.peers/src/build/bin/libllama.* .peers/llama/lib/
 	@touch $@
 
 # torchvision as published asks for another torch and fails to import beside the CPU build.

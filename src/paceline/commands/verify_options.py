@@ -61,7 +61,8 @@ class QualityOptions:
         str | None,
         option(
             "--llama",
-            help="With --quality: a Python with llama-cpp-python, whose Q8_0 and Q4_0 are rows.",
+            help="With --quality: a Python with llama-cpp-python, whose Q8_0 and Q4_0 are rows, or "
+            "with xllamacpp, which only has F32.",
         ),
     ] = None
     text_tokens: Annotated[

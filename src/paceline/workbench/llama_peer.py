@@ -29,7 +29,7 @@ _PARTS = (
     *("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "attn_q_norm", "attn_k_norm"),
     *("ffn_norm", "ffn_gate", "ffn_up", "ffn_down"),
 )
-_TAIL = 300
+_TAIL = 600
 
 
 def write_gguf(checkpoint: Checkpoint, path: Path) -> None:
@@ -106,7 +106,7 @@ def peer_logits(
     """Logits of all scored tokens by llama.cpp: ``[n, vocab]``, mapped from a file in ``folder``.
 
     Args:
-        python: an interpreter that has llama-cpp-python.
+        python: an interpreter that has llama-cpp-python or xllamacpp.
         source: a float32 GGUF file.
         kind: one of :data:`FORMATS`.
 
