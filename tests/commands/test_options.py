@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from paceline.llm import embedded_model
 from paceline.objective import Objective
 from paceline.training.draft_options import DraftTrainingConfig
 from paceline.training.lm import LMTrainingConfig
+from tests.commands.conftest import Result
 
 
 @pytest.mark.parametrize(
@@ -61,6 +63,14 @@ def test_who_drafts_by_default() -> None:
     assert [config.method for config in drafts_of(None)] == ["ngram_model", "draft_model"]
     assert methods(model="org/other") == ["suffix"]
     assert methods(no_speculation=True, method="prompt_lookup") == []
+
+
+def test_help_names_who_drafts_by_default(cli: Callable[..., Result]) -> None:
+    everyone, embedded = methods()
+    for command in ("run", "serve", "simulate"):
+        said = " ".join(cli(command, "--help").out.split())
+        assert f"(default: {everyone}; for the embedded model {embedded} too" in said
+        assert "its draft model too" not in said
 
 
 def test_what_is_measured_again_and_again_remembers_nothing() -> None:

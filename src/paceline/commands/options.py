@@ -102,6 +102,10 @@ class EngineOptions:
     ] = None
 
 
+DEFAULT_METHOD, EMBEDDED_METHOD = "suffix", "ngram_model"
+"""Who drafts for any model, and who for the embedded one as well, where nothing was said."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class SpeculationOptions:
     """Who drafts."""
@@ -115,7 +119,13 @@ class SpeculationOptions:
         ),
     ] = None
     method: Annotated[
-        str | None, option("--method", help=f"One proposer: {', '.join(METHODS)}, or a plugin's.")
+        str | None,
+        option(
+            "--method",
+            help=f"One proposer: {', '.join(METHODS)}, or a plugin's (default: {DEFAULT_METHOD}; "
+            f"for the embedded model {EMBEDDED_METHOD} too, for others the drafts that lie beside "
+            "them).",
+        ),
     ] = None
     draft: Annotated[
         str | None,

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.commands.options import (
+    DEFAULT_METHOD,
+    EMBEDDED_METHOD,
     EngineOptions,
     RunOptions,
     SamplingOptions,
@@ -43,13 +45,13 @@ def is_embedded(model: str | None) -> bool:
 
 
 def default_speculative_config(model: str | None) -> tuple[SpeculativeConfig, ...]:
-    """Who drafts when nothing was said: ``suffix``, and drafts that a model brings."""
-    suffix = parse_speculative_config({"method": "suffix"})
+    """Who drafts when nothing was said: :data:`DEFAULT_METHOD`, and drafts that a model brings."""
+    everyone = parse_speculative_config({"method": DEFAULT_METHOD})
     drafts = drafts_of(model)
     if is_embedded(model):
         # Its draft model's forward takes a quarter of its own: n-grams alone bring more per second.
-        drafts = tuple(config for config in drafts if config.method == "ngram_model")
-    return (*suffix, *drafts)
+        drafts = tuple(config for config in drafts if config.method == EMBEDDED_METHOD)
+    return (*everyone, *drafts)
 
 
 def drafts_of(model: str | None) -> tuple[SpeculativeConfig, ...]:

@@ -32,8 +32,7 @@ _ROOT = (
 
         Without a prompt: a chat on a terminal, otherwise the prompt is read from standard input.
 
-        Speculation is on: suffix, and with the embedded model its draft model too. It changes the
-        speed and never the tokens.
+        Speculation is on, and changes the speed and never the tokens; --method says who drafts.
         """,
     ),
     Entry(
