@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.commands.compare import Comparison, Pair, comparison_table, verdict
+from paceline.commands.compare_noise import Round
 from paceline.commands.demo import by_kind, demo_prompts, demo_table
 from paceline.commands.prompts import Prompt
 from paceline.commands.report import Figures
@@ -52,6 +53,17 @@ def test_verdict(measured: Comparison, promised: bool, sentence: str) -> None:
     assert verdict(measured, promised) == sentence
 
 
+def test_a_speedup_that_noise_made_is_not_claimed() -> None:
+    measured = comparison(106.0, 2.0)
+    for pair in measured.pairs:
+        pair.rounds = [Round(106.0, 100, 2.0, 40)]
+    said = verdict(measured, True)
+    assert said == (
+        "identical output, and no speed-up can be told, the machine was busy: a plain step took "
+        "21.2 times as long as a speculative one, which does more; measure again"
+    )
+
+
 def test_tables() -> None:
     measured = comparison(4.0, 2.0, 1)
     assert comparison_table(measured).splitlines()[2:] == [
@@ -74,6 +86,7 @@ def test_compare(cli: Cli) -> None:
     document = result.document
     assert result.code == 0
     assert document["identical"] is True
+    assert ("no speed-up can be told" in result.out) == (document["disturbed"] is not None)
     assert document["plain"]["output_tokens"] == document["speculative"]["output_tokens"] == 16
     ratio = document["plain"]["seconds"] / document["speculative"]["seconds"]
     assert document["speedup"] == pytest.approx(ratio)

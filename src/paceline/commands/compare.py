@@ -9,7 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from paceline.commands.compare_noise import Round, why_disturbed
 from paceline.commands.display import Screen, banner, closing_line, table
 from paceline.commands.options import RunOptions
 from paceline.commands.prompts import Encoder, Prompt
@@ -28,13 +30,14 @@ WARM_UP_TOKENS = 16
 
 @dataclass(slots=True)
 class Pair:
-    """Both arms on one group of prompts, summed over repetitions."""
+    """Both arms on one group of prompts, summed over repetitions, each of which is a round."""
 
     first_prompt: int
     plain: Figures = field(default_factory=Figures)
     speculative: Figures = field(default_factory=Figures)
     outputs: list[GenerationOutput] = field(default_factory=list)
     differing: set[int] = field(default_factory=set)
+    rounds: list[Round] = field(default_factory=list)
 
     @property
     def speedup(self) -> float:
@@ -52,6 +55,11 @@ class Comparison:
     def differing(self) -> list[int]:
         """Prompts whose outputs differ, counted from 0."""
         return sorted(index for pair in self.pairs for index in pair.differing)
+
+    @property
+    def disturbed(self) -> str | None:
+        """Why no speed-up can be told; None where one can."""
+        return why_disturbed([each for pair in self.pairs for each in pair.rounds])
 
     def report(self) -> Report:
         plain, speculative = Figures(), Figures()
@@ -105,7 +113,7 @@ def _run_pair(
     params: SamplingParams,
     plain_first: bool,
 ) -> None:
-    arms = [(plain, pair.plain), (speculative, pair.speculative)]
+    arms = [(plain, Figures()), (speculative, Figures())]
     outputs = {}
     for llm, figures in arms if plain_first else reversed(arms):
         began = time.perf_counter()
@@ -115,7 +123,13 @@ def _run_pair(
         for output in found:
             if output.error is not None:
                 raise output.error
-    expected, found = outputs[id(pair.plain)], outputs[id(pair.speculative)]
+    (_, one_arm), (_, other_arm) = arms
+    pair.plain.add_figures(one_arm)
+    pair.speculative.add_figures(other_arm)
+    pair.rounds.append(
+        Round(one_arm.seconds, one_arm.num_steps, other_arm.seconds, other_arm.num_steps)
+    )
+    expected, found = outputs[id(one_arm)], outputs[id(other_arm)]
     pair.outputs = pair.outputs or found
     for index, (one, other) in enumerate(zip(expected, found, strict=True), pair.first_prompt):
         if one.token_ids != other.token_ids or one.finish_reason != other.finish_reason:
@@ -150,8 +164,9 @@ def compare_command(
         comparison = _compared(plain, llm, prompts, params, options, screen)
         _show(comparison, llm, screen)
         if options.json:
-            settings = {"seed": params.seed, "temperature": params.temperature}
-            screen.say(comparison.report().to_json(llm, {**settings, "repeat": options.repeat}))
+            settings: dict[str, Any] = {"seed": params.seed, "temperature": params.temperature}
+            settings |= {"repeat": options.repeat, "disturbed": comparison.disturbed}
+            screen.say(comparison.report().to_json(llm, settings))
         return EXIT_DIFFERENT if comparison.differing and llm.promises_identity else 0
 
 
@@ -214,11 +229,13 @@ def pair_cells(pair: Pair) -> list[str]:
 
 
 def verdict(comparison: Comparison, promises_identity: bool) -> str:
-    """One sentence: identical or not, faster or not, as measured."""
-    report = comparison.report()
+    """One sentence: identical or not, faster or not, as measured, where that can be told."""
+    report, disturbed = comparison.report(), comparison.disturbed
     speedup = report.speedup or 0.0
     rounded = f"{speedup:.2f}x"
-    if rounded == "1.00x":
+    if disturbed is not None:
+        speed = f"and no speed-up can be told, the machine was busy: {disturbed}; measure again"
+    elif rounded == "1.00x":
         speed = "as fast as plain decoding"
     elif speedup > 1.0:
         speed = f"{rounded} faster"

@@ -62,7 +62,12 @@ def demo_command(options: DemoOptions) -> int:
         screen.say(f"\n{demo_table(kinds)}\n")
         screen.say(verdict(comparison, speculative.promises_identity))
         if options.json:
-            results = {"max_tokens": wanted, "repeat": repeat, "kinds": _kind_results(kinds)}
+            results = {
+                "max_tokens": wanted,
+                "repeat": repeat,
+                "disturbed": comparison.disturbed,
+                "kinds": _kind_results(kinds),
+            }
             screen.say(comparison.report().to_json(speculative, results))
     return EXIT_DIFFERENT if comparison.differing else 0
 
