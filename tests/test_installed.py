@@ -8,6 +8,7 @@ metadata, and not that its requirements can be installed.
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -75,6 +76,7 @@ def unpacked(sdist: Path, tmp_path: Path) -> Path:
     return tree
 
 
+@pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
 @pytest.mark.parametrize("source", ["tree", "sdist"])
 def test_an_installed_package_runs_natively(source: str, unpacked: Path, tmp_path: Path) -> None:
     wheel = build("wheel", ROOT if source == "tree" else unpacked, tmp_path)

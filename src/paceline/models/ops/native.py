@@ -39,9 +39,9 @@ def _load() -> ModuleType | Missing:
     try:
         return importlib.import_module(MODULE)
     except ImportError as error:
-        missing = explain(PACKAGE, error)
-        log.warning("without the native kernels, which are several times as fast: %s", missing)
-        return missing
+        found = explain(PACKAGE, error)
+        log.warning("without the native kernels, which are several times as fast: %s", found)
+        return found
 
 
 def explain(package: Path, error: ImportError) -> Missing:
