@@ -89,8 +89,7 @@ DecoderShape shape_of(const Reader& r) {
     s.logits_divisor = r.number<float>("logits_divisor");
     s.logits_softcap = r.number<float>("logits_softcap");
     const std::string activation = r.number<std::string>("activation");
-    check(activation == "silu" || activation == "gelu_tanh", "activation: silu or gelu_tanh");
-    s.activation = activation == "silu" ? Activation::silu : Activation::gelu_tanh;
+    check(find_activation(activation.c_str(), &s.activation), "activation: one that kernels.h names");
     return s;
 }
 

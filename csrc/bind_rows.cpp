@@ -95,10 +95,10 @@ auto rms_norm(const Rows& x, const Vector& weight, float eps) {
 
 auto gated(const Rows& gate_up, const std::string& activation) {
     require(gate_up.shape(1) % 2 == 0, "gate_up needs an even number of columns: two halves");
-    require(activation == "silu" || activation == "gelu_tanh",
-            "activation is '" + activation + "'; allowed are silu, gelu_tanh");
+    Activation kind;
+    require(find_activation(activation.c_str(), &kind),
+            "activation is '" + activation + "'; allowed are silu, gelu_tanh, gelu, relu2");
     const size_t width = gate_up.shape(1) / 2;
-    const Activation kind = activation == "silu" ? Activation::silu : Activation::gelu_tanh;
     const Kernels& use = kernels();
     return each_row(gate_up, width, [&](const float* from, float* to) {
         use.gated(from, size_of(width), kind, to);
@@ -268,6 +268,7 @@ void bind_rows(nb::module_& module) {
     const auto x = nb::arg("x");
     module.def("exp", [](const Rows& rows) { return vector(rows, &Kernels::vector_exp); }, x);
     module.def("tanh", [](const Rows& rows) { return vector(rows, &Kernels::vector_tanh); }, x);
+    module.def("erf", [](const Rows& rows) { return vector(rows, &Kernels::vector_erf); }, x);
     module.def("quantize", &quantize, nb::arg("x"));
     module.def("gather_int8", &gather_int8, nb::arg("data"), nb::arg("scale"), nb::arg("k"),
                nb::arg("ids"), nb::arg("multiplier") = 1.0f);

@@ -57,7 +57,9 @@ struct LinearOut {
     float alpha;            // 1 multiplies nothing
 };
 
-enum class Activation : int { silu = 0, gelu_tanh = 1 };
+enum class Activation : int { silu = 0, gelu_tanh = 1, gelu = 2, relu2 = 3 };
+// The activation of a name, such as "silu". False where there is none.
+bool find_activation(const char* name, Activation* found);
 
 // Keys and values of one layer. K is [blocks, kv_heads, head_dim, 16]: lanes run over tokens.
 // V is [blocks, kv_heads, 16, v_stride], v_stride = head_dim rounded up to 16, its padding zero.
@@ -124,6 +126,7 @@ struct Kernels {
     void (*softcap)(float* x, int n, float cap);  // in place; nothing past the n-th is written
     void (*vector_exp)(const float* x, int n, float* y);
     void (*vector_tanh)(const float* x, int n, float* y);
+    void (*vector_erf)(const float* x, int n, float* y);
     // Row of an int8 weight's packed tiles, dequantised: y[k] = w[row, k] * scale[row] * multiplier.
     void (*gather_int8)(const Int8Weights&, int row, float multiplier, float* y);
     // One KV head of one row of the fused qkv, with its query heads: qk-norm, rotary; queries into

@@ -30,7 +30,7 @@ bool supported() { return LEVEL_SUPPORTED; }
 extern const Kernels LEVEL;
 const Kernels LEVEL = {
     LEVEL_ISA,   supported,   LINEAR_INT8, linear_int4, quantize, rms_norm,
-    gated,       softcap,     vector_exp,  vector_tanh, gather_int8, rotary_kv,
-    attend,      merge,       &sampler_kernels,
+    gated,       softcap,     vector_exp,  vector_tanh, vector_erf, gather_int8,
+    rotary_kv,   attend,      merge,       &sampler_kernels,
 };
 }  // namespace paceline

@@ -1,4 +1,4 @@
-// exp and tanh of 16 lanes, each within 2 ulp of the exact value over all of float32, on every
+// exp, tanh and erf of 16 lanes, each within 2 ulp of the exact value over all of float32, on every
 // level. Pure functions of the lane: no branch looks at another one. NaN gives NaN.
 //
 // The coefficients are minimax fits of the relative error of the whole function, found with the
@@ -47,6 +47,31 @@ inline f32x16 tanh(f32x16 x) {
     const f32x16 large = one - two / (exp(size + size) + one);
     const f32x16 signed_large = select(less(x, zero()), zero() - large, large);
     return select(less(size, splat(0.625f)), small, signed_large);
+}
+
+// An odd polynomial where erf is close to a line; 1 - e^q(|x|) beyond, and 1 from 4 on.
+inline f32x16 erf(f32x16 x) {
+    const f32x16 size = min(splat(4.0f), abs(x));
+    // (erf x - x) / x in u = x^2 up to 0.8125^2, relative error of erf x 3.6e-9
+    const f32x16 u = x * x;
+    f32x16 p = splat(-0x1.53c6ap-11f);
+    p = fma(p, u, splat(0x1.4cbb5ap-8f));
+    p = fma(p, u, splat(-0x1.b75d5ep-6f));
+    p = fma(p, u, splat(0x1.ce272p-4f));
+    p = fma(p, u, splat(-0x1.81272ap-2f));
+    p = fma(p, u, splat(0x1.06eba8p-3f));
+    const f32x16 small = fma(x, p, x);
+    // ln(1 - erf |x|) from 0.8125 to 4, relative error of erf x 2.4e-9
+    f32x16 q = splat(0x1.b32366p-13f);
+    q = fma(q, size, splat(-0x1.9d5ba8p-9f));
+    q = fma(q, size, splat(0x1.732f22p-6f));
+    q = fma(q, size, splat(-0x1.ad3d16p-4f));
+    q = fma(q, size, splat(-0x1.45bfcep-1f));
+    q = fma(q, size, splat(-0x1.20d342p+0f));
+    q = fma(q, size, splat(-0x1.1b4c88p-14f));
+    const f32x16 large = splat(1.0f) - exp(q);
+    const f32x16 signed_large = select(less(x, zero()), zero() - large, large);
+    return select(less(size, splat(0.8125f)), small, signed_large);
 }
 
 }  // namespace

@@ -116,12 +116,35 @@ inline f32x16 gelu_tanh(f32x16 x) {
     return splat(0.5f) * x * (splat(1.0f) + tanh(inner));
 }
 
-void gated(const float* gate_up, int width, Activation act, float* y) {
+// x / 2 * (1 + erf(x / sqrt(2)))
+inline f32x16 gelu(f32x16 x) {
+    return splat(0.5f) * x * (splat(1.0f) + erf(x * splat(0.7071067812f)));
+}
+
+// The square of what is above zero. The order of operands lets a NaN through.
+inline f32x16 relu2(f32x16 x) {
+    const f32x16 above = max(zero(), x);
+    return above * above;
+}
+
+template <f32x16 (*ACTIVE)(f32x16)> void gated_by(const float* gate_up, int width, float* y) {
     const float* up = gate_up + width;
     for (int at = 0; at < width; at += LANES) {
-        const f32x16 gate = load_part(gate_up + at, width - at);
-        const f32x16 active = act == Activation::silu ? silu(gate) : gelu_tanh(gate);
+        const f32x16 active = ACTIVE(load_part(gate_up + at, width - at));
         store_part(y + at, active * load_part(up + at, width - at), width - at);
+    }
+}
+
+void gated(const float* gate_up, int width, Activation act, float* y) {
+    switch (act) {
+        case Activation::silu:
+            return gated_by<silu>(gate_up, width, y);
+        case Activation::gelu_tanh:
+            return gated_by<gelu_tanh>(gate_up, width, y);
+        case Activation::gelu:
+            return gated_by<gelu>(gate_up, width, y);
+        case Activation::relu2:
+            return gated_by<relu2>(gate_up, width, y);
     }
 }
 
@@ -148,6 +171,12 @@ void vector_exp(const float* x, int n, float* y) {
 void vector_tanh(const float* x, int n, float* y) {
     for (int at = 0; at < n; at += LANES) {
         store_part(y + at, tanh(load_part(x + at, n - at)), n - at);
+    }
+}
+
+void vector_erf(const float* x, int n, float* y) {
+    for (int at = 0; at < n; at += LANES) {
+        store_part(y + at, erf(load_part(x + at, n - at)), n - at);
     }
 }
 

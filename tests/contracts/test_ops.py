@@ -106,7 +106,7 @@ def test_other_rows_may_be_anything(ops: Any) -> None:
 
 
 @pytest.mark.parametrize("width", [8, 44, 172, 864, 3000])
-@pytest.mark.parametrize("name", ["silu", "gelu_tanh", "softcap", "rms_norm"])
+@pytest.mark.parametrize("name", ["silu", "gelu_tanh", "gelu", "relu2", "softcap", "rms_norm"])
 def test_row_kernels_stand_alone(ops: Any, name: str, width: int) -> None:
     x = torch.randn(48, 2 * width) * 4
     weight = torch.rand(2 * width)
@@ -134,6 +134,8 @@ def test_row_kernels_are_right(ops: Any) -> None:
     torch.testing.assert_close(
         ops.gated_activation(x, "gelu_tanh"), F.gelu(gate, approximate="tanh") * up
     )
+    torch.testing.assert_close(ops.gated_activation(x, "gelu"), F.gelu(gate) * up)
+    torch.testing.assert_close(ops.gated_activation(x, "relu2"), F.relu(gate) ** 2 * up)
     torch.testing.assert_close(ops.softcap(x, 3.0), 3.0 * torch.tanh(x / 3.0))
     weight = torch.rand(88)
     torch.testing.assert_close(ops.rms_norm(x, weight, 1e-5), F.rms_norm(x, (88,), weight, 1e-5))

@@ -78,6 +78,14 @@ def test_bfloat16_embeddings_of_gemma_are_scaled_as_in_training(tmp_path: Path) 
     assert config.embedding_multiplier == torch.tensor(60**0.5).bfloat16().item() != 60**0.5
 
 
+@pytest.mark.parametrize(
+    "activation", ["gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "relu2", "swish"]
+)
+def test_activations(tmp_path: Path, activation: str) -> None:
+    model = save_model("llama", tmp_path, hidden_act=activation)
+    close(Driver.of(tmp_path).chunk(TOKENS), want(model, TOKENS))
+
+
 def test_long_factors_rule_a_long_context(tmp_path: Path) -> None:
     """Beyond the trained length the other table is used, for the whole text."""
     model = save_model("phi3-long", tmp_path)

@@ -94,6 +94,13 @@ def test_tree(checkpoint: Checkpoint, level: str) -> None:
     close(native.chunk([33]), reference.chunk([33]))
 
 
+@pytest.mark.parametrize("activation", ["gelu", "relu2"])
+def test_activations(tmp_path: Path, level: str, activation: str) -> None:
+    save_model("llama", tmp_path, hidden_act=activation)
+    native, reference = drivers(load_checkpoint(tmp_path, with_tokenizer=False))
+    close(native.chunk(TOKENS), reference.chunk(TOKENS))
+
+
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 def test_chunks_do_not_change_a_bit(checkpoint: Checkpoint, level: str, dtype: str) -> None:
     whole, parts = (Driver(checkpoint, max_len=64, ops=CpuOps(dtype)) for _ in range(2))

@@ -1,4 +1,4 @@
-"""exp and tanh against float64, in units in the last place, over all of float32."""
+"""exp, tanh and erf against float64, in units in the last place, over all of float32."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import torch
 
 import paceline._native as native
 
-FUNCTIONS = {"exp": np.exp, "tanh": np.tanh}
+FUNCTIONS = {
+    "exp": np.exp,
+    "tanh": np.tanh,
+    "erf": lambda x: torch.erf(torch.from_numpy(x)).numpy(),
+}
 
 
 @pytest.fixture(params=native.isas(), autouse=True)
@@ -55,7 +60,7 @@ def test_within_two_ulps(name: str, bits: np.ndarray) -> None:
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_float_around_the_seams(name: str) -> None:
-    seams = [0.0, 0.625, 0.34657359, 9.01, 88.722839, 89.0, 87.336544, 103.97208, 104.0]
+    seams = [0.0, 0.625, 0.8125, 4.0, 0.346574, 9.01, 88.722839, 89.0, 87.3365, 103.97208, 104.0]
     bits = np.array(seams, np.float32).view(np.uint32).astype(np.int64)[:, None]
     near = from_bits(np.maximum(bits + np.arange(-2000, 2000), 0).ravel())
     x = np.concatenate([near, -near])[None]
@@ -68,6 +73,7 @@ def test_values_without_an_ulp() -> None:
     x = np.array([[np.nan, np.inf, -np.inf, 0.0, -0.0, 1e30, -1e30]], np.float32)
     np.testing.assert_array_equal(native.exp(x)[0], [np.nan, np.inf, 0, 1, 1, np.inf, 0])
     np.testing.assert_array_equal(native.tanh(x)[0], [np.nan, 1, -1, 0, 0, 1, -1])
+    np.testing.assert_array_equal(native.erf(x)[0], [np.nan, 1, -1, 0, 0, 1, -1])
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

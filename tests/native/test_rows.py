@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 import paceline._native as native
-from paceline.models.ops.reference import ReferenceOps
+from paceline.models.ops.reference import ACTIVATIONS, ReferenceOps
 
 WIDTHS = [1, 15, 16, 17, 40, 63, 64, 65, 100, 128, 300, 1024]
 REFERENCE = ReferenceOps("float32", deterministic=False)
@@ -106,22 +106,27 @@ def test_rms_norm(n: int) -> None:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_gated(width: int, activation: str) -> None:
     x = normal(4, 2 * width, seed=width, scale=4.0)
     gate, up = torch.from_numpy(x).double().chunk(2, dim=1)
-    active = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
-    exact = (active * up).numpy()
+    exact = (ACTIVATIONS[activation](gate) * up).numpy()
     np.testing.assert_allclose(native.gated(x, activation), exact, rtol=2e-6, atol=2e-6)
 
 
 def test_gated_far_from_zero() -> None:
     gate = np.array([[-1e38, -200.0, -90.0, 90.0, 1e30, np.inf, -np.inf, np.nan]], np.float32)
     x = np.concatenate([gate, np.ones_like(gate)], axis=1)
-    for activation in ("silu", "gelu_tanh"):
+    for activation in ("silu", "gelu_tanh", "gelu"):
         y = native.gated(x, activation)[0]
         np.testing.assert_allclose(y[:5], [0.0, 0.0, 0.0, 90.0, 1e30], rtol=1e-6, atol=1e-30)
         assert not np.isfinite(y[5:]).any()
+
+
+def test_relu2_far_from_zero() -> None:
+    gate = np.array([[-1e38, -np.inf, -0.0, 3.0, 1e30, np.inf, np.nan]], np.float32)
+    y = native.gated(np.concatenate([gate, np.ones_like(gate)], axis=1), "relu2")[0]
+    np.testing.assert_array_equal(y, [0, 0, 0, 9, np.inf, np.inf, np.nan])
 
 
 @pytest.mark.parametrize("n", WIDTHS)
@@ -135,6 +140,8 @@ ROW_KERNELS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "rms_norm": lambda x: native.rms_norm(x, normal(x.shape[1], seed=2), 1e-6),
     "silu": lambda x: native.gated(x, "silu"),
     "gelu_tanh": lambda x: native.gated(x, "gelu_tanh"),
+    "gelu": lambda x: native.gated(x, "gelu"),
+    "relu2": lambda x: native.gated(x, "relu2"),
     "softcap": lambda x: native.softcap(x, 5.0),
     "quantised": lambda x: native.quantize(x)[0].astype(np.float32),
     "scales": lambda x: native.quantize(x)[1],
@@ -150,7 +157,7 @@ def test_rows_are_independent(name: str) -> None:
         np.testing.assert_array_equal(kernel(x[rows]), whole[rows])
 
 
-@pytest.mark.parametrize("name", ["rms_norm", "silu", "gelu_tanh"])
+@pytest.mark.parametrize("name", ["rms_norm", "silu", "gelu_tanh", "gelu"])
 def test_non_finite_values_stay_visible_in_their_row(name: str) -> None:
     x = with_bad_values(normal(5, 90))
     finite = np.isfinite(ROW_KERNELS[name](x)).all(axis=1)
@@ -285,7 +292,7 @@ def test_wrong_shapes_are_refused() -> None:
         native.rms_norm(x, normal(5), 1e-5)
     with pytest.raises(ValueError, match="even number of columns"):
         native.gated(normal(2, 5), "silu")
-    with pytest.raises(ValueError, match="allowed are silu, gelu_tanh"):
+    with pytest.raises(ValueError, match="allowed are silu, gelu_tanh, gelu, relu2"):
         native.gated(x, "relu")
     with pytest.raises(ValueError, match="not positive"):
         native.softcap(x, 0.0)

@@ -21,9 +21,15 @@ DTYPES = ("float32", "bfloat16", "float16")
 _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_tanh": "gelu_tanh",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
     "gelu_new": "gelu_tanh",
+    "gelu_tanh": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "relu2": "relu2",
 }
 _HEADED = ("ForCausalLM", "ForConditionalGeneration")
 
@@ -51,7 +57,7 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
         architecture=name,
         **sizes,
         norm_eps=fields.number("rms_norm_eps", 1e-12, 0.1),
-        activation=_activation(fields),
+        activation=_activation(fields, family),
         tie_embeddings=tied,
         rope=rope,
         local_rope=local if window and local != rope else None,
@@ -151,8 +157,9 @@ def _draft_vocab_size(fields: Fields, vocab_size: int, tied: bool) -> int:
     return rows
 
 
-def _activation(fields: Fields) -> str:
-    name = fields.text("hidden_activation") or fields.text("hidden_act")
+def _activation(fields: Fields, family: Family) -> str:
+    # Gemma's hidden_act is a former name, which says what the models were not trained with.
+    name = fields.text("hidden_activation" if family.gemma else "hidden_act")
     if name not in _ACTIVATIONS:
         raise UnsupportedModelError(
             f"activation {name!r} is not supported; supported are {', '.join(_ACTIVATIONS)}"

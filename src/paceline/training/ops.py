@@ -8,7 +8,7 @@ their checkpoint names, tied embeddings included.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
 from paceline.models.ops.base import Tensor
+from paceline.models.ops.reference import ACTIVATIONS
 
 COMPUTE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -200,7 +201,7 @@ class TrainingOps:
 
     def gated_activation(self, gate_up: Tensor, activation: str) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
-        return _ACTIVATIONS[activation](gate) * up
+        return ACTIVATIONS[activation](gate) * up
 
     def softcap(self, x: Tensor, cap: float) -> Tensor:
         return torch.tanh(x.float() / cap) * cap
@@ -217,13 +218,6 @@ class TrainingOps:
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, config: ModelConfig, batch: DenseBatch
     ) -> Tensor:
         return batch.attend(layer, q, k, v, config)
-
-
-def _gelu_tanh(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
-
-
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu_tanh": _gelu_tanh}
 
 
 def differentiable_decoder(

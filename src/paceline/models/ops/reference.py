@@ -156,7 +156,7 @@ class ReferenceOps:
 
     def gated_activation(self, gate_up: Tensor, activation: str) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
-        return self._elementwise(_ACTIVATIONS[activation], gate).mul_(up)
+        return self._elementwise(ACTIVATIONS[activation], gate).mul_(up)
 
     def softcap(self, x: Tensor, cap: float) -> Tensor:
         return self._elementwise(torch.tanh, x / cap).mul_(cap)
@@ -273,7 +273,16 @@ def _gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu_tanh": _gelu_tanh}
+def _relu2(x: Tensor) -> Tensor:
+    return F.relu(x).square()
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu_tanh": _gelu_tanh,
+    "gelu": F.gelu,
+    "relu2": _relu2,
+}
 
 
 def _has_onednn() -> bool:
