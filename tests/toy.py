@@ -68,7 +68,7 @@ def toy_tensors(seed: int = 0, config: ModelConfig = TOY, noise: float = 0.0) ->
         p = f"model.layers.{i}."
         for norm in ("input_layernorm", "post_attention_layernorm"):
             tensors[f"{p}{norm}.weight"] = torch.ones(c.hidden_size)
-        for norm in ("q_norm", "k_norm"):
+        for norm in ("q_norm", "k_norm") if c.qk_norm else ():
             tensors[f"{p}self_attn.{norm}.weight"] = torch.ones(c.head_dim)
     tensors["model.norm.weight"] = torch.ones(c.hidden_size)
     if noise:

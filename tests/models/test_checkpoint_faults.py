@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from paceline.errors import ModelLoadError, UnsupportedModelError
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.decoder import Decoder
+from paceline.models.ops.native import why_not_native
+from paceline.models.ops.packing import Packer
 from paceline.models.ops.reference import ReferenceOps
+from paceline.models.packed_folder import write_packed
 from tests.models.reference import edit, save_folder
 
 NAME = "model.layers.1.mlp.up_proj.weight"
@@ -130,6 +134,118 @@ def test_absurd_sizes_fail_before_memory_is_taken(folder: Path) -> None:
     edit(folder / "config.json", hidden_size=1 << 16, intermediate_size=1 << 19, head_dim=4096)
     with pytest.raises(ModelLoadError, match="has shape"):
         decode_with(load_checkpoint(folder))
+
+
+# --- what would be misread -----------------------------------------------------------------------
+
+
+def change(folder: Path, **tensors: torch.Tensor | None) -> None:
+    """Add, replace or (None) remove tensors; a double underscore stands for a dot."""
+    stored = load_file(folder / "model.safetensors")
+    for name, tensor in tensors.items():
+        stored.pop(name.replace("__", "."), None)
+        if tensor is not None:
+            stored[name.replace("__", ".")] = tensor
+    save_file(stored, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("key", ["compression_config", "quantization_config"])
+def test_quantised_checkpoints_say_so(folder: Path, key: str) -> None:
+    edit(folder / "config.json", **{key: {"quant_method": "compressed-tensors"}})
+    with pytest.raises(UnsupportedModelError, match=r"quantised \(compressed-tensors\)"):
+        load_checkpoint(folder)
+
+
+@pytest.mark.parametrize("backend", [ReferenceOps, Packer])
+@pytest.mark.parametrize("name", [NAME, "model.embed_tokens.weight", "model.norm.weight"])
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (torch.float8_e4m3fn, "F8_E4M3"),
+        (torch.float8_e5m2, "F8_E5M2"),
+        (torch.int8, "I8"),
+        (torch.uint8, "U8"),
+    ],
+)
+def test_types_that_are_no_weights(
+    folder: Path, name: str, kind: torch.dtype, said: str, backend: Any
+) -> None:
+    if backend is Packer and why_not_native() is not None:
+        pytest.skip(str(why_not_native()))
+    stored = load_file(folder / "model.safetensors")[name]
+    change(folder, **{name: stored.to(kind)})
+    checkpoint = load_checkpoint(folder)
+    with pytest.raises(UnsupportedModelError, match=f"{name} is of type {said}, .* quantised"):
+        Decoder(checkpoint.config, checkpoint.tensors, backend("int8"), 32)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        NAME + "_scale_inv",
+        NAME + "_scale",
+        "model.layers.0.self_attn.q_proj.bias",
+        "model.layers.0.mlp.gate.weight",
+        "model.layers.2.mlp.up_proj.weight",
+        "lm_head.bias",
+        "d2t",
+        "score.weight",
+    ],
+)
+def test_tensors_without_a_use_are_named(folder: Path, name: str) -> None:
+    change(folder, **{name: torch.ones(4)})
+    with pytest.raises(UnsupportedModelError, match=f"no use for 1 of .* tensors: {name};"):
+        decode_with(load_checkpoint(folder))
+
+
+def test_many_tensors_without_a_use_are_counted(folder: Path) -> None:
+    change(folder, **{f"x{i}": torch.ones(1) for i in range(9)})
+    with pytest.raises(UnsupportedModelError, match=r"no use for 9 of .*: x0, x1, x2, x3, \.\.\.;"):
+        decode_with(load_checkpoint(folder))
+
+
+def test_a_checkpoint_with_something_left_is_not_converted(folder: Path) -> None:
+    change(folder, score__weight=torch.ones(1))
+    if why_not_native() is not None:
+        pytest.skip(str(why_not_native()))
+    with pytest.raises(UnsupportedModelError, match=r"score\.weight"):
+        write_packed(load_checkpoint(folder), folder / "out", Packer("int8"))
+    assert not (folder / "out" / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.1.self_attn.rotary_emb.inv_freq",
+        "model.rotary_emb.inv_freq",
+        "model.layers.0.self_attn.masked_bias",
+        "t2d",
+        "vision_tower.encoder.weight",
+        "model.multi_modal_projector.linear_1.weight",
+        "mtp.fc.weight",
+    ],
+)
+@pytest.mark.parametrize("load_format", ["mmap", "memory"])
+def test_harmless_tensors_are_passed_over(folder: Path, name: str, load_format: str) -> None:
+    change(folder, **{name: torch.ones(4)})
+    assert decode_with(load_checkpoint(folder, load_format=load_format)).layers
+
+
+def test_a_tied_head_may_be_stored_if_it_is_the_embedding(folder: Path) -> None:
+    edit(folder / "config.json", tie_word_embeddings=True)
+    embedding = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    change(folder, lm_head__weight=embedding.clone())
+    assert decode_with(load_checkpoint(folder)).layers
+    embedding[-1, -1] += 1
+    change(folder, lm_head__weight=embedding)
+    with pytest.raises(ModelLoadError, match=r"tie_word_embeddings, but lm_head\.weight is not"):
+        decode_with(load_checkpoint(folder))
+
+
+def test_a_tensor_under_two_names(folder: Path) -> None:
+    change(folder, **{f"language_model.{NAME}": torch.ones(112, 64)})
+    with pytest.raises(ModelLoadError, match=f"{NAME} is there twice"):
+        load_checkpoint(folder)
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,17 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import ModelLoadError, UnsupportedModelError
 from paceline.models.checkpoint import load_checkpoint
-from tests.models.gguf_writing import convert, tokenizer_metadata
+from paceline.models.decoder import Decoder
+from paceline.models.ops.reference import ReferenceOps
+from tests.models.gguf_writing import convert, tokenizer_metadata, write_gguf
+from tests.models.reference import make_model
 from tests.models.vocabularies import byte_level_json
 
 
@@ -128,3 +132,28 @@ def test_any_damage_is_our_error_or_none(
     data[at : at + len(noise)] = noise
     with contextlib.suppress(ModelLoadError):
         load_bytes(tmp_path_factory.getbasetemp(), bytes(data))
+
+
+def with_extra(tmp_path: Path, *names: str) -> Decoder:
+    model = make_model("llama")
+    extra = {name: np.ones(8) for name in names}
+    path = write_gguf(tmp_path / "m.gguf", model.config, model.state_dict(), extra_tensors=extra)
+    checkpoint = load_checkpoint(path, with_tokenizer=False)
+    return Decoder(checkpoint.config, checkpoint.tensors, ReferenceOps(), 32)
+
+
+@pytest.mark.parametrize(
+    "name", ["blk.0.attn_q.scale", "blk.1.attn_q.bias", "blk.0.ffn_gate_inp.weight", "cls.weight"]
+)
+def test_tensors_without_a_use_are_named(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"no use for 1 of .* tensors: \S+;"):
+        with_extra(tmp_path, name)
+
+
+def test_one_of_two_tables_of_rotary_factors(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"rope_factors_short\.weight .* alone"):
+        with_extra(tmp_path, "rope_factors_long.weight")
+
+
+def test_rotary_tables_are_computed_anew(tmp_path: Path) -> None:
+    assert with_extra(tmp_path, "blk.0.attn_rot_embd.weight").layers

@@ -26,7 +26,8 @@ FLAGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("flags", FLAGS.values(), ids=FLAGS)
 def test_logits_are_the_engines(flags: dict[str, Any]) -> None:
-    config, tensors = dataclasses.replace(TOY, **flags), toy_tensors()
+    config = dataclasses.replace(TOY, **flags)
+    tensors = toy_tensors(config=config)
     with torch.no_grad():
         decoder = differentiable_decoder(config, tensors, TrainingOps(), TOKENS.shape[1])
         logits = decoder.logits(dense_hidden(decoder, TOKENS)).view(*TOKENS.shape, -1)
@@ -37,7 +38,8 @@ def test_logits_are_the_engines(flags: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("flags", FLAGS.values(), ids=FLAGS)
 def test_growing_in_pieces_changes_nothing(flags: dict[str, Any]) -> None:
-    config, tensors = dataclasses.replace(TOY, **flags), toy_tensors()
+    config = dataclasses.replace(TOY, **flags)
+    tensors = toy_tensors(config=config)
     with torch.no_grad():
         decoder = differentiable_decoder(config, tensors, TrainingOps(), TOKENS.shape[1])
         whole = dense_hidden(decoder, TOKENS).view(*TOKENS.shape, -1)

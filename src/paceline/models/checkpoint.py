@@ -22,6 +22,7 @@ from paceline.models.hf_fields import Fields
 from paceline.models.json_file import read_json
 from paceline.models.packed_folder import PackedFormat, packed_format
 from paceline.models.safetensors_files import SafetensorsFolder
+from paceline.models.stored import StoredTensors
 from paceline.models.tokenizer import Tokenizer
 
 LOAD_FORMATS = ("mmap", "memory")
@@ -55,6 +56,17 @@ class Checkpoint:
     hf_config: Mapping[str, Any] = field(default_factory=dict)
     quantised: str | None = None
     packed: PackedFormat | None = None
+
+    def first_layers(self, count: int) -> Checkpoint:
+        """The model's first layers as a model of their own."""
+        beyond = tuple(f"model.layers.{i}." for i in range(count, self.config.num_layers))
+        names = [name for name in self.tensors if not name.startswith(beyond)]
+        tensors = self.tensors
+        if isinstance(tensors, StoredTensors):
+            tensors = tensors.only(names)
+        else:
+            tensors = {name: tensors[name] for name in names}
+        return dataclasses.replace(self, config=self.config.first_layers(count), tensors=tensors)
 
 
 def load_checkpoint(
@@ -101,7 +113,7 @@ def _from_folder(folder: Path, name: str, in_memory: bool, with_tokenizer: bool)
     config = config_from_hf(raw)
     tensors = SafetensorsFolder(folder, in_memory=in_memory)
     if config.tie_embeddings:  # one matrix, under either name
-        tensors.alias(_EMBEDDING, "lm_head.weight")
+        tensors.rename("lm_head.weight", _EMBEDDING)
     if not _says_dtype(raw) and _EMBEDDING in tensors:
         raw = {**raw, "dtype": str(tensors[_EMBEDDING].dtype).removeprefix("torch.")}
         config = config_from_hf(raw)

@@ -34,6 +34,7 @@ class Decoder:
 
     Raises:
         ModelLoadError: a tensor is missing or has another shape than the configuration says.
+        UnsupportedModelError: a tensor is of a type that is no weight, or has no use.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Decoder:
         self.pruned_head = reader.pruned_head()
         self.layers = [reader.layer(i) for i in range(config.num_layers)]
         self.norm = reader.norm("model.norm.weight", config.hidden_size)
+        reader.check_all_used()
         reader.log_rounding()
         give_back_freed()
         self.rope = self._tables(config.rope)

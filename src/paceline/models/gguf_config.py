@@ -23,6 +23,8 @@ from paceline.models.hf_config import config_from_hf
 # In the largest models of these architectures the attention scale is taken from the width; the
 # metadata does not say so, and every reader of the format goes by the number of layers.
 _SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
+ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+"""Rotary factors, which the configuration tells."""
 _FLOAT_TYPES = {0: "float32", 1: "float16", 30: "bfloat16"}
 
 
@@ -210,12 +212,13 @@ def _stored_factors(
         values: list[float] = read(name).float().tolist()
         return values
 
-    both = factors("rope_freqs.weight")
+    both, short, long = map(factors, ROPE_TENSORS)
     if both is not None:  # the rule of Llama 3, worked out by the converter
         entry = {"short_factor": both, "long_factor": both, "attention_factor": 1.0}
         return {"rope_type": "longrope", "factor": 1.0, **entry}
-    short, long = factors("rope_factors_short.weight"), factors("rope_factors_long.weight")
-    if short is None or long is None:
+    if (short is None) != (long is None):
+        raise ModelLoadError(f"{container.path} has one of {' and '.join(ROPE_TENSORS[1:])} alone")
+    if short is None:
         return {}
     attention = keys.get("rope.scaling.attn_factor")
     entry = {"short_factor": short, "long_factor": long, "attention_factor": attention}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,12 @@ import torch
 
 from paceline.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from paceline.models.config import ModelConfig
-from paceline.models.gguf_config import architecture_of, config_from_gguf, hf_config_from_gguf
+from paceline.models.gguf_config import (
+    ROPE_TENSORS,
+    architecture_of,
+    config_from_gguf,
+    hf_config_from_gguf,
+)
 from paceline.models.gguf_container import MAGIC, GgufContainer, TensorInfo, read_container
 from paceline.models.gguf_names import Place, place_of
 from paceline.models.gguf_tokenizer import tokenizer_from_gguf
@@ -159,10 +164,10 @@ class GgufTensors(StoredTensors):
         self._config = config
         self._reader = reader
         architecture = architecture_of(container)
-        self._where: dict[str, tuple[str, Place]] = {}
+        self._where = {}  # name -> (its name in the file, Place)
         for stored in container.tensors:
-            place = place_of(architecture, stored)
-            if place is not None:
+            if stored not in ROPE_TENSORS:  # told as a part of the configuration
+                place = place_of(architecture, stored)
                 self._where[place.name] = (stored, place)
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -221,13 +226,3 @@ class GgufTensors(StoredTensors):
     def release(self, name: str) -> None:
         if name in self._where:
             self._reader.release(self._where[name][0])
-
-    # Mapping's own version of this waits for a KeyError.
-    def __contains__(self, name: object) -> bool:
-        return name in self._where
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._where)
-
-    def __len__(self) -> int:
-        return len(self._where)

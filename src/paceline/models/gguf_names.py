@@ -63,15 +63,15 @@ class Place:
     minus_one: bool = False
 
 
-def place_of(architecture: str, stored: str) -> Place | None:
-    """The place of a stored tensor; None for tensors that are not weights of the decoder."""
+def place_of(architecture: str, stored: str) -> Place:
+    """The place of a stored tensor; those that are no weights of a decoder keep their name."""
     gemma = architecture.startswith("gemma")
     if stored in _TOP:
         return Place(_TOP[stored], minus_one=gemma and stored == "output_norm.weight")
     match = _IN_BLOCK.fullmatch(stored)
     names = _GEMMA_BLOCK if gemma else _PHI_BLOCK if architecture == "phi3" else _BLOCK
     if match is None or match[2] not in names:
-        return None
+        return Place(stored)
     index, part, kind = match.groups()
     turned = architecture in _INTERLEAVED and part in ("attn_q", "attn_k")
     return Place(

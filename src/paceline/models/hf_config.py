@@ -31,6 +31,7 @@ _ACTIVATIONS = {
     "gelu_accurate": "gelu_tanh",
     "relu2": "relu2",
 }
+_QUANTISED = ("quantization_config", "compression_config")  # the second is a former name
 _HEADED = ("ForCausalLM", "ForConditionalGeneration")
 
 
@@ -79,7 +80,7 @@ def _text_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:
         return raw
     if not isinstance(text, Mapping):
         raise ModelLoadError("the model configuration says text_config, but it is not an object")
-    shared = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id", "quantization_config")
+    shared = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id", *_QUANTISED)
     return {**{key: raw[key] for key in shared if key in raw}, **text}
 
 
@@ -97,12 +98,13 @@ def _family(raw: Mapping[str, Any]) -> tuple[str, Family]:
             f"{', '.join(map(str, heads))[:80]} does not generate text; a model whose architecture "
             f"ends in {' or '.join(_HEADED)} is needed"
         )
-    if raw.get("quantization_config"):
-        kind = fields.mapping("quantization_config").get("quant_method", "unknown")
-        raise UnsupportedModelError(
-            f"the checkpoint is quantised ({str(kind)[:40]}); use its unquantised form with "
-            "--dtype int8, or a GGUF file"
-        )
+    for key in _QUANTISED:
+        if raw.get(key):
+            kind = fields.mapping(key).get("quant_method", "unknown")
+            raise UnsupportedModelError(
+                f"the checkpoint is quantised ({str(kind)[:40]}); use its unquantised form with "
+                "--dtype int8, or a GGUF file"
+            )
     if raw.get("use_bidirectional_attention"):
         raise UnsupportedModelError("models with bidirectional attention are not supported")
     return name, FAMILIES[name]

@@ -112,6 +112,7 @@ def _write_into(folder: Path, checkpoint: Checkpoint, packer: Packer) -> int:
         reader.layer(index)
         shards.add(reader.take_recorded())
     reader.norm("model.norm.weight", checkpoint.config.hidden_size)
+    reader.check_all_used()
     shards.add(reader.take_recorded())
     shards.finish()
     reader.log_rounding()

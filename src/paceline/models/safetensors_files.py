@@ -9,7 +9,7 @@ import json
 import math
 import mmap
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,24 +55,32 @@ class SafetensorsFolder(StoredTensors):
 
     def __init__(self, folder: Path, *, in_memory: bool = False) -> None:
         self._folder = folder
-        self._where: dict[str, tuple[_MappedFile, str]] = {}  # name -> (file, its name there)
+        self._where = {}  # name -> (file, its name there)
         files = [_MappedFile(path) for path in _weight_files(folder)]
         self.metadata = [file.metadata for file in files]
         for file in files:
             for stored in file.entries:
-                self._where[_plain_name(stored)] = (file, stored)
+                self._add(_plain_name(stored), file, stored)
         self._read: dict[str, torch.Tensor] = {}
         if in_memory:
             for name in self._where:
                 self._read[name] = self[name].clone()
                 self.release(name)
 
-    def alias(self, name: str, stored_as: str) -> None:
-        """Let ``name``, where it is not stored, mean what is stored under another name."""
+    def _add(self, name: str, file: _MappedFile, stored: str) -> None:
+        if name in self._where:
+            other, stored_there = self._where[name]
+            raise ModelLoadError(
+                f"{name} is there twice: {stored_there} in {other.path} and {stored} in {file.path}"
+            )
+        self._where[name] = (file, stored)
+
+    def rename(self, stored_as: str, name: str) -> None:
+        """Call what is stored under one name by another, where nothing is stored under that."""
         if name not in self._where and stored_as in self._where:
-            self._where[name] = self._where[stored_as]
+            self._where[name] = self._where.pop(stored_as)
             if stored_as in self._read:
-                self._read[name] = self._read[stored_as]
+                self._read[name] = self._read.pop(stored_as)
 
     def __getitem__(self, name: str) -> torch.Tensor:
         if name in self._read:
@@ -80,7 +88,8 @@ class SafetensorsFolder(StoredTensors):
         if name not in self._where:
             raise ModelLoadError(f"the checkpoint in {self._folder} has no tensor {name}")
         file, stored = self._where[name]
-        return file.tensor(stored)
+        found: torch.Tensor = file.tensor(stored)
+        return found
 
     def type_of(self, name: str) -> str:
         file, stored = self._where[name]
@@ -90,16 +99,6 @@ class SafetensorsFolder(StoredTensors):
         if name in self._where:
             file, stored = self._where[name]
             file.release(stored)
-
-    # Mapping's own version of this waits for a KeyError.
-    def __contains__(self, name: object) -> bool:
-        return name in self._where
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._where)
-
-    def __len__(self) -> int:
-        return len(self._where)
 
 
 class _MappedFile:
@@ -117,7 +116,7 @@ class _MappedFile:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except (SafetensorError, OSError, RuntimeError, ValueError, struct.error) as error:
             raise ModelLoadError(f"{path} is not a complete safetensors file: {error}") from error
-        self._path = path
+        self.path = path
         self._start = 8 + size
         self.entries.pop("__metadata__", None)
 
@@ -126,8 +125,8 @@ class _MappedFile:
         kind, shape = _TYPES.get(entry["dtype"]), entry["shape"]
         if kind is None:
             raise ModelLoadError(
-                f"tensor {stored} in {self._path} is of type {entry['dtype']}; supported are "
-                f"{', '.join(_TYPES)}"
+                f"tensor {stored} in {self.path} is of type {entry['dtype']}, which is not "
+                "supported; use another form of the model"
             )
         count, (first, last) = math.prod(shape), self._bytes(stored)
         if count == 0:

@@ -5,9 +5,10 @@ Owns what a source of weights may offer beyond a lookup; knows no format and no 
 
 from __future__ import annotations
 
+import copy
 import mmap
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Self
 
 import torch
 
@@ -15,7 +16,18 @@ PAGE = mmap.PAGESIZE
 
 
 class StoredTensors(Mapping[str, torch.Tensor]):
-    """Lazy mapping; a lookup of what is not there raises ``ModelLoadError``."""
+    """Lazy mapping; a lookup of what is not there raises ``ModelLoadError``.
+
+    Subclasses fill ``_where`` with what finds each tensor.
+    """
+
+    _where: dict[str, Any]
+
+    def only(self, names: Iterable[str]) -> Self:
+        """The same without the other tensors."""
+        found = copy.copy(self)
+        found._where = {name: self._where[name] for name in names}
+        return found
 
     def type_of(self, name: str) -> str:
         """The stored type, by the format's own name."""
@@ -39,7 +51,16 @@ class StoredTensors(Mapping[str, torch.Tensor]):
     def release(self, name: str) -> None:
         """Let go of the pages through which a tensor was read; it can be read again."""
 
-    # Mapping's own version of this waits for a KeyError.
+    # Mapping's own versions of these wait for a KeyError.
+    def __contains__(self, name: object) -> bool:
+        return name in self._where
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._where)
+
+    def __len__(self) -> int:
+        return len(self._where)
+
     def get(self, name: str, default: Any = None) -> Any:
         return self[name] if name in self else default  # noqa: SIM401 (this is `get`)
 

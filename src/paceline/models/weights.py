@@ -17,14 +17,16 @@ from typing import Any
 
 import torch
 
-from paceline.errors import ModelLoadError
+from paceline.errors import ModelLoadError, UnsupportedModelError
 from paceline.models.config import ModelConfig
+from paceline.models.leftovers import check_leftovers
 from paceline.models.ops.base import PackedLinear, PackedOps, Tensor, WeightOps
 from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
 from paceline.models.stored import StoredTensors
 
 log = logging.getLogger(__name__)
 EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
+_COMPARED_ROWS = 1024  # at once, of an embedding and a head
 
 
 @dataclass(slots=True)
@@ -50,11 +52,27 @@ class WeightReader:
         self._config = config
         self._ops = ops
         self._rounded: Counter[str] = Counter()  # tensors per stored type
+        self._used: set[str] = set()
 
     def take(self, name: str, *shape: int) -> Tensor:
         tensor = self._tensors[name]
         self._check_shape(name, tuple(tensor.shape), shape)
+        self._used.add(name)
         return tensor
+
+    def floats(self, name: str, *shape: int) -> Tensor:
+        """A tensor of weights, which can be of a type with floats of 16 bits or more alone."""
+        tensor = self.take(name, *shape)
+        self._check_floats(name, tensor)
+        return tensor
+
+    def _check_floats(self, name: str, tensor: Tensor) -> None:
+        if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
+            kind = self._type_of(name, str(tensor.dtype).removeprefix("torch."))
+            raise UnsupportedModelError(
+                f"tensor {name} is of type {kind}, which is no weight by itself: the checkpoint is "
+                "quantised. Use its unquantised form with --dtype int8, or a GGUF file"
+            )
 
     @staticmethod
     def _check_shape(name: str, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
@@ -64,7 +82,7 @@ class WeightReader:
             )
 
     def norm(self, name: str, size: int) -> Tensor:
-        weight = self.take(name, size).float()
+        weight = self.floats(name, size).float()
         return self._ops.pack_vector(weight + 1.0 if self._config.norm_plus_one else weight)
 
     def linear(self, names: list[str], fused: str, outs: list[int], width: int, bias: bool) -> Any:
@@ -74,13 +92,13 @@ class WeightReader:
         if fused + ".weight" in self._tensors:
             names, outs = [fused], [sum(outs)]
         pairs = list(zip(names, outs, strict=True))
-        vector = torch.cat([self.take(f"{n}.bias", out) for n, out in pairs]) if bias else None
+        vector = torch.cat([self.floats(f"{n}.bias", out) for n, out in pairs]) if bias else None
         with _naming(fused):
             packed = self._from_blocks(names, sum(outs), width, vector)
             if packed is None:
-                parts = [self.take(f"{n}.weight", out, width) for n, out in pairs]
+                parts = [self.floats(f"{n}.weight", out, width) for n, out in pairs]
                 packed = self._from_floats(parts, sum(outs), width, vector)
-                self._rounded.update(self._type_of(f"{name}.weight") for name in names)
+                self._rounded.update(self._type_of(f"{name}.weight", "floats") for name in names)
         self._release([f"{name}.weight" for name in names])
         return packed
 
@@ -101,6 +119,7 @@ class WeightReader:
                 f"{', '.join(names)}: {rows} rows of Q4_0 blocks; the configuration needs "
                 f"{n} of {width} weights"
             )
+        self._used.update(f"{name}.weight" for name in names)
         return ops.pack_q4_0(partial(_stacked_rows, blocks), n, width, bias)
 
     def _from_floats(self, parts: list[Tensor], n: int, width: int, bias: Tensor | None) -> Any:
@@ -113,6 +132,8 @@ class WeightReader:
         """The embedding and the head; they may be one object where they are tied."""
         c, ops = self._config, self._ops
         size, rows = (c.vocab_size, c.hidden_size), (c.num_logits, c.hidden_size)
+        if c.tie_embeddings and HEAD + ".weight" in self._tensors:
+            self._check_tied()
         if _is_packed(self._tensors, EMBEDDING):
             embedding = self._adopted(EMBEDDING, *size, bias=False)
             return embedding, embedding if c.tie_embeddings else self._adopted(HEAD, *rows, False)
@@ -121,11 +142,25 @@ class WeightReader:
             if c.tie_embeddings:
                 return embedding, embedding
             return embedding, self._packed_by_rows(ops, HEAD, *rows)
-        table = self.take(EMBEDDING + ".weight", *size)
+        table = self.floats(EMBEDDING + ".weight", *size)
         embedding = ops.pack_embedding(table)
         if c.tie_embeddings:
             return embedding, ops.pack_head(table, embedding)
-        return embedding, ops.pack_head(self.take(HEAD + ".weight", *rows), None)
+        return embedding, ops.pack_head(self.floats(HEAD + ".weight", *rows), None)
+
+    def _check_tied(self) -> None:
+        """A head that is stored although it is tied must be the embedding, which is used for it."""
+        names = EMBEDDING + ".weight", HEAD + ".weight"
+        embedding, head = (self.floats(name, *self._tensors[name].shape) for name in names)
+        slices = zip(embedding.split(_COMPARED_ROWS), head.split(_COMPARED_ROWS), strict=False)
+        same = all(torch.equal(ours.float(), theirs.float()) for ours, theirs in slices)
+        if not same or embedding.shape != head.shape:
+            raise ModelLoadError(
+                f"the configuration says tie_word_embeddings, but {names[1]} is not {names[0]}; "
+                "if the model has a head of its own, set tie_word_embeddings to false in its "
+                "config.json"
+            )
+        self._release([*names])
 
     def pruned_head(self) -> PrunedHead | None:
         """Which tokens the head has; None where it has all."""
@@ -139,6 +174,8 @@ class WeightReader:
         weight, tensors = name + ".weight", self._tensors
         assert isinstance(tensors, StoredTensors)
         self._check_shape(weight, tensors.shape_of(weight), size)
+        self._check_floats(weight, tensors.rows(weight, 0, 1))
+        self._used.add(weight)
         with _naming(name):
             packed = ops.pack_rows(partial(tensors.rows, weight), *size)
         self._release([weight])
@@ -152,6 +189,7 @@ class WeightReader:
         if any((f"{name}.{key}" in self._tensors) != there for key, there in wanted.items()):
             keys = ", ".join(key for key, there in wanted.items() if there)
             raise ModelLoadError(f"{name} is not packed as the configuration says: not as {keys}")
+        self._used.update(f"{name}.{key}" for key, there in wanted.items() if there)
         with _naming(name):
             data, scale, vector = (
                 self._tensors[f"{name}.{key}"].numpy() if there else None
@@ -188,6 +226,10 @@ class WeightReader:
     def _post_norm(self, name: str) -> Tensor | None:
         return self.norm(name, self._config.hidden_size) if self._config.post_norms else None
 
+    def check_all_used(self) -> None:
+        """Raise :class:`UnsupportedModelError` where the checkpoint has more than what was read."""
+        check_leftovers(self._tensors, self._used)
+
     def log_rounding(self) -> None:
         """Say what was rounded to 4 bits while loading, and how much that changed it."""
         ops = self._ops
@@ -198,9 +240,9 @@ class WeightReader:
                 100 * ops.rounding.relative,
             )
 
-    def _type_of(self, name: str) -> str:
+    def _type_of(self, name: str, default: str) -> str:
         tensors = self._tensors
-        return tensors.type_of(name) if isinstance(tensors, StoredTensors) else "floats"
+        return tensors.type_of(name) if isinstance(tensors, StoredTensors) else default
 
     def _release(self, names: list[str]) -> None:
         if isinstance(self._tensors, StoredTensors):

@@ -162,7 +162,7 @@ def load_model(folder: str | Path) -> TrainableModel:
     raw = read_json(folder / "config.json")
     tensors = SafetensorsFolder(folder)
     if config_from_hf(raw).tie_embeddings:
-        tensors.alias("model.embed_tokens.weight", "lm_head.weight")
+        tensors.rename("lm_head.weight", "model.embed_tokens.weight")
     # Copies, because a file that is mapped here may be replaced or trained in place.
     fixed = {name: tensors[name].clone() for name in tensors if name in FIXED}
     trained = [name for name in tensors if name not in FIXED]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
@@ -43,9 +42,8 @@ def open_draft(config: SpeculativeConfig, target: TargetInfo) -> Checkpoint:
     if config.method == "self":
         if target.checkpoint is None:
             raise ConfigError('method "self" drafts with the target, and none is loaded here')
-        shape = target.checkpoint.config
-        layers = num_draft_layers(config, shape.num_layers)
-        return replace(target.checkpoint, config=shape.first_layers(layers))
+        most = target.checkpoint.config.num_layers
+        return target.checkpoint.first_layers(num_draft_layers(config, most))
     assert config.model is not None
     return load_checkpoint(config.model, with_tokenizer=target.fingerprint is not None)
 
