@@ -18,6 +18,7 @@ from paceline.models.ops.native import why_not_native
 from paceline.models.ops.packing import Packer
 from paceline.models.ops.reference import ReferenceOps
 from paceline.models.packed_folder import write_packed
+from paceline.proposers.ngram_model.file import read_tables
 from tests.models.reference import edit, save_folder
 
 NAME = "model.layers.1.mlp.up_proj.weight"
@@ -134,6 +135,28 @@ def test_absurd_sizes_fail_before_memory_is_taken(folder: Path) -> None:
     edit(folder / "config.json", hidden_size=1 << 16, intermediate_size=1 << 19, head_dim=4096)
     with pytest.raises(ModelLoadError, match="has shape"):
         decode_with(load_checkpoint(folder))
+
+
+POINTER = b"""version https://git-lfs.github.com/spec/v1
+oid sha256:4665a5ea423c2713d436b5ee50593a9640e0018c1550b5a0002f74190d6caea8
+size 267862680
+"""
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_a_pointer_of_git_lfs(folder: Path, name: str) -> None:
+    (folder / name).write_bytes(POINTER)
+    with pytest.raises(ModelLoadError, match=f"{name} is .* a pointer of Git LFS .*git lfs pull"):
+        load_checkpoint(folder)
+
+
+def test_a_pointer_of_git_lfs_in_place_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(POINTER)
+    with pytest.raises(ModelLoadError, match="git lfs pull"):
+        load_checkpoint(path)
+    with pytest.raises(ModelLoadError, match="git lfs pull"):
+        read_tables(path)
 
 
 # --- what would be misread -----------------------------------------------------------------------

@@ -17,6 +17,7 @@ import torch
 from paceline.errors import ConfigError, ModelLoadError
 from paceline.models.config import ModelConfig
 from paceline.models.gguf_file import MAGIC, load_gguf
+from paceline.models.git_lfs import HEAD_BYTES, check_fetched
 from paceline.models.hf_config import config_from_hf
 from paceline.models.hf_fields import Fields
 from paceline.models.json_file import read_json
@@ -136,10 +137,11 @@ def _says_dtype(raw: Mapping[str, Any]) -> bool:
 def _from_file(path: Path, in_memory: bool, with_tokenizer: bool) -> Checkpoint:
     try:
         with path.open("rb") as file:
-            magic = file.read(len(MAGIC))
+            head = file.read(HEAD_BYTES)
     except OSError as error:
         raise ModelLoadError(f"cannot read {path}: {error.strerror or error}") from error
-    if magic != MAGIC:
+    check_fetched(path, head)
+    if not head.startswith(MAGIC):
         raise ModelLoadError(
             f"{path} is not a GGUF file; for safetensors, give the folder that holds them and "
             "config.json"

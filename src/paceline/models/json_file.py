@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ModelLoadError
+from paceline.models.git_lfs import check_fetched
 
 MAX_JSON_BYTES = 64 << 20
 
@@ -15,13 +16,15 @@ def read_text(path: Path, limit: int = MAX_JSON_BYTES) -> str:
     """The file's text.
 
     Raises:
-        ModelLoadError: it cannot be read, is larger than ``limit`` bytes, or is not UTF-8.
+        ModelLoadError: it cannot be read, is larger than ``limit`` bytes, is not UTF-8, or was not
+            fetched by Git LFS.
     """
     try:
         with path.open("rb") as file:
             data = file.read(limit + 1)
     except OSError as error:
         raise ModelLoadError(f"cannot read {path}: {error.strerror or error}") from error
+    check_fetched(path, data)
     if len(data) > limit:
         raise ModelLoadError(f"{path} is larger than {limit} bytes, the most that is read of it")
     try:

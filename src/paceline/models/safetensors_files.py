@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from paceline.errors import ModelLoadError
+from paceline.models.git_lfs import HEAD_BYTES, check_fetched
 from paceline.models.json_file import read_json
 from paceline.models.stored import StoredTensors, drop_pages
 
@@ -106,6 +107,8 @@ class _MappedFile:
 
     def __init__(self, path: Path) -> None:
         try:
+            with path.open("rb") as file:
+                check_fetched(path, file.read(HEAD_BYTES))
             # The library checks the header: names, types, and that the offsets tile the file.
             with safe_open(str(path), framework="pt", device="cpu") as checked:
                 self.metadata: Mapping[str, str] = checked.metadata() or {}

@@ -18,6 +18,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from paceline.errors import ModelLoadError
+from paceline.models.git_lfs import HEAD_BYTES, check_fetched
 from paceline.proposers.ngram_model.tables import (
     MAX_BUCKET_BITS,
     MAX_CONTINUATIONS,
@@ -121,6 +122,7 @@ def parse_tables(data: bytes | mmap.mmap, name: str) -> NgramTables:
 
 def _header(data: bytes | mmap.mmap, name: str) -> tuple[int, bytes, int, int, int, int]:
     """Order, fingerprint, size of the vocabulary, flags, tokens and prompts, all checked."""
+    check_fetched(name, data[:HEAD_BYTES])
     if len(data) < _DATA_AT or data[:8] != MAGIC:
         raise ModelLoadError(f"{name} is no n-gram model; paceline train ngram makes one")
     _, version, order, size, digest, fingerprint, vocab_size, flags, num_tokens = (
