@@ -40,7 +40,7 @@ def test_architectures(tmp_path: Path, family: str) -> None:
     driver = Driver.of(tmp_path / "model.gguf", max_len=64)
     torch.testing.assert_close(driver.chunk(TOKENS), want(model, TOKENS), atol=1e-4, rtol=1e-4)
     config = driver.checkpoint.config
-    assert driver.checkpoint.name == "a tiny model"
+    assert driver.checkpoint.name == "model.gguf"
     assert (config.bos_token_id, config.eos_token_ids) == (1, (2,))
     assert config.dtype == "float32"
 

@@ -150,6 +150,10 @@ def test_a_model_is_asked_for_by_the_name_it_was_given(tmp_path: Path) -> None:
     folder = tmp_path / "some-model"
     folder.mkdir()
     assert default_names(str(folder)) == ("some-model", str(folder))
+    blob, link = tmp_path / "4665a5ea", tmp_path / "some-model.gguf"
+    blob.write_bytes(b"")
+    link.symlink_to(blob)
+    assert default_names(str(link)) == ("some-model.gguf", str(link))
     assert default_names("org/model") == ("org/model",)
     assert default_names(None) == default_names(embedded_model("target")) == ("embedded",)
 

@@ -125,11 +125,14 @@ def server_config(options: ServeOptions) -> ServerConfig:
 
 
 def default_names(model: str | None) -> tuple[str, ...]:
-    """A model is asked for as it was named here, and by its folder's name alone."""
+    """A model is asked for as it was named here, and by its folder's or file's name alone."""
     if model is None or is_embedded(model):
         return (EMBEDDED_NAME,)
     path = Path(model)
-    name = path.resolve().name if path.exists() else model
+    if path.is_file():  # not that of a cache's own file, where it is a link to one
+        name = path.name
+    else:
+        name = path.resolve().name if path.exists() else model
     return tuple(dict.fromkeys((name, model)))
 
 

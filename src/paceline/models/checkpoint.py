@@ -42,7 +42,7 @@ class Checkpoint:
         tensors: lazy mapping from Hugging Face names to tensors; a lookup of what is not there
             raises :class:`ModelLoadError`.
         tokenizer: None when it was not asked for.
-        name: for banners and listings.
+        name: for banners and listings: the folder's, the file's, or the hub id.
         generation: the model's own generation defaults, by their Hugging Face names.
         hf_config: the configuration as a ``config.json`` would say it, dtype included.
         quantised: ``int4`` where most of the weights are Q4_0 already, otherwise None.
@@ -151,7 +151,7 @@ def _from_file(path: Path, in_memory: bool, with_tokenizer: bool) -> Checkpoint:
         model.config,
         model.tensors,
         model.tokenizer,
-        model.name,
+        path.name,  # what the metadata say is often the name of a training run
         hf_config=model.hf_config,
         quantised="int4" if model.tensors.mostly_q4 else None,
     )

@@ -41,7 +41,6 @@ class GgufModel:
     config: ModelConfig
     tensors: GgufTensors
     tokenizer: Tokenizer | None
-    name: str
     hf_config: Mapping[str, Any]
 
 
@@ -58,9 +57,7 @@ def load_gguf(path: Path, *, in_memory: bool = False, with_tokenizer: bool = Tru
     told = hf_config_from_gguf(container, reader.read)
     config = config_from_gguf(container, told)
     tokenizer = tokenizer_from_gguf(container.metadata, str(path)) if with_tokenizer else None
-    title = container.metadata.get("general.name")
-    name = title if isinstance(title, str) and title else path.stem
-    return GgufModel(config, GgufTensors(container, config, reader), tokenizer, name, told)
+    return GgufModel(config, GgufTensors(container, config, reader), tokenizer, told)
 
 
 class TensorReader:
