@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import doctest
 import queue
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from paceline.errors import (
 from paceline.llm import embedded_model
 from paceline.outputs import Job
 from paceline.request import StepOutput
+from paceline.structured_outputs import StructuredOutputs
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 PROMPTS = [
@@ -210,6 +212,40 @@ def test_a_request_can_decline_speculation(speculative: LLM) -> None:
     counters = speculative.generate(PROMPTS[0], params).completions[0].counters
     assert counters.num_draft_tokens == 0
     assert counters.num_steps == 8
+
+
+@pytest.fixture(scope="module")
+def without_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    folder = tmp_path_factory.mktemp("model") / "bare"
+    shutil.copytree(
+        embedded_model("target"), folder, ignore=shutil.ignore_patterns("tokenizer*.json")
+    )
+    with LLM(str(folder), speculative_config={"method": "suffix"}) as llm:
+        yield llm
+
+
+def test_a_model_without_a_tokenizer_takes_and_gives_token_ids(
+    plain: LLM, without_tokenizer: LLM
+) -> None:
+    ids = plain.encode(PROMPTS[0])
+    output = without_tokenizer.generate(ids, GREEDY)
+    assert output.token_ids == plain.generate(ids, GREEDY).token_ids
+    assert output.text == ""
+    steps = list(without_tokenizer.stream(ids, GREEDY))
+    assert [token for step in steps for token in step.token_ids] == output.token_ids
+    end = SamplingParams(temperature=0.0, stop_token_ids=(output.token_ids[3],))
+    assert without_tokenizer.generate(ids, end).finish_reason == "stop"
+
+
+def test_what_needs_texts_is_refused_without_a_tokenizer(without_tokenizer: LLM) -> None:
+    for prompt in (PROMPTS[0], [{"role": "user", "content": "hi"}]):
+        with pytest.raises(ConfigError, match="bare has no tokenizer; pass token ids"):
+            without_tokenizer.generate(prompt)
+    with pytest.raises(RequestError, match="bare has no tokenizer; use stop_token_ids"):
+        without_tokenizer.generate([5], SamplingParams(stop="a"))
+    shaped = SamplingParams(structured_outputs=StructuredOutputs(regex="a+"))
+    with pytest.raises(RequestError, match="needs a tokenizer, and the model has none"):
+        without_tokenizer.generate([5], shaped)
 
 
 def test_prompt_logprobs(plain: LLM) -> None:

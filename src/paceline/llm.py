@@ -215,9 +215,17 @@ class LLM:
         return self._grammars.constraints(spec, wish.n) if spec is not None else []
 
     def _stop_checkers(self, token_ids: list[int], wish: SamplingParams) -> list[StopChecker]:
-        """One per sample; none without a tokenizer."""
+        """One per sample; none without a tokenizer.
+
+        Raises:
+            RequestError: there are stop strings, and no tokenizer to tell them by.
+        """
         tokenizer = self._built.checkpoint.tokenizer
         if tokenizer is None:
+            if wish.stop:
+                raise RequestError(
+                    f"stop holds strings, and {self.model} has no tokenizer; use stop_token_ids"
+                )
             return []
         cut = wish.include_stop_str_in_output
         return [TextStream(tokenizer, token_ids, wish.stop, cut) for _ in range(wish.n)]

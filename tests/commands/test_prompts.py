@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.commands.prompts import Encoder, Prompt, read_prompts
-from paceline.errors import RequestError, TemplateError
+from paceline.errors import ConfigError, RequestError, TemplateError
 from paceline.llm import embedded_model
 from paceline.models.tokenizer import Tokenizer
 
@@ -29,12 +29,14 @@ def test_each_kind_of_row(tmp_path: Path) -> None:
         "",
         {"id": 3, "question": "b\u2028c"},
         {"turns": ["d", "e"]},
+        {"prompt": [5, 6]},
         {"messages": CHAT},
     )
     assert read_prompts(path) == [
         Prompt("a", "code"),
         Prompt("b\u2028c"),
         Prompt("d"),
+        Prompt((5, 6)),
         Prompt(tuple(CHAT)),
     ]
 
@@ -51,7 +53,10 @@ def test_a_line_separator_inside_a_text_ends_no_row(tmp_path: Path) -> None:
         ('["a"]', "a row is an object, not list"),
         ({"text": "a"}, "one of prompt, question, turns, messages"),
         ({"prompt": ""}, "not empty"),
-        ({"prompt": ["a"]}, "prompt must be a text"),
+        ({"prompt": ["a"]}, "prompt must be a text, or token ids, that is not empty"),
+        ({"prompt": []}, "prompt must be a text"),
+        ({"prompt": [True]}, "prompt must be a text"),
+        ({"question": [1]}, "question must be a text that is not empty"),
         ({"turns": []}, "turns must be a list"),
         ({"turns": [1]}, "turns must be a list"),
         ({"messages": []}, "at least one message"),
@@ -107,6 +112,15 @@ class TestEncoder:
             Encoder(self.plain, chat=True).encode("hi")
         with pytest.raises(RequestError, match="--no-chat"):
             Encoder(self.chatty, chat=False).encode(CHAT)
+
+    def test_token_ids_are_themselves(self) -> None:
+        for encoder in (Encoder(None), Encoder(self.chatty), Encoder(self.plain, chat=False)):
+            assert encoder.encode((7, 5)) == [7, 5]
+
+    def test_texts_need_a_tokenizer(self) -> None:
+        for content in ("hi", "", CHAT):
+            with pytest.raises(ConfigError, match="no tokenizer"):
+                Encoder(None).encode(content)
 
     def test_errors_say_which_prompt(self) -> None:
         prompts = [Prompt("fine"), Prompt("lone \ud800")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from paceline.commands import talk
 from paceline.commands.display import Screen
 from paceline.commands.prompts import Encoder
 from paceline.commands.resolve import default_speculative_config
-from paceline.llm import LLM
+from paceline.llm import LLM, embedded_model
 from paceline.sampling_params import SamplingParams
 from tests.commands.conftest import Result
 
@@ -59,6 +60,25 @@ def test_one_prompt(cli: Cli) -> None:
     assert "identical to plain decoding" in banner
     assert closing.startswith("12 tokens, ")
     assert "mean acceptance length" in closing
+
+
+def test_a_model_without_a_tokenizer(cli: Cli, tmp_path: Path) -> None:
+    """Prompts come as token ids, and so do answers; what needs texts says that it cannot be had."""
+    bare, rows = tmp_path / "bare", tmp_path / "rows.jsonl"
+    shutil.copytree(
+        embedded_model("target"), bare, ignore=shutil.ignore_patterns("tokenizer*.json")
+    )
+    rows.write_text('{"prompt": [300, 301, 302]}\n')
+    options = ("--prompts", rows, "--max-tokens", "6", "--temperature", "0")
+    whole = cli("run", *options, "--json").document["outputs"][0]
+    result = cli("run", bare, *options, "--json")
+    assert result.code == 0
+    assert result.document["outputs"][0] == {**whole, "text": ""}
+    assert result.out.splitlines()[0].split() == [str(token) for token in whole["token_ids"]]
+    assert cli("run", bare, *options, "--compare").code == 0
+    refused = cli("run", bare, "-p", "hello")
+    assert refused.code == 2
+    assert "the model has no tokenizer" in refused.err
 
 
 def test_answers_of_a_shape(cli: Cli, tmp_path: Path) -> None:

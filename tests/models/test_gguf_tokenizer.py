@@ -113,6 +113,12 @@ def test_bad_vocabularies(tmp_path: Path, change: dict[str, Any], words: str) ->
         load_checkpoint(vocabulary_file(tmp_path, {**meta, **change}))
 
 
+def test_a_file_without_a_vocabulary_has_no_tokenizer(tmp_path: Path) -> None:
+    assert load_checkpoint(vocabulary_file(tmp_path, {})).tokenizer is None
+    no_vocab = {"tokenizer.ggml.model": "no_vocab"}
+    assert load_checkpoint(vocabulary_file(tmp_path, no_vocab)).tokenizer is None
+
+
 @pytest.mark.parametrize(
     "change", [{"tokenizer.ggml.scores": [0.0]}, {"tokenizer.ggml.tokens": ["a" * 2000]}]
 )

@@ -102,6 +102,11 @@ def test_mapped_weights_are_not_copied(folder: Path, monkeypatch: pytest.MonkeyP
     assert stored in seen
 
 
+def test_a_model_without_a_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    assert load_checkpoint(pack(folder, "int8")).tokenizer is None
+
+
 def test_shards(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_folder, "SHARD_BYTES", 1)
     out = pack(folder, "int8")

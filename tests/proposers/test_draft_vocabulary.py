@@ -126,3 +126,13 @@ def test_texts_need_a_tokenizer(tmp_path: Path) -> None:
     folder = draft_folder(tmp_path, other().tokenizer)
     with pytest.raises(ConfigError, match="without a tokenizer"):
         built(folder, None, use_heterogeneous_vocab=True)
+
+
+def test_a_draft_without_a_tokenizer(tmp_path: Path) -> None:
+    """It drafts where it has as many tokens as the target; to translate texts it cannot serve."""
+    folder = toy_folder(tmp_path)
+    assert isinstance(built(folder, letters().tokenizer), DraftModelProposer)
+    with pytest.raises(ConfigError, match="without tokenizers a draft model needs as many"):
+        built(folder, letters().tokenizer, VOCAB + 1)
+    with pytest.raises(ConfigError, match=f"needs texts, and {folder.name} has no tokenizer"):
+        built(folder, letters().tokenizer, use_heterogeneous_vocab=True)

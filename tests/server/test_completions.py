@@ -173,4 +173,6 @@ def test_a_model_without_a_tokenizer_takes_ids() -> None:
     [choice] = complete(app, [1, 2], logprobs=0, return_origins=True)["choices"]
     assert choice["text"] == ""
     assert choice["logprobs"]["tokens"] == ["token_id:5", "token_id:6", "token_id:0"]
-    assert "tokenizer" in refused(app, PATH, {"prompt": "text"})["message"]
+    refusal = refused(app, PATH, {"prompt": "text"})
+    assert "the model has no tokenizer; send token ids" in refusal["message"]
+    assert refusal["param"] is None

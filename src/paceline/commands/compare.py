@@ -178,7 +178,7 @@ def _compared(
     options: RunOptions,
     screen: Screen,
 ) -> Comparison:
-    encoder = Encoder(speculative.tokenizer, options.chat, not options.no_thinking)
+    encoder = Encoder(speculative.checkpoint.tokenizer, options.chat, not options.no_thinking)
     ids = encoder.encode_all(prompts)
     group_size = options.max_num_seqs or 1
     groups = -(-len(ids) // group_size) * options.repeat

@@ -49,19 +49,27 @@ class OriginSplitter:
 
     A step's text is not its tokens' text: characters can be unfinished and stop strings held back.
     So each token's share is counted apart, and the text that arrives is dealt out by these counts.
+
+    Args:
+        tokenizer: None shows token ids.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, prompt_token_ids: Sequence[int]) -> None:
         # Here because the command line must start without torch and tokenizers.
         from paceline.models.detokenizer import IncrementalDecoder
 
-        self._decoder = IncrementalDecoder(tokenizer, prompt_token_ids)
+        self._decoder = (
+            None if tokenizer is None else IncrementalDecoder(tokenizer, prompt_token_ids)
+        )
         self._shares: deque[tuple[int, str]] = deque()
 
     def split(
         self, token_ids: Sequence[int], origins: Sequence[str], text: str
     ) -> list[tuple[str, str]]:
-        """Pieces as (text, origin); together they are exactly ``text``."""
+        """Pieces as (text, origin); together they are exactly ``text``, where there is any."""
+        if self._decoder is None:
+            ids = zip(token_ids, origins, strict=True)
+            return [(f"{token_id} ", origin) for token_id, origin in ids]
         for token_id, origin in zip(token_ids, origins, strict=True):
             self._shares.append((len(self._decoder.push(token_id)), origin))
         pieces = []

@@ -188,8 +188,8 @@ class PromptOptions:
         str | None,
         option(
             "--prompts",
-            help="A JSONL file: each row has prompt, question, turns (the first is asked) or "
-            "messages.",
+            help="A JSONL file: each row has prompt (a text or token ids), question, turns (the "
+            "first is asked) or messages.",
         ),
     ] = None
     chat: Annotated[

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import RequestError
+from paceline.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
     from paceline.models.tokenizer import Tokenizer
@@ -22,9 +22,10 @@ KEYS = ("prompt", "question", "turns", "messages")
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A text, or a chat as a list of messages; ``kind`` is the file's own word for it, if any."""
+    """A text, a chat as a list of messages, or token ids; ``kind`` is the file's own word for it,
+    if any."""
 
-    content: str | tuple[Mapping[str, Any], ...]
+    content: str | tuple[Mapping[str, Any], ...] | tuple[int, ...]
     kind: str = ""
 
 
@@ -62,9 +63,13 @@ def _parse_row(line: str, place: str) -> Prompt:
         return Prompt(_messages(value, place), str(row.get("kind", "")))
     if key == "turns":
         value = value[0] if isinstance(value, list) and value else None
-    if not isinstance(value, str) or not value:
-        wanted = "a list that begins with a text" if key == "turns" else "a text"
-        raise RequestError(f"{place}: {key} must be {wanted} that is not empty")
+    if key == "prompt" and isinstance(value, list) and all(type(item) is int for item in value):
+        value = tuple(value)
+    elif not isinstance(value, str):
+        value = None
+    if not value:
+        wanted = {"turns": "a list that begins with a text", "prompt": "a text, or token ids,"}
+        raise RequestError(f"{place}: {key} must be {wanted.get(key, 'a text')} that is not empty")
     return Prompt(value, str(row.get("kind", "")))
 
 
@@ -82,36 +87,51 @@ class Encoder:
     """Prompts to token ids, by a model's chat template where it is wanted.
 
     Attributes:
+        tokenizer: None lets token ids through alone.
         chat: whether texts become the first message of a chat; None means if there is a template.
         thinking: False asks the template to leave thoughts out.
     """
 
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None
     chat: bool | None = None
     thinking: bool = True
 
     @property
     def uses_chat(self) -> bool:
-        return self.tokenizer.has_chat_template if self.chat is None else self.chat
+        return self._tokenizer.has_chat_template if self.chat is None else self.chat
 
-    def encode(self, content: str | Sequence[Mapping[str, Any]]) -> list[int]:
-        """Token ids of a text or a chat.
+    @property
+    def _tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise ConfigError(
+                "the model has no tokenizer, so it can read no text; give --prompts a file of "
+                'token ids, with rows such as {"prompt": [1, 2, 3]}'
+            )
+        return self.tokenizer
+
+    def encode(self, content: str | Sequence[Mapping[str, Any]] | Sequence[int]) -> list[int]:
+        """Token ids of a text or a chat; token ids as they are.
 
         Raises:
+            ConfigError: a text or a chat, and there is no tokenizer.
             RequestError: a chat where templates are switched off, or the text cannot be encoded.
             TemplateError: the template is missing, or refuses the messages.
         """
         if isinstance(content, str):
             if not self.uses_chat:
-                return self.tokenizer.encode(content)
-            content = [{"role": "user", "content": content}]
-        elif self.chat is False:
-            raise RequestError(
-                "a list of messages needs the chat template, which --no-chat rules out"
-            )
+                return self._tokenizer.encode(content)
+            messages: list[Any] = [{"role": "user", "content": content}]
+        else:
+            messages = list(content)
+            if isinstance(messages[0], int):
+                return messages
+            if self.chat is False:
+                raise RequestError(
+                    "a list of messages needs the chat template, which --no-chat rules out"
+                )
         options: dict[str, Any] = {} if self.thinking else {"enable_thinking": False}
-        text = self.tokenizer.apply_chat_template(content, **options)
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        text = self._tokenizer.apply_chat_template(messages, **options)
+        return self._tokenizer.encode(text, add_special_tokens=False)
 
     def encode_all(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Like :meth:`encode`, for each; errors say which prompt it was."""

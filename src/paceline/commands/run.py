@@ -62,9 +62,11 @@ def run_command(options: RunOptions) -> int:
     with open_llm(options, speculative) as llm:
         screen = Screen(llm.proposers)
         screen.note(banner(llm))
-        if options.no_thinking and not llm.tokenizer.template_mentions("enable_thinking"):
+        tokenizer = llm.checkpoint.tokenizer
+        knows_thinking = tokenizer is not None and tokenizer.template_mentions("enable_thinking")
+        if options.no_thinking and not knows_thinking:
             screen.note("--no-thinking has no effect: the chat template does not know thinking")
-        encoder = Encoder(llm.tokenizer, options.chat, not options.no_thinking)
+        encoder = Encoder(tokenizer, options.chat, not options.no_thinking)
         clock = llm.call(lambda engine: StepClock(engine).start()) if options.trace else None
         if prompts is None:
             code = talk(llm, encoder, params, screen)
@@ -146,7 +148,7 @@ def _answer_one(
     """Stream the answer as it is made."""
     screen.legend()
     completion = Completion(0)
-    splitter = OriginSplitter(llm.tokenizer, prompt)
+    splitter = OriginSplitter(llm.checkpoint.tokenizer, prompt)
     llm.reset_stats()
     began = time.perf_counter()
     for output in llm.stream(prompt, params):
@@ -181,7 +183,7 @@ def _answer_batch(
 def show(llm: LLM, prompt: Sequence[int], output: GenerationOutput, screen: Screen) -> None:
     """Print a finished answer, coloured as if it streamed; its error if it has one."""
     answer = output.completions[0]
-    splitter = OriginSplitter(llm.tokenizer, prompt)
+    splitter = OriginSplitter(llm.checkpoint.tokenizer, prompt)
     screen.write(splitter.split(answer.token_ids, answer.origins, answer.text))
     screen.end_line()
     if output.error is not None:

@@ -129,10 +129,9 @@ def default_names(model: str | None) -> tuple[str, ...]:
     if model is None or is_embedded(model):
         return (EMBEDDED_NAME,)
     path = Path(model)
-    if path.is_file():  # not that of a cache's own file, where it is a link to one
-        name = path.name
-    else:
-        name = path.resolve().name if path.exists() else model
+    # A folder may be called ".", and a file may be a link to one that has a hash for a name.
+    named = path if path.is_file() else path.resolve()
+    name = named.name if path.exists() else model
     return tuple(dict.fromkeys((name, model)))
 
 

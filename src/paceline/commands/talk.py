@@ -52,7 +52,7 @@ def talk(llm: LLM, encoder: Encoder, params: SamplingParams, screen: Screen) -> 
 def _answer(llm: LLM, prompt: list[int], params: SamplingParams, screen: Screen) -> str:
     """Stream one answer up to its end or an interrupt; returns its text."""
     completion = Completion(0)
-    splitter = OriginSplitter(llm.tokenizer, prompt)
+    splitter = OriginSplitter(llm.checkpoint.tokenizer, prompt)
     llm.reset_stats()
     began = time.perf_counter()
     try:

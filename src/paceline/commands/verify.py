@@ -112,7 +112,7 @@ def verify_command(options: VerifyOptions) -> int:
         if not llm.proposers:
             raise PacelineError("no proposer could be built, so there is nothing to verify")
         arms = Arms(plain, llm)
-        ids = Encoder(llm.tokenizer, options.chat, not options.no_thinking).encode_all(prompts)
+        ids = Encoder(source.tokenizer, options.chat, not options.no_thinking).encode_all(prompts)
         for work in _rounds(options, arms, ids, configs):
             arms.run(work)
             screen.note(_progress(arms.tally, options.num_tokens))

@@ -6,6 +6,7 @@ Owns what a source *is*; the formats are read elsewhere. Builds no decoder.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from paceline.models.safetensors_files import SafetensorsFolder
 from paceline.models.stored import StoredTensors
 from paceline.models.tokenizer import Tokenizer
 
+log = logging.getLogger(__name__)
 LOAD_FORMATS = ("mmap", "memory")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 # Never code, never pickles.
@@ -41,7 +43,7 @@ class Checkpoint:
         config: its shape and flags.
         tensors: lazy mapping from Hugging Face names to tensors; a lookup of what is not there
             raises :class:`ModelLoadError`.
-        tokenizer: None when it was not asked for.
+        tokenizer: None where there is none, or it was not asked for.
         name: for banners and listings: the folder's, the file's, or the hub id.
         generation: the model's own generation defaults, by their Hugging Face names.
         hf_config: the configuration as a ``config.json`` would say it, dtype included.
@@ -79,7 +81,7 @@ def load_checkpoint(
         source: a folder with ``config.json`` and safetensors, a GGUF file, or ``org/name`` of a
             model on the hub. What exists on disk has priority.
         load_format: ``mmap`` maps tensors when they are looked up; ``memory`` reads all at once.
-        with_tokenizer: whether a tokenizer is needed.
+        with_tokenizer: whether to read the tokenizer, if there is one.
 
     Raises:
         ConfigError: ``load_format`` is unknown, or the source needs an extra not installed.
@@ -124,9 +126,21 @@ def _from_folder(folder: Path, name: str, in_memory: bool, with_tokenizer: bool)
     config = dataclasses.replace(
         config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *ends)))
     )
-    tokenizer = Tokenizer.from_folder(folder) if with_tokenizer else None
+    tokenizer = _tokenizer(folder) if with_tokenizer else None
     packed = packed_format(tensors.metadata, folder)
     return Checkpoint(config, tensors, tokenizer, name, generation, raw, packed=packed)
+
+
+def _tokenizer(folder: Path) -> Tokenizer | None:
+    """The folder's; without one the model still runs on token ids."""
+    if (folder / "tokenizer.json").is_file():
+        return Tokenizer.from_folder(folder)
+    log.warning(
+        "%s has no tokenizer.json: token ids alone can be given and got, no text; transformers' "
+        "save_pretrained of the model's fast tokenizer writes it",
+        folder,
+    )
+    return None
 
 
 def _says_dtype(raw: Mapping[str, Any]) -> bool:

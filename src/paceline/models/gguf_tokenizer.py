@@ -64,13 +64,16 @@ _SPLIT_NAMES = {
 }
 
 
-def tokenizer_from_gguf(metadata: Mapping[str, Any], where: str) -> Tokenizer:
-    """Build the tokenizer.
+def tokenizer_from_gguf(metadata: Mapping[str, Any], where: str) -> Tokenizer | None:
+    """Build the tokenizer; None where the file has no vocabulary.
 
     Raises:
         UnsupportedModelError: its kind, or its way of splitting text, is not supported.
         ModelLoadError: a list is missing or does not fit the others.
     """
+    if _PREFIX + "tokens" not in metadata:
+        logger.warning("%s has no vocabulary: token ids alone can be given and got, no text", where)
+        return None
     tokens = _strings(metadata, "tokens", where)
     if not 0 < len(tokens) <= _MAX_TOKENS:
         raise ModelLoadError(f"{where} has a vocabulary of {len(tokens)} tokens")

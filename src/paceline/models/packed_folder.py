@@ -93,8 +93,6 @@ def write_packed(checkpoint: Checkpoint, folder: Path, packer: Packer) -> int:
     """
     if checkpoint.packed is not None:
         raise ConfigError(f"{checkpoint.name} is packed already, as {checkpoint.packed.dtype}")
-    if checkpoint.tokenizer is None:
-        raise ConfigError(f"{checkpoint.name} was opened without its tokenizer")
     _check_config(checkpoint)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} exists and is not an empty folder; choose another one")
@@ -116,7 +114,8 @@ def _write_into(folder: Path, checkpoint: Checkpoint, packer: Packer) -> int:
     shards.add(reader.take_recorded())
     shards.finish()
     reader.log_rounding()
-    checkpoint.tokenizer.save(folder)
+    if checkpoint.tokenizer is not None:
+        checkpoint.tokenizer.save(folder)
     if checkpoint.generation:
         _write_json(folder / "generation_config.json", checkpoint.generation)
     _write_json(folder / "config.json", checkpoint.hf_config)

@@ -72,7 +72,9 @@ class Serving:
     def tokenizer(self) -> Tokenizer:
         """Raises ConfigError: the model has none."""
         if self.client.tokenizer is None:
-            raise ConfigError(f"{self.names[0]} has no tokenizer; send token ids instead of text")
+            raise ConfigError(
+                "the model has no tokenizer; send token ids to /v1/completions instead of text"
+            )
         return self.client.tokenizer
 
     @property

@@ -36,6 +36,10 @@ def build(config: SpeculativeConfig, target: TargetInfo) -> Proposer:
             "use_heterogeneous_vocab needs texts, and the target was loaded without a tokenizer"
         )
     checkpoint = open_draft(config, target)
+    if checkpoint.tokenizer is None:
+        raise ConfigError(
+            f"use_heterogeneous_vocab needs texts, and {checkpoint.name} has no tokenizer"
+        )
     pair = vocabulary_pair(checkpoint, config, target)
     if pair is None:
         return DraftModelProposer(config, draft_runner(checkpoint, config, target))
