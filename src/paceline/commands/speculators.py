@@ -1,8 +1,8 @@
-"""Draft models that lie beside a model: the folder ``speculators/`` inside its own.
+"""Drafts that lie beside a model: the folder ``speculators/`` inside its own.
 
-Owns where they are looked for and which of them can run. A draft's ``config.json`` may carry what
-the `speculators` library writes (``speculators_model_type``, ``speculators_config``), as vLLM
-reads it. Imports nothing slow.
+Owns where they are looked for and which of them can run: draft models, parallel drafts and files of
+n-grams. A draft model's ``config.json`` may carry what the `speculators` library writes
+(``speculators_model_type``, ``speculators_config``), as vLLM reads it. Imports nothing slow.
 """
 
 from __future__ import annotations
@@ -10,17 +10,19 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.config import SpeculativeConfig
+from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.errors import ConfigError
+from paceline.models.config import MASK_TOKEN_KEYS
 
 log = logging.getLogger(__name__)
 
 FOLDER = "speculators"
 _MAX_CONFIG_BYTES = 1 << 20
+_NGRAM_SUFFIX = ".ngram"
+_FOREIGN_NGRAMS = "model.bin"
 _PLAIN_TYPES = (None, "independent")
 """Drafts that are language models of their own."""
 
@@ -34,17 +36,37 @@ def bundled_drafts(model: str) -> tuple[SpeculativeConfig, ...]:
     if not folder.is_dir():
         return ()
     places = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
-    found = []
-    for place in places:
-        if (place / "config.json").is_file():
-            try:
-                found.append(_draft(place))
-            except (OSError, ValueError) as error:
-                log.warning("the draft in %s is not used: %s", place, error)
-    return tuple(found)
+    files = [path for place in places for path in _draft_files(place)]
+    return tuple(config for path in files if (config := _usable(path)) is not None)
 
 
-def _draft(place: Path) -> SpeculativeConfig:
+def _draft_files(place: Path) -> list[Path]:
+    """What says that there is a draft: a configuration, or a file of n-grams."""
+    ngrams = sorted(place.glob(f"*{_NGRAM_SUFFIX}")) or [place / _FOREIGN_NGRAMS]
+    return [path for path in (place / "config.json", *ngrams) if path.is_file()]
+
+
+def _usable(path: Path) -> SpeculativeConfig | None:
+    try:
+        if path.suffix == _NGRAM_SUFFIX:
+            return _parsed(method="ngram_model", model=str(path))
+        if path.name == _FOREIGN_NGRAMS:
+            raise ConfigError(
+                "n-grams of another program have to be taken over: paceline train ngram "
+                f"--target MODEL --import-uzu {path} -o {path.with_suffix(_NGRAM_SUFFIX)}"
+            )
+        return _draft_model(path.parent)
+    except (OSError, ValueError) as error:
+        log.warning("the draft in %s is not used: %s", path.parent, error)
+        return None
+
+
+def _parsed(**said: object) -> SpeculativeConfig:
+    (config,) = parse_speculative_config(said)
+    return config
+
+
+def _draft_model(place: Path) -> SpeculativeConfig:
     """
     Raises:
         OSError, ValueError: the configuration is unreadable, or of a kind that does not run here.
@@ -58,9 +80,11 @@ def _draft(place: Path) -> SpeculativeConfig:
     kind = config.get("speculators_model_type")
     if kind not in _PLAIN_TYPES:
         raise ConfigError(f"it is of type {kind!r}; only drafts that are language models run here")
+    is_parallel = any(config.get(key) not in (None, []) for key in MASK_TOKEN_KEYS)
+    method = "parallel_draft" if is_parallel else "draft_model"
     wanted = _proposed_tokens(config)
-    draft = SpeculativeConfig(method="draft_model", model=str(place))
-    return draft if wanted is None else replace(draft, num_speculative_tokens=wanted)
+    count = {} if wanted is None else {"num_speculative_tokens": wanted}
+    return _parsed(method=method, model=str(place), **count)
 
 
 def _proposed_tokens(config: Mapping[str, Any]) -> int | None:

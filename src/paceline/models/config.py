@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+MASK_TOKEN_KEYS = ("pard_token", "ptd_token_id")
+"""Where a parallel draft's ``config.json`` says what it reads for tokens that it does not know."""
+
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:

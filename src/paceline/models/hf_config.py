@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from paceline.errors import ModelLoadError, UnsupportedModelError
-from paceline.models.config import ModelConfig
+from paceline.models.config import MASK_TOKEN_KEYS, ModelConfig
 from paceline.models.hf_families import FAMILIES, Family
 from paceline.models.hf_fields import Fields
 from paceline.models.hf_rope import FULL, SLIDING, extended_positions, rope_from_hf
@@ -141,8 +141,7 @@ def _sizes(fields: Fields) -> dict[str, Any]:
 
 def _mask_token(fields: Fields, vocab_size: int) -> int | None:
     """What a parallel draft reads for tokens that it does not know; None for other models."""
-    names = ("pard_token", "ptd_token_id")
-    ids = [token for name in names for token in fields.token_ids(name, vocab_size)]
+    ids = [token for name in MASK_TOKEN_KEYS for token in fields.token_ids(name, vocab_size)]
     return ids[0] if ids else None
 
 
