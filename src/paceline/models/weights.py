@@ -17,16 +17,15 @@ from typing import Any
 
 import torch
 
-from paceline.errors import ModelLoadError, UnsupportedModelError
+from paceline.errors import ModelLoadError
 from paceline.models.config import ModelConfig
-from paceline.models.leftovers import check_leftovers
 from paceline.models.ops.base import PackedLinear, PackedOps, Tensor, WeightOps
 from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
 from paceline.models.stored import StoredTensors
+from paceline.models.tensor_checks import check_floats, check_leftovers, check_tied
 
 log = logging.getLogger(__name__)
 EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
-_COMPARED_ROWS = 1024  # at once, of an embedding and a head
 
 
 @dataclass(slots=True)
@@ -67,12 +66,7 @@ class WeightReader:
         return tensor
 
     def _check_floats(self, name: str, tensor: Tensor) -> None:
-        if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
-            kind = self._type_of(name, str(tensor.dtype).removeprefix("torch."))
-            raise UnsupportedModelError(
-                f"tensor {name} is of type {kind}, which is no weight by itself: the checkpoint is "
-                "quantised. Use its unquantised form with --dtype int8, or a GGUF file"
-            )
+        check_floats(name, tensor, self._type_of(name, str(tensor.dtype)))
 
     @staticmethod
     def _check_shape(name: str, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
@@ -149,18 +143,11 @@ class WeightReader:
         return embedding, ops.pack_head(self.floats(HEAD + ".weight", *rows), None)
 
     def _check_tied(self) -> None:
-        """A head that is stored although it is tied must be the embedding, which is used for it."""
-        names = EMBEDDING + ".weight", HEAD + ".weight"
+        """What is stored of a tied head is read for that alone: the embedding is used for it."""
+        names = [EMBEDDING + ".weight", HEAD + ".weight"]
         embedding, head = (self.floats(name, *self._tensors[name].shape) for name in names)
-        slices = zip(embedding.split(_COMPARED_ROWS), head.split(_COMPARED_ROWS), strict=False)
-        same = all(torch.equal(ours.float(), theirs.float()) for ours, theirs in slices)
-        if not same or embedding.shape != head.shape:
-            raise ModelLoadError(
-                f"the configuration says tie_word_embeddings, but {names[1]} is not {names[0]}; "
-                "if the model has a head of its own, set tie_word_embeddings to false in its "
-                "config.json"
-            )
-        self._release([*names])
+        check_tied(embedding, head)
+        self._release(names)
 
     def pruned_head(self) -> PrunedHead | None:
         """Which tokens the head has; None where it has all."""

@@ -22,6 +22,7 @@ from paceline.models.hf_config import config_from_hf
 from paceline.models.json_file import read_json
 from paceline.models.pruned_head import HEAD_TOKENS
 from paceline.models.safetensors_files import SafetensorsFolder
+from paceline.models.tensor_checks import check_floats, check_tied, is_harmless
 from paceline.models.tokenizer_files import read_tokenizer_folder
 from paceline.writing import whole_file, write_text
 
@@ -165,10 +166,12 @@ def load_model(folder: str | Path) -> TrainableModel:
         tensors.rename("lm_head.weight", "model.embed_tokens.weight")
     # Copies, because a file that is mapped here may be replaced or trained in place.
     fixed = {name: tensors[name].clone() for name in tensors if name in FIXED}
-    trained = [name for name in tensors if name not in FIXED]
+    trained = [name for name in tensors if name not in FIXED and not is_harmless(name)]
+    for name in trained:
+        check_floats(name, tensors[name], tensors.type_of(name))
     params = {name: tensors[name].to(torch.float32, copy=True) for name in trained}
-    if config_from_hf(raw).tie_embeddings:
-        params.pop("lm_head.weight", None)
+    if config_from_hf(raw).tie_embeddings and "lm_head.weight" in params:
+        check_tied(params["model.embed_tokens.weight"], params.pop("lm_head.weight"))
     return TrainableModel(raw, params, fixed)
 
 

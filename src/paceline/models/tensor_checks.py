@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint that its configuration has no use for: which may stay unread.
+"""What of a checkpoint cannot be read, or not be left unread. Knows no file and no arithmetic.
 
 A tensor that is left out in silence (the scales of quantised weights, a bias, a router) makes
 another model of the checkpoint, so all but a few known ones are an error.
@@ -9,9 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 
-from paceline.errors import UnsupportedModelError
+import torch
+
+from paceline.errors import ModelLoadError, UnsupportedModelError
 
 _SHOWN = 4
+_COMPARED_ROWS = 1024  # at once, of an embedding and a head
 # What follows from the configuration, or belongs to parts that plain decoding of text does not run.
 _HARMLESS = re.compile(
     r"""
@@ -27,6 +30,11 @@ _HARMLESS = re.compile(
 )
 
 
+def is_harmless(name: str) -> bool:
+    """Whether a tensor may stay unread."""
+    return _HARMLESS.fullmatch(name) is not None
+
+
 def check_leftovers(names: Iterable[str], used: Collection[str]) -> None:
     """Refuse a checkpoint that has more than what was used of it.
 
@@ -37,7 +45,7 @@ def check_leftovers(names: Iterable[str], used: Collection[str]) -> None:
     Raises:
         UnsupportedModelError: some of the others are not known to be harmless.
     """
-    left = sorted(name for name in names if name not in used and not _HARMLESS.fullmatch(name))
+    left = sorted(name for name in names if name not in used and not is_harmless(name))
     if left:
         shown = ", ".join(name[:80] for name in left[:_SHOWN])
         raise UnsupportedModelError(
@@ -45,4 +53,33 @@ def check_leftovers(names: Iterable[str], used: Collection[str]) -> None:
             f"{', ...' if len(left) > _SHOWN else ''}; without them it would be another model. "
             "Either config.json does not describe this checkpoint, or it is of a kind that is not "
             "supported, such as a quantised one"
+        )
+
+
+def check_floats(name: str, tensor: torch.Tensor, kind: str) -> None:
+    """Refuse weights of a type that needs scales to be read.
+
+    Args:
+        kind: the type as the file calls it.
+
+    Raises:
+        UnsupportedModelError: they are not floats of at least 16 bits.
+    """
+    if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
+        raise UnsupportedModelError(
+            f"tensor {name} is of type {kind}, which is no weight by itself: the checkpoint is "
+            "quantised. Use its unquantised form with --dtype int8, or a GGUF file"
+        )
+
+
+def check_tied(embedding: torch.Tensor, head: torch.Tensor) -> None:
+    """Raise :class:`ModelLoadError` unless a head that is stored although it is tied is equal."""
+    slices = zip(embedding.split(_COMPARED_ROWS), head.split(_COMPARED_ROWS), strict=False)
+    if embedding.shape != head.shape or not all(
+        torch.equal(ours.float(), theirs.float()) for ours, theirs in slices
+    ):
+        raise ModelLoadError(
+            "the configuration says tie_word_embeddings, but lm_head.weight is not "
+            "model.embed_tokens.weight; if the model has a head of its own, set "
+            "tie_word_embeddings to false in its config.json"
         )
