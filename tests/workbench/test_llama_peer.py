@@ -48,7 +48,8 @@ def test_what_is_written_is_the_model(config, tmp_path: Path) -> None:
 
 
 def test_models_without_a_conversion_are_refused(tmp_path: Path) -> None:
-    for config in (TOY, replace(LLAMA, rope=RopeConfig(scaling="yarn"))):
+    yarn = replace(LLAMA, rope=RopeConfig(scaling="yarn"))
+    for config in (TOY, yarn, replace(LLAMA, activation="gelu")):
         with pytest.raises(ConfigError, match="no conversion"):
             write_gguf(checkpoint(config), tmp_path / "model.gguf")
 

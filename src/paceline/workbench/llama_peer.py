@@ -51,6 +51,8 @@ def write_gguf(checkpoint: Checkpoint, path: Path) -> None:
             f"no conversion for {config.architecture} with {config.rope.scaling} rotary scaling; "
             f"there is one for {', '.join(ARCHITECTURES)} without scaling"
         )
+    if config.activation != "silu":  # the format has no word for it
+        raise ConfigError(f"no conversion for the activation {config.activation}")
     kind = "llama" if config.architecture == "mistral" else config.architecture
     writer = gguf.GGUFWriter(path, kind)
     _add_sizes(writer, config)
@@ -59,7 +61,7 @@ def write_gguf(checkpoint: Checkpoint, path: Path) -> None:
     for stem in [*top, *layers]:
         for stored in (f"{stem}.weight", f"{stem}.bias"):
             place = place_of(kind, stored)
-            if place is not None and place.name in checkpoint.tensors:
+            if place.name in checkpoint.tensors:
                 tensor = checkpoint.tensors[place.name].float()
                 if place.unpermute:
                     heads = config.num_heads if place.unpermute == "q" else config.num_kv_heads
