@@ -331,6 +331,7 @@ def test_arrivals_keep_their_distances_across_blocks(
 
 def test_aiohttp_is_named_when_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "aiohttp", None)
-    monkeypatch.delitem(sys.modules, "paceline.workbench.serving.client")
+    for name in ("extra", "client"):
+        monkeypatch.delitem(sys.modules, f"paceline.workbench.serving.{name}")
     with pytest.raises(ConfigError, match=r"paceline\[bench\]"):
         importlib.import_module("paceline.workbench.serving.client")

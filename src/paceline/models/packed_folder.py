@@ -101,7 +101,6 @@ def write_packed(checkpoint: Checkpoint, folder: Path, packer: Packer) -> int:
 
 
 def _write_into(folder: Path, checkpoint: Checkpoint, packer: Packer) -> int:
-    assert checkpoint.tokenizer is not None
     shards = _Shards(folder, PackedFormat(packer.dtype))
     reader = _RecordingReader(checkpoint, packer)
     reader.ends()
