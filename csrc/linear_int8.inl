@@ -68,7 +68,7 @@ struct TileShared {};
 
 template <int ROWS, int TILES> inline void dot(const Int8Piece& p, TileShared*, i32x16* total) {
     constexpr int SUMS = ROWS * TILES * VECTORS;
-    constexpr int CHAINS = SUMS >= 8 ? 1 : SUMS >= 4 ? 2 : 4;  // to cover the latency
+    constexpr int CHAINS = SUMS >= 8 ? 1 : SUMS >= 6 ? 2 : 4;  // to cover the latency
     i32x16 acc[ROWS][TILES][CHAINS];
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) {
