@@ -1,9 +1,9 @@
 """Decoding beside other programs: tokens per second while k endless loops occupy the machine.
 
-For each k the arms take turns: Paceline with all threads, with one, and llama.cpp with all threads
-on the same file, where ``make peers`` has installed it. The loops are processes of their own. What
-counts is whether many threads are ever worse than one, and whether single runs fall far below the
-others: a team of threads that waits for a member without a core does both.
+For each k Paceline with all threads and with one take turns; llama.cpp with all threads follows on
+the same file, where ``make peers`` has installed it. The loops are processes of their own. It counts
+whether many threads are ever worse than one, and whether single runs fall far below the others:
+a team of threads that waits for a member without a core does both.
 """
 
 from __future__ import annotations
@@ -72,14 +72,19 @@ def measure(options: argparse.Namespace, arms: dict[str, Worker]) -> dict[int, l
     }
     for run in runs.values():
         run(None)  # pages in the weights
-    found = {}
+    peer = {arm: runs.pop(arm) for arm in [PEER] if arm in runs}
+    found: dict[int, list[Sample]] = {}
     for count in options.loops:
         with busy_loops(count):
-            found[count] = take_turns(
-                runs, [f"{count} loops"], options.repeats, lambda out: {"tokens": out["tokens"]}
-            )
+            for turns, repeats in ((runs, options.repeats), (peer, options.peer_repeats)):
+                item = f"{count} loops"
+                found.setdefault(count, []).extend(take_turns(turns, [item], repeats, tokens))
         note(f"{count} loops done")
     return found
+
+
+def tokens(output: dict[str, Any]) -> dict[str, Any]:
+    return {"tokens": output["tokens"]}
 
 
 def speeds(samples: Sequence[Sample], arm: str) -> list[float]:
@@ -110,11 +115,15 @@ def rows(found: dict[int, list[Sample]], arms: Sequence[str]) -> list[dict[str, 
 def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--model", default=None, help="GGUF file or folder (default: embedded)")
+    parser.add_argument("--name", help="of the results: busy_machine-NAME")
     parser.add_argument("--loops", type=numbers, default=[0, 1, 2, 4], help="default: 0,1,2,4")
     parser.add_argument("--repeats", type=int, help="runs of each arm (default: 20, quick 5)")
+    parser.add_argument("--peer-repeats", type=int, default=2, help="of llama.cpp (default: 2)")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
+    if options.model and options.save and not options.name:
+        parser.error("--save of another model needs --name")
     options.repeats = options.repeats or (5 if options.quick else 20)
     model = options.model or embedded_model("target")
     with ExitStack() as stack:
@@ -134,7 +143,7 @@ def main() -> int:
     ]
     name = os.path.basename(model)
     report = Report(
-        "busy_machine",
+        f"busy_machine-{options.name}" if options.name else "busy_machine",
         {
             "model": name,
             "threads": options.threads,

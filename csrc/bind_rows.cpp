@@ -3,7 +3,7 @@
 // padding, so that each row passes through a padded buffer here.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -17,7 +17,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
-#include <utility>
+#include <tuple>
 #include <vector>
 
 #include "kernels.h"
@@ -246,12 +246,12 @@ int64_t pool_stress(int phases, int pieces) {
     return right.load();
 }
 
-// How many threads of `size` are active after each of these phases: (seconds, of which stalled).
-std::vector<int> crew(int size, const std::vector<std::pair<double, double>>& phases) {
+// How many threads of `size` are active after each of these phases: (seconds, lost, saved).
+std::vector<int> crew(int size, const std::vector<std::tuple<double, double, double>>& phases) {
     Crew crew(size);
     std::vector<int> active;
-    for (const auto& [seconds, stalled] : phases) {
-        crew.observe(seconds, stalled);
+    for (const auto& [seconds, lost, saved] : phases) {
+        crew.observe(seconds, lost, saved);
         active.push_back(crew.active());
     }
     return active;

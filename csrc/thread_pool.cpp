@@ -1,5 +1,6 @@
 #include "thread_pool.h"
 
+#include <algorithm>
 #include <chrono>
 
 #if !defined(_WIN32)
@@ -97,11 +98,13 @@ template <typename Ready> void ThreadPool::Door::wait(Ready ready) {
     }
 }
 
-void ThreadPool::Door::wake() {
-    if (sleepers_.load() > 0) {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        condition_.notify_all();
+bool ThreadPool::Door::wake() {
+    if (sleepers_.load() == 0) {
+        return false;
     }
+    const std::lock_guard<std::mutex> lock(mutex_);
+    condition_.notify_all();
+    return true;
 }
 
 void ThreadPool::run(const Phase& phase) {
@@ -121,9 +124,12 @@ void ThreadPool::share(const Phase& phase) {
     phase_ = phase;
     done_.store(0);
     untaken_.store(phase.count);
-    work_.wake();
-    const double stalled = wait_for_pieces(work_off(0));
-    if (crew_.observe(seconds_since(began), stalled)) {
+    double lost = work_.wake() ? seconds_since(began) : 0.0;
+    const int own = work_off(0);
+    lost += wait_for_pieces(own);
+    const double seconds = seconds_since(began);
+    const double saved = (seconds - lost) * (phase.count - own) / std::max(own, 1);
+    if (crew_.observe(seconds, lost, saved)) {
         set_active(crew_.active());
     }
 }
@@ -131,7 +137,7 @@ void ThreadPool::share(const Phase& phase) {
 double ThreadPool::wait_for_pieces(int own) {
     const int others = phase_.count - own;
     const auto ready = [&] { return done_.load() == others; };
-    if (spin(ready)) {
+    if (ready()) {
         return 0.0;
     }
     const auto began = Clock::now();

@@ -61,8 +61,8 @@ class ThreadPool {
     class Door {
       public:
         template <typename Ready> void wait(Ready ready);
-        // What `ready` looks at has changed.
-        void wake();
+        // What `ready` looks at has changed. True if somebody slept.
+        bool wake();
 
       private:
         alignas(64) std::atomic<int> sleepers_{0};
@@ -74,7 +74,7 @@ class ThreadPool {
     void share(const Phase& phase);
     // Does pieces of the phase in progress until none is left; how many they were.
     int work_off(int thread);
-    // Seconds that this took beyond the usual.
+    // Seconds that the caller waited after having done `own` pieces.
     double wait_for_pieces(int own);
     void worker(int thread);
     bool is_active(int thread) const { return thread < active_.load(); }

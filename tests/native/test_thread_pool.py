@@ -17,8 +17,8 @@ import pytest
 
 import paceline._native as native
 
-STALLED, WORKED = (0.004, 0.003), (0.004, 0.0)
-"""Phases of four milliseconds: (seconds, of which the caller waited for a piece in progress)."""
+STALLED, WORKED = (0.004, 0.003, 0.001), (0.004, 0.0, 0.004)
+"""Phases of four milliseconds: (seconds, of which the caller lost some, what others saved it)."""
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +106,7 @@ class TestCrew:
         assert native.crew(2, [STALLED] * 4)[-1] == 1
 
     def test_of_many_threads_one_goes_after_the_other(self) -> None:
-        active = [8, *native.crew(8, [(0.004, 0.001)] * 10)]
+        active = [8, *native.crew(8, [(0.004, 0.001, 0.003)] * 10)]
         assert {a - b for a, b in itertools.pairwise(active)} <= {0, 1}
         assert active[-1] < 8
 
