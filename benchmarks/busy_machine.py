@@ -1,9 +1,9 @@
 """Decoding beside other programs: tokens per second while k endless loops occupy the machine.
 
 For each k Paceline with all threads and with one take turns; llama.cpp with all threads follows on
-the same file, where ``make peers`` has installed it. The loops are processes of their own. It counts
-whether many threads are ever worse than one, and whether single runs fall far below the others:
-a team of threads that waits for a member without a core does both.
+the same file, where ``make peers`` has installed it. Each loop is a process of its own. A team of
+threads that waits for a member without a core is slower than one thread, and now and then far
+slower than usual; both are counted.
 """
 
 from __future__ import annotations

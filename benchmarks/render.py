@@ -16,9 +16,10 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from harness import ROOT
-from render_tables import BUILDERS, provenance
+from render_tables import BUILDERS, SUMMARIES, provenance
 from report import RESULTS
 
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -32,14 +33,24 @@ def block(marker: str, results: Path) -> str:
     Raises:
         ValueError: nothing can be shown under this name.
     """
+    if marker in SUMMARIES:
+        benchmark, summarise = SUMMARIES[marker]
+        documents = saved(benchmark, results)
+        return "\n".join(summarise(documents) if documents else [NOTHING])
     if marker not in BUILDERS:
-        raise ValueError(f"no table is called {marker!r}; there are {', '.join(BUILDERS)}")
+        known = ", ".join((*SUMMARIES, *BUILDERS))
+        raise ValueError(f"no table is called {marker!r}; there are {known}")
     benchmark, build = BUILDERS[marker]
     parts = []
-    for file in sorted(results.glob(f"*/{benchmark}.json")):
-        document = json.loads(file.read_text(encoding="utf-8"))
+    for document in saved(benchmark, results):
         parts += [provenance(document), *build(document)]
     return "\n".join(parts or [NOTHING])
+
+
+def saved(benchmark: str, results: Path) -> list[dict[str, Any]]:
+    """A benchmark's documents of all devices, in order of their folders."""
+    files = sorted(results.glob(f"*/{benchmark}.json"))
+    return [json.loads(file.read_text(encoding="utf-8")) for file in files]
 
 
 def rendered(text: str, results: Path) -> str:

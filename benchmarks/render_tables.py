@@ -131,6 +131,22 @@ def _ratio_cell(row: Row) -> str:
     return f"{ratio['value']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})" if ratio else "-"
 
 
+def busy_machine(document: Document) -> list[str]:
+    """A line per number of loops and arm."""
+    rows = [
+        [
+            row["loops"],
+            row["arm"],
+            number(row["tokens_per_second"], 0),
+            number(row["over_one_thread"]),
+            number(row["slowest_over_median"]),
+        ]
+        for row in document["results"]
+    ]
+    headers = ["loops", "arm", "tok/s", "over 1 thread", "slowest run over median"]
+    return [markdown(headers, rows), target_lines(document)]
+
+
 def structured(document: Document) -> list[str]:
     """One row per shape and temperature: times against plain ones, and tokens per step."""
     results = document["results"]
@@ -173,21 +189,50 @@ def printed(tables: Callable[[Sequence[Row]], list[str]]) -> Builder:
     ]
 
 
-def demo(document: Document) -> list[str]:
-    """The short table: one request, greedy, default configuration."""
-    rows = [
-        [
-            row["kind"],
-            number(row.get("plain_tokens_per_second"), 0),
-            number(row.get("tokens_per_second"), 0),
-            f"{number(row.get('speedup', {}).get('value'))}x",
-            number(row.get("mean_acceptance_length")),
-            _yes(bool(row.get("identical"))),
-        ]
-        for row in _pick(document["results"], requests=1, temperature=0.0, arm=DEFAULT)
-    ]
-    headers = ["prompt kind", "plain tok/s", "speculative tok/s", "speed-up"]
-    return [markdown([*headers, "acceptance length", "identical"], rows)]
+MODEL_NAMES = {"inflated": "half a billion parameters", "smollm2": "SmolLM2-135M-Instruct"}
+GAIN_ROWS = {
+    "code": ("code", 0.0),
+    "prose": ("prose", 0.0),
+    "edits of code": ("edit", 0.0),
+    "code, sampled at 0.8": ("code", 0.8),
+}
+"""The rows of the short table: what they are called, kind of text and temperature."""
+
+
+def gains(documents: Sequence[Document]) -> list[str]:
+    """One request at a time, default configuration: a column per model and machine."""
+    rows = []
+    for name, (kind, temperature) in GAIN_ROWS.items():
+        wanted = {"kind": kind, "temperature": temperature, "requests": 1, "arm": DEFAULT}
+        rows.append([name, *(_gain_cell(_pick(d["results"], **wanted)) for d in documents)])
+    return [markdown(["speed-up (tok/s)", *map(_column, documents)], rows)]
+
+
+def _column(document: Document) -> str:
+    name = document["benchmark"].removeprefix("speedup-")
+    return f"{MODEL_NAMES.get(name, name)}, {document['device']}"
+
+
+def _gain_cell(found: Sequence[Row]) -> str:
+    if not found or "speedup" not in found[0]:
+        return "-"
+    (row,) = found
+    before, after = row["plain_tokens_per_second"], row["tokens_per_second"]
+    mark = "" if row["identical"] else ", **not identical**"
+    return f"**{row['speedup']['value']:.2f}x** ({before:.0f} to {after:.0f}){mark}"
+
+
+def busy(documents: Sequence[Document]) -> list[str]:
+    """Tokens per second beside endless loops: a line per machine and arm."""
+    loops = sorted({row["loops"] for d in documents for row in d["results"]})
+    rows = []
+    for document in documents:
+        results = document["results"]
+        for arm in dict.fromkeys(row["arm"] for row in results):
+            cells = [_pick(results, arm=arm, loops=count) for count in loops]
+            speeds = [number(c[0]["tokens_per_second"], 0) if c else "-" for c in cells]
+            rows.append([f"{arm}, {document['device']}", *speeds])
+    return [markdown(["tok/s beside loops", *map(str, loops)], rows)]
 
 
 BUILDERS: dict[str, tuple[str, Builder]] = {
@@ -195,7 +240,8 @@ BUILDERS: dict[str, tuple[str, Builder]] = {
     "acceptance": ("acceptance", printed(acceptance_tables)),
     "acceptance_times": ("acceptance_times", printed(acceptance_times_tables)),
     "speedup": ("speedup", speedup),
-    "demo": ("speedup", demo),
+    "speedup_real": ("speedup-*", speedup),
+    "busy_machine": ("busy_machine*", busy_machine),
     "structured": ("structured", structured),
     "peers": ("peers", printed(peer_tables)),
     "peers_llama": ("peers-llama", printed(peer_tables)),
@@ -220,4 +266,10 @@ BUILDERS: dict[str, tuple[str, Builder]] = {
     **{name: (name, printed(never_slower_tables)) for name in RUNS.values()},
     "never_slower_replayed": ("never_slower_replayed", printed(replayed_summaries)),
 }
-"""By marker: which benchmark's results it shows, and how."""
+"""By marker: which benchmark's results it shows, and how. A star stands for the model."""
+
+SUMMARIES: dict[str, tuple[str, Callable[[Sequence[Document]], list[str]]]] = {
+    "gains": ("speedup-*", gains),
+    "busy": ("busy_machine-*", busy),
+}
+"""By marker: tables that show the results of several machines and models side by side."""

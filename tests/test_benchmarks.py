@@ -262,10 +262,24 @@ def test_render_fills_and_checks_a_page(tmp_path: Path) -> None:
     assert text.endswith("after\n")
 
 
-@pytest.mark.parametrize("end", ["<!-- end -->", "<!-- end: demo -->"])
+@pytest.mark.parametrize("end", ["<!-- end -->", "<!-- end: speedup -->"])
 def test_render_leaves_an_empty_block_empty_without_results(tmp_path: Path, end: str) -> None:
-    page = f"<!-- begin: demo -->\n{end}\n"
+    page = f"<!-- begin: speedup -->\n{end}\n"
     assert module("render").rendered(page, tmp_path) == page
+
+
+def test_render_puts_machines_and_models_side_by_side(tmp_path: Path) -> None:
+    row = {"kind": "code", "temperature": 0.0, "requests": 1, "arm": "default", "identical": True}
+    row |= {"plain_tokens_per_second": 100.0, "tokens_per_second": 150.0}
+    for device, ratio in (("a", 1.5), ("b", 1.25)):
+        document = {"benchmark": "speedup-smollm2", "device": device}
+        document["results"] = [{**row, "speedup": {"value": ratio}}]
+        (tmp_path / device).mkdir()
+        (tmp_path / device / "speedup-smollm2.json").write_text(json.dumps(document))
+    lines = module("render").block("gains", tmp_path).splitlines()
+    assert lines[0].count("SmolLM2-135M-Instruct") == 2
+    assert lines[2] == "| code | **1.50x** (100 to 150) | **1.25x** (100 to 150) |"
+    assert lines[3] == "| prose | - | - |"
 
 
 def test_render_refuses_unknown_markers(tmp_path: Path) -> None:
