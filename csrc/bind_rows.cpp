@@ -20,6 +20,7 @@
 #include <tuple>
 #include <vector>
 
+#include "crew.h"
 #include "kernels.h"
 #include "thread_pool.h"
 
@@ -246,12 +247,12 @@ int64_t pool_stress(int phases, int pieces) {
     return right.load();
 }
 
-// How many threads of `size` are active after each of these phases: (seconds, lost, saved).
-std::vector<int> crew(int size, const std::vector<std::tuple<double, double, double>>& phases) {
+// How many threads of `size` are active after each of these phases: (seconds, lost, own, others).
+std::vector<int> crew(int size, const std::vector<std::tuple<double, double, int, int>>& phases) {
     Crew crew(size);
     std::vector<int> active;
-    for (const auto& [seconds, lost, saved] : phases) {
-        crew.observe(seconds, lost, saved);
+    for (const auto& [seconds, lost, own, others] : phases) {
+        crew.observe(seconds, lost, own, others);
         active.push_back(crew.active());
     }
     return active;

@@ -16,10 +16,14 @@ class Crew {
 
     int active() const { return active_; }
 
-    // A phase of `seconds` took place. For `lost` of them the caller woke others and waited for
-    // them, and what they did would have taken it `saved` seconds. Returns whether the number of
-    // active threads has changed.
-    bool observe(double seconds, double lost, double saved) {
+    // A phase of `seconds` took place, of whose pieces the caller did `own` and the other threads
+    // `others`. For `lost` of the seconds it woke them and waited for them. Returns whether the
+    // number of active threads has changed.
+    bool observe(double seconds, double lost, int own, int others) {
+        // What the others' pieces would have taken the caller. They had no more time than the phase
+        // took, however few pieces a caller without a processor did meanwhile.
+        const double each = (seconds - lost) / std::max(own, 1);
+        const double saved = std::min(each * others, seconds * (active_ - 1));
         seen_ += seconds;
         lost_ += lost;
         saved_ += saved;

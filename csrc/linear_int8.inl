@@ -373,7 +373,7 @@ void int8_block(const Int8Call& call, int tile, int row, Ahead ahead, TileShared
 }
 
 constexpr int FEW_BLOCKS = 2;  // of rows, for which what they could share is not worth making
-constexpr int MOST_SHARED = 64;  // scale groups of a tile; rows of wider tiles share nothing
+constexpr int MOST_SHARED = 256;  // scale groups; with more inputs every block is on its own
 
 void linear_int8(const QuantRows& x, const Int8Weights& w, const LinearOut& out, int tile_begin,
                  int tile_end) {

@@ -1,7 +1,8 @@
 #include "thread_pool.h"
 
-#include <algorithm>
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
 
 #if !defined(_WIN32)
 #include <pthread.h>
@@ -52,8 +53,16 @@ template <typename Ready> bool spin(Ready ready) {
 
 ThreadPool::~ThreadPool() { stop_workers(); }
 
+void ThreadPool::check_between_phases() const {
+    if (in_phase_) {
+        std::fputs("paceline: a piece of work called the pool that runs it\n", stderr);
+        std::abort();
+    }
+}
+
 void ThreadPool::resize(int threads) {
     const Turn turn = take_turn();
+    check_between_phases();
     if (threads != size_.load()) {
         stop_workers();
         size_.store(threads);
@@ -109,17 +118,22 @@ bool ThreadPool::Door::wake() {
 
 void ThreadPool::run(const Phase& phase) {
     const Turn turn = take_turn();
+    check_between_phases();
+    if (size_.load() > 1 && phase.count > 1) {
+        start_workers();
+    }
+    in_phase_ = true;
     if (size_.load() == 1 || phase.count <= 1) {
         for (int piece = 0; piece < phase.count; ++piece) {
             phase.call(phase.work, piece, 0);
         }
-        return;
+    } else {
+        share(phase);
     }
-    share(phase);
+    in_phase_ = false;
 }
 
 void ThreadPool::share(const Phase& phase) {
-    start_workers();
     const auto began = Clock::now();
     phase_ = phase;
     done_.store(0);
@@ -127,9 +141,7 @@ void ThreadPool::share(const Phase& phase) {
     double lost = work_.wake() ? seconds_since(began) : 0.0;
     const int own = work_off(0);
     lost += wait_for_pieces(own);
-    const double seconds = seconds_since(began);
-    const double saved = (seconds - lost) * (phase.count - own) / std::max(own, 1);
-    if (crew_.observe(seconds, lost, saved)) {
+    if (crew_.observe(seconds_since(began), lost, own, phase.count - own)) {
         set_active(crew_.active());
     }
 }

@@ -12,10 +12,8 @@
 
 #include <atomic>
 #include <condition_variable>
-#include <cstdint>
 #include <mutex>
 #include <thread>
-#include <type_traits>
 #include <vector>
 
 #include "crew.h"
@@ -57,7 +55,7 @@ class ThreadPool {
         int count;
     };
 
-    // Where threads wait for one kind of change, asleep after a while.
+    // Where threads wait for one kind of change. They spin for a while and then sleep.
     class Door {
       public:
         template <typename Ready> void wait(Ready ready);
@@ -70,9 +68,10 @@ class ThreadPool {
         std::condition_variable condition_;
     };
 
+    void check_between_phases() const;
     void run(const Phase& phase);
     void share(const Phase& phase);
-    // Does pieces of the phase in progress until none is left; how many they were.
+    // Does pieces of the phase in progress until none is left. Returns their number.
     int work_off(int thread);
     // Seconds that the caller waited after having done `own` pieces.
     double wait_for_pieces(int own);
@@ -87,6 +86,7 @@ class ThreadPool {
     std::atomic<int> size_;
     std::vector<std::thread> workers_;  // size_ - 1 of them, or none yet
     Phase phase_{};                     // changed between phases only
+    bool in_phase_ = false;             // guarded by the turn
     Crew crew_;
 
     // Each on a cache line of its own: some spin on one while others change the next. A piece is
@@ -94,7 +94,7 @@ class ThreadPool {
     // added it to `done_`. So what belongs to the phase is read after taking and stays until then.
     alignas(64) std::atomic<int> untaken_{0};  // pieces of this phase
     alignas(64) std::atomic<int> done_{0};     // pieces that workers have done
-    alignas(64) std::atomic<int> active_{0};   // threads that may take pieces; 0: they shall end
+    alignas(64) std::atomic<int> active_{0};   // threads that take pieces; with 0 they end
     Door work_, end_, bench_;                  // waiting for pieces, for the last one, to be active
 };
 

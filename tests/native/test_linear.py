@@ -232,6 +232,13 @@ def test_what_is_not_finite_stays_in_its_row(make, bad: float) -> None:  # type:
     assert (got[rest] == want[rest]).all()
 
 
+def test_more_inputs_than_blocks_of_rows_share_something_of() -> None:
+    n, k = 17, 257 * SCALE_GROUP
+    linear, x = int8_linear(n, k), normal(13, k, seed=5)
+    alone = np.concatenate([linear.linear(x[i : i + 1]) for i in range(13)])
+    assert (linear.linear(x) == alone).all()
+
+
 @pytest.mark.parametrize("make", [int8_linear, int4_linear])
 def test_no_rows(make) -> None:  # type: ignore[no-untyped-def]
     assert make(40, 64).linear(np.zeros((0, 64), np.float32)).shape == (0, 40)

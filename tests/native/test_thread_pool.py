@@ -17,8 +17,8 @@ import pytest
 
 import paceline._native as native
 
-STALLED, WORKED = (0.004, 0.003, 0.001), (0.004, 0.0, 0.004)
-"""Phases of four milliseconds: (seconds, of which the caller lost some, what others saved it)."""
+STALLED, WORKED = (0.004, 0.003, 8, 8), (0.004, 0.0, 8, 8)
+"""Phases of four milliseconds: (seconds, of which the caller lost some, its pieces, others')."""
 
 
 @pytest.fixture(autouse=True)
@@ -105,15 +105,20 @@ class TestCrew:
     def test_a_thread_that_stalls_more_than_it_brings_is_left_out(self) -> None:
         assert native.crew(2, [STALLED] * 4)[-1] == 1
 
+    def test_a_caller_without_a_processor_does_not_make_the_others_precious(self) -> None:
+        """It did one piece of sixteen, because it was away for nearly all of the phase."""
+        away = (0.004, 0.0, 1, 15)
+        assert native.crew(2, ([away] + [STALLED] * 3) * 4)[-1] == 1
+
     def test_of_many_threads_one_goes_after_the_other(self) -> None:
-        active = [8, *native.crew(8, [(0.004, 0.001, 0.003)] * 10)]
+        active = [8, *native.crew(8, [(0.004, 0.001, 16, 16)] * 10)]
         assert {a - b for a, b in itertools.pairwise(active)} <= {0, 1}
         assert active[-1] < 8
 
     def test_one_more_is_tried_at_longer_and_longer_intervals(self) -> None:
         """While two stall: how many phases there are from one trial to the next."""
         phases, trials, active = [], [], 2
-        for number in range(4000):
+        for number in range(1500):
             phases.append(STALLED if active == 2 else WORKED)
             before, active = active, native.crew(2, phases)[-1]
             if active > before:

@@ -49,9 +49,16 @@ def test_logprobs_differ_up_to_the_first_other_token() -> None:
     one = with_logprobs((1, -0.5), (2, -0.25), (3, -1.0))
     tally = Tally()
     tally.add(one, with_logprobs((1, -0.5), (2, -0.26), (4, -2.0)), regrets([0.0, 0.0, 0.0]))
-    assert (tally.num_logprob_tokens, tally.num_logprob_differences) == (3, 1)
+    assert (tally.num_logprob_tokens, tally.num_logprob_differences) == (2, 1)
+    assert not tally.figures()["identical"]
     assert "1 log-probabilities differ" in tally.failures(True, 0.0)
     assert not tally.failures(False, 0.5)
+
+
+def test_missing_logprobs_are_differences() -> None:
+    tally = Tally()
+    tally.add(Output([1, 2]), with_logprobs((1, -0.5), (2, -0.25)), regrets([0.0, 0.0]))
+    assert tally.num_logprob_differences == 2
 
 
 def regrets(inner: list[float], boundary: list[float] | None = None) -> Regrets:

@@ -49,7 +49,7 @@ class Arms:
     """Both arms, and what they have done.
 
     The plain one answers one request at a time: that is what plain decoding means. Two arms that
-    run the same requests side by side can agree on bits that depend on company.
+    run the same requests side by side may agree although their bits depend on who shares a batch.
     """
 
     plain: LLM
@@ -150,15 +150,15 @@ def _rounds(
 ) -> Iterator[Work]:
     """What runs together: the prompts as they are, or a mixture until enough was compared.
 
-    Every second request asks for log-probabilities, which show a difference in any bit of a row of
-    logits; the others take the way on which no logits are written.
+    About every second request asks for log-probabilities, which show a difference in any bit of a
+    row of logits. The others are greedy without logits, where the kernels can be.
     """
     size = ROUND * (options.max_num_seqs or DEFAULT_MAX_NUM_SEQS)
     assert options.seed is not None
     wanted = options.num_tokens
     if wanted is None:
         params = sampling_params(options, options.seed)
-        wishes = cycle((params, replace(params, logprobs=params.logprobs or 0)))
+        wishes = cycle((replace(params, logprobs=params.logprobs or 0), params))
         work = list(zip(prompts, wishes, strict=False))
         for start in range(0, len(work), size):
             yield work[start : start + size]

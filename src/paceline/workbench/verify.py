@@ -6,7 +6,6 @@ regrets are handed in.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -66,15 +65,18 @@ def difference(prompt_index: int, plain: Answer, speculative: Answer) -> Differe
     return Difference(prompt_index, differing[0], len(differing), wrong)
 
 
-def differing_logprobs(plain: Answer, speculative: Answer) -> int:
-    """At how many of the tokens that both outputs have, log-probabilities differ in some bit.
+def compared_logprobs(plain: Answer, speculative: Answer) -> list[bool]:
+    """For each token with log-probabilities, up to the first that differs: whether they are equal.
 
-    Two logits may differ where the same token is the best one by far. Counted up to the first token
-    that differs: after it the texts are different ones.
+    Rows of logits may differ where the same token is the best one by far. After the first token
+    that differs the texts are different ones. What one output lacks is a difference.
     """
-    pairs = zip(plain.logprobs, speculative.logprobs, strict=False)
-    same = itertools.takewhile(lambda pair: pair[0].token_id == pair[1].token_id, pairs)
-    return sum(one != two for one, two in same)
+    equal = []
+    for one, two in zip_longest(plain.logprobs, speculative.logprobs):
+        if one is not None and two is not None and one.token_id != two.token_id:
+            break
+        equal.append(one == two)
+    return equal
 
 
 @dataclass(slots=True)
@@ -97,8 +99,9 @@ class Tally:
         assert len(regrets.inner) + len(regrets.boundary) == len(speculative.token_ids)
         self.num_prompts += 1
         self.num_tokens += len(speculative.token_ids)
-        self.num_logprob_tokens += len(speculative.logprobs)
-        self.num_logprob_differences += differing_logprobs(plain, speculative)
+        equal = compared_logprobs(plain, speculative)
+        self.num_logprob_tokens += len(equal)
+        self.num_logprob_differences += equal.count(False)
         self._inner.append(regrets.inner)
         self._boundary.append(regrets.boundary)
 
@@ -122,7 +125,7 @@ class Tally:
         """All counts and figures, as they are reported."""
         inner = np.concatenate([*self._inner, np.zeros(0)])
         return {
-            "identical": not self.differences,
+            "identical": not self.differences and not self.num_logprob_differences,
             "num_tokens": self.num_tokens,
             "num_differences": self.num_differences,
             "num_logprob_tokens": self.num_logprob_tokens,
