@@ -45,6 +45,7 @@ NB_MODULE(_native, module) {
         if (threads < 1 || threads > 1024) {
             throw nb::value_error("the number of threads is not in 1..1024");
         }
+        const nb::gil_scoped_release unlocked;  // it waits for a forward in progress
         set_threads(threads);
     });
     module.def("num_threads", [] { return pool().size(); });
