@@ -190,6 +190,7 @@ def printed(tables: Callable[[Sequence[Row]], list[str]]) -> Builder:
 
 
 MODEL_NAMES = {"inflated": "half a billion parameters", "smollm2": "SmolLM2-135M-Instruct"}
+BUSY_ARMS = {"all threads": "Paceline", "llama.cpp": "llama.cpp"}
 GAIN_ROWS = {
     "code": ("code", 0.0),
     "prose": ("prose", 0.0),
@@ -205,12 +206,18 @@ def gains(documents: Sequence[Document]) -> list[str]:
     for name, (kind, temperature) in GAIN_ROWS.items():
         wanted = {"kind": kind, "temperature": temperature, "requests": 1, "arm": DEFAULT}
         rows.append([name, *(_gain_cell(_pick(d["results"], **wanted)) for d in documents)])
-    return [markdown(["speed-up (tok/s)", *map(_column, documents)], rows)]
+    names = [d["benchmark"].removeprefix("speedup-") for d in documents]
+    models = [MODEL_NAMES.get(name, name) for name in names]
+    above, columns = _with_devices(documents, models)
+    return [above, markdown(["speed-up (tok/s)", *columns], rows)]
 
 
-def _column(document: Document) -> str:
-    name = document["benchmark"].removeprefix("speedup-")
-    return f"{MODEL_NAMES.get(name, name)}, {document['device']}"
+def _with_devices(documents: Sequence[Document], names: Sequence[str]) -> tuple[str, list[str]]:
+    """A line for the device that all results are of and the names, or no line and longer names."""
+    devices = [document["device"] for document in documents]
+    if len(set(devices)) == 1:
+        return f"**{devices[0]}**\n", list(names)
+    return "", [f"{name}, {device}" for name, device in zip(names, devices, strict=True)]
 
 
 def _gain_cell(found: Sequence[Row]) -> str:
@@ -225,14 +232,14 @@ def _gain_cell(found: Sequence[Row]) -> str:
 def busy(documents: Sequence[Document]) -> list[str]:
     """Tokens per second beside endless loops: a line per machine and arm."""
     loops = sorted({row["loops"] for d in documents for row in d["results"]})
+    above, devices = _with_devices(documents, [""] * len(documents))
     rows = []
-    for document in documents:
-        results = document["results"]
-        for arm in dict.fromkeys(row["arm"] for row in results):
-            cells = [_pick(results, arm=arm, loops=count) for count in loops]
+    for document, device in zip(documents, devices, strict=True):
+        for arm, name in BUSY_ARMS.items():
+            cells = [_pick(document["results"], arm=arm, loops=count) for count in loops]
             speeds = [number(c[0]["tokens_per_second"], 0) if c else "-" for c in cells]
-            rows.append([f"{arm}, {document['device']}", *speeds])
-    return [markdown(["tok/s beside loops", *map(str, loops)], rows)]
+            rows.append([f"{name}{device}", *speeds])
+    return [above, markdown(["tok/s", *map(str, loops)], rows)]
 
 
 BUILDERS: dict[str, tuple[str, Builder]] = {

@@ -276,7 +276,7 @@ def test_render_puts_machines_and_models_side_by_side(tmp_path: Path) -> None:
         document["results"] = [{**row, "speedup": {"value": ratio}}]
         (tmp_path / device).mkdir()
         (tmp_path / device / "speedup-smollm2.json").write_text(json.dumps(document))
-    lines = module("render").block("gains", tmp_path).splitlines()
+    lines = module("render").block("gains", tmp_path).strip().splitlines()
     assert lines[0].count("SmolLM2-135M-Instruct") == 2
     assert lines[2] == "| code | **1.50x** (100 to 150) | **1.25x** (100 to 150) |"
     assert lines[3] == "| prose | - | - |"
