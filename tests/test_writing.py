@@ -118,3 +118,51 @@ def test_a_full_disk_behind_the_last_step_is_said_too(
     with pytest.raises(TraceError, match="No space left"):
         write_text(tmp_path / "file", "x", TraceError)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_device_stays_one(tmp_path: Path) -> None:
+    write_text(os.devnull, "x", TraceError)
+    assert Path(os.devnull).is_char_device()
+    link = tmp_path / "null"
+    link.symlink_to(os.devnull)
+    write_text(link, "x", TraceError)
+    assert link.is_symlink()
+
+
+def test_a_pipe_gets_what_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_text(path, "through", TraceError)
+        assert os.read(reader, 100) == b"through"
+    finally:
+        os.close(reader)
+    assert path.is_fifo()
+
+
+@pytest.mark.parametrize("before", [None, "old"])
+def test_a_link_stays_and_what_it_leads_to_is_written(tmp_path: Path, before: str | None) -> None:
+    (tmp_path / "folder").mkdir()
+    end, link = tmp_path / "folder" / "file", tmp_path / "link"
+    link.symlink_to("folder/file")
+    if before is not None:
+        end.write_text(before)
+    with pytest.raises(TraceError), whole_file(link, TraceError) as place:
+        fail(place)
+    assert (end.read_text() if end.exists() else None) == before
+    write_text(link, "new", TraceError)
+    assert link.is_symlink()
+    assert end.read_text() == "new"
+    assert list(end.parent.iterdir()) == [end]
+
+
+@pytest.mark.parametrize("name", [".", "..", "", "/", "folder"])
+def test_a_folder_is_no_place_for_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TraceError, match="cannot write .*: Is a directory"):
+        write_text(name, "x", TraceError)
+    assert list(tmp_path.iterdir()) == [tmp_path / "folder"]

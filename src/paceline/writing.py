@@ -6,6 +6,7 @@ and the reading of what the system says; knows no format.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sys
@@ -22,21 +23,29 @@ def whole_file(
 ) -> Iterator[Path]:
     """Write a file under the name that this yields; it gets its own when the block ends well.
 
+    A link stays, and what it leads to is written. A device or a pipe is written directly.
+
     Args:
         error: what to raise when the system does not let it be written.
         make_folder: whether to create the folder that it is to be in.
     """
     target = Path(path)
-    partial = _beside(target)
-    try:
-        with _told_as(error, target):
-            if make_folder:
-                target.parent.mkdir(parents=True, exist_ok=True)
+    with _told_as(error, target):
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if target.exists() and not target.is_file():
+            yield target
+            return
+        if make_folder:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        final = target.resolve()
+        partial = _beside(final)
+        try:
             yield partial
-            os.replace(partial, target)
-    finally:
-        with suppress(OSError):
-            partial.unlink()
+            os.replace(partial, final)
+        finally:
+            with suppress(OSError):
+                partial.unlink()
 
 
 def write_text(

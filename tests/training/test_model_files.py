@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from paceline.errors import ModelLoadError, UnsupportedModelError
-from paceline.training.model_files import load_model
+from paceline.errors import ModelLoadError, TrainingError, UnsupportedModelError
+from paceline.training.model_files import load_model, save_model
 from tests.toy import toy_folder, toy_tensors
 
 NAME = "model.layers.0.mlp.up_proj.weight"
 
 
 def folder(path: Path, **tensors: torch.Tensor) -> Path:
+    path.mkdir(exist_ok=True)
     toy_folder(path)
     save_file({**toy_tensors(), **tensors}, path / "model.safetensors")
     return path
@@ -38,3 +41,21 @@ def test_a_tied_head_is_the_embedding(tmp_path: Path) -> None:
     assert set(loaded.params) == set(toy_tensors())
     with pytest.raises(ModelLoadError, match="tie_word_embeddings"):
         load_model(folder(tmp_path, **{"lm_head.weight": embedding + 1}))
+
+
+def test_a_tokenizer_that_cannot_be_read_is_not_a_place_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = folder(tmp_path / "from"), tmp_path / "to"
+    target.mkdir()
+    (source / "tokenizer.json").write_text("{}")
+    real = Path.open
+
+    def shut(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path == source / "tokenizer.json":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", shut)
+    with pytest.raises(TrainingError, match=r"cannot read .*/from/tokenizer\.json: Permission"):
+        save_model(target, load_model(source), source, "float32", "")

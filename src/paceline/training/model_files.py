@@ -7,7 +7,6 @@ will be written with; the decoder's shape is always derived from that one descri
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -218,13 +217,21 @@ def save_model(
     for name in TOKENIZER_FILES:
         source = tokenizer_from / name
         if source.is_file() and source.resolve() != (folder / name).resolve():
-            with whole_file(folder / name, TrainingError) as partial:
-                shutil.copyfile(source, partial)
+            _copy(source, folder / name)
     kind = torch.bfloat16 if weights_dtype == "bfloat16" else torch.float32
     tensors = {name: p.detach().to(kind).contiguous() for name, p in model.params.items()}
     tensors |= model.fixed
     with whole_file(folder / WEIGHTS, TrainingError) as partial:
         save_file(tensors, partial, {"format": "pt"})
+
+
+def _copy(source: Path, path: Path) -> None:
+    try:
+        data = source.read_bytes()
+    except OSError as error:
+        raise TrainingError(f"cannot read {source}: {error.strerror or error}") from error
+    with whole_file(path, TrainingError) as partial:
+        partial.write_bytes(data)
 
 
 def _write(path: Path, text: str) -> None:
