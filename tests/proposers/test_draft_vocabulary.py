@@ -129,10 +129,12 @@ def test_texts_need_a_tokenizer(tmp_path: Path) -> None:
 
 
 def test_a_draft_without_a_tokenizer(tmp_path: Path) -> None:
-    """It drafts where it has as many tokens as the target; to translate texts it cannot serve."""
+    """It drafts where the target has none either, and as many tokens; it cannot translate."""
     folder = toy_folder(tmp_path)
-    assert isinstance(built(folder, letters().tokenizer), DraftModelProposer)
+    assert isinstance(built(folder, None), DraftModelProposer)
     with pytest.raises(ConfigError, match="without tokenizers a draft model needs as many"):
-        built(folder, letters().tokenizer, VOCAB + 1)
+        built(folder, None, VOCAB + 1)
+    with pytest.raises(ConfigError, match=f"{folder.name} has no tokenizer, .* copy the target's"):
+        built(folder, letters().tokenizer)
     with pytest.raises(ConfigError, match=f"needs texts, and {folder.name} has no tokenizer"):
         built(folder, letters().tokenizer, use_heterogeneous_vocab=True)

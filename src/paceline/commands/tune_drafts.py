@@ -10,7 +10,7 @@ from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.errors import ConfigError
 from paceline.llm import embedded_model
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
-from paceline.proposers.draft_model.loading import num_draft_layers
+from paceline.proposers.draft_model.loading import check_unread_vocabulary, num_draft_layers
 from paceline.proposers.draft_model.vocabulary import Vocabulary, VocabularyPair
 from paceline.proposers.ngram_model.file import MAGIC, read_tables
 from paceline.workbench.tune import Drafts
@@ -50,11 +50,8 @@ def _draft(path: str, target: Checkpoint) -> tuple[str, SpeculativeConfig]:
         return Path(path).name, _parsed(method="ngram_model", model=path)
     draft = load_checkpoint(path)
     if draft.tokenizer is None or target.tokenizer is None:
-        if draft.config.vocab_size != target.config.vocab_size:
-            raise ConfigError(
-                f"{path} has {draft.config.vocab_size} tokens and {target.name} "
-                f"{target.config.vocab_size}; without tokenizers a draft model needs as many"
-            )
+        has_tokenizer = target.tokenizer is not None
+        check_unread_vocabulary(draft, target.config.vocab_size, has_tokenizer)
     elif draft.tokenizer.fingerprint != target.tokenizer.fingerprint:
         _check_translation(draft, target)
         return draft.name, _parsed(method="draft_model", model=path, use_heterogeneous_vocab=True)

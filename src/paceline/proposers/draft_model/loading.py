@@ -119,17 +119,38 @@ class PaddedRunner(ModelRunner):
         return ForwardResult(logits.contiguous(), result.offsets, result.argmax)
 
 
+def check_unread_vocabulary(draft: Checkpoint, vocab_size: int, has_tokenizer: bool) -> None:
+    """What can be asked where the target, or else the draft, has no tokenizer.
+
+    Args:
+        vocab_size: of the target.
+        has_tokenizer: whether the target has one.
+
+    Raises:
+        ConfigError: the target has a tokenizer, or another number of tokens.
+    """
+    if has_tokenizer:
+        raise ConfigError(
+            f"{draft.name} has no tokenizer, so that nothing says whether its tokens are the "
+            "target's; if they are, copy the target's tokenizer.json into its folder"
+        )
+    if draft.config.vocab_size != vocab_size:
+        raise ConfigError(
+            f"{draft.name} has {draft.config.vocab_size} tokens and the target {vocab_size}; "
+            "without tokenizers a draft model needs as many"
+        )
+
+
 def _check_vocabulary(
     checkpoint: Checkpoint, config: SpeculativeConfig, target: TargetInfo
 ) -> None:
     """Equal vocabularies may be padded to different sizes."""
+    if config.method == "self":  # the target's own layers
+        return
     name, size, tokenizer = checkpoint.name, checkpoint.config.vocab_size, checkpoint.tokenizer
     if tokenizer is None or target.fingerprint is None:
-        if size != target.vocab_size:
-            raise ConfigError(
-                f"{name} has {size} tokens and the target {target.vocab_size}; without tokenizers "
-                "a draft model needs as many"
-            )
+        has_tokenizer = target.fingerprint is not None
+        check_unread_vocabulary(checkpoint, target.vocab_size, has_tokenizer)
     elif tokenizer.fingerprint != target.fingerprint:
         what_to_do = "set use_heterogeneous_vocab to draft with another vocabulary"
         if config.use_heterogeneous_vocab:
