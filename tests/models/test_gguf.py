@@ -75,6 +75,14 @@ def test_llama3_factors_are_a_tensor(tmp_path: Path) -> None:
     torch.testing.assert_close(got, want(model, TOKENS), atol=1e-4, rtol=1e-4)
 
 
+def test_parts_that_see_and_hear_are_passed_over(tmp_path: Path) -> None:
+    names = ("v.blk.0.attn_k.weight", "v.patch_embd.bias", "mm.0.weight", "a.conv1d.1.weight")
+    others = {name: np.ones((2, 2)) for name in names}
+    model = convert("gemma3", tmp_path / "model.gguf", extra_tensors=others)
+    got = Driver.of(tmp_path / "model.gguf", max_len=64).chunk(TOKENS)
+    torch.testing.assert_close(got, want(model, TOKENS), atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("max_len", [64, 128])
 def test_phi_long_factors_are_tensors(tmp_path: Path, max_len: int) -> None:
     model = make_model("phi3-long")

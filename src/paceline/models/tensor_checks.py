@@ -24,6 +24,8 @@ _HARMLESS = re.compile(
     | t2d                                                        # follows from d2t
     | (model\.)? (vision_tower | audio_tower | multi_modal_projector) \. .*
     | (model\.)? image_newline
+    | (v | a | mm) \. .*                                          # these parts in GGUF files
+    | v_head \. .*                                               # values, for training alone
     | (model\.)? (mtp | mtp_layers) \. .*                         # drafts of several tokens
     """,
     re.VERBOSE,
