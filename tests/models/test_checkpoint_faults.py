@@ -78,11 +78,23 @@ def test_folder_without_weights(folder: Path, other: str | None, words: str) -> 
 
 
 def test_folder_without_tokenizer(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (folder / "tokenizer.json").unlink()
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
     assert load_checkpoint(folder, with_tokenizer=False).tokenizer is None
     assert not caplog.text
     assert load_checkpoint(folder).tokenizer is None
     assert "has no tokenizer.json" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer.model", "vocab.json", "merges.txt", "tokenizer_config.json", "vocab.txt"]
+)
+def test_a_tokenizer_of_another_kind_is_not_none(folder: Path, name: str) -> None:
+    (folder / "tokenizer.json").unlink()
+    (folder / name).write_text("{}")
+    assert load_checkpoint(folder, with_tokenizer=False).tokenizer is None
+    with pytest.raises(ModelLoadError, match=r"has no tokenizer\.json; save the model's fast"):
+        load_checkpoint(folder)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.0001, 0.01, 0.5, 0.9999])
@@ -247,6 +259,7 @@ def test_a_checkpoint_with_something_left_is_not_converted(folder: Path) -> None
         "vision_tower.encoder.weight",
         "model.multi_modal_projector.linear_1.weight",
         "mtp.fc.weight",
+        "v_head.summary.weight",
     ],
 )
 @pytest.mark.parametrize("load_format", ["mmap", "memory"])

@@ -26,6 +26,7 @@ from paceline.models.packed_folder import PackedFormat, packed_format
 from paceline.models.safetensors_files import SafetensorsFolder
 from paceline.models.stored import StoredTensors
 from paceline.models.tokenizer import Tokenizer
+from paceline.models.tokenizer_files import has_tokenizer_files
 
 log = logging.getLogger(__name__)
 LOAD_FORMATS = ("mmap", "memory")
@@ -132,8 +133,12 @@ def _from_folder(folder: Path, name: str, in_memory: bool, with_tokenizer: bool)
 
 
 def _tokenizer(folder: Path) -> Tokenizer | None:
-    """The folder's; without one the model still runs on token ids."""
-    if (folder / "tokenizer.json").is_file():
+    """The folder's; without any file of one the model still runs on token ids.
+
+    Raises:
+        ModelLoadError: the files are incomplete, or of a kind that is not read.
+    """
+    if has_tokenizer_files(folder):
         return Tokenizer.from_folder(folder)
     log.warning(
         "%s has no tokenizer.json: token ids alone can be given and got, no text; transformers' "

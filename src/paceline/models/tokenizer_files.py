@@ -14,6 +14,7 @@ from paceline.models.json_file import read_json, read_text
 
 _MAX_TOKENIZER_BYTES = 256 << 20
 _MAX_TEMPLATE_BYTES = 4 << 20
+_PATTERNS = ("tokenizer*", "vocab.*", "merges.txt", "*.tiktoken", "spiece.model")
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
 
@@ -25,6 +26,11 @@ class TokenizerParts:
     special_tokens: dict[str, str] = field(default_factory=dict)
     chat_templates: dict[str, str] = field(default_factory=dict)
     add_bos_token: bool | None = None
+
+
+def has_tokenizer_files(folder: Path) -> bool:
+    """Whether a folder holds files of a tokenizer, of whatever kind."""
+    return any(next(folder.glob(pattern), None) is not None for pattern in _PATTERNS)
 
 
 def read_tokenizer_folder(folder: Path) -> TokenizerParts:
