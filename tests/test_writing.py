@@ -163,6 +163,6 @@ def test_a_folder_is_no_place_for_a_file(
 ) -> None:
     (tmp_path / "folder").mkdir()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(TraceError, match="cannot write .*: Is a directory"):
+    with pytest.raises(TraceError, match=r"cannot write .*: Is a directory"):
         write_text(name, "x", TraceError)
     assert list(tmp_path.iterdir()) == [tmp_path / "folder"]

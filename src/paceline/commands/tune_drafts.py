@@ -7,7 +7,6 @@ from pathlib import Path
 from paceline.commands.resolve import drafts_of
 from paceline.commands.tune_options import TuneOptions
 from paceline.config import SpeculativeConfig, parse_speculative_config
-from paceline.errors import ConfigError
 from paceline.llm import embedded_model
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
 from paceline.proposers.draft_model.loading import check_unread_vocabulary, num_draft_layers
