@@ -14,8 +14,11 @@ from tests.server.asgi import application, call
 HERE = ("127.0.0.1", "localhost", "::1")
 EVERYWHERE = ("0.0.0.0", "::", "192.168.1.5", "llm.example.org")
 ADDRESSES = ("127.0.0.1", "127.0.0.1:8000", "[::1]", "[::1]:80", "192.168.1.5:8000", "8.8.8.8")
-LOCAL = ("localhost", "localhost:8000", "LOCALHOST", "localhost.")
-PRIVATE = (socket.gethostname(), "paceline", "paceline:8000", "box.local", "llm.ns.internal")
+LOCAL = (
+    *("localhost", "localhost:8000", "LOCALHOST", "localhost."),
+    *("llm.localhost", "llm.localhost:80", "host.docker.internal:8000", "llm.ns.Internal"),
+)
+PRIVATE = (socket.gethostname(), "paceline", "paceline:8000", "box.local", "llm.ns.svc")
 FOREIGN = ("evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost.evil.example")
 ODD = ("", ":80", "evil.example:80:localhost", "[evil.example]", "a@localhost.example")
 
@@ -53,6 +56,26 @@ def test_for_this_machine_alone_no_other_names_are_needed(host: str, given: str)
 @pytest.mark.parametrize("given", PRIVATE)
 def test_names_that_no_site_can_have_are_allowed_on_networks(host: str, given: str) -> None:
     assert allows(given, host)
+
+
+def test_the_machines_full_name_is_allowed_on_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "getfqdn", lambda: "Box.lab.example.org")
+    assert allows("box.lab.example.org:8000", "0.0.0.0")
+    assert not allows("box.lab.example.org:8000", "127.0.0.1")
+
+
+@pytest.mark.parametrize("host", [*HERE, *EVERYWHERE])
+def test_with_keys_every_name_is_allowed(host: str) -> None:
+    hosts = Hosts(ServerConfig(host=host, api_keys=("secret",)))
+    hosts.check([*FOREIGN, *PRIVATE, *ODD])
+
+
+def test_a_rebound_page_has_no_key() -> None:
+    headers = {"host": "evil.example", "origin": "http://evil.example"}
+    app = application(api_keys=("secret",))
+    assert call(app, "GET", "/stats", headers=headers).status_code == 401
+    headers["authorization"] = "Bearer secret"
+    assert call(app, "GET", "/stats", headers=headers).status_code == 200
 
 
 def test_the_address_that_it_listens_on_may_be_a_name() -> None:

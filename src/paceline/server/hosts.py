@@ -3,13 +3,16 @@
 A site on the web can have its own name lead to this machine (DNS rebinding). The browser then takes
 that site's scripts for the server's own; but it still sends the name, as ``Host``.
 
-The rule. A server answers requests whose host is
+The rule. A server that requires API keys answers under every name, as a site's scripts have no key:
+a browser keeps one for the name under which it was given. Another answers requests whose host is
 
 - an IP address, since only a name can be made to lead elsewhere, or not given, as by no browser;
 - ``localhost``, the ``--host`` that it listens on, or one of ``--allowed-hosts`` (``*`` is any);
-- where it listens not only for this machine: also this machine's own name, a name without a dot, or
-  one under ``.local`` or ``.internal``. No site on the web can have such a name; networks at home
-  and containers do.
+- a name under ``.localhost`` or ``.internal``, such as a container's for the machine it runs on;
+- where it listens not only for this machine: also this machine's own name, short or full, a name
+  without a dot, or one under ``.local`` or ``.svc``, as networks at home and clusters have them.
+
+No site on the web can have a name under these endings or without a dot.
 
 Owns this rule. Knows no endpoint.
 """
@@ -24,7 +27,8 @@ from paceline.server.config import ServerConfig
 from paceline.server.errors import ApiError
 
 LOCAL = "localhost"
-PRIVATE_ENDINGS = (".local", ".internal")
+ENDINGS = (".localhost", ".internal")
+ENDINGS_ON_NETWORKS = (".local", ".svc")
 
 
 class Hosts:
@@ -32,9 +36,10 @@ class Hosts:
 
     def __init__(self, config: ServerConfig) -> None:
         self._names = {LOCAL, config.host.lower(), *map(str.lower, config.allowed_hosts)}
+        self._has_keys = bool(config.api_keys)
         self._is_open = not _is_loopback(config.host)
-        if self._is_open:
-            self._names.add(socket.gethostname().lower())
+        if self._is_open and not self._has_keys:
+            self._names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
 
     def check(self, given: Sequence[str]) -> None:
         """Look at the values of a request's headers ``Host``.
@@ -42,7 +47,7 @@ class Hosts:
         Raises:
             ApiError: 403, one of them is not allowed.
         """
-        for value in given:
+        for value in () if self._has_keys else given:
             name = _name(value)
             if not self._allows(name):
                 raise ApiError(
@@ -55,7 +60,9 @@ class Hosts:
     def _allows(self, name: str) -> bool:
         if "*" in self._names or name in self._names or _address(name) is not None:
             return True
-        return self._is_open and ("." not in name or name.endswith(PRIVATE_ENDINGS))
+        if name.endswith(ENDINGS):
+            return True
+        return self._is_open and ("." not in name or name.endswith(ENDINGS_ON_NETWORKS))
 
 
 def _name(value: str) -> str:
