@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -90,3 +91,23 @@ def test_a_real_engine_answers(cli: Cli, batch: Path) -> None:
     bodies = [answers[f"r{i}"]["response"]["body"] for i in range(3)]
     assert [body["usage"]["completion_tokens"] for body in bodies] == [4, 4, 4]
     assert len({body["choices"][0]["text"] for body in bodies}) == 1
+
+
+def test_a_chat_template_can_be_chosen(
+    cli: Cli, batch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    factories: list[Callable[..., Any]] = []
+
+    def client(factory: Callable[..., Any]) -> FakeEngine:
+        factories.append(factory)
+        return FakeEngine(state="ready")
+
+    monkeypatch.setattr("paceline.server.engine_client.EngineClient", client)
+    result = cli("run-batch", str(batch), "--chat-template", "no-such-template")
+    assert result.code == 2
+    assert "chat_template is 'no-such-template'" in result.err
+    assert cli("run-batch", str(batch), "--chat-template", "chatml").code == 0
+    with factories[0]() as llm:
+        assert "<|im_start|>user" in llm.tokenizer.apply_chat_template(
+            [{"role": "user", "content": "Hello."}]
+        )

@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from paceline.errors import EngineDeadError, RequestError
+from paceline.models.chat_templates import BUILT_IN
 from paceline.server.config import REASONING_PARSERS, TOOL_CALL_PARSERS, ServerConfig
 from tests.server.chats import USER, ChatServer
 
@@ -254,3 +255,17 @@ def test_options_are_checked(name: str) -> None:
     allowed = TOOL_CALL_PARSERS if name == "tool_call_parser" else REASONING_PARSERS
     for value in allowed:
         ServerConfig(**{name: value})
+
+
+def test_under_the_plain_template_an_answer_ends_before_the_next_turn() -> None:
+    talk = " It rains.\n\nUser: Really?\n\nAssistant: Yes. END"
+    server = ChatServer(talk, BUILT_IN["plain"])
+    choice = server.ask().choices[0]
+    assert (choice.message.content, choice.finish_reason) == (" It rains.\n", "stop")
+    assert server.ask(stop=["rains"]).choices[0].message.content == " It "
+    stops = [f"no {i}" for i in range(32)]
+    assert server.ask(stop=stops).choices[0].finish_reason == "stop"
+    _, answer = server.post(ignore_eos=True, max_tokens=20)
+    assert "User:" in answer["choices"][0]["message"]["content"]
+    chosen = ChatServer(talk, BUILT_IN["chatml"])
+    assert chosen.ask().choices[0].message.content == talk

@@ -31,6 +31,16 @@ def argument(name: str, *, help: str) -> Any:
     return typer.Argument(metavar=name, help=help, envvar=environment_name(name), show_envvar=False)
 
 
+ChatTemplate = Annotated[
+    str | None,
+    option(
+        "--chat-template",
+        help="A Jinja file, or a built-in template's name such as chatml, llama2 or plain "
+        "(default: the model's own; plain where it has none).",
+    ),
+]
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class EngineOptions:
     """How the engine is built."""

@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from paceline.commands.options import EngineOptions, SpeculationOptions, argument, option
+from paceline.commands.options import (
+    ChatTemplate,
+    EngineOptions,
+    SpeculationOptions,
+    argument,
+    option,
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -33,4 +39,5 @@ class RunBatchOptions(EngineOptions, SpeculationOptions):
         list[str] | None,
         option("--served-model-name", help="What requests call the model (default: its own name)."),
     ] = None
+    chat_template: ChatTemplate = None
     json: Annotated[bool, option("--json", help="End stdout with a line of JSON.")] = False

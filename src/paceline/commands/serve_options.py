@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from paceline.commands.options import EngineOptions, SpeculationOptions, argument, option
+from paceline.commands.options import (
+    ChatTemplate,
+    EngineOptions,
+    SpeculationOptions,
+    argument,
+    option,
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -92,14 +98,7 @@ class ServeOptions(EngineOptions, SpeculationOptions):
         str,
         option("--metrics-prefix", help="Of metrics' names; vllm suits dashboards made for it."),
     ] = "paceline"
-    chat_template: Annotated[
-        str | None,
-        option(
-            "--chat-template",
-            help="A Jinja file, or a built-in template's name such as chatml, llama2 or plain "
-            "(default: the model's own; plain where it has none).",
-        ),
-    ] = None
+    chat_template: ChatTemplate = None
     tool_call_parser: Annotated[
         str,
         option("--tool-call-parser", help="How the model writes tool calls: auto, hermes, llama."),

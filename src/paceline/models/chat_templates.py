@@ -44,6 +44,16 @@ BUILT_IN = {
     f"{_ANSWER}<|assistant|>\n{{% endif %}}",
 }
 """Names of templates to their Jinja sources, which write words and no tools."""
+_STOPS = {BUILT_IN[PLAIN]: ("\nUser:",)}
+
+
+def stops_of(source: str) -> tuple[str, ...]:
+    """Strings that end an answer under a template whose turns have no token for their end.
+
+    >>> stops_of(BUILT_IN["plain"])
+    ('\\nUser:',)
+    """
+    return _STOPS.get(source, ())
 
 
 def chosen_template(choice: str) -> str:

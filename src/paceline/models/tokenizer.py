@@ -17,6 +17,7 @@ import tokenizers
 
 from paceline.errors import TemplateError
 from paceline.models.chat_template import render_chat_template
+from paceline.models.chat_templates import stops_of
 from paceline.models.lone_surrogates import not_encodable
 from paceline.models.tokenizer_files import (
     TokenizerParts,
@@ -212,6 +213,11 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         return bool(self._templates)
+
+    @property
+    def chat_stops(self) -> tuple[str, ...]:
+        """Strings that end an answer in a chat, for models that would write the next turn too."""
+        return stops_of(self._templates.get("default", ""))
 
     def set_chat_template(self, source: str, *, is_fallback: bool = False) -> None:
         """Write chats by this Jinja template, whichever the model has brought.

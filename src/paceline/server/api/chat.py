@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter
@@ -17,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.errors import RequestError
+from paceline.sampling_params import MAX_STOP_STRINGS
 from paceline.server.api.respond import respond
 from paceline.server.body import read_body
 from paceline.server.chat.choice import ChatChoice, ChatLogprobs, joined
@@ -108,6 +110,9 @@ class Chat:
         params = sampling_params(
             body, info, max_tokens=limit, structured=demands.grammar, logprobs=logprobs
         )
+        if not body.ignore_eos:
+            stops = (*params.stop, *tokenizer.chat_stops)
+            params = replace(params, stop=stops[:MAX_STOP_STRINGS])
         self._prompt, self._demands = Prompt(token_ids, params), demands
         self._usage = Usage(len(token_ids), body.include_metrics)
 
