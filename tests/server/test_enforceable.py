@@ -108,6 +108,8 @@ def test_patterns_that_look_around_are_annotations(pattern: str, supported: bool
         ({**OBJECT, "maxProperties": 2, "properties": {"a": {}}, "required": ["a"]}, ()),
         ({**OBJECT, "patternProperties": {r"\ba": {}, "^b": {}}, "additionalProperties": False},
          ("patternProperties",)),
+        ({**OBJECT, "patternProperties": {r"\ba": {}}, "additionalProperties": {"type": "null"}},
+         ("patternProperties",)),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, ("oneOf",)),
         ({"oneOf": [{"type": "integer"}, {"type": "string"}]}, ()),
         ({"oneOf": [OBJECT, {"type": "null"}], "anyOf": [OBJECT, {"type": "string"}]}, ()),
@@ -254,3 +256,16 @@ def test_a_schema_that_is_made_to_be_slow_is_not() -> None:
         many = {**schema, "properties": {str(i): {"oneOf": schema["oneOf"]} for i in range(60)}}
         assert enforceable(many).unenforced == ("oneOf",)
     assert is_supported_pattern("(^" * 30_000)
+
+
+@pytest.mark.parametrize("others", [False, True, {"type": "integer"}])
+def test_names_whose_pattern_is_dropped_are_none_of_the_others(others: Any) -> None:
+    """What matches the schema that was given must match what is left."""
+    text = {"type": "string"}
+    schema = {"type": "object", "patternProperties": {"^b": text, r"\ba": text}}
+    left = {"type": "object", "patternProperties": {"^b": text}}
+    assert enforceable({**schema, "additionalProperties": others}).schema == left
+    assert enforceable({**left, "additionalProperties": others}).schema == {
+        **left,
+        "additionalProperties": others,
+    }

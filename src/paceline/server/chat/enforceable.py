@@ -106,8 +106,7 @@ class _Relaxation:
         if len(supported) < len(named):
             self._found.add("patternProperties")
             kept["patternProperties"] = supported
-            if kept.get("additionalProperties") is False:  # they would be forbidden altogether
-                del kept["additionalProperties"]
+            kept.pop("additionalProperties", None)  # it would hold for their values too
 
     def _with_any_of(self, kept: dict[str, Any]) -> dict[str, Any]:
         """``oneOf`` as ``anyOf``, which it equals where no value matches two of its branches."""
