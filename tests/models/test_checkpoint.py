@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,21 @@ def test_shards(folder: Path) -> None:
     assert len(list(folder.glob("*.safetensors"))) > 3
     tensors = load_checkpoint(folder).tensors
     assert set(tensors) == set(truth)
+    assert all(torch.equal(tensors[name], truth[name]) for name in truth)
+
+
+@pytest.mark.parametrize("load_format", ["mmap", "memory"])
+def test_the_index_says_which_of_two_tensors_counts(folder: Path, load_format: str) -> None:
+    truth = load_file(folder / "model.safetensors")
+    other = {NAME: torch.zeros_like(truth[NAME])}
+    save_file(other, folder / "a.safetensors")
+    save_file({**other, "t2d": torch.ones(1)}, folder / "z.safetensors")
+    index = folder / "model.safetensors.index.json"
+    where = {"absent": "a.safetensors", **dict.fromkeys(truth, "model.safetensors")}
+    where |= {"t2d": "z.safetensors", "model.norm.weight": "z.safetensors"}  # the last is wrong
+    index.write_text(json.dumps({"weight_map": where}))
+    tensors = load_checkpoint(folder, load_format=load_format).tensors
+    assert set(tensors) == {*truth, "t2d"}
     assert all(torch.equal(tensors[name], truth[name]) for name in truth)
 
 

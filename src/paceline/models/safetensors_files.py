@@ -45,6 +45,7 @@ class SafetensorsFolder(StoredTensors):
     """Lazy mapping from Hugging Face tensor names to tensors.
 
     Looking up maps the tensor into memory without copying; with ``in_memory`` all are read at once.
+    Of a tensor that several files hold, the one in the file that the index names is taken.
 
     Attributes:
         metadata: that of each file.
@@ -57,11 +58,14 @@ class SafetensorsFolder(StoredTensors):
     def __init__(self, folder: Path, *, in_memory: bool = False) -> None:
         self._folder = folder
         self._where = {}  # name -> (file, its name there)
-        files = [_MappedFile(path) for path in _weight_files(folder)]
-        self.metadata = [file.metadata for file in files]
-        for file in files:
+        weight_map = _weight_map(folder / INDEX_FILE)
+        files = {path.name: _MappedFile(path) for path in _weight_files(folder, weight_map)}
+        self.metadata = [file.metadata for file in files.values()]
+        for file in files.values():
             for stored in file.entries:
-                self._add(_plain_name(stored), file, stored)
+                named = files.get(weight_map.get(stored, ""), file)
+                if named is file or stored not in named.entries:
+                    self._add(_plain_name(stored), file, stored)
         self._read: dict[str, torch.Tensor] = {}
         if in_memory:
             for name in self._where:
@@ -153,10 +157,9 @@ def _plain_name(stored: str) -> str:
     return stored
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    index = folder / INDEX_FILE
-    if index.is_file():
-        return [folder / name for name in _shard_names(index)]
+def _weight_files(folder: Path, weight_map: Mapping[str, str]) -> list[Path]:
+    if weight_map:
+        return [folder / name for name in _shard_names(folder, weight_map)]
     if (folder / SINGLE_FILE).is_file():
         return [folder / SINGLE_FILE]
     found = sorted(
@@ -168,8 +171,13 @@ def _weight_files(folder: Path) -> list[Path]:
     raise ModelLoadError(f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}{hint}")
 
 
-def _shard_names(index: Path) -> list[str]:
-    """File names of the shards; each must be a file right inside the folder."""
+def _weight_map(index: Path) -> Mapping[str, str]:
+    """In which file each tensor is, by the index; empty without one.
+
+    Each must be a file right inside the folder.
+    """
+    if not index.is_file():
+        return {}
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelLoadError(f"{index} has no weight_map")
@@ -180,12 +188,16 @@ def _shard_names(index: Path) -> list[str]:
                 f"{index} names the shard {str(name)[:80]!r}; shards must be .safetensors files "
                 "in the same folder"
             )
+    return weight_map
+
+
+def _shard_names(folder: Path, weight_map: Mapping[str, str]) -> list[str]:
     names = list(dict.fromkeys(weight_map.values()))
-    missing = [name for name in names if not (index.parent / name).is_file()]
+    missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
         raise ModelLoadError(
-            f"{index.parent} lacks {len(missing)} of {len(names)} shards: {shown}; download the "
+            f"{folder} lacks {len(missing)} of {len(names)} shards: {shown}; download the "
             "model again"
         )
     return names
