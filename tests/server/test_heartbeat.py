@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import queue
 
+import pytest
+
+from paceline.errors import EngineClosedError
 from paceline.metrics import EngineStats
 from paceline.server.config import ServerConfig
 from paceline.server.heartbeat import INTERVAL, SILENT_TICKS, Pulse, start_beating
@@ -71,3 +74,24 @@ def test_beats_come_while_the_engine_does_not_answer_and_then_tell_its_counters(
     while (found := beats.get(timeout=60)) is None:
         pass
     assert found is told
+
+
+def test_counters_that_fail_are_beats_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    beats: queue.Queue[EngineStats | None] = queue.Queue(maxsize=1)
+    told = EngineStats(num_running=3)
+    answers = iter([told, ZeroDivisionError(), RuntimeError(), EngineStats(num_running=4)])
+
+    def stats() -> EngineStats:
+        answer = next(answers, None)
+        if answer is None:
+            raise EngineClosedError("over")
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    start_beating(beats.put, stats, 0.001)
+    found = iter(lambda: beats.get(timeout=60), object())
+    said = (each for each in found if each is not None)
+    assert [next(said).num_running for _ in range(4)] == [3, 3, 3, 4]
+    assert caplog.text.count("counters cannot be told") == 1
+    assert "ZeroDivisionError" in caplog.text

@@ -17,16 +17,17 @@ process and no state of an engine.
 
 from __future__ import annotations
 
+import logging
 import math
 import queue
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
 from paceline.errors import EngineClosedError
 from paceline.metrics import EngineStats
 
+log = logging.getLogger(__name__)
 INTERVAL = 1.0
 """Seconds between two beats, and between two looks for them."""
 SILENT_TICKS = 3
@@ -42,15 +43,24 @@ def start_beating(
 
     Args:
         send: takes a beat's counters, or None.
-        stats: the engine's counters; it may take as long as a step.
+        stats: the engine's counters; it may take as long as a step. Where it fails, the last
+            ones count.
     """
     told: queue.SimpleQueue[EngineStats] = queue.SimpleQueue()
     is_wanted = threading.Semaphore()
 
     def ask() -> None:
-        with suppress(EngineClosedError):  # it says so itself
-            while is_wanted.acquire():
-                told.put(stats())
+        last, has_failed = EngineStats(), False
+        while is_wanted.acquire():
+            try:
+                last = stats()
+            except EngineClosedError:  # it says so itself
+                return
+            except Exception:
+                if not has_failed:
+                    log.exception("the engine's counters cannot be told; the last ones are kept")
+                has_failed = True
+            told.put(last)  # the engine came to answer, whatever it said
 
     def beat() -> None:
         while True:
