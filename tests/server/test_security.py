@@ -161,6 +161,8 @@ def test_foreign_pages_cannot_empty_the_cache(path: str, origin: str | None, sta
         (b'{"prompt": "a", "temperature": 1e999}', "beyond what a double holds"),
         (b'{"prompt": "a", "logit_bias": {"1": [-1E+999]}}', "beyond what a double holds"),
         (b'{"prompt": "a", "top_p": ' + b"9" * 400 + b".5}", "beyond what a double holds"),
+        (b'{"prompt": "a", "top_p": ' + b"9" * 299 + b"e20}", "beyond what a double holds"),
+        (b'{"prompt": "a", "top_p": ' + b"9" * 220 + b".0e+89}", "beyond what a double holds"),
         (b'{"prompt": "' + b"1" * 400 + b' 1e999", "top_q": 1e307}', "unknown field 'top_q'"),
         (b'"text"', "it must be a JSON object"),
     ],

@@ -17,7 +17,7 @@ from paceline.server.errors import ApiError
 from paceline.server.protocol.common import ApiModel
 from paceline.server.sse import ClientGoneError
 
-_LARGE_NUMBER = re.compile(rb"[eE]\+?\d{3}|(?<!\d)\d{300}")
+_LARGE_NUMBER = re.compile(rb"[eE]\+?\d{2}|(?<!\d)\d{200}")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 log = logging.getLogger(__name__)
 
