@@ -66,6 +66,11 @@ def test_a_wrong_path_is_told_the_right_ones() -> None:
     assert error["message"] == "GET is not for /v1/completions, which takes POST"
 
 
+def test_a_wrong_path_is_told_as_it_was_meant() -> None:
+    error = call(application(), "GET", "/v2/caf%C3%A9").json()["error"]
+    assert error["message"].startswith("there is no /v2/caf\u00e9 here")
+
+
 def test_tokenize_and_back() -> None:
     app, tokenizer = application(), embedded_tokenizer()
     text = "Hello wörld"

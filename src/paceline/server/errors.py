@@ -209,7 +209,7 @@ def install_error_handlers(app: Starlette, endpoints: Sequence[str]) -> None:
 
 def _misdirected(request: Request, error: ApiError, endpoints: Sequence[str]) -> str:
     """What to say of a path, or a method for it, that does not exist."""
-    path = request.url.path[:_MAX_SHOWN]
+    path = request.scope["path"][:_MAX_SHOWN]
     if error.status == 405:
         allowed = error.headers.get("Allow", "another method")
         return f"{request.method[:_MAX_SHOWN]} is not for {path}, which takes {allowed}"
