@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from paceline.errors import ProfileError
 from paceline.workbench.estimators_report import Scores
-from paceline.workbench.profile_plot import check_plot
-from paceline.writing import whole_file
+from paceline.workbench.profile_plot import check_plot, save_plot
 
 
 def plot_reliability(panels: Mapping[str, Mapping[str, Scores]], path: str | Path) -> None:
@@ -34,5 +32,4 @@ def plot_reliability(panels: Mapping[str, Mapping[str, Scores]], path: str | Pat
             panel.plot(estimates, [each.accepted for each in scores.bins], marker=".", label=label)
         panel.set(title=title, xlabel="estimate", ylabel="accepted", xlim=(0, 1), ylim=(0, 1))
         panel.legend(fontsize="small")
-    with whole_file(path, ProfileError) as partial:
-        figure.savefig(partial, format=Path(path).suffix[1:] or "png")
+    save_plot(figure, path)

@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import ProfileError
 from paceline.workbench.explain_steps import StepRecord
 from paceline.workbench.explain_summary import summarise
-from paceline.workbench.profile_plot import check_plot
-from paceline.writing import whole_file
+from paceline.workbench.profile_plot import check_plot, save_plot
 
 MAX_LABELS = 60
 """Pieces of text that are legible under the timeline."""
@@ -41,9 +39,9 @@ def plot_steps(records: Sequence[StepRecord], texts: Sequence[str], path: str | 
     _draw_costs(panels["costs"], decoding)
     _draw_reliability(panels["reliability"], decoding)
     _draw_timeline(panels["timeline"], decoding, [text for _, text in pairs])
-    with whole_file(path, ProfileError) as partial, warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # text may have characters that the font lacks
-        figure.savefig(partial, format=Path(path).suffix[1:] or "png")
+        save_plot(figure, path)
 
 
 def _draw_costs(panel: Any, records: Sequence[StepRecord]) -> None:

@@ -22,6 +22,12 @@ def check_plot(path: str | Path) -> None:
     _figure_class()
 
 
+def save_plot(figure: Any, path: str | Path) -> None:
+    """Write a figure in the format of its file's suffix; raises :class:`ProfileError`."""
+    with whole_file(path, ProfileError) as partial:
+        figure.savefig(partial, format=Path(path).suffix[1:] or "png")
+
+
 def plot_tables(tables: Sequence[CostTable], path: str | Path) -> None:
     """Draw every table: the cost ratio of narrow steps, and the time of all of them.
 
@@ -40,8 +46,7 @@ def plot_tables(tables: Sequence[CostTable], path: str | Path) -> None:
     for panel in (ratios, times):
         panel.grid(alpha=0.3)
     ratios.legend(fontsize="small")
-    with whole_file(path, ProfileError) as partial:
-        figure.savefig(partial, format=Path(path).suffix[1:] or "png")
+    save_plot(figure, path)
 
 
 def _draw(table: CostTable, ratios: Any, times: Any) -> None:

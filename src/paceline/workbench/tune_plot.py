@@ -9,10 +9,8 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import ProfileError
-from paceline.workbench.profile_plot import check_plot
+from paceline.workbench.profile_plot import check_plot, save_plot
 from paceline.workbench.tune import SpeedUp, Tuning
-from paceline.writing import whole_file
 
 STYLES = {"auto": "-", "fixed": "--"}
 HINDSIGHT = (("0.35", ":"), ("0.6", "-."), ("0.35", (0, (6, 3))), ("0.6", (0, (1, 4))))
@@ -42,8 +40,7 @@ def plot_tuning(tuning: Tuning, path: str | Path) -> None:
     panel.minorticks_off()
     panel.grid(alpha=0.3)
     figure.legend(loc="outside lower center", ncols=LEGEND_COLUMNS, fontsize="small")
-    with whole_file(path, ProfileError) as partial:
-        figure.savefig(partial, format=Path(path).suffix[1:] or "png")
+    save_plot(figure, path)
 
 
 def _bars(found: list[SpeedUp]) -> list[list[float]] | None:
