@@ -6,6 +6,7 @@ from typing import Any
 
 from paceline.metrics import SpeculationCounters
 from paceline.server.messages import Piece
+from paceline.server.protocol.common import GenerationFields
 
 
 class Usage:
@@ -13,14 +14,15 @@ class Usage:
 
     Args:
         num_prompt_tokens: of all prompts; each counts once, however many samples it has.
-        include_metrics: report speculation too.
+        body: of the request, which says what is to be reported and when.
     """
 
-    def __init__(self, num_prompt_tokens: int, include_metrics: bool) -> None:
+    def __init__(self, num_prompt_tokens: int, body: GenerationFields) -> None:
+        self._is_told_early = body.wants_usage_so_far
         self._num_prompt_tokens = num_prompt_tokens
         self._num_output_tokens = 0
         self._num_cached_tokens = 0
-        self._counters = SpeculationCounters() if include_metrics else None
+        self._counters = SpeculationCounters() if body.include_metrics else None
 
     def take(self, piece: Piece) -> None:
         self._num_output_tokens += len(piece.token_ids)
@@ -28,6 +30,10 @@ class Usage:
             self._num_cached_tokens += piece.num_cached_tokens
         if piece.counters is not None and self._counters is not None:
             self._counters.add(piece.counters)
+
+    def so_far(self) -> dict[str, Any] | None:
+        """The usage for an event of a stream that goes on; None where only the end is to say it."""
+        return self.document() if self._is_told_early else None
 
     def document(self) -> dict[str, Any]:
         """As OpenAI has it; ``metrics`` is ours."""

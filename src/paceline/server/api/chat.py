@@ -114,7 +114,7 @@ class Chat:
             stops = (*params.stop, *tokenizer.chat_stops)
             params = replace(params, stop=stops[:MAX_STOP_STRINGS])
         self._prompt, self._demands = Prompt(token_ids, params), demands
-        self._usage = Usage(len(token_ids), body.include_metrics)
+        self._usage = Usage(len(token_ids), body)
 
     # --- the answer ----------------------------------------------------------------------------
 
@@ -136,11 +136,8 @@ class Chat:
             async for _, piece in found:
                 first = [] if piece.index in self._choices else [self._choice(piece.index).begin()]
                 choices = [*first, *self._take(piece)]
-                yield chunks.of(choices, self._usage_so_far())
+                yield chunks.of(choices, self._usage.so_far())
         yield chunks.end(self._usage.document())
-
-    def _usage_so_far(self) -> dict[str, Any] | None:
-        return self._usage.document() if self._body.wants_usage_so_far else None
 
     @asynccontextmanager
     async def _answering(self, request: Request) -> AsyncIterator[Answers]:

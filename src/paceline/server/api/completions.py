@@ -95,7 +95,7 @@ class Completion:
             decode = serving.tokenizer.decode
             self._texts = await asyncio.to_thread(lambda: [*map(decode, encoded)])
         num_tokens = sum(len(prompt.token_ids) for prompt in self._prompts)
-        self._usage = Usage(num_tokens, body.include_metrics)
+        self._usage = Usage(num_tokens, body)
 
     # --- the answer ----------------------------------------------------------------------------
 
@@ -116,11 +116,8 @@ class Completion:
             yield b""
             async for index, piece in found:
                 choices = await self._told(found, index, piece)
-                yield chunks.of(choices, self._usage_so_far())
+                yield chunks.of(choices, self._usage.so_far())
         yield chunks.end(self._usage.document())
-
-    def _usage_so_far(self) -> dict[str, Any] | None:
-        return self._usage.document() if self._body.wants_usage_so_far else None
 
     @asynccontextmanager
     async def _answering(self, request: Request) -> AsyncIterator[Answers]:
