@@ -7,7 +7,7 @@ dies is :mod:`paceline.server.engine_lives`' matter.
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -18,8 +18,10 @@ from paceline.sampling_params import SamplingParams
 from paceline.server.channel import Message
 from paceline.server.engine_generation import EngineGeneration
 from paceline.server.engine_lives import EngineLives
-from paceline.server.messages import EngineInfo
+from paceline.server.heartbeat import Pulse
+from paceline.server.messages import EngineFactory, EngineInfo
 from paceline.server.questions import Questions
+from paceline.server.restarts import Restarts
 
 
 class EngineClient(EngineLives):
@@ -28,9 +30,23 @@ class EngineClient(EngineLives):
     info: EngineInfo
     tokenizer: Tokenizer | None
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(
+        self,
+        factory: EngineFactory,
+        *,
+        configure_logging: Callable[[], None] | None = None,
+        stream_interval: float = 0.0,
+        restarts: Restarts | None = None,
+        pulse: Pulse | None = None,
+    ) -> None:
         """See :class:`~paceline.server.engine_lives.EngineLives`."""
-        super().__init__(*arguments, **options)
+        super().__init__(
+            factory,
+            configure_logging=configure_logging,
+            stream_interval=stream_interval,
+            restarts=restarts,
+            pulse=pulse,
+        )
         self._numbers = itertools.count()
         self._generations: dict[int, EngineGeneration] = {}
         self._questions = Questions()
