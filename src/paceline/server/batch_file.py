@@ -9,15 +9,15 @@ answers that is something else is left alone. Knows no engine and sends nothing.
 from __future__ import annotations
 
 import json
-import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from paceline.errors import ConfigError
+from paceline.writing import whole_file
 
 URLS = ("/v1/chat/completions", "/v1/completions")
 MAX_CUSTOM_ID = 512
@@ -150,21 +150,24 @@ class AnswerFile:
             raise self._failure(error) from error
 
     def _repair(self) -> None:
-        partial = self.path.with_name(self.path.name + ".partial")
-        dropped = False
-        try:
-            with self.path.open("rb") as old, partial.open("wb") as new:
-                for number, data in enumerate(old, start=1):
-                    custom_id = self._finished(data, number)
-                    if custom_id is None or custom_id in self.done:
-                        dropped = True
-                        continue
+        dropped: set[int] = set()
+        with self.path.open("rb") as old:
+            for number, data in enumerate(old, start=1):
+                custom_id = self._finished(data, number)
+                if custom_id is None or custom_id in self.done:
+                    dropped.add(number)
+                else:
                     self.done.add(custom_id)
-                    new.write(data)
-            if dropped:
-                os.replace(partial, self.path)
-        finally:
-            partial.unlink(missing_ok=True)
+        if dropped:
+            self._take_out(dropped)
+
+    def _take_out(self, dropped: Collection[int]) -> None:
+        with (
+            whole_file(self.path, ConfigError) as partial,
+            self.path.open("rb") as old,
+            partial.open("wb") as new,
+        ):
+            new.writelines(data for i, data in enumerate(old, start=1) if i not in dropped)
 
     def _finished(self, data: bytes, number: int) -> str | None:
         """The id of a line that stays."""
