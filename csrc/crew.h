@@ -60,7 +60,7 @@ class Crew {
 
     int size_, active_;
     double seen_ = 0, lost_ = 0, saved_ = 0;  // lately, with this many threads
-    double since_change_ = 0;                 // of their number
+    double since_change_ = 0;                 // seconds with this many threads
     double pause_ = FIRST_PAUSE;              // until one more is tried
 };
 

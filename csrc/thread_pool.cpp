@@ -119,16 +119,17 @@ bool ThreadPool::Door::wake() {
 void ThreadPool::run(const Phase& phase) {
     const Turn turn = take_turn();
     check_between_phases();
-    if (size_.load() > 1 && phase.count > 1) {
-        start_workers();
+    const bool is_shared = size_.load() > 1 && phase.count > 1;
+    if (is_shared) {
+        start_workers();  // may throw, and then no phase has begun
     }
     in_phase_ = true;
-    if (size_.load() == 1 || phase.count <= 1) {
+    if (is_shared) {
+        share(phase);
+    } else {
         for (int piece = 0; piece < phase.count; ++piece) {
             phase.call(phase.work, piece, 0);
         }
-    } else {
-        share(phase);
     }
     in_phase_ = false;
 }

@@ -48,7 +48,7 @@ def explain(package: Path, error: ImportError) -> Missing:
     """Why the extension of a package's folder cannot be imported.
 
     Args:
-        error: that was raised instead.
+        error: what importing it raised.
     """
     if (package.parents[1] / "CMakeLists.txt").is_file():
         remedy = "run make native in the checkout"
@@ -61,7 +61,7 @@ def explain(package: Path, error: ImportError) -> Missing:
 
 
 def _reasons(package: Path, error: ImportError) -> Iterator[str]:
-    """The first one holds."""
+    """Reasons that apply, the most telling one first."""
     if any((package / f"{NAME}{suffix}").exists() for suffix in EXTENSION_SUFFIXES):
         yield f"the extension {MODULE} is there and does not load ({error})"
     for found in sorted(package.glob(f"{NAME}.*")):
