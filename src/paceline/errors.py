@@ -29,6 +29,10 @@ class UnsupportedModelError(ModelLoadError):
     """The checkpoint is well formed but describes a model that Paceline does not run."""
 
 
+class FetchError(ModelLoadError):
+    """A model of the catalogue could not be fetched, or may be only when it is asked for."""
+
+
 class TemplateError(RequestError):
     """A chat template is missing, failed, or went past its limits of time or output."""
 

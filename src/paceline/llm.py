@@ -30,6 +30,7 @@ from paceline.metrics import EngineStats
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.detokenizer import TextStream
 from paceline.models.embedded import embedded_model as embedded_model
+from paceline.models.fetching import named_model
 from paceline.models.tokenizer import Tokenizer
 from paceline.outputs import Collector, Job
 from paceline.request import Constraint, StepOutput, StopChecker
@@ -46,8 +47,8 @@ class LLM:
     """A model ready to generate. Callable from several threads; they share one batch.
 
     Args:
-        model: folder, GGUF file or hub id, or a checkpoint that is open already; None is the
-            embedded model.
+        model: folder, GGUF file, name or hub id, or a checkpoint that is open already; None is
+            the embedded model.
         speculative_config: JSON, a mapping, or a list of mappings; None decodes plainly.
         options: fields of :class:`~paceline.config.EngineConfig`.
 
@@ -75,6 +76,8 @@ class LLM:
                 raise ConfigError(f"unknown option {name!r}; allowed are {', '.join(allowed)}")
         speculative = parse_speculative_config(speculative_config)
         config = EngineConfig(speculative=speculative, **options)
+        if isinstance(model, str):
+            named_model(model)  # fetched on this thread, where an interrupt leaves nothing behind
         self._built: BuiltEngine
         self._thread = EngineThread(partial(self._build, model, config))
         self.config = self._built.config

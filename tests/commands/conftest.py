@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from paceline.cli import main
+from tests.models.catalogues import isolate
 
 CURVE = {"name": "GPU", "cost_ratio": [1.0, 1.1, 1.2, 1.3, 1.4], "draft_step_ratio": 0.2}
 
@@ -30,10 +31,11 @@ class Result:
 
 
 @pytest.fixture(autouse=True)
-def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings of whoever runs the tests must not leak into them."""
+def _no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Settings and folders of whoever runs the tests must not leak into them, nor the network."""
     for name in [n for n in os.environ if n.startswith("PACELINE_")]:
         monkeypatch.delenv(name)
+    isolate(monkeypatch, tmp_path_factory.mktemp("home"))
 
 
 @pytest.fixture

@@ -196,7 +196,7 @@ class BenchThroughputOptions(EngineOptions, SpeculationOptions, DatasetOptions):
 
     model: Annotated[
         str | None,
-        argument("MODEL", help="Folder, GGUF file or hub id (default: the embedded model)."),
+        argument("MODEL", help="Folder, GGUF file, name or hub id (default: the embedded model)."),
     ] = None
     chat: Annotated[bool, option("--chat", help="Put prompts into the chat template.")] = False
     compare: Annotated[

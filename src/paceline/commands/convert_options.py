@@ -13,7 +13,7 @@ from paceline.config import PACKED_DTYPES
 class ConvertOptions:
     """Options of ``paceline convert``."""
 
-    model: Annotated[str, argument("MODEL", help="Folder, GGUF file or hub id.")]
+    model: Annotated[str, argument("MODEL", help="Folder, GGUF file, name or hub id.")]
     out: Annotated[str, argument("OUT", help="Folder to write; must not exist, or be empty.")]
     dtype: Annotated[
         str,

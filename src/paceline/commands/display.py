@@ -175,13 +175,14 @@ def closing_line(figures: Figures) -> str:
     )
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns of text, the first flush left and the others flush right."""
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]], num_texts: int = 1) -> str:
+    """Columns of text, the first ``num_texts`` flush left and the others flush right."""
     widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
 
     def line(cells: Sequence[str]) -> str:
-        first, *rest = zip(cells, widths, strict=True)
-        return "  ".join([first[0].ljust(first[1]), *(c.rjust(w) for c, w in rest)]).rstrip()
+        sized = list(zip(cells, widths, strict=True))
+        left, right = sized[:num_texts], sized[num_texts:]
+        return "  ".join([*(c.ljust(w) for c, w in left), *(c.rjust(w) for c, w in right)]).rstrip()
 
     rule = "  ".join("-" * width for width in widths)
     return "\n".join([line(headers), rule, *map(line, rows)])

@@ -14,6 +14,6 @@ class DoctorOptions(EngineOptions):
 
     model: Annotated[
         str | None,
-        argument("MODEL", help="Folder, GGUF file or hub id (default: the embedded model)."),
+        argument("MODEL", help="Folder, GGUF file, name or hub id (default: the embedded model)."),
     ] = None
     json: Annotated[bool, option("--json", help="Print one line of JSON instead.")] = False

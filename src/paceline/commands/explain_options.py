@@ -21,7 +21,7 @@ class ExplainOptions(EngineOptions, SpeculationOptions, SamplingOptions):
 
     model: Annotated[
         str | None,
-        argument("MODEL", help="Folder, GGUF file or hub id (default: the embedded model)."),
+        argument("MODEL", help="Folder, GGUF file, name or hub id (default: the embedded model)."),
     ] = None
     prompt: Annotated[str, option("-p", "--prompt", help="The prompt's text.")]
     chat: Annotated[

@@ -140,7 +140,7 @@ class SpeculationOptions:
     draft: Annotated[
         str | None,
         option(
-            "--draft", help="Draft model: folder, GGUF file or hub id; the file of ngram_model."
+            "--draft", help="Draft model: folder, GGUF file, name or hub id; ngram_model's file."
         ),
     ] = None
     num_speculative_tokens: Annotated[
@@ -191,7 +191,7 @@ class PromptOptions:
 
     model: Annotated[
         str | None,
-        argument("MODEL", help="Folder, GGUF file or hub id (default: the embedded model)."),
+        argument("MODEL", help="Folder, GGUF file, name or hub id (default: the embedded model)."),
     ] = None
     prompt: Annotated[str | None, option("-p", "--prompt", help="The prompt's text.")] = None
     prompts: Annotated[

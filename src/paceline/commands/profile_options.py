@@ -14,7 +14,7 @@ class ProfileOptions(EngineOptions):
 
     model: Annotated[
         str | None,
-        argument("MODEL", help="Folder, GGUF file or hub id (default: the embedded model)."),
+        argument("MODEL", help="Folder, GGUF file, name or hub id (default: the embedded model)."),
     ] = None
     draft: Annotated[
         str | None,

@@ -9,16 +9,13 @@ import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.commands.display import Screen, printable
-from paceline.commands.resolve import engine_options, speculative_config
 from paceline.commands.run_batch_options import RunBatchOptions
-from paceline.commands.serve import build_engine, default_names
+from paceline.commands.serve import default_names, engine_factory
 from paceline.errors import ConfigError
-from paceline.models.chat_templates import chosen_template
 
 if TYPE_CHECKING:
     from paceline.server.batch import BatchSummary
@@ -47,11 +44,7 @@ def run_batch_command(options: RunBatchOptions) -> int:
         ) from error
     source = input_path(options)
     target = output_path(options, source)
-    speculative = speculative_config(options, options.model)
-    template = None
-    if options.chat_template is not None:
-        template = chosen_template(options.chat_template)
-    factory = partial(build_engine, options.model, speculative, engine_options(options), template)
+    factory = engine_factory(options)
     screen, total = Screen(), count_lines(source)
     names = tuple(options.served_model_name or default_names(options.model))
     answers = AnswerFile(target)

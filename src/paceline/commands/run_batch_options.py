@@ -33,7 +33,7 @@ class RunBatchOptions(EngineOptions, SpeculationOptions):
     ] = None
     model: Annotated[
         str | None,
-        option("--model", help="Folder, GGUF file or hub id (default: the embedded model)."),
+        option("--model", help="Folder, GGUF file, name or hub id (default: the embedded model)."),
     ] = None
     served_model_name: Annotated[
         list[str] | None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -25,8 +25,10 @@ from paceline.commands.serve_options import ServeOptions
 from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError
 from paceline.models.chat_templates import BUILT_IN, PLAIN, chosen_template
+from paceline.models.fetching import named_model
 
 if TYPE_CHECKING:
+    from paceline.commands.run_batch_options import RunBatchOptions
     from paceline.llm import LLM
     from paceline.server.config import ServerConfig
 
@@ -50,11 +52,7 @@ def serve_command(options: ServeOptions) -> int:
         raise ConfigError(
             f'serving needs the extra: pip install "paceline[server]" ({error})'
         ) from error
-    speculative = speculative_config(options, options.model)
-    template = None
-    if options.chat_template is not None:
-        template = chosen_template(options.chat_template)
-    factory = partial(build_engine, options.model, speculative, engine_options(options), template)
+    factory = engine_factory(options)
     config = server_config(options)
     install_trace_logging()
     client = EngineClient(
@@ -66,6 +64,24 @@ def serve_command(options: ServeOptions) -> int:
     )
     run(client, config, _announce)
     return 0
+
+
+def engine_factory(options: ServeOptions | RunBatchOptions) -> Callable[[], LLM]:
+    """What builds the engine in its process.
+
+    A model of the catalogue is fetched before, since that process ignores interrupts.
+
+    Raises:
+        PacelineError: the options cannot be used, or the model cannot be fetched.
+    """
+    speculative = speculative_config(options, options.model)
+    template = None
+    if options.chat_template is not None:
+        template = chosen_template(options.chat_template)
+    settings = engine_options(options)
+    if options.model is not None:
+        named_model(options.model)
+    return partial(build_engine, options.model, speculative, settings, template)
 
 
 def build_engine(

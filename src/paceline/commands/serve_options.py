@@ -20,7 +20,7 @@ class ServeOptions(EngineOptions, SpeculationOptions):
 
     model: Annotated[
         str | None,
-        argument("MODEL", help="Folder, GGUF file or hub id (default: the embedded model)."),
+        argument("MODEL", help="Folder, GGUF file, name or hub id (default: the embedded model)."),
     ] = None
     host: Annotated[
         str, option("--host", help="Address to listen on; 0.0.0.0 is every one of this machine.")

@@ -17,8 +17,8 @@ class SimulateOptions(EngineOptions, SpeculationOptions):
         str | None,
         option(
             "--model",
-            help="The model that was traced: folder, GGUF file or hub id (default: the embedded "
-            "model).",
+            help="The model that was traced: folder, GGUF file, name or hub id (default: the "
+            "embedded model).",
         ),
     ] = None
     cost: Annotated[

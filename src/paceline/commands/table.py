@@ -133,6 +133,24 @@ _ROOT = (
         """,
     ),
     Entry(
+        "pull",
+        "pull_options:PullOptions",
+        "pull:pull_command",
+        """Fetch a real model by its name, without a model hub.
+
+        Its path is printed, and its name stands for it in every command from then on.
+        """,
+    ),
+    Entry(
+        "models",
+        "pull_options:ModelsOptions",
+        "pull:models_command",
+        """List the models that can be fetched by name.
+
+        With their licences and sizes, and which of them are here.
+        """,
+    ),
+    Entry(
         "doctor",
         "doctor_options:DoctorOptions",
         "doctor:doctor_command",

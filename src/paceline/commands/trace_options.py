@@ -14,7 +14,7 @@ class TraceOptions(EngineOptions):
 
     model: Annotated[
         str | None,
-        argument("MODEL", help="Folder, GGUF file or hub id (default: the embedded model)."),
+        argument("MODEL", help="Folder, GGUF file, name or hub id (default: the embedded model)."),
     ] = None
     prompts: Annotated[str, option("--prompts", help="A JSONL file, as for paceline run.")]
     output: Annotated[str, option("-o", "--output", help="Folder of the trace.")]

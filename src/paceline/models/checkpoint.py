@@ -1,4 +1,4 @@
-"""One way to open a model, whatever it lies in: a folder, a GGUF file, or a hub id.
+"""One way to open a model: a folder, a GGUF file, a name of the catalogue, or a hub id.
 
 Owns what a source *is*; the formats are read elsewhere. Builds no decoder.
 """
@@ -16,7 +16,9 @@ from typing import Any
 import torch
 
 from paceline.errors import ConfigError, ModelLoadError
+from paceline.models.catalogue import similar_names
 from paceline.models.config import ModelConfig
+from paceline.models.fetching import named_model
 from paceline.models.gguf_file import MAGIC, load_gguf
 from paceline.models.git_lfs import HEAD_BYTES, check_fetched
 from paceline.models.hf_config import config_from_hf
@@ -45,7 +47,7 @@ class Checkpoint:
         tensors: lazy mapping from Hugging Face names to tensors; a lookup of what is not there
             raises :class:`ModelLoadError`.
         tokenizer: None where there is none, or it was not asked for.
-        name: for banners and listings: the folder's, the file's, or the hub id.
+        name: for banners and listings: the folder's, the file's, the catalogue's, or the hub id.
         generation: the model's own generation defaults, by their Hugging Face names.
         hf_config: the configuration as a ``config.json`` would say it, dtype included.
         quantised: ``int4`` where most of the weights are Q4_0 already, otherwise None.
@@ -79,8 +81,9 @@ def load_checkpoint(
     """Open a model.
 
     Args:
-        source: a folder with ``config.json`` and safetensors, a GGUF file, or ``org/name`` of a
-            model on the hub. What exists on disk has priority.
+        source: a folder with ``config.json`` and safetensors, a GGUF file, a name of the
+            catalogue, or ``org/name`` of a model on the hub. What exists on disk has priority; what
+            is not there is fetched.
         load_format: ``mmap`` maps tensors when they are looked up; ``memory`` reads all at once.
         with_tokenizer: whether to read the tokenizer, if there is one.
 
@@ -92,21 +95,23 @@ def load_checkpoint(
     if load_format not in LOAD_FORMATS:
         raise ConfigError(f"load format {load_format!r} is not one of {', '.join(LOAD_FORMATS)}")
     in_memory = load_format == "memory"
-    path = Path(source)
+    entry = named_model(source) if isinstance(source, str) else None
+    path, name = (Path(source), "") if entry is None else (entry.place, entry.name)
     try:
         path = path.expanduser()
         is_folder, is_file = path.is_dir(), path.is_file()
     except (OSError, ValueError, RuntimeError) as error:  # names that no file can have
         raise ModelLoadError(f"{str(source)[:80]!r} is not a usable path: {error}") from error
     if is_folder:
-        return _from_folder(path, path.resolve().name, in_memory, with_tokenizer)
+        return _from_folder(path, name or path.resolve().name, in_memory, with_tokenizer)
     if is_file:
-        return _from_file(path, in_memory, with_tokenizer)
+        return _from_file(path, name or path.name, in_memory, with_tokenizer)
     if isinstance(source, str) and _HUB_ID.fullmatch(source):
         return _from_folder(_download(source), source, in_memory, with_tokenizer)
+    near = "".join(f" (did you mean {each}?)" for each in similar_names(str(source)))
     raise ModelLoadError(
-        f"there is no model at {source}: give a folder with config.json and safetensors, a GGUF "
-        "file, or org/name of a model on the hub"
+        f"there is no model at {source}{near}: give a folder with config.json and safetensors, a "
+        "GGUF file, a name that `paceline models` lists, or org/name of a model on the hub"
     )
 
 
@@ -153,7 +158,7 @@ def _says_dtype(raw: Mapping[str, Any]) -> bool:
     return any(part.get(key) for part in parts for key in ("dtype", "torch_dtype"))
 
 
-def _from_file(path: Path, in_memory: bool, with_tokenizer: bool) -> Checkpoint:
+def _from_file(path: Path, name: str, in_memory: bool, with_tokenizer: bool) -> Checkpoint:
     try:
         with path.open("rb") as file:
             head = file.read(HEAD_BYTES)
@@ -170,7 +175,7 @@ def _from_file(path: Path, in_memory: bool, with_tokenizer: bool) -> Checkpoint:
         model.config,
         model.tensors,
         model.tokenizer,
-        path.name,  # what the metadata say is often the name of a training run
+        name,  # what the metadata say is often the name of a training run
         hf_config=model.hf_config,
         quantised="int4" if model.tensors.mostly_q4 else None,
     )

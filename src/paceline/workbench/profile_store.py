@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +16,7 @@ import torch
 import xxhash
 
 from paceline.errors import ProfileError
+from paceline.folders import cache_folder
 from paceline.models.config import ModelConfig
 from paceline.models.ops.base import Ops
 from paceline.policy.cost_table import CostTable
@@ -36,11 +36,8 @@ Record = TypeVar("Record", ProfileKey, Roofs, Work)
 
 
 def profiles_folder() -> Path:
-    """``paceline/profiles`` in ``$XDG_CACHE_HOME``, by default ``~/.cache``."""
-    # A relative path there is invalid and to be ignored, says the XDG base directory specification.
-    configured = os.environ.get("XDG_CACHE_HOME", "")
-    base = Path(configured) if os.path.isabs(configured) else Path.home() / ".cache"
-    return base / "paceline" / "profiles"
+    """Where profiles are kept."""
+    return cache_folder("profiles")
 
 
 def find_profile(key: ProfileKey) -> Profile | None:

