@@ -21,19 +21,26 @@ RUN_READY := .venv/.ready-run
 DEV_READY := .venv/.ready-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-emulated native sanitize lint format peers clients clean
+.PHONY: help demo real test test-slow test-real test-emulated native sanitize lint format peers clients clean
 
 help: ## List these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
-demo: $(RUN_READY) ## Decode a dozen prompts plainly and speculatively, and compare
+demo: $(RUN_READY) ## Decode some prompts plainly and speculatively, and compare
 	$(BIN)/paceline demo $(ARGS)
+
+real: $(RUN_READY) ## Fetch a small real model (SmolLM2, 98 MB, Apache-2.0)
+	$(BIN)/paceline pull smollm2
+	@echo "Ask it: $(BIN)/paceline run smollm2; other models: $(BIN)/paceline models"
 
 test: $(DEV_READY) ## Run the tests (without the slow ones)
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 test-slow: $(DEV_READY) ## Run all tests, the slow ones included
-	$(BIN)/python -m pytest -n $(WORKERS) -m "slow or not slow" $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not real" $(ARGS)
+
+test-real: $(DEV_READY) ## Run the tests on real models, which are fetched first (350 MB)
+	$(BIN)/python -m pytest -n $(WORKERS) -m real tests/real $(ARGS)
 
 test-emulated: $(DEV_READY) ## Test the native kernels of CPUs that this one is not (needs libsimde-dev)
 	$(BIN)/cmake -S . -B build/emulated -G Ninja -DPACELINE_EMULATE=ON \
@@ -121,7 +128,7 @@ $(RUN_READY): pyproject.toml constraints.txt $(NATIVE_SOURCES)
 	@echo "Installing into .venv (a few minutes the first time) ..."
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) torch==2.13.0
-	$(PIP) -e .
+	$(PIP) -e ".[gguf]"
 	@$(MAKE) --no-print-directory native \
 	  || echo "The native kernels were not built: the reference ops will serve, more slowly."
 	@touch $@

@@ -1,4 +1,4 @@
-"""``paceline run --compare`` and ``paceline demo``: verdicts that follow from what was measured."""
+"""``paceline run --compare``: verdicts that follow from what was measured."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import pytest
 
 from paceline.commands.compare import Comparison, Pair, comparison_table, verdict
 from paceline.commands.compare_noise import Round
-from paceline.commands.demo import by_kind, demo_prompts, demo_table
-from paceline.commands.prompts import Prompt
 from paceline.commands.report import Figures
 from paceline.commands.resolve import NO_MEMORY
 from paceline.llm import LLM
@@ -69,13 +67,6 @@ def test_tables() -> None:
     assert comparison_table(measured).splitlines()[2:] == [
         "1              25.0               50.0     2.00x               2.50        yes",
         "2              25.0               50.0     2.00x               2.00         NO",
-    ]
-    prompts = [Prompt("a", "code"), Prompt("b", "prose")]
-    rows = demo_table(by_kind(prompts, measured)).splitlines()[2:]
-    assert [row.split() for row in rows] == [
-        ["code", "25.0", "50.0", "2.00x", "2.50", "yes"],
-        ["prose", "25.0", "50.0", "2.00x", "2.00", "NO"],
-        ["all", "25.0", "50.0", "2.00x", "2.22", "NO"],
     ]
 
 
@@ -144,31 +135,3 @@ def test_groups_run_at_once(cli: Cli, tmp_path: Any) -> None:
     result = cli("run", *arguments, "--compare", "--json")
     assert result.document["num_prompts"] == 3
     assert [line.split()[0] for line in result.out.splitlines()[2:4]] == ["1-2", "3"]
-
-
-def test_demo(cli: Cli) -> None:
-    result = cli("demo", "--quick", "--max-tokens", "4", "--json")
-    assert result.code == 0
-    *_, everything, empty, sentence, _ = result.out.splitlines()
-    assert everything.split()[0] == "all"
-    assert everything.split()[-1] == "yes"
-    assert empty == ""
-    assert sentence.startswith("identical output, ")
-    kinds = [row["kind"] for row in result.document["kinds"]]
-    assert kinds == ["code", "prose", "edit", "all"]
-    assert result.document["kinds"][-1]["speedup"] == result.document["speedup"]
-    assert "\x1b" not in result.out + result.err
-
-
-def test_demo_fails_on_a_difference(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    differ(monkeypatch, lambda ids: ids.pop())
-    result = cli("demo", "--quick", "--max-tokens", "4")
-    assert result.code == 1
-    assert "DIFFERENT output for 3 of 3 prompts" in result.out
-
-
-def test_demo_prompts() -> None:
-    prompts = demo_prompts(quick=False)
-    kinds = [prompt.kind for prompt in prompts]
-    assert {kind: kinds.count(kind) for kind in kinds} == {"code": 4, "prose": 4, "edit": 4}
-    assert [prompt.kind for prompt in demo_prompts(quick=True)] == ["code", "prose", "edit"]

