@@ -31,7 +31,7 @@ from paceline.sampling_params import SamplingParams
 REPEAT = 2
 ALL = "all"
 SHOWN = 160
-"""Characters of a prompt that are shown."""
+"""Characters that are shown of a text that is continued."""
 
 
 def demo_command(options: DemoOptions) -> int:
@@ -108,10 +108,11 @@ def _stream(
 
 
 def _shown(prompt: str, is_question: bool) -> str:
-    """The beginning of what is asked, or the end of what is continued."""
-    if len(prompt) <= SHOWN:
-        return prompt.rstrip("\n")
-    return prompt[:SHOWN].rstrip() + " ..." if is_question else "..." + prompt[-SHOWN:].rstrip("\n")
+    """What is asked, without the text that it is about; or the end of what is continued."""
+    if is_question:
+        question, _, rest = prompt.partition("\n\n")
+        return f"{question} ..." if rest else question
+    return ("..." if len(prompt) > SHOWN else "") + prompt[-SHOWN:].rstrip("\n")
 
 
 def by_kind(prompts: Sequence[Prompt], comparison: Comparison) -> dict[str, Pair]:
