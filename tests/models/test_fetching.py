@@ -135,6 +135,13 @@ def test_a_full_disk_leaves_nothing() -> None:
     assert left(entry) == []
 
 
+def test_what_cannot_be_read_is_told() -> None:
+    entry = tiny()
+    entry.place.mkdir(parents=True)
+    with pytest.raises(FetchError, match="cannot read"):
+        is_intact(entry)
+
+
 # What a name resolves to
 
 

