@@ -185,13 +185,6 @@ def change(folder: Path, **tensors: torch.Tensor | None) -> None:
     save_file(stored, folder / "model.safetensors")
 
 
-@pytest.mark.parametrize("key", ["compression_config", "quantization_config"])
-def test_quantised_checkpoints_say_so(folder: Path, key: str) -> None:
-    edit(folder / "config.json", **{key: {"quant_method": "compressed-tensors"}})
-    with pytest.raises(UnsupportedModelError, match=r"quantised \(compressed-tensors\)"):
-        load_checkpoint(folder)
-
-
 @pytest.mark.parametrize("backend", [ReferenceOps, Packer])
 @pytest.mark.parametrize("name", [NAME, "model.embed_tokens.weight", "model.norm.weight"])
 @pytest.mark.parametrize(

@@ -25,6 +25,8 @@ from paceline.models.hf_config import config_from_hf
 from paceline.models.hf_fields import Fields
 from paceline.models.json_file import read_json
 from paceline.models.packed_folder import PackedFormat, packed_format
+from paceline.models.quantised.methods import schemes_of, split_quantisation
+from paceline.models.quantised.tensors import QuantisedTensors
 from paceline.models.safetensors_files import SafetensorsFolder
 from paceline.models.stored import StoredTensors
 from paceline.models.tokenizer import Tokenizer
@@ -49,7 +51,8 @@ class Checkpoint:
         tokenizer: None where there is none, or it was not asked for.
         name: for banners and listings: the folder's, the file's, the catalogue's, or the hub id.
         generation: the model's own generation defaults, by their Hugging Face names.
-        hf_config: the configuration as a ``config.json`` would say it, dtype included.
+        hf_config: the configuration as a ``config.json`` would say it of unquantised weights, dtype
+            included.
         quantised: ``int4`` where most of the weights are Q4_0 already, otherwise None.
         packed: how ``paceline convert`` packed the weights; None where it did not.
     """
@@ -118,11 +121,14 @@ def load_checkpoint(
 def _from_folder(folder: Path, name: str, in_memory: bool, with_tokenizer: bool) -> Checkpoint:
     if not (folder / "config.json").is_file():
         raise ModelLoadError(f"{folder} has no config.json: it is not a model's folder")
-    raw = read_json(folder / "config.json")
+    raw, quantisation = split_quantisation(read_json(folder / "config.json"), folder)
     config = config_from_hf(raw)
-    tensors = SafetensorsFolder(folder, in_memory=in_memory)
+    files = SafetensorsFolder(folder, in_memory=in_memory)
     if config.tie_embeddings:  # one matrix, under either name
-        tensors.rename("lm_head.weight", _EMBEDDING)
+        files.rename("lm_head.weight", _EMBEDDING)
+    tensors: StoredTensors = files
+    if quantisation is not None:
+        tensors = QuantisedTensors(files, schemes_of(quantisation))
     if not _says_dtype(raw) and _EMBEDDING in tensors:
         raw = {**raw, "dtype": str(tensors[_EMBEDDING].dtype).removeprefix("torch.")}
         config = config_from_hf(raw)
@@ -133,7 +139,7 @@ def _from_folder(folder: Path, name: str, in_memory: bool, with_tokenizer: bool)
         config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *ends)))
     )
     tokenizer = _tokenizer(folder) if with_tokenizer else None
-    packed = packed_format(tensors.metadata, folder)
+    packed = packed_format(files.metadata, folder)
     return Checkpoint(config, tensors, tokenizer, name, generation, raw, packed=packed)
 
 

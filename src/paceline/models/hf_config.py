@@ -102,8 +102,8 @@ def _family(raw: Mapping[str, Any]) -> tuple[str, Family]:
         if raw.get(key):
             kind = fields.mapping(key).get("quant_method", "unknown")
             raise UnsupportedModelError(
-                f"the checkpoint is quantised ({str(kind)[:40]}); use its unquantised form with "
-                "--dtype int8, or a GGUF file"
+                f"the checkpoint is quantised ({str(kind)[:40]}); here its unquantised form is "
+                "needed"
             )
     if raw.get("use_bidirectional_attention"):
         raise UnsupportedModelError("models with bidirectional attention are not supported")

@@ -8,9 +8,12 @@ from __future__ import annotations
 import copy
 import mmap
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
+
+if TYPE_CHECKING:
+    from paceline.models.quantised.codes import Codes
 
 PAGE = mmap.PAGESIZE
 
@@ -39,6 +42,10 @@ class StoredTensors(Mapping[str, torch.Tensor]):
         Returns:
             uint8 ``[n, k / 32 * 18]``, rows in their Hugging Face order; None for other types.
         """
+        return None
+
+    def codes(self, name: str) -> Codes | None:
+        """A matrix ``[n, k]`` as integers and their scales; None where it is not stored so."""
         return None
 
     def shape_of(self, name: str) -> tuple[int, ...]:

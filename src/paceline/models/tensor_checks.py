@@ -7,7 +7,7 @@ another model of the checkpoint, so all but a few known ones are an error.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Mapping
 
 import torch
 
@@ -37,17 +37,20 @@ def is_harmless(name: str) -> bool:
     return _HARMLESS.fullmatch(name) is not None
 
 
-def check_leftovers(names: Iterable[str], used: Collection[str]) -> None:
+def check_leftovers(tensors: Mapping[str, torch.Tensor], used: Collection[str]) -> None:
     """Refuse a checkpoint that has more than what was used of it.
 
+    A bias of zeros adds nothing; some tools write one for every linear.
+
     Args:
-        names: all of its tensors.
+        tensors: all that it has.
         used: those that the decoder took.
 
     Raises:
         UnsupportedModelError: some of the others are not known to be harmless.
     """
-    left = sorted(name for name in names if name not in used and not is_harmless(name))
+    left = sorted(name for name in tensors if name not in used and not is_harmless(name))
+    left = [name for name in left if not name.endswith(".bias") or tensors[name].float().any()]
     if left:
         shown = ", ".join(name[:80] for name in left[:_SHOWN])
         raise UnsupportedModelError(
@@ -70,7 +73,8 @@ def check_floats(name: str, tensor: torch.Tensor, kind: str) -> None:
     if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
         raise UnsupportedModelError(
             f"tensor {name} is of type {kind}, which is no weight by itself: the checkpoint is "
-            "quantised. Use its unquantised form with --dtype int8, or a GGUF file"
+            "quantised, and config.json does not say how. Use its unquantised form with --dtype "
+            "int8, or a GGUF file"
         )
 
 

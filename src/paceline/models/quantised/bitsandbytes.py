@@ -1,0 +1,134 @@
+"""Linears of 4 bits as bitsandbytes stores them (nf4 and fp4).
+
+A table says what the 16 codes stand for; blocks run through the matrix row after row, each with its
+largest magnitude. With nested quantisation those magnitudes are 8-bit codes themselves.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from paceline.errors import ModelLoadError, UnsupportedModelError
+from paceline.models.quantised.integers import Int8Weight
+from paceline.models.quantised.parts import Parts
+from paceline.models.quantised.unpacking import unpack_nibbles
+from paceline.models.quantised.weight import QuantisedWeight, Scheme
+
+_TABLES = (".weight.absmax", ".weight.quant_map")
+_NESTED = (".weight.nested_absmax", ".weight.nested_quant_map")
+_STATE_BYTES = 1 << 16
+_MOST_ROWS, _MOST_IN_BLOCK = 1 << 24, 1 << 16
+_FLOAT, _BYTE = (torch.float32,), (torch.uint8,)
+
+
+def schemes(config: Mapping[str, Any]) -> tuple[Scheme, ...]:
+    del config  # what is stored says it all
+    found = [
+        Scheme(state, (".weight", state, *_TABLES, *_NESTED), partial(Bnb4Weight, state=state))
+        for state in (".weight.quant_state.bitsandbytes__" + kind for kind in ("nf4", "fp4"))
+    ]
+    return (*found, Scheme(".SCB", (".weight", ".SCB", ".weight_format"), _int8))
+
+
+def _int8(parts: Parts) -> Int8Weight:
+    if parts.has(".weight_format"):
+        form = parts.take(".weight_format", _BYTE, (), (1,))
+        if int(form):
+            raise UnsupportedModelError(
+                f"{parts.name('.weight_format')} is {int(form)}: the weights are laid out for one "
+                "kind of GPU; only rows (0) are supported, which newer bitsandbytes writes"
+            )
+    return Int8Weight(parts, ".SCB", factor=1 / 127, made_by="bitsandbytes")
+
+
+class Bnb4Weight(QuantisedWeight):
+    """``weight`` uint8 ``[n * k / 2, 1]``, the first code of each byte in its upper half.
+
+    Args:
+        state: the part that holds the settings, as JSON in bytes.
+    """
+
+    def __init__(self, parts: Parts, state: str) -> None:
+        self.parts = parts
+        settings = _Settings(parts, state)
+        n, k = self.shape = settings.shape()
+        self._block = settings.whole("blocksize")
+        count = -(-n * k // 2)
+        parts.take(".weight", _BYTE, (count, 1), (1, count), (n, k // 2))
+        parts.take(".weight.quant_map", _FLOAT, (16,))
+        blocks = -(-n * k // self._block)
+        self._nested = parts.has(".weight.nested_absmax")
+        parts.take(".weight.absmax", _BYTE if self._nested else _FLOAT, (blocks,))
+        if self._nested:
+            self._nested_block = settings.whole("nested_blocksize")
+            self._offset = settings.number("nested_offset")
+            parts.take(".weight.nested_absmax", _FLOAT, (-(-blocks // self._nested_block),))
+            parts.take(".weight.nested_quant_map", _FLOAT, (256,))
+        self.kind = f"bitsandbytes {state.rpartition('__')[2]}, blocks of {self._block}"
+
+    def floats(self, first: int, last: int) -> torch.Tensor:
+        parts, k = self.parts, self.shape[1]
+        start, end = first * k, last * k
+        data = parts.tensors[parts.name(".weight")].flatten()[start // 2 : -(-end // 2)]
+        swapped = (data << 4) | (data >> 4)
+        codes = unpack_nibbles(swapped)[start % 2 :][: end - start]
+        values = parts.tensors[parts.name(".weight.quant_map")][codes.int()]
+        blocks = torch.arange(start // self._block, -(-end // self._block))
+        scale = self._scales(blocks).repeat_interleave(self._block)
+        return values.mul_(scale[start % self._block :][: end - start]).view(-1, k)
+
+    def _scales(self, blocks: torch.Tensor) -> torch.Tensor:
+        """The largest magnitude of each block."""
+        parts = self.parts
+        scale = parts.tensors[parts.name(".weight.absmax")][blocks]
+        if self._nested:
+            table, outer = (parts.tensors[parts.name(part)] for part in reversed(_NESTED))
+            scale = table[scale.int()] * outer[blocks // self._nested_block] + self._offset
+        return parts.finite(".weight.absmax", scale)
+
+
+class _Settings:
+    """The JSON object that lies in the bytes of a tensor."""
+
+    def __init__(self, parts: Parts, state: str) -> None:
+        self._name = parts.name(state)
+        data = parts.take(state, _BYTE, (None,))
+        try:
+            found = json.loads(bytes(data[:_STATE_BYTES].numpy()))
+        except (ValueError, RecursionError) as error:
+            raise ModelLoadError(f"tensor {self._name} is not valid JSON: {error}") from error
+        if not isinstance(found, dict):
+            raise ModelLoadError(f"tensor {self._name} must hold a JSON object")
+        self._found = found
+
+    def shape(self) -> tuple[int, int]:
+        shape = self._found.get("shape")
+        if not isinstance(shape, list) or len(shape) != 2:
+            raise self._error("shape", "[outputs, inputs]")
+        n, k = (self._checked("shape", size, _MOST_ROWS) for size in shape)
+        return n, k
+
+    def whole(self, key: str) -> int:
+        return self._checked(key, self._found.get(key), _MOST_IN_BLOCK)
+
+    def number(self, key: str) -> float:
+        value = self._found.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self._error(key, "a number")
+        return float(value)
+
+    def _checked(self, key: str, value: Any, most: int) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise self._error(key, f"of whole numbers from 1 to {most}")
+        return value
+
+    def _error(self, key: str, wanted: str) -> ModelLoadError:
+        return ModelLoadError(
+            f"tensor {self._name} says {key} = {str(self._found.get(key))[:80]}; it must be "
+            f"{wanted}"
+        )

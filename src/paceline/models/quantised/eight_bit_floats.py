@@ -1,0 +1,51 @@
+"""Linears of 8-bit floats (e4m3): one scale for all weights, one a row, or one for each block."""
+
+from __future__ import annotations
+
+import torch
+
+from paceline.models.quantised.codes import Fp8
+from paceline.models.quantised.parts import FLOATS, Parts
+from paceline.models.quantised.powers import powers_of_two
+from paceline.models.quantised.weight import QuantisedWeight
+
+Block = tuple[int, int]
+
+
+class Fp8Weight(QuantisedWeight):
+    """``weight`` float8_e4m3fn ``[n, k]`` and what its values are multiplied by.
+
+    Args:
+        scale: the part that holds the scales; bytes there are exponents (e8m0).
+        block: rows and inputs of a block, where the checkpoint says that it has blocks.
+    """
+
+    def __init__(self, parts: Parts, scale: str, block: Block | None) -> None:
+        self.parts = parts
+        n, k = parts.take(".weight", (torch.float8_e4m3fn,), (None, None)).shape
+        self.shape = (n, k)
+        self._scale = scale
+        shapes: dict[tuple[int, ...], Block] = {(): (n, k), (1,): (n, k), (1, 1): (n, k)}
+        shapes |= {(n,): (1, k), (n, 1): (1, k)}
+        if block is not None:
+            shapes[-(-n // block[0]), -(-k // block[1])] = block
+        stored = parts.take(scale, (*FLOATS, torch.uint8), *shapes)
+        self._block = shapes[tuple(stored.shape)]
+        self.kind = f"FP8, {_told(self._block, n, k)}"
+
+    def floats(self, first: int, last: int) -> torch.Tensor:
+        return self.fp8().floats(first, last)
+
+    def fp8(self) -> Fp8:
+        parts, name = self.parts, self._scale
+        scale = parts.tensors[parts.name(name)]
+        scale = powers_of_two(parts, name, scale) if scale.dtype == torch.uint8 else scale
+        rows = -(-self.shape[0] // self._block[0])
+        scale = parts.finite(name, scale).reshape(rows, -1)
+        return Fp8(parts.tensors[parts.name(".weight")], scale, self._block)
+
+
+def _told(block: Block, n: int, k: int) -> str:
+    if block == (n, k):
+        return "one scale"
+    return "one scale a row" if block == (1, k) else f"blocks of {block[0]} x {block[1]}"

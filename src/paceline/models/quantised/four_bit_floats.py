@@ -1,0 +1,77 @@
+"""Linears of 4-bit floats (e2m1) with a scale for each group: MXFP4 and NVFP4.
+
+A value doubled is a whole number, so codes stand for those and scales are halved.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from paceline.models.quantised.parts import Parts
+from paceline.models.quantised.powers import powers_of_two
+from paceline.models.quantised.unpacking import unpack_nibbles
+from paceline.models.quantised.weight import CodedWeight
+
+_DOUBLED = [0, 1, 2, 3, 4, 6, 8, 12]
+_BYTES = (torch.uint8,)
+
+
+class Fp4Weight(CodedWeight):
+    """Two codes a byte ``[n, k / 2]``, the first in the low half."""
+
+    bits = 4
+    table = torch.tensor([*_DOUBLED, *(-value for value in _DOUBLED)], dtype=torch.int8)
+    codes_part: str
+
+    def _codes_of(self, first: int, last: int) -> torch.Tensor:
+        parts = self.parts
+        return unpack_nibbles(parts.tensors[parts.name(self.codes_part)][first:last].flatten(1))
+
+
+class Mxfp4Weight(Fp4Weight):
+    """Groups of 32 with powers of two as scales, bytes ``[n, k / 32]``.
+
+    Args:
+        codes: the part that holds the codes; its bytes may lie in blocks, ``[n, k / 32, 16]``.
+        scale: the part that holds the scales.
+    """
+
+    def __init__(self, parts: Parts, codes: str, scale: str) -> None:
+        self.parts, self.codes_part, self._scale = parts, codes, scale
+        n, self.groups = parts.take(scale, _BYTES, (None, None)).shape
+        parts.take(codes, _BYTES, (n, self.groups * 16), (n, self.groups, 16))
+        self.shape = (n, self.groups * 32)
+        self.kind = "MXFP4"
+
+    def read(self, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        exponents = self.parts.tensors[self.parts.name(self._scale)][first:last]
+        scale = powers_of_two(self.parts, self._scale, exponents, lower=1)
+        return self._codes_of(first, last), scale, torch.zeros(scale.shape, dtype=torch.uint8)
+
+
+class Nvfp4Weight(Fp4Weight):
+    """Groups of 16 with 8-bit floats as scales, ``[n, k / 16]``, and one scale for all of those.
+
+    Args:
+        codes: the part that holds the codes.
+        whole: the part that holds the one scale.
+        divides: whether the others are divided by it, and not multiplied.
+    """
+
+    def __init__(self, parts: Parts, codes: str, whole: str, *, divides: bool) -> None:
+        self.parts, self.codes_part, self._whole, self._divides = parts, codes, whole, divides
+        n, self.groups = parts.take(".weight_scale", (torch.float8_e4m3fn,), (None, None)).shape
+        parts.take(codes, _BYTES, (n, self.groups * 8))
+        parts.take(whole, (torch.float32,), (), (1,))
+        self.shape = (n, self.groups * 16)
+        self.kind = "NVFP4"
+
+    def read(self, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        parts = self.parts
+        whole = parts.finite(self._whole, parts.tensors[parts.name(self._whole)].reshape(()))
+        if self._divides and whole == 0:
+            raise parts.error(self._whole, "is 0", "another number, since scales are divided by it")
+        scale = parts.tensors[parts.name(".weight_scale")][first:last].float()
+        scale = parts.finite(".weight_scale", scale / whole if self._divides else scale * whole)
+        zero = torch.zeros(scale.shape, dtype=torch.uint8)
+        return self._codes_of(first, last), scale / 2, zero

@@ -1,0 +1,82 @@
+"""Linears as GPTQ stores them: codes packed along inputs, zeros along outputs.
+
+Sizes come from the tensors, so modules with other settings than the rest (``dynamic``) need no
+more than being stored. Version 1 of the format stores every zero minus one; the subtraction was of
+whole words and borrowed across their codes, which the addition of whole words undoes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.errors import UnsupportedModelError
+from paceline.models.quantised.parts import FLOATS, Parts
+from paceline.models.quantised.unpacking import unpack_columns, unpack_words
+from paceline.models.quantised.weight import CodedWeight, Scheme, group_index, grouping
+
+_FORMATS = {"gptq": True, "gptq_v2": False}  # whether zeros are stored minus one
+_ONES = {4: np.uint32(0x11111111), 8: np.uint32(0x01010101)}
+_PARTS = (".qweight", ".qzeros", ".scales", ".g_idx")
+
+
+def schemes(config: Mapping[str, Any]) -> tuple[Scheme, ...]:
+    form = str(config.get("checkpoint_format") or "gptq")
+    if form not in _FORMATS:
+        raise UnsupportedModelError(
+            f"GPTQ checkpoints of the format {form[:40]!r} are not supported; supported are "
+            f"{', '.join(_FORMATS)}"
+        )
+    opened = partial(GptqWeight, minus_one=_FORMATS[form])
+    return (Scheme(".qweight", _PARTS, opened),)
+
+
+class GptqWeight(CodedWeight):
+    """``qweight`` ``[k / codes of a word, n]``, ``qzeros`` ``[groups, n / codes of a word]``,
+    ``scales`` ``[groups, n]`` and, in whatever order, the group ``g_idx`` ``[k]`` of each input."""
+
+    def __init__(self, parts: Parts, *, minus_one: bool) -> None:
+        self.parts = parts
+        self.groups, n = parts.take(".scales", FLOATS, (None, None)).shape
+        zeros = parts.take(".qzeros", (torch.int32,), (self.groups, None))
+        self.bits = _bits(parts, zeros.shape[1] * 32, n)
+        words = parts.take(".qweight", (torch.int32,), (None, n)).shape[0]
+        k = words * 32 // self.bits
+        if parts.has(".g_idx"):
+            parts.take(".g_idx", (torch.int32, torch.int64), (k,))
+        elif k % self.groups:
+            raise parts.error(".scales", f"has {self.groups} groups", f"a divisor of {k} inputs")
+        self.shape = (n, k)
+        self.kind = f"GPTQ {self.bits}-bit, {grouping(k, self.groups)}"
+        self._minus_one = minus_one
+
+    def index(self) -> torch.Tensor | None:
+        if not self.parts.has(".g_idx"):
+            return None
+        return group_index(self.parts, ".g_idx", self.shape[1], self.groups)
+
+    def read(self, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        parts, rows = self.parts, slice(first, last)
+        words = parts.tensors[parts.name(".qweight")][:, rows].t()
+        scale = parts.tensors[parts.name(".scales")][:, rows].t()
+        zeros = parts.tensors[parts.name(".qzeros")]
+        if self._minus_one:
+            zeros = torch.from_numpy((zeros.numpy().view(np.uint32) + _ONES[self.bits]).view("i4"))
+        zero = unpack_columns(zeros, self.bits, first, last).t()
+        return unpack_words(words, self.bits), parts.finite(".scales", scale), zero
+
+
+def _bits(parts: Parts, stored: int, outputs: int) -> int:
+    """Of each code, by the bits that the zeros of all outputs take."""
+    if stored == 4 * outputs:
+        return 4
+    if stored == 8 * outputs:
+        return 8
+    raise UnsupportedModelError(
+        f"{parts.name('.qzeros')} has {stored} bits for {outputs} outputs, so it is damaged, or "
+        "weights are not of 4 or 8 bits, which alone are supported of GPTQ"
+    )

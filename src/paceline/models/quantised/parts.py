@@ -1,0 +1,77 @@
+"""The stored tensors of one quantised linear. Owns how they are checked; knows no format.
+
+Nothing is copied here: a tensor is a view of its file until somebody computes with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+
+from paceline.errors import ModelLoadError
+from paceline.models.stored import StoredTensors
+
+Shape = tuple[int | None, ...]
+"""Sizes, where None stands for any but 0."""
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The tensors whose names begin with ``linear``, such as ``model.layers.0.mlp.up_proj``."""
+
+    tensors: StoredTensors
+    linear: str
+
+    def name(self, part: str) -> str:
+        """What a part is called in the checkpoint; ``part`` begins with its dot."""
+        return self.linear + part
+
+    def has(self, part: str) -> bool:
+        return self.name(part) in self.tensors
+
+    def take(self, part: str, types: Collection[torch.dtype], *shapes: Shape) -> torch.Tensor:
+        """A tensor of one of the types and of one of the shapes.
+
+        Raises:
+            ModelLoadError: it is missing, or is of another type or shape.
+        """
+        tensor = self.tensors[self.name(part)]
+        if tensor.dtype not in types:
+            wanted = " or ".join(str(kind).removeprefix("torch.") for kind in types)
+            raise self.error(part, f"is of type {self.tensors.type_of(self.name(part))}", wanted)
+        found = tuple(tensor.shape)
+        if not any(_fits(found, shape) for shape in shapes):
+            raise self.error(part, f"has shape {found}", " or ".join(map(_told, shapes)))
+        return tensor
+
+    def finite(self, part: str, values: torch.Tensor) -> torch.Tensor:
+        """Scales read from a part, as float32.
+
+        Raises:
+            ModelLoadError: one of them is infinite or no number.
+        """
+        values = values.float()
+        if not values.isfinite().all():
+            raise self.error(part, "holds a scale that is infinite or no number", "finite")
+        return values
+
+    def error(self, part: str, found: str, wanted: str) -> ModelLoadError:
+        return ModelLoadError(
+            f"tensor {self.name(part)} {found}; as a part of a quantised weight it must be {wanted}"
+        )
+
+
+def _fits(found: tuple[int, ...], shape: Shape) -> bool:
+    return len(found) == len(shape) and all(
+        (size >= 1 if want is None else size == want)
+        for size, want in zip(found, shape, strict=True)
+    )
+
+
+def _told(shape: Shape) -> str:
+    sizes = ["any" if size is None else str(size) for size in shape]
+    return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"

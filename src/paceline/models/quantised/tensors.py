@@ -1,0 +1,106 @@
+"""A quantised checkpoint's tensors as if its linears were plain. Knows no format of them.
+
+A linear is under its Hugging Face name, ``NAME.weight``, unpacked when it is looked up. The tensors
+that it is made of are not listed, and neither are the scales of activations, keys and values, which
+are computed with unquantised.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import torch
+
+from paceline.errors import ModelLoadError
+from paceline.models.quantised.codes import Codes, Fp8
+from paceline.models.quantised.parts import Parts
+from paceline.models.quantised.weight import QuantisedWeight, Scheme
+from paceline.models.stored import StoredTensors
+
+_WEIGHT = ".weight"
+_AT_ONCE = 1 << 22  # weights that are unpacked in one go
+_OF_ACTIVATIONS = re.compile(
+    r".*\.(((input|output|activation|prob|[qkv])_(scale|zero_point|global_scale))|input_scale_ub)"
+)
+
+
+class QuantisedTensors(StoredTensors):
+    """Lazy mapping from Hugging Face names to tensors, quantised weights as float32.
+
+    Attributes:
+        stored: the checkpoint as it lies in its files.
+
+    Raises:
+        ModelLoadError: the tensors of a linear do not fit together; on lookup: there is no such
+            tensor, or its scales are no numbers.
+    """
+
+    def __init__(self, stored: StoredTensors, schemes: Sequence[Scheme]) -> None:
+        self.stored = stored
+        found: dict[str, QuantisedWeight] = {}
+        hidden: set[str] = set()
+        self._parts: dict[str, list[str]] = {}  # of each quantised weight
+        for scheme in schemes:
+            for name in stored:
+                if name.endswith(scheme.marker) and name not in hidden:
+                    linear = name.removesuffix(scheme.marker)
+                    found[linear + _WEIGHT] = scheme.open(Parts(stored, linear))
+                    names = [linear + part for part in scheme.parts]
+                    self._parts[linear + _WEIGHT] = [part for part in names if part in stored]
+                    hidden.update(names)
+        plain = [n for n in stored if n not in hidden and not _OF_ACTIVATIONS.fullmatch(n)]
+        twice = found.keys() & set(plain)
+        if twice:
+            raise ModelLoadError(f"{min(twice)} is there twice: plain and quantised")
+        self._where = {**dict.fromkeys(plain), **found}
+
+    def _weight(self, name: str) -> QuantisedWeight | None:
+        """The weight, where it is quantised."""
+        if name not in self._where:
+            raise ModelLoadError(f"the checkpoint has no tensor {name}")
+        found: QuantisedWeight | None = self._where[name]
+        return found
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        weight = self._weight(name)
+        return self.stored[name] if weight is None else _unpacked(weight, 0, weight.shape[0])
+
+    def rows(self, name: str, first: int, last: int) -> torch.Tensor:
+        weight = self._weight(name)
+        if weight is None:
+            return self.stored.rows(name, first, last)
+        last = min(last, weight.shape[0])
+        return _unpacked(weight, min(first, last), last)
+
+    def codes(self, name: str) -> Codes | None:
+        weight = self._weight(name)
+        return None if weight is None else weight.codes()
+
+    def fp8(self, name: str) -> Fp8 | None:
+        """A weight's 8-bit floats and their scales; None where it has none."""
+        weight = self._weight(name)
+        return None if weight is None else weight.fp8()
+
+    def type_of(self, name: str) -> str:
+        weight = self._weight(name)
+        return self.stored.type_of(name) if weight is None else weight.kind
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        weight = self._weight(name)
+        return self.stored.shape_of(name) if weight is None else weight.shape
+
+    def release(self, name: str) -> None:
+        for part in self._parts.get(name, [name]):
+            self.stored.release(part)
+
+
+def _unpacked(weight: QuantisedWeight, first: int, last: int) -> torch.Tensor:
+    """Rows ``first:last`` as floats, in slices: what they are unpacked from is larger."""
+    k = weight.shape[1]
+    found = torch.empty(last - first, k)
+    step = max(1, _AT_ONCE // k)
+    for start in range(first, last, step):
+        end = min(start + step, last)
+        found[start - first : end - first] = weight.floats(start, end)
+    return found

@@ -1,0 +1,122 @@
+"""What each quantised format makes of one linear's tensors. Owns the interface, no format."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from paceline.models.quantised.codes import Codes, Fp8, differences
+from paceline.models.quantised.parts import Parts
+
+Tensor = torch.Tensor
+
+
+class QuantisedWeight(ABC):
+    """The weights ``[n, k]`` of a linear; sizes are checked when it is made, values when read.
+
+    Attributes:
+        parts: its tensors.
+        shape: ``n`` outputs and ``k`` inputs.
+        kind: the format, for the user.
+    """
+
+    parts: Parts
+    shape: tuple[int, int]
+    kind: str
+
+    @abstractmethod
+    def floats(self, first: int, last: int) -> Tensor:
+        """Rows ``first:last`` in float32, by the format's definition."""
+
+    def codes(self) -> Codes | None:
+        """All weights as integers, where the format has them."""
+        return None
+
+    def fp8(self) -> Fp8 | None:
+        """All weights as 8-bit floats, where the format has them."""
+        return None
+
+
+class CodedWeight(QuantisedWeight):
+    """Weights that are integer codes with a scale for each group of inputs.
+
+    Attributes:
+        bits: of a code.
+        groups: in a row.
+        table: what each code stands for, as :class:`Codes` has it.
+    """
+
+    bits: int
+    groups: int
+    table: Tensor | None = None
+
+    @abstractmethod
+    def read(self, first: int, last: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Of rows ``first:last``: codes ``[rows, k]``, scales and zeros ``[rows, groups]``."""
+
+    def index(self) -> Tensor | None:
+        """The group of each input, int64 ``[k]``; None where groups follow one another."""
+        return None
+
+    def floats(self, first: int, last: int) -> Tensor:
+        index = self.index()
+        code, scale, zero = self.read(first, last)
+        if index is None:
+            return self._codes(code, scale, zero, None).floats()
+        return differences(code, zero[:, index], self.table).mul_(scale[:, index])
+
+    def codes(self) -> Codes | None:
+        index = self.index()
+        if index is None:
+            return self._codes(*self.read(0, self.shape[0]), None)
+        sizes = torch.bincount(index, minlength=self.groups)
+        if self.shape[1] % self.groups or (sizes != self.shape[1] // self.groups).any():
+            return None  # groups of different sizes
+        order = torch.argsort(index, stable=True)
+        code, scale, zero = self.read(0, self.shape[0])
+        return self._codes(code[:, order], scale, zero, order)
+
+    def _codes(self, code: Tensor, scale: Tensor, zero: Tensor, order: Tensor | None) -> Codes:
+        group = self.shape[1] // self.groups
+        return Codes(self.bits, code, scale, zero, group, order, self.table)
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """One way in which a linear may lie in a checkpoint.
+
+    Attributes:
+        marker: how the name of the tensor ends that tells of it.
+        parts: how the names of all tensors end that belong to the weight, the marker among them.
+        open: makes the weight; raises :class:`ModelLoadError` where the tensors do not fit.
+    """
+
+    marker: str
+    parts: tuple[str, ...]
+    open: Callable[[Parts], QuantisedWeight]
+
+
+def grouping(k: int, groups: int) -> str:
+    """In words, how many of ``k`` inputs share a scale."""
+    return "one scale a row" if groups == 1 else f"groups of {-(-k // groups)}"
+
+
+def consecutive(index: Tensor, groups: int) -> bool:
+    """Whether every group has as many inputs, one group after the other."""
+    k = len(index)
+    return k % groups == 0 and bool((index == torch.arange(k) // (k // groups)).all())
+
+
+def group_index(parts: Parts, part: str, k: int, groups: int) -> Tensor | None:
+    """The group of each input out of a stored ``g_idx``; None where groups follow one another.
+
+    Raises:
+        ModelLoadError: it is of another type or size, or names a group that is not there.
+    """
+    index = parts.take(part, (torch.int32, torch.int64), (k,)).long()
+    if int(index.min()) < 0 or int(index.max()) >= groups:
+        raise parts.error(part, "names a group that has no scale", f"from 0 to {groups - 1}")
+    return None if consecutive(index, groups) else index

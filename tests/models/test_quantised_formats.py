@@ -1,0 +1,235 @@
+"""Each quantised format, unpacked: the very floats that it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from paceline.errors import ModelLoadError
+from paceline.models.quantised import tensors as quantised_tensors
+from paceline.models.quantised.methods import schemes_of
+from paceline.models.quantised.tensors import QuantisedTensors
+from paceline.models.safetensors_files import SafetensorsFolder
+from tests.models.quantised_forms import FORMS, Form, Stored
+from tests.models.quantised_packing import gptq
+
+NAME = "model.layers.0.mlp.up_proj"
+WEIGHT = NAME + ".weight"
+N, K = 96, 128
+
+
+def opened(
+    folder: Path, tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any]
+) -> QuantisedTensors:
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(dict(tensors), folder / "model.safetensors")
+    return QuantisedTensors(SafetensorsFolder(folder), schemes_of(config))
+
+
+def made(folder: Path, form: Form, n: int = N, k: int = K) -> tuple[QuantisedTensors, torch.Tensor]:
+    stored = Stored()
+    stored.add(NAME, form, np.random.default_rng(5), n, k)
+    extra = {"model.norm.weight": torch.ones(3)}
+    return opened(folder, {**stored.tensors, **extra}, form.config), stored.plain[WEIGHT]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_weight_is_what_its_format_says(tmp_path: Path, name: str) -> None:
+    tensors, plain = made(tmp_path, FORMS[name])
+    assert set(tensors) == {WEIGHT, "model.norm.weight"}
+    assert len(tensors) == 2
+    assert tensors[WEIGHT].dtype == torch.float32
+    assert torch.equal(tensors[WEIGHT], plain)
+    assert tensors.shape_of(WEIGHT) == (N, K)
+    assert tensors.type_of(WEIGHT).startswith(FORMS[name].kind)
+    assert torch.equal(tensors["model.norm.weight"], torch.ones(3))
+    assert tensors.type_of("model.norm.weight") == "F32"
+    tensors.release(WEIGHT)
+    assert torch.equal(tensors[WEIGHT], plain)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_some_rows(tmp_path: Path, name: str) -> None:
+    tensors, plain = made(tmp_path, FORMS[name])
+    for first, last in [(0, 1), (3, 21), (90, 96), (90, 100), (40, 40), (97, 99)]:
+        assert torch.equal(tensors.rows(WEIGHT, first, last), plain[first:last])
+    assert torch.equal(tensors.rows("model.norm.weight", 1, 2), torch.ones(1))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_weight_is_unpacked_in_slices(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantised_tensors, "_AT_ONCE", 7 * K)
+    tensors, plain = made(tmp_path, FORMS[name])
+    assert torch.equal(tensors[WEIGHT], plain)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_codes_stand_for_the_weight(tmp_path: Path, name: str) -> None:
+    tensors, plain = made(tmp_path, FORMS[name])
+    codes = tensors.codes(WEIGHT)
+    assert tensors.codes("model.norm.weight") is None
+    assert (codes is not None) == FORMS[name].has_codes
+    if codes is None:
+        return
+    groups = K // codes.group
+    assert (codes.code.dtype, codes.code.shape) == (torch.uint8, (N, K))
+    assert (codes.scale.dtype, codes.scale.shape) == (torch.float32, (N, groups))
+    assert (codes.zero.dtype, codes.zero.shape) == (torch.uint8, (N, groups))
+    assert int(codes.code.max()) < 1 << codes.bits
+    assert torch.equal(codes.floats(), plain)
+    by_hand = np.repeat(codes.scale.numpy(), codes.group, 1)
+    if codes.table is None:
+        zero = codes.zero.numpy().astype(np.int32).repeat(codes.group, 1)
+        by_hand = by_hand * (codes.code.numpy().astype(np.int32) - zero).astype(np.float32)
+    else:
+        assert (codes.table.dtype, codes.table.shape) == (torch.int8, (16,))
+        by_hand = by_hand * codes.table.numpy()[codes.code.numpy()].astype(np.float32)
+    columns = plain if codes.order is None else plain[:, codes.order]
+    assert torch.equal(torch.from_numpy(by_hand), columns)
+    assert (codes.order is not None) == ("act" in name or "order" in name.split("-")[1:2])
+
+
+@pytest.mark.parametrize("name", [name for name in FORMS if name.startswith("fp8")])
+def test_8_bit_floats_as_they_are(tmp_path: Path, name: str) -> None:
+    tensors, plain = made(tmp_path, FORMS[name])
+    found = tensors.fp8(WEIGHT)
+    assert found is not None
+    assert found.value.dtype == torch.float8_e4m3fn
+    high, wide = found.block
+    assert found.scale.shape == (-(-N // high), -(-K // wide))
+    scale = found.scale.repeat_interleave(high, 0)[:N].repeat_interleave(wide, 1)[:, :K]
+    assert torch.equal(found.value.float() * scale, plain)
+    assert tensors.fp8("model.norm.weight") is None
+
+
+@given(
+    bits=st.sampled_from([4, 8]),
+    group=st.sampled_from([32, 64, 128, -1]),
+    groups=st.integers(1, 3),
+    words=st.integers(1, 5),
+    ordered=st.booleans(),
+    sym=st.booleans(),
+    version=st.sampled_from([1, 2]),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=60, deadline=None)
+def test_gptq(
+    tmp_path_factory: pytest.TempPathFactory,
+    bits: int,
+    group: int,
+    groups: int,
+    words: int,
+    ordered: bool,
+    sym: bool,
+    version: int,
+    seed: int,
+) -> None:
+    n, k = words * 32 // bits, (32 if group < 0 else group) * groups
+    options = {"bits": bits, "ordered": ordered, "sym": sym, "version": version}
+    options["group"] = size = k if group < 0 else group
+    config = {"quant_method": "gptq", "checkpoint_format": "gptq" if version == 1 else "gptq_v2"}
+    form = Form(config, lambda rng, n, k: gptq(rng, n, k, **options))
+    stored = Stored()
+    stored.add(NAME, form, np.random.default_rng(seed), n, k)
+    tensors = opened(tmp_path_factory.mktemp("gptq"), stored.tensors, config)
+    assert torch.equal(tensors[WEIGHT], stored.plain[WEIGHT])
+    codes = tensors.codes(WEIGHT)
+    assert codes is not None
+    assert (codes.bits, codes.group) == (bits, size)
+    assert torch.equal(codes.floats(), stored.plain[WEIGHT])
+
+
+def test_groups_of_different_sizes_are_floats_alone(tmp_path: Path) -> None:
+    """A row that is no whole number of groups, as some programs quantise it."""
+    rng = np.random.default_rng(1)
+    parts, _ = gptq(rng, 8, 96)  # 3 groups of 32
+    index = torch.tensor([0] * 40 + [1] * 40 + [2] * 16, dtype=torch.int32)
+    tensors = opened(
+        tmp_path, {NAME + e: p.contiguous() for e, p in parts.items()}, FORMS["gptq"].config
+    )
+    even = tensors.codes(WEIGHT)
+    assert even is not None
+    parts[".g_idx"] = index
+    other = opened(
+        tmp_path / "x", {NAME + e: p.contiguous() for e, p in parts.items()}, FORMS["gptq"].config
+    )
+    assert other.codes(WEIGHT) is None
+    zero, scale = even.zero[:, index.long()].float(), even.scale[:, index.long()]
+    assert torch.equal(other[WEIGHT], (even.code.float() - zero) * scale)
+
+
+def test_a_g_idx_that_is_not_in_use(tmp_path: Path) -> None:
+    form = FORMS["packed-4"]
+    parts, weights = form.pack(np.random.default_rng(0), N, K)
+    parts[".weight_g_idx"] = torch.full((K,), -1, dtype=torch.int32)
+    tensors = opened(tmp_path, {NAME + end: part for end, part in parts.items()}, form.config)
+    assert torch.equal(tensors[WEIGHT], torch.from_numpy(weights))
+
+
+def test_scales_that_are_exponents(tmp_path: Path) -> None:
+    """Bytes of e8m0, as a type of its own."""
+    form = FORMS["fp8-inverse"]
+    parts, _ = form.pack(np.random.default_rng(0), N, K)
+    exponent = torch.randint(100, 130, parts[".weight_scale_inv"].shape, dtype=torch.uint8)
+    value = parts[".weight"].float()
+    parts[".weight_scale_inv"] = exponent.view(torch.float8_e8m0fnu)
+    tensors = opened(tmp_path, {NAME + end: part for end, part in parts.items()}, form.config)
+    scale = torch.exp2(exponent.float() - 127).repeat_interleave(48, 0).repeat_interleave(40, 1)
+    assert torch.equal(tensors[WEIGHT], value * scale[:N, :K])
+
+
+def test_inputs_that_do_not_fill_a_word(tmp_path: Path) -> None:
+    tensors, plain = made(tmp_path, FORMS["packed-row"], n=5, k=13)
+    assert torch.equal(tensors[WEIGHT], plain)
+
+
+def test_rows_of_an_odd_number_of_codes(tmp_path: Path) -> None:
+    tensors, plain = made(tmp_path, FORMS["nf4"], n=6, k=37)
+    assert torch.equal(tensors[WEIGHT], plain)
+    assert torch.equal(tensors.rows(WEIGHT, 1, 4), plain[1:4])
+
+
+def test_formats_side_by_side(tmp_path: Path) -> None:
+    """Each linear is what its own tensors make of it, whatever a pattern may say of its name."""
+    rng, stored = np.random.default_rng(2), Stored()
+    config = FORMS["packed-4"].config
+    for name, form in FORMS.items():
+        same = form.config.get("quant_method") == "compressed-tensors"
+        if same and name != "fp8-block":  # which needs the size of its blocks
+            stored.add(f"m.{name}", form, rng, N, K)
+    tensors = opened(tmp_path, stored.tensors, {**config, "format": "mixed-precision"})
+    assert len(stored.plain) > 10
+    assert set(tensors) == set(stored.plain)
+    assert all(torch.equal(tensors[name], plain) for name, plain in stored.plain.items())
+
+
+def test_scales_of_activations_are_passed_over(tmp_path: Path) -> None:
+    form, stored = FORMS["fp8-one"], Stored()
+    stored.add(NAME, form, np.random.default_rng(0), N, K)
+    ends = ("input_scale", "input_zero_point", "output_scale", "input_global_scale", "k_scale")
+    extra = {f"{NAME}.{end}": torch.ones(1) for end in ends}
+    other = {f"{NAME}.pre_quant_scale": torch.ones(1)}
+    tensors = opened(tmp_path, {**stored.tensors, **extra, **other}, form.config)
+    assert set(tensors) == {WEIGHT, f"{NAME}.pre_quant_scale"}
+
+
+def test_some_of_the_tensors(tmp_path: Path) -> None:
+    tensors, plain = made(tmp_path, FORMS["gptq"])
+    assert WEIGHT in tensors
+    few = tensors.only([WEIGHT])
+    assert list(few) == [WEIGHT]
+    assert torch.equal(few[WEIGHT], plain)
+    for absent in ("model.norm.weight", NAME + ".qweight"):
+        assert absent not in few
+        with pytest.raises(ModelLoadError, match=f"no tensor {absent}"):
+            few[absent]
