@@ -12,7 +12,7 @@ from paceline.models.quantised.parts import FLOATS, Parts
 from paceline.models.quantised.unpacking import unpack_columns
 from paceline.models.quantised.weight import CodedWeight, Scheme, grouping
 
-_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # of each of 8 outputs within its word
+_PLACES = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])  # of each of 8 outputs within its word
 
 
 def schemes(config: Mapping[str, Any]) -> tuple[Scheme, ...]:

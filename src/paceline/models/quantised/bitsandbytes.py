@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from paceline.errors import ModelLoadError, UnsupportedModelError
+from paceline.models.quantised.codes import looked_up
 from paceline.models.quantised.integers import Int8Weight
 from paceline.models.quantised.parts import Parts
 from paceline.models.quantised.unpacking import unpack_nibbles
@@ -77,7 +78,7 @@ class Bnb4Weight(QuantisedWeight):
         data = parts.tensors[parts.name(".weight")].flatten()[start // 2 : -(-end // 2)]
         swapped = (data << 4) | (data >> 4)
         codes = unpack_nibbles(swapped)[start % 2 :][: end - start]
-        values = parts.tensors[parts.name(".weight.quant_map")][codes.int()]
+        values = looked_up(parts.tensors[parts.name(".weight.quant_map")], codes)
         blocks = torch.arange(start // self._block, -(-end // self._block))
         scale = self._scales(blocks).repeat_interleave(self._block)
         return values.mul_(scale[start % self._block :][: end - start]).view(-1, k)
@@ -88,7 +89,7 @@ class Bnb4Weight(QuantisedWeight):
         scale = parts.tensors[parts.name(".weight.absmax")][blocks]
         if self._nested:
             table, outer = (parts.tensors[parts.name(part)] for part in reversed(_NESTED))
-            scale = table[scale.int()] * outer[blocks // self._nested_block] + self._offset
+            scale = looked_up(table, scale) * outer[blocks // self._nested_block] + self._offset
         return parts.finite(".weight.absmax", scale)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 Tensor = torch.Tensor
+_E4M3 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,8 +53,13 @@ class Codes:
 def differences(code: Tensor, zero: Tensor, table: Tensor | None) -> Tensor:
     """What the codes stand for before they are scaled, float32, in memory of its own."""
     if table is not None:
-        return table.float()[code.int()]
+        return looked_up(table.float(), code)
     return code.float().sub_(zero)
+
+
+def looked_up(table: Tensor, code: Tensor) -> Tensor:
+    """``table[code]``, several times as fast as by indexing with a tensor."""
+    return table.index_select(0, code.flatten().int()).view(code.shape)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,6 +81,7 @@ class Fp8:
     def floats(self, first: int, last: int) -> Tensor:
         """Rows ``first:last`` of the weights in float32."""
         high, wide = self.block
-        scale = self.scale[torch.arange(first, last) // high]
+        scale = self.scale.index_select(0, torch.arange(first, last) // high)
         columns = torch.arange(self.value.shape[1]) // wide
-        return self.value[first:last].float().mul_(scale[:, columns])
+        values = looked_up(_E4M3, self.value[first:last].view(torch.uint8))
+        return values.mul_(scale.index_select(1, columns))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 
@@ -20,7 +18,7 @@ def unpack_nibbles(data: torch.Tensor) -> torch.Tensor:
 
 
 def unpack_columns(
-    words: torch.Tensor, bits: int, first: int, last: int, places: Sequence[int] | None = None
+    words: torch.Tensor, bits: int, first: int, last: int, places: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Columns ``first:last`` of what int32 ``[m, w]`` hold, without unpacking the others.
 
@@ -31,5 +29,5 @@ def unpack_columns(
     start = first // each
     codes = unpack_words(words[:, start : -(-last // each)], bits)
     if places is not None:
-        codes = codes.view(len(words), -1, each)[..., places].flatten(1)
+        codes = codes.view(len(words), -1, each).index_select(2, places).flatten(1)
     return codes[:, first - start * each : last - start * each]

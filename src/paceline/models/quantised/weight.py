@@ -66,7 +66,8 @@ class CodedWeight(QuantisedWeight):
         code, scale, zero = self.read(first, last)
         if index is None:
             return self._codes(code, scale, zero, None).floats()
-        return differences(code, zero[:, index], self.table).mul_(scale[:, index])
+        zero, scale = (part.float().index_select(1, index) for part in (zero, scale))
+        return differences(code, zero, self.table).mul_(scale)
 
     def codes(self) -> Codes | None:
         index = self.index()
@@ -77,7 +78,7 @@ class CodedWeight(QuantisedWeight):
             return None  # groups of different sizes
         order = torch.argsort(index, stable=True)
         code, scale, zero = self.read(0, self.shape[0])
-        return self._codes(code[:, order], scale, zero, order)
+        return self._codes(code.index_select(1, order), scale, zero, order)
 
     def _codes(self, code: Tensor, scale: Tensor, zero: Tensor, order: Tensor | None) -> Codes:
         group = self.shape[1] // self.groups
