@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +135,12 @@ def test_what_is_left_of_a_quantised_checkpoint_is_named(tmp_path: Path) -> None
         logits(tmp_path / "tiny")
 
 
+def test_parts_that_are_not_run_may_be_quantised_in_any_way(tmp_path: Path) -> None:
+    plain = save_quantised(tmp_path / "tiny", "packed-4")
+    change(tmp_path / "tiny", vision_tower__x__weight_packed=torch.ones(2, 3, 4))
+    assert torch.equal(logits(tmp_path / "tiny"), logits(plain))
+
+
 def test_a_weight_that_is_plain_and_quantised(tmp_path: Path) -> None:
     save_quantised(tmp_path / "tiny", "gptq")
     change(tmp_path / "tiny", model__layers__1__mlp__up_proj__weight=torch.ones(128, 64))
@@ -142,14 +148,27 @@ def test_a_weight_that_is_plain_and_quantised(tmp_path: Path) -> None:
         load_checkpoint(tmp_path / "tiny")
 
 
-def test_a_file_that_tells_of_modelopt(tmp_path: Path) -> None:
-    """Its first checkpoints say nothing in config.json."""
-    plain = save_quantised(tmp_path / "tiny", "fp8-modelopt")
+@pytest.mark.parametrize(
+    ("form", "file", "said"),
+    [
+        ("gptq-act", "quantize_config.json", {"bits": 4, "group_size": 32, "desc_act": True}),
+        ("awq", "quant_config.json", {"w_bit": 4, "q_group_size": 32, "version": "GEMM"}),
+        (
+            "fp8-modelopt",
+            "hf_quant_config.json",
+            {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}},
+        ),
+    ],
+)
+def test_a_file_that_tells_what_the_configuration_does_not(
+    tmp_path: Path, form: str, file: str, said: Mapping[str, Any]
+) -> None:
+    """The first checkpoints of a method say nothing in config.json."""
+    plain = save_quantised(tmp_path / "tiny", form)
     edit(tmp_path / "tiny" / "config.json", quantization_config=None)
-    with pytest.raises(UnsupportedModelError, match="F8_E4M3"):
+    with pytest.raises(ModelLoadError):
         logits(tmp_path / "tiny")
-    said = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
-    (tmp_path / "tiny" / "hf_quant_config.json").write_text(json.dumps(said))
+    (tmp_path / "tiny" / file).write_text(json.dumps(said))
     assert torch.equal(logits(tmp_path / "tiny"), logits(plain))
 
 

@@ -149,6 +149,16 @@ def test_gptq(
     assert torch.equal(codes.floats(), stored.plain[WEIGHT])
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("version", [1, 2])
+def test_symmetric_gptq_of_either_version(tmp_path: Path, bits: int, version: int) -> None:
+    """There are checkpoints that say version 1 and whose zeros are of version 2."""
+    config = {"quant_method": "gptq", "sym": True, "checkpoint_format": "gptq"}
+    form = Form(config, lambda rng, n, k: gptq(rng, n, k, bits=bits, sym=True, version=version))
+    tensors, plain = made(tmp_path, form)
+    assert torch.equal(tensors[WEIGHT], plain)
+
+
 def test_groups_of_different_sizes_are_floats_alone(tmp_path: Path) -> None:
     """A row that is no whole number of groups, as some programs quantise it."""
     rng = np.random.default_rng(1)

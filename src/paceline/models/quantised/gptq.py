@@ -2,7 +2,9 @@
 
 Sizes come from the tensors, so modules with other settings than the rest (``dynamic``) need no
 more than being stored. Version 1 of the format stores every zero minus one; the subtraction was of
-whole words and borrowed across their codes, which the addition of whole words undoes.
+whole words and borrowed across their codes, which the addition of whole words undoes. Some programs
+write symmetric checkpoints of version 2 and say version 1: their zeros, which can be nothing but
+the middle, tell.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from paceline.models.quantised.weight import CodedWeight, Scheme, group_index, g
 
 _FORMATS = {"gptq": True, "gptq_v2": False}  # whether zeros are stored minus one
 _ONES = {4: np.uint32(0x11111111), 8: np.uint32(0x01010101)}
+_MIDDLES = {4: np.uint32(0x88888888), 8: np.uint32(0x80808080)}
 _PARTS = (".qweight", ".qzeros", ".scales", ".g_idx")
 
 
@@ -31,7 +34,7 @@ def schemes(config: Mapping[str, Any]) -> tuple[Scheme, ...]:
             f"GPTQ checkpoints of the format {form[:40]!r} are not supported; supported are "
             f"{', '.join(_FORMATS)}"
         )
-    opened = partial(GptqWeight, minus_one=_FORMATS[form])
+    opened = partial(GptqWeight, minus_one=_FORMATS[form], symmetric=config.get("sym") is True)
     return (Scheme(".qweight", _PARTS, opened),)
 
 
@@ -39,7 +42,7 @@ class GptqWeight(CodedWeight):
     """``qweight`` ``[k / codes of a word, n]``, ``qzeros`` ``[groups, n / codes of a word]``,
     ``scales`` ``[groups, n]`` and, in whatever order, the group ``g_idx`` ``[k]`` of each input."""
 
-    def __init__(self, parts: Parts, *, minus_one: bool) -> None:
+    def __init__(self, parts: Parts, *, minus_one: bool, symmetric: bool) -> None:
         self.parts = parts
         self.groups, n = parts.take(".scales", FLOATS, (None, None)).shape
         zeros = parts.take(".qzeros", (torch.int32,), (self.groups, None))
@@ -52,7 +55,7 @@ class GptqWeight(CodedWeight):
             raise parts.error(".scales", f"has {self.groups} groups", f"a divisor of {k} inputs")
         self.shape = (n, k)
         self.kind = f"GPTQ {self.bits}-bit, {grouping(k, self.groups)}"
-        self._minus_one = minus_one
+        self._minus_one, self._symmetric = minus_one, symmetric
 
     def index(self) -> torch.Tensor | None:
         if not self.parts.has(".g_idx"):
@@ -63,11 +66,16 @@ class GptqWeight(CodedWeight):
         parts, rows = self.parts, slice(first, last)
         words = parts.tensors[parts.name(".qweight")][:, rows].t()
         scale = parts.tensors[parts.name(".scales")][:, rows].t()
-        zeros = parts.tensors[parts.name(".qzeros")]
-        if self._minus_one:
-            zeros = torch.from_numpy((zeros.numpy().view(np.uint32) + _ONES[self.bits]).view("i4"))
-        zero = unpack_columns(zeros, self.bits, first, last).t()
+        zero = unpack_columns(self._zeros(), self.bits, first, last).t()
         return unpack_words(words, self.bits), parts.finite(".scales", scale), zero
+
+    def _zeros(self) -> torch.Tensor:
+        """The packed zeros as version 2 stores them."""
+        words = self.parts.tensors[self.parts.name(".qzeros")].numpy().view(np.uint32)
+        told_wrong = self._symmetric and bool((words == _MIDDLES[self.bits]).all())
+        if self._minus_one and not told_wrong:
+            words = words + _ONES[self.bits]
+        return torch.from_numpy(words.view(np.int32))
 
 
 def _bits(parts: Parts, stored: int, outputs: int) -> int:

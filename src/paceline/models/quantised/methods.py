@@ -19,7 +19,11 @@ from paceline.models.quantised.settings import as_object, block_size
 from paceline.models.quantised.weight import QuantisedWeight, Scheme
 
 _KEYS = ("quantization_config", "compression_config")  # the second is a former name
-_MODELOPT_FILE = "hf_quant_config.json"  # in the place of a key in config.json
+_FILES = {
+    "hf_quant_config.json": "modelopt",
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+}  # where the first checkpoints of a method said it
 _ALGORITHMS = ("FP8", "NVFP4", "MIXED_PRECISION")
 
 Config = Mapping[str, Any]
@@ -106,8 +110,9 @@ def split_quantisation(raw: Config, folder: Path) -> tuple[dict[str, Any], Confi
     text = raw.get("text_config")
     parts = [raw, text] if isinstance(text, Mapping) else [raw]
     said = [part[key] for part in parts for key in _KEYS if part.get(key)]
-    if not said and (folder / _MODELOPT_FILE).is_file():
-        said = [{"quant_method": "modelopt", **read_json(folder / _MODELOPT_FILE)}]
+    for file, method in _FILES.items():
+        if not said and (folder / file).is_file():
+            said = [{"quant_method": method, **read_json(folder / file)}]
     if any(not isinstance(config, Mapping) for config in said):
         raise ModelLoadError(f"the model configuration's {_KEYS[0]} must be an object")
     plain = {key: value for key, value in raw.items() if key not in _KEYS}

@@ -17,6 +17,7 @@ from paceline.models.quantised.codes import Codes, Fp8
 from paceline.models.quantised.parts import Parts
 from paceline.models.quantised.weight import QuantisedWeight, Scheme
 from paceline.models.stored import StoredTensors
+from paceline.models.tensor_checks import is_harmless
 
 _WEIGHT = ".weight"
 _AT_ONCE = 1 << 22  # weights that are unpacked in one go
@@ -41,8 +42,9 @@ class QuantisedTensors(StoredTensors):
         found: dict[str, QuantisedWeight] = {}
         hidden: set[str] = set()
         self._parts: dict[str, list[str]] = {}  # of each quantised weight
+        needed = [name for name in stored if not is_harmless(name)]
         for scheme in schemes:
-            for name in stored:
+            for name in needed:
                 if name.endswith(scheme.marker) and name not in hidden:
                     linear = name.removesuffix(scheme.marker)
                     found[linear + _WEIGHT] = scheme.open(Parts(stored, linear))
