@@ -109,6 +109,7 @@ FAULTS: list[tuple[str, str, Change, str]] = [
     ("packed-4", ".weight_scale", first(NAN), r"weight_scale holds a scale"),
     ("packed-zeros", ".weight_zero_point", shorter, r"weight_zero_point has shape \(11, 4\)"),
     ("packed-plain-zeros", ".weight_zero_point", shorter, r"weight_zero_point has shape"),
+    ("packed-plain-zeros", ".weight_zero_point", first(8), r"holds a zero .* from -8 to 7"),
     ("packed-order", ".weight_g_idx", first(4), r"weight_g_idx names a group"),
     ("packed-order", ".weight_g_idx", first(-1), r"weight_g_idx names a group"),
     ("int8", ".weight_scale", shorter, r"weight_scale has shape \(95, 1\)"),

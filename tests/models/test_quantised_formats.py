@@ -68,7 +68,7 @@ def test_some_rows(tmp_path: Path, name: str) -> None:
 def test_a_weight_is_unpacked_in_slices(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantised_tensors, "_AT_ONCE", 7 * K)
+    monkeypatch.setattr(quantised_tensors, "AT_ONCE", 7 * K)
     tensors, plain = made(tmp_path, FORMS[name])
     assert torch.equal(tensors[WEIGHT], plain)
 

@@ -43,9 +43,9 @@ class AwqWeight(CodedWeight):
         self.kind = f"AWQ 4-bit, {grouping(k, self.groups)}"
 
     def read(self, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        scale = self.parts.tensors[self.parts.name(".scales")][:, first:last].t()
+        scale = self.parts[".scales"][:, first:last].t()
         code, zero = (
-            unpack_columns(self.parts.tensors[self.parts.name(part)], 4, first, last, _PLACES).t()
+            unpack_columns(self.parts[part], 4, first, last, _PLACES).t()
             for part in (".qweight", ".qzeros")
         )
         return code.contiguous(), self.parts.finite(".scales", scale), zero

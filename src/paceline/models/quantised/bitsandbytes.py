@@ -75,10 +75,10 @@ class Bnb4Weight(QuantisedWeight):
     def floats(self, first: int, last: int) -> torch.Tensor:
         parts, k = self.parts, self.shape[1]
         start, end = first * k, last * k
-        data = parts.tensors[parts.name(".weight")].flatten()[start // 2 : -(-end // 2)]
+        data = parts[".weight"].flatten()[start // 2 : -(-end // 2)]
         swapped = (data << 4) | (data >> 4)
         codes = unpack_nibbles(swapped)[start % 2 :][: end - start]
-        values = looked_up(parts.tensors[parts.name(".weight.quant_map")], codes)
+        values = looked_up(parts[".weight.quant_map"], codes)
         blocks = torch.arange(start // self._block, -(-end // self._block))
         scale = self._scales(blocks).repeat_interleave(self._block)
         return values.mul_(scale[start % self._block :][: end - start]).view(-1, k)
@@ -86,9 +86,9 @@ class Bnb4Weight(QuantisedWeight):
     def _scales(self, blocks: torch.Tensor) -> torch.Tensor:
         """The largest magnitude of each block."""
         parts = self.parts
-        scale = parts.tensors[parts.name(".weight.absmax")][blocks]
+        scale = parts[".weight.absmax"][blocks]
         if self._nested:
-            table, outer = (parts.tensors[parts.name(part)] for part in reversed(_NESTED))
+            table, outer = (parts[part] for part in reversed(_NESTED))
             scale = looked_up(table, scale) * outer[blocks // self._nested_block] + self._offset
         return parts.finite(".weight.absmax", scale)
 

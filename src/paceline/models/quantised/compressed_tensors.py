@@ -74,7 +74,7 @@ def _block(groups: list[Mapping[str, Any]]) -> Block | None:
 
 def _packed(parts: Parts) -> QuantisedWeight:
     packed, whole = ".weight_packed", ".weight_global_scale"
-    if parts.tensors[parts.name(packed)].dtype != torch.uint8:
+    if parts[packed].dtype != torch.uint8:
         return PackedWeight(parts)
     if parts.has(whole):
         return Nvfp4Weight(parts, packed, whole, divides=True)
@@ -82,7 +82,7 @@ def _packed(parts: Parts) -> QuantisedWeight:
 
 
 def _plain(parts: Parts, block: Block | None) -> QuantisedWeight:
-    if parts.tensors[parts.name(".weight")].dtype == torch.int8:
+    if parts[".weight"].dtype == torch.int8:
         zero, made_by = ".weight_zero_point", "compressed-tensors"
         return Int8Weight(parts, ".weight_scale", zero, made_by=made_by)
     return Fp8Weight(parts, ".weight_scale", block)

@@ -38,11 +38,11 @@ class Fp8Weight(QuantisedWeight):
 
     def fp8(self) -> Fp8:
         parts, name = self.parts, self._scale
-        scale = parts.tensors[parts.name(name)]
+        scale = parts[name]
         scale = powers_of_two(parts, name, scale) if scale.dtype == torch.uint8 else scale
         rows = -(-self.shape[0] // self._block[0])
         scale = parts.finite(name, scale).reshape(rows, -1)
-        return Fp8(parts.tensors[parts.name(".weight")], scale, self._block)
+        return Fp8(parts[".weight"], scale, self._block)
 
 
 def _told(block: Block, n: int, k: int) -> str:

@@ -25,7 +25,7 @@ class Fp4Weight(CodedWeight):
 
     def _codes_of(self, first: int, last: int) -> torch.Tensor:
         parts = self.parts
-        return unpack_nibbles(parts.tensors[parts.name(self.codes_part)][first:last].flatten(1))
+        return unpack_nibbles(parts[self.codes_part][first:last].flatten(1))
 
 
 class Mxfp4Weight(Fp4Weight):
@@ -44,7 +44,7 @@ class Mxfp4Weight(Fp4Weight):
         self.kind = "MXFP4"
 
     def read(self, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        exponents = self.parts.tensors[self.parts.name(self._scale)][first:last]
+        exponents = self.parts[self._scale][first:last]
         scale = powers_of_two(self.parts, self._scale, exponents, lower=1)
         return self._codes_of(first, last), scale, torch.zeros(scale.shape, dtype=torch.uint8)
 
@@ -68,10 +68,10 @@ class Nvfp4Weight(Fp4Weight):
 
     def read(self, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         parts = self.parts
-        whole = parts.finite(self._whole, parts.tensors[parts.name(self._whole)].reshape(()))
+        whole = parts.finite(self._whole, parts[self._whole].reshape(()))
         if self._divides and whole == 0:
             raise parts.error(self._whole, "is 0", "another number, since scales are divided by it")
-        scale = parts.tensors[parts.name(".weight_scale")][first:last].float()
+        scale = parts[".weight_scale"][first:last].float()
         scale = parts.finite(".weight_scale", scale / whole if self._divides else scale * whole)
         zero = torch.zeros(scale.shape, dtype=torch.uint8)
         return self._codes_of(first, last), scale / 2, zero

@@ -64,14 +64,14 @@ class GptqWeight(CodedWeight):
 
     def read(self, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         parts, rows = self.parts, slice(first, last)
-        words = parts.tensors[parts.name(".qweight")][:, rows].t()
-        scale = parts.tensors[parts.name(".scales")][:, rows].t()
+        words = parts[".qweight"][:, rows].t()
+        scale = parts[".scales"][:, rows].t()
         zero = unpack_columns(self._zeros(), self.bits, first, last).t()
         return unpack_words(words, self.bits), parts.finite(".scales", scale), zero
 
     def _zeros(self) -> torch.Tensor:
         """The packed zeros as version 2 stores them."""
-        words = self.parts.tensors[self.parts.name(".qzeros")].numpy().view(np.uint32)
+        words = self.parts[".qzeros"].numpy().view(np.uint32)
         told_wrong = self._symmetric and bool((words == _MIDDLES[self.bits]).all())
         if self._minus_one and not told_wrong:
             words = words + _ONES[self.bits]

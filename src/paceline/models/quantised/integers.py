@@ -12,7 +12,7 @@ from paceline.models.quantised.parts import FLOATS, Parts
 from paceline.models.quantised.unpacking import unpack_columns, unpack_words
 from paceline.models.quantised.weight import CodedWeight, group_index, grouping
 
-_INTEGERS = (torch.int32, torch.int64)
+_WHOLE = (torch.int32, torch.int64)
 _INT8 = (torch.int8,)
 
 
@@ -26,7 +26,7 @@ class PackedWeight(CodedWeight):
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         n, words = parts.take(".weight_packed", (torch.int32,), (None, None)).shape
-        rows, k = parts.take(".weight_shape", _INTEGERS, (2,)).tolist()
+        rows, k = parts.take(".weight_shape", _WHOLE, (2,)).tolist()
         fitting = [bits for bits in (4, 8) if k > 0 and -(-k * bits // 32) == words]
         if rows != n or k <= 0:
             raise parts.error(".weight_shape", f"says ({rows}, {k})", f"({n}, any)")
@@ -37,13 +37,13 @@ class PackedWeight(CodedWeight):
             )
         self.bits = fitting[0]
         self.shape = (n, k)
-        self.groups = _groups(parts, n, k)
+        self.groups = _groups(parts, n)
         if self._has_index():
-            parts.take(".weight_g_idx", _INTEGERS, (k,))
+            parts.take(".weight_g_idx", _WHOLE, (k,))
         elif k % self.groups:
             raise parts.error(".weight_scale", f"has {self.groups} groups", f"a divisor of {k}")
         if parts.has(".weight_zero_point"):
-            packed = parts.tensors[parts.name(".weight_zero_point")].dtype == torch.int32
+            packed = parts[".weight_zero_point"].dtype == torch.int32
             shapes = [(-(-n * self.bits // 32), self.groups)]
             zeros = shapes if packed else _scale_shapes(n, self.groups)
             parts.take(".weight_zero_point", (torch.int32, torch.int8), *zeros)
@@ -53,7 +53,7 @@ class PackedWeight(CodedWeight):
         part = ".weight_g_idx"
         if not self.parts.has(part):
             return False
-        return bool((self.parts.tensors[self.parts.name(part)] != -1).any())  # all: not in use
+        return bool((self.parts[part] != -1).any())  # all: not in use
 
     def index(self) -> torch.Tensor | None:
         if not self._has_index():
@@ -62,14 +62,17 @@ class PackedWeight(CodedWeight):
 
     def read(self, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         parts, (n, k) = self.parts, self.shape
-        words = parts.tensors[parts.name(".weight_packed")][first:last]
+        words = parts[".weight_packed"][first:last]
         code = unpack_words(words, self.bits)[:, :k].contiguous()
         scale = _scale(parts, ".weight_scale", first, last, n)
         middle = 1 << (self.bits - 1)
         if not parts.has(".weight_zero_point"):
             return code, scale, torch.full(scale.shape, middle, dtype=torch.uint8)
-        zeros = parts.tensors[parts.name(".weight_zero_point")]
+        zeros = parts[".weight_zero_point"]
         if zeros.dtype == torch.int8:
+            if zeros.min() < -middle or zeros.max() >= middle:
+                limits = f"from {-middle} to {middle - 1}"
+                raise parts.error(".weight_zero_point", "holds a zero out of range", limits)
             return code, scale, _shifted(_by_row(zeros, n)[first:last], middle)
         return code, scale, unpack_columns(zeros.t(), self.bits, first, last).t()
 
@@ -79,7 +82,9 @@ class Int8Weight(CodedWeight):
 
     Args:
         scale: the part that holds the scales.
-        factor: what they are multiplied by.
+        zero: the part that may hold zeros, in the same shape; none where it is empty.
+        factor: what scales are multiplied by.
+        made_by: whose format it is, for the user.
     """
 
     bits = 8
@@ -91,7 +96,7 @@ class Int8Weight(CodedWeight):
         n, k = parts.take(".weight", _INT8, (None, None)).shape
         self.shape = (n, k)
         self._scale, self._zero, self._factor = scale, zero, factor
-        self.groups = _groups(parts, n, k, scale)
+        self.groups = _groups(parts, n, scale)
         if k % self.groups:
             raise parts.error(scale, f"has {self.groups} groups", f"a divisor of {k} inputs")
         if zero and parts.has(zero):
@@ -100,11 +105,11 @@ class Int8Weight(CodedWeight):
 
     def read(self, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         parts, n = self.parts, self.shape[0]
-        code = _shifted(parts.tensors[parts.name(".weight")][first:last], 128)
+        code = _shifted(parts[".weight"][first:last], 128)
         scale = _scale(parts, self._scale, first, last, n) * self._factor
         if not (self._zero and parts.has(self._zero)):
             return code, scale, torch.full(scale.shape, 128, dtype=torch.uint8)
-        zeros = _by_row(parts.tensors[parts.name(self._zero)], n)[first:last]
+        zeros = _by_row(parts[self._zero], n)[first:last]
         return code, scale, _shifted(zeros, 128)
 
 
@@ -113,7 +118,7 @@ def _shifted(signed: torch.Tensor, middle: int) -> torch.Tensor:
     return (signed.short() + middle).to(torch.uint8)
 
 
-def _groups(parts: Parts, n: int, k: int, scale: str = ".weight_scale") -> int:
+def _groups(parts: Parts, n: int, scale: str = ".weight_scale") -> int:
     """Scales of a row, after their shape was checked."""
     found = parts.take(scale, FLOATS, (n, None), (n,), (1,), (1, 1), ())
     return found.shape[1] if found.dim() == 2 else 1
@@ -124,7 +129,7 @@ def _scale_shapes(n: int, groups: int) -> list[tuple[int, ...]]:
 
 
 def _scale(parts: Parts, part: str, first: int, last: int, n: int) -> torch.Tensor:
-    scale = _by_row(parts.tensors[parts.name(part)], n)[first:last]
+    scale = _by_row(parts[part], n)[first:last]
     return parts.finite(part, scale)
 
 

@@ -65,7 +65,7 @@ def _modelopt(config: Config) -> tuple[Scheme, ...]:
 
 
 def _modelopt_weight(parts: Parts) -> QuantisedWeight:
-    if parts.tensors[parts.name(".weight")].dtype == torch.uint8:
+    if parts[".weight"].dtype == torch.uint8:
         return Nvfp4Weight(parts, ".weight", ".weight_scale_2", divides=False)
     return Fp8Weight(parts, ".weight_scale", None)
 

@@ -33,13 +33,21 @@ class Parts:
     def has(self, part: str) -> bool:
         return self.name(part) in self.tensors
 
+    def __getitem__(self, part: str) -> torch.Tensor:
+        """A tensor whose type and shape were checked before.
+
+        Raises:
+            ModelLoadError: it is missing.
+        """
+        return self.tensors[self.name(part)]
+
     def take(self, part: str, types: Collection[torch.dtype], *shapes: Shape) -> torch.Tensor:
         """A tensor of one of the types and of one of the shapes.
 
         Raises:
             ModelLoadError: it is missing, or is of another type or shape.
         """
-        tensor = self.tensors[self.name(part)]
+        tensor = self[part]
         if tensor.dtype not in types:
             wanted = " or ".join(str(kind).removeprefix("torch.") for kind in types)
             raise self.error(part, f"is of type {self.tensors.type_of(self.name(part))}", wanted)

@@ -20,7 +20,7 @@ from paceline.models.stored import StoredTensors
 from paceline.models.tensor_checks import is_harmless
 
 _WEIGHT = ".weight"
-_AT_ONCE = 1 << 22  # weights that are unpacked in one go
+AT_ONCE = 1 << 22  # weights that are unpacked in one go
 _OF_ACTIVATIONS = re.compile(
     r".*\.(((input|output|activation|prob|[qkv])_(scale|zero_point|global_scale))|input_scale_ub)"
 )
@@ -101,7 +101,7 @@ def _unpacked(weight: QuantisedWeight, first: int, last: int) -> torch.Tensor:
     """Rows ``first:last`` as floats, in slices: what they are unpacked from is larger."""
     k = weight.shape[1]
     found = torch.empty(last - first, k)
-    step = max(1, _AT_ONCE // k)
+    step = max(1, AT_ONCE // k)
     for start in range(first, last, step):
         end = min(start + step, last)
         found[start - first : end - first] = weight.floats(start, end)

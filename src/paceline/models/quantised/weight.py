@@ -105,7 +105,7 @@ def grouping(k: int, groups: int) -> str:
     return "one scale a row" if groups == 1 else f"groups of {-(-k // groups)}"
 
 
-def consecutive(index: Tensor, groups: int) -> bool:
+def _consecutive(index: Tensor, groups: int) -> bool:
     """Whether every group has as many inputs, one group after the other."""
     k = len(index)
     return k % groups == 0 and bool((index == torch.arange(k) // (k // groups)).all())
@@ -120,4 +120,4 @@ def group_index(parts: Parts, part: str, k: int, groups: int) -> Tensor | None:
     index = parts.take(part, (torch.int32, torch.int64), (k,)).long()
     if int(index.min()) < 0 or int(index.max()) >= groups:
         raise parts.error(part, "names a group that has no scale", f"from 0 to {groups - 1}")
-    return None if consecutive(index, groups) else index
+    return None if _consecutive(index, groups) else index
