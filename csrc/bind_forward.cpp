@@ -123,7 +123,6 @@ void make_decoder(Decoder* self, nb::dict spec) {
     }
     check(!layers.empty(), "a decoder needs a layer");
     const Linear embedding = r.linear("embedding", shape.vocab, shape.hidden);
-    check(!embedding.is_int4, "the embedding must be int8");
     const Linear head = r.linear("head", shape.num_logits, shape.hidden);
     const float* norm = r.vector("norm", shape.hidden);
     check(norm != nullptr, "a decoder needs its last norm");

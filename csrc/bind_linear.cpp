@@ -2,21 +2,19 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cstdlib>
-#include <cstring>
 #include <functional>
 #include <limits>
 #include <memory>
-#include <new>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "buffers.h"
 #include "kernels.h"
 #include "linear_objects.h"
 #include "pack.h"
@@ -70,7 +68,15 @@ void check_size(const char* name, size_t got, size_t wanted) {
     }
 }
 
-size_t padded_outputs(Shape shape) { return size_t(round_up(shape.n, TILE)); }
+// The type of a name; raises ValueError.
+BlockType type_of(const std::string& name) {
+    for (int i = 0; i < BLOCK_TYPES; ++i) {
+        if (name == BLOCK_SHAPES[i].name) {
+            return static_cast<BlockType>(i);
+        }
+    }
+    refuse("no block format is called " + name.substr(0, 20));
+}
 
 // Runs `work` without the interpreter's lock; raises ValueError(message) where it returns false.
 template <typename Work> void packing(const char* message, Work work) {
@@ -84,148 +90,112 @@ template <typename Work> void packing(const char* message, Work work) {
     }
 }
 
-constexpr char NOT_FINITE[] = "a weight is NaN or infinite; it cannot be quantised";
-
-auto py_pack_int8(In<float, 2> weight) {
-    const Shape s = shape_of(weight);
-    auto data = make_array<int8_t>({int8_bytes(s.n, s.k)});
-    auto scale = make_array<float>({padded_outputs(s)});
-    packing(NOT_FINITE, [&] {
-        return pack_int8(weight.data(), s.n, s.k, data.data(), scale.data());
-    });
-    return std::make_pair(std::move(data), std::move(scale));
-}
-
-auto py_pack_int8_rows(In<int8_t, 2> q) {
-    const Shape s = shape_of(q);
-    auto data = make_array<int8_t>({int8_bytes(s.n, s.k)});
-    packing("a quantised weight is -128; allowed are -127..127",
-            [&] { return pack_int8_rows(q.data(), s.n, s.k, data.data()); });
-    return data;
-}
-
-auto py_unpack_int8(In<int8_t, 1> data, int64_t n, int64_t k) {
-    const Shape s = checked(n, k);
-    check_size("data", data.shape(0), int8_bytes(s.n, s.k));
-    auto q = make_array<int8_t>({size_t(s.n), size_t(s.k)});
-    nb::gil_scoped_release release;
-    unpack_int8(data.data(), s.n, s.k, q.data());
-    return q;
-}
-
-auto py_pack_int4(In<float, 2> weight) {
-    const Shape s = shape_of(weight);
-    auto data = make_array<uint8_t>({int4_bytes(s.n, s.k)});
-    packing(NOT_FINITE, [&] { return pack_int4(weight.data(), s.n, s.k, data.data()); });
-    return data;
-}
-
-auto py_pack_q4_0(In<uint8_t, 2> blocks) {
-    constexpr size_t BLOCK = 2 + GROUP / 2;
-    if (blocks.shape(1) % BLOCK) {
-        refuse("a row of Q4_0 blocks has " + std::to_string(blocks.shape(1)) +
-               " bytes; a multiple of " + std::to_string(BLOCK) + " is needed");
+auto py_pack_blocks(const std::string& name, In<uint8_t, 2> rows, int64_t k) {
+    const BlockType type = type_of(name);
+    const Shape s = checked(std::min<size_t>(rows.shape(0), MAX_OUTPUTS + 1), k);
+    if (rows.shape(1) != raw_row_bytes(type, s.k)) {
+        refuse("a row of " + name + " blocks has " + std::to_string(rows.shape(1)) + " bytes; " +
+               std::to_string(raw_row_bytes(type, s.k)) + " are needed for " + std::to_string(s.k) +
+               " inputs");
     }
-    constexpr size_t TOO_MANY = std::numeric_limits<int>::max();
-    const Shape s = checked(std::min(blocks.shape(0), TOO_MANY),
-                            std::min(blocks.shape(1), TOO_MANY) / BLOCK * GROUP);
-    auto data = make_array<uint8_t>({int4_bytes(s.n, s.k)});
-    packing("a scale of a Q4_0 block is NaN or infinite",
-            [&] { return pack_q4_0(blocks.data(), s.n, s.k, data.data()); });
+    auto data = make_array<uint8_t>({packed_bytes(type, s.n, s.k)});
+    packing("a block's scale is NaN or infinite",
+            [&] { return pack_blocks(type, rows.data(), s.n, s.k, data.data()); });
     return data;
 }
 
-auto py_unpack_int4(In<uint8_t, 1> data, int64_t n, int64_t k) {
-    const Shape s = checked(n, k);
-    check_size("data", data.shape(0), int4_bytes(s.n, s.k));
-    auto weight = make_array<float>({size_t(s.n), size_t(s.k)});
-    nb::gil_scoped_release release;
-    unpack_int4(data.data(), s.n, s.k, weight.data());
-    return weight;
-}
-
-// --- the classes --------------------------------------------------------------------------------
-
-struct Int8LinearObject : LinearObject {};
-struct Int4LinearObject : LinearObject {};
-
-const float* keep_bias(LinearObject& self, const Bias& bias, Shape s) {
-    if (!bias) {
-        return nullptr;
+auto py_quantise(const std::string& name, In<float, 2> weight) {
+    const BlockType type = type_of(name);
+    if (type != BlockType::q8_0 && type != BlockType::q4_0) {
+        refuse("floats are quantised to Q8_0 or Q4_0, not to " + name);
     }
-    check_size("bias", bias->shape(0), size_t(s.n));
-    self.bias.assign(padded_outputs(s), 0.0f);
-    std::copy_n(bias->data(), s.n, self.bias.data());
-    return self.bias.data();
+    const Shape s = shape_of(weight);
+    const auto quantise = type == BlockType::q8_0 ? quantise_q8_0 : quantise_q4_0;
+    auto rows = make_array<uint8_t>({size_t(s.n), raw_row_bytes(type, s.k)});
+    packing("a weight is NaN or infinite; it cannot be quantised",
+            [&] { return quantise(weight.data(), s.n, s.k, rows.data()); });
+    return rows;
 }
 
-void init_int8(Int8LinearObject* place, In<int8_t, 1> data, In<float, 1> scale, Bias bias,
-               int64_t n, int64_t k) {
+// --- the class ----------------------------------------------------------------------------------
+
+// Adds outputs in a format of their own; `bias` is that of the first of them, or null.
+void add_part(LinearObject& self, const std::string& name, In<uint8_t, 1> data, const float* bias,
+              int64_t n, int64_t k) {
     const Shape s = checked(n, k);
-    check_size("data", data.shape(0), int8_bytes(s.n, s.k));
-    check_size("scale", scale.shape(0), padded_outputs(s));
-    auto self = std::make_unique<Int8LinearObject>();
-    self->scale.assign(scale.data(), scale.data() + scale.shape(0));
-    const float* kept = keep_bias(*self, bias, s);
-    self->linear.int8 = {data.data(), self->scale.data(), kept, s.n, s.k};
-    self->data = nb::ndarray<nb::ro>(data);
-    self->nbytes = data.shape(0) + (self->scale.size() + self->bias.size()) * sizeof(float);
-    new (place) Int8LinearObject(std::move(*self));
+    const BlockType type = type_of(name);
+    check_size("data", data.shape(0), packed_bytes(type, s.n, s.k));
+    const float* kept = nullptr;
+    if (bias) {
+        std::vector<float>& copy = self.biases.emplace_back(size_t(round_up(s.n, TILE)), 0.0f);
+        std::copy_n(bias, s.n, copy.data());
+        self.nbytes += copy.size() * sizeof(float);
+        kept = copy.data();
+    }
+    self.linear.parts[self.linear.num_parts++] = {data.data(), kept, type, s.n, s.k};
+    self.nbytes += data.shape(0);
+    self.data.emplace_back(data);
 }
 
-void init_int4(Int4LinearObject* place, In<uint8_t, 1> data, Bias bias, int64_t n, int64_t k) {
-    const Shape s = checked(n, k);
-    check_size("data", data.shape(0), int4_bytes(s.n, s.k));
-    auto self = std::make_unique<Int4LinearObject>();
-    const float* kept = keep_bias(*self, bias, s);
-    self->linear.is_int4 = true;
-    self->linear.int4 = {data.data(), kept, s.n, s.k};
-    self->data = nb::ndarray<nb::ro>(data);
-    self->nbytes = data.shape(0) + self->bias.size() * sizeof(float);
-    new (place) Int4LinearObject(std::move(*self));
+void init_linear(LinearObject* place, nb::sequence parts, Bias bias, int64_t k) {
+    auto self = std::make_unique<LinearObject>();
+    const size_t count = nb::len(parts);
+    if (count < 1 || count > Linear::MOST_PARTS) {
+        refuse("a linear has 1 to 3 parts, not " + std::to_string(count));
+    }
+    int64_t outputs = 0;
+    for (nb::handle each : parts) {
+        const auto part = nb::cast<nb::tuple>(each);
+        if (part.size() != 3) {
+            refuse("a part is (format, data, outputs)");
+        }
+        const auto n = nb::cast<int64_t>(part[2]);
+        checked(n, k);
+        if (bias && outputs + n > int64_t(bias->shape(0))) {
+            refuse("bias has " + std::to_string(bias->shape(0)) + " elements; this linear needs more");
+        }
+        In<uint8_t, 1> data;
+        if (!nb::try_cast(part[1], data, false)) {
+            throw nb::type_error("a part's data is not an array of bytes, uint8 [bytes]");
+        }
+        add_part(*self, nb::cast<std::string>(part[0]), data,
+                 bias ? bias->data() + outputs : nullptr, n, k);
+        outputs += n;
+    }
+    if (outputs > MAX_OUTPUTS) {
+        refuse("a linear has at most " + std::to_string(MAX_OUTPUTS) + " outputs");
+    }
+    if (bias) {
+        check_size("bias", bias->shape(0), size_t(outputs));
+    }
+    new (place) LinearObject(std::move(*self));
+}
+
+auto py_rows(const LinearObject& self, In<int32_t, 1> outputs, float multiplier) {
+    const size_t count = outputs.shape(0), k = size_t(self.linear.k());
+    for (size_t i = 0; i < count; ++i) {
+        if (outputs.data()[i] < 0 || outputs.data()[i] >= self.linear.n()) {
+            refuse("an output is outside of the linear");
+        }
+    }
+    auto y = make_array<float>({count, k});
+    nb::gil_scoped_release release;
+    Buffer<float> row(size_t(round_up(self.linear.k(), TILE)));
+    for (size_t i = 0; i < count; ++i) {
+        self.linear.gather(outputs.data()[i], multiplier, row.get());
+        std::copy_n(row.get(), k, y.data() + i * k);
+    }
+    return y;
 }
 
 // --- running one alone --------------------------------------------------------------------------
 
-template <typename T> struct Aligned {
-    explicit Aligned(size_t count) : size(count) {
-        constexpr size_t LINE = 64;
-        const size_t bytes = (count * sizeof(T) + LINE - 1) / LINE * LINE;
-        data = static_cast<T*>(std::aligned_alloc(LINE, std::max(bytes, LINE)));
-        if (!data) {
-            throw std::bad_alloc();
-        }
-        std::memset(data, 0, bytes);
-    }
-    ~Aligned() { std::free(data); }
-    Aligned(const Aligned&) = delete;
-    Aligned& operator=(const Aligned&) = delete;
-    T* data;
-    size_t size;
-};
-
-// Room for quantised rows.
-struct QuantBuffers {
-    QuantBuffers(int rows, int k)
-        : stride(round_up(k, K_MULTIPLE)), scales(size_t(rows) * scale_groups_of(k)),
-          q(size_t(rows) * stride), scale(scales), scale_sums(scales),
-          group_sums(size_t(rows) * (stride / GROUP)),
-          rows{q.data, scale.data, scale_sums.data, group_sums.data, rows, k, stride,
-               scale_groups_of(k)} {}
-    int stride;
-    size_t scales;
-    Aligned<int8_t> q;
-    Aligned<float> scale;
-    Aligned<int32_t> scale_sums, group_sums;
-    QuantRows rows;
-};
-
 // Quantises rows of `k` floats, one kernel call per row, from copies padded with zeros.
 void quantize_rows(const float* x, const QuantRows& out) {
     const ThreadPool::Turn turn = pool().take_turn();
-    Aligned<float> copies(size_t(pool().size()) * out.stride);
+    Buffer<float> copies(size_t(pool().size()) * out.stride);
     pool().each(out.rows, [&](int row, int thread) {
-        float* copy = copies.data + size_t(thread) * out.stride;
+        float* copy = copies.get() + size_t(thread) * out.stride;
         std::copy_n(x + size_t(row) * out.k, out.k, copy);
         kernels().quantize(copy, out, row);
     });
@@ -246,9 +216,10 @@ auto py_linear(const LinearObject& self, In<float, 2> x) {
     auto y = make_array<float>({size_t(rows), size_t(linear.n())});
     if (rows) {
         nb::gil_scoped_release release;
-        QuantBuffers buffers(rows, linear.k());
-        quantize_rows(x.data(), buffers.rows);
-        run_linear(linear, buffers.rows, {y.data(), nullptr, linear.n(), 1.0f});
+        QuantBuffer buffer;
+        const QuantRows quantised = buffer.view(rows, linear.k());
+        quantize_rows(x.data(), quantised);
+        run_linear(linear, quantised, {y.data(), nullptr, linear.n(), 1.0f});
     }
     return y;
 }
@@ -272,17 +243,19 @@ double seconds_of(const std::function<void()>& work) {
 // show what memory costs. `rows` rows are quantised beforehand.
 std::vector<double> times(const std::vector<const Linear*>& linears, int rows, int passes) {
     const Linear& one = *linears[0];
-    QuantBuffers buffers(rows, one.k());
-    for (size_t i = 0; i < buffers.q.size; ++i) {
-        buffers.q.data[i] = static_cast<int8_t>(i * 37 % 255 - 127);
+    std::vector<float> values(size_t(rows) * one.k());
+    for (size_t i = 0; i < values.size(); ++i) {
+        values[i] = static_cast<float>(static_cast<int>(i * 37 % 255) - 127);
     }
-    std::fill_n(buffers.scale.data, buffers.scales, 0.01f);
-    Aligned<float> y(size_t(rows) * one.n());
+    QuantBuffer buffer;
+    const QuantRows x = buffer.view(rows, one.k());
+    quantize_rows(values.data(), x);
+    Buffer<float> y(size_t(rows) * one.n());
     std::vector<double> found;
     for (int pass = 0; pass < passes; ++pass) {
         for (const Linear* linear : linears) {
             found.push_back(seconds_of([&] {
-                run_linear(*linear, buffers.rows, {y.data, nullptr, one.n(), 1.0f});
+                run_linear(*linear, x, {y.get(), nullptr, one.n(), 1.0f});
             }));
         }
     }
@@ -294,32 +267,33 @@ std::vector<double> times(const std::vector<const Linear*>& linears, int rows, i
 
 void bind_linear(nb::module_& module) {
     using namespace paceline;
-    module.def("pack_int8", py_pack_int8, nb::arg("weight").noconvert(),
-               "Quantise float32 [n, k] to (int8 data, float32 scale [tiles * 16]).");
-    module.def("pack_int8_rows", py_pack_int8_rows, nb::arg("q").noconvert(),
-               "Pack int8 [n, k] of -127..127.");
-    module.def("unpack_int8", py_unpack_int8, nb::arg("data").noconvert(), nb::arg("n"),
-               nb::arg("k"), "The int8 [n, k] of packed data.");
-    module.def("pack_int4", py_pack_int4, nb::arg("weight").noconvert(),
-               "Quantise float32 [n, k] to 4 bits with a scale per 32 inputs.");
-    module.def("pack_q4_0", py_pack_q4_0, nb::arg("blocks").noconvert(),
-               "Pack GGUF Q4_0 blocks, uint8 [n, k / 32 * 18], as they are.");
-    module.def("unpack_int4", py_unpack_int4, nb::arg("data").noconvert(), nb::arg("n"),
-               nb::arg("k"), "The float32 [n, k] that packed 4-bit data stands for.");
+    module.def("block_formats", [] {
+        nb::dict formats;
+        for (const BlockShape& shape : BLOCK_SHAPES) {
+            formats[shape.name] = nb::make_tuple(shape.unit, shape.raw_bytes);
+        }
+        return formats;
+    }, "Of each block format: inputs of a block, and bytes.");
+    module.def("packed_bytes", [](const std::string& name, int64_t n, int64_t k) {
+        const Shape s = checked(n, k);
+        return packed_bytes(type_of(name), s.n, s.k);
+    }, nb::arg("format"), nb::arg("n"), nb::arg("k"));
+    module.def("pack_blocks", py_pack_blocks, nb::arg("format"), nb::arg("rows").noconvert(),
+               nb::arg("k"), "Pack uint8 [n, bytes of a row's blocks] as they are, into tiles.");
+    module.def("quantise", py_quantise, nb::arg("format"), nb::arg("weight").noconvert(),
+               "Quantise float32 [n, k] to blocks, uint8 [n, bytes of a row]: Q8_0 or Q4_0.");
 
-    nb::class_<LinearObject>(module, "Linear", "A packed linear of either kind.")
+    nb::class_<LinearObject>(module, "Linear", "A packed linear.")
+        .def("__init__", init_linear, nb::arg("parts"), nb::arg("bias").noconvert().none(),
+             nb::arg("k"), "Of 1 to 3 parts (format, data uint8, outputs).")
         .def_prop_ro("n", [](const LinearObject& self) { return self.linear.n(); })
         .def_prop_ro("k", [](const LinearObject& self) { return self.linear.k(); })
         .def_prop_ro("nbytes", [](const LinearObject& self) { return self.nbytes; })
+        .def("rows", py_rows, nb::arg("outputs").noconvert(), nb::arg("multiplier") = 1.0f,
+             "The weights of some outputs as float32 [outputs, k].")
         .def("linear", py_linear, nb::arg("x").noconvert(),
-             "float32 [rows, k] to [rows, n]; rows are quantised to 8 bits, with a scale per 128 "
+             "float32 [rows, k] to [rows, n]; rows are quantised to 8 bits, with a scale per 32 "
              "inputs.");
-    nb::class_<Int8LinearObject, LinearObject>(module, "Int8Linear")
-        .def("__init__", init_int8, nb::arg("data").noconvert(), nb::arg("scale").noconvert(),
-             nb::arg("bias").noconvert().none(), nb::arg("n"), nb::arg("k"));
-    nb::class_<Int4LinearObject, LinearObject>(module, "Int4Linear")
-        .def("__init__", init_int4, nb::arg("data").noconvert(), nb::arg("bias").noconvert().none(),
-             nb::arg("n"), nb::arg("k"));
 
     module.def("time_linears", [](nb::list objects, int rows, int passes) {
         std::vector<const Linear*> linears;
@@ -350,14 +324,14 @@ void bind_linear(nb::module_& module) {
         }
         nb::gil_scoped_release release;
         constexpr int PASSES = 9, PIECE = 1 << 20, STEP = 64;
-        Aligned<int8_t> array(size_t(megabytes) * PIECE);
+        const Buffer<int8_t> array(size_t(megabytes) * PIECE);
         std::atomic<int32_t> sink{0};
         std::vector<double> seconds;
         for (int pass = 0; pass < PASSES; ++pass) {
             seconds.push_back(seconds_of([&] {
                 pool().each(megabytes, [&](int at, int) {
                     i32x16 sums[4] = {splat_i32(0), splat_i32(0), splat_i32(0), splat_i32(0)};
-                    const int8_t* piece = array.data + size_t(at) * PIECE;
+                    const int8_t* piece = array.get() + size_t(at) * PIECE;
                     for (int i = 0; i < PIECE; i += 4 * STEP) {
                         for (int j = 0; j < 4; ++j) {
                             const int8_t* from = piece + i + j * STEP;
@@ -371,6 +345,6 @@ void bind_linear(nb::module_& module) {
                 });
             }));
         }
-        return double(array.size) / median(seconds) / 1e9;
+        return double(array.size()) / median(seconds) / 1e9;
     }, nb::arg("megabytes") = 512, "GB/s at which all threads together read memory.");
 }

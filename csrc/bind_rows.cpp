@@ -20,6 +20,7 @@
 #include <tuple>
 #include <vector>
 
+#include "buffers.h"
 #include "crew.h"
 #include "kernels.h"
 #include "thread_pool.h"
@@ -123,17 +124,13 @@ auto vector(const Rows& x, void (*Kernels::*function)(const float*, int, float*)
     return each_row(x, n, [&](const float* from, float* to) { use(from, size_of(n), to); });
 }
 
+// The bytes, and of each 32 inputs the scale and the scaled sum.
 nb::tuple quantize(const Rows& x) {
     const size_t rows = x.shape(0), k = x.shape(1);
     require(k > 0, "x has no columns");
-    const size_t stride = round_up(size_of(k), K_MULTIPLE);
-    const size_t scales = scale_groups_of(size_of(k));
-    const size_t sums = stride / GROUP;
-    auto q = zeros<int8_t>(rows * stride);
-    auto scale = zeros<float>(rows * scales);
-    auto scale_sums = zeros<int32_t>(rows * scales), group_sums = zeros<int32_t>(rows * sums);
-    const QuantRows out{q.get(), scale.get(), scale_sums.get(), group_sums.get(),
-                        size_of(rows), size_of(k), size_of(stride), size_of(scales)};
+    QuantBuffer buffer;
+    const QuantRows out = buffer.view(size_of(rows), size_of(k));
+    const size_t stride = out.stride, stretches = out.stretches();
     {
         const nb::gil_scoped_release unlocked;
         std::vector<float> from(stride);
@@ -142,33 +139,14 @@ nb::tuple quantize(const Rows& x) {
             kernels().quantize(from.data(), out, size_of(row));
         }
     }
+    auto q = zeros<int8_t>(rows * stride);
+    auto scale = zeros<float>(rows * stretches), sum = zeros<float>(rows * stretches);
+    std::copy_n(out.q, rows * stride, q.get());
+    std::copy_n(out.scale, rows * stretches, scale.get());
+    std::copy_n(out.sum, rows * stretches, sum.get());
     return nb::make_tuple(to_numpy(std::move(q), {rows, stride}),
-                          to_numpy(std::move(scale), {rows, scales}),
-                          to_numpy(std::move(scale_sums), {rows, scales}),
-                          to_numpy(std::move(group_sums), {rows, sums}));
-}
-
-// Rows `ids` of a packed int8 weight [tiles, k_padded / 4, 16, 4] with scales [tiles * 16].
-auto gather_int8(const Array<const int8_t, nb::ndim<4>>& data, const Vector& scale, int k,
-                 const Indices& ids, float multiplier) {
-    require(k > 0 && data.shape(1) == static_cast<size_t>(round_up(k, K_MULTIPLE) / QUAD) &&
-                data.shape(2) == TILE && data.shape(3) == QUAD,
-            "data is not [tiles, k rounded up to 64 / 4, 16, 4]");
-    require(scale.shape(0) == data.shape(0) * TILE, "scale is not [tiles * 16]");
-    const int n = size_of(scale.shape(0));
-    const size_t rows = ids.shape(0), width = static_cast<size_t>(k);
-    for (size_t row = 0; row < rows; ++row) {
-        require(ids.data()[row] >= 0 && ids.data()[row] < n, "an id is outside the weight");
-    }
-    const Int8Weights weights{data.data(), scale.data(), nullptr, n, k};
-    auto y = zeros<float>(rows * width);
-    std::vector<float> to(round_up(k, TILE), std::numeric_limits<float>::quiet_NaN());
-    for (size_t row = 0; row < rows; ++row) {
-        kernels().gather_int8(weights, ids.data()[row], multiplier, to.data());
-        check_padding(to, width);
-        std::memcpy(y.get() + row * width, to.data(), width * sizeof(float));
-    }
-    return to_numpy(std::move(y), {rows, width});
+                          to_numpy(std::move(scale), {rows, stretches}),
+                          to_numpy(std::move(sum), {rows, stretches}));
 }
 
 const float* norm_data(const std::optional<Vector>& norm, int head_dim) {
@@ -271,8 +249,6 @@ void bind_rows(nb::module_& module) {
     module.def("tanh", [](const Rows& rows) { return vector(rows, &Kernels::vector_tanh); }, x);
     module.def("erf", [](const Rows& rows) { return vector(rows, &Kernels::vector_erf); }, x);
     module.def("quantize", &quantize, nb::arg("x"));
-    module.def("gather_int8", &gather_int8, nb::arg("data"), nb::arg("scale"), nb::arg("k"),
-               nb::arg("ids"), nb::arg("multiplier") = 1.0f);
     module.def("rotary_kv", &rotary_kv, nb::arg("qkv"), nb::arg("cos"), nb::arg("sin"),
                nb::arg("q_norm").none(), nb::arg("k_norm").none(), nb::arg("eps"),
                nb::arg("k_cache").noconvert(), nb::arg("v_cache").noconvert(), nb::arg("slots"));

@@ -18,19 +18,6 @@ constexpr int HEAD_TILES = 32;  // tiles of logits that the greedy head holds at
 
 }  // namespace
 
-QuantRows QuantBuffer::view(int rows, int k) {
-    const int stride = round_up(k, K_MULTIPLE), groups = scale_groups_of(k);
-    const size_t count = static_cast<size_t>(rows);
-    return {q_.need(count * stride),
-            scale_.need(count * groups),
-            scale_sums_.need(count * groups),
-            group_sums_.need(count * (stride / GROUP)),
-            rows,
-            k,
-            stride,
-            groups};
-}
-
 Decoder::Decoder(DecoderShape shape, std::vector<DecoderLayer> layers, Linear embedding,
                  Linear head, const float* final_norm, nb::object keep_alive)
     : shape_(shape),
@@ -176,8 +163,7 @@ void Decoder::layers(const Batch& batch, const Slice& slice) {
     const int rows = slice.end - slice.first;
     const auto x_row = [&](int row) { return x_.get() + static_cast<size_t>(row) * ld_hidden_; };
     pool().each(rows, [&](int row, int thread) {
-        kernels().gather_int8(embedding_.int8, batch.tokens[slice.first + row],
-                              shape_.embedding_multiplier, x_row(row));
+        embedding_.gather(batch.tokens[slice.first + row], shape_.embedding_multiplier, x_row(row));
         norm_and_quantize(x_row(row), layers_.front().input_norm, row, scratch(thread));
     });
     for (size_t index = 0; index < layers_.size(); ++index) {

@@ -4,13 +4,10 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
-#include <cstdlib>
-#include <cstring>
-#include <memory>
-#include <new>
 #include <vector>
 
 #include "batch.h"
+#include "buffers.h"
 #include "linear.h"
 #include "thread_pool.h"
 
@@ -37,43 +34,6 @@ struct DecoderLayer {
     Linear qkv, o, gate_up, down;
     RotaryTable rotary;
     bool sliding;
-};
-
-// Cache-line aligned, zeroed, grows, never shrinks.
-template <typename T> class Buffer {
-  public:
-    T* need(size_t count) {
-        if (count > size_) {
-            const size_t bytes = (count * sizeof(T) + 63) / 64 * 64;
-            memory_.reset(static_cast<T*>(std::aligned_alloc(64, bytes)));
-            if (!memory_) {
-                throw std::bad_alloc();
-            }
-            std::memset(memory_.get(), 0, bytes);
-            size_ = count;
-        }
-        return memory_.get();
-    }
-    T* get() const { return memory_.get(); }
-
-  private:
-    struct Free {
-        void operator()(T* p) const { std::free(p); }
-    };
-    std::unique_ptr<T, Free> memory_;
-    size_t size_ = 0;
-};
-
-// Memory for the quantised rows of any layer's input.
-class QuantBuffer {
-  public:
-    // A view of `rows` rows of `k` inputs. Views share their memory; a later call may move it.
-    QuantRows view(int rows, int k);
-
-  private:
-    Buffer<int8_t> q_;
-    Buffer<float> scale_;
-    Buffer<int32_t> scale_sums_, group_sums_;
 };
 
 class Decoder {

@@ -9,45 +9,43 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "block_types.h"
+
 namespace paceline {
 
 constexpr int TILE = 16;         // outputs of a weight tile, tokens of a KV block, lanes of a vector
 constexpr int QUAD = 4;          // bytes of one dot-product lane
 constexpr int K_MULTIPLE = 64;   // quantised rows are padded with zeros to a multiple of this
-constexpr int GROUP = 32;        // inputs that share a 4-bit weight scale
-constexpr int SCALE_GROUP = 128; // inputs that share an activation scale
 constexpr int KEY_CHUNK = 512;   // keys of one partial attention result; fixed, lest bits depend on it
 
 inline int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
-inline int scale_groups_of(int k) { return (k + SCALE_GROUP - 1) / SCALE_GROUP; }
 
-// Activations quantised to -127..127, `k` inputs per row padded with zeros to `stride`.
+// Activations quantised to -127..127 with a scale per stretch of 32 inputs. `k` inputs per row are
+// padded with zeros to `stride`. What depends on sums of q is kept ready for the linears.
 struct QuantRows {
     int8_t* q;            // [rows, stride]
-    float* scale;         // [rows, scale_groups]: one per SCALE_GROUP inputs
-    int32_t* scale_sums;  // [rows, scale_groups]: sum of q over those inputs
-    int32_t* group_sums;  // [rows, stride / GROUP]: sum of q over each GROUP
-    int rows, k, stride, scale_groups;
+    float* scale;         // [rows, stretches]
+    float* sum;           // [rows, stretches]: scale * sum of q
+    float* half_sum;      // [rows, 2 * stretches]: the same of every 16 inputs
+    int32_t* start;       // [rows, stretches]: -CODE_ZERO * sum of q
+    int32_t* half_start;  // [rows, 2 * stretches]
+    int rows, k, stride;
+
+    int stretches() const { return stride / STRETCH; }
 };
 
-// W8A8 weights: y[n] = sum_k w[n, k] x[k] * scale[n] + bias[n].
-struct Int8Weights {
-    const int8_t* data;  // [tiles, k_padded / 4, 16, 4], -127..127; padding is zero
-    const float* scale;  // [tiles * 16]
-    const float* bias;   // [tiles * 16] or null
-    int n, k;            // real outputs and inputs; k_padded = round_up(k, K_MULTIPLE)
-};
-
-// 4-bit weights in groups of 32 inputs, each with a 16-bit float scale; the value of nibble c is
-// (c - 8) * scale. A group of a tile is 288 bytes: scales [16] f16, then 4 x 64 bytes, of which
-// byte [i, output, lane] holds input 4 i + lane in its low and input 16 + 4 i + lane in its high
-// nibble: the pairing of a GGUF Q4_0 block.
-struct Int4Weights {
-    const uint8_t* data;  // [tiles, k_padded / 32, 288]; padded groups have scale 0 and nibbles 8
-    const float* bias;    // [tiles * 16] or null
+// Quantised weights in tiles of 16 outputs: see block_types.h. Codes of four bits lie as 4 vectors
+// per stretch, byte [i, output, lane] with input 4 i + lane in its low and 16 + 4 i + lane in its
+// high nibble. Two bits: 2 vectors, byte [i, output, lane] with inputs 16 i + 4 j + lane from bit
+// 2 j on. One bit: 1 vector, byte [output, lane] with input 4 j + lane in bit j. Eight bits: 8
+// vectors, byte [i, output, lane] with input 4 i + lane. Codes of 3, 5 and 6 bits are their lower 2
+// or 4 bits, then the others.
+struct BlockWeights {
+    const uint8_t* data;
+    const float* bias;  // [tiles * 16] or null
+    BlockType type;
     int n, k;
 };
-constexpr int GROUP_BYTES = 2 * TILE + GROUP * TILE / 2;
 
 // Where a linear writes: y = alpha * (product + bias), added to `residual` if there is one.
 struct LinearOut {
@@ -113,10 +111,8 @@ struct Kernels {
     bool (*supported)();  // whether this CPU has the level's instructions
 
     // --- linear: tiles [tile_begin, tile_end) of all rows
-    void (*linear_int8)(const QuantRows&, const Int8Weights&, const LinearOut&, int tile_begin,
-                        int tile_end);
-    void (*linear_int4)(const QuantRows&, const Int4Weights&, const LinearOut&, int tile_begin,
-                        int tile_end);
+    void (*linear_blocks)(const QuantRows&, const BlockWeights&, const LinearOut&, int tile_begin,
+                          int tile_end);
 
     // --- rows; x and y are one row each, n its real elements
     void (*quantize)(const float* x, const QuantRows& out, int row);
@@ -127,8 +123,8 @@ struct Kernels {
     void (*vector_exp)(const float* x, int n, float* y);
     void (*vector_tanh)(const float* x, int n, float* y);
     void (*vector_erf)(const float* x, int n, float* y);
-    // Row of an int8 weight's packed tiles, dequantised: y[k] = w[row, k] * scale[row] * multiplier.
-    void (*gather_int8)(const Int8Weights&, int row, float multiplier, float* y);
+    // One output's weights, times `multiplier`: y[k].
+    void (*gather_blocks)(const BlockWeights&, int output, float multiplier, float* y);
     // One KV head of one row of the fused qkv, with its query heads: qk-norm, rotary; queries into
     // `q` [heads, head_dim], key and value into the slot.
     void (*rotary_kv)(const float* qkv, const AttentionShape&, const RotaryArgs&, const KvLayer&,

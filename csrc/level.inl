@@ -4,16 +4,14 @@
 #include "simd.h"
 
 #include "mathematics.inl"
-#include "linear_blocks.inl"
-#include "linear_int8.inl"
-#include "linear_int4.inl"
-#if defined(__AMX_INT8__)
-#include "linear_amx.inl"
-#define LINEAR_INT8 linear_int8_amx
-#else
-#define LINEAR_INT8 linear_int8
-#endif
 #include "rows.inl"
+#include "linear_blocks.inl"
+#include "unpack.inl"
+#include "products.inl"
+#if defined(__AMX_INT8__)
+#include "products_amx.inl"
+#endif
+#include "linear_quantised.inl"
 #include "attention.inl"
 #include "sampler.inl"
 
@@ -29,8 +27,8 @@ bool supported() { return LEVEL_SUPPORTED; }
 
 extern const Kernels LEVEL;
 const Kernels LEVEL = {
-    LEVEL_ISA,   supported,   LINEAR_INT8, linear_int4, quantize, rms_norm,
-    gated,       softcap,     vector_exp,  vector_tanh, vector_erf, gather_int8,
-    rotary_kv,   attend,      merge,       &sampler_kernels,
+    LEVEL_ISA,  supported,   linear_blocks, quantize,      rms_norm,  gated,
+    softcap,    vector_exp,  vector_tanh,   vector_erf,    gather_blocks,
+    rotary_kv,  attend,      merge,         &sampler_kernels,
 };
 }  // namespace paceline

@@ -6,8 +6,7 @@ namespace {
 // Loops over rows live in registers only if what they call is part of them.
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 
-constexpr int TILE_QUAD = TILE * QUAD;  // bytes of one quad of inputs of a tile
-constexpr int STREAM_AHEAD = 4096;      // bytes from what is read to what is fetched
+constexpr int STREAM_AHEAD = 4096;  // bytes from what is read to what is fetched
 
 // What is fetched into the caches during a pass over a tile: `step` bytes on with each fetch.
 struct Ahead {

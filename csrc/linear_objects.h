@@ -11,17 +11,16 @@
 
 namespace paceline {
 
-// Base of Python's Int8Linear and Int4Linear: a function that is bound with a parameter of type
-// `const LinearObject&` takes either. The weights stay in the caller's array, which may be a
-// read-only map of a file and need not be aligned; scale and bias are padded copies.
+// Python's Linear. The weights stay in the caller's arrays, which may be read-only maps of a file and
+// need not be aligned; biases are padded copies.
 struct LinearObject {
     Linear linear;
-    std::vector<float> scale, bias;
-    nanobind::ndarray<nanobind::ro> data;  // keeps the array alive
-    size_t nbytes = 0;                     // of weights, scales and bias
+    std::vector<std::vector<float>> biases;             // of each part
+    std::vector<nanobind::ndarray<nanobind::ro>> data;  // keeps the arrays alive
+    size_t nbytes = 0;                                  // of weights and biases
 };
 
-// A linear behind a Python object of either class; raises TypeError for another one. The object
+// A linear behind a Python object; raises TypeError for another one. The object
 // must outlive the reference.
 inline const Linear& linear_of(nanobind::handle object) {
     return nanobind::cast<const LinearObject&>(object).linear;

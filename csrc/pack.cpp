@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cmath>
+#include <cstring>
 
 #include "kernels.h"
 #include "simd.h"
@@ -10,24 +11,331 @@
 namespace paceline {
 namespace {
 
-constexpr int BLOCK_BYTES = 2 + GROUP / 2;  // of a GGUF Q4_0 block: a 16-bit float, 32 nibbles
 constexpr int REFITS = 2;
+constexpr int MOST_GROUPS = 16;  // of a unit
 
 int tiles_of(int n) { return (n + TILE - 1) / TILE; }
-int padded(int k) { return round_up(k, K_MULTIPLE); }
 
-// Calls piece(tile) for every tile; true if all of them returned true.
-template <typename Piece> bool each_tile(int n, Piece piece) {
+// Calls piece(i) for i below `count`; true if all of them returned true.
+template <typename Piece> bool each_of(int count, const Piece& piece) {
     std::atomic<bool> good{true};
-    pool().each(tiles_of(n), [&](int tile, int) {
-        if (!piece(tile)) {
+    pool().each(count, [&](int i, int) {
+        if (!piece(i)) {
             good.store(false);
         }
     });
     return good.load();
 }
 
-// --- 8 bits -------------------------------------------------------------------------------------
+// --- reading blocks -----------------------------------------------------------------------------
+
+// One unit of one output as a file has it, taken apart.
+struct Unit {
+    uint8_t code[256];
+    uint8_t d[8], m[2];                           // as they are stored
+    uint8_t scale[MOST_GROUPS], minimum[MOST_GROUPS];  // the groups' integers
+};
+
+// Nibbles of `count` bytes: the low ones, then the high ones.
+inline void nibbles(const uint8_t* from, int count, uint8_t* to) {
+    for (int i = 0; i < count; ++i) {
+        to[i] = from[i] & 15;
+        to[count + i] = from[i] >> 4;
+    }
+}
+
+inline void fifth_bits(const uint8_t* from, uint8_t* to) {  // 32 bits, the lowest first
+    uint32_t bits;
+    std::memcpy(&bits, from, sizeof bits);
+    for (int i = 0; i < STRETCH; ++i) {
+        to[i] = static_cast<uint8_t>(to[i] | (bits >> i & 1) << 4);
+    }
+}
+
+// Eight scales and eight minima of six bits in twelve bytes: Q4_K and Q5_K.
+inline void six_bit_pairs(const uint8_t* from, Unit& to) {
+    for (int i = 0; i < 4; ++i) {
+        to.scale[i] = from[i] & 63;
+        to.minimum[i] = from[4 + i] & 63;
+        to.scale[4 + i] = static_cast<uint8_t>((from[8 + i] & 15) | (from[i] >> 6) << 4);
+        to.minimum[4 + i] = static_cast<uint8_t>((from[8 + i] >> 4) | (from[4 + i] >> 6) << 4);
+    }
+}
+
+// Formats: the GGUF specification and ggml's block structures, whose fields are named in passing.
+void read_q2_k(const uint8_t* from, Unit& to) {
+    std::memcpy(to.scale, from, 16);  // a nibble each of scale and minimum
+    for (int i = 0; i < 256; ++i) {   // qs: 32 bytes hold 128 codes, 2 bits per 32 of them
+        to.code[i] = from[16 + i / 128 * 32 + i % 32] >> (i / 32 % 4 * 2) & 3;
+    }
+    std::memcpy(to.d, from + 80, 2);
+    std::memcpy(to.m, from + 82, 2);
+}
+
+void read_q3_k(const uint8_t* from, Unit& to) {
+    const uint8_t *high = from, *low = from + 32, *scales = from + 96;
+    for (int i = 0; i < 256; ++i) {
+        const int two = low[i / 128 * 32 + i % 32] >> (i / 32 % 4 * 2) & 3;
+        to.code[i] = static_cast<uint8_t>(two | (high[i % 32] >> (i / 32) & 1) << 2);
+    }
+    for (int i = 0; i < 16; ++i) {
+        const int four = i < 8 ? scales[i] & 15 : scales[i - 8] >> 4;
+        const int two = scales[8 + i % 4] >> (i / 4 * 2) & 3;
+        to.scale[i] = static_cast<uint8_t>((four | two << 4) - 32);
+    }
+    std::memcpy(to.d, from + 108, 2);
+}
+
+void read_q4_k(const uint8_t* from, Unit& to) {
+    std::memcpy(to.d, from, 2);
+    std::memcpy(to.m, from + 2, 2);
+    six_bit_pairs(from + 4, to);
+    for (int i = 0; i < 4; ++i) {
+        nibbles(from + 16 + i * 32, 32, to.code + i * 64);
+    }
+}
+
+void read_q5_k(const uint8_t* from, Unit& to) {
+    std::memcpy(to.d, from, 2);
+    std::memcpy(to.m, from + 2, 2);
+    six_bit_pairs(from + 4, to);
+    for (int i = 0; i < 4; ++i) {
+        nibbles(from + 48 + i * 32, 32, to.code + i * 64);
+    }
+    for (int group = 0; group < 8; ++group) {  // qh: bit `group` of byte i belongs to its input i
+        for (int i = 0; i < 32; ++i) {
+            uint8_t& code = to.code[group * 32 + i];
+            code = static_cast<uint8_t>(code | (from[16 + i] >> group & 1) << 4);
+        }
+    }
+}
+
+void read_q6_k(const uint8_t* from, Unit& to) {
+    for (int half = 0; half < 2; ++half) {
+        uint8_t* code = to.code + half * 128;
+        const uint8_t *low = from + half * 64, *high = from + 128 + half * 32;
+        nibbles(low, 64, code);
+        for (int part = 0; part < 4; ++part) {
+            for (int i = 0; i < 32; ++i) {
+                uint8_t& each = code[part * 32 + i];
+                each = static_cast<uint8_t>(each | (high[i] >> (2 * part) & 3) << 4);
+            }
+        }
+    }
+    std::memcpy(to.scale, from + 192, 16);
+    std::memcpy(to.d, from + 208, 2);
+}
+
+void read_iq4_xs(const uint8_t* from, Unit& to) {
+    uint16_t high;
+    std::memcpy(to.d, from, 2);
+    std::memcpy(&high, from + 2, sizeof high);
+    for (int i = 0; i < 8; ++i) {
+        const int low = from[4 + i / 2] >> (i % 2 * 4) & 15;
+        to.scale[i] = static_cast<uint8_t>((low | (high >> (2 * i) & 3) << 4) - 32);
+        nibbles(from + 8 + i * 16, 16, to.code + i * 32);
+    }
+}
+
+void read_unit(BlockType type, const uint8_t* from, Unit& to) {
+    switch (type) {
+        case BlockType::q8_0:
+            std::memcpy(to.d, from, 2);
+            for (int i = 0; i < STRETCH; ++i) {
+                to.code[i] = from[2 + i] ^ 0x80;
+            }
+            return;
+        case BlockType::q4_0:
+        case BlockType::iq4_nl:
+            std::memcpy(to.d, from, 2);
+            return nibbles(from + 2, 16, to.code);
+        case BlockType::mxfp4:
+            to.d[0] = from[0];
+            return nibbles(from + 1, 16, to.code);
+        case BlockType::q4_1:
+            std::memcpy(to.d, from, 2);
+            std::memcpy(to.m, from + 2, 2);
+            return nibbles(from + 4, 16, to.code);
+        case BlockType::q5_0:
+            std::memcpy(to.d, from, 2);
+            nibbles(from + 6, 16, to.code);
+            return fifth_bits(from + 2, to.code);
+        case BlockType::q5_1:
+            std::memcpy(to.d, from, 2);
+            std::memcpy(to.m, from + 2, 2);
+            nibbles(from + 8, 16, to.code);
+            return fifth_bits(from + 4, to.code);
+        case BlockType::q2_k:
+            return read_q2_k(from, to);
+        case BlockType::q3_k:
+            return read_q3_k(from, to);
+        case BlockType::q4_k:
+            return read_q4_k(from, to);
+        case BlockType::q5_k:
+            return read_q5_k(from, to);
+        case BlockType::q6_k:
+            return read_q6_k(from, to);
+        case BlockType::iq4_xs:
+            return read_iq4_xs(from, to);
+        case BlockType::z4:
+        case BlockType::z4_128:
+            std::memcpy(to.d, from, 4);
+            to.minimum[0] = from[4];
+            for (int i = 0; i < shape_of(type).unit / STRETCH; ++i) {
+                nibbles(from + 5 + i * 16, 16, to.code + i * STRETCH);
+            }
+            return;
+        case BlockType::f4_16:
+            std::memcpy(to.d, from, 8);
+            return nibbles(from + 8, 16, to.code);
+        case BlockType::c8:
+        case BlockType::c8_128:
+            std::memcpy(to.d, from, 4);
+            for (int i = 0; i < shape_of(type).unit; ++i) {
+                to.code[i] = from[4 + i] ^ 0x80;
+            }
+            return;
+    }
+}
+
+bool is_finite_half(const uint8_t* at) { return (at[1] & 0x7c) != 0x7c; }
+bool is_finite_float(const uint8_t* at) { return (at[3] & 0x7f) != 0x7f || !(at[2] & 0x80); }
+
+bool is_finite(BlockType type, const Unit& unit) {
+    switch (type) {
+        case BlockType::mxfp4:
+            return unit.d[0] != 255;
+        case BlockType::z4:
+        case BlockType::z4_128:
+        case BlockType::c8:
+        case BlockType::c8_128:
+            return is_finite_float(unit.d);
+        case BlockType::f4_16:
+            return is_finite_float(unit.d) && is_finite_float(unit.d + 4);
+        default:
+            return is_finite_half(unit.d) && is_finite_half(unit.m);
+    }
+}
+
+// --- writing tiles ------------------------------------------------------------------------------
+
+// Puts one output's scales where its tile has them.
+void write_scales(BlockType type, const Unit& unit, int output, uint8_t* at) {
+    const BlockShape& shape = shape_of(type);
+    switch (type) {
+        case BlockType::mxfp4:
+            at[output] = unit.d[0];
+            return;
+        case BlockType::z4:
+        case BlockType::z4_128:
+            std::memcpy(at + 4 * output, unit.d, 4);
+            at[4 * TILE + output] = unit.minimum[0];
+            return;
+        case BlockType::f4_16:
+            std::memcpy(at + 4 * output, unit.d, 4);
+            std::memcpy(at + 4 * TILE + 4 * output, unit.d + 4, 4);
+            return;
+        case BlockType::c8:
+        case BlockType::c8_128:
+            std::memcpy(at + 4 * output, unit.d, 4);
+            return;
+        default:
+            break;
+    }
+    std::memcpy(at + 2 * output, unit.d, 2);
+    at += 2 * TILE;
+    if (shape.minimum) {
+        std::memcpy(at + 2 * output, unit.m, 2);
+        at += 2 * TILE;
+    }
+    if (shape.unit == STRETCH) {
+        return;
+    }
+    const bool pairs = shape.minimum && type != BlockType::q2_k;  // which has both in one byte
+    for (int group = 0; group < shape.unit / shape.group; ++group) {
+        at[output] = unit.scale[group];
+        at += TILE;
+        if (pairs) {
+            at[output] = unit.minimum[group];
+            at += TILE;
+        }
+    }
+}
+
+using Word = uint32_t;  // four codes of an output
+
+// A stretch of 16 outputs' codes, [quad][output], to planes of 16 words: see BlockWeights.
+void write_codes(int bits, const Word (*codes)[TILE], uint8_t* to) {
+    Word plane[TILE];
+    const auto write = [&](auto word) {
+        for (int output = 0; output < TILE; ++output) {
+            plane[output] = word(output);
+        }
+        std::memcpy(to, plane, sizeof plane);
+        to += sizeof plane;
+    };
+    if (bits == 8) {
+        std::memcpy(to, codes, sizeof(Word) * 8 * TILE);
+        return;
+    }
+    if (bits >= 4) {
+        for (int i = 0; i < 4; ++i) {
+            write([&](int o) {
+                return (codes[i][o] & 0x0f0f0f0f) | (codes[4 + i][o] & 0x0f0f0f0f) << 4;
+            });
+        }
+    }
+    const int below = bits >= 4 ? 4 : 0;  // bits that are written
+    if (bits - below >= 2) {
+        for (int i = 0; i < 8; i += 4) {
+            write([&](int o) {
+                Word word = 0;
+                for (int j = 0; j < 4; ++j) {
+                    word |= (codes[i + j][o] >> below & 0x03030303) << (2 * j);
+                }
+                return word;
+            });
+        }
+    }
+    if (bits % 2) {
+        write([&](int o) {
+            Word word = 0;
+            for (int j = 0; j < 8; ++j) {
+                word |= (codes[j][o] >> (bits - 1) & 0x01010101) << j;
+            }
+            return word;
+        });
+    }
+}
+
+// A code that adds nothing, for outputs that are not there; with their scale of zero any would do.
+bool pack_tile(BlockType type, const uint8_t* rows, int outputs, int k, uint8_t* data) {
+    const BlockShape& shape = shape_of(type);
+    const BlockSizes sizes(shape, k);
+    const size_t row_bytes = raw_row_bytes(type, k);
+    std::memset(data, 0, sizes.scales);
+    bool good = true;
+    Unit unit = {};
+    alignas(64) Word codes[256 / QUAD][TILE] = {};
+    for (int u = 0; u < sizes.units; ++u) {
+        for (int output = 0; output < outputs; ++output) {
+            read_unit(type, rows + output * row_bytes + size_t(u) * shape.raw_bytes, unit);
+            good &= is_finite(type, unit);
+            write_scales(type, unit, output, data + size_t(u) * shape.scale_bytes);
+            for (int quad = 0; quad < shape.unit / QUAD; ++quad) {
+                std::memcpy(&codes[quad][output], unit.code + quad * QUAD, sizeof(Word));
+            }
+        }
+        const int stretches = shape.unit / STRETCH;
+        for (int i = 0; i < stretches; ++i) {
+            write_codes(shape.bits, codes + i * STRETCH / QUAD,
+                        data + sizes.scales + (size_t(u) * stretches + i) * shape.code_bytes());
+        }
+    }
+    return good;
+}
+
+// --- quantising floats --------------------------------------------------------------------------
 
 // To the nearest integer, half to even, of |x| < 2^22.
 inline float rounded(float x) {
@@ -50,8 +358,6 @@ float largest(const float* row, int k) {
     std::memcpy(&value, &most, sizeof value);
     return value;
 }
-
-// --- 4 bits -------------------------------------------------------------------------------------
 
 uint16_t to_f16(float x) {  // to nearest, half to even, of a finite x; beyond the largest: that
     uint32_t bits;
@@ -115,7 +421,7 @@ struct Fit {
 
 inline Fit fit(const f32x16* x, f32x16 inverse_scale) {
     Fit f = {zero(), zero()};
-    for (int i = 0; i < GROUP; ++i) {
+    for (int i = 0; i < STRETCH; ++i) {
         const f32x16 c = code(x[i], inverse_scale);
         f.xc = f.xc + x[i] * c;
         f.cc = f.cc + c * c;
@@ -131,7 +437,7 @@ inline f32x16 quotient(f32x16 above, f32x16 below) {
 f32x16 squared_error(const f32x16* x, f32x16 scale) {
     const f32x16 inv = inverse(scale);
     f32x16 total = zero();
-    for (int i = 0; i < GROUP; ++i) {
+    for (int i = 0; i < STRETCH; ++i) {
         const f32x16 miss = x[i] - code(x[i], inv) * scale;
         total = total + miss * miss;
     }
@@ -144,7 +450,7 @@ f32x16 squared_error(const f32x16* x, f32x16 scale) {
 // what is kept is what has the least squared error once it is rounded to 16 bits.
 f32x16 best_scales(const f32x16* x, uint16_t* halves) {
     f32x16 most = zero();
-    for (int i = 0; i < GROUP; ++i) {
+    for (int i = 0; i < STRETCH; ++i) {
         most = max(abs(x[i]), most);
     }
     f32x16 best = zero(), explained = splat(-1.0f);
@@ -176,154 +482,96 @@ f32x16 best_scales(const f32x16* x, uint16_t* halves) {
     return kept;
 }
 
-uint8_t* nibble_at(uint8_t* group, int output, int input) {
-    const int half = input % (GROUP / 2);
-    return group + 2 * TILE + (half / QUAD) * TILE * QUAD + output * QUAD + half % QUAD;
-}
-
-void clear_group(uint8_t* group) {
-    std::memset(group, 0, 2 * TILE);
-    std::memset(group + 2 * TILE, 0x88, GROUP_BYTES - 2 * TILE);
-}
-
-void pack_group(const f32x16* x, uint8_t* group) {
+// Codes of 16 outputs' group, with their scales, to a Q4_0 block each.
+void write_q4_0(const f32x16* x, int outputs, size_t row_bytes, uint8_t* at) {
     uint16_t halves[TILE];
     const f32x16 inv = inverse(best_scales(x, halves));
-    std::memcpy(group, halves, sizeof halves);
-    for (int i = 0; i < GROUP; ++i) {
-        int32_t codes[TILE];
-        store_i32(codes, round_to_int(code(x[i], inv)));
-        for (int output = 0; output < TILE; ++output) {
-            uint8_t* at = nibble_at(group, output, i);
-            const uint8_t nibble = static_cast<uint8_t>(codes[output] + 8);
-            *at = i < GROUP / 2 ? nibble : static_cast<uint8_t>(*at | nibble << 4);
+    int32_t codes[STRETCH][TILE];
+    for (int i = 0; i < STRETCH; ++i) {
+        store_i32(codes[i], round_to_int(code(x[i], inv)));
+    }
+    for (int output = 0; output < outputs; ++output, at += row_bytes) {
+        std::memcpy(at, halves + output, 2);
+        for (int i = 0; i < STRETCH / 2; ++i) {
+            const int low = codes[i][output] + 8, high = codes[STRETCH / 2 + i][output] + 8;
+            at[2 + i] = static_cast<uint8_t>(low | high << 4);
         }
+    }
+}
+
+// The scale is rounded to 16 bits before the codes are made of it.
+void write_q8_0(const float* x, uint8_t* at) {
+    const float most = largest(x, STRETCH);
+    const uint16_t half = to_f16(most / 127.0f);
+    const float scale = from_f16(half);
+    std::memcpy(at, &half, 2);
+    for (int i = 0; i < STRETCH; ++i) {
+        const float code = scale > 0.0f ? rounded(x[i] / scale) : 0.0f;
+        const float bounded = code > 127.0f ? 127.0f : code < -127.0f ? -127.0f : code;
+        at[2 + i] = static_cast<uint8_t>(static_cast<int8_t>(bounded));
     }
 }
 
 }  // namespace
 
-size_t int8_bytes(int n, int k) { return size_t(tiles_of(n)) * TILE * padded(k); }
-size_t int4_bytes(int n, int k) { return size_t(tiles_of(n)) * (padded(k) / GROUP) * GROUP_BYTES; }
+size_t raw_row_bytes(BlockType type, int k) {
+    const BlockShape& shape = shape_of(type);
+    return size_t((k + shape.unit - 1) / shape.unit) * shape.raw_bytes;
+}
 
-bool pack_int8(const float* weight, int n, int k, int8_t* data, float* scale) {
-    return each_tile(n, [=](int tile) {
-        const size_t tile_bytes = size_t(TILE) * padded(k);
-        int8_t* out = data + tile * tile_bytes;
-        std::memset(out, 0, tile_bytes);
-        bool finite = true;
-        for (int output = 0; output < TILE; ++output) {
-            const int row = tile * TILE + output;
-            const float* w = weight + size_t(row) * k;
-            const float most = row < n ? largest(w, k) : 0.0f;
-            const float step = most / 127.0f < 1e-30f ? 1e-30f : most / 127.0f;
-            scale[row] = step;
-            if (most == INFINITY) {
-                finite = false;
-            } else if (row < n) {
-                for (int i = 0; i < k; ++i) {
-                    out[i / QUAD * TILE * QUAD + output * QUAD + i % QUAD] =
-                        static_cast<int8_t>(rounded(w[i] / step));
-                }
-            }
-        }
-        return finite;
+size_t packed_bytes(BlockType type, int n, int k) {
+    return size_t(tiles_of(n)) * BlockSizes(shape_of(type), k).tile;
+}
+
+bool pack_blocks(BlockType type, const uint8_t* rows, int n, int k, uint8_t* data) {
+    const size_t row_bytes = raw_row_bytes(type, k), tile_bytes = packed_bytes(type, 1, k);
+    return each_of(tiles_of(n), [=](int tile) {
+        const int first = tile * TILE, outputs = n - first < TILE ? n - first : TILE;
+        return pack_tile(type, rows + first * row_bytes, outputs, k, data + tile * tile_bytes);
     });
 }
 
-bool pack_int8_rows(const int8_t* q, int n, int k, int8_t* data) {
-    return each_tile(n, [=](int tile) {
-        const size_t tile_bytes = size_t(TILE) * padded(k);
-        int8_t* out = data + tile * tile_bytes;
-        std::memset(out, 0, tile_bytes);
-        bool good = true;
-        for (int output = 0; output < TILE && tile * TILE + output < n; ++output) {
-            const int8_t* row = q + size_t(tile * TILE + output) * k;
-            for (int i = 0; i < k; ++i) {
-                good &= row[i] != -128;
-                out[i / QUAD * TILE * QUAD + output * QUAD + i % QUAD] = row[i];
-            }
+bool quantise_q8_0(const float* weight, int n, int k, uint8_t* rows) {
+    const size_t row_bytes = raw_row_bytes(BlockType::q8_0, k);
+    constexpr int BLOCK_BYTES = 34;
+    return each_of(n, [=](int row) {
+        const float* w = weight + size_t(row) * k;
+        if (!(largest(w, k) < INFINITY)) {
+            return false;
         }
-        return good;
-    });
-}
-
-void unpack_int8(const int8_t* data, int n, int k, int8_t* q) {
-    each_tile(n, [=](int tile) {
-        const int8_t* in = data + tile * size_t(TILE) * padded(k);
-        for (int output = 0; output < TILE && tile * TILE + output < n; ++output) {
-            int8_t* row = q + size_t(tile * TILE + output) * k;
-            for (int i = 0; i < k; ++i) {
-                row[i] = in[i / QUAD * TILE * QUAD + output * QUAD + i % QUAD];
-            }
+        for (int at = 0; at < k; at += STRETCH) {
+            float group[STRETCH] = {};
+            std::memcpy(group, w + at, sizeof(float) * size_t(k - at < STRETCH ? k - at : STRETCH));
+            write_q8_0(group, rows + row * row_bytes + size_t(at / STRETCH) * BLOCK_BYTES);
         }
         return true;
     });
 }
 
-bool pack_int4(const float* weight, int n, int k, uint8_t* data) {
-    return each_tile(n, [=](int tile) {
-        const int groups = padded(k) / GROUP;
-        bool finite = true;
-        for (int row = tile * TILE; row < n && row < (tile + 1) * TILE; ++row) {
-            finite &= largest(weight + size_t(row) * k, k) < INFINITY;
+bool quantise_q4_0(const float* weight, int n, int k, uint8_t* rows) {
+    const size_t row_bytes = raw_row_bytes(BlockType::q4_0, k);
+    constexpr int BLOCK_BYTES = 18;
+    return each_of(tiles_of(n), [=](int tile) {
+        const int first = tile * TILE, outputs = n - first < TILE ? n - first : TILE;
+        for (int output = 0; output < outputs; ++output) {
+            if (!(largest(weight + size_t(first + output) * k, k) < INFINITY)) {
+                return false;
+            }
         }
-        for (int g = 0; finite && g < groups; ++g) {
-            float lanes[GROUP][TILE] = {};
-            for (int output = 0; output < TILE && tile * TILE + output < n; ++output) {
-                const float* row = weight + size_t(tile * TILE + output) * k;
-                for (int i = 0; i < GROUP && g * GROUP + i < k; ++i) {
-                    lanes[i][output] = row[g * GROUP + i];
+        for (int at = 0; at < k; at += STRETCH) {
+            float lanes[STRETCH][TILE] = {};
+            for (int output = 0; output < outputs; ++output) {
+                const float* row = weight + size_t(first + output) * k + at;
+                for (int i = 0; i < STRETCH && at + i < k; ++i) {
+                    lanes[i][output] = row[i];
                 }
             }
-            f32x16 x[GROUP];
-            for (int i = 0; i < GROUP; ++i) {
+            f32x16 x[STRETCH];
+            for (int i = 0; i < STRETCH; ++i) {
                 x[i] = load(lanes[i]);
             }
-            pack_group(x, data + (size_t(tile) * groups + g) * GROUP_BYTES);
-        }
-        return finite;
-    });
-}
-
-bool pack_q4_0(const uint8_t* blocks, int n, int k, uint8_t* data) {
-    return each_tile(n, [=](int tile) {
-        const int groups = padded(k) / GROUP, real = k / GROUP;
-        bool finite = true;
-        for (int g = 0; g < groups; ++g) {
-            uint8_t* group = data + (size_t(tile) * groups + g) * GROUP_BYTES;
-            clear_group(group);
-            for (int output = 0; output < TILE && tile * TILE + output < n && g < real; ++output) {
-                const uint8_t* block =
-                    blocks + (size_t(tile * TILE + output) * real + g) * BLOCK_BYTES;
-                uint16_t half;
-                std::memcpy(&half, block, sizeof half);
-                finite &= (half & 0x7c00) != 0x7c00;
-                std::memcpy(group + 2 * output, block, 2);
-                for (int i = 0; i < GROUP / 2; ++i) {
-                    *nibble_at(group, output, i) = block[2 + i];
-                }
-            }
-        }
-        return finite;
-    });
-}
-
-void unpack_int4(const uint8_t* data, int n, int k, float* weight) {
-    each_tile(n, [=](int tile) {
-        const int groups = padded(k) / GROUP;
-        for (int output = 0; output < TILE && tile * TILE + output < n; ++output) {
-            float* row = weight + size_t(tile * TILE + output) * k;
-            for (int i = 0; i < k; ++i) {
-                const int input = i % GROUP;
-                const uint8_t* group =
-                    data + (size_t(tile) * groups + i / GROUP) * GROUP_BYTES;
-                uint16_t half;
-                std::memcpy(&half, group + 2 * output, sizeof half);
-                const int byte = *nibble_at(const_cast<uint8_t*>(group), output, input);
-                const int nibble = input < GROUP / 2 ? byte & 15 : byte >> 4;
-                row[i] = static_cast<float>(nibble - 8) * from_f16(half);
-            }
+            write_q4_0(x, outputs, row_bytes,
+                       rows + first * row_bytes + size_t(at / STRETCH) * BLOCK_BYTES);
         }
         return true;
     });

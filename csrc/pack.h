@@ -1,26 +1,28 @@
-// Weights into the layouts of kernels.h and back: quantisation at load. Knows no Python. The same
-// bits on every machine: nothing here depends on the instruction-set level.
+// Weights into the tiles of kernels.h: blocks of a file as they are, and the quantisation of floats
+// to such blocks. Knows no Python. The same bits on every machine: nothing here depends on the
+// instruction-set level.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "block_types.h"
+
 namespace paceline {
 
 constexpr int MAX_OUTPUTS = 1 << 24;  // of a linear
-constexpr int MAX_INPUTS = 1 << 17;   // 127 * 127 * inputs fits an int32
+constexpr int MAX_INPUTS = 1 << 17;
 
-size_t int8_bytes(int n, int k);
-size_t int4_bytes(int n, int k);
+size_t raw_row_bytes(BlockType type, int k);  // of one output's blocks
+size_t packed_bytes(BlockType type, int n, int k);
 
-// All take [n, k] row by row and fill the whole packed array, padding included, by the pool's
-// threads. False where the values cannot be packed: a weight that is not finite, or a -128.
-bool pack_int8(const float* weight, int n, int k, int8_t* data, float* scale);
-bool pack_int8_rows(const int8_t* q, int n, int k, int8_t* data);
-bool pack_int4(const float* weight, int n, int k, uint8_t* data);
-bool pack_q4_0(const uint8_t* blocks, int n, int k, uint8_t* data);  // k a multiple of GROUP
+// All use the pool's threads. `rows`: each output's blocks, one output after another. False where a
+// scale is not a finite number; the others are packed all the same.
+bool pack_blocks(BlockType type, const uint8_t* rows, int n, int k, uint8_t* data);
 
-void unpack_int8(const int8_t* data, int n, int k, int8_t* q);
-void unpack_int4(const uint8_t* data, int n, int k, float* weight);
+// [n, k] to blocks of Q8_0 or Q4_0, the last one of a row filled up with zeros. False where a weight
+// is not finite.
+bool quantise_q8_0(const float* weight, int n, int k, uint8_t* rows);
+bool quantise_q4_0(const float* weight, int n, int k, uint8_t* rows);
 
 }  // namespace paceline

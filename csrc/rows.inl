@@ -27,59 +27,51 @@ inline void store_part(float* p, f32x16 a, int count) {
 
 // --- quantising ---------------------------------------------------------------------------------
 
-// Quantises `steps` steps of 16 with one scale. That is the largest size / 127 rounded, so that no
+// Quantises one or two steps of 16 with one scale. That is the largest size / 127 rounded, so that no
 // quotient rounds to more than 127. A NaN or inf makes the scale NaN, and with it all that is ever
 // computed from these inputs: 0 * x is not 0 for those alone, whereas max() loses a NaN.
 inline float quantize_group(const float* x, int steps, int8_t* q) {
-    constexpr int CHAINS = 4;  // none of which depends on the order
-    f32x16 largest[CHAINS] = {zero(), zero(), zero(), zero()};
-    f32x16 poison[CHAINS] = {zero(), zero(), zero(), zero()};
-    for (int i = 0; i < steps; i += CHAINS) {
-        for (int c = 0; c < CHAINS && i + c < steps; ++c) {
-            const f32x16 a = load(x + (i + c) * LANES);
-            largest[c] = max(largest[c], abs(a));
-            poison[c] = fma(a, zero(), poison[c]);
-        }
-    }
-    if (sum((poison[0] + poison[1]) + (poison[2] + poison[3])) != 0.0f) {
+    const f32x16 a = load(x), b = steps > 1 ? load(x + LANES) : zero();
+    if (sum(fma(a, zero(), b * zero())) != 0.0f) {
         std::memset(q, 0, static_cast<size_t>(steps) * LANES);
         return __builtin_nanf("");
     }
-    float scale = max_lane(max(max(largest[0], largest[1]), max(largest[2], largest[3]))) / 127.0f;
+    float scale = max_lane(max(abs(a), abs(b))) / 127.0f;
     scale = scale < 1e-30f ? 1e-30f : scale;
     const f32x16 divisor = splat(scale);
-    for (int i = 0; i < steps; ++i) {
-        store_i8(q + i * LANES, round_to_int(load(x + i * LANES) / divisor));
+    store_i8(q, round_to_int(a / divisor));
+    if (steps > 1) {
+        store_i8(q + LANES, round_to_int(b / divisor));
     }
     return scale;
 }
 
-// Sum of the inputs begin..end - 1.
-inline int32_t sum_of(const int8_t* q, int begin, int end) {
+inline int32_t sum_of_16(const int8_t* q) {
     int32_t total = 0;
-    for (int i = begin; i < end; ++i) {
+    for (int i = 0; i < LANES; ++i) {
         total += q[i];
     }
     return total;
 }
 
 void quantize(const float* x, const QuantRows& out, int row) {
-    constexpr int PARTS = SCALE_GROUP / GROUP;
+    const int filled = round_up(out.k, LANES), stretches = out.stretches();
+    const size_t first = static_cast<size_t>(row) * stretches;
     int8_t* q = out.q + static_cast<size_t>(row) * out.stride;
-    const int filled = round_up(out.k, LANES), groups = out.stride / GROUP;
-    int32_t* group_sums = out.group_sums + static_cast<size_t>(row) * groups;
     std::memset(q + filled, 0, static_cast<size_t>(out.stride - filled));
-    for (int group = 0; group < out.scale_groups; ++group) {
-        const int begin = group * SCALE_GROUP, rest = filled - begin;
-        const size_t at = static_cast<size_t>(row) * out.scale_groups + group;
-        const int inputs = rest < SCALE_GROUP ? rest : SCALE_GROUP;
-        out.scale[at] = quantize_group(x + begin, inputs / LANES, q + begin);
-        int32_t total = 0;
-        for (int part = group * PARTS; part < (group + 1) * PARTS && part < groups; ++part) {
-            group_sums[part] = sum_of(q, part * GROUP, (part + 1) * GROUP);
-            total += group_sums[part];
-        }
-        out.scale_sums[at] = total;
+    for (int stretch = 0; stretch < stretches; ++stretch) {
+        const int begin = stretch * STRETCH, rest = filled - begin;
+        const int steps = (rest < STRETCH ? rest : STRETCH) / LANES;
+        const size_t at = first + stretch;
+        const float scale = steps > 0 ? quantize_group(x + begin, steps, q + begin) : 0.0f;
+        const int32_t low = sum_of_16(q + begin), high = sum_of_16(q + begin + LANES);
+        out.scale[at] = scale;
+        out.sum[at] = scale * static_cast<float>(low + high);
+        out.half_sum[2 * at] = scale * static_cast<float>(low);
+        out.half_sum[2 * at + 1] = scale * static_cast<float>(high);
+        out.start[at] = -CODE_ZERO * (low + high);
+        out.half_start[2 * at] = -CODE_ZERO * low;
+        out.half_start[2 * at + 1] = -CODE_ZERO * high;
     }
 }
 
@@ -177,23 +169,6 @@ void vector_tanh(const float* x, int n, float* y) {
 void vector_erf(const float* x, int n, float* y) {
     for (int at = 0; at < n; at += LANES) {
         store_part(y + at, erf(load_part(x + at, n - at)), n - at);
-    }
-}
-
-// --- embedding ----------------------------------------------------------------------------------
-
-void gather_int8(const Int8Weights& weights, int row, float multiplier, float* y) {
-    const int padded = round_up(weights.k, K_MULTIPLE);
-    const int8_t* quads = weights.data + static_cast<size_t>(row / TILE) * padded * TILE +
-                          static_cast<size_t>(row % TILE) * QUAD;
-    const f32x16 scale = splat(weights.scale[row]), times = splat(multiplier);
-    for (int at = 0; at < weights.k; at += LANES) {
-        int32_t lane[LANES];
-        for (int i = 0; i < LANES; ++i) {
-            lane[i] = quads[static_cast<size_t>((at + i) / QUAD) * (TILE * QUAD) + i % QUAD];
-        }
-        const f32x16 value = to_float(load_i32(lane)) * scale * times;
-        store_part(y + at, value, weights.k - at);
     }
 }
 

@@ -64,6 +64,19 @@ inline i32x16 splat_i32(int32_t a) { return {_mm512_set1_epi32(a)}; }
 inline i32x16 operator+(i32x16 a, i32x16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
 inline i32x16 operator-(i32x16 a, i32x16 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
 inline i32x16 operator&(i32x16 a, i32x16 b) { return {_mm512_and_si512(a.v, b.v)}; }
+inline i32x16 operator|(i32x16 a, i32x16 b) { return {_mm512_or_si512(a.v, b.v)}; }
+inline i32x16 add_bytes(i32x16 a, i32x16 b) { return {_mm512_add_epi8(a.v, b.v)}; }
+// Bytes 0..15 of every 16 bytes of `at`, each below 16, looked up in a table of as many.
+inline i32x16 look_up(const uint8_t* table, i32x16 at) {
+    const __m128i entries = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+    return {_mm512_shuffle_epi8(_mm512_broadcast_i32x4(entries), at.v)};
+}
+inline i32x16 load_u8(const uint8_t* p) {
+    return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+inline i32x16 load_i8(const uint8_t* p) {
+    return {_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
 template <int N> inline i32x16 shift_left(i32x16 a) { return {_mm512_slli_epi32(a.v, N)}; }
 template <int N> inline i32x16 shift_right(i32x16 a) { return {_mm512_srli_epi32(a.v, N)}; }
 inline f32x16 to_float(i32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
@@ -172,6 +185,25 @@ inline i32x16 operator-(i32x16 a, i32x16 b) {
 inline i32x16 operator&(i32x16 a, i32x16 b) {
     return {_mm256_and_si256(a.lo, b.lo), _mm256_and_si256(a.hi, b.hi)};
 }
+inline i32x16 operator|(i32x16 a, i32x16 b) {
+    return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)};
+}
+inline i32x16 add_bytes(i32x16 a, i32x16 b) {
+    return {_mm256_add_epi8(a.lo, b.lo), _mm256_add_epi8(a.hi, b.hi)};
+}
+inline i32x16 look_up(const uint8_t* table, i32x16 at) {
+    const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+    const __m256i entries = _mm256_broadcastsi128_si256(half);
+    return {_mm256_shuffle_epi8(entries, at.lo), _mm256_shuffle_epi8(entries, at.hi)};
+}
+inline i32x16 load_u8(const uint8_t* p) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return {_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8))};
+}
+inline i32x16 load_i8(const uint8_t* p) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return {_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))};
+}
 template <int N> inline i32x16 shift_left(i32x16 a) {
     return {_mm256_slli_epi32(a.lo, N), _mm256_slli_epi32(a.hi, N)};
 }
@@ -259,6 +291,33 @@ inline f32x16 operator/(f32x16 a, f32x16 b) { PACELINE_EACH(f32x16, a.q[i] / b.q
 inline i32x16 operator+(i32x16 a, i32x16 b) { PACELINE_EACH(i32x16, a.q[i] + b.q[i]); }
 inline i32x16 operator-(i32x16 a, i32x16 b) { PACELINE_EACH(i32x16, a.q[i] - b.q[i]); }
 inline i32x16 operator&(i32x16 a, i32x16 b) { PACELINE_EACH(i32x16, a.q[i] & b.q[i]); }
+inline i32x16 operator|(i32x16 a, i32x16 b) { PACELINE_EACH(i32x16, a.q[i] | b.q[i]); }
+typedef uint8_t u8x16 __attribute__((vector_size(16)));
+inline i32x16 add_bytes(i32x16 a, i32x16 b) {
+    PACELINE_EACH(i32x16, (i32x4)((u8x16)a.q[i] + (u8x16)b.q[i]));
+}
+inline i32x16 look_up(const uint8_t* table, i32x16 at) {
+    uint8_t bytes[64];
+    std::memcpy(bytes, &at, sizeof bytes);
+    for (uint8_t& each : bytes) {
+        each = table[each];
+    }
+    return load_i32(reinterpret_cast<const int32_t*>(bytes));
+}
+inline i32x16 load_u8(const uint8_t* p) {
+    int32_t lanes[LANES];
+    for (int i = 0; i < LANES; ++i) {
+        lanes[i] = p[i];
+    }
+    return load_i32(lanes);
+}
+inline i32x16 load_i8(const uint8_t* p) {
+    int32_t lanes[LANES];
+    for (int i = 0; i < LANES; ++i) {
+        lanes[i] = static_cast<int8_t>(p[i]);
+    }
+    return load_i32(lanes);
+}
 template <int N> inline i32x16 shift_left(i32x16 a) { PACELINE_EACH(i32x16, a.q[i] << N); }
 template <int N> inline i32x16 shift_right(i32x16 a) {  // zeros follow
     PACELINE_EACH(i32x16, (i32x4)((u32x4)a.q[i] >> N));

@@ -99,15 +99,17 @@ inline __m128i emulated_cvtepi32_epi8(__m512i a) {
 
 #if defined(EMULATE_AMX)
 
-// A thread's tile registers, each row 64 bytes apart; signed bytes are multiplied with signed ones.
+// A thread's tile registers, each row 64 bytes apart; signed bytes are multiplied with unsigned ones.
 struct EmulatedTiles {
     unsigned char rows[8] = {};
+    unsigned short row_bytes[8] = {};
     alignas(64) signed char bytes[8][16][64];
 };
 inline thread_local EmulatedTiles emulated_tiles;
 
 inline void emulated_loadconfig(const void* config) {
-    constexpr int ROWS_AT = 48;  // of a configuration
+    constexpr int BYTES_AT = 16, ROWS_AT = 48;  // of a configuration
+    __builtin_memcpy(emulated_tiles.row_bytes, static_cast<const char*>(config) + BYTES_AT, 16);
     __builtin_memcpy(emulated_tiles.rows, static_cast<const char*>(config) + ROWS_AT, 8);
 }
 inline void emulated_tile_zero(int tile) {
@@ -116,7 +118,8 @@ inline void emulated_tile_zero(int tile) {
 inline void emulated_tile_loadd(int tile, const void* from, long stride) {
     for (int row = 0; row < emulated_tiles.rows[tile]; ++row) {
         __builtin_memcpy(emulated_tiles.bytes[tile][row],
-                         static_cast<const char*>(from) + row * stride, 64);
+                         static_cast<const char*>(from) + row * stride,
+                         emulated_tiles.row_bytes[tile]);
     }
 }
 inline void emulated_tile_stored(int tile, void* to, long stride) {
@@ -124,14 +127,15 @@ inline void emulated_tile_stored(int tile, void* to, long stride) {
         __builtin_memcpy(static_cast<char*>(to) + row * stride, emulated_tiles.bytes[tile][row], 64);
     }
 }
-inline void emulated_dpbssd(int sums, int a, int b) {
+inline void emulated_dpbsud(int sums, int a, int b) {
     for (int row = 0; row < emulated_tiles.rows[sums]; ++row) {
         int totals[16];
         __builtin_memcpy(totals, emulated_tiles.bytes[sums][row], sizeof totals);
-        for (int i = 0; i < 64; ++i) {
+        for (int i = 0; i < emulated_tiles.row_bytes[a]; ++i) {
             for (int column = 0; column < 16; ++column) {
-                totals[column] += emulated_tiles.bytes[a][row][i] *
-                                  emulated_tiles.bytes[b][i / 4][column * 4 + i % 4];
+                const signed char byte = emulated_tiles.bytes[b][i / 4][column * 4 + i % 4];
+                totals[column] +=
+                    emulated_tiles.bytes[a][row][i] * static_cast<unsigned char>(byte);
             }
         }
         __builtin_memcpy(emulated_tiles.bytes[sums][row], totals, sizeof totals);
@@ -142,11 +146,11 @@ inline void emulated_dpbssd(int sums, int a, int b) {
 #undef _tile_zero
 #undef _tile_loadd
 #undef _tile_stored
-#undef _tile_dpbssd
+#undef _tile_dpbsud
 #define _tile_zero emulated_tile_zero
 #define _tile_loadd emulated_tile_loadd
 #define _tile_stored emulated_tile_stored
-#define _tile_dpbssd emulated_dpbssd
+#define _tile_dpbsud emulated_dpbsud
 #define __AMX_INT8__ 1
 
 #endif

@@ -44,8 +44,8 @@ __all__ = [
     "parse_speculative_config",
 ]
 
-PACKED_DTYPES = ("int8", "int4")
-"""What weights are packed to for the native kernels."""
+PACKED_DTYPES = ("file", "int8", "int4")
+"""What weights are packed to for the native kernels; ``file`` keeps the file's own formats."""
 KV_DTYPES = ("auto", "float32", "bfloat16")
 BACKENDS = ("auto", "native", "reference")
 PLANNERS = ("auto", "fixed")

@@ -18,6 +18,7 @@ from paceline.config import PACKED_DTYPES
 from paceline.errors import ConfigError
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
+from paceline.models.ops.base import WeightPart
 from paceline.models.ops.cpu import CpuOps
 from paceline.models.ops.native import native_module, why_not_native
 from paceline.models.ops.reference import ReferenceOps
@@ -71,7 +72,7 @@ def padded(x: torch.Tensor, ops: Any) -> torch.Tensor:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_linear_is_close_to_torch(ops: Any, shape: tuple[int, int]) -> None:
     weight, bias, x = torch.randn(shape), torch.randn(shape[0]), torch.randn(5, shape[1])
-    got = ops.linear(padded(x, ops), ops.pack_linear(weight, bias))[:5]
+    got = ops.linear(padded(x, ops), ops.pack_linear([WeightPart.of(weight)], shape[1], bias))[:5]
     want = F.linear(x, weight, bias)
     tolerance = {"float32": 1e-4, "bfloat16": 2e-2, "int8": 4e-2}[ops.dtype]
     assert (got - want).abs().max() < tolerance * want.abs().max()
@@ -83,7 +84,7 @@ def test_linear_rows_stand_alone(ops: Any, shape: tuple[int, int]) -> None:
     truth = None
     for count in (1, 2):
         torch.set_num_threads(count)
-        packed = ops.pack_linear(weight, None)
+        packed = ops.pack_linear([WeightPart.of(weight)], weight.shape[1], None)
         if truth is None:
             truth = ops.linear(x, packed)
         for width in WIDTHS:
@@ -95,7 +96,7 @@ def test_linear_rows_stand_alone(ops: Any, shape: tuple[int, int]) -> None:
 def test_other_rows_may_be_anything(ops: Any) -> None:
     """A NaN or an enormous value in one row leaves its neighbours' bits alone."""
     weight, x = torch.randn(64, 64), torch.randn(16, 64)
-    packed = ops.pack_linear(weight, None)
+    packed = ops.pack_linear([WeightPart.of(weight)], weight.shape[1], None)
     truth = ops.linear(x, packed).clone()
     for value in (float("nan"), float("inf"), 1e30):
         bad = x.clone()
@@ -142,7 +143,7 @@ def test_row_kernels_are_right(ops: Any) -> None:
 
 
 def test_unknown_dtype_lists_the_allowed_ones() -> None:
-    with pytest.raises(ConfigError, match="float32, bfloat16, int8"):
+    with pytest.raises(ConfigError, match="float32, bfloat16, file, int8"):
         ReferenceOps("float8")
 
 

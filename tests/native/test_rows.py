@@ -60,20 +60,20 @@ def reference_quantize(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("k", WIDTHS)
-def test_quantize_has_a_scale_per_group(k: int) -> None:
+def test_quantize_has_a_scale_per_32_inputs(k: int) -> None:
     x = rows_to_quantise(k)
-    q, scale, scale_sums, group_sums = native.quantize(x)
-    stride, groups = -(-k // 64) * 64, -(-k // 128)
+    q, scale, scaled_sum = native.quantize(x)
+    stride = -(-k // 64) * 64
     assert q.shape == (6, stride)
-    assert scale.shape == scale_sums.shape == (6, groups)
-    for group in range(groups):
-        part = slice(128 * group, min(k, 128 * group + 128))
+    assert scale.shape == scaled_sum.shape == (6, stride // 32)
+    for group in range(-(-k // 32)):
+        part = slice(32 * group, min(k, 32 * group + 32))
         expected_q, expected_scale = reference_quantize(np.ascontiguousarray(x[:, part]))
         np.testing.assert_array_equal(q[:, part], expected_q)
         np.testing.assert_array_equal(scale[:, group : group + 1], expected_scale)
-        np.testing.assert_array_equal(scale_sums[:, group], q[:, part].sum(axis=1, dtype=np.int32))
     np.testing.assert_array_equal(q[:, k:], 0)
-    np.testing.assert_array_equal(group_sums, q.reshape(6, -1, 32).sum(axis=2, dtype=np.int32))
+    sums = q.reshape(6, -1, 32).sum(axis=2, dtype=np.int32).astype(np.float32)
+    np.testing.assert_array_equal(scaled_sum, scale * sums)
 
 
 @pytest.mark.parametrize("k", [5, 64, 300])
@@ -162,21 +162,6 @@ def test_non_finite_values_stay_visible_in_their_row(name: str) -> None:
     x = with_bad_values(normal(5, 90))
     finite = np.isfinite(ROW_KERNELS[name](x)).all(axis=1)
     np.testing.assert_array_equal(finite, [True, False, False, False, True])
-
-
-# --- embedding ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("n", "k"), [(5, 7), (16, 64), (50, 100), (33, 192)])
-def test_gather_int8(n: int, k: int) -> None:
-    tiles, padded = -(-n // 16), -(-k // 64) * 64
-    q = np.zeros((tiles * 16, padded), np.int8)
-    q[:n, :k] = np.random.default_rng(4).integers(-127, 128, (n, k))
-    data = q.reshape(tiles, 16, padded // 4, 4).transpose(0, 2, 1, 3).copy()
-    scale = np.abs(normal(tiles * 16))
-    ids = np.array([n - 1, 0, n // 2], np.int32)
-    expected = q[ids, :k].astype(np.float32) * scale[ids, None] * np.float32(1.5)
-    np.testing.assert_array_equal(native.gather_int8(data, scale, k, ids, 1.5), expected)
 
 
 # --- rotary embedding and the cache ---------------------------------------------------------------

@@ -36,7 +36,7 @@ def convert_command(options: ConvertOptions) -> int:
     checkpoint = load_checkpoint(options.model)
     dtype = options.dtype
     if dtype == "auto":
-        dtype = checkpoint.quantised or "int8"
+        dtype = "file" if checkpoint.is_quantised else "int8"
     try:
         folder = Path(options.out).expanduser()
     except RuntimeError as error:

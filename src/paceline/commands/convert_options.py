@@ -19,8 +19,8 @@ class ConvertOptions:
         str,
         option(
             "--dtype",
-            help=f"auto, {' or '.join(PACKED_DTYPES)}; auto is int4 for a GGUF file in Q4_0, "
-            "otherwise int8.",
+            help=f"auto, {', '.join(PACKED_DTYPES)}; auto is file, the formats in which the "
+            "weights are stored, where they are quantised, otherwise int8.",
         ),
     ] = "auto"
     threads: Annotated[int | None, option("--threads", help="Threads that compute.")] = None

@@ -53,7 +53,7 @@ class Checkpoint:
         generation: the model's own generation defaults, by their Hugging Face names.
         hf_config: the configuration as a ``config.json`` would say it of unquantised weights, dtype
             included.
-        quantised: ``int4`` where most of the weights are Q4_0 already, otherwise None.
+        is_quantised: whether most of the weights are stored in quantised formats.
         packed: how ``paceline convert`` packed the weights; None where it did not.
     """
 
@@ -63,8 +63,15 @@ class Checkpoint:
     name: str
     generation: Mapping[str, Any] = field(default_factory=dict)
     hf_config: Mapping[str, Any] = field(default_factory=dict)
-    quantised: str | None = None
+    is_quantised: bool = False
     packed: PackedFormat | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the weights as they are stored."""
+        if isinstance(self.tensors, StoredTensors):
+            return self.tensors.num_bytes()
+        return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def first_layers(self, count: int) -> Checkpoint:
         """The model's first layers as a model of their own."""
@@ -140,7 +147,9 @@ def _from_folder(folder: Path, name: str, in_memory: bool, with_tokenizer: bool)
     )
     tokenizer = _tokenizer(folder) if with_tokenizer else None
     packed = packed_format(files.metadata, folder)
-    return Checkpoint(config, tensors, tokenizer, name, generation, raw, packed=packed)
+    return Checkpoint(
+        config, tensors, tokenizer, name, generation, raw, quantisation is not None, packed
+    )
 
 
 def _tokenizer(folder: Path) -> Tokenizer | None:
@@ -183,7 +192,7 @@ def _from_file(path: Path, name: str, in_memory: bool, with_tokenizer: bool) -> 
         model.tokenizer,
         name,  # what the metadata say is often the name of a training run
         hf_config=model.hf_config,
-        quantised="int4" if model.tensors.mostly_q4 else None,
+        is_quantised=model.tensors.is_quantised,
     )
 
 

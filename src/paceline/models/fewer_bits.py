@@ -1,12 +1,13 @@
 """The layers of a model once more, in fewer bits, out of the checkpoint that it was loaded from.
 
-Owns how linears that are packed in 8 bits become floats again. Knows no arithmetic.
+Owns how packed linears become floats again. Knows no arithmetic.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import numpy as np
 import torch
 
 from paceline.models.checkpoint import Checkpoint
@@ -14,7 +15,7 @@ from paceline.models.config import ModelConfig
 from paceline.models.ops.base import Ops, Tensor
 from paceline.models.ops.native import native_module
 from paceline.models.pages import give_back_freed
-from paceline.models.weights import Layer, WeightReader
+from paceline.models.weights import Layer, WeightReader, packed_formats, packed_name
 
 
 def read_layers(checkpoint: Checkpoint, config: ModelConfig, ops: Ops) -> list[Layer]:
@@ -34,33 +35,41 @@ def read_layers(checkpoint: Checkpoint, config: ModelConfig, ops: Ops) -> list[L
 
 
 class _Unpacked(Mapping[str, Tensor]):
-    """A packed folder's tensors, its 8-bit linears as floats under their fused names."""
+    """A packed folder's tensors, its linears as floats under their fused names."""
 
     def __init__(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> None:
         self._tensors = tensors
         c = config
         queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-        self._shapes = {
-            "qkv_proj": (queries + 2 * keys, c.hidden_size),
-            "o_proj": (c.hidden_size, queries),
-            "gate_up_proj": (2 * c.intermediate_size, c.hidden_size),
-            "down_proj": (c.hidden_size, c.intermediate_size),
+        self._outs = {
+            "qkv_proj": ([queries, keys, keys], c.hidden_size),
+            "o_proj": ([c.hidden_size], queries),
+            "gate_up_proj": ([c.intermediate_size] * 2, c.hidden_size),
+            "down_proj": ([c.hidden_size], c.intermediate_size),
         }
 
     def __getitem__(self, name: str) -> Tensor:
         linear, _, key = name.rpartition(".")
-        shape = self._shapes.get(linear.rpartition(".")[2])
+        shape = self._outs.get(linear.rpartition(".")[2])
         if shape is None or key != "weight":
             return self._tensors[name]
-        data, scale = self._tensors[f"{linear}.data"], self._tensors[f"{linear}.scale"]
-        quantised = torch.from_numpy(native_module().unpack_int8(data.numpy(), *shape))
-        return quantised * scale[: shape[0], None]
+        outs, k = shape
+        formats = packed_formats(self._tensors, linear)
+        counts = outs if len(formats) > 1 else [sum(outs)]
+        parts = [
+            (form, self._tensors[packed_name(linear, i, form)].numpy(), count)
+            for i, (form, count) in enumerate(zip(formats, counts, strict=True))
+        ]
+        packed = native_module().Linear(parts, None, k)
+        return torch.from_numpy(packed.rows(np.arange(packed.n, dtype=np.int32)))
 
     def __contains__(self, name: object) -> bool:
         linear, _, key = str(name).rpartition(".")
-        if linear.rpartition(".")[2] not in self._shapes:
+        if linear.rpartition(".")[2] not in self._outs:
             return name in self._tensors
-        return key in ("weight", "bias") and f"{linear}.data" in self._tensors
+        if key == "bias":
+            return name in self._tensors
+        return key == "weight" and bool(packed_formats(self._tensors, linear))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)

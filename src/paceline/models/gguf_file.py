@@ -1,8 +1,8 @@
 """A model in one GGUF file: configuration, tensors and tokenizer. Owns only how they fit together.
 
 Weights come out under their Hugging Face names and in their layout, unpacked when they are looked
-up: 16- and 32-bit floats as they are, every quantised type as float32. The blocks of Q4_0 can be
-had as they are, too.
+up: 16- and 32-bit floats as they are, every quantised type as float32. The blocks of the formats
+that :mod:`paceline.models.blocks` knows can be had as they are, too.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from paceline.errors import ConfigError, ModelLoadError, UnsupportedModelError
+from paceline.models.blocks import FORMATS
 from paceline.models.config import ModelConfig
 from paceline.models.gguf_config import (
     ROPE_TENSORS,
@@ -194,6 +195,9 @@ class GgufTensors(StoredTensors):
     def type_of(self, name: str) -> str:
         return self._reader.type_of(self._where[name][0])
 
+    def num_bytes(self) -> int:
+        return sum(self._reader.packed(stored).nbytes for stored, _ in self._where.values())
+
     def shape_of(self, name: str) -> tuple[int, ...]:
         if name not in self._where:
             return super().shape_of(name)  # which says so
@@ -205,19 +209,21 @@ class GgufTensors(StoredTensors):
         assert not place.minus_one
         return self._reader.read(stored, slice(first, last))
 
-    def q4_blocks(self, name: str) -> torch.Tensor | None:
-        if name not in self._where or self.type_of(name) != "Q4_0":
+    def blocks(self, name: str) -> tuple[str, torch.Tensor] | None:
+        if name not in self._where or self.type_of(name) not in FORMATS:
             return None
         stored, place = self._where[name]
-        return self._placed(name, place, self._reader.packed(stored))
+        return self.type_of(name), self._placed(name, place, self._reader.packed(stored))
 
     @property
-    def mostly_q4(self) -> bool:
-        """Whether most of the weights of the linears are stored as Q4_0."""
+    def is_quantised(self) -> bool:
+        """Whether most of the weights of the linears are stored in a quantised format."""
         sizes: Counter[bool] = Counter()
         for name, (stored, _) in self._where.items():
             if name.startswith("model.layers."):
-                sizes[self.type_of(name) == "Q4_0"] += self._reader.size_of(stored)
+                sizes[self.type_of(name) not in ("F32", "F16", "BF16")] += self._reader.size_of(
+                    stored
+                )
         return sizes[True] > sizes[False]
 
     def release(self, name: str) -> None:

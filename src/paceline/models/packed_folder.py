@@ -1,15 +1,15 @@
 """Folders of weights that are packed for the native kernels: mapped when loaded, not packed again.
 
 Owns the format: a Hugging Face folder (configuration, tokenizer) whose safetensors files say
-``{"format": "paceline-packed", "version": "1", "dtype": ...}`` and hold, per linear of the decoder,
-``NAME.data``, ``NAME.scale`` (8 bits) and ``NAME.bias`` (where it has one) as
+``{"format": "paceline-packed", "version": "2", "dtype": ...}`` and hold, per linear of the decoder,
+``NAME.INDEX.FORMAT`` of each part, counted from 0, and ``NAME.bias`` (where it has one) as
 :class:`~paceline.models.ops.base.PackedLinear` describes them, with stacked linears under their
 fused names, the norms under their own names as float32, and ``d2t`` of a pruned head
 (:mod:`paceline.models.pruned_head`) as it is. Knows no arithmetic.
 
 A file is not trusted: versions, names, types and sizes are checked when it is opened and adopted.
-Values are not, because that would read every page. 8-bit weights are -127..127; with a -128 the
-kernels stay within their memory, and what they compute is not specified.
+Values are not, because that would read every page; whatever they are, kernels stay within their
+memory.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from paceline.models.hf_config import config_from_hf
 from paceline.models.ops.base import PackedLinear, Tensor
 from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
 from paceline.models.safetensors_files import INDEX_FILE
-from paceline.models.weights import EMBEDDING, HEAD, WeightReader
+from paceline.models.weights import EMBEDDING, HEAD, WeightReader, packed_name
 from paceline.writing import whole_folder
 
 if TYPE_CHECKING:
     from paceline.models.checkpoint import Checkpoint
     from paceline.models.ops.packing import Packer
 
-FORMAT, VERSION = "paceline-packed", "1"
+FORMAT, VERSION = "paceline-packed", "2"
 SHARD_BYTES = 512 << 20
 Array = npt.NDArray[Any]
 
@@ -47,7 +47,7 @@ class PackedFormat:
     """What the files of such a folder say of themselves.
 
     Attributes:
-        dtype: of the linears, ``int8`` or ``int4``.
+        dtype: what the model was converted to, one of :data:`~paceline.config.PACKED_DTYPES`.
     """
 
     dtype: str
@@ -165,8 +165,10 @@ class _RecordingReader(WeightReader):
         return embedding, embedding if head is embedding else self._record(HEAD, head)
 
     def _record(self, name: str, packed: PackedLinear) -> PackedLinear:
-        arrays = {"data": packed.data, "scale": packed.scale, "bias": packed.bias}
-        self._recorded |= {f"{name}.{key}": a for key, a in arrays.items() if a is not None}
+        for index, part in enumerate(packed.parts):
+            self._recorded[packed_name(name, index, part.format)] = part.data
+        if packed.bias is not None:
+            self._recorded[f"{name}.bias"] = packed.bias
         return packed
 
 

@@ -8,12 +8,9 @@ from __future__ import annotations
 import copy
 import mmap
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
-
-if TYPE_CHECKING:
-    from paceline.models.quantised.codes import Codes
 
 PAGE = mmap.PAGESIZE
 
@@ -36,17 +33,18 @@ class StoredTensors(Mapping[str, torch.Tensor]):
         """The stored type, by the format's own name."""
         raise NotImplementedError
 
-    def q4_blocks(self, name: str) -> torch.Tensor | None:
-        """Q4_0 blocks of a matrix ``[n, k]`` that is stored as such.
+    def blocks(self, name: str) -> tuple[str, torch.Tensor] | None:
+        """The blocks of a matrix ``[n, k]`` that is stored in a quantised format.
 
         Returns:
-            uint8 ``[n, k / 32 * 18]``, rows in their Hugging Face order; None for other types.
+            the format's name, a key of :data:`paceline.models.blocks.FORMATS`, and uint8
+            ``[n, bytes of a row]``, rows in their Hugging Face order; None for other types.
         """
         return None
 
-    def codes(self, name: str) -> Codes | None:
-        """A matrix ``[n, k]`` as integers and their scales; None where it is not stored so."""
-        return None
+    def num_bytes(self) -> int:
+        """Of all tensors as they are stored."""
+        return sum(self[name].nbytes for name in self)
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         return tuple(self[name].shape)

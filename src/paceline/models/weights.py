@@ -1,15 +1,15 @@
 """From a checkpoint's tensors to a decoder's packed weights. Knows no file and no arithmetic.
 
-Linears come in three forms: floats, which the backend packs; GGUF's Q4_0 blocks, which a 4-bit
-backend takes as they are; and packed ones (:mod:`paceline.models.packed_folder`), ready to use.
-One linear is in memory as floats at a time.
+Linears come in three forms: floats, which the backend packs; blocks of a quantised format, which a
+backend that computes in the file's own formats takes as they are; and packed ones
+(:mod:`paceline.models.packed_folder`), ready to use. One linear is in memory as floats at a time.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,8 +18,16 @@ from typing import Any
 import torch
 
 from paceline.errors import ModelLoadError
+from paceline.models.blocks import FORMATS
 from paceline.models.config import ModelConfig
-from paceline.models.ops.base import PackedLinear, PackedOps, Tensor, WeightOps
+from paceline.models.ops.base import (
+    PackedLinear,
+    PackedOps,
+    PackedPart,
+    Tensor,
+    WeightOps,
+    WeightPart,
+)
 from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
 from paceline.models.stored import StoredTensors
 from paceline.models.tensor_checks import check_floats, check_leftovers, check_tied
@@ -81,66 +89,71 @@ class WeightReader:
 
     def linear(self, names: list[str], fused: str, outs: list[int], width: int, bias: bool) -> Any:
         """One packed linear out of several stacked ones, or out of their fused form."""
-        if _is_packed(self._tensors, fused):
-            return self._adopted(fused, sum(outs), width, bias)
+        if packed_formats(self._tensors, fused):
+            return self._adopted(fused, outs, width, bias)
         if fused + ".weight" in self._tensors:
             names, outs = [fused], [sum(outs)]
         pairs = list(zip(names, outs, strict=True))
         vector = torch.cat([self.floats(f"{n}.bias", out) for n, out in pairs]) if bias else None
         with _naming(fused):
-            packed = self._from_blocks(names, sum(outs), width, vector)
-            if packed is None:
-                parts = [self.floats(f"{n}.weight", out, width) for n, out in pairs]
-                packed = self._from_floats(parts, sum(outs), width, vector)
-                self._rounded.update(self._type_of(f"{name}.weight", "floats") for name in names)
+            parts = _stacked([self._part(f"{name}.weight", out, width) for name, out in pairs])
+            packed = self._ops.pack_linear(parts, width, vector)
         self._release([f"{name}.weight" for name in names])
         return packed
 
-    def _from_blocks(self, names: list[str], n: int, width: int, bias: Tensor | None) -> Any | None:
-        """The linear without rounding anything again, where all of its parts are Q4_0."""
-        ops, tensors = self._ops, self._tensors
-        if not (isinstance(ops, PackedOps) and ops.dtype == "int4"):
-            return None
-        if not isinstance(tensors, StoredTensors):
-            return None
-        parts = [tensors.q4_blocks(f"{name}.weight") for name in names]
-        blocks = [part for part in parts if part is not None]
-        if len(blocks) < len(parts):
-            return None
-        rows, row_bytes = sum(len(part) for part in blocks), width // 32 * 18
-        if rows != n or width % 32 or any(part.shape[1] != row_bytes for part in blocks):
-            raise ModelLoadError(
-                f"{', '.join(names)}: {rows} rows of Q4_0 blocks; the configuration needs "
-                f"{n} of {width} weights"
-            )
-        self._used.update(f"{name}.weight" for name in names)
-        return ops.pack_q4_0(partial(_stacked_rows, blocks), n, width, bias)
+    def _part(self, weight: str, n: int, width: int) -> WeightPart:
+        """Rows of a matrix: its blocks as they are stored where the backend takes them."""
+        blocks = self._blocks(weight, n, width)
+        if blocks is not None:
+            return blocks
+        part = WeightPart.of(self.floats(weight, n, width))
+        self._rounded[self._type_of(weight, "floats")] += 1
+        return part
 
-    def _from_floats(self, parts: list[Tensor], n: int, width: int, bias: Tensor | None) -> Any:
-        ops = self._ops
-        if isinstance(ops, PackedOps):
-            return ops.pack_linear_rows(partial(_stacked_rows, parts), n, width, bias)
-        return ops.pack_linear(torch.cat(parts), bias)
+    def _blocks(self, weight: str, n: int, width: int) -> WeightPart | None:
+        tensors = self._tensors
+        if self._ops.dtype != "file" or not isinstance(tensors, StoredTensors):
+            return None
+        found = tensors.blocks(weight)
+        if found is None:
+            return None
+        form, rows = found
+        self._check_shape(weight, tensors.shape_of(weight), (n, width))
+        if tuple(rows.shape) != (n, FORMATS[form].row_bytes(width)):
+            raise ModelLoadError(f"tensor {weight} has {tuple(rows.shape)} bytes of {form} blocks")
+        self._used.add(weight)
+        return WeightPart(n, lambda first, last: rows[first:last], form)
 
     def ends(self) -> tuple[Any, Any]:
         """The embedding and the head; they may be one object where they are tied."""
-        c, ops = self._config, self._ops
-        size, rows = (c.vocab_size, c.hidden_size), (c.num_logits, c.hidden_size)
+        c = self._config
         if c.tie_embeddings and HEAD + ".weight" in self._tensors:
             self._check_tied()
-        if _is_packed(self._tensors, EMBEDDING):
-            embedding = self._adopted(EMBEDDING, *size, bias=False)
-            return embedding, embedding if c.tie_embeddings else self._adopted(HEAD, *rows, False)
-        if isinstance(ops, PackedOps) and isinstance(self._tensors, StoredTensors):
-            embedding = self._packed_by_rows(ops, EMBEDDING, *size)
+        if packed_formats(self._tensors, EMBEDDING):
+            embedding = self._adopted(EMBEDDING, [c.vocab_size], c.hidden_size, bias=False)
             if c.tie_embeddings:
                 return embedding, embedding
-            return embedding, self._packed_by_rows(ops, HEAD, *rows)
-        table = self.floats(EMBEDDING + ".weight", *size)
-        embedding = ops.pack_embedding(table)
-        if c.tie_embeddings:
-            return embedding, ops.pack_head(table, embedding)
-        return embedding, ops.pack_head(self.floats(HEAD + ".weight", *rows), None)
+            return embedding, self._adopted(HEAD, [c.num_logits], c.hidden_size, bias=False)
+        embedding = self._end(EMBEDDING, c.vocab_size, self._ops.pack_embedding)
+        tied = EMBEDDING if c.tie_embeddings else HEAD
+        known = embedding if c.tie_embeddings else None
+        return embedding, self._end(
+            tied, c.num_logits, lambda part, k: self._ops.pack_head(part, k, known)
+        )
+
+    def _end(self, name: str, n: int, pack: Callable[[WeightPart, int], Any]) -> Any:
+        """Embedding or head, which are large, without unpacking them as a whole."""
+        weight, width, tensors = name + ".weight", self._config.hidden_size, self._tensors
+        with _naming(name):
+            part = self._blocks(weight, n, width)
+            if part is None and isinstance(tensors, StoredTensors):
+                self._check_shape(weight, tensors.shape_of(weight), (n, width))
+                self._check_floats(weight, tensors.rows(weight, 0, 1))
+                self._used.add(weight)
+                part = WeightPart(n, partial(tensors.rows, weight))
+            packed = pack(part or WeightPart.of(self.floats(weight, n, width)), width)
+        self._release([weight])
+        return packed
 
     def _check_tied(self) -> None:
         """What is stored of a tied head is read for that alone: the embedding is used for it."""
@@ -156,34 +169,28 @@ class WeightReader:
             return None
         return PrunedHead.of(self.take(HEAD_TOKENS, c.draft_vocab_size), c.vocab_size)
 
-    def _packed_by_rows(self, ops: PackedOps, name: str, *size: int) -> Any:
-        """Embedding or head, which are large, without unpacking them as a whole."""
-        weight, tensors = name + ".weight", self._tensors
-        assert isinstance(tensors, StoredTensors)
-        self._check_shape(weight, tensors.shape_of(weight), size)
-        self._check_floats(weight, tensors.rows(weight, 0, 1))
-        self._used.add(weight)
-        with _naming(name):
-            packed = ops.pack_rows(partial(tensors.rows, weight), *size)
-        self._release([weight])
-        return packed
-
-    def _adopted(self, name: str, n: int, k: int, bias: bool) -> Any:
-        """A linear of a packed folder."""
+    def _adopted(self, name: str, outs: list[int], k: int, bias: bool) -> Any:
+        """A linear of a packed folder: one part, or one for each of the stacked linears."""
         assert isinstance(self._ops, PackedOps), "packed weights need a backend that takes them"
-        scaled = self._ops.dtype == "int8" or name in (EMBEDDING, HEAD)
-        wanted = {"data": True, "scale": scaled, "bias": bias}
-        if any((f"{name}.{key}" in self._tensors) != there for key, there in wanted.items()):
-            keys = ", ".join(key for key, there in wanted.items() if there)
-            raise ModelLoadError(f"{name} is not packed as the configuration says: not as {keys}")
-        self._used.update(f"{name}.{key}" for key, there in wanted.items() if there)
-        with _naming(name):
-            data, scale, vector = (
-                self._tensors[f"{name}.{key}"].numpy() if there else None
-                for key, there in wanted.items()
+        formats = packed_formats(self._tensors, name)
+        if len(formats) not in (1, len(outs)) or (f"{name}.bias" in self._tensors) != bias:
+            raise ModelLoadError(
+                f"{name} is not packed as the configuration says: it has {len(formats)} parts and "
+                f"{'no' if bias else 'perhaps a'} bias; needed are 1 or {len(outs)} and "
+                f"{'a' if bias else 'no'} bias"
             )
-            assert data is not None
-            return self._ops.adopt(PackedLinear(data, scale, vector, n, k))
+        counts = [sum(outs)] if len(formats) == 1 else outs
+        parts = []
+        for index, (form, count) in enumerate(zip(formats, counts, strict=True)):
+            key = packed_name(name, index, form)
+            self._used.add(key)
+            parts.append(PackedPart(form, self._tensors[key].numpy(), count))
+        vector = None
+        if bias:
+            self._used.add(f"{name}.bias")
+            vector = self._tensors[f"{name}.bias"].numpy()
+        with _naming(name):
+            return self._ops.adopt(PackedLinear(parts, vector, k))
 
     def layer(self, index: int) -> Layer:
         c, p = self._config, f"model.layers.{index}."
@@ -218,13 +225,13 @@ class WeightReader:
         check_leftovers(self._tensors, self._used)
 
     def log_rounding(self) -> None:
-        """Say what was rounded to 4 bits while loading, and how much that changed it."""
-        ops = self._ops
-        if isinstance(ops, PackedOps) and ops.rounding.squares:
+        """Say what was rounded to another format while loading, and how much that changed it."""
+        for rounding in self._ops.roundings():
             log.info(
-                "rounded to 4 bits in groups of 32: %s; relative RMS error %.1f%%",
+                "rounded to %s: %s; relative RMS error %.2f%%",
+                rounding.format,
                 ", ".join(f"{n} tensors of {kind}" for kind, n in sorted(self._rounded.items())),
-                100 * ops.rounding.relative,
+                100 * rounding.relative,
             )
 
     def _type_of(self, name: str, default: str) -> str:
@@ -248,8 +255,29 @@ def _stacked_rows(parts: list[Tensor], first: int, last: int) -> Tensor:
     return found[0] if len(found) == 1 else torch.cat(found)
 
 
-def _is_packed(tensors: Mapping[str, Tensor], linear: str) -> bool:
-    return f"{linear}.data" in tensors
+def _stacked(parts: list[WeightPart]) -> list[WeightPart]:
+    """One part where all are of the same format."""
+    if len({part.format for part in parts}) > 1:
+        return parts
+    whole = [part.read(0, part.num_outputs) for part in parts]
+    count = sum(part.num_outputs for part in parts)
+    return [WeightPart(count, partial(_stacked_rows, whole), parts[0].format)]
+
+
+def packed_name(linear: str, index: int, form: str) -> str:
+    """The tensor that holds a part of a packed linear."""
+    return f"{linear}.{index}.{form}"
+
+
+def packed_formats(tensors: Mapping[str, Tensor], linear: str) -> list[str]:
+    """The formats of a packed linear's parts; empty where it is not packed."""
+    found: list[str] = []
+    while True:
+        names = (form for form in FORMATS if packed_name(linear, len(found), form) in tensors)
+        form = next(names, None)
+        if form is None:
+            return found
+        found.append(form)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ their checkpoint names, tied embeddings included.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
-from paceline.models.ops.base import Tensor
+from paceline.models.ops.base import Rounding, Tensor, WeightPart
 from paceline.models.ops.reference import ACTIVATIONS
 
 COMPUTE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -167,20 +167,26 @@ class TrainingOps:
 
     def __init__(self, dtype: str = "float32", device: str = "cpu") -> None:
         self.device = torch.device(device)
+        self.dtype = dtype
         self.compute = COMPUTE_DTYPES[dtype]
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> DenseLinear:
+    def pack_linear(self, parts: Sequence[WeightPart], k: int, bias: Tensor | None) -> DenseLinear:
         bias = None if bias is None else bias.to(self.device, self.compute)
+        weights = [part.read(0, part.num_outputs) for part in parts]
+        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
         return DenseLinear(weight.to(self.device, self.compute), bias)
 
     def pack_vector(self, weight: Tensor) -> Tensor:
         return weight.to(self.device, torch.float32)
 
-    def pack_embedding(self, weight: Tensor) -> Tensor:
-        return weight.to(self.device, torch.float32)
+    def pack_embedding(self, part: WeightPart, k: int) -> Tensor:
+        return part.read(0, part.num_outputs).to(self.device, torch.float32)
 
-    def pack_head(self, weight: Tensor, embedding: Tensor | None) -> DenseLinear:
-        return self.pack_linear(weight, None)
+    def pack_head(self, part: WeightPart, k: int, embedding: Tensor | None) -> DenseLinear:
+        return self.pack_linear([part], k, None)
+
+    def roundings(self) -> Sequence[Rounding]:
+        return ()
 
     def kv_memory(self, config: ModelConfig, num_blocks: int, dtype: str) -> NoReturn:
         raise NotImplementedError("training holds keys and values in its own batches")

@@ -115,7 +115,7 @@ def model_facts(path: str, name: str | None, config: EngineConfig, roofs: Roofs)
     except Exception as error:  # whatever is wrong with it, the machine can be looked at
         return ModelFacts(name, problem=str(error))
     shape = checkpoint.config
-    work = Work.of(shape, config.dtype, config.kv_cache_dtype)
+    work = Work.of(shape, config.dtype, config.kv_cache_dtype, checkpoint.num_bytes)
     is_large = work.weight_bytes >= READ_BYTES  # the roof is that of as much memory
     table = stored_table(checkpoint.name, shape, ops, config.dtype, config.kv_cache_dtype)
     return ModelFacts(

@@ -196,5 +196,5 @@ def _profile(subject: _Subject, timings: dict[Step, Timing]) -> Profile:
             torch.get_num_threads(),
         ),
         roofs=measure_roofs(decoder.ops),
-        work=Work.of(decoder.config, subject.dtype, subject.kv_dtype),
+        work=Work.of(decoder.config, subject.dtype, subject.kv_dtype, subject.checkpoint.num_bytes),
     )

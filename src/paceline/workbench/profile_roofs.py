@@ -15,13 +15,13 @@ import numpy as np
 import torch
 
 from paceline.models.config import ModelConfig
-from paceline.models.ops.base import Ops
+from paceline.models.ops.base import Ops, WeightPart
 
 READ_BYTES = 256 << 20
 GEMM_ROWS, GEMM_WIDTH = 256, 2048
 REPEATS = 5
-WEIGHT_BITS = {"float32": 32.0, "bfloat16": 16.0, "int8": 8.0, "int4": 4.5}
-"""Bits per weight; int4 has a 16-bit scale for every 32 weights."""
+WEIGHT_BITS = {"float32": 32.0, "bfloat16": 16.0, "int8": 8.5, "int4": 4.5}
+"""Bits per weight; blocks have a 16-bit scale for every 32 weights."""
 KV_BYTES = {"float32": 4, "bfloat16": 2}
 
 
@@ -38,7 +38,8 @@ def measure_roofs(ops: Ops) -> Roofs:
     # numpy asks for huge pages, as weights have them.
     array = torch.from_numpy(np.ones(READ_BYTES // 4, np.float32)).to(ops.device)
     read = _best_seconds(array.sum)
-    weights = ops.pack_linear(torch.randn(GEMM_WIDTH, GEMM_WIDTH), None)
+    part = WeightPart.of(torch.randn(GEMM_WIDTH, GEMM_WIDTH))
+    weights = ops.pack_linear([part], GEMM_WIDTH, None)
     rows = torch.randn(GEMM_ROWS, GEMM_WIDTH, device=ops.device)
     product = _best_seconds(lambda: ops.linear(rows, weights))
     operations = 2 * GEMM_ROWS * GEMM_WIDTH**2
@@ -77,8 +78,8 @@ class Work:
     window: int
 
     @classmethod
-    def of(cls, config: ModelConfig, dtype: str, kv_dtype: str) -> Work:
-        """The work of a model; dtypes are resolved ones."""
+    def of(cls, config: ModelConfig, dtype: str, kv_dtype: str, file_bytes: int = 0) -> Work:
+        """The work of a model; dtypes are resolved ones, ``file_bytes`` is for ``file``."""
         c = config
         heads, kv_heads = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
         layer = c.hidden_size * (2 * heads + 2 * kv_heads + 3 * c.intermediate_size)
@@ -86,7 +87,9 @@ class Work:
         sliding = sum(c.is_sliding(index) for index in range(c.num_layers))
         return cls(
             weights=weights,
-            weight_bytes=round(weights * WEIGHT_BITS[dtype] / 8),
+            weight_bytes=(
+                file_bytes if dtype == "file" else round(weights * WEIGHT_BITS[dtype] / 8)
+            ),
             kv_bytes=2 * kv_heads * KV_BYTES[kv_dtype],
             attention_ops=4 * heads,
             full_layers=c.num_layers - sliding,

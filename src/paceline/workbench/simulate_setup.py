@@ -212,8 +212,14 @@ class _Costs:
         found = stored_table(checkpoint.name, shape, ops, dtype, kv_dtype)
         if found and not self.is_elsewhere and found.is_relative == table.is_relative:
             return found
-        own = Work.of(self.checkpoint.config, self.config.dtype, self.config.kv_cache_dtype)
-        share = Work.of(shape, dtype, kv_dtype).weight_bytes / own.weight_bytes
+        own = Work.of(
+            self.checkpoint.config,
+            self.config.dtype,
+            self.config.kv_cache_dtype,
+            self.checkpoint.num_bytes,
+        )
+        work = Work.of(shape, dtype, kv_dtype, checkpoint.num_bytes)
+        share = work.weight_bytes / own.weight_bytes
         name = checkpoint.name if draft.model else draft_name(draft)
         self.notes.append(
             f"what {name} costs is assumed by its size, {share:.0%} of the target's; "

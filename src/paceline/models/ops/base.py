@@ -117,49 +117,92 @@ class AttentionBatch:
     groups: Sequence[AttentionGroup] = field(default_factory=list)
 
 
-class WeightOps(Protocol):
-    """How a backend takes its weights."""
+@dataclass(frozen=True, slots=True)
+class WeightPart:
+    """Some outputs of a linear, as they are stored.
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Any:
-        """Prepare ``[out, in]`` weights for :meth:`Ops.linear`. They may be freed after."""
+    Attributes:
+        num_outputs: rows of the weight.
+        read: rows from the first one up to the last: floats ``[rows, k]``, or blocks as uint8
+            ``[rows, bytes]``.
+        format: of the blocks, a key of :data:`paceline.models.blocks.FORMATS`; None for floats.
+    """
+
+    num_outputs: int
+    read: ReadRows
+    format: str | None = None
+
+    @staticmethod
+    def of(weight: Tensor) -> WeightPart:
+        """Floats ``[n, k]`` that are in memory."""
+        return WeightPart(len(weight), lambda first, last: weight[first:last])
+
+
+class WeightOps(Protocol):
+    """How a backend takes its weights.
+
+    Attributes:
+        dtype: of its arithmetic. With ``file`` it takes blocks of every format as they are; with
+            any other all weights are given as floats.
+    """
+
+    dtype: str
+
+    def pack_linear(self, parts: Sequence[WeightPart], k: int, bias: Tensor | None) -> Any:
+        """Prepare weights ``[sum of the parts' outputs, k]`` for :meth:`Ops.linear`."""
         ...
 
     def pack_vector(self, weight: Tensor) -> Tensor:
         """Prepare a norm weight or any other float vector."""
         ...
 
-    def pack_embedding(self, weight: Tensor) -> Any: ...
+    def pack_embedding(self, part: WeightPart, k: int) -> Any: ...
 
-    def pack_head(self, weight: Tensor, embedding: Any) -> Any:
-        """Prepare the head's ``[vocab, hidden]`` weights.
+    def pack_head(self, part: WeightPart, k: int, embedding: Any) -> Any:
+        """Prepare the head's weights ``[vocab, k]``.
 
         Args:
             embedding: the packed embedding where both share their weights, otherwise None.
         """
         ...
 
+    def roundings(self) -> Sequence[Rounding]:
+        """What was rounded to another format so far, where it was measured."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PackedPart:
+    """Outputs of a linear in tiles of one format, as ``csrc/kernels.h`` describes them."""
+
+    format: str
+    data: npt.NDArray[np.uint8]
+    num_outputs: int
+
 
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
-    """Weights ``[n, k]`` in the layout of ``csrc/kernels.h``.
+    """Weights ``[n, k]`` for the native kernels.
 
     Attributes:
-        data: int8 for 8 bits, uint8 for 4 bits, flat.
-        scale: float32 per output, up to whole tiles of 16; None for 4 bits.
+        parts: one after another; several where stacked linears differ in their formats.
         bias: float32 ``[n]``, or None.
     """
 
-    data: npt.NDArray[Any]
-    scale: npt.NDArray[np.float32] | None
+    parts: Sequence[PackedPart]
     bias: npt.NDArray[np.float32] | None
-    n: int
     k: int
+
+    @property
+    def n(self) -> int:
+        return sum(part.num_outputs for part in self.parts)
 
 
 @dataclass(slots=True)
 class Rounding:
-    """What 4 bits have cost: sums over all weights that were rounded to them."""
+    """What a format has cost: sums over all weights that were rounded to it."""
 
+    format: str
     squared_error: float = 0.0
     squares: float = 0.0
 
@@ -171,28 +214,7 @@ class Rounding:
 
 @runtime_checkable
 class PackedOps(WeightOps, Protocol):
-    """A backend that reads its weights a few rows at a time, and takes quantised ones as well.
-
-    Attributes:
-        dtype: ``int8`` or ``int4``, of its linears; embedding and head are int8.
-        rounding: of the linears that were packed to 4 bits out of floats.
-    """
-
-    dtype: str
-    rounding: Rounding
-
-    def pack_q4_0(self, read: ReadRows, n: int, k: int, bias: Tensor | None) -> Any:
-        """Prepare weights ``[n, k]`` as they are, from rows of GGUF Q4_0 blocks: uint8
-        ``[rows, k / 32 * 18]``."""
-        ...
-
-    def pack_linear_rows(self, read: ReadRows, n: int, k: int, bias: Tensor | None) -> Any:
-        """As :meth:`pack_linear`, of weights ``[n, k]``."""
-        ...
-
-    def pack_rows(self, read: ReadRows, n: int, k: int) -> Any:
-        """Prepare an embedding or head ``[n, k]``."""
-        ...
+    """A backend whose weights can be kept in a file as it packs them."""
 
     def adopt(self, packed: PackedLinear) -> Any:
         """Prepare weights that are packed, without copying them.

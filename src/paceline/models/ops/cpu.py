@@ -29,8 +29,8 @@ class CpuOps(Packer):
     """Backend over ``paceline._native``.
 
     Args:
-        dtype: ``int8`` (8-bit weights with a scale per output) or ``int4`` (4-bit weights in groups
-            of 32; embedding and head int8). Activations are 8-bit with a scale per 128 inputs.
+        dtype: see :class:`~paceline.models.ops.packing.Packer`. Activations are 8-bit with a scale
+            per 32 inputs.
     """
 
     identity = True
@@ -42,9 +42,8 @@ class CpuOps(Packer):
         self.name = f"native {self._native.isa()}"
 
     def adopt(self, packed: PackedLinear) -> Any:
-        if packed.scale is None:
-            return self._native.Int4Linear(packed.data, packed.bias, packed.n, packed.k)
-        return self._native.Int8Linear(packed.data, packed.scale, packed.bias, packed.n, packed.k)
+        parts = [(part.format, part.data, part.num_outputs) for part in packed.parts]
+        return self._native.Linear(parts, packed.bias, packed.k)
 
     def linear(self, x: Tensor, packed: Any) -> Tensor:
         return torch.from_numpy(packed.linear(floats(x)))

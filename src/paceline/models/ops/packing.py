@@ -6,7 +6,7 @@ of whole tiles are packed on their own and no more than one slice is in memory a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,23 +14,33 @@ import numpy.typing as npt
 import torch
 
 from paceline.config import PACKED_DTYPES
-from paceline.models.ops.base import PackedLinear, ReadRows, Rounding, Tensor
+from paceline.models.blocks import decode
+from paceline.models.ops.base import PackedLinear, PackedPart, Rounding, Tensor, WeightPart
 from paceline.models.ops.native import native_module
 from paceline.models.pages import Arena
 
 Floats = npt.NDArray[np.float32]
+Array = npt.NDArray[Any]
 
-TILE, K_MULTIPLE, GROUP, GROUP_BYTES = 16, 64, 32, 288  # kernels.h
+TILE = 16  # kernels.h
 SLICE_ELEMENTS = 1 << 18  # of weights that are packed at once
+FORMAT_OF = {"file": "Q8_0", "int8": "Q8_0", "int4": "Q4_0"}
+"""What floats become."""
 
 
 class Packer:
-    """Packs linears to ``dtype``, ``int8`` or ``int4``; embedding and head are always int8."""
+    """Packs linears; what they are rounded to depends on ``dtype``.
+
+    Args:
+        dtype: ``file`` keeps blocks as they are stored, and makes 8-bit blocks of floats; ``int8``
+            makes such blocks of all weights; ``int4`` makes 4-bit blocks of all but the embedding
+            and the head, which it makes 8-bit blocks of.
+    """
 
     def __init__(self, dtype: str) -> None:
         assert dtype in PACKED_DTYPES
         self.dtype = dtype
-        self.rounding = Rounding()
+        self._roundings: dict[str, Rounding] = {}
         self._arena = Arena()
         self._native = native_module()
         self._native.set_threads(torch.get_num_threads())
@@ -38,69 +48,52 @@ class Packer:
     def adopt(self, packed: PackedLinear) -> Any:
         return packed
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Any:
-        n, k = weight.shape
-        return self.pack_linear_rows(_reading(weight), n, k, bias)
-
-    def pack_linear_rows(self, read: ReadRows, n: int, k: int, bias: Tensor | None) -> Any:
-        return (self._int4 if self.dtype == "int4" else self._int8)(read, n, k, bias)
+    def pack_linear(self, parts: Sequence[WeightPart], k: int, bias: Tensor | None) -> Any:
+        form = FORMAT_OF[self.dtype]
+        packed = [self._packed(part, k, form) for part in parts]
+        return self.adopt(PackedLinear(packed, None if bias is None else floats(bias).copy(), k))
 
     def pack_vector(self, weight: Tensor) -> Tensor:
         return weight.to(torch.float32).contiguous()
 
-    def pack_embedding(self, weight: Tensor) -> Any:
-        return self.pack_rows(_reading(weight), *weight.shape)
+    def pack_embedding(self, part: WeightPart, k: int) -> Any:
+        return self.adopt(PackedLinear([self._packed(part, k, "Q8_0")], None, k))
 
-    def pack_rows(self, read: ReadRows, n: int, k: int) -> Any:
-        return self._int8(read, n, k, None)
+    def pack_head(self, part: WeightPart, k: int, embedding: Any) -> Any:
+        return self.pack_embedding(part, k) if embedding is None else embedding
 
-    def pack_head(self, weight: Tensor, embedding: Any) -> Any:
-        return self.pack_embedding(weight) if embedding is None else embedding
+    def roundings(self) -> Sequence[Rounding]:
+        return list(self._roundings.values())
 
-    def pack_q4_0(self, read: ReadRows, n: int, k: int, bias: Tensor | None) -> Any:
-        data, tile_bytes = self._int4_data(n, k)
-        for first, last, blocks in _slices(read, n, k):
-            packed = self._native.pack_q4_0(np.ascontiguousarray(blocks.numpy()))
+    def _packed(self, part: WeightPart, k: int, form: str) -> PackedPart:
+        """The part in its own format; floats in ``form``."""
+        n, name = part.num_outputs, part.format or form
+        data = self._arena.zeros(self._native.packed_bytes(name, n, k), np.uint8)
+        tile_bytes = len(data) // -(-n // TILE)
+        for first, last, rows in _slices(part, k):
+            blocks = rows.contiguous().numpy() if part.format else self._quantised(name, rows)
+            packed = self._native.pack_blocks(name, blocks, k)
             data[first // TILE * tile_bytes : last // TILE * tile_bytes] = packed
-        return self.adopt(PackedLinear(data, None, _vector(bias), n, k))
+        return PackedPart(name, data, n)
 
-    def _int8(self, read: ReadRows, n: int, k: int, bias: Tensor | None) -> Any:
-        row_bytes = _round_up(k, K_MULTIPLE)
-        data = self._arena.zeros(_round_up(n, TILE) * row_bytes, np.int8)
-        scale = np.empty(_round_up(n, TILE), np.float32)
-        for first, last, rows in _slices(read, n, k):
-            part = slice(first * row_bytes, last * row_bytes)
-            data[part], scale[first:last] = self._native.pack_int8(floats(rows))
-        return self.adopt(PackedLinear(data, scale, _vector(bias), n, k))
-
-    def _int4(self, read: ReadRows, n: int, k: int, bias: Tensor | None) -> Any:
-        data, tile_bytes = self._int4_data(n, k)
-        for first, last, part in _slices(read, n, k):
-            rows = floats(part)
-            packed = self._native.pack_int4(rows)
-            data[first // TILE * tile_bytes : last // TILE * tile_bytes] = packed
-            error = self._native.unpack_int4(packed, *rows.shape)
-            error -= rows
-            self.rounding.squared_error += float(np.vdot(error, error))
-            self.rounding.squares += float(np.vdot(rows, rows))
-        return self.adopt(PackedLinear(data, None, _vector(bias), n, k))
-
-    def _int4_data(self, n: int, k: int) -> tuple[npt.NDArray[np.uint8], int]:
-        """Memory for the tiles of a 4-bit linear, and the bytes of one."""
-        tile_bytes = _round_up(k, K_MULTIPLE) // GROUP * GROUP_BYTES
-        return self._arena.zeros(_round_up(n, TILE) // TILE * tile_bytes, np.uint8), tile_bytes
+    def _quantised(self, form: str, rows: Tensor) -> Array:
+        """Blocks of floats; what that changes is measured where it is not little."""
+        weights = floats(rows)
+        blocks: Array = self._native.quantise(form, weights)
+        if form != "Q8_0" or self.dtype == "file":
+            rounding = self._roundings.setdefault(form, Rounding(form))
+            error = decode(form, blocks).floats()[:, : weights.shape[1]] - weights
+            rounding.squared_error += float(np.vdot(error, error))
+            rounding.squares += float(np.vdot(weights, weights))
+        return blocks
 
 
-def _reading(weight: Tensor) -> ReadRows:
-    return lambda first, last: weight[first:last]
-
-
-def _slices(read: ReadRows, n: int, k: int) -> Iterator[tuple[int, int, Tensor]]:
+def _slices(part: WeightPart, k: int) -> Iterator[tuple[int, int, Tensor]]:
     """Rows of whole tiles: the first, the last plus one up to a whole tile, the rows."""
     step = max(TILE, SLICE_ELEMENTS // k // TILE * TILE)
-    for first in range(0, n, step):
-        rows = read(first, min(first + step, n))
-        yield first, first + _round_up(len(rows), TILE), rows
+    for first in range(0, part.num_outputs, step):
+        rows = part.read(first, min(first + step, part.num_outputs))
+        yield first, first + -(-len(rows) // TILE) * TILE, rows
 
 
 def floats(tensor: Tensor) -> Floats:
@@ -114,11 +107,3 @@ def floats(tensor: Tensor) -> Floats:
         return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
     array: Floats = plain.to(torch.float32).numpy()
     return array
-
-
-def _vector(bias: Tensor | None) -> Floats | None:
-    return None if bias is None else floats(bias).copy()
-
-
-def _round_up(count: int, multiple: int) -> int:
-    return -(-count // multiple) * multiple

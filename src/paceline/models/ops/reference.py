@@ -3,7 +3,9 @@
 With ``deterministic=True`` a row's result never depends on the other rows of the forward:
 
 * float linears run in tiles of 16 rows (the batch is padded), so no kernel is chosen by row count;
-* int8 linears accumulate 128 inputs in int32, exactly, and add such groups in ascending order;
+* linears of blocks sum the integer products of 16 or 32 inputs exactly and add such groups in
+  ascending order: the specification of the native kernels, which differ by the rounding of fused
+  multiply-adds;
 * vectorised transcendental functions get flat pieces that are multiples of the vector width and
   too small to be split over threads, so that no element is ever computed by a scalar tail;
 * attention is one call per class of key counts, in which each row is its own batch entry: its
@@ -16,38 +18,38 @@ Knows nothing of requests, spans or sampling.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 import torch.nn.functional as F
 
 from paceline.errors import ConfigError
+from paceline.models.blocks import Decoded, decode, quantise_q8_0
 from paceline.models.config import ModelConfig
-from paceline.models.ops.base import AttentionBatch, AttentionGroup, Tensor
+from paceline.models.ops.base import AttentionBatch, AttentionGroup, Rounding, Tensor, WeightPart
 from paceline.models.ops.tensor_kv import TensorKV
 
-log = logging.getLogger(__name__)
-REFERENCE_DTYPES = ("float32", "bfloat16", "int8")
+REFERENCE_DTYPES = ("float32", "bfloat16", "file", "int8")
 """From most bits to fewest."""
+BLOCK_DTYPES = ("file", "int8")
 ROW_TILE = 16
-SCALE_GROUP = 128  # 128 * 127 * 127 is below 2**24: exact in float32 too
+STRETCH = 32  # inputs that share an activation scale
 PIECE = 16384  # elements; below the size at which torch splits an element-wise op over threads
 LANES = 32  # elements per iteration of torch's widest element-wise loop
 GATHER_ELEMENTS = 1 << 22  # upper bound on keys gathered by one attention call
 
 
 @dataclass(frozen=True, slots=True)
-class Int8Linear:
-    """W8A8: ``weight`` is int8 ``[in, out]`` (a transposed view), ``scale`` float32 ``[out]``;
-    activations have a scale per :data:`SCALE_GROUP` inputs.
+class BlockLinear:
+    """Integers ``codes`` int8 ``[groups, inputs of a group, out]`` with float32 ``scales`` and, in
+    some formats, ``minima`` ``[groups, out]``; inputs are quantised with a scale per
+    :data:`STRETCH`.
     """
 
-    weight: Tensor
-    scale: Tensor
-    bias: Tensor | None
+    codes: Tensor
+    scales: Tensor
+    minima: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +57,19 @@ class FloatLinear:
     """``weight`` is ``[out, in]``, in oneDNN's blocked layout when ``blocked``."""
 
     weight: Tensor
-    bias: Tensor | None
     blocked: bool
 
 
+@dataclass(frozen=True, slots=True)
+class StackedLinear:
+    """Linears of the same inputs, one after another."""
+
+    parts: Sequence[FloatLinear | BlockLinear]
+    bias: Tensor | None
+
+
 class ReferenceOps:
-    """See the module's docstring. ``dtype`` is ``float32``, ``bfloat16`` or ``int8``."""
+    """See the module's docstring. ``dtype`` is one of :data:`REFERENCE_DTYPES`."""
 
     name = "reference"
 
@@ -75,34 +84,61 @@ class ReferenceOps:
         self.deterministic = on_cpu if deterministic is None else deterministic
         self.identity = self.deterministic and on_cpu
         self.default_kv_dtype = "bfloat16" if dtype == "bfloat16" else "float32"
-        tiled = self.deterministic and dtype != "int8"
+        tiled = self.deterministic and dtype not in BLOCK_DTYPES
         self.row_multiple = ROW_TILE if tiled else 1
         self._blocked = tiled and on_cpu and dtype == "float32" and _has_onednn()
 
     # --- weights -------------------------------------------------------------------------------
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> FloatLinear | Int8Linear:
-        bias = None if bias is None else self.pack_vector(bias)
-        if self.dtype == "int8":
-            w = weight.to(self.device, torch.float32)
-            scale = w.abs().amax(dim=1).div_(127.0).clamp_min_(1e-30)
-            q = torch.round(w / scale[:, None]).to(torch.int8)
-            return Int8Linear(q.t(), scale, bias)
+    def pack_linear(
+        self, parts: Sequence[WeightPart], k: int, bias: Tensor | None
+    ) -> StackedLinear:
+        packed = [self._packed(part, k) for part in parts]
+        return StackedLinear(packed, None if bias is None else self.pack_vector(bias))
+
+    def _packed(self, part: WeightPart, k: int) -> FloatLinear | BlockLinear:
+        if self.dtype in BLOCK_DTYPES:
+            return self._blocks(self._decoded(part))
         kind = torch.float32 if self.dtype == "float32" else torch.bfloat16
-        w = weight.to(self.device, kind).contiguous()
+        w = part.read(0, part.num_outputs).to(self.device, kind).contiguous()
         if self._blocked:
             w = torch.ops.mkldnn._reorder_linear_weight(w, ROW_TILE)
-        return FloatLinear(w, bias, self._blocked)
+        return FloatLinear(w, self._blocked)
+
+    def _decoded(self, part: WeightPart) -> Decoded:
+        """The part's integers and scales; floats as 8-bit blocks."""
+        rows = part.read(0, part.num_outputs)
+        if part.format is not None:
+            return decode(part.format, rows.numpy())
+        return decode("Q8_0", quantise_q8_0(rows.float().numpy(force=True)))
+
+    def _blocks(self, decoded: Decoded) -> BlockLinear:
+        groups = decoded.scales.shape[1]
+        codes = torch.from_numpy(decoded.codes).to(self.device, torch.int8)
+        by_group = codes.view(len(codes), groups, -1).permute(1, 2, 0).contiguous()
+        return BlockLinear(
+            by_group,
+            torch.from_numpy(decoded.scales).to(self.device).t().contiguous(),
+            None
+            if decoded.minima is None
+            else torch.from_numpy(decoded.minima).to(self.device).t().contiguous(),
+        )
 
     def pack_vector(self, weight: Tensor) -> Tensor:
         return weight.to(self.device, torch.float32).contiguous()
 
-    def pack_embedding(self, weight: Tensor) -> Tensor:
+    def pack_embedding(self, part: WeightPart, k: int) -> Tensor:
+        if self.dtype in BLOCK_DTYPES:
+            table = torch.from_numpy(self._decoded(part).floats()[:, :k])
+            return table.to(self.device).contiguous()
         kind = torch.float32 if self.dtype == "float32" else torch.bfloat16
-        return weight.to(self.device, kind).contiguous()
+        return part.read(0, part.num_outputs).to(self.device, kind).contiguous()
 
-    def pack_head(self, weight: Tensor, embedding: Tensor | None) -> FloatLinear | Int8Linear:
-        return self.pack_linear(weight, None)
+    def pack_head(self, part: WeightPart, k: int, embedding: Tensor | None) -> StackedLinear:
+        return self.pack_linear([part], k, None)
+
+    def roundings(self) -> Sequence[Rounding]:
+        return ()
 
     def kv_memory(self, config: ModelConfig, num_blocks: int, dtype: str) -> TensorKV:
         return TensorKV(config, num_blocks, dtype, self.device)
@@ -112,14 +148,20 @@ class ReferenceOps:
 
     # --- rows ----------------------------------------------------------------------------------
 
-    def linear(self, x: Tensor, packed: FloatLinear | Int8Linear) -> Tensor:
-        if isinstance(packed, Int8Linear):
-            y = self._int8_linear(x, packed)
-        elif not self.deterministic or x.shape[0] == ROW_TILE:
-            y = self._float_linear(x, packed)
-        else:
-            y = torch.cat([self._float_linear(tile, packed) for tile in x.split(ROW_TILE)])
+    def linear(self, x: Tensor, packed: StackedLinear) -> Tensor:
+        found = [
+            self._block_linear(x, part)
+            if isinstance(part, BlockLinear)
+            else self._tiled_linear(x, part)
+            for part in packed.parts
+        ]
+        y = found[0] if len(found) == 1 else torch.cat(found, dim=1)
         return y if packed.bias is None else y.add_(packed.bias)
+
+    def _tiled_linear(self, x: Tensor, packed: FloatLinear) -> Tensor:
+        if not self.deterministic or x.shape[0] == ROW_TILE:
+            return self._float_linear(x, packed)
+        return torch.cat([self._float_linear(tile, packed) for tile in x.split(ROW_TILE)])
 
     def _float_linear(self, x: Tensor, packed: FloatLinear) -> Tensor:
         if packed.blocked:
@@ -127,24 +169,21 @@ class ReferenceOps:
             return out
         return F.linear(x.to(packed.weight.dtype), packed.weight).float()
 
-    def _int8_linear(self, x: Tensor, packed: Int8Linear) -> Tensor:
-        y = x.new_zeros(x.shape[0], packed.weight.shape[1])
-        for at in range(0, x.shape[1], SCALE_GROUP):
-            part = x[:, at : at + SCALE_GROUP]
-            scale = part.abs().amax(dim=1, keepdim=True).div_(127.0).clamp_min_(1e-30)
-            q = torch.round(part / scale).to(torch.int8)
-            y += self._int8_product(q, packed.weight[at : at + SCALE_GROUP]).mul_(scale)
-        return y.mul_(packed.scale)
-
-    def _int8_product(self, q: Tensor, weight: Tensor) -> Tensor:
-        """Exact product ``[rows, in] x [in, out]`` of a group of inputs, as float32."""
-        rows = q.shape[0]
-        if self.device.type == "cuda":  # the CUDA kernel wants more than 16 rows
-            q = F.pad(q, (0, 0, 0, max(0, 32 - rows)))
-            return torch._int_mm(q, weight)[:rows].float()
-        if _int8_is_exact():
-            return torch._int_mm(q, weight).float()
-        return q.float() @ weight.float()  # sums of a group's products are exact, in any order
+    def _block_linear(self, x: Tensor, packed: BlockLinear) -> Tensor:
+        groups, inputs, outputs = packed.codes.shape
+        rows = x.shape[0]
+        x = F.pad(x, (0, groups * inputs - x.shape[1])).view(rows, -1, STRETCH)
+        scale = x.abs().amax(dim=2, keepdim=True).div_(127.0).clamp_min_(1e-30)
+        q = torch.round(x / scale).view(rows, groups, inputs)
+        y = x.new_zeros(rows, outputs)
+        for group in range(groups):
+            # Sums of so few products of integers of 8 bits are exact in float32, in any order.
+            total = q[:, group] @ packed.codes[group].float()
+            own = scale[:, group * inputs // STRETCH]
+            y += total.mul_(own * packed.scales[group])
+            if packed.minima is not None:
+                y += packed.minima[group] * (own * q[:, group].sum(dim=1, keepdim=True))
+        return y
 
     def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
         return F.embedding(ids, table).float()
@@ -255,18 +294,6 @@ class ReferenceOps:
             query, key, value, mask = (x.expand(2, -1, -1, -1) for x in (query, key, value, mask))
         seen = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
         return seen[:count]
-
-
-@cache
-def _int8_is_exact() -> bool:
-    """Whether the library's int8 product is: without VNNI it may saturate at 16 bits."""
-    q = torch.full((1, 64), 127, dtype=torch.int8)
-    exact = int(torch._int_mm(q, q.repeat(64, 1).t())[0, 0]) == 64 * 127 * 127
-    if not exact:
-        log.warning(
-            "this CPU's int8 product saturates: int8 is computed exactly in float32, slowly"
-        )
-    return exact
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:

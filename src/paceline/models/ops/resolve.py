@@ -41,8 +41,8 @@ def has_fast_int8(device: str, backend: str = "auto") -> bool:
 
 
 def resolve_dtype(dtype: str, device: str, checkpoint: Checkpoint, backend: str = "auto") -> str:
-    """What ``auto`` is: the dtype that the weights are quantised or packed to, if the native
-    kernels can run it; else int8 where that is fast; else the checkpoint's own precision.
+    """What ``auto`` is: the file's own formats where its weights are quantised or packed; else int8
+    where that is fast; else the checkpoint's own precision.
 
     Raises:
         ConfigError: the device does not exist here, or the weights are packed for another dtype.
@@ -52,9 +52,8 @@ def resolve_dtype(dtype: str, device: str, checkpoint: Checkpoint, backend: str 
         return _packed_dtype(dtype, device, checkpoint, backend)
     if dtype != "auto":
         return dtype
-    stored = checkpoint.quantised
-    if stored and backend != "reference" and _why_reference(stored, device) is None:
-        return stored
+    if checkpoint.is_quantised:
+        return "file"
     if has_fast_int8(device, backend):
         return "int8"
     own = checkpoint.config.dtype

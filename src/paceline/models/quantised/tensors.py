@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from paceline.errors import ModelLoadError
+from paceline.models.quantised.as_blocks import blocks_of
 from paceline.models.quantised.codes import Codes, Fp8
 from paceline.models.quantised.parts import Parts
 from paceline.models.quantised.weight import QuantisedWeight, Scheme
@@ -76,8 +77,16 @@ class QuantisedTensors(StoredTensors):
         return _unpacked(weight, min(first, last), last)
 
     def codes(self, name: str) -> Codes | None:
+        """A matrix ``[n, k]`` as integers and their scales; None where it is not stored so."""
         weight = self._weight(name)
         return None if weight is None else weight.codes()
+
+    def blocks(self, name: str) -> tuple[str, torch.Tensor] | None:
+        codes = self.codes(name)
+        return None if codes is None else blocks_of(codes)
+
+    def num_bytes(self) -> int:
+        return self.stored.num_bytes()
 
     def fp8(self, name: str) -> Fp8 | None:
         """A weight's 8-bit floats and their scales; None where it has none."""

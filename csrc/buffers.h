@@ -1,0 +1,60 @@
+// Memory of kernels' operands: aligned, zeroed where it is new, reused.
+#pragma once
+
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+
+#include "kernels.h"
+
+namespace paceline {
+
+// Cache-line aligned, zeroed, grows, never shrinks.
+template <typename T> class Buffer {
+  public:
+    Buffer() = default;
+    explicit Buffer(size_t count) { need(count); }
+
+    T* need(size_t count) {
+        if (count > size_) {
+            const size_t bytes = (count * sizeof(T) + 63) / 64 * 64;
+            memory_.reset(static_cast<T*>(std::aligned_alloc(64, bytes)));
+            if (!memory_) {
+                throw std::bad_alloc();
+            }
+            std::memset(memory_.get(), 0, bytes);
+            size_ = count;
+        }
+        return memory_.get();
+    }
+    T* get() const { return memory_.get(); }
+    size_t size() const { return size_; }
+
+  private:
+    struct Free {
+        void operator()(T* p) const { std::free(p); }
+    };
+    std::unique_ptr<T, Free> memory_;
+    size_t size_ = 0;
+};
+
+// Memory for the quantised rows of any linear's inputs.
+class QuantBuffer {
+  public:
+    // A view of `rows` rows of `k` inputs. Views share their memory; a later call may move it.
+    QuantRows view(int rows, int k) {
+        const int stride = round_up(k, K_MULTIPLE);
+        const size_t stretches = size_t(rows) * (stride / STRETCH);
+        return {q_.need(size_t(rows) * stride), scale_.need(stretches), sum_.need(stretches),
+                half_sum_.need(2 * stretches),  start_.need(stretches), half_start_.need(2 * stretches),
+                rows, k, stride};
+    }
+
+  private:
+    Buffer<int8_t> q_;
+    Buffer<float> scale_, sum_, half_sum_;
+    Buffer<int32_t> start_, half_start_;
+};
+
+}  // namespace paceline

@@ -1,0 +1,274 @@
+// Exact products of 8-bit activations with the codes of unpacked tiles: the only part of the
+// quantised linear that knows the instruction set.
+//
+// `exact<ROWS, TILES, SIGNED, COUNT>` makes the sums over COUNT quads of inputs of ROWS rows with
+// TILES tiles: total[row * TILES + tile]. SIGNED codes are bytes that stand for CODE_ZERO less, the
+// others for themselves and are at most 31. Integers make a sum independent of its order.
+namespace paceline {
+namespace {
+
+struct Quads {
+    const uint8_t* codes[2];  // of each tile, [quads, 16, 4]
+    const int8_t* a;          // first row's inputs
+    ptrdiff_t stride;         // from row to row
+    const int32_t* start;     // first row's -CODE_ZERO * sum of these inputs
+    ptrdiff_t start_stride;
+};
+
+// --- AVX-512 VNNI, AVX-VNNI ---------------------------------------------------------------------
+// The instruction wants one unsigned operand: the codes. What signed ones are too large by is where
+// a row's sum starts from.
+#if (defined(__AVX512VNNI__) && defined(__AVX512F__)) || defined(__AVXVNNI__)
+
+// Adds the products of the unsigned bytes of w and the signed ones of a. Assembly, since gcc copies
+// the accumulators of the intrinsics and runs out of registers.
+#if defined(__AVX512VNNI__)
+constexpr int MAX_ROWS = 12;
+constexpr int MAX_TILES = 2;
+
+ALWAYS_INLINE void add_products(i32x16& total, i32x16 w, i32x16 a) {
+#if defined(PACELINE_EMULATED)
+    total.v = _mm512_dpbusd_epi32(total.v, w.v, a.v);
+#else
+    asm volatile("vpdpbusd %2, %1, %0" : "+v"(total.v) : "v"(w.v), "v"(a.v));
+#endif
+}
+#else
+constexpr int MAX_ROWS = 6;
+constexpr int MAX_TILES = 1;
+
+ALWAYS_INLINE void add_products(i32x16& total, i32x16 w, i32x16 a) {
+#if defined(PACELINE_EMULATED)
+    total.lo = _mm256_dpbusd_avx_epi32(total.lo, w.lo, a.lo);
+    total.hi = _mm256_dpbusd_avx_epi32(total.hi, w.hi, a.hi);
+#else
+    asm volatile("%{vex%} vpdpbusd %2, %1, %0" : "+x"(total.lo) : "x"(w.lo), "x"(a.lo));
+    asm volatile("%{vex%} vpdpbusd %2, %1, %0" : "+x"(total.hi) : "x"(w.hi), "x"(a.hi));
+#endif
+}
+#endif
+
+template <int ROWS, int TILES, bool SIGNED, int COUNT>
+ALWAYS_INLINE void exact(const Quads& p, i32x16* total) {
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 16
+        for (int t = 0; t < TILES; ++t) {
+            total[r * TILES + t] = splat_i32(SIGNED ? p.start[r * p.start_stride] : 0);
+        }
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < COUNT; ++i) {
+        i32x16 w[TILES];
+#pragma GCC unroll 16
+        for (int t = 0; t < TILES; ++t) {
+            w[t] = load_bytes(p.codes[t] + i * TILE_QUAD);
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; ++r) {
+            const i32x16 a = splat_i32(load_quad(p.a + r * p.stride + i * QUAD));
+#pragma GCC unroll 16
+            for (int t = 0; t < TILES; ++t) {
+                add_products(total[r * TILES + t], w[t], a);
+            }
+        }
+    }
+}
+
+// --- AVX2 ---------------------------------------------------------------------------------------
+// vpmaddubsw adds two products in 16 bits, with saturation. Signed codes: their sizes are the
+// unsigned operand and the inputs, which have no -128, take over their signs: 2 * 128 * 127 fits.
+// Of the others four quads fit: 8 * 31 * 127.
+#elif defined(__AVX2__)
+
+constexpr int MAX_ROWS = 4;  // 8 rows of half a tile load twice the inputs and are slower
+constexpr int MAX_TILES = 1;
+
+typedef int32_t i32x8 __attribute__((vector_size(32)));
+typedef int16_t i16x16 __attribute__((vector_size(32)));
+
+// Sums of ROWS rows, as two vectors of 8 outputs each. A recursion of single members of the type
+// that the addition has, or gcc keeps copies of them and runs out of registers.
+template <int ROWS> struct SignedSums {
+    i32x8 lo = {}, hi = {};
+    SignedSums<ROWS - 1> rest;
+
+    ALWAYS_INLINE void add(const i32x16& size, const i32x16& sign, const int8_t* a,
+                           ptrdiff_t stride) {
+        const __m256i inputs = _mm256_set1_epi32(load_quad(a)), ones = _mm256_set1_epi16(1);
+        const __m256i first = _mm256_maddubs_epi16(size.lo, _mm256_sign_epi8(inputs, sign.lo));
+        const __m256i second = _mm256_maddubs_epi16(size.hi, _mm256_sign_epi8(inputs, sign.hi));
+        lo += (i32x8)_mm256_madd_epi16(first, ones);
+        hi += (i32x8)_mm256_madd_epi16(second, ones);
+        rest.add(size, sign, a + stride, stride);
+    }
+    ALWAYS_INLINE void get(i32x16* total) const {
+        *total = {(__m256i)lo, (__m256i)hi};
+        rest.get(total + 1);
+    }
+};
+template <> struct SignedSums<0> {
+    void add(const i32x16&, const i32x16&, const int8_t*, ptrdiff_t) {}
+    void get(i32x16*) const {}
+};
+
+// The same of four quads of small codes, as the sums of pairs of inputs.
+template <int ROWS> struct PairSums {
+    i16x16 lo = {}, hi = {};
+    PairSums<ROWS - 1> rest;
+
+    ALWAYS_INLINE void add(const i32x16& w, const int8_t* a, ptrdiff_t stride) {
+        const __m256i inputs = _mm256_set1_epi32(load_quad(a));
+        lo += (i16x16)_mm256_maddubs_epi16(w.lo, inputs);
+        hi += (i16x16)_mm256_maddubs_epi16(w.hi, inputs);
+        asm volatile("" : "+x"(lo), "+x"(hi));  // or gcc loads ahead and runs out of registers
+        rest.add(w, a + stride, stride);
+    }
+    ALWAYS_INLINE void get(i32x16* total) const {
+        const __m256i ones = _mm256_set1_epi16(1);
+        const __m256i first = _mm256_madd_epi16((__m256i)lo, ones);
+        const __m256i second = _mm256_madd_epi16((__m256i)hi, ones);
+        *total = *total + i32x16{first, second};
+        rest.get(total + 1);
+    }
+};
+template <> struct PairSums<0> {
+    void add(const i32x16&, const int8_t*, ptrdiff_t) {}
+    void get(i32x16*) const {}
+};
+
+template <int ROWS, int TILES, bool SIGNED, int COUNT>
+ALWAYS_INLINE void exact(const Quads& p, i32x16* total) {
+    static_assert(TILES == 1, "registers for one tile");
+    if constexpr (SIGNED) {
+        SignedSums<ROWS> sums;
+        for (int i = 0; i < COUNT; ++i) {
+            const i32x16 w = add_bytes(load_bytes(p.codes[0] + i * TILE_QUAD), bytes_of(CODE_ZERO));
+            const i32x16 size = {_mm256_abs_epi8(w.lo), _mm256_abs_epi8(w.hi)};
+            sums.add(size, w, p.a + i * QUAD, p.stride);
+        }
+        sums.get(total);
+    } else {
+        for (int r = 0; r < ROWS; ++r) {
+            total[r] = splat_i32(0);
+        }
+        for (int begin = 0; begin < COUNT; begin += 4) {
+            PairSums<ROWS> sums;
+#pragma GCC unroll 4
+            for (int i = begin; i < begin + 4; ++i) {
+                sums.add(load_bytes(p.codes[0] + i * TILE_QUAD), p.a + i * QUAD, p.stride);
+            }
+            sums.get(total);
+        }
+    }
+}
+
+// --- the others: signed bytes --------------------------------------------------------------------
+#else
+
+constexpr int MAX_TILES = 1;
+
+#if defined(__SSE2__) && !defined(PACELINE_PLAIN)
+// Both operands widened to 16 bits, four outputs at a time.
+constexpr int MAX_ROWS = 4;
+
+struct Wide {
+    __m128i lo, hi;
+};
+inline Wide widen(__m128i bytes) {  // 16 bytes to 16 bits each
+    const __m128i sign = _mm_cmpgt_epi8(_mm_setzero_si128(), bytes);
+    return {_mm_unpacklo_epi8(bytes, sign), _mm_unpackhi_epi8(bytes, sign)};
+}
+template <int ROWS> struct Sums {
+    Wide acc[ROWS][4];  // two outputs each, as the sums of inputs 0-1 and 2-3
+
+    void clear() { std::memset(this, 0, sizeof *this); }
+    void add(i32x16 w, const int8_t* a, ptrdiff_t stride) {
+        for (int part = 0; part < 4; ++part) {
+            const Wide wide = widen((__m128i)w.q[part]);
+            for (int r = 0; r < ROWS; ++r) {
+                const __m128i quad = widen(_mm_set1_epi32(load_quad(a + r * stride))).lo;
+                Wide& sum = acc[r][part];
+                sum.lo = _mm_add_epi32(sum.lo, _mm_madd_epi16(wide.lo, quad));
+                sum.hi = _mm_add_epi32(sum.hi, _mm_madd_epi16(wide.hi, quad));
+            }
+        }
+    }
+    i32x16 get(int row) const {
+        i32x16 total;
+        for (int part = 0; part < 4; ++part) {
+            const __m128 lo = _mm_castsi128_ps(acc[row][part].lo);
+            const __m128 hi = _mm_castsi128_ps(acc[row][part].hi);
+            const __m128i even = _mm_castps_si128(_mm_shuffle_ps(lo, hi, 0x88));
+            const __m128i odd = _mm_castps_si128(_mm_shuffle_ps(lo, hi, 0xdd));
+            total.q[part] = (i32x4)_mm_add_epi32(even, odd);
+        }
+        return total;
+    }
+};
+#elif defined(__ARM_FEATURE_DOTPROD) && !defined(PACELINE_PLAIN)
+constexpr int MAX_ROWS = 6;
+
+template <int ROWS> struct Sums {
+    int32x4_t acc[ROWS][4];
+
+    void clear() {
+        for (int i = 0; i < ROWS * 4; ++i) {
+            acc[i / 4][i % 4] = vdupq_n_s32(0);
+        }
+    }
+    ALWAYS_INLINE void add(i32x16 w, const int8_t* a, ptrdiff_t stride) {
+        for (int r = 0; r < ROWS; ++r) {
+            const int8x16_t quad = vreinterpretq_s8_s32(vdupq_n_s32(load_quad(a + r * stride)));
+            for (int part = 0; part < 4; ++part) {
+                acc[r][part] = vdotq_s32(acc[r][part], (int8x16_t)w.q[part], quad);
+            }
+        }
+    }
+    i32x16 get(int row) const {
+        i32x16 total;
+        for (int part = 0; part < 4; ++part) {
+            total.q[part] = (i32x4)acc[row][part];
+        }
+        return total;
+    }
+};
+#else
+constexpr int MAX_ROWS = 4;
+
+template <int ROWS> struct Sums {
+    int32_t acc[ROWS][TILE];
+
+    void clear() { std::memset(this, 0, sizeof *this); }
+    void add(i32x16 w, const int8_t* a, ptrdiff_t stride) {
+        int8_t bytes[TILE_QUAD];
+        std::memcpy(bytes, &w, sizeof bytes);
+        for (int r = 0; r < ROWS; ++r) {
+            for (int output = 0; output < TILE; ++output) {
+                for (int i = 0; i < QUAD; ++i) {
+                    acc[r][output] += int32_t(bytes[output * QUAD + i]) * a[r * stride + i];
+                }
+            }
+        }
+    }
+    i32x16 get(int row) const { return load_i32(acc[row]); }
+};
+#endif
+
+template <int ROWS, int TILES, bool SIGNED, int COUNT>
+ALWAYS_INLINE void exact(const Quads& p, i32x16* total) {
+    static_assert(TILES == 1, "registers for one tile");
+    Sums<ROWS> sums;
+    sums.clear();
+    for (int i = 0; i < COUNT; ++i) {
+        const i32x16 w = load_bytes(p.codes[0] + i * TILE_QUAD);
+        sums.add(SIGNED ? add_bytes(w, bytes_of(CODE_ZERO)) : w, p.a + i * QUAD, p.stride);
+    }
+    for (int r = 0; r < ROWS; ++r) {
+        total[r] = sums.get(r);
+    }
+}
+#endif
+
+}  // namespace
+}  // namespace paceline

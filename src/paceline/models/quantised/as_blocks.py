@@ -1,0 +1,63 @@
+"""Quantised weights as the blocks that the linears compute with. Knows no checkpoint.
+
+The integers and scales stay as they are: nothing is rounded.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from paceline.models.blocks import FORMATS, FP4_VALUES
+from paceline.models.quantised.codes import Codes, Tensor
+
+
+def blocks_of(codes: Codes) -> tuple[str, Tensor] | None:
+    """A format's name and uint8 ``[n, bytes of a row]``; None where no format holds the codes."""
+    k = codes.code.shape[1]
+    if codes.order is not None or k % 32:
+        return None
+    if codes.table is not None:
+        return _fp4(codes) if codes.table.tolist() == list(FP4_VALUES) else None
+    if codes.group % 32:
+        return None
+    wide = codes.group % 128 == 0
+    if codes.bits == 4:
+        form = "Z4_128" if wide else "Z4_32"
+        head = [_floats(_spread(codes.scale, codes, form)), _spread(codes.zero, codes, form)]
+        return form, _joined(form, [*head, _nibbles(codes.code)])
+    if codes.bits == 8 and bool((codes.zero == 128).all()):
+        form = "C8_128" if wide else "C8_32"
+        return form, _joined(form, [_floats(_spread(codes.scale, codes, form)), codes.code ^ 128])
+    return None
+
+
+def _fp4(codes: Codes) -> tuple[str, Tensor] | None:
+    """MXFP4 where the scales are powers of two for 32 inputs each; otherwise for 16 each."""
+    mantissa, exponent = torch.frexp(codes.scale)
+    if codes.group == 32 and bool(((mantissa == 0.5) & (exponent > -128)).all()):
+        return "MXFP4", _joined("MXFP4", [(exponent + 127).to(torch.uint8), _nibbles(codes.code)])
+    if codes.group != 16:
+        return None
+    return "F4_16", _joined("F4_16", [_floats(codes.scale), _nibbles(codes.code)])
+
+
+def _spread(values: Tensor, codes: Codes, form: str) -> Tensor:
+    """A value per group as a value per block, ``[n, blocks]``."""
+    return values.repeat_interleave(codes.group // FORMATS[form].inputs, dim=1)
+
+
+def _floats(values: Tensor) -> Tensor:
+    return values.float().contiguous().view(torch.uint8)
+
+
+def _nibbles(code: Tensor) -> Tensor:
+    """Of 32 inputs each the first 16 in the low nibbles, the others in the high ones."""
+    halves = code.view(len(code), -1, 2, 16)
+    return (halves[:, :, 0] | halves[:, :, 1] << 4).flatten(1)
+
+
+def _joined(form: str, parts: list[Tensor]) -> Tensor:
+    """Blocks of parts ``[n, blocks * bytes]``, ``[n, bytes of a row]``."""
+    n = len(parts[0])
+    blocks = sum(part.shape[1] for part in parts) // FORMATS[form].num_bytes
+    return torch.cat([part.view(n, blocks, -1) for part in parts], dim=2).flatten(1)
