@@ -47,6 +47,43 @@ struct BlockWeights {
     int n, k;
 };
 
+// Rows of float32 inputs.
+struct FloatRows {
+    const float* x;       // [rows, stride]; zero from the k-th to the next multiple of 16
+    int rows, k, stride;
+};
+
+enum class FloatType : int { f32 = 0, f16 = 1, bf16 = 2, f8e4m3 = 3 };
+// The type of a name, such as "bfloat16". False where there is none.
+bool find_float_type(const char* name, FloatType* found);
+constexpr int bytes_of(FloatType type) {
+    return type == FloatType::f32 ? 4 : type == FloatType::f8e4m3 ? 1 : 2;
+}
+
+// Weights that stay the floats they are: y[n] = sum_k w[n, k] x[k] + bias[n]. FP8 weights have
+// scales: one per output and stretch of `scale_inputs` inputs.
+struct FloatWeights {
+    const void* data;    // [tiles, k_padded, 16]; padding is zero
+    FloatType type;
+    const float* scale;  // [tiles, stretches, 16] or null; only with FP8
+    int scale_inputs;    // of a stretch: a multiple of FLOAT_RUN
+    const float* bias;   // [tiles * 16] or null
+    int n, k;            // real outputs and inputs; k_padded = round_up(k, TILE)
+
+    ptrdiff_t tile_bytes() const {
+        return ptrdiff_t(round_up(k, TILE)) * TILE * bytes_of(type);
+    }
+    const void* tile(int index) const {
+        return static_cast<const char*>(data) + index * tile_bytes();
+    }
+    // Of the outputs of a tile, for the inputs from `input` on.
+    const float* scales(int tile, int input) const {
+        const int stretches = (k + scale_inputs - 1) / scale_inputs;
+        return scale + (ptrdiff_t(tile) * stretches + input / scale_inputs) * TILE;
+    }
+};
+constexpr int FLOAT_RUN = 32;  // inputs that are summed up before the sum is added to the others
+
 // Where a linear writes: y = alpha * (product + bias), added to `residual` if there is one.
 struct LinearOut {
     float* y;               // [rows, ld]
@@ -113,6 +150,8 @@ struct Kernels {
     // --- linear: tiles [tile_begin, tile_end) of all rows
     void (*linear_blocks)(const QuantRows&, const BlockWeights&, const LinearOut&, int tile_begin,
                           int tile_end);
+    void (*linear_float)(const FloatRows&, const FloatWeights&, const LinearOut&, int tile_begin,
+                         int tile_end);
 
     // --- rows; x and y are one row each, n its real elements
     void (*quantize)(const float* x, const QuantRows& out, int row);
@@ -125,6 +164,7 @@ struct Kernels {
     void (*vector_erf)(const float* x, int n, float* y);
     // One output's weights, times `multiplier`: y[k].
     void (*gather_blocks)(const BlockWeights&, int output, float multiplier, float* y);
+    void (*gather_float)(const FloatWeights&, int output, float multiplier, float* y);
     // One KV head of one row of the fused qkv, with its query heads: qk-norm, rotary; queries into
     // `q` [heads, head_dim], key and value into the slot.
     void (*rotary_kv)(const float* qkv, const AttentionShape&, const RotaryArgs&, const KvLayer&,

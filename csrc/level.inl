@@ -12,6 +12,7 @@
 #include "products_amx.inl"
 #endif
 #include "linear_quantised.inl"
+#include "linear_float.inl"
 #include "attention.inl"
 #include "sampler.inl"
 
@@ -27,8 +28,8 @@ bool supported() { return LEVEL_SUPPORTED; }
 
 extern const Kernels LEVEL;
 const Kernels LEVEL = {
-    LEVEL_ISA,  supported,   linear_blocks, quantize,      rms_norm,  gated,
-    softcap,    vector_exp,  vector_tanh,   vector_erf,    gather_blocks,
-    rotary_kv,  attend,      merge,         &sampler_kernels,
+    LEVEL_ISA,  supported,    linear_blocks, linear_float,  quantize,     rms_norm,
+    gated,      softcap,      vector_exp,    vector_tanh,   vector_erf,   gather_blocks,
+    gather_float, rotary_kv,  attend,        merge,         &sampler_kernels,
 };
 }  // namespace paceline
