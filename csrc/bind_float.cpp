@@ -183,17 +183,6 @@ auto py_linear(const FloatLinearObject& self, In<float, 2> x) {
     return y;
 }
 
-// Only the tiles begin..end - 1, by this thread; the outputs of others are zero.
-auto py_linear_tiles(const FloatLinearObject& self, In<float, 2> x, int begin, int end) {
-    const FloatWeights& w = self.weights;
-    require(x.shape(1) == size_t(w.k), "x has the wrong number of inputs");
-    auto y = make_array<float>({x.shape(0), size_t(w.n)});
-    std::fill_n(y.data(), y.size(), 0.0f);
-    const PaddedRows padded(x.data(), static_cast<int>(x.shape(0)), w.k);
-    kernels().linear_float(padded.rows, w, {y.data(), nullptr, w.n, 1.0f}, begin, end);
-    return y;
-}
-
 // Rows `ids` of the weight, times `multiplier`.
 auto py_gather(const FloatLinearObject& self, In<int32_t, 1> ids, float multiplier) {
     const FloatWeights& w = self.weights;
@@ -259,8 +248,6 @@ void bind_float(nb::module_& module) {
         .def_prop_ro("k", [](const FloatLinearObject& self) { return self.weights.k; })
         .def_prop_ro("nbytes", [](const FloatLinearObject& self) { return self.nbytes; })
         .def("linear", py_linear, nb::arg("x").noconvert(), "float32 [rows, k] to [rows, n].")
-        .def("linear_tiles", py_linear_tiles, nb::arg("x").noconvert(), nb::arg("begin"),
-             nb::arg("end"), "The same of the tiles begin..end - 1 alone; other outputs are 0.")
         .def("gather", py_gather, nb::arg("ids").noconvert(), nb::arg("multiplier"),
              "float32 [ids, k]: these outputs' weights times `multiplier`.");
     module.def("time_float_linears", py_time, nb::arg("linears"), nb::arg("rows"),

@@ -1,7 +1,7 @@
 // The linear of float weights of one level, in float32. An output is the sum, in order, of runs of
-// FLOAT_RUN inputs, and each run is one chain of fused multiply-adds. Chains do not depend on each
-// other, so that as many as keep the vector units busy are computed side by side, of several runs
-// where the rows are few: that changes no bit.
+// FLOAT_RUN inputs times their scale, and each run is one chain of fused multiply-adds. Chains do
+// not depend on each other, so that as many as keep the vector units busy are computed side by side,
+// of several runs where the rows are few: that changes no bit.
 namespace paceline {
 namespace {
 
@@ -70,6 +70,15 @@ template <> struct FloatCode<FloatType::f8e4m3> {
 #endif
 };
 
+// Adds the products of w and x. Assembly, since gcc copies the accumulators of the intrinsic.
+ALWAYS_INLINE void add_product(f32x16& total, f32x16 w, f32x16 x) {
+#if defined(__AVX512F__) && !defined(PACELINE_EMULATED)
+    asm volatile("vfmadd231ps %2, %1, %0" : "+v"(total.v) : "v"(w.v), "v"(x.v));
+#else
+    total = fma(w, x, total);
+#endif
+}
+
 // --- products -----------------------------------------------------------------------------------
 
 // A stretch of the inputs of one tile, or of tiles that follow each other, and the rows that meet it.
@@ -87,8 +96,8 @@ constexpr int LINE = 64;  // bytes that are fetched at a time
 // Sums of RUNS runs that follow each other, of ROWS rows and TILES tiles.
 template <FloatType TYPE, int ROWS, int TILES, int RUNS>
 ALWAYS_INLINE void float_runs(const FloatPiece& p, f32x16 (&sum)[RUNS][ROWS][TILES]) {
-    constexpr int INPUT = TILE * bytes_of(TYPE);                 // bytes
-    constexpr int STEP = INPUT < LINE ? LINE / INPUT : 1;        // inputs of a line
+    constexpr int INPUT = TILE * bytes_of(TYPE);   // bytes
+    constexpr int STEP = LINE / INPUT;             // inputs of a line
     constexpr int RUN_LINES = FLOAT_RUN * INPUT / LINE;
     f32x16 total[RUNS][ROWS][TILES];
 #pragma GCC unroll 16
@@ -121,7 +130,7 @@ ALWAYS_INLINE void float_runs(const FloatPiece& p, f32x16 (&sum)[RUNS][ROWS][TIL
                     const f32x16 x = splat(p.x[r * p.stride + input]);
 #pragma GCC unroll 16
                     for (int t = 0; t < TILES; ++t) {
-                        total[run][r][t] = fma(w[t], x, total[run][r][t]);
+                        add_product(total[run][r][t], w[t], x);
                     }
                 }
             }
@@ -165,8 +174,7 @@ template <FloatType TYPE, int ROWS, int TILES> struct FloatBlock {
             for (int t = 0; t < TILES; ++t) {
                 const f32x16 times = factor(t, input + run * FLOAT_RUN);
                 for (int r = 0; r < ROWS; ++r) {
-                    const f32x16 each = sum[run][r][t];
-                    y[r][t] = TYPE == FloatType::f8e4m3 ? fma(each, times, y[r][t]) : y[r][t] + each;
+                    y[r][t] = fma(sum[run][r][t], times, y[r][t]);
                 }
             }
         }
