@@ -60,12 +60,12 @@ template <> struct FloatCode<FloatType::f8e4m3> {
     }
 #else
     static ALWAYS_INLINE f32x16 load(const uint8_t* p) {
-        uint16_t halves[TILE];
+        int32_t halves[TILE];
         for (int i = 0; i < TILE; ++i) {
             const int word = static_cast<int8_t>(p[i]) * 128;
-            halves[i] = static_cast<uint16_t>(word ^ ((word + 0x80) & 0x4000));
+            halves[i] = (word ^ ((word + 0x80) & 0x4000)) & 0xffff;
         }
-        return load_f16(halves);
+        return from_halves(load_i32(halves));
     }
 #endif
 };

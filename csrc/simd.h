@@ -384,28 +384,26 @@ inline f32x16 load_bf16(const uint16_t* p) {
     }
     return as_float(load_i32(bits));
 }
-inline float f16_to_f32(uint16_t h) {
-    const uint32_t sign = static_cast<uint32_t>(h & 0x8000) << 16;
-    const uint32_t exponent = h >> 10 & 31, mantissa = h & 1023;
-    uint32_t bits;
-    if (exponent == 31) {
-        bits = sign | 0x7f800000 | mantissa << 13;
-    } else if (exponent) {
-        bits = sign | (exponent + 112) << 23 | mantissa << 13;
-    } else {  // subnormal: exact in float
-        const float value = static_cast<float>(mantissa) * 0x1p-24f;
-        return sign ? -value : value;
+// Of the bits of float16 in each lane. A float32 has the same three fields, its exponent 112 more, or
+// 224 of inf and NaN. A subnormal gets a one in front of its mantissa, which is then taken away.
+inline f32x16 from_halves(i32x16 halves) {
+    constexpr int EXPONENT = 1 << 23;
+    f32x16 r;
+    for (int i = 0; i < 4; ++i) {
+        const i32x4 size = (halves.q[i] & 0x7fff) << 13, sign = (halves.q[i] & 0x8000) << 16;
+        const i32x4 special = size >= 31 * EXPONENT, subnormal = size < EXPONENT;
+        const i32x4 normal = size + 112 * EXPONENT + (special & 112 * EXPONENT);
+        const i32x4 small = (i32x4)((f32x4)(size + 113 * EXPONENT) - 0x1p-14f);
+        r.q[i] = (f32x4)((subnormal & small) | (~subnormal & normal) | sign);
     }
-    float value;
-    std::memcpy(&value, &bits, sizeof value);
-    return value;
+    return r;
 }
 inline f32x16 load_f16(const uint16_t* p) {
-    float lanes[LANES];
+    int32_t halves[LANES];
     for (int i = 0; i < LANES; ++i) {
-        lanes[i] = f16_to_f32(p[i]);
+        halves[i] = p[i];
     }
-    return load(lanes);
+    return from_halves(load_i32(halves));
 }
 // Lanes in -127..127 as bytes.
 inline void store_i8(int8_t* p, i32x16 a) {
