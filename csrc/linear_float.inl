@@ -81,100 +81,76 @@ ALWAYS_INLINE void add_product(f32x16& total, f32x16 w, f32x16 x) {
 
 // --- products -----------------------------------------------------------------------------------
 
-// A stretch of the inputs of one tile, or of tiles that follow each other, and the rows that meet it.
-struct FloatPiece {
-    const uint8_t* w;      // the first tile's [inputs, 16]
-    ptrdiff_t tile_bytes;  // from tile to tile
-    const float* x;        // first row's inputs
-    ptrdiff_t stride;      // from row to row
-    int inputs;            // of a run: a multiple of TILE
-    Ahead ahead;           // of the first tile; the others' lie tile_bytes on
-};
-
 constexpr int LINE = 64;  // bytes that are fetched at a time
 
-// Sums of RUNS runs that follow each other, of ROWS rows and TILES tiles.
-template <FloatType TYPE, int ROWS, int TILES, int RUNS>
-ALWAYS_INLINE void float_runs(const FloatPiece& p, f32x16 (&sum)[RUNS][ROWS][TILES]) {
-    constexpr int INPUT = TILE * bytes_of(TYPE);   // bytes
-    constexpr int STEP = LINE / INPUT;             // inputs of a line
-    constexpr int RUN_LINES = FLOAT_RUN * INPUT / LINE;
-    f32x16 total[RUNS][ROWS][TILES];
-#pragma GCC unroll 16
-    for (int run = 0; run < RUNS; ++run) {
-#pragma GCC unroll 16
-        for (int r = 0; r < ROWS; ++r) {
-#pragma GCC unroll 16
-            for (int t = 0; t < TILES; ++t) {
-                total[run][r][t] = zero();
-            }
-        }
-    }
-    for (int at = 0; at < p.inputs; at += STEP) {
-#pragma GCC unroll 16
-        for (int run = 0; run < RUNS; ++run) {
-#pragma GCC unroll 16
-            for (int t = 0; t < TILES; ++t) {
-                p.ahead.fetch(run * RUN_LINES + at / STEP, t * p.tile_bytes);
-            }
-#pragma GCC unroll 16
-            for (int i = 0; i < STEP; ++i) {
-                const int input = run * FLOAT_RUN + at + i;
-                f32x16 w[TILES];
-#pragma GCC unroll 16
-                for (int t = 0; t < TILES; ++t) {
-                    w[t] = FloatCode<TYPE>::load(p.w + t * p.tile_bytes + ptrdiff_t(input) * INPUT);
-                }
-#pragma GCC unroll 16
-                for (int r = 0; r < ROWS; ++r) {
-                    const f32x16 x = splat(p.x[r * p.stride + input]);
-#pragma GCC unroll 16
-                    for (int t = 0; t < TILES; ++t) {
-                        add_product(total[run][r][t], w[t], x);
-                    }
-                }
-            }
-        }
-    }
-#pragma GCC unroll 16
-    for (int run = 0; run < RUNS; ++run) {
-#pragma GCC unroll 16
-        for (int r = 0; r < ROWS; ++r) {
-#pragma GCC unroll 16
-            for (int t = 0; t < TILES; ++t) {
-                sum[run][r][t] = total[run][r][t];
-            }
-        }
-    }
-}
-
-// A block of rows and tiles that follow each other.
+// A block of rows, and of tiles that follow each other.
 template <FloatType TYPE, int ROWS, int TILES> struct FloatBlock {
+    static constexpr int INPUT = TILE * bytes_of(TYPE);  // bytes of an input of a tile
+    static constexpr int STEP = LINE / INPUT;            // inputs of a line
     const FloatRows& x;
     const FloatWeights& w;
     int tile, row;
-    Ahead ahead;
+    Ahead ahead;  // of the first tile; the others' lie tile_bytes on
     f32x16 y[ROWS][TILES];
 
-    // What the sums of a run are multiplied with.
+    // What the sum of a run is multiplied with.
     ALWAYS_INLINE f32x16 factor(int t, int input) const {
         const f32x16 own = splat(FloatCode<TYPE>::factor);
         return w.scale ? load(w.scales(tile + t, input)) * own : own;
     }
 
-    // Adds RUNS runs of so many inputs each.
-    template <int RUNS> ALWAYS_INLINE void add(int input, int inputs) {
-        constexpr int INPUT = TILE * bytes_of(TYPE);
-        const uint8_t* at = static_cast<const uint8_t*>(w.tile(tile)) + ptrdiff_t(input) * INPUT;
-        const float* from = x.x + ptrdiff_t(row) * x.stride + input;
-        const Ahead on = {ahead.at + ptrdiff_t(input) * INPUT / LINE * ahead.step, ahead.step};
-        f32x16 sum[RUNS][ROWS][TILES];
-        float_runs<TYPE, ROWS, TILES, RUNS>({at, w.tile_bytes(), from, x.stride, inputs, on}, sum);
+    // Adds RUNS runs of `inputs` inputs each, computed side by side.
+    template <int RUNS> ALWAYS_INLINE void add(int first, int inputs) {
+        const ptrdiff_t tile_bytes = w.tile_bytes(), stride = x.stride;
+        const uint8_t* from = static_cast<const uint8_t*>(w.tile(tile)) + ptrdiff_t(first) * INPUT;
+        const float* rows = x.x + row * stride + first;
+        const Ahead on = {ahead.at + first / STEP * ahead.step, ahead.step};
+        f32x16 total[RUNS][ROWS][TILES];
+#pragma GCC unroll 16
         for (int run = 0; run < RUNS; ++run) {
+#pragma GCC unroll 16
+            for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 16
+                for (int t = 0; t < TILES; ++t) {
+                    total[run][r][t] = zero();
+                }
+            }
+        }
+        for (int at = 0; at < inputs; at += STEP) {
+#pragma GCC unroll 16
+            for (int run = 0; run < RUNS; ++run) {
+#pragma GCC unroll 16
+                for (int t = 0; t < TILES; ++t) {
+                    on.fetch((run * FLOAT_RUN + at) / STEP, t * tile_bytes);
+                }
+#pragma GCC unroll 16
+                for (int i = 0; i < STEP; ++i) {
+                    const int input = run * FLOAT_RUN + at + i;
+                    f32x16 weights[TILES];
+#pragma GCC unroll 16
+                    for (int t = 0; t < TILES; ++t) {
+                        weights[t] =
+                            FloatCode<TYPE>::load(from + t * tile_bytes + ptrdiff_t(input) * INPUT);
+                    }
+#pragma GCC unroll 16
+                    for (int r = 0; r < ROWS; ++r) {
+                        const f32x16 each = splat(rows[r * stride + input]);
+#pragma GCC unroll 16
+                        for (int t = 0; t < TILES; ++t) {
+                            add_product(total[run][r][t], weights[t], each);
+                        }
+                    }
+                }
+            }
+        }
+#pragma GCC unroll 16
+        for (int run = 0; run < RUNS; ++run) {
+#pragma GCC unroll 16
             for (int t = 0; t < TILES; ++t) {
-                const f32x16 times = factor(t, input + run * FLOAT_RUN);
+                const f32x16 times = factor(t, first + run * FLOAT_RUN);
+#pragma GCC unroll 16
                 for (int r = 0; r < ROWS; ++r) {
-                    y[r][t] = fma(sum[run][r][t], times, y[r][t]);
+                    y[r][t] = fma(total[run][r][t], times, y[r][t]);
                 }
             }
         }
