@@ -70,15 +70,6 @@ template <> struct FloatCode<FloatType::f8e4m3> {
 #endif
 };
 
-// Adds the products of w and x. Assembly, since gcc copies the accumulators of the intrinsic.
-ALWAYS_INLINE void add_product(f32x16& total, f32x16 w, f32x16 x) {
-#if defined(__AVX512F__) && !defined(PACELINE_EMULATED)
-    asm volatile("vfmadd231ps %2, %1, %0" : "+v"(total.v) : "v"(w.v), "v"(x.v));
-#else
-    total = fma(w, x, total);
-#endif
-}
-
 // --- products -----------------------------------------------------------------------------------
 
 constexpr int LINE = 64;  // bytes that are fetched at a time
@@ -137,7 +128,7 @@ template <FloatType TYPE, int ROWS, int TILES> struct FloatBlock {
                         const f32x16 each = splat(rows[r * stride + input]);
 #pragma GCC unroll 16
                         for (int t = 0; t < TILES; ++t) {
-                            add_product(total[run][r][t], weights[t], each);
+                            total[run][r][t] = fma(weights[t], each, total[run][r][t]);
                         }
                     }
                 }
