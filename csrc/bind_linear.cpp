@@ -68,14 +68,13 @@ void check_size(const char* name, size_t got, size_t wanted) {
     }
 }
 
-// The type of a name; raises ValueError.
-BlockType type_of(const std::string& name) {
-    for (int i = 0; i < BLOCK_TYPES; ++i) {
-        if (name == BLOCK_SHAPES[i].name) {
-            return static_cast<BlockType>(i);
-        }
+// The format of a name; raises ValueError.
+WeightFormat format_of(const std::string& name) {
+    WeightFormat format;
+    if (!find_format(name.c_str(), &format)) {
+        refuse("no format of weights is called '" + name.substr(0, 20) + "'");
     }
-    refuse("no block format is called " + name.substr(0, 20));
+    return format;
 }
 
 // Runs `work` without the interpreter's lock; raises ValueError(message) where it returns false.
@@ -90,28 +89,27 @@ template <typename Work> void packing(const char* message, Work work) {
     }
 }
 
-auto py_pack_blocks(const std::string& name, In<uint8_t, 2> rows, int64_t k) {
-    const BlockType type = type_of(name);
+auto py_pack(const std::string& name, In<uint8_t, 2> rows, int64_t k) {
+    const WeightFormat format = format_of(name);
     const Shape s = checked(std::min<size_t>(rows.shape(0), MAX_OUTPUTS + 1), k);
-    if (rows.shape(1) != raw_row_bytes(type, s.k)) {
-        refuse("a row of " + name + " blocks has " + std::to_string(rows.shape(1)) + " bytes; " +
-               std::to_string(raw_row_bytes(type, s.k)) + " are needed for " + std::to_string(s.k) +
-               " inputs");
+    if (rows.shape(1) != raw_row_bytes(format, s.k)) {
+        refuse("a row of " + name + " has " + std::to_string(rows.shape(1)) + " bytes; " +
+               std::to_string(raw_row_bytes(format, s.k)) + " are needed for " +
+               std::to_string(s.k) + " inputs");
     }
-    auto data = make_array<uint8_t>({packed_bytes(type, s.n, s.k)});
+    auto data = make_array<uint8_t>({packed_bytes(format, s.n, s.k)});
     packing("a block's scale is NaN or infinite",
-            [&] { return pack_blocks(type, rows.data(), s.n, s.k, data.data()); });
+            [&] { return pack_rows(format, rows.data(), s.n, s.k, data.data()); });
     return data;
 }
 
 auto py_quantise(const std::string& name, In<float, 2> weight) {
-    const BlockType type = type_of(name);
-    if (type != BlockType::q8_0 && type != BlockType::q4_0) {
+    if (name != "Q8_0" && name != "Q4_0") {
         refuse("floats are quantised to Q8_0 or Q4_0, not to " + name);
     }
     const Shape s = shape_of(weight);
-    const auto quantise = type == BlockType::q8_0 ? quantise_q8_0 : quantise_q4_0;
-    auto rows = make_array<uint8_t>({size_t(s.n), raw_row_bytes(type, s.k)});
+    const auto quantise = name == "Q8_0" ? quantise_q8_0 : quantise_q4_0;
+    auto rows = make_array<uint8_t>({size_t(s.n), raw_row_bytes(format_of(name), s.k)});
     packing("a weight is NaN or infinite; it cannot be quantised",
             [&] { return quantise(weight.data(), s.n, s.k, rows.data()); });
     return rows;
@@ -123,8 +121,8 @@ auto py_quantise(const std::string& name, In<float, 2> weight) {
 void add_part(LinearObject& self, const std::string& name, In<uint8_t, 1> data, const float* bias,
               int64_t n, int64_t k) {
     const Shape s = checked(n, k);
-    const BlockType type = type_of(name);
-    check_size("data", data.shape(0), packed_bytes(type, s.n, s.k));
+    const WeightFormat format = format_of(name);
+    check_size("data", data.shape(0), packed_bytes(format, s.n, s.k));
     const float* kept = nullptr;
     if (bias) {
         std::vector<float>& copy = self.biases.emplace_back(size_t(round_up(s.n, TILE)), 0.0f);
@@ -132,7 +130,11 @@ void add_part(LinearObject& self, const std::string& name, In<uint8_t, 1> data, 
         self.nbytes += copy.size() * sizeof(float);
         kept = copy.data();
     }
-    self.linear.parts[self.linear.num_parts++] = {data.data(), kept, type, s.n, s.k};
+    LinearPart part;
+    part.is_float = format.is_float;
+    part.blocks = {data.data(), kept, format.block, s.n, s.k};
+    part.floats = {data.data(), kept, format.floats, s.n, s.k};
+    self.linear.add(part);
     self.nbytes += data.shape(0);
     self.data.emplace_back(data);
 }
@@ -190,14 +192,15 @@ auto py_rows(const LinearObject& self, In<int32_t, 1> outputs, float multiplier)
 
 // --- running one alone --------------------------------------------------------------------------
 
-// Quantises rows of `k` floats, one kernel call per row, from copies padded with zeros.
-void quantize_rows(const float* x, const QuantRows& out) {
+// Rows of `k` floats, one kernel call per row, from copies padded with zeros.
+void take_rows(const Linear& linear, const float* x, const Inputs& inputs) {
     const ThreadPool::Turn turn = pool().take_turn();
-    Buffer<float> copies(size_t(pool().size()) * out.stride);
-    pool().each(out.rows, [&](int row, int thread) {
-        float* copy = copies.get() + size_t(thread) * out.stride;
-        std::copy_n(x + size_t(row) * out.k, out.k, copy);
-        kernels().quantize(copy, out, row);
+    const int k = linear.k(), stride = inputs.codes.stride;
+    Buffer<float> copies(size_t(pool().size()) * stride);
+    pool().each(inputs.codes.rows, [&](int row, int thread) {
+        float* copy = copies.get() + size_t(thread) * stride;
+        std::copy_n(x + size_t(row) * k, k, copy);
+        linear.take(copy, inputs, row);
     });
 }
 
@@ -216,10 +219,10 @@ auto py_linear(const LinearObject& self, In<float, 2> x) {
     auto y = make_array<float>({size_t(rows), size_t(linear.n())});
     if (rows) {
         nb::gil_scoped_release release;
-        QuantBuffer buffer;
-        const QuantRows quantised = buffer.view(rows, linear.k());
-        quantize_rows(x.data(), quantised);
-        run_linear(linear, quantised, {y.data(), nullptr, linear.n(), 1.0f});
+        InputBuffer buffer;
+        const Inputs inputs = buffer.view(rows, linear.k());
+        take_rows(linear, x.data(), inputs);
+        run_linear(linear, inputs, {y.data(), nullptr, linear.n(), 1.0f});
     }
     return y;
 }
@@ -247,9 +250,9 @@ std::vector<double> times(const std::vector<const Linear*>& linears, int rows, i
     for (size_t i = 0; i < values.size(); ++i) {
         values[i] = static_cast<float>(static_cast<int>(i * 37 % 255) - 127);
     }
-    QuantBuffer buffer;
-    const QuantRows x = buffer.view(rows, one.k());
-    quantize_rows(values.data(), x);
+    InputBuffer buffer;
+    const Inputs x = buffer.view(rows, one.k());
+    take_rows(one, values.data(), x);
     Buffer<float> y(size_t(rows) * one.n());
     std::vector<double> found;
     for (int pass = 0; pass < passes; ++pass) {
@@ -276,10 +279,10 @@ void bind_linear(nb::module_& module) {
     }, "Of each block format: inputs of a block, and bytes.");
     module.def("packed_bytes", [](const std::string& name, int64_t n, int64_t k) {
         const Shape s = checked(n, k);
-        return packed_bytes(type_of(name), s.n, s.k);
+        return packed_bytes(format_of(name), s.n, s.k);
     }, nb::arg("format"), nb::arg("n"), nb::arg("k"));
-    module.def("pack_blocks", py_pack_blocks, nb::arg("format"), nb::arg("rows").noconvert(),
-               nb::arg("k"), "Pack uint8 [n, bytes of a row's blocks] as they are, into tiles.");
+    module.def("pack", py_pack, nb::arg("format"), nb::arg("rows").noconvert(), nb::arg("k"),
+               "Pack uint8 [n, bytes of an output's weights] as they are, into tiles.");
     module.def("quantise", py_quantise, nb::arg("format"), nb::arg("weight").noconvert(),
                "Quantise float32 [n, k] to blocks, uint8 [n, bytes of a row]: Q8_0 or Q4_0.");
 

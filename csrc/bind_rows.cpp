@@ -128,8 +128,8 @@ auto vector(const Rows& x, void (*Kernels::*function)(const float*, int, float*)
 nb::tuple quantize(const Rows& x) {
     const size_t rows = x.shape(0), k = x.shape(1);
     require(k > 0, "x has no columns");
-    QuantBuffer buffer;
-    const QuantRows out = buffer.view(size_of(rows), size_of(k));
+    InputBuffer buffer;
+    const QuantRows out = buffer.view(size_of(rows), size_of(k)).codes;
     const size_t stride = out.stride, stretches = out.stretches();
     {
         const nb::gil_scoped_release unlocked;

@@ -10,7 +10,6 @@
 namespace nb = nanobind;
 
 void bind_linear(nb::module_&);
-void bind_float(nb::module_&);
 void bind_rows(nb::module_&);
 void bind_attention(nb::module_&);
 void bind_drafts(nb::module_&);
@@ -51,7 +50,6 @@ NB_MODULE(_native, module) {
     });
     module.def("num_threads", [] { return pool().size(); });
     bind_linear(module);
-    bind_float(module);
     bind_rows(module);
     bind_attention(module);
     bind_drafts(module);

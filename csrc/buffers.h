@@ -6,7 +6,7 @@
 #include <memory>
 #include <new>
 
-#include "kernels.h"
+#include "linear.h"
 
 namespace paceline {
 
@@ -39,21 +39,22 @@ template <typename T> class Buffer {
     size_t size_ = 0;
 };
 
-// Memory for the quantised rows of any linear's inputs.
-class QuantBuffer {
+// Memory for the rows of any linear's inputs.
+class InputBuffer {
   public:
     // A view of `rows` rows of `k` inputs. Views share their memory; a later call may move it.
-    QuantRows view(int rows, int k) {
-        const int stride = round_up(k, K_MULTIPLE);
-        const size_t stretches = size_t(rows) * (stride / STRETCH);
-        return {q_.need(size_t(rows) * stride), scale_.need(stretches), sum_.need(stretches),
-                half_sum_.need(2 * stretches),  start_.need(stretches), half_start_.need(2 * stretches),
-                rows, k, stride};
+    Inputs view(int rows, int k) {
+        const int stride = round_up(k, K_MULTIPLE), padded = round_up(k, TILE);
+        const size_t count = size_t(rows), stretches = count * (stride / STRETCH);
+        return {{q_.need(count * stride), scale_.need(stretches), sum_.need(stretches),
+                 half_sum_.need(2 * stretches), start_.need(stretches),
+                 half_start_.need(2 * stretches), rows, k, stride},
+                {floats_.need(count * padded), rows, k, padded}};
     }
 
   private:
     Buffer<int8_t> q_;
-    Buffer<float> scale_, sum_, half_sum_;
+    Buffer<float> scale_, sum_, half_sum_, floats_;
     Buffer<int32_t> start_, half_start_;
 };
 

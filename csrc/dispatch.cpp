@@ -83,30 +83,15 @@ bool set_level(const char* isa) {
     return true;
 }
 
-namespace {
-
-// The member of an enum whose names these are.
-template <typename Enum, int COUNT>
-bool find_name(const char* const (&names)[COUNT], const char* name, Enum* found) {
-    for (int i = 0; i < COUNT; ++i) {
-        if (std::strcmp(name, names[i]) == 0) {
-            *found = static_cast<Enum>(i);
+bool find_activation(const char* name, Activation* found) {
+    static const char* const NAMES[] = {"silu", "gelu_tanh", "gelu", "relu2"};  // as in the enum
+    for (int i = 0; i < 4; ++i) {
+        if (std::strcmp(name, NAMES[i]) == 0) {
+            *found = static_cast<Activation>(i);
             return true;
         }
     }
     return false;
-}
-
-}  // namespace
-
-bool find_activation(const char* name, Activation* found) {
-    static const char* const NAMES[] = {"silu", "gelu_tanh", "gelu", "relu2"};  // as in the enum
-    return find_name(NAMES, name, found);
-}
-
-bool find_float_type(const char* name, FloatType* found) {
-    static const char* const NAMES[] = {"float32", "float16", "bfloat16", "float8_e4m3fn"};
-    return find_name(NAMES, name, found);
 }
 
 }  // namespace paceline

@@ -97,10 +97,10 @@ void Decoder::prepare(const Batch& batch, const Slice& slice) {
     gate_up_.need(count * ld_gate_up_);
     const int most = std::max(rows, static_cast<int>(batch.sample_rows.size()));
     const int widest = std::max({shape_.hidden, q_width_, shape_.intermediate});
-    quant_.view(most, widest);  // room for all, so that no view moves another
-    in_hidden_ = quant_.view(rows, shape_.hidden);
-    in_attended_ = quant_.view(rows, q_width_);
-    in_mlp_ = quant_.view(rows, shape_.intermediate);
+    inputs_.view(most, widest);  // room for all, so that no view moves another
+    in_hidden_ = inputs_.view(rows, shape_.hidden);
+    in_attended_ = inputs_.view(rows, q_width_);
+    in_mlp_ = inputs_.view(rows, shape_.intermediate);
     plan_attention(batch, slice);
 }
 
@@ -135,7 +135,7 @@ void Decoder::plan_attention(const Batch& batch, const Slice& slice) {
     partials_.need(per_row * std::min(rows_per_pass, slice.end - slice.first));
 }
 
-void Decoder::linear(const Linear& weights, const QuantRows& x, const LinearOut& out) {
+void Decoder::linear(const Linear& weights, const Inputs& x, const LinearOut& out) {
     const int tiles = weights.tiles();
     const int share = std::max(1, tiles / (pool().size() * PIECES_PER_THREAD));
     const int per_piece = round_up(share, TILES_TOGETHER);
@@ -145,9 +145,10 @@ void Decoder::linear(const Linear& weights, const QuantRows& x, const LinearOut&
     });
 }
 
-void Decoder::norm_and_quantize(const float* x, const float* weight, int row, float* scratch) {
+void Decoder::norm_for(const Linear& to, int row, const float* weight, float* scratch) {
+    const float* x = x_.get() + static_cast<size_t>(row) * ld_hidden_;
     kernels().rms_norm(x, weight, shape_.norm_eps, shape_.hidden, scratch);
-    kernels().quantize(scratch, in_hidden_, row);
+    to.take(scratch, in_hidden_, row);
 }
 
 void Decoder::add_branch(int row, const float* norm) {
@@ -164,7 +165,7 @@ void Decoder::layers(const Batch& batch, const Slice& slice) {
     const auto x_row = [&](int row) { return x_.get() + static_cast<size_t>(row) * ld_hidden_; };
     pool().each(rows, [&](int row, int thread) {
         embedding_.gather(batch.tokens[slice.first + row], shape_.embedding_multiplier, x_row(row));
-        norm_and_quantize(x_row(row), layers_.front().input_norm, row, scratch(thread));
+        norm_for(layers_.front().qkv, row, layers_.front().input_norm, scratch(thread));
     });
     for (size_t index = 0; index < layers_.size(); ++index) {
         const DecoderLayer& layer = layers_[index];
@@ -178,7 +179,7 @@ void Decoder::layers(const Batch& batch, const Slice& slice) {
             if (layer.post_mlp_norm) {
                 add_branch(row, layer.post_mlp_norm);
             }
-            norm_and_quantize(x_row(row), layers_[index + 1].input_norm, row, scratch(thread));
+            norm_for(layers_[index + 1].qkv, row, layers_[index + 1].input_norm, scratch(thread));
         });
     }
     pool().each(slice.samples_end - slice.samples, [&](int i, int) {
@@ -238,7 +239,7 @@ void Decoder::attention(const Batch& batch, const Slice& slice,
                                 stride, first_chunk(shape, position), last_chunk(position),
                                 y + h * shape.head_dim);
             }
-            kernels().quantize(y, in_attended_, row);
+            layer.o.take(y, in_attended_, row);
         });
     }
     const bool branch = layer.post_attention_norm != nullptr;
@@ -252,14 +253,13 @@ void Decoder::feed_forward(const DecoderLayer& layer, int rows) {
         if (layer.post_attention_norm) {
             add_branch(row, layer.post_attention_norm);
         }
-        norm_and_quantize(x_.get() + static_cast<size_t>(row) * ld_hidden_, layer.mlp_norm, row,
-                          scratch(thread));
+        norm_for(layer.gate_up, row, layer.mlp_norm, scratch(thread));
     });
     linear(layer.gate_up, in_hidden_, {gate_up_.get(), nullptr, ld_gate_up_, 1.0f});
     pool().each(rows, [&](int row, int thread) {
         kernels().gated(gate_up_.get() + static_cast<size_t>(row) * ld_gate_up_,
                         shape_.intermediate, shape_.activation, scratch(thread));
-        kernels().quantize(scratch(thread), in_mlp_, row);
+        layer.down.take(scratch(thread), in_mlp_, row);
     });
     const bool branch = layer.post_mlp_norm != nullptr;
     linear(layer.down, in_mlp_,
@@ -268,9 +268,9 @@ void Decoder::feed_forward(const DecoderLayer& layer, int rows) {
 }
 
 void Decoder::head(int samples, float* logits) {
-    const QuantRows x = quant_.view(samples, shape_.hidden);
+    const Inputs x = inputs_.view(samples, shape_.hidden);
     pool().each(samples, [&](int row, int) {
-        kernels().quantize(sampled_.get() + static_cast<size_t>(row) * ld_hidden_, x, row);
+        head_.take(sampled_.get() + static_cast<size_t>(row) * ld_hidden_, x, row);
     });
     linear(head_, x, {logits, nullptr, shape_.num_logits, 1.0f / shape_.logits_divisor});
     if (shape_.logits_softcap != 0.0f) {
@@ -282,9 +282,9 @@ void Decoder::head(int samples, float* logits) {
 }
 
 void Decoder::head_greedy(int samples, int32_t* tokens) {
-    const QuantRows x = quant_.view(samples, shape_.hidden);
+    const Inputs x = inputs_.view(samples, shape_.hidden);
     pool().each(samples, [&](int row, int) {
-        kernels().quantize(sampled_.get() + static_cast<size_t>(row) * ld_hidden_, x, row);
+        head_.take(sampled_.get() + static_cast<size_t>(row) * ld_hidden_, x, row);
     });
     constexpr int width = HEAD_TILES * TILE;
     const int threads = pool().size(), tiles = head_.tiles();

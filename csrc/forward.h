@@ -72,10 +72,11 @@ class Decoder {
     void attention(const Batch& batch, const Slice& slice, const DecoderLayer& layer,
                    const KvLayer& kv);
     void feed_forward(const DecoderLayer& layer, int rows);
-    void linear(const Linear& weights, const QuantRows& x, const LinearOut& out);
+    void linear(const Linear& weights, const Inputs& x, const LinearOut& out);
     // x[row] plus the branch's row, through its own norm where the family has one.
     void add_branch(int row, const float* norm);
-    void norm_and_quantize(const float* x, const float* weight, int row, float* scratch);
+    // The norm of a row of x as a row of inputs of `to`.
+    void norm_for(const Linear& to, int row, const float* weight, float* scratch);
     void head(int samples, float* logits);
     void head_greedy(int samples, int32_t* tokens);
     KvLayer cache(size_t layer) const;
@@ -99,8 +100,8 @@ class Decoder {
     Buffer<float> x_, branch_, qkv_, q_, attended_, gate_up_, partials_, scratch_, sampled_;
     Buffer<float> head_chunk_;
     int scratch_stride_ = 0;
-    QuantBuffer quant_;
-    QuantRows in_hidden_{}, in_attended_{}, in_mlp_{};  // views of one memory, used in turn
+    InputBuffer inputs_;
+    Inputs in_hidden_{}, in_attended_{}, in_mlp_{};  // views of one memory, used in turn
     std::vector<RowBlock> blocks_;
     std::vector<Pass> passes_;
     int chunks_ = 0;

@@ -49,40 +49,36 @@ struct BlockWeights {
 
 // Rows of float32 inputs.
 struct FloatRows {
-    const float* x;       // [rows, stride]; zero from the k-th to the next multiple of 16
+    float* x;  // [rows, stride]; zero from the k-th to the next multiple of 16
     int rows, k, stride;
 };
 
-enum class FloatType : int { f32 = 0, f16 = 1, bf16 = 2, f8e4m3 = 3 };
-// The type of a name, such as "bfloat16". False where there is none.
-bool find_float_type(const char* name, FloatType* found);
+enum class FloatType : uint8_t { f32, f16, bf16, f8e4m3 };
 constexpr int bytes_of(FloatType type) {
     return type == FloatType::f32 ? 4 : type == FloatType::f8e4m3 ? 1 : 2;
 }
+constexpr int FLOAT_RUN = 32;      // inputs that are summed up before the sum is added to the others
+constexpr int SCALE_INPUTS = 128;  // of an FP8 weight that share a scale
 
-// Weights that stay the floats they are: y[n] = sum_k w[n, k] x[k] + bias[n]. FP8 weights have
-// scales: one per output and stretch of `scale_inputs` inputs.
+// Weights that stay the floats they are: y[n] = sum_k w[n, k] x[k] + bias[n]. A tile is
+// [k_padded, 16], its padding zero, followed by float32 scales [k / SCALE_INPUTS, 16] of FP8 weights.
 struct FloatWeights {
-    const void* data;    // [tiles, k_padded, 16]; padding is zero
+    const uint8_t* data;
+    const float* bias;  // [tiles * 16] or null
     FloatType type;
-    const float* scale;  // [tiles, stretches, 16] or null; only with FP8
-    int scale_inputs;    // of a stretch: a multiple of FLOAT_RUN
-    const float* bias;   // [tiles * 16] or null
-    int n, k;            // real outputs and inputs; k_padded = round_up(k, TILE)
+    int n, k;           // real outputs and inputs; k_padded = round_up(k, TILE)
 
+    size_t code_bytes() const { return size_t(round_up(k, TILE)) * TILE * bytes_of(type); }
     ptrdiff_t tile_bytes() const {
-        return ptrdiff_t(round_up(k, TILE)) * TILE * bytes_of(type);
+        const int scales = type == FloatType::f8e4m3 ? (k + SCALE_INPUTS - 1) / SCALE_INPUTS : 0;
+        return ptrdiff_t(code_bytes() + size_t(scales) * TILE * sizeof(float));
     }
-    const void* tile(int index) const {
-        return static_cast<const char*>(data) + index * tile_bytes();
-    }
+    const uint8_t* tile(int index) const { return data + index * tile_bytes(); }
     // Of the outputs of a tile, for the inputs from `input` on.
-    const float* scales(int tile, int input) const {
-        const int stretches = (k + scale_inputs - 1) / scale_inputs;
-        return scale + (ptrdiff_t(tile) * stretches + input / scale_inputs) * TILE;
+    const uint8_t* scales(int index, int input) const {
+        return tile(index) + code_bytes() + size_t(input / SCALE_INPUTS) * TILE * sizeof(float);
     }
 };
-constexpr int FLOAT_RUN = 32;  // inputs that are summed up before the sum is added to the others
 
 // Where a linear writes: y = alpha * (product + bias), added to `residual` if there is one.
 struct LinearOut {

@@ -87,13 +87,13 @@ template <FloatType TYPE, int ROWS, int TILES> struct FloatBlock {
     // What the sum of a run is multiplied with.
     ALWAYS_INLINE f32x16 factor(int t, int input) const {
         const f32x16 own = splat(FloatCode<TYPE>::factor);
-        return w.scale ? load(w.scales(tile + t, input)) * own : own;
+        return TYPE == FloatType::f8e4m3 ? load_floats(w.scales(tile + t, input)) * own : own;
     }
 
     // Adds RUNS runs of `inputs` inputs each, computed side by side.
     template <int RUNS> ALWAYS_INLINE void add(int first, int inputs) {
         const ptrdiff_t tile_bytes = w.tile_bytes(), stride = x.stride;
-        const uint8_t* from = static_cast<const uint8_t*>(w.tile(tile)) + ptrdiff_t(first) * INPUT;
+        const uint8_t* from = w.tile(tile) + ptrdiff_t(first) * INPUT;
         const float* rows = x.x + row * stride + first;
         const Ahead on = {ahead.at + first / STEP * ahead.step, ahead.step};
         f32x16 total[RUNS][ROWS][TILES];
@@ -188,13 +188,16 @@ template <FloatType TYPE>
 void gather_float_as(const FloatWeights& w, int row, float multiplier, float* y) {
     constexpr int BYTES = bytes_of(TYPE);
     const int tile = row / TILE, output = row % TILE;
-    const uint8_t* from = static_cast<const uint8_t*>(w.tile(tile)) + output * BYTES;
+    const uint8_t* from = w.tile(tile) + output * BYTES;
     for (int at = 0; at < w.k; at += TILE) {
         uint8_t inputs[TILE * BYTES];
         for (int i = 0; i < TILE; ++i) {
             std::memcpy(inputs + i * BYTES, from + ptrdiff_t(at + i) * TILE * BYTES, BYTES);
         }
-        const float scale = w.scale ? w.scales(tile, at)[output] : 1.0f;
+        float scale = 1.0f;
+        if (TYPE == FloatType::f8e4m3) {
+            std::memcpy(&scale, w.scales(tile, at) + size_t(output) * sizeof scale, sizeof scale);
+        }
         const f32x16 times = splat(FloatCode<TYPE>::factor * scale);
         store(y + at, FloatCode<TYPE>::load(inputs) * times * splat(multiplier));
     }

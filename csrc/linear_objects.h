@@ -27,7 +27,7 @@ inline const Linear& linear_of(nanobind::handle object) {
 }
 
 // All tiles, by the pool's threads. Not within `pool().each`.
-inline void run_linear(const Linear& linear, const QuantRows& x, const LinearOut& out) {
+inline void run_linear(const Linear& linear, const Inputs& x, const LinearOut& out) {
     constexpr int PIECES_PER_THREAD = 4;  // evens out threads that are disturbed
     const int tiles = linear.tiles();
     const int piece = (tiles - 1) / (pool().size() * PIECES_PER_THREAD) + 1;

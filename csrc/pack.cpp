@@ -308,11 +308,15 @@ void write_codes(int bits, const Word (*codes)[TILE], uint8_t* to) {
     }
 }
 
-// A code that adds nothing, for outputs that are not there; with their scale of zero any would do.
+size_t block_row_bytes(BlockType type, int k) {
+    const BlockShape& shape = shape_of(type);
+    return size_t((k + shape.unit - 1) / shape.unit) * shape.raw_bytes;
+}
+
 bool pack_tile(BlockType type, const uint8_t* rows, int outputs, int k, uint8_t* data) {
     const BlockShape& shape = shape_of(type);
     const BlockSizes sizes(shape, k);
-    const size_t row_bytes = raw_row_bytes(type, k);
+    const size_t row_bytes = block_row_bytes(type, k);
     std::memset(data, 0, sizes.scales);
     bool good = true;
     Unit unit = {};
@@ -330,6 +334,45 @@ bool pack_tile(BlockType type, const uint8_t* rows, int outputs, int k, uint8_t*
         for (int i = 0; i < stretches; ++i) {
             write_codes(shape.bits, codes + i * STRETCH / QUAD,
                         data + sizes.scales + (size_t(u) * stretches + i) * shape.code_bytes());
+        }
+    }
+    return good;
+}
+
+// --- floats -------------------------------------------------------------------------------------
+
+// [outputs, k] elements of so many bytes to [k, 16]; what is not there is zero.
+void pack_float_tile(const uint8_t* rows, int outputs, int k, int bytes, uint8_t* to) {
+    std::memset(to, 0, size_t(round_up(k, TILE)) * TILE * bytes);
+    const auto copy = [=](auto element) {
+        using Element = decltype(element);
+        for (int output = 0; output < outputs; ++output) {
+            const uint8_t* row = rows + size_t(output) * k * sizeof(Element);
+            for (int input = 0; input < k; ++input) {
+                std::memcpy(to + (size_t(input) * TILE + output) * sizeof(Element),
+                            row + size_t(input) * sizeof(Element), sizeof(Element));
+            }
+        }
+    };
+    bytes == 4 ? copy(uint32_t{}) : bytes == 2 ? copy(uint16_t{}) : copy(uint8_t{});
+}
+
+constexpr int FP8_UNIT = int(sizeof(float)) + SCALE_INPUTS;  // bytes
+int fp8_units(int k) { return (k + SCALE_INPUTS - 1) / SCALE_INPUTS; }
+
+bool pack_fp8_tile(const uint8_t* rows, int outputs, int k, uint8_t* codes) {
+    uint8_t* scales = codes + size_t(round_up(k, TILE)) * TILE;
+    std::memset(codes, 0, size_t(round_up(k, TILE)) * TILE);
+    std::memset(scales, 0, size_t(fp8_units(k)) * TILE * sizeof(float));
+    bool good = true;
+    for (int output = 0; output < outputs; ++output) {
+        for (int unit = 0; unit < fp8_units(k); ++unit) {
+            const uint8_t* from = rows + (size_t(output) * fp8_units(k) + unit) * FP8_UNIT;
+            good &= is_finite_float(from);
+            std::memcpy(scales + (size_t(unit) * TILE + output) * sizeof(float), from, sizeof(float));
+            for (int i = 0; i < SCALE_INPUTS && unit * SCALE_INPUTS + i < k; ++i) {
+                codes[size_t(unit * SCALE_INPUTS + i) * TILE + output] = from[sizeof(float) + i];
+            }
         }
     }
     return good;
@@ -514,25 +557,57 @@ void write_q8_0(const float* x, uint8_t* at) {
 
 }  // namespace
 
-size_t raw_row_bytes(BlockType type, int k) {
-    const BlockShape& shape = shape_of(type);
-    return size_t((k + shape.unit - 1) / shape.unit) * shape.raw_bytes;
+bool find_format(const char* name, WeightFormat* found) {
+    static const char* const FLOATS[] = {"F32", "F16", "BF16", "F8_128"};  // as in FloatType
+    for (int i = 0; i < 4; ++i) {
+        if (std::strcmp(name, FLOATS[i]) == 0) {
+            *found = {true, {}, static_cast<FloatType>(i)};
+            return true;
+        }
+    }
+    for (int i = 0; i < BLOCK_TYPES; ++i) {
+        if (std::strcmp(name, BLOCK_SHAPES[i].name) == 0) {
+            *found = {false, static_cast<BlockType>(i), {}};
+            return true;
+        }
+    }
+    return false;
 }
 
-size_t packed_bytes(BlockType type, int n, int k) {
-    return size_t(tiles_of(n)) * BlockSizes(shape_of(type), k).tile;
+size_t raw_row_bytes(WeightFormat format, int k) {
+    if (!format.is_float) {
+        return block_row_bytes(format.block, k);
+    }
+    return format.floats == FloatType::f8e4m3 ? size_t(fp8_units(k)) * FP8_UNIT
+                                              : size_t(k) * bytes_of(format.floats);
 }
 
-bool pack_blocks(BlockType type, const uint8_t* rows, int n, int k, uint8_t* data) {
-    const size_t row_bytes = raw_row_bytes(type, k), tile_bytes = packed_bytes(type, 1, k);
+size_t packed_bytes(WeightFormat format, int n, int k) {
+    const size_t tile = format.is_float
+                            ? size_t(FloatWeights{nullptr, nullptr, format.floats, n, k}.tile_bytes())
+                            : BlockSizes(shape_of(format.block), k).tile;
+    return size_t(tiles_of(n)) * tile;
+}
+
+bool pack_rows(WeightFormat format, const uint8_t* rows, int n, int k, uint8_t* data) {
+    const size_t row_bytes = raw_row_bytes(format, k), tile_bytes = packed_bytes(format, 1, k);
     return each_of(tiles_of(n), [=](int tile) {
         const int first = tile * TILE, outputs = n - first < TILE ? n - first : TILE;
-        return pack_tile(type, rows + first * row_bytes, outputs, k, data + tile * tile_bytes);
+        const uint8_t* from = rows + first * row_bytes;
+        uint8_t* to = data + tile * tile_bytes;
+        if (!format.is_float) {
+            return pack_tile(format.block, from, outputs, k, to);
+        }
+        if (format.floats == FloatType::f8e4m3) {
+            return pack_fp8_tile(from, outputs, k, to);
+        }
+        pack_float_tile(from, outputs, k, bytes_of(format.floats), to);
+        return true;
     });
 }
 
 bool quantise_q8_0(const float* weight, int n, int k, uint8_t* rows) {
-    const size_t row_bytes = raw_row_bytes(BlockType::q8_0, k);
+    const size_t row_bytes = block_row_bytes(BlockType::q8_0, k);
     constexpr int BLOCK_BYTES = 34;
     return each_of(n, [=](int row) {
         const float* w = weight + size_t(row) * k;
@@ -549,7 +624,7 @@ bool quantise_q8_0(const float* weight, int n, int k, uint8_t* rows) {
 }
 
 bool quantise_q4_0(const float* weight, int n, int k, uint8_t* rows) {
-    const size_t row_bytes = raw_row_bytes(BlockType::q4_0, k);
+    const size_t row_bytes = block_row_bytes(BlockType::q4_0, k);
     constexpr int BLOCK_BYTES = 18;
     return each_of(tiles_of(n), [=](int tile) {
         const int first = tile * TILE, outputs = n - first < TILE ? n - first : TILE;

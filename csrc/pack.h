@@ -6,19 +6,29 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "block_types.h"
+#include "kernels.h"
 
 namespace paceline {
 
 constexpr int MAX_OUTPUTS = 1 << 24;  // of a linear
 constexpr int MAX_INPUTS = 1 << 17;
 
-size_t raw_row_bytes(BlockType type, int k);  // of one output's blocks
-size_t packed_bytes(BlockType type, int n, int k);
+// What a weight is stored as: blocks, or floats.
+struct WeightFormat {
+    bool is_float = false;
+    BlockType block{};
+    FloatType floats{};
+};
+// The format of a name: those of BLOCK_SHAPES, F32, F16, BF16, and F8_128, a float32 scale and 128
+// codes of e4m3 at a time. False where there is none.
+bool find_format(const char* name, WeightFormat* found);
 
-// All use the pool's threads. `rows`: each output's blocks, one output after another. False where a
+size_t raw_row_bytes(WeightFormat format, int k);  // of one output
+size_t packed_bytes(WeightFormat format, int n, int k);
+
+// All use the pool's threads. `rows`: each output as it is stored, one after another. False where a
 // scale is not a finite number; the others are packed all the same.
-bool pack_blocks(BlockType type, const uint8_t* rows, int n, int k, uint8_t* data);
+bool pack_rows(WeightFormat format, const uint8_t* rows, int n, int k, uint8_t* data);
 
 // [n, k] to blocks of Q8_0 or Q4_0, the last one of a row filled up with zeros. False where a weight
 // is not finite.

@@ -44,8 +44,9 @@ __all__ = [
     "parse_speculative_config",
 ]
 
-PACKED_DTYPES = ("file", "int8", "int4")
-"""What weights are packed to for the native kernels; ``file`` keeps the file's own formats."""
+PACKED_DTYPES = ("float32", "bfloat16", "float16", "file", "int8", "int4")
+"""What weights are packed to for the native kernels, from most bits to fewest; ``file`` keeps the
+formats in which they are stored."""
 KV_DTYPES = ("auto", "float32", "bfloat16")
 BACKENDS = ("auto", "native", "reference")
 PLANNERS = ("auto", "fixed")

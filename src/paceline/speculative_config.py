@@ -10,7 +10,7 @@ from paceline.checks import check_choice, check_number
 from paceline.errors import ConfigError
 from paceline.speculative_methods import METHODS, MODEL_METHODS, check_method
 
-DTYPES = ("auto", "file", "float32", "bfloat16", "int8", "int4")
+DTYPES = ("auto", "file", "float32", "bfloat16", "float16", "int8", "int4")
 MAX_SPECULATIVE_TOKENS = 64
 MAX_TREE_NODES = 256
 _RANGES: tuple[tuple[str, float, float, type], ...] = (

@@ -143,7 +143,7 @@ def test_row_kernels_are_right(ops: Any) -> None:
 
 
 def test_unknown_dtype_lists_the_allowed_ones() -> None:
-    with pytest.raises(ConfigError, match="float32, bfloat16, file, int8"):
+    with pytest.raises(ConfigError, match="float32, bfloat16, float16, file, int8"):
         ReferenceOps("float8")
 
 

@@ -120,19 +120,36 @@ def test_what_is_rounded_again_is_said(tmp_path: Path, caplog: pytest.LogCapture
     assert "rounded to Q4_0: 14 tensors of Q8_0; relative RMS error" in caplog.text
 
 
-def test_floats_among_quantised_tensors_become_8_bit_blocks(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    checkpoint = opened(tmp_path / "m.gguf", other_types={"blk.1.ffn_down.weight": "F16"})
+@pytest.mark.parametrize("floats", ["F16", "F32", "BF16"])
+def test_floats_among_quantised_tensors_stay_floats(tmp_path: Path, floats: str) -> None:
+    checkpoint = opened(tmp_path / "m.gguf", other_types={"blk.1.ffn_down.weight": floats})
     assert checkpoint.is_quantised
+    packer = Packer("file")
+    reader = WeightReader(checkpoint.tensors, checkpoint.config, packer)
+    layer = reader.layer(1)
+    assert [part.format for part in layer.down.parts] == [floats]
+    assert np.array_equal(unpacked(layer.down), stacked(checkpoint, "mlp.down_proj"))
+    assert not packer.roundings()
+    got = Driver(checkpoint, max_len=32, ops=CpuOps("file")).chunk(TOKENS)
+    want = Driver(checkpoint, max_len=32, ops=ReferenceOps("file")).chunk(TOKENS)
+    assert (got - want).abs().median() < 0.05 * want.std()
+
+
+def test_unknown_formats_become_8_bit_blocks(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = opened(tmp_path / "m.gguf", other_types={"blk.1.ffn_down.weight": "Q5_1"})
+    known = type(checkpoint.tensors).as_stored
+
+    def knows_no_q5_1(tensors: StoredTensors, name: str) -> Any:
+        return None if tensors.type_of(name) == "Q5_1" else known(tensors, name)
+
+    monkeypatch.setattr(type(checkpoint.tensors), "as_stored", knows_no_q5_1)
     with caplog.at_level(logging.INFO):
-        packer = Packer("file")
-        reader = WeightReader(checkpoint.tensors, checkpoint.config, packer)
-        reader.layer(0)
-        assert not packer.roundings()
+        reader = WeightReader(checkpoint.tensors, checkpoint.config, Packer("file"))
         assert [part.format for part in reader.layer(1).down.parts] == ["Q8_0"]
         reader.log_rounding()
-    assert "rounded to Q8_0: 1 tensors of F16;" in caplog.text
+    assert "rounded to Q8_0: 1 tensors of Q5_1; relative RMS error 0." in caplog.text
 
 
 def test_auto(tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ def test_outputs_and_sources_that_are_refused(folder: Path) -> None:
         write_packed(load_checkpoint(out), folder.with_name("again"), Packer("int8"))
 
 
-@pytest.mark.parametrize("dtype", PACKED_DTYPES)
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
 def test_weights_that_are_no_numbers_are_refused(folder: Path, dtype: str) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.1.mlp.up_proj.weight"][3, 4] = np.nan

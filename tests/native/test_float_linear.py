@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 import paceline._native as native
 
-TYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn")
-FP8 = "float8_e4m3fn"
+TYPES = ("F32", "F16", "BF16", "F8_128")
+FP8 = "F8_128"
 SHAPES = ((1, 1), (16, 16), (17, 31), (40, 130), (33, 1024), (150, 321))
-SCALE_INPUTS = 64
+SCALE_INPUTS = 128
 NAN_CODES = (0x7F, 0xFF)  # of FP8
 
 
@@ -41,11 +41,11 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
 
 def values_of(code: np.ndarray, name: str) -> np.ndarray:
     """What stored weights stand for, in float64 and so exactly."""
-    if name == "float32":
+    if name == "F32":
         return code.astype(np.float64)
-    if name == "float16":
+    if name == "F16":
         return code.view(np.float16).astype(np.float64)
-    if name == "bfloat16":
+    if name == "BF16":
         with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
             return (code.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     bits = code.astype(np.int64)
@@ -56,11 +56,11 @@ def values_of(code: np.ndarray, name: str) -> np.ndarray:
 
 def codes(weight: np.ndarray, name: str) -> np.ndarray:
     """Stored weights close to these float32 values; any finite ones for FP8."""
-    if name == "float32":
+    if name == "F32":
         return weight
-    if name == "float16":
+    if name == "F16":
         return weight.astype(np.float16).view(np.uint16)
-    if name == "bfloat16":
+    if name == "BF16":
         return (weight.view(np.uint32) >> 16).astype(np.uint16)
     code = (weight.view(np.uint32) >> 13 & 255).astype(np.uint8)
     code[np.isin(code, NAN_CODES)] = 0x55
@@ -71,7 +71,7 @@ def codes(weight: np.ndarray, name: str) -> np.ndarray:
 class Case:
     """A linear, and the float64 weights and biases that it stands for."""
 
-    linear: native.FloatLinear
+    linear: native.Linear
     weight: np.ndarray
     bias: np.ndarray
 
@@ -82,13 +82,35 @@ def case(name: str, n: int, k: int, seed: int = 1) -> Case:
     if name == FP8:
         scale = np.exp(normal(n, -(-k // SCALE_INPUTS), seed=seed + 2))
         weight = weight * np.repeat(scale, SCALE_INPUTS, axis=1)[:, :k]
-    data = native.pack_float(code)
-    return Case(native.FloatLinear(data, name, scale, bias, n, k, SCALE_INPUTS), weight, bias)
+    return Case(linear_of(code, name, scale, bias), weight, bias)
 
 
-def plain(code: np.ndarray, name: str) -> native.FloatLinear:
+def rows_of(code: np.ndarray, name: str, scale: np.ndarray | None = None) -> np.ndarray:
+    """Stored weights as bytes; FP8 in blocks of a float32 scale and 128 codes."""
+    if name != FP8:
+        return np.ascontiguousarray(code).view(np.uint8)
+    n, k = code.shape
+    units = -(-k // SCALE_INPUTS)
+    scale = np.ones((n, units), np.float32) if scale is None else scale
+    padded = np.pad(code, ((0, 0), (0, units * SCALE_INPUTS - k))).reshape(n, units, -1)
+    return np.concatenate((scale[..., None].view(np.uint8), padded), axis=2).reshape(n, -1)
+
+
+def packed(code: np.ndarray, name: str, scale: np.ndarray | None = None) -> np.ndarray:
+    found: np.ndarray = native.pack(name, rows_of(code, name, scale), code.shape[1])
+    return found
+
+
+def linear_of(
+    code: np.ndarray, name: str, scale: np.ndarray | None = None, bias: np.ndarray | None = None
+) -> native.Linear:
+    n, k = code.shape
+    return native.Linear([(name, packed(code, name, scale), n)], bias, k)
+
+
+def plain(code: np.ndarray, name: str) -> native.Linear:
     """A linear of these stored weights alone."""
-    return native.FloatLinear(native.pack_float(code), name, None, None, *code.shape)
+    return linear_of(code, name)
 
 
 def assert_close(got: np.ndarray, x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> None:
@@ -108,10 +130,11 @@ def test_packing_is_the_layout_bit_by_bit(name: str, n: int, k: int) -> None:
     tiles, padded = -(-n // 16), -(-k // 16) * 16
     want = np.zeros((tiles * 16, padded), code.dtype)
     want[:n, :k] = code
-    data = native.pack_float(code)
-    assert data.dtype == code.dtype
-    assert (data == want.reshape(tiles, 16, padded).transpose(0, 2, 1).reshape(-1)).all()
-    slices = [native.pack_float(code[at : at + 16]) for at in range(0, n, 16)]
+    data = packed(code, name)
+    layout = want.reshape(tiles, 16, padded).transpose(0, 2, 1).reshape(tiles, -1).copy()
+    found = data.reshape(tiles, -1)
+    assert (found[:, : padded * 16 * code.itemsize] == layout.view(np.uint8)).all()
+    slices = [packed(code[at : at + 16], name) for at in range(0, n, 16)]
     assert (np.concatenate(slices) == data).all()
 
 
@@ -121,16 +144,16 @@ def test_gather_gives_the_weights_back(name: str, n: int, k: int) -> None:
     made = case(name, n, k)
     ids = np.random.default_rng(0).integers(0, n, 5, dtype=np.int32)
     want = made.weight[ids].astype(np.float32) * np.float32(1.5)
-    assert (made.linear.gather(ids, 1.5) == want).all()
+    assert (made.linear.rows(ids, 1.5) == want).all()
 
 
 def test_every_code_is_converted_exactly() -> None:
     half = np.arange(1 << 16, dtype=np.uint16).reshape(256, 256)
     eight = np.arange(1 << 8, dtype=np.uint8).reshape(16, 16)
-    for name, code in (("float16", half), ("bfloat16", half), (FP8, eight)):
+    for name, code in (("F16", half), ("BF16", half), (FP8, eight)):
         linear, n = plain(code, name), len(code)
         want = values_of(code, name)
-        np.testing.assert_array_equal(linear.gather(np.arange(n, dtype=np.int32), 1.0), want)
+        np.testing.assert_array_equal(linear.rows(np.arange(n, dtype=np.int32), 1.0), want)
         one = np.eye(code.shape[1], dtype=np.float32)
         for at in (0, 7, 15):  # by a product as well, where nothing else is NaN or infinite
             column = np.ascontiguousarray(code[:, at : at + 1])
@@ -194,8 +217,8 @@ def test_an_output_does_not_depend_on_the_others(name: str) -> None:
 
 @pytest.mark.parametrize("name", TYPES)
 def test_extreme_weights(name: str) -> None:
-    largest = {"float32": 3e38, "float16": 65504, "bfloat16": 3e38, FP8: 448}[name]
-    least = {"float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133, FP8: 2.0**-9}[name]
+    largest = {"F32": 3e38, "F16": 65504, "BF16": 3e38, FP8: 448}[name]
+    least = {"F32": 2.0**-149, "F16": 2.0**-24, "BF16": 2.0**-133, FP8: 2.0**-9}[name]
     if name == FP8:
         code = np.array([[0x7E, 1], [0xFE, 0x81]], np.uint8)
     else:
@@ -239,15 +262,6 @@ def test_a_weight_that_is_not_finite_stays_in_its_output(name: str) -> None:
             assert (got[:, rest] == want[:rows, rest]).all()
 
 
-def test_a_scale_may_be_one_of_a_whole_output() -> None:
-    code, x = codes(normal(40, 130), FP8), normal(5, 130)
-    scale, data = np.exp(normal(40, 1)), native.pack_float(code)
-    got = native.FloatLinear(data, FP8, scale, None, 40, 130).linear(x)
-    assert_close(got, x, values_of(code, FP8) * scale, np.zeros(40))
-    spread = np.repeat(scale, 3, axis=1)
-    assert (native.FloatLinear(data, FP8, spread, None, 40, 130, 64).linear(x) == got).all()
-
-
 # --- the class -----------------------------------------------------------------------------------
 
 
@@ -256,41 +270,10 @@ def test_no_rows(name: str) -> None:
     assert case(name, 40, 64).linear.linear(np.zeros((0, 64), np.float32)).shape == (0, 40)
 
 
-def test_the_array_may_be_read_only_and_is_kept_alive() -> None:
-    data = native.pack_float(normal(40, 130))
-    bias, x = normal(40, seed=1), normal(5, 130)
-    want = native.FloatLinear(data, "float32", None, bias, 40, 130).linear(x)
-    other = np.concatenate([data, data])[data.size :]
-    other.flags.writeable = False
-    linear = native.FloatLinear(other, "float32", None, bias, 40, 130)
-    del other
-    assert (linear.linear(x) == want).all()
-    assert linear.nbytes == data.nbytes + 48 * 4
-
-
-def test_sizes_and_types_are_checked() -> None:
-    weight = normal(16, 64)
-    data, eight = native.pack_float(weight), native.pack_float(codes(weight, FP8))
-    scale, bias = np.ones((16, 2), np.float32), np.zeros(16, np.float32)
-    linear = native.FloatLinear
-    for refused, message in (
-        (lambda: linear(data[:-1], "float32", None, None, 16, 64), "has 1023 elements"),
-        (lambda: linear(data, "float32", None, bias[:-1], 16, 64), "bias has 15"),
-        (lambda: linear(data, "float32", None, None, 17, 64), "has 1024 elements"),
-        (lambda: linear(data, "float32", None, None, 0, 64), "0 outputs"),
-        (lambda: linear(data, "float32", None, None, 16, -(1 << 40)), "inputs"),
-        (lambda: linear(data, "float64", None, None, 16, 64), "allowed are float32"),
-        (lambda: linear(data, "bfloat16", None, None, 16, 64), "is given as uint16"),
-        (lambda: linear(data, "float32", scale, None, 16, 64, 32), "only weights of type"),
-        (lambda: linear(eight, FP8, scale, None, 16, 64), r"needs \[16, 1\]"),
-        (lambda: linear(eight, FP8, scale[:-1], None, 16, 64, 32), r"needs \[16, 2\]"),
-        (lambda: linear(eight, FP8, scale, None, 16, 64, 33), "a multiple of 32"),
-        (lambda: linear(eight, FP8, scale, None, 16, 64, 0), "a multiple of 32"),
-        (lambda: case("float32", 16, 64).linear.linear(np.zeros((2, 63), np.float32)), "takes 64"),
-        (lambda: case("float32", 16, 64).linear.gather(np.array([16], np.int32), 1.0), "outside"),
-        (lambda: native.pack_float(np.zeros((0, 8), np.float32)), "0 outputs"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            refused()
-    with pytest.raises(TypeError):
-        native.pack_float(np.zeros((2, 8)))
+def test_blocks_and_floats_may_follow_each_other() -> None:
+    code, blocks = codes(normal(40, 128), "F16"), native.quantise("Q8_0", normal(24, 128))
+    parts = [("F16", packed(code, "F16"), 40), ("Q8_0", native.pack("Q8_0", blocks, 128), 24)]
+    x = normal(5, 128)
+    alone = [native.Linear([part], None, 128).linear(x) for part in parts]
+    got = native.Linear(parts, None, 128).linear(x)
+    assert np.array_equal(got, np.concatenate(alone, axis=1))

@@ -38,7 +38,7 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def linear_of(name: str, rows: np.ndarray, k: int, bias: np.ndarray | None = None) -> native.Linear:
-    return native.Linear([(name, native.pack_blocks(name, rows, k), len(rows))], bias, k)
+    return native.Linear([(name, native.pack(name, rows, k), len(rows))], bias, k)
 
 
 def int8_linear(n: int, k: int, bias: bool = False) -> native.Linear:
@@ -210,7 +210,7 @@ def test_stacked_linears_of_several_formats(threads: int) -> None:
     rows = [random_rows(name, n, k) for name, n in zip(names, counts, strict=True)]
     bias, x = normal(80), normal(19, k)
     parts = [
-        (name, native.pack_blocks(name, part, k), len(part))
+        (name, native.pack(name, part, k), len(part))
         for name, part in zip(names, rows, strict=True)
     ]
     linear = native.Linear(parts, bias, k)
@@ -254,7 +254,7 @@ def test_no_rows() -> None:
 
 def test_arrays_may_be_read_only_and_unaligned_and_are_kept_alive() -> None:
     rows = random_rows("Q5_0", 40, 128)
-    data = native.pack_blocks("Q5_0", rows, 128)
+    data = native.pack("Q5_0", rows, 128)
     want = native.Linear([("Q5_0", data, 40)], None, 128)
     shifted = np.zeros(data.size + 3, np.uint8)[3:]
     shifted[:] = data
@@ -277,7 +277,7 @@ def test_what_packed_bytes_say_stays_within_memory() -> None:
 
 
 def test_sizes_are_checked() -> None:
-    data = native.pack_blocks("Q8_0", quantise_q8_0(normal(16, 64)), 64)
+    data = native.pack("Q8_0", quantise_q8_0(normal(16, 64)), 64)
     bias = np.zeros(16, np.float32)
     for refused in (
         lambda: native.Linear([("Q8_0", data[:-1], 16)], None, 64),
@@ -295,9 +295,9 @@ def test_sizes_are_checked() -> None:
         lambda: native.quantise("Q8_0", np.full((2, 8), np.nan, np.float32)),
         lambda: native.quantise("Q4_0", np.full((2, 8), -np.inf, np.float32)),
         lambda: native.quantise("Q6_K", np.zeros((2, 256), np.float32)),
-        lambda: native.pack_blocks("Q4_0", np.full((2, 18), 0xFF, np.uint8), 32),
-        lambda: native.pack_blocks("Q4_0", np.zeros((2, 17), np.uint8), 32),
-        lambda: native.pack_blocks("Q9_9", np.zeros((2, 17), np.uint8), 32),
+        lambda: native.pack("Q4_0", np.full((2, 18), 0xFF, np.uint8), 32),
+        lambda: native.pack("Q4_0", np.zeros((2, 17), np.uint8), 32),
+        lambda: native.pack("Q9_9", np.zeros((2, 17), np.uint8), 32),
     ):
         with pytest.raises(ValueError, match=r"\d|not finite|quantised|NaN"):
             refused()

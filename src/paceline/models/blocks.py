@@ -44,10 +44,6 @@ class BlockFormat:
     group: int
     decode: Callable[[Bytes], Decoded]
 
-    def row_bytes(self, num_inputs: int) -> int:
-        """Of one output's blocks, the last of which may have inputs that are not there."""
-        return -(-num_inputs // self.inputs) * self.num_bytes
-
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
@@ -71,6 +67,22 @@ class Decoded:
         if self.minima is not None:
             found += self.minima[:, :, None]
         return found.reshape(n, k)
+
+
+FLOAT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+"""Formats of weights that stay floats, and bytes of one."""
+F8_INPUTS, F8_BYTES = 128, 132
+"""``F8_128``, 8-bit floats (E4M3): blocks of a float32 scale and as many codes."""
+
+
+def row_bytes(name: str, num_inputs: int) -> int:
+    """Of one output's weights in a format of blocks or floats."""
+    if name in FLOAT_BYTES:
+        return FLOAT_BYTES[name] * num_inputs
+    if name == "F8_128":
+        return -(-num_inputs // F8_INPUTS) * F8_BYTES
+    form = FORMATS[name]
+    return -(-num_inputs // form.inputs) * form.num_bytes
 
 
 def decode(name: str, rows: Bytes) -> Decoded:

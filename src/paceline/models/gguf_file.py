@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from paceline.errors import ConfigError, ModelLoadError, UnsupportedModelError
-from paceline.models.blocks import FORMATS
+from paceline.models.blocks import FLOAT_BYTES, FORMATS
 from paceline.models.config import ModelConfig
 from paceline.models.gguf_config import (
     ROPE_TENSORS,
@@ -209,8 +209,8 @@ class GgufTensors(StoredTensors):
         assert not place.minus_one
         return self._reader.read(stored, slice(first, last))
 
-    def blocks(self, name: str) -> tuple[str, torch.Tensor] | None:
-        if name not in self._where or self.type_of(name) not in FORMATS:
+    def as_stored(self, name: str) -> tuple[str, torch.Tensor] | None:
+        if name not in self._where or self.type_of(name) not in (*FORMATS, *FLOAT_BYTES):
             return None
         stored, place = self._where[name]
         return self.type_of(name), self._placed(name, place, self._reader.packed(stored))
@@ -221,9 +221,7 @@ class GgufTensors(StoredTensors):
         sizes: Counter[bool] = Counter()
         for name, (stored, _) in self._where.items():
             if name.startswith("model.layers."):
-                sizes[self.type_of(name) not in ("F32", "F16", "BF16")] += self._reader.size_of(
-                    stored
-                )
+                sizes[self.type_of(name) not in FLOAT_BYTES] += self._reader.size_of(stored)
         return sizes[True] > sizes[False]
 
     def release(self, name: str) -> None:

@@ -33,12 +33,12 @@ class StoredTensors(Mapping[str, torch.Tensor]):
         """The stored type, by the format's own name."""
         raise NotImplementedError
 
-    def blocks(self, name: str) -> tuple[str, torch.Tensor] | None:
-        """The blocks of a matrix ``[n, k]`` that is stored in a quantised format.
+    def as_stored(self, name: str) -> tuple[str, torch.Tensor] | None:
+        """A matrix ``[n, k]`` in the format in which it is stored.
 
         Returns:
-            the format's name, a key of :data:`paceline.models.blocks.FORMATS`, and uint8
-            ``[n, bytes of a row]``, rows in their Hugging Face order; None for other types.
+            the format's name, one that :func:`paceline.models.blocks.row_bytes` knows, and uint8
+            ``[n, bytes of a row]``, rows in their Hugging Face order; None for other formats.
         """
         return None
 

@@ -1,7 +1,7 @@
 """From a checkpoint's tensors to a decoder's packed weights. Knows no file and no arithmetic.
 
-Linears come in three forms: floats, which the backend packs; blocks of a quantised format, which a
-backend that computes in the file's own formats takes as they are; and packed ones
+Linears come in three forms: floats, which the backend packs; bytes of the format in which the file
+has them, which a backend that computes in the file's own formats takes as they are; and packed ones
 (:mod:`paceline.models.packed_folder`), ready to use. One linear is in memory as floats at a time.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from paceline.errors import ModelLoadError
-from paceline.models.blocks import FORMATS
+from paceline.models.blocks import FLOAT_BYTES, FORMATS, row_bytes
 from paceline.models.config import ModelConfig
 from paceline.models.ops.base import (
     PackedLinear,
@@ -34,6 +34,7 @@ from paceline.models.tensor_checks import check_floats, check_leftovers, check_t
 
 log = logging.getLogger(__name__)
 EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
+PACKED_FORMATS = (*FORMATS, *FLOAT_BYTES, "F8_128")
 
 
 @dataclass(slots=True)
@@ -102,25 +103,25 @@ class WeightReader:
         return packed
 
     def _part(self, weight: str, n: int, width: int) -> WeightPart:
-        """Rows of a matrix: its blocks as they are stored where the backend takes them."""
-        blocks = self._blocks(weight, n, width)
-        if blocks is not None:
-            return blocks
+        """Rows of a matrix: as they are stored where the backend takes them so."""
+        stored = self._as_stored(weight, n, width)
+        if stored is not None:
+            return stored
         part = WeightPart.of(self.floats(weight, n, width))
         self._rounded[self._type_of(weight, "floats")] += 1
         return part
 
-    def _blocks(self, weight: str, n: int, width: int) -> WeightPart | None:
+    def _as_stored(self, weight: str, n: int, width: int) -> WeightPart | None:
         tensors = self._tensors
         if self._ops.dtype != "file" or not isinstance(tensors, StoredTensors):
             return None
-        found = tensors.blocks(weight)
+        found = tensors.as_stored(weight)
         if found is None:
             return None
         form, rows = found
         self._check_shape(weight, tensors.shape_of(weight), (n, width))
-        if tuple(rows.shape) != (n, FORMATS[form].row_bytes(width)):
-            raise ModelLoadError(f"tensor {weight} has {tuple(rows.shape)} bytes of {form} blocks")
+        if tuple(rows.shape) != (n, row_bytes(form, width)):
+            raise ModelLoadError(f"tensor {weight} has {tuple(rows.shape)} bytes of {form}")
         self._used.add(weight)
         return WeightPart(n, lambda first, last: rows[first:last], form)
 
@@ -145,7 +146,7 @@ class WeightReader:
         """Embedding or head, which are large, without unpacking them as a whole."""
         weight, width, tensors = name + ".weight", self._config.hidden_size, self._tensors
         with _naming(name):
-            part = self._blocks(weight, n, width)
+            part = self._as_stored(weight, n, width)
             if part is None and isinstance(tensors, StoredTensors):
                 self._check_shape(weight, tensors.shape_of(weight), (n, width))
                 self._check_floats(weight, tensors.rows(weight, 0, 1))
@@ -273,7 +274,9 @@ def packed_formats(tensors: Mapping[str, Tensor], linear: str) -> list[str]:
     """The formats of a packed linear's parts; empty where it is not packed."""
     found: list[str] = []
     while True:
-        names = (form for form in FORMATS if packed_name(linear, len(found), form) in tensors)
+        names = (
+            form for form in PACKED_FORMATS if packed_name(linear, len(found), form) in tensors
+        )
         form = next(names, None)
         if form is None:
             return found

@@ -20,7 +20,7 @@ from paceline.models.ops.base import Ops, WeightPart
 READ_BYTES = 256 << 20
 GEMM_ROWS, GEMM_WIDTH = 256, 2048
 REPEATS = 5
-WEIGHT_BITS = {"float32": 32.0, "bfloat16": 16.0, "int8": 8.5, "int4": 4.5}
+WEIGHT_BITS = {"float32": 32.0, "bfloat16": 16.0, "float16": 16.0, "int8": 8.5, "int4": 4.5}
 """Bits per weight; blocks have a 16-bit scale for every 32 weights."""
 KV_BYTES = {"float32": 4, "bfloat16": 2}
 

@@ -123,9 +123,10 @@ class WeightPart:
 
     Attributes:
         num_outputs: rows of the weight.
-        read: rows from the first one up to the last: floats ``[rows, k]``, or blocks as uint8
+        read: rows from the first one up to the last: floats ``[rows, k]``, or bytes as uint8
             ``[rows, bytes]``.
-        format: of the blocks, a key of :data:`paceline.models.blocks.FORMATS`; None for floats.
+        format: of the bytes, as :meth:`~paceline.models.stored.StoredTensors.as_stored` names it;
+            None for floats that the backend may round.
     """
 
     num_outputs: int
@@ -142,8 +143,8 @@ class WeightOps(Protocol):
     """How a backend takes its weights.
 
     Attributes:
-        dtype: of its arithmetic. With ``file`` it takes blocks of every format as they are; with
-            any other all weights are given as floats.
+        dtype: of its arithmetic. With ``file`` it takes the bytes of every format as they are;
+            with any other all weights are given as floats.
     """
 
     dtype: str

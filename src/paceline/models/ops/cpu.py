@@ -30,15 +30,15 @@ class CpuOps(Packer):
 
     Args:
         dtype: see :class:`~paceline.models.ops.packing.Packer`. Activations are 8-bit with a scale
-            per 32 inputs.
+            per 32 inputs where weights are not floats, otherwise float32.
     """
 
     identity = True
-    default_kv_dtype = "bfloat16"
     device = torch.device("cpu")
 
     def __init__(self, dtype: str = "int8") -> None:
         super().__init__(dtype)
+        self.default_kv_dtype = "float32" if dtype == "float32" else "bfloat16"
         self.name = f"native {self._native.isa()}"
 
     def adopt(self, packed: PackedLinear) -> Any:

@@ -24,17 +24,26 @@ Array = npt.NDArray[Any]
 
 TILE = 16  # kernels.h
 SLICE_ELEMENTS = 1 << 18  # of weights that are packed at once
-FORMAT_OF = {"file": "Q8_0", "int8": "Q8_0", "int4": "Q4_0"}
+FORMAT_OF = {
+    "float32": "F32",
+    "bfloat16": "BF16",
+    "float16": "F16",
+    "file": "Q8_0",
+    "int8": "Q8_0",
+    "int4": "Q4_0",
+}
 """What floats become."""
+FLOAT_TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 class Packer:
     """Packs linears; what they are rounded to depends on ``dtype``.
 
     Args:
-        dtype: ``file`` keeps blocks as they are stored, and makes 8-bit blocks of floats; ``int8``
-            makes such blocks of all weights; ``int4`` makes 4-bit blocks of all but the embedding
-            and the head, which it makes 8-bit blocks of.
+        dtype: ``file`` keeps the formats in which weights are stored, and makes 8-bit blocks of
+            those that it does not know; ``int8`` makes such blocks of all weights; ``int4`` makes
+            4-bit blocks of all but the embedding and the head, which it makes 8-bit blocks of; the
+            others are floats.
     """
 
     def __init__(self, dtype: str) -> None:
@@ -57,7 +66,8 @@ class Packer:
         return weight.to(torch.float32).contiguous()
 
     def pack_embedding(self, part: WeightPart, k: int) -> Any:
-        return self.adopt(PackedLinear([self._packed(part, k, "Q8_0")], None, k))
+        form = "Q8_0" if self.dtype == "int4" else FORMAT_OF[self.dtype]
+        return self.adopt(PackedLinear([self._packed(part, k, form)], None, k))
 
     def pack_head(self, part: WeightPart, k: int, embedding: Any) -> Any:
         return self.pack_embedding(part, k) if embedding is None else embedding
@@ -71,13 +81,18 @@ class Packer:
         data = self._arena.zeros(self._native.packed_bytes(name, n, k), np.uint8)
         tile_bytes = len(data) // -(-n // TILE)
         for first, last, rows in _slices(part, k):
-            blocks = rows.contiguous().numpy() if part.format else self._quantised(name, rows)
-            packed = self._native.pack_blocks(name, blocks, k)
+            stored = rows.contiguous().numpy() if part.format else self._rounded(name, rows)
+            packed = self._native.pack(name, stored, k)
             data[first // TILE * tile_bytes : last // TILE * tile_bytes] = packed
         return PackedPart(name, data, n)
 
-    def _quantised(self, form: str, rows: Tensor) -> Array:
-        """Blocks of floats; what that changes is measured where it is not little."""
+    def _rounded(self, form: str, rows: Tensor) -> Array:
+        """Floats in another format; what that changes is measured where it is not little."""
+        if form in FLOAT_TYPES:
+            plain: Array = (
+                rows.detach().to(FLOAT_TYPES[form]).contiguous().view(torch.uint8).numpy()
+            )
+            return plain
         weights = floats(rows)
         blocks: Array = self._native.quantise(form, weights)
         if form != "Q8_0" or self.dtype == "file":

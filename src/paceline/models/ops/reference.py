@@ -25,14 +25,16 @@ import torch
 import torch.nn.functional as F
 
 from paceline.errors import ConfigError
-from paceline.models.blocks import Decoded, decode, quantise_q8_0
+from paceline.models.blocks import F8_BYTES, Decoded, decode, quantise_q8_0
 from paceline.models.config import ModelConfig
 from paceline.models.ops.base import AttentionBatch, AttentionGroup, Rounding, Tensor, WeightPart
 from paceline.models.ops.tensor_kv import TensorKV
 
-REFERENCE_DTYPES = ("float32", "bfloat16", "file", "int8")
+REFERENCE_DTYPES = ("float32", "bfloat16", "float16", "file", "int8")
 """From most bits to fewest."""
 BLOCK_DTYPES = ("file", "int8")
+FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+STORED_FLOATS = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 ROW_TILE = 16
 STRETCH = 32  # inputs that share an activation scale
 PIECE = 16384  # elements; below the size at which torch splits an element-wise op over threads
@@ -83,8 +85,8 @@ class ReferenceOps:
         self.dtype = dtype
         self.deterministic = on_cpu if deterministic is None else deterministic
         self.identity = self.deterministic and on_cpu
-        self.default_kv_dtype = "bfloat16" if dtype == "bfloat16" else "float32"
-        tiled = self.deterministic and dtype not in BLOCK_DTYPES
+        self.default_kv_dtype = "bfloat16" if dtype in ("bfloat16", "float16") else "float32"
+        tiled = self.deterministic and dtype != "int8"
         self.row_multiple = ROW_TILE if tiled else 1
         self._blocked = tiled and on_cpu and dtype == "float32" and _has_onednn()
 
@@ -97,13 +99,25 @@ class ReferenceOps:
         return StackedLinear(packed, None if bias is None else self.pack_vector(bias))
 
     def _packed(self, part: WeightPart, k: int) -> FloatLinear | BlockLinear:
-        if self.dtype in BLOCK_DTYPES:
+        floats = self._floats(part, k)
+        if floats is None:
             return self._blocks(self._decoded(part))
-        kind = torch.float32 if self.dtype == "float32" else torch.bfloat16
-        w = part.read(0, part.num_outputs).to(self.device, kind).contiguous()
+        w = floats.to(self.device).contiguous()
         if self._blocked:
             w = torch.ops.mkldnn._reorder_linear_weight(w, ROW_TILE)
         return FloatLinear(w, self._blocked)
+
+    def _floats(self, part: WeightPart, k: int) -> Tensor | None:
+        """``[n, k]`` of weights that stay floats; None where they are blocks or become them."""
+        rows = part.read(0, part.num_outputs)
+        if part.format in STORED_FLOATS:
+            return rows.contiguous().view(STORED_FLOATS[part.format]).float()
+        if part.format == "F8_128":
+            units = rows.contiguous().view(len(rows), -1, F8_BYTES)
+            values = units[..., 4:].contiguous().view(torch.float8_e4m3fn).float()
+            scaled = values * units[..., :4].contiguous().view(torch.float32)
+            return scaled.flatten(1)[:, :k]
+        return None if self.dtype in BLOCK_DTYPES else rows.to(FLOATS[self.dtype])
 
     def _decoded(self, part: WeightPart) -> Decoded:
         """The part's integers and scales; floats as 8-bit blocks."""
@@ -128,11 +142,10 @@ class ReferenceOps:
         return weight.to(self.device, torch.float32).contiguous()
 
     def pack_embedding(self, part: WeightPart, k: int) -> Tensor:
-        if self.dtype in BLOCK_DTYPES:
+        table = self._floats(part, k)
+        if table is None:
             table = torch.from_numpy(self._decoded(part).floats()[:, :k])
-            return table.to(self.device).contiguous()
-        kind = torch.float32 if self.dtype == "float32" else torch.bfloat16
-        return part.read(0, part.num_outputs).to(self.device, kind).contiguous()
+        return table.to(self.device).contiguous()
 
     def pack_head(self, part: WeightPart, k: int, embedding: Tensor | None) -> StackedLinear:
         return self.pack_linear([part], k, None)

@@ -6,9 +6,10 @@ The integers and scales stay as they are: nothing is rounded.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 from paceline.models.blocks import FORMATS, FP4_VALUES
-from paceline.models.quantised.codes import Codes, Tensor
+from paceline.models.quantised.codes import Codes, Fp8, Tensor
 
 
 def blocks_of(codes: Codes) -> tuple[str, Tensor] | None:
@@ -29,6 +30,19 @@ def blocks_of(codes: Codes) -> tuple[str, Tensor] | None:
         form = "C8_128" if wide else "C8_32"
         return form, _joined(form, [_floats(_spread(codes.scale, codes, form)), codes.code ^ 128])
     return None
+
+
+def fp8_blocks(weight: Fp8) -> tuple[str, Tensor] | None:
+    """The same of 8-bit floats, a scale for 128 inputs at a time."""
+    (high, wide), (n, k) = weight.block, weight.value.shape
+    if wide % 128 and wide < k:
+        return None
+    units = -(-k // 128)
+    scale = weight.scale.index_select(0, torch.arange(n) // high)
+    scale = scale.index_select(1, torch.arange(units) * 128 // wide)
+    codes = F.pad(weight.value.view(torch.uint8), (0, units * 128 - k))
+    parts = [_floats(scale).view(n, units, 4), codes.view(n, units, 128)]
+    return "F8_128", torch.cat(parts, dim=2).flatten(1)
 
 
 def _fp4(codes: Codes) -> tuple[str, Tensor] | None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from paceline.errors import ModelLoadError
-from paceline.models.quantised.as_blocks import blocks_of
+from paceline.models.quantised.as_blocks import blocks_of, fp8_blocks
 from paceline.models.quantised.codes import Codes, Fp8
 from paceline.models.quantised.parts import Parts
 from paceline.models.quantised.weight import QuantisedWeight, Scheme
@@ -81,8 +81,12 @@ class QuantisedTensors(StoredTensors):
         weight = self._weight(name)
         return None if weight is None else weight.codes()
 
-    def blocks(self, name: str) -> tuple[str, torch.Tensor] | None:
-        codes = self.codes(name)
+    def as_stored(self, name: str) -> tuple[str, torch.Tensor] | None:
+        if name not in self._where or self._where[name] is None:
+            return self.stored.as_stored(name)
+        fp8, codes = self.fp8(name), self.codes(name)
+        if fp8 is not None:
+            return fp8_blocks(fp8)
         return None if codes is None else blocks_of(codes)
 
     def num_bytes(self) -> int:
