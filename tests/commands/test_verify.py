@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -14,7 +16,7 @@ import paceline.engine.engine
 import paceline.engine.verifier
 from paceline.commands.verify import Arms
 from paceline.llm import LLM
-from paceline.models.checkpoint import Checkpoint
+from paceline.models.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.ops.cpu import NativeKV
 from paceline.models.ops.tensor_kv import TensorKV
 from paceline.runtime.model_runner import ModelRunner
@@ -23,6 +25,8 @@ from paceline.sampling_params import SamplingParams
 from paceline.workbench.mixture import mixed_requests
 from tests.commands.conftest import Result
 from tests.contracts.test_identity import RandomTrees, draft
+from tests.models.gguf_writing import convert, tokenizer_metadata
+from tests.models.vocabularies import byte_fallback_json
 from tests.toy import EOS, TOY, VOCAB, toy_tensors
 
 Cli = Callable[..., Result]
@@ -234,6 +238,8 @@ def test_many_tokens_of_the_embedded_models(cli: Cli) -> None:
         (["--quality", "--num-tokens", "5"], "--num-tokens has no meaning with --quality"),
         (["--quality", "--dtype", "int8"], "say --dtypes"),
         (["--quality", "--dtypes", "int8,int9"], "'int9'"),
+        (["--quality", "--llama-kv-type", "f32"], "belongs to --llama"),
+        (["--quality", "--llama", "x", "--llama-kv-type", "q8"], "allowed are f16, f32"),
         (["--quality", "--window", "8", "--stride", "8"], "allowed are 1 to 7"),
         (["--quality", "--text", "/no/such/file"], "cannot read a text"),
     ],
@@ -256,9 +262,25 @@ def test_quality(cli: Cli, tmp_path: Path) -> None:
     assert [row["arithmetic"] for row in (exact, rounded)] == ["float32", "bfloat16"]
     assert exact["num_tokens"] == rounded["num_tokens"] == 30
     assert (exact["ratio"], exact["mean_kl"], exact["top1_agreement"]) == (1.0, 0.0, 1.0)
-    assert 0 < rounded["mean_kl"] <= rounded["max_kl"] < 0.05
+    assert 0 < rounded["mean_kl"] <= rounded["kl_99"] < 0.05
+    assert sum(each["kl"] for each in rounded["windows"]) == pytest.approx(rounded["mean_kl"] * 30)
     assert set(result.document["skipped"]) == {f"llama.cpp {k}" for k in ("F32", "Q8_0", "Q4_0")}
     assert "llama.cpp Q8_0: not measured:" in result.out
+    assert result.document["pairs"] == []
+
+
+def test_quality_names_what_auto_is_once(cli: Cli) -> None:
+    result = cli(
+        *("verify", "--quality", "--text-tokens", "40", "--window", "32", "--json"),
+        *("--dtypes", "auto,float32,bfloat16,int8", "--threads", "1"),
+    )
+    names = [row["arithmetic"] for row in result.document["rows"]]
+    assert names[0] == "float32"
+    assert names[1] in ("auto (bfloat16)", "auto (int8)")
+    assert sorted(name.removeprefix("auto (").rstrip(")") for name in names[1:]) == [
+        "bfloat16",
+        "int8",
+    ]
 
 
 def test_quality_of_the_embedded_prompts(cli: Cli) -> None:
@@ -268,3 +290,51 @@ def test_quality_of_the_embedded_prompts(cli: Cli) -> None:
     )
     assert result.document["rows"][0]["num_tokens"] == 100
     assert 1 < result.document["rows"][0]["perplexity"] < 100
+
+
+LLAMA_CHILD = """
+import json, os, sys
+import numpy as np
+width = {width}
+for line in sys.stdin:
+    task = json.loads(line)
+    if "source" in task:
+        assert task["kind"] is None
+        out = task["out"]
+        answer = dict.fromkeys(("library", "version", "system_info", "flash_attention"), "toy")
+        answer |= {{"vocab_size": width, "kv_type": task["kv_type"], "source": task["source"]}}
+    else:
+        rows = len(task["tokens"]) - task["first"]
+        np.zeros((rows, width), np.float32).tofile(out)
+        answer = {{"rows": rows}}
+    print(json.dumps(answer), flush=True)
+"""
+
+
+def test_quality_of_a_gguf_file_compares_with_llama_cpp_on_that_file(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, vocab_size = tmp_path / "model.gguf", 600
+    tokenizer = tokenizer_metadata(json.loads(byte_fallback_json()), "llama")
+    convert("qwen3", path, metadata=tokenizer, changes={"vocab_size": vocab_size})
+    child = tmp_path / "child.py"
+    child.write_text(LLAMA_CHILD.format(width=vocab_size), encoding="utf-8")
+    monkeypatch.setattr("paceline.workbench.llama_peer_child.__file__", str(child))
+    (tmp_path / "text").write_text("a" * 60)
+    result = cli(
+        *("verify", str(path), "--quality", "--text", str(tmp_path / "text"), "--window", "16"),
+        *("--dtypes", "bfloat16", "--llama", sys.executable, "--llama-kv-type", "f32", "--json"),
+        *("--threads", "1"),
+    )
+    assert result.code == 0, result.err
+    document = result.document
+    assert [row["arithmetic"] for row in document["rows"]] == ["float32", "bfloat16", "llama.cpp"]
+    assert document["peers"]["llama.cpp"]["source"] == str(path)
+    assert document["peers"]["llama.cpp"]["kv_type"] == "f32"
+    assert document["rows"][2]["perplexity"] == pytest.approx(vocab_size)
+    scored = load_checkpoint(path).tokenizer.encode("a" * 60, add_special_tokens=False)
+    # Every window begins with the BOS token, so the text's first token is scored as well.
+    assert document["rows"][0]["num_tokens"] == len(scored)
+    (pair,) = document["pairs"]
+    assert pair["difference"] < 0
+    assert "bfloat16 against llama.cpp: mean KL -" in result.out

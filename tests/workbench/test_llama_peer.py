@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +18,11 @@ from paceline.engine.build import build_engine
 from paceline.errors import ConfigError, PacelineError
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.config import RopeConfig
+from paceline.sampling_params import SamplingParams
 from paceline.workbench import llama_peer_child
-from paceline.workbench.llama_peer import peer_logits, write_gguf
-from paceline.workbench.quality import engine_logits, measure, windows
-from tests.toy import TOY, VOCAB, toy_tensors
+from paceline.workbench.llama_peer import LlamaPeer, write_gguf
+from paceline.workbench.quality import engine_arm, measure, windows
+from tests.toy import TOY, VOCAB, Job, run_jobs, toy_tensors
 
 pytest.importorskip("gguf")
 QWEN = replace(TOY, architecture="qwen3")
@@ -59,9 +61,8 @@ def test_models_without_a_conversion_are_refused(tmp_path: Path) -> None:
     [("/no/such/python", "cannot be run"), (sys.executable, "no library of llama.cpp: install")],
 )
 def test_an_interpreter_that_cannot_do_it(python: str, reason: str, tmp_path: Path) -> None:
-    pieces = windows([1, 2, 3], 3, 1)
     with pytest.raises(PacelineError, match=reason):
-        peer_logits(python, tmp_path / "x.gguf", "F32", pieces, VOCAB, tmp_path, 1)
+        LlamaPeer(python, tmp_path / "x.gguf", tmp_path, vocab_size=VOCAB, longest=3, threads=1)
 
 
 @pytest.fixture
@@ -104,8 +105,54 @@ def test_what_was_found_and_is_no_library_is_said(environment: Path) -> None:
         llama_peer_child.opened([])
 
 
+PEER = """
+import json, os, struct, sys
+for line in sys.stdin:
+    task = json.loads(line)
+    if "source" in task:
+        out, answer = task["out"], {"vocab_size": 3, "version": "1"}
+    elif task.get("prompt") == []:
+        sys.exit("an empty prompt")
+    elif "prompt" in task:
+        answer = {"token_ids": [len(task["prompt"])] * task["max_tokens"]}
+    else:
+        wanted = task["tokens"][task["first"] - 1 : -1]
+        with open(out, "wb") as file:
+            for token in wanted:
+                file.write(struct.pack("<3f", token, 0, 0))
+        answer = {"rows": len(wanted)}
+    print(json.dumps(answer), flush=True)
+"""
+
+
+@pytest.fixture
+def toy_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that has no llama.cpp, but answers as one that has."""
+    (tmp_path / "child.py").write_text(PEER, encoding="utf-8")
+    monkeypatch.setattr(llama_peer_child, "__file__", str(tmp_path / "child.py"))
+
+
+@pytest.mark.usefixtures("toy_child")
+def test_one_process_answers_window_after_window(tmp_path: Path) -> None:
+    source = tmp_path / "x.gguf"
+    settings = {"vocab_size": 3, "longest": 8, "threads": 1}
+    with LlamaPeer(sys.executable, source, tmp_path / "peer", **settings) as peer:
+        assert peer.facts["version"] == "1"
+        for text in ([5, 6, 7, 8], [1, 2, 3]):
+            (piece,) = windows(text, 8, 7)
+            out = np.empty((len(piece.targets), 3), np.float32)
+            peer.logits(piece, out)
+            assert out[:, 0].tolist() == text[:-1]
+        assert peer.greedy([1, 2], 3) == [2, 2, 2]
+        with pytest.raises(PacelineError, match="an empty prompt"):
+            peer.greedy([], 3)
+    with pytest.raises(PacelineError, match="sees 3 tokens in a vocabulary of 4"):
+        LlamaPeer(sys.executable, source, tmp_path / "peer", **{**settings, "vocab_size": 4})
+
+
 @pytest.mark.slow
-def test_llama_cpp_agrees_in_float32(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kv_type", ["f16", "f32"])
+def test_llama_cpp_agrees_in_float32(kv_type: str, tmp_path: Path) -> None:
     python = os.environ.get("PACELINE_TEST_LLAMA")
     if not python:
         pytest.skip("PACELINE_TEST_LLAMA names no Python with llama.cpp")
@@ -115,7 +162,13 @@ def test_llama_cpp_agrees_in_float32(tmp_path: Path) -> None:
         source = checkpoint(config)
         path = tmp_path / f"{config.architecture}.gguf"
         write_gguf(source, path)
-        found = peer_logits(python, path, "F32", pieces, VOCAB, tmp_path, 1)
         engine = build_engine(source, EngineConfig(dtype="float32", max_num_seqs=1)).engine
-        own = np.concatenate(list(engine_logits(engine, pieces)))
-        assert measure(text[1:], [own], found).max_kl < 1e-4
+        settings = {"vocab_size": VOCAB, "longest": 64, "threads": 1, "kv_type": kv_type}
+        with LlamaPeer(python, path, tmp_path / config.architecture, **settings) as peer:
+            assert kv_type in peer.facts["kv_type"]
+            rows = measure(pieces, VOCAB, partial(engine_arm, engine), {"peer": peer.logits})
+            prompt = text[:5]
+            greedy = peer.greedy(prompt, 4)
+        assert rows["peer"].kl.max() < (1e-8 if kv_type == "f32" else 1e-4)
+        params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+        assert list(run_jobs(engine, [Job(prompt, params)])[0][0].token_ids) == greedy

@@ -123,7 +123,7 @@ def _check(options: VerifyOptions) -> None:
     """Refuse options that would be without effect."""
     if options.no_speculation:
         raise ConfigError("verify compares speculation with its absence: drop --no-speculation")
-    names = ("text", "dtypes", "llama", "text_tokens", "window", "stride")
+    names = ("text", "dtypes", "llama", "llama_kv_type", "text_tokens", "window", "stride")
     for name in (name for name in names if getattr(options, name) is not None):
         raise ConfigError(f"--{name.replace('_', '-')} belongs to --quality; add that, or drop it")
     if options.prompt is not None and options.prompts is not None:

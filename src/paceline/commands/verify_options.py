@@ -47,7 +47,7 @@ class QualityOptions:
 
     quality: Annotated[
         bool,
-        option("--quality", help="Measure the arithmetic instead: perplexity and KL per dtype."),
+        option("--quality", help="Measure the arithmetic instead: KL from float32."),
     ] = False
     text: Annotated[
         str | None,
@@ -61,8 +61,16 @@ class QualityOptions:
         str | None,
         option(
             "--llama",
-            help="With --quality: a Python with llama-cpp-python, whose Q8_0 and Q4_0 are rows, or "
-            "with xllamacpp, which only has F32.",
+            help="With --quality: a Python with llama-cpp-python or xllamacpp. llama.cpp is then a "
+            "row, on the same GGUF file, or on a folder's weights as Q8_0 and Q4_0.",
+        ),
+    ] = None
+    llama_kv_type: Annotated[
+        str | None,
+        option(
+            "--llama-kv-type",
+            help="With --llama: what llama.cpp keeps keys and values in: f16, or f32 without its "
+            "flash attention (default: f16).",
         ),
     ] = None
     text_tokens: Annotated[

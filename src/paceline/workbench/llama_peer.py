@@ -1,11 +1,13 @@
-"""Logits of llama.cpp on a checkpoint's own weights, for comparison.
+"""Logits and greedy text of llama.cpp on the same weights, for comparison.
 
-The weights are written to a float32 GGUF file here, and quantised and run by llama.cpp itself in
-another interpreter (:mod:`paceline.workbench.llama_peer_child`). Only plain Llama shapes.
+llama.cpp runs in another interpreter (:mod:`paceline.workbench.llama_peer_child`). A GGUF file is
+read there as it is. Other checkpoints of plain Llama shapes are written to a float32 GGUF file
+here, which llama.cpp quantises itself.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 from collections.abc import Sequence
@@ -23,7 +25,11 @@ from paceline.workbench import llama_peer_child
 from paceline.workbench.quality import Logits, Window
 
 FORMATS = ("F32", "Q8_0", "Q4_0")
-"""Float32 is the control: it tells an error of the conversion from one of the arithmetic."""
+"""Of a folder's weights. Float32 is the control: it tells an error of the conversion from one of
+the arithmetic."""
+KV_TYPES = ("f16", "f32")
+"""What llama.cpp keeps keys and values in; the first is its default, the second is without flash
+attention, which would round them to the first."""
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 _PARTS = (
     *("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "attn_q_norm", "attn_k_norm"),
@@ -96,40 +102,99 @@ def _interleaved(tensor: torch.Tensor, heads: int) -> torch.Tensor:
     return rows.transpose(1, 2).reshape(tensor.shape)
 
 
-def peer_logits(
-    python: str,
-    source: Path,
-    kind: str,
-    pieces: Sequence[Window],
-    vocab_size: int,
-    folder: Path,
-    threads: int,
-) -> Logits:
-    """Logits of all scored tokens by llama.cpp: ``[n, vocab]``, mapped from a file in ``folder``.
+class LlamaPeer:
+    """A model in llama.cpp, in a process of its own that answers one task after another.
 
     Args:
         python: an interpreter that has llama-cpp-python or xllamacpp.
-        source: a float32 GGUF file.
-        kind: one of :data:`FORMATS`.
+        source: a GGUF file; a float32 one for any ``kind`` but None.
+        folder: for what passes between the processes; one folder serves one peer.
+        longest: the most tokens that are read at once, or read and written together.
+        kind: one of :data:`FORMATS`, which the file is quantised to; None runs it as it is.
+        kv_type: one of :data:`KV_TYPES`.
+
+    Attributes:
+        facts: the library, its version, the instruction sets that it uses, the types of keys and
+            values, and whether attention is "flash"; in llama.cpp's own words.
 
     Raises:
         PacelineError: the interpreter cannot be run, or llama.cpp failed; with its last words.
     """
-    task, out = folder / "task.json", folder / f"{kind}.logits"
-    job = {
-        "source": str(source),
-        "kind": kind,
-        "windows": [[list(piece.token_ids), piece.first] for piece in pieces],
-        "out": str(out),
-        "threads": threads,
-    }
-    task.write_text(json.dumps(job), encoding="utf-8")
-    command = [python, "-s", llama_peer_child.__file__, str(task)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
-    except OSError as error:
-        raise PacelineError(f"{python} cannot be run: {error}") from error
-    if done.returncode:
-        raise PacelineError(f"llama.cpp failed: {done.stderr.strip()[-_TAIL:]}")
-    count = sum(len(piece.targets) for piece in pieces)
-    return np.memmap(out, np.float32, "r", shape=(count, vocab_size))
+
+    def __init__(
+        self,
+        python: str,
+        source: Path,
+        folder: Path,
+        *,
+        vocab_size: int,
+        longest: int,
+        threads: int,
+        kind: str | None = None,
+        kv_type: str = KV_TYPES[0],
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._vocab_size, self._logits = vocab_size, folder / "logits"
+        self._log = folder / "log"
+        command = [python, "-s", llama_peer_child.__file__]
+        with self._log.open("w", encoding="utf-8") as log:
+            try:
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+                )
+            except OSError as error:
+                raise PacelineError(f"{python} cannot be run: {error}") from error
+        job = {"source": str(source), "kind": kind, "kv_type": kv_type, "threads": threads}
+        try:
+            self.facts = self._ask(**job, longest=longest, out=str(self._logits))
+            if self.facts["vocab_size"] != vocab_size:
+                raise PacelineError(
+                    f"llama.cpp sees {self.facts['vocab_size']} tokens in a vocabulary of "
+                    f"{vocab_size}"
+                )
+        except PacelineError:
+            self.close()
+            raise
+
+    def __enter__(self) -> LlamaPeer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def logits(self, piece: Window, out: Logits) -> None:
+        """Write the logits that predict a window's targets into ``out``: ``[n, vocab]``.
+
+        The window is one batch, as a prompt is.
+        """
+        self._ask(tokens=list(piece.token_ids), first=piece.first)
+        out[:] = np.memmap(self._logits, np.float32, "r", shape=out.shape)
+
+    def greedy(self, prompt: Sequence[int], max_tokens: int) -> list[int]:
+        """The likeliest continuation, token by token; it does not stop at an end token."""
+        return list(self._ask(prompt=list(prompt), max_tokens=max_tokens)["token_ids"])
+
+    def close(self) -> None:
+        """End the process, which ends by itself when its pipe closes."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+    def _ask(self, **task: Any) -> dict[str, Any]:
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(task) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except OSError:
+            line = ""
+        if not line:
+            said = self._log.read_text(encoding="utf-8", errors="replace")
+            raise PacelineError(f"llama.cpp failed: {said.strip()[-_TAIL:]}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer

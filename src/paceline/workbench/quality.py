@@ -1,25 +1,28 @@
 """What an arithmetic costs in accuracy: perplexity, and divergence from the float32 logits.
 
-Two sources of logits are compared token by token over one text. The reference's logits are kept in
-a file, so only one model is in memory at a time. Perplexity and KL divergence in nats, by their
-definitions, in float64. Knows no tokenizer and no files of text.
+Several sources of logits read the same windows of a text, one window after another, so that no more
+than two windows' logits are in memory. Perplexity and KL divergence in nats, by their definitions,
+in float64. Knows no tokenizer, no files of text, and not where logits come from.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from paceline.engine.engine import Engine
 from paceline.workbench.teacher_forcing import forced_logits
 
 Logits = npt.NDArray[np.float32]
 Floats = npt.NDArray[np.float64]
+REFERENCE = "float32"
+_BLOCK_NUMBERS = 1 << 19
+"""Logits that are turned into probabilities at once: temporaries that stay in the caches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,106 +37,155 @@ class Window:
         return self.token_ids[self.first :]
 
 
-def windows(token_ids: Sequence[int], length: int, stride: int) -> list[Window]:
-    """Overlapping windows in which every token but the text's first is scored exactly once.
+Arm = Callable[[Window, Logits], None]
+"""Writes the logits that predict a window's targets into an array ``[len(targets), vocab]``."""
+
+
+def windows(
+    token_ids: Sequence[int], length: int, stride: int, bos_token_id: int | None = None
+) -> list[Window]:
+    """Windows in which every token of a text is scored exactly once.
 
     Args:
-        length: most tokens of a window, at least 2.
+        token_ids: the text, without a BOS token.
+        length: most tokens of a window, its BOS token included; at least 2.
         stride: tokens that each window after the first scores, below ``length``; the others are
             their context.
+        bos_token_id: what every window begins with, for models that were trained so. It predicts
+            the text's first token, which nothing predicts where it is None.
     """
     assert length >= 2
     assert 1 <= stride < length
-    found = [Window(token_ids[:length], 1)] if len(token_ids) > 1 else []
-    for done in range(length, len(token_ids), stride):
+    begun = [] if bos_token_id is None else [bos_token_id]
+    room = length - len(begun)
+    found = []
+    if len(begun) + len(token_ids[:room]) > 1:
+        found.append(Window([*begun, *token_ids[:room]], 1))
+    for done in range(room, len(token_ids), stride):
         end = min(done + stride, len(token_ids))
-        begin = end - length
-        found.append(Window(token_ids[begin:end], done - begin))
+        begin = end - room
+        found.append(Window([*begun, *token_ids[begin:end]], len(begun) + done - begin))
     return found
 
 
-def engine_logits(engine: Engine, pieces: Iterable[Window]) -> Iterator[Logits]:
-    """Logits of all scored tokens in order, as the engine serves them; blocks ``[n, vocab]``.
+def engine_arm(engine: Engine, piece: Window, out: Logits) -> None:
+    """Logits of a window as the engine serves them.
 
-    Use it up where the engine is stepped, between two steps.
+    Call it where the engine is stepped, between two steps.
     """
-    for piece in pieces:
-        for _, logits in forced_logits(engine, piece.token_ids, piece.first):
-            yield logits.float().numpy(force=True)
+    for begin, logits in forced_logits(engine, piece.token_ids, piece.first):
+        at = begin - piece.first
+        out[at : at + len(logits)] = logits.float().numpy(force=True)
 
 
-def record(blocks: Iterable[Logits], num_tokens: int, vocab_size: int, path: Path) -> Logits:
-    """Write logits to a file and return them, mapped into memory: ``[num_tokens, vocab]``."""
-    stored = np.memmap(path, np.float32, "w+", shape=(num_tokens, vocab_size))
-    done = 0
-    for block in blocks:
-        stored[done : done + len(block)] = block
-        done += len(block)
-    assert done == num_tokens
-    return stored
+# --- figures --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class WindowScore:
+    """One arithmetic on one window: sums over its tokens, and each token's KL divergence."""
+
+    nll: float
+    reference_nll: float
+    num_agreed: int
+    kl: Floats
+
+    def to_json(self) -> dict[str, float]:
+        return {
+            "num_tokens": len(self.kl),
+            "nll": self.nll,
+            "reference_nll": self.reference_nll,
+            "kl": float(self.kl.sum()),
+            "num_agreed": self.num_agreed,
+        }
+
+
+def score(targets: Sequence[int], logits: Logits, reference: Logits) -> WindowScore:
+    """Compare logits with the reference's; both are ``[len(targets), vocab]``."""
+    kl, nll, reference_nll, agreed = [], 0.0, 0.0, 0
+    rows = max(1, _BLOCK_NUMBERS // logits.shape[1])
+    for start in range(0, len(targets), rows):
+        wanted = torch.tensor(targets[start : start + rows]).unsqueeze(1)
+        own, theirs = (
+            torch.from_numpy(each[start : start + rows]).log_softmax(1, dtype=torch.float64)
+            for each in (logits, reference)
+        )
+        kl.append((theirs.exp() * (theirs - own)).sum(1).numpy())
+        nll -= float(own.gather(1, wanted).sum())
+        reference_nll -= float(theirs.gather(1, wanted).sum())
+        agreed += int((own.argmax(1) == theirs.argmax(1)).sum())
+    return WindowScore(nll, reference_nll, agreed, np.concatenate(kl))
 
 
 @dataclass(slots=True)
 class Quality:
-    """Sums over the scored tokens of one arithmetic, next to the reference's."""
+    """The scores of one arithmetic, window by window."""
 
-    num_tokens: int = 0
-    nll: float = 0.0
-    reference_nll: float = 0.0
-    kl: float = 0.0
-    max_kl: float = 0.0
-    num_agreed: int = 0
+    windows: list[WindowScore] = field(default_factory=list)
+
+    @property
+    def kl(self) -> Floats:
+        """Of every scored token, in order."""
+        return np.concatenate([each.kl for each in self.windows])
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(each.kl) for each in self.windows)
 
     @property
     def perplexity(self) -> float:
-        return math.exp(self.nll / self.num_tokens)
+        return math.exp(sum(each.nll for each in self.windows) / self.num_tokens)
 
     @property
     def ratio(self) -> float:
         """Perplexity over the reference's."""
-        return math.exp((self.nll - self.reference_nll) / self.num_tokens)
+        excess = sum(each.nll - each.reference_nll for each in self.windows)
+        return math.exp(excess / self.num_tokens)
 
     @property
     def mean_kl(self) -> float:
-        return self.kl / self.num_tokens
+        return float(self.kl.mean())
+
+    @property
+    def kl_99(self) -> float:
+        """The KL divergence that 99 % of the tokens do not exceed."""
+        return float(np.quantile(self.kl, 0.99))
 
     @property
     def top1_agreement(self) -> float:
         """Share of the tokens at which both have the same likeliest token."""
-        return self.num_agreed / self.num_tokens
+        return sum(each.num_agreed for each in self.windows) / self.num_tokens
 
-    def add(self, targets: Sequence[int], logits: Logits, reference: Logits) -> None:
-        """Count tokens; ``logits`` and ``reference`` are ``[n, vocab]``."""
-        own, theirs = _log_softmax(logits), _log_softmax(reference)
-        at = np.arange(len(targets)), np.asarray(targets)
-        kl = (np.exp(theirs) * (theirs - own)).sum(axis=1)
-        self.num_tokens += len(targets)
-        self.nll -= float(own[at].sum())
-        self.reference_nll -= float(theirs[at].sum())
-        self.kl += float(kl.sum())
-        self.max_kl = max(self.max_kl, float(kl.max()))
-        self.num_agreed += int((own.argmax(axis=1) == theirs.argmax(axis=1)).sum())
-
-
-def _log_softmax(logits: Logits) -> Floats:
-    z = logits.astype(np.float64)
-    z -= z.max(axis=1, keepdims=True)
-    found: Floats = z - np.log(np.exp(z).sum(axis=1, keepdims=True))
-    return found
+    def to_json(self) -> dict[str, object]:
+        return {
+            "num_tokens": self.num_tokens,
+            "perplexity": self.perplexity,
+            "ratio": self.ratio,
+            "mean_kl": self.mean_kl,
+            "kl_99": self.kl_99,
+            "top1_agreement": self.top1_agreement,
+            "windows": [each.to_json() for each in self.windows],
+        }
 
 
-def measure(targets: Sequence[int], blocks: Iterable[Logits], reference: Logits) -> Quality:
-    """Compare logits, in blocks, with the reference's.
+def measure(
+    pieces: Iterable[Window], vocab_size: int, reference: Arm, arms: Mapping[str, Arm]
+) -> dict[str, Quality]:
+    """Let every arm read every window, and compare it with the reference there and then.
 
-    Args:
-        targets: the scored tokens.
-        blocks: rows in the order of the targets.
-        reference: ``[len(targets), vocab]``.
+    Returns:
+        The reference's own row under :data:`REFERENCE`, and one row per arm.
     """
-    quality, done = Quality(), 0
-    for block in blocks:
-        end = done + len(block)
-        quality.add(targets[done:end], block, reference[done:end])
-        done = end
-    assert done == len(targets)
-    return quality
+    found = {name: Quality() for name in (REFERENCE, *arms)}
+    room: list[Logits] = []
+    for piece in pieces:
+        shape = len(piece.targets), vocab_size
+        if not room or len(room[0]) < shape[0]:
+            room = [np.empty(shape, np.float32) for _ in range(2)]
+        base, own = (each[: shape[0]] for each in room)
+        reference(piece, base)
+        found[REFERENCE].windows.append(score(piece.targets, base, base))
+        for name, arm in arms.items():
+            arm(piece, own)
+            found[name].windows.append(score(piece.targets, own, base))
+    return found

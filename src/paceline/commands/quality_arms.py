@@ -1,0 +1,115 @@
+"""What a fidelity report measures: a model in several arithmetics, and llama.cpp on its weights.
+
+Opens them; knows no text and no figures. All of them stay open, since they read each window in
+turn.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import PacelineError
+from paceline.llm import LLM
+from paceline.models.checkpoint import Checkpoint
+from paceline.workbench.llama_peer import FORMATS, KV_TYPES, LlamaPeer, write_gguf
+from paceline.workbench.quality import REFERENCE, Arm, Logits, Window, engine_arm
+
+PEER = "llama.cpp"
+CONTROL = f"{PEER} F32"
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSettings:
+    """How llama.cpp runs; the fields are :class:`LlamaPeer`'s."""
+
+    python: str
+    longest: int
+    threads: int
+    kv_type: str = KV_TYPES[0]
+
+
+@dataclass(slots=True)
+class Arms:
+    """The arithmetics that could be opened, and those that could not.
+
+    Attributes:
+        stack: closes what is opened.
+        settings: options of every :class:`~paceline.llm.LLM` but its dtype.
+        found: row name -> how it reads a window.
+        resolved: row name -> dtype that runs, of Paceline's own rows.
+        peers: row name -> llama.cpp's facts, of its rows.
+        skipped: row name -> why there is no such row.
+    """
+
+    stack: ExitStack
+    source: Checkpoint
+    settings: Mapping[str, Any]
+    found: dict[str, Arm] = field(default_factory=dict)
+    resolved: dict[str, str] = field(default_factory=dict)
+    peers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    def reference(self) -> Arm:
+        """The weights in float32 by the reference ops, which no kernel of ours computes."""
+        return _arm(self._open(dtype=REFERENCE, backend="reference", kv_cache_dtype="auto"))
+
+    def add_dtype(self, dtype: str) -> None:
+        """A row, unless ``auto`` is this dtype already."""
+        if dtype in self.resolved.values():
+            return
+        try:
+            llm = self._open(dtype=dtype)
+        except (PacelineError, RuntimeError) as error:  # this machine, or this model, cannot
+            self.skipped[dtype] = str(error)
+            return
+        name = dtype if dtype == llm.config.dtype else f"{dtype} ({llm.config.dtype})"
+        self.found[name], self.resolved[name] = _arm(llm), llm.config.dtype
+
+    def add_peer(self, settings: PeerSettings, path: Path, kind: str | None = None) -> None:
+        """llama.cpp on a GGUF file as it is, or on a float32 one that it quantises to ``kind``."""
+        name = f"{PEER} {kind}" if kind else PEER
+        folder = self.stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline-"))
+        try:
+            peer = LlamaPeer(
+                settings.python,
+                path,
+                Path(folder),
+                vocab_size=self.source.config.vocab_size,
+                longest=settings.longest,
+                threads=settings.threads,
+                kind=kind,
+                kv_type=settings.kv_type,
+            )
+        except PacelineError as error:
+            self.skipped[name] = str(error)
+            return
+        self.stack.callback(peer.close)
+        self.found[name], self.peers[name] = peer.logits, peer.facts
+
+    def add_converted_peers(self, settings: PeerSettings) -> None:
+        """llama.cpp on the weights of a folder, in each of its :data:`FORMATS`."""
+        folder = self.stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline-"))
+        path = Path(folder) / "model.gguf"
+        try:
+            write_gguf(self.source, path)
+        except PacelineError as error:
+            self.skipped[PEER] = str(error)
+            return
+        for kind in FORMATS:
+            self.add_peer(settings, path, kind)
+
+    def _open(self, **settings: Any) -> LLM:
+        return self.stack.enter_context(LLM(self.source, **{**self.settings, **settings}))
+
+
+def _arm(llm: LLM) -> Arm:
+    def read(piece: Window, out: Logits) -> None:
+        llm.call(partial(engine_arm, piece=piece, out=out))
+
+    return read
