@@ -43,8 +43,9 @@ class Shape:
     """How often the parts of a model are repeated.
 
     Attributes:
-        hidden, heads, intermediate: repetitions of each.
-        kv_heads: key and value heads of the result; the small model must have one.
+        hidden, heads, kv_heads, intermediate: repetitions of each. A small model with several key
+            and value heads needs as many repetitions of those as of the others, so that each head
+            keeps its own.
         layers: layers of the result.
     """
 
@@ -119,7 +120,8 @@ def widened_layer(small: Mapping[str, Tensor], shape: Shape, live: bool) -> Tens
     norms = ("input_layernorm.weight", "post_attention_layernorm.weight")
     large = {name: repeated(small[name], shares(shape.hidden), 0) for name in norms}
     for name in ("q_norm.weight", "k_norm.weight"):
-        large[attn + name] = small[attn + name].clone()
+        if attn + name in small:
+            large[attn + name] = small[attn + name].clone()
     large[attn + "q_proj.weight"] = reading(attn + "q_proj.weight", shape.heads)
     for name in ("k_proj.weight", "v_proj.weight"):
         large[attn + name] = reading(attn + name, shape.kv_heads)
@@ -150,11 +152,13 @@ def inflate(tensors: Mapping[str, Tensor], config: Mapping[str, Any], shape: Sha
     """All tensors of the large model, under their Hugging Face names.
 
     Raises:
-        ValueError: the small model has several key and value heads, untied embeddings, or more
-            layers than ``shape``; or ``shape`` does not fit its heads.
+        ValueError: the small model has untied embeddings or more layers than ``shape``; or
+            ``shape`` does not fit its heads.
     """
-    if config["num_key_value_heads"] != 1 or not config["tie_word_embeddings"]:
-        raise ValueError("only models with one key/value head and tied embeddings can be inflated")
+    if not config["tie_word_embeddings"]:
+        raise ValueError("only models with tied embeddings can be inflated")
+    if config["num_key_value_heads"] > 1 and shape.heads != shape.kv_heads:
+        raise ValueError("several key/value heads are repeated as often as the others, or not")
     if config["num_attention_heads"] * shape.heads % shape.kv_heads:
         raise ValueError("the heads cannot be divided among the key/value heads")
     embedding, norm = "model.embed_tokens.weight", "model.norm.weight"
@@ -176,7 +180,7 @@ def inflated_config(config: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
         "hidden_size": config["hidden_size"] * shape.hidden,
         "intermediate_size": config["intermediate_size"] * shape.intermediate,
         "num_attention_heads": config["num_attention_heads"] * shape.heads,
-        "num_key_value_heads": shape.kv_heads,
+        "num_key_value_heads": config["num_key_value_heads"] * shape.kv_heads,
         "num_hidden_layers": shape.layers,
         "layer_types": ["full_attention"] * shape.layers,
         "max_window_layers": shape.layers,

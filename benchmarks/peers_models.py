@@ -32,7 +32,7 @@ class MissingPeerError(Exception):
 def made(path: Path, make: Callable[[Path], None]) -> Path:
     """``path``, which ``make`` writes under another name first, so that it is whole or absent."""
     if not path.exists():
-        note(f"making {path.relative_to(ROOT)}")
+        note(f"making {path}")
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_name(path.name + ".unfinished")
         if unfinished.is_dir():

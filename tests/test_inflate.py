@@ -12,7 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from paceline.models.checkpoint import load_checkpoint
+from tests.models.gguf_writing import convert, tokenizer_metadata
+from tests.models.vocabularies import byte_fallback_json
+
 FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
+CHANGES = {"vocab_size": 600, "max_position_embeddings": 256}
 
 
 @pytest.fixture(autouse=True)
@@ -90,12 +95,46 @@ def test_models_that_the_method_does_not_cover_are_refused() -> None:
     source = inflate.embedded_folder(draft=True)
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     shape = inflate.Shape(2, 2, 2, 2, 3)
-    with pytest.raises(ValueError, match="key/value"):
-        inflate.inflate({}, {**config, "num_key_value_heads": 2}, shape)
+    with pytest.raises(ValueError, match="as often as the others"):
+        inflate.inflate({}, {**config, "num_key_value_heads": 2}, inflate.Shape(2, 2, 1, 2, 3))
     with pytest.raises(ValueError, match="tied"):
         inflate.inflate({}, {**config, "tie_word_embeddings": False}, shape)
     with pytest.raises(ValueError, match="divided"):
         inflate.inflate({}, config, inflate.Shape(2, 2, 3, 2, 3))
+
+
+@pytest.mark.parametrize("embedding", [2, 4])
+def test_a_widened_gguf_file_says_what_the_file_says(tmp_path: Path, embedding: int) -> None:
+    """With several key/value heads, which the embedded models do not have."""
+    wide, check = module("inflate_gguf"), module("inflate_check")
+    small, large = tmp_path / "small.gguf", tmp_path / "large.gguf"
+    tokenizer = tokenizer_metadata(json.loads(byte_fallback_json()), "llama")
+    convert("llama-tied", small, metadata=tokenizer, changes=CHANGES)
+    facts = wide.write_widened(small, large, embedding)
+    prompt = [5, 17, 300, 44, 8, 8, 91]
+    (a, a_text), (b, b_text) = (check.paceline_says(path, prompt) for path in (small, large))
+    assert (a - b).abs().max() < 1e-4
+    assert a_text == b_text
+    before, after = (load_checkpoint(path) for path in (small, large))
+    assert before.config.num_kv_heads > 1
+    assert after.config.hidden_size == embedding * before.config.hidden_size == facts["hidden"]
+    assert after.config.num_kv_heads == embedding * before.config.num_kv_heads
+    assert after.config.intermediate_size == before.config.intermediate_size
+    text = "the fox and the dog"
+    assert before.tokenizer.encode(text) == after.tokenizer.encode(text)
+
+
+def test_a_random_model_has_inputs_far_larger_than_the_rest(tmp_path: Path) -> None:
+    wide = module("inflate_gguf")
+    small, random = tmp_path / "small.gguf", tmp_path / "random.gguf"
+    tokenizer = tokenizer_metadata(json.loads(byte_fallback_json()), "llama")
+    convert("llama-tied", small, metadata=tokenizer, changes=CHANGES)
+    wide.write_outliers(small, random, seed=3)
+    norm = load_checkpoint(random).tensors["model.layers.0.input_layernorm.weight"].float()
+    assert norm.abs().max() > 20 * norm.abs().median()
+    again = tmp_path / "again.gguf"
+    wide.write_outliers(small, again, seed=3)
+    assert random.read_bytes() == again.read_bytes()
 
 
 def test_a_tenth_of_the_bytes_and_the_sizes_that_the_shapes_promise() -> None:
