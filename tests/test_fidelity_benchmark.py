@@ -1,0 +1,137 @@
+"""The fidelity benchmarks: their files and texts, their sums, and short runs beside a toy peer."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.workbench import llama_peer_child
+from tests.models.gguf_writing import convert, tokenizer_metadata
+from tests.models.vocabularies import byte_fallback_json
+from tests.programs import module
+
+VOCAB = 600
+CHILD = """
+import json, struct, sys
+for line in sys.stdin:
+    task = json.loads(line)
+    if "source" in task:
+        out, answer = task["out"], {"vocab_size": VOCAB, "version": "toy"}
+    elif "prompt" in task:
+        answer = {"token_ids": [7] * task["max_tokens"]}
+    else:
+        rows = len(task["tokens"]) - task["first"]
+        with open(out, "wb") as file:
+            file.write(struct.pack(f"<{VOCAB}f", *range(VOCAB)) * rows)
+        answer = {"rows": rows}
+    print(json.dumps(answer), flush=True)
+"""
+QUANTIZE = """#!/bin/sh
+echo "$@" >> "$(dirname "$0")/calls"
+shift $(($# - 3))
+cp "$1" "$2"
+"""
+
+
+@pytest.fixture
+def toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The options that name a small model, a toy llama.cpp and a quantiser that only copies."""
+    (tmp_path / "child.py").write_text(CHILD.replace("VOCAB", str(VOCAB)), encoding="utf-8")
+    monkeypatch.setattr(llama_peer_child, "__file__", str(tmp_path / "child.py"))
+    (tmp_path / "bin").mkdir()
+    tool = tmp_path / "bin" / "llama-quantize"
+    tool.write_text(QUANTIZE, encoding="utf-8")
+    tool.chmod(0o755)
+    tokenizer = tokenizer_metadata(json.loads(byte_fallback_json()), "llama")
+    sizes = {"vocab_size": VOCAB, "max_position_embeddings": 512}
+    convert("llama-tied", tmp_path / "toy.gguf", metadata=tokenizer, changes=sizes)
+    words = [f"toy={tmp_path / 'toy.gguf'}", "--quick", "--json", "--threads", "1"]
+    words += ["--llama", sys.executable, "--llama-bin", str(tmp_path / "bin")]
+    return [*words, "--folder", str(tmp_path / "made"), "--prompts", "embedded"]
+
+
+def last_line(capsys: pytest.CaptureFixture[str]) -> Any:
+    return json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+
+
+def test_every_format_is_compared_with_llama_cpp_on_its_own_file(
+    toys: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--formats", "file,MXFP4", "--dtypes", "bfloat16", "--tokens", "90"]
+    assert module("fidelity").main([*toys, *words]) == 0
+    document = last_line(capsys)
+    rows = document["results"]
+    assert [(row["format"], row["arithmetic"]) for row in rows] == [
+        (kind, name) for kind in ("file", "MXFP4") for name in ("float32", "bfloat16", "llama.cpp")
+    ]
+    for row in rows:
+        own = [
+            sample
+            for sample in document["samples"]
+            if all(sample[key] == row[key] for key in ("model", "format", "arithmetic"))
+        ]
+        assert {sample["text"] for sample in own} == {"prose", "code", "chat"}
+        assert sum(sample["num_tokens"] for sample in own) == row["num_tokens"] == 90
+        assert sum(sample["kl"] for sample in own) == pytest.approx(row["mean_kl"] * 90)
+        assert set(row["tensor_types"]) == {"F32"}
+    assert all(target["met"] for target in document["targets"])
+    assert len(document["targets"]) == 2
+    (call,) = (tmp_path / "bin" / "calls").read_text().splitlines()
+    assert "--allow-requantize" in call
+    assert "--tensor-type ffn_down=mxfp4" in call
+    assert call.endswith(" Q8_0")
+
+
+def test_a_file_that_cannot_be_made_is_a_failed_sample(
+    toys: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bin" / "llama-quantize").unlink()
+    assert module("fidelity").main([*toys, "--formats", "Q8_0"]) == 1
+    document = last_line(capsys)
+    assert document["results"] == []
+    assert "llama-quantize" in document["samples"][0]["error"]
+
+
+def test_greedy_texts_part_somewhere_and_both_tokens_are_judged(
+    toys: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert module("greedy_agreement").main([*toys, "--dtype", "float32"]) == 0
+    document = last_line(capsys)
+    rows = {tuple(row["arms"]): row for row in document["results"]}
+    same = rows["paceline", "float32"]
+    assert (same["identical"], same["median_first"]) == (1.0, None)
+    other = rows["paceline", "llama.cpp"]
+    assert other["identical"] == 0.0
+    own, theirs = other["mean_regret"]
+    assert own == pytest.approx(0.0, abs=1e-5)
+    assert theirs > 0.01
+
+
+def test_where_two_texts_part() -> None:
+    greedy = module("greedy_agreement")
+    assert greedy.first_difference([1, 2, 3], [1, 2, 3]) is None
+    assert greedy.first_difference([1, 2, 3], [1, 9, 3]) == 1
+    assert greedy.first_difference([1, 2], [1, 2, 3]) == 2
+    assert greedy.until_end([5, 0, 6, 0], (0, 9)) == [5, 0]
+    assert greedy.until_end([5, 6], (0,)) == [5, 6]
+    rows = [
+        {"first": None},
+        {"first": 4, "regret": [0.5, 0.0]},
+        {"first": 8, "regret": [0.1, 0.2]},
+    ]
+    found = greedy.summary(rows)
+    assert found["identical"] == pytest.approx(1 / 3)
+    assert found["median_first"] == 6
+    assert found["mean_regret"] == pytest.approx([0.3, 0.1])
+
+
+def test_texts_are_of_three_kinds_and_always_the_same() -> None:
+    models = module("fidelity_models")
+    found = models.texts("embedded")
+    assert set(found) == {"prose", "code", "chat"}
+    assert all(found.values())
+    assert found == models.texts("embedded")
