@@ -48,8 +48,8 @@ def workers(model: str, threads: int, stack: ExitStack) -> dict[str, Worker]:
     def files(_: str) -> dict[str, Any]:
         return {"model": model, "draft": "", "dtype": "auto"}
 
-    own = Engine("paceline", "peers_paceline.py", 8, (), None, files)
-    peer = Engine("llama.cpp", "peers_llama.py", 8, (), "llama", files)
+    own = Engine("paceline", "peers_paceline.py", "", (), None, files)
+    peer = Engine("llama.cpp", "peers_llama.py", "", (), "llama", files)
     found = {}
     for arm, engine, count in ((TEAM, own, threads), (ALONE, own, 1), (PEER, peer, threads)):
         try:

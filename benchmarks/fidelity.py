@@ -96,7 +96,7 @@ def compared(
     assert source.tokenizer is not None
     pieces = pieces_of(options, source.tokenizer)
     most = longest([piece for _, piece in pieces])
-    settings = {"num_threads": options.threads, "max_num_seqs": 1}
+    settings = {"num_threads": options.threads, "max_num_seqs": 1, "max_model_len": most}
     with ExitStack() as stack:
         arms = Arms(stack, source, settings)
         reference = arms.reference()
@@ -146,7 +146,7 @@ def add_rows(report: Report, at: Row, rows: dict[str, Quality], arms: Arms) -> N
         report.results.append(found)
         if name in arms.resolved:
             over = (excesses.get(name) or {}).get("relative_upper")
-            what = f"{at['model']} {at['format']}, {name}: mean KL over {PEER}'s less one, at most"
+            what = f"{at['model']} {at['format']}, {name}: mean KL beyond {PEER}'s, share of that"
             report.targets.append(Target(what, over, MOST_EXCESS))
 
 

@@ -1,9 +1,11 @@
 """Paceline beside its peers: the same weights and prompts in every engine, in turns.
 
 The embedded models are inflated to the size of a real one (``inflate.py``), so every engine speaks
-the same sensible text at a real model's cost. Each engine is a process of its own under its own
-interpreter, and all of them stay loaded and asleep while one is measured; ``make peers`` installs
-them. An engine that is not there, or lacks a mode, is a row that says why, and no failure.
+the same sensible text at a real model's cost; a GGUF file is a model too. Paceline and llama.cpp
+read the very same file, made once by llama.cpp's own ``llama-quantize``. Each engine is a process
+of its own under its own interpreter, and those that read files of one type stay loaded and asleep
+while one of them is measured; ``make peers`` installs them. An engine that is not there, or lacks a
+mode, is a row that says why, and no failure.
 """
 
 from __future__ import annotations
@@ -19,72 +21,51 @@ from functools import partial
 from typing import Any
 
 import peers_models as models
-from harness import Sample, arguments, names, note, numbers, take_turns
-from peers_client import ENGINES, Worker
+from harness import Sample, note, take_turns
+from peers_client import ENGINES, KINDS, Worker
 from peers_models import MissingPeerError
+from peers_options import PREFILL, options_of
 from peers_report import results_of, tables
 from peers_roof import read_bandwidth
 from peers_targets import targets
-from prompt_sets import SOURCES, load_prompts, spread
-from report import Report
+from prompt_sets import load_prompts, spread
+from report import Report, Target
 
 from paceline.models.checkpoint import load_checkpoint
 
-WIDTHS = (1, 2, 4, 8, 16, 32)
-CONTEXTS = (64, 512)
-PREFILL = 512
-SEQUENCES = (1, 4, 8, 16)
 PARALLEL_CONTEXT = 64
 LONGEST_PROMPT = 256
+SHORT_CONTEXT, SPARE_TOKENS = 1024, 32
 IDLE_SECONDS = 2.0
 MOST_IDLE_SHARE = 0.02
-SLOW = "transformers bf16"
-"""Where the processor has no bfloat16 arithmetic this one alone would fill a quick run."""
 Arms = Mapping[str, Worker]
 Item = tuple[Any, ...]
-
-
-def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = arguments(__doc__)
-    parser.add_argument("--model", choices=list(models.PAIRS), default="0.5b")
-    parser.add_argument("--engines", type=names, help=f"some of: {', '.join(ENGINES)}")
-    parser.add_argument("--prompts", choices=SOURCES, default="auto")
-    parser.add_argument("--threads", type=int, default=2, help="of every engine (default: 2)")
-    parser.add_argument("--widths", type=numbers, help="new tokens of one forward")
-    parser.add_argument("--contexts", type=numbers, help="tokens before those")
-    parser.add_argument("--num-prompts", type=int, help="default: 6, quick: 1")
-    parser.add_argument("--max-tokens", type=int, help="per prompt (default: 80, quick: 24)")
-    parser.add_argument("--repeat", type=int, help="turns of everything (default: 3, quick: 1)")
-    options = parser.parse_args(argv)
-    quick = options.quick
-    everyone = [name for name in ENGINES if not (quick and name == SLOW)]
-    options.engines = options.engines or everyone
-    if unknown := [name for name in options.engines if name not in ENGINES]:
-        parser.error(f"unknown engine {unknown[0]!r}; allowed are {', '.join(ENGINES)}")
-    options.widths = options.widths or ([1, 8, 32] if quick else list(WIDTHS))
-    options.contexts = options.contexts or ([64] if quick else list(CONTEXTS))
-    options.sequences = [1, 16] if quick else list(SEQUENCES)
-    options.num_prompts = options.num_prompts or (1 if quick else 6)
-    options.max_tokens = options.max_tokens or (24 if quick else 80)
-    options.repeat = options.repeat or (1 if quick else 3)
-    options.widths = sorted({1, *options.widths})  # the width that all costs are relative to
-    options.inner = 2 if quick else 3
-    options.steps = 8 if quick else 24
-    return options
 
 
 # --- engines --------------------------------------------------------------------------------------
 
 
+def groups(options: argparse.Namespace) -> list[list[str]]:
+    """Engines that run together: those of one type of file; the others join the first of these."""
+    kinds = {kind: [n for n in options.engines if ENGINES[n].kind == kind] for kind in KINDS}
+    found = [kinds[kind] for kind in options.formats if kinds[kind]]
+    others = [name for name in options.engines if not ENGINES[name].kind]
+    return [found[0] + others, *found[1:]] if found else [others]
+
+
 @contextmanager
-def running(options: argparse.Namespace, rows: list[dict[str, Any]]) -> Iterator[dict[str, Worker]]:
+def running(
+    options: argparse.Namespace, model: str, engines: Sequence[str], rows: list[dict[str, Any]]
+) -> Iterator[dict[str, Worker]]:
     """The engines that can run here; ``rows`` gets one for each that cannot."""
+    context = max([SHORT_CONTEXT, *(each + SPARE_TOKENS for each in options.long_contexts)])
+    context = min(context, longest_context(model))
     with ExitStack() as stack:
         found: dict[str, Worker] = {}
-        for name in options.engines:
+        for name in engines:
             note(f"starting {name}")
             try:
-                worker = Worker(ENGINES[name], options.model, options.threads)
+                worker = Worker(ENGINES[name], model, options.threads, context=context)
             except MissingPeerError as error:
                 note(f"{name}: {error}")
                 rows.append({"engine": name, "measure": "engine", "missing": str(error)})
@@ -130,6 +111,29 @@ def forwards(arms: Arms, options: argparse.Namespace, tokens: list[int]) -> list
     items: list[Item] = [("forward", c, w) for c in options.contexts for w in options.widths]
     items.append(("prefill", PREFILL))
     return turns({n: partial(one, w) for n, w in arms.items()}, items, options.repeat)
+
+
+def long_steps(
+    arms: Arms, options: argparse.Namespace, tokens: Sequence[int], limit: int, rows: list[Any]
+) -> list[Sample]:
+    """Plain steps after long contexts, in one turn: reading such a context takes minutes."""
+    rng, found = random.Random(0), list[Sample]()
+    for context in options.long_contexts:
+        if context + SPARE_TOKENS > limit:
+            why = f"the model ends at {limit} tokens"
+            rows.append({"engine": "-", "measure": "mode", "mode": f"{context}", "missing": why})
+            continue
+        text = [rng.choice(tokens) for _ in range(context + SPARE_TOKENS)]
+
+        def one(worker: Worker, item: Item, text: list[int] = text) -> dict[str, Any]:
+            wish = {"context": item[1], "repeats": options.inner, "tokens": text}
+            return middle(worker.ask("long", **wish))
+
+        able = {n: w for n, w in arms.items() if w.engine.kind}
+        if able:
+            items: list[Item] = [("forward", context, 1)]
+            found += turns({n: partial(one, w) for n, w in able.items()}, items, 1)
+    return found
 
 
 def parallel(arms: Arms, options: argparse.Namespace, tokens: list[int]) -> list[Sample]:
@@ -195,9 +199,16 @@ def idle_shares(arms: Arms) -> dict[str, float]:
     return burnt
 
 
-def code_prompts(options: argparse.Namespace) -> tuple[str, list[dict[str, Any]]]:
+def longest_context(model: str) -> int:
+    """Tokens that the file of a model allows; those of inflated models say more than the folder."""
+    if not models.is_file(model):
+        return models.LONGEST_CONTEXT
+    return load_checkpoint(model, with_tokenizer=False).config.max_position
+
+
+def code_prompts(options: argparse.Namespace, model: str) -> tuple[str, list[dict[str, Any]]]:
     """Where the prompts are from, and code prompts whole enough to be read in one step."""
-    tokenizer = load_checkpoint(str(models.hugging_face(options.model, "target"))).tokenizer
+    tokenizer = load_checkpoint(str(models.tokenizer_source(model))).tokenizer
     assert tokenizer is not None
     source = load_prompts(options.prompts)
     found = [{"text": t, "token_ids": tokenizer.encode(t)} for t in source.kind("code")]
@@ -205,29 +216,46 @@ def code_prompts(options: argparse.Namespace) -> tuple[str, list[dict[str, Any]]
     return source.source, spread(short, options.num_prompts)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    options = options_of(argv)
-    source, prompts = code_prompts(options)
+def measure_model(options: argparse.Namespace, model: str, report: Report) -> list[Target]:
+    """All engines on one model; returns its targets."""
+    source, prompts = code_prompts(options, model)
     rng = random.Random(0)
     text = [token for prompt in prompts for token in prompt["token_ids"]]
     tokens = [
         rng.choice(text) for _ in range(max(*options.contexts, PREFILL) + max(options.widths))
     ]
-    keys = ("model", "quick", "threads", "widths", "contexts", "sequences", "repeat")
-    config = {key: getattr(options, key) for key in (*keys, "num_prompts", "max_tokens", "steps")}
-    report = Report("peers", {**config, "prompts": source})
-    report.config["roof"] = roof = read_bandwidth(options.threads)
-    with running(options, report.results) as arms:
-        report.config["engines"] = facts = {name: worker.facts for name, worker in arms.items()}
-        samples = forwards(arms, options, tokens)
-        samples += parallel(arms, options, tokens)
-        memory = usage(arms)
-        samples += generations(arms, options, prompts, report.results)
-        report.config["idle_cpu_share"] = idle_shares(arms)
-    report.samples = [raw(sample) for sample in samples]
+    report.config["prompts"] = source
+    rows: list[dict[str, Any]] = []
+    engines: dict[str, Any] = {}
     held = max(PREFILL, max(options.sequences) * (PARALLEL_CONTEXT + options.steps))
-    report.results += results_of(samples, facts, memory, held)
-    report.targets = targets(report.results, facts, roof)
+    for group in groups(options):
+        with running(options, model, group, rows) as arms:
+            facts = {name: worker.facts for name, worker in arms.items()}
+            samples = forwards(arms, options, tokens)
+            samples += parallel(arms, options, tokens)
+            memory = usage(arms)
+            samples += generations(arms, options, prompts, rows)
+            samples += long_steps(arms, options, tokens, longest_context(model), rows)
+            report.config.setdefault("idle_cpu_share", {}).update(idle_shares(arms))
+        report.samples += [{"model": models.label(model), **raw(sample)} for sample in samples]
+        rows += results_of(samples, facts, memory, held)
+        engines |= facts
+    report.config.setdefault("engines", {})[models.label(model)] = engines
+    report.results += [{"model": models.label(model), **row} for row in rows]
+    return targets(rows, engines, report.config["roof"])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = options_of(argv)
+    keys = ("models", "formats", "quick", "threads", "widths", "contexts", "long_contexts")
+    keys += ("sequences", "repeat", "num_prompts", "max_tokens", "steps")
+    report = Report("peers", {key: getattr(options, key) for key in keys})
+    report.config["roof"] = read_bandwidth(options.threads)
+    for model in options.models:
+        report.targets += [
+            replace(target, name=f"{models.label(model)}: {target.name}")
+            for target in measure_model(options, model, report)
+        ]
     return report.finish(options, tables(report.results))
 
 

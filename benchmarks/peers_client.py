@@ -28,7 +28,8 @@ class Engine:
     """One column of the comparison.
 
     Attributes:
-        bits: of a weight; engines are compared at equal bits.
+        kind: the type of the GGUF file that it reads, by which engines are compared; empty where it
+            has a format of its own.
         modes: how it generates beside ``plain``; the number is the most tokens of a draft.
         python: the interpreter's environment, None for Paceline's own.
         files: the worker's options for a model's name; makes the files where they are absent.
@@ -36,7 +37,7 @@ class Engine:
 
     name: str
     worker: str
-    bits: int
+    kind: str
     modes: tuple[str, ...]
     python: str | None
     files: Callable[[str], Options]
@@ -51,10 +52,13 @@ def _folders(dtype: str) -> Callable[[str], Options]:
 
 
 def _gguf(kind: str) -> Callable[[str], Options]:
+    """The very file that the other engines of this type read."""
+
     def files(name: str) -> Options:
-        target, draft = (models.gguf(name, role, kind) for role in models.ROLES)
+        draft = None if models.is_file(name) else str(models.gguf(name, "draft", kind))
         tool = models.LLAMA_BIN / "llama-speculative-simple"
-        return {"model": str(target), "draft": str(draft), "speculative_tool": str(tool)}
+        found = {"model": str(models.gguf(name, "target", kind)), "draft": draft}
+        return {**found, "dtype": "auto", "speculative_tool": str(tool)}
 
     return files
 
@@ -66,16 +70,16 @@ def _openvino(name: str) -> Options:
 
 OWN = ("draft 4", "draft 8", "tree 4", "tree 8", "lookup 8", "both 4", "both 8", "all 8", "default")
 FEW = ("draft 4", "lookup 4")
+KINDS = ("Q8_0", "Q6_K", "Q4_K_M")
+OURS, LLAMA, OPENVINO = "paceline", "llama.cpp", "openvino int8"
 THEIRS = ("draft 2", "draft 4", "draft 8", "lookup 4", "lookup 8")
 ENGINES = {
     engine.name: engine
     for engine in (
-        Engine("paceline int8", "peers_paceline.py", 8, OWN, None, _folders("int8")),
-        Engine("paceline int4", "peers_paceline.py", 4, OWN, None, _folders("int4")),
-        Engine("llama.cpp Q8_0", "peers_llama.py", 8, THEIRS, "llama", _gguf("Q8_0")),
-        Engine("llama.cpp Q4_0", "peers_llama.py", 4, THEIRS, "llama", _gguf("Q4_0")),
-        Engine("openvino int8", "peers_openvino.py", 8, THEIRS, "openvino", _openvino),
-        Engine("transformers bf16", "peers_transformers.py", 16, FEW, None, _folders("bf16")),
+        *(Engine(f"{OURS} {k}", "peers_paceline.py", k, OWN, None, _gguf(k)) for k in KINDS),
+        *(Engine(f"{LLAMA} {k}", "peers_llama.py", k, THEIRS, "llama", _gguf(k)) for k in KINDS),
+        Engine(OPENVINO, "peers_openvino.py", "", THEIRS, "openvino", _openvino),
+        Engine("transformers bf16", "peers_transformers.py", "", FEW, None, _folders("bf16")),
     )
 }
 
@@ -85,13 +89,13 @@ class WorkerError(Exception):
 
 
 class Worker:
-    """A running engine.
+    """A running engine; ``more`` are further options of its worker.
 
     Raises:
         MissingPeerError: it cannot be started here; the text says why.
     """
 
-    def __init__(self, engine: Engine, model: str, threads: int) -> None:
+    def __init__(self, engine: Engine, model: str, threads: int, **more: Any) -> None:
         self.engine = engine
         self._process: subprocess.Popen[str] | None = None
         files = engine.files(model)
@@ -113,7 +117,7 @@ class Worker:
                 env=environment(threads),
             )
         try:
-            self.facts: dict[str, Any] = self.ask("open", **files, threads=threads)
+            self.facts: dict[str, Any] = self.ask("open", **files, threads=threads, **more)
         except (WorkerError, MissingPeerError) as error:
             self.close()
             raise MissingPeerError(str(error)) from error

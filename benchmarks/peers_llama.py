@@ -20,6 +20,7 @@ import numpy as np
 from peers_worker import UnsupportedError, generated, serve, timed
 
 CONTEXT = 1024
+BATCH = 512
 SPECULATION = {
     "draft": ("--spec-type", "draft-simple"),
     "lookup": ("--spec-type", "ngram-simple"),
@@ -40,12 +41,12 @@ class Llama:
         )
         self.vocabulary = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self.model))
         self.context = self._context(CONTEXT, 1)
-        self.batch = api.llama_batch_init(CONTEXT, 0, 1)
+        self.batch = api.llama_batch_init(max(CONTEXT, BATCH), 0, 1)
         self._many: tuple[int, Any] | None = None
 
     def _context(self, tokens: int, sequences: int) -> Any:
         params = api.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_ubatch = tokens, tokens, 512
+        params.n_ctx, params.n_batch, params.n_ubatch = tokens, max(CONTEXT, BATCH), BATCH
         params.n_seq_max = sequences
         params.n_threads = params.n_threads_batch = self.threads
         params.no_perf = True
@@ -90,6 +91,20 @@ class Llama:
             before=lambda: self._keep(context, self.context),
         )
         return times[1:]
+
+    def long(self, context: int, repeats: int, tokens: list[int]) -> list[float]:
+        """Seconds of plain steps after a context longer than all others have."""
+        wide = self._context(context + repeats + 1, 1)
+        for start in range(0, context, BATCH):
+            end = min(start + BATCH, context)
+            rows = [(tokens[i], i, 0) for i in range(start, end)]
+            self._decode(rows, wide, sample=False)
+        seconds = []
+        for step in range(repeats + 1):
+            row = [(tokens[0], context + step, 0)]
+            seconds += timed(lambda: self._decode(row, wide), 1)  # noqa: B023
+        api.llama_free(wide)
+        return seconds[1:]
 
     def prefill(self, tokens: list[int], repeats: int) -> list[float]:
         rows = [(token, i, 0) for i, token in enumerate(tokens)]
@@ -144,6 +159,8 @@ class Llama:
         method, _, most = mode.partition(" ")
         command = [self.options["speculative_tool"], *SPECULATION[method]]
         if method == "draft":
+            if self.options["draft"] is None:
+                raise UnsupportedError("there is no draft model for this file")
             command += ["-md", self.options["draft"], "--spec-draft-n-max", most]
             command += ["-td", str(self.threads)]
         else:

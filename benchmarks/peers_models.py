@@ -20,8 +20,8 @@ from inflate import PAIRS, embedded_folder, write_inflated
 PEERS = ROOT / ".peers"
 LLAMA_BIN = PEERS / "src" / "build" / "bin"
 PYTHONS = {name: PEERS / name / "bin" / "python" for name in ("llama", "openvino")}
-QUANTISED = ("Q8_0", "Q4_0")
 ROLES = ("target", "draft")
+LONGEST_CONTEXT = 32_768
 HELP = "run `make peers` to install it"
 
 
@@ -53,8 +53,25 @@ def run_tool(*command: object) -> None:
         raise MissingPeerError(f"{Path(words[0]).name} failed ({done.returncode}): {tail}")
 
 
+def is_file(name: str) -> bool:
+    """Whether a model is a GGUF file and not one of the inflated ones."""
+    return name not in PAIRS
+
+
+def label(name: str) -> str:
+    """What a model is called in tables and folders."""
+    return Path(name).stem if is_file(name) else name
+
+
+def tokenizer_source(name: str) -> Path:
+    """What the tokenizer of a model is read from."""
+    return Path(name) if is_file(name) else hugging_face(name, "target")
+
+
 def hugging_face(name: str, role: str) -> Path:
     """Folder of the inflated model."""
+    if is_file(name):
+        raise MissingPeerError(f"{label(name)} is a GGUF file alone")
     shape = getattr(PAIRS[name], role)
     source = embedded_folder(role == "draft")
     return made(
@@ -67,12 +84,16 @@ def void(_: object) -> None:
 
 
 def gguf(name: str, role: str, kind: str) -> Path:
-    """GGUF file in ``BF16``, or quantised from that by llama.cpp's own tool."""
-    path = PEERS / "models" / name / f"{role}-{kind}.gguf"
+    """GGUF file in ``BF16``, or quantised from that by llama.cpp's own tool; a file's own numbers
+    are quantised again."""
+    path = PEERS / "models" / label(name) / f"{role}-{kind}.gguf"
     if kind == "BF16":
         return made(path, lambda out: write_gguf(hugging_face(name, role), out))
-    source, tool = gguf(name, role, "BF16"), LLAMA_BIN / "llama-quantize"
-    return made(path, lambda out: run_tool(tool, source, out, kind, os.cpu_count() or 1))
+    if is_file(name) and role != "target":
+        raise MissingPeerError(f"{label(name)} has no draft model")
+    source = Path(name) if is_file(name) else gguf(name, role, "BF16")
+    words = (LLAMA_BIN / "llama-quantize", "--allow-requantize", source)
+    return made(path, lambda out: run_tool(*words, out, kind, os.cpu_count() or 1))
 
 
 def openvino(name: str, role: str) -> Path:
@@ -115,7 +136,8 @@ def write_gguf(folder: Path, out: Path) -> None:
 def _write_sizes(writer: Any, config: dict[str, Any]) -> None:
     writer.add_name("inflated")
     writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
+    # Long contexts are measured for what they cost; the weights say nothing sensible in them.
+    writer.add_context_length(max(config["max_position_embeddings"], LONGEST_CONTEXT))
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])

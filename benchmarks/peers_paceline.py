@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from peers_worker import UnsupportedError, generated, serve, timed
@@ -43,7 +44,7 @@ class Paceline:
             dtype=options["dtype"],
             num_threads=options["threads"],
             max_num_seqs=MAX_NUM_SEQS,
-            max_model_len=MAX_MODEL_LEN,
+            max_model_len=options.get("context", MAX_MODEL_LEN),
             enable_prefix_caching=False,
             strict=True,
         )
@@ -52,19 +53,22 @@ class Paceline:
     def describe(self) -> dict[str, Any]:
         """Sizes as well: bytes of the target model's weights and of one token's keys and values.
 
-        Neither has padding or second copies; 4-bit weights count with their scales.
+        Neither has padding or second copies; 4-bit weights count with their scales. Of a GGUF file
+        they are the file's bytes.
         """
         config = self._on_engine(lambda engine: engine.runner.decoder.config)
         kv = 2 * config.num_layers * config.num_kv_heads * config.head_dim
         width, q = config.hidden_size, config.num_heads * config.head_dim
         per_layer = 2 * q + 2 * config.num_kv_heads * config.head_dim + 3 * config.intermediate_size
         weights = width * (config.num_layers * per_layer + config.vocab_size)
+        path = Path(self.options["model"])
+        stored = path.stat().st_size if path.is_file() else None
         return {
             "engine": "paceline",
             "dtype": self.llm.config.dtype,
             "kv_cache_dtype": self.llm.config.kv_cache_dtype,
             "promises_identity": self.llm.promises_identity,
-            "weight_bytes": int(weights * BYTES_PER_WEIGHT[self.llm.config.dtype]),
+            "weight_bytes": stored or int(weights * BYTES_PER_WEIGHT[self.llm.config.dtype]),
             "kv_bytes_per_token": kv * BYTES_PER_KEY.get(self.llm.config.kv_cache_dtype, 4),
         }
 
@@ -86,6 +90,10 @@ class Paceline:
             return times[1:]
 
         return self._on_engine(run)
+
+    def long(self, context: int, repeats: int, tokens: list[int]) -> list[float]:
+        """Seconds of plain steps after a context longer than all others have."""
+        return self.forward(1, context, repeats, tokens)
 
     def prefill(self, tokens: list[int], repeats: int) -> list[float]:
         def run(engine: Engine) -> list[float]:
@@ -131,6 +139,8 @@ class Paceline:
 
     def _configuration(self, mode: str) -> Any:
         method, _, most = mode.partition(" ")
+        if method in ("draft", "tree", "both", "all") and self.options["draft"] is None:
+            raise UnsupportedError("there is no draft model for this file")
         draft = {
             "method": "draft_model",
             "model": self.options["draft"],
@@ -145,9 +155,10 @@ class Paceline:
         default = without_memory(default_speculative_config(self.llm.model))
         # The inflated target says what the embedded one does, whose n-gram model this is.
         ngrams = {"method": "ngram_model", "model": embedded_ngram_model()}
-        everything = parse_speculative_config([{"method": "suffix"}, ngrams, tree])
-        known |= {"both": [tree, lookup], "default": default, "all": without_memory(everything)}
-        return known[method]
+        if self.options["draft"] is not None:
+            everything = parse_speculative_config([{"method": "suffix"}, ngrams, tree])
+            known |= {"both": [tree, lookup], "all": without_memory(everything)}
+        return {**known, "default": default}[method]
 
     def generate(self, mode: str, prompt: dict[str, Any], max_tokens: int) -> dict[str, Any]:
         params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)

@@ -132,7 +132,15 @@ def forward(rows: Rows, engine: str, width: int, context: int = 64) -> float | N
 
 
 def tables(rows: Rows) -> list[str]:
-    """Forwards, several sequences and memory, generation, and what is missing."""
+    """Of each model: forwards, several sequences and memory, generation, and what is missing."""
+    found = []
+    for model in dict.fromkeys(row.get("model") for row in rows):
+        own = [row for row in rows if row.get("model") == model]
+        found += [*([f"{model}:"] if model else []), *_model_tables(own)]
+    return found
+
+
+def _model_tables(rows: Rows) -> list[str]:
     engines = list(dict.fromkeys(row["engine"] for row in rows if "missing" not in row))
     made = [_forward_table(rows, engines), _engine_table(rows, engines), _generate_table(rows)]
     missing = [[r["engine"], r.get("mode", "-"), r["missing"]] for r in rows if "missing" in r]
@@ -143,7 +151,7 @@ def tables(rows: Rows) -> list[str]:
 
 
 def _forward_table(rows: Rows, engines: Sequence[str]) -> str:
-    some = [row for row in rows if row["measure"] == "forward"] if rows else []
+    some = [row for row in rows if row["measure"] == "forward"]
     widths = sorted({row["width"] for row in some})
     lines = []
     for context in sorted({row["context"] for row in some}):

@@ -1,7 +1,7 @@
 """What the comparison aims at, judged on its rows. Measures nothing.
 
-Engines are compared at equal bits per weight. A target over something that was not measured has no
-value.
+Paceline and llama.cpp are compared on the same file. A target over something that was not measured
+has no value.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from peers_client import LLAMA, OPENVINO, OURS
 from peers_report import Rows, find, forward, ratio
 from report import Target
 
-INT8, INT4 = "paceline int8", "paceline int4"
-Q8, Q4, OPENVINO = "llama.cpp Q8_0", "llama.cpp Q4_0", "openvino int8"
-PEERS = {8: (Q8, OPENVINO), 4: (Q4,)}
 WIDTH_TARGETS = {64: {8: 1.25, 16: 1.7, 32: 3.2}, 512: {8: 1.4, 16: 2.0, 32: 3.6}}
+PLAIN_TARGETS = {"Q8_0": 1.15, "Q6_K": 1.0, "Q4_K_M": 1.0}
+LONG = 4096
+"""Tokens of context from which on plain steps are a target of their own."""
 _LEAST = "at least"
 
 
@@ -39,29 +40,64 @@ def best(rows: Rows, engines: Sequence[str], *methods: str) -> float | None:
 def targets(
     rows: Rows, engines: Mapping[str, Mapping[str, Any]], roof: Mapping[str, Any]
 ) -> list[Target]:
+    """Those of every type of file that an engine of ours has rows of."""
+    named = {row["engine"] for row in rows}
+    found: list[Target] = []
+    for kind, wanted in PLAIN_TARGETS.items():
+        own, peer = f"{OURS} {kind}", f"{LLAMA} {kind}"
+        if own in named:
+            found.append(_plain(rows, own, peer, wanted))
+            found.append(_roof_share(rows, own, engines.get(own, {}), roof))
+            found += [*_widths(rows, own), *_long_contexts(rows, own, peer)]
+            found += [*_reading(rows, own, peer), *_speculation(rows, own, peer)]
+            found += _serving(rows, own, peer)
+    return found
+
+
+def _plain(rows: Rows, own: str, peer: str, wanted: float) -> Target:
+    rates = [plain(rows, name, "decode_tokens_per_second") for name in (own, peer)]
+    return Target(f"plain decoding, {own} over {peer}", ratio(*rates), wanted, _LEAST)
+
+
+def _widths(rows: Rows, own: str) -> list[Target]:
+    return [
+        Target(
+            f"{own}, T({width})/T(1), context {context}",
+            ratio(forward(rows, own, width, context), forward(rows, own, 1, context)),
+            wanted,
+        )
+        for context, wanted_by_width in WIDTH_TARGETS.items()
+        for width, wanted in wanted_by_width.items()
+    ]
+
+
+def _long_contexts(rows: Rows, own: str, peer: str) -> list[Target]:
+    contexts = {row["context"] for row in rows if row.get("context", 0) >= LONG}
+    return [
+        Target(
+            f"plain step after {context} tokens, {own} over {peer}",
+            ratio(forward(rows, peer, 1, context), forward(rows, own, 1, context)),
+            1.0,
+            _LEAST,
+        )
+        for context in sorted(contexts)
+    ]
+
+
+def _reading(rows: Rows, own: str, peer: str) -> list[Target]:
+    """Several tokens of one text at once: what a draft's verification costs, and a prompt."""
+    others = [(peer, 3.5), *([(OPENVINO, 2.3)] if own.endswith("Q8_0") else [])]
     found = [
         Target(
-            f"plain decoding, {own} over {peer}",
-            ratio(
-                plain(rows, own, "decode_tokens_per_second"),
-                plain(rows, peer, "decode_tokens_per_second"),
-            ),
+            f"verifying 8 tokens, {own} over {other}",
+            ratio(forward(rows, other, 8), forward(rows, own, 8)),
             wanted,
             _LEAST,
         )
-        for own, peer, wanted in ((INT8, Q8, 1.15), (INT4, Q4, 1.0))
+        for other, wanted in others
     ]
-    found += [_roof_share(rows, name, engines.get(name, {}), roof) for name in (INT8, INT4)]
-    for context, wanted_by_width in WIDTH_TARGETS.items():
-        for width, wanted in wanted_by_width.items():
-            cost = ratio(forward(rows, INT8, width, context), forward(rows, INT8, 1, context))
-            found.append(Target(f"{INT8}, T({width})/T(1), context {context}", cost, wanted))
-    for own, peer, wanted in ((INT8, Q8, 3.5), (INT8, OPENVINO, 2.3), (INT4, Q4, 3.5)):
-        gain = ratio(forward(rows, peer, 8), forward(rows, own, 8))
-        found.append(Target(f"verifying 8 tokens, {own} over {peer}", gain, wanted, _LEAST))
-    prefill = [find(rows, engine=name, measure="prefill").get("ms") for name in (Q8, INT8)]
-    found.append(Target(f"prefill of 512, {INT8} over {Q8}", ratio(*prefill), 2.5, _LEAST))
-    return found + _speculation(rows) + _serving(rows)
+    prefill = [find(rows, engine=name, measure="prefill").get("ms") for name in (peer, own)]
+    return [*found, Target(f"prefill of 512, {own} over {peer}", ratio(*prefill), 2.5, _LEAST)]
 
 
 def _roof_share(rows: Rows, name: str, facts: Mapping[str, Any], roof: Mapping[str, Any]) -> Target:
@@ -74,40 +110,27 @@ def _roof_share(rows: Rows, name: str, facts: Mapping[str, Any], roof: Mapping[s
     return Target(f"{name}, share of the read bandwidth at width 1", share, 0.85, _LEAST)
 
 
-def _speculation(rows: Rows) -> list[Target]:
+def _speculation(rows: Rows, own: str, peer: str) -> list[Target]:
     """Our best way of using the same draft model against the best of theirs."""
-    four = INT4 if plain(rows, INT4) else INT8
-    own = {name: best(rows, [name], "draft", "tree") for name in (INT8, four)}
-    return [
-        Target(
-            f"draft model, {INT8} over the best 8-bit peer's",
-            ratio(own[INT8], best(rows, PEERS[8], "draft")),
-            2.0,
-            _LEAST,
+    others = [peer, *([OPENVINO] if own.endswith("Q8_0") else [])]
+    gains = {
+        f"draft model, {own} over the best of {', '.join(others)}": (
+            best(rows, [own], "draft", "tree"),
+            best(rows, others, "draft"),
         ),
-        Target(
-            f"draft model, {four} over {Q4} plain",
-            ratio(own[four], plain(rows, Q4)),
-            2.0,
-            _LEAST,
-        ),
-        Target(
-            f"speculation over plain, {INT8}",
-            ratio(best(rows, [INT8]), plain(rows, INT8)),
-            2.0,
-            _LEAST,
-        ),
-    ]
+        f"speculation over plain, {own}": (best(rows, [own]), plain(rows, own)),
+    }
+    return [Target(name, ratio(*rates), 2.0, _LEAST) for name, rates in gains.items()]
 
 
-def _serving(rows: Rows) -> list[Target]:
+def _serving(rows: Rows, own: str, peer: str) -> list[Target]:
     rates = [
         find(rows, engine=name, measure="parallel", sequences=16).get("tokens_per_second")
-        for name in (INT8, Q8)
+        for name in (own, peer)
     ]
-    memory = find(rows, engine=INT8, measure="memory")
+    memory = find(rows, engine=own, measure="memory")
     used = ratio(memory.get("loaded_bytes"), memory.get("needed_bytes"))
     return [
-        Target(f"16 sequences, {INT8} over {Q8}", ratio(*rates), 3.5, _LEAST),
-        Target(f"{INT8}, peak memory over weights and KV", used, 1.1),
+        Target(f"16 sequences, {own} over {peer}", ratio(*rates), 3.5, _LEAST),
+        Target(f"{own}, peak memory over weights and KV", used, 1.1),
     ]

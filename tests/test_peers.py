@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.models.gguf_writing import convert, tokenizer_metadata
+from tests.models.vocabularies import byte_level_json
+
+ENGINES = ("paceline", "llama.cpp")
 FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
 WORKER = """
 import os, sys
@@ -46,7 +49,7 @@ def module(name: str) -> Any:
 def toy_engine(tmp_path: Path, python: str | None = None, **options: Any) -> Any:
     client = module("peers_client")
     (tmp_path / "toy.py").write_text(WORKER.format(folder=str(FOLDER)), encoding="utf-8")
-    return client.Engine("toy", str(tmp_path / "toy.py"), 8, (), python, lambda name: options)
+    return client.Engine("toy", str(tmp_path / "toy.py"), "", (), python, lambda name: options)
 
 
 # Workers
@@ -133,35 +136,35 @@ def judged(samples: list[Any], facts: Any = None) -> dict[str, Any]:
 
 def test_widths_are_compared_within_and_between_engines() -> None:
     samples = [
-        *forward("paceline int8", 1, 0.010),
-        *forward("paceline int8", 8, 0.012),
+        *forward("paceline Q8_0", 1, 0.010),
+        *forward("paceline Q8_0", 8, 0.012),
         *forward("llama.cpp Q8_0", 8, 0.060),
     ]
-    facts = {"paceline int8": {"weight_bytes": 8_000_000, "kv_bytes_per_token": 15_625}}
+    facts = {"paceline Q8_0": {"weight_bytes": 8_000_000, "kv_bytes_per_token": 15_625}}
     found = judged(samples, facts)
-    assert found["paceline int8, T(8)/T(1), context 64"].value == pytest.approx(1.2)
-    gain = found["verifying 8 tokens, paceline int8 over llama.cpp Q8_0"]
+    assert found["paceline Q8_0, T(8)/T(1), context 64"].value == pytest.approx(1.2)
+    gain = found["verifying 8 tokens, paceline Q8_0 over llama.cpp Q8_0"]
     assert gain.value == pytest.approx(5)
     assert gain.met
-    share = found["paceline int8, share of the read bandwidth at width 1"]
+    share = found["paceline Q8_0, share of the read bandwidth at width 1"]
     assert share.value == pytest.approx(0.9)  # 9 MB in 10 ms, of 1 GB/s
-    assert found["paceline int8, T(8)/T(1), context 512"].value is None
-    assert not found["verifying 8 tokens, paceline int4 over llama.cpp Q4_0"].met
+    assert found["paceline Q8_0, T(8)/T(1), context 512"].value is None
+    assert not any("Q6_K" in name for name in found)
 
 
 def test_speculation_is_compared_at_equal_bits_and_with_the_best_of_the_others() -> None:
     samples = [
-        text("paceline int8, plain", 0, 2.0, [1, 2, 3, 4]),
-        text("paceline int8, draft 4", 0, 1.0, [1, 2, 3, 4]),
-        text("paceline int8, tree 4", 0, 0.5, [1, 2, 3, 4]),
+        text("paceline Q8_0, plain", 0, 2.0, [1, 2, 3, 4]),
+        text("paceline Q8_0, draft 4", 0, 1.0, [1, 2, 3, 4]),
+        text("paceline Q8_0, tree 4", 0, 0.5, [1, 2, 3, 4]),
         text("llama.cpp Q8_0, draft 4", 0, 1.0, [1, 2, 3, 4]),
         text("openvino int8, draft 4", 0, 0.8, [1, 2, 9, 4]),
         text("openvino int8, plain", 0, 1.6, [1, 2, 3, 4]),
     ]
     found = judged(samples)
-    best = found["draft model, paceline int8 over the best 8-bit peer's"]
+    best = found["draft model, paceline Q8_0 over the best of llama.cpp Q8_0, openvino int8"]
     assert best.value == pytest.approx(0.8 / 0.5)
-    assert found["speculation over plain, paceline int8"].value == pytest.approx(4)
+    assert found["speculation over plain, paceline Q8_0"].value == pytest.approx(4)
     rows = module("peers_report").results_of(samples, {}, {}, 0)
     row = module("peers_report").find(rows, engine="openvino int8", mode="draft 4")
     assert row["speedup"] == pytest.approx(2)
@@ -169,9 +172,9 @@ def test_speculation_is_compared_at_equal_bits_and_with_the_best_of_the_others()
 
 
 def test_a_failed_sample_is_no_number() -> None:
-    failed = module("harness").Sample("paceline int8", ("forward", 64, 8), 1, error="broken")
-    samples = [*forward("paceline int8", 1, 0.01), *forward("paceline int8", 8, 0.01), failed]
-    assert judged(samples)["paceline int8, T(8)/T(1), context 64"].value is None
+    failed = module("harness").Sample("paceline Q8_0", ("forward", 64, 8), 1, error="broken")
+    samples = [*forward("paceline Q8_0", 1, 0.01), *forward("paceline Q8_0", 8, 0.01), failed]
+    assert judged(samples)["paceline Q8_0, T(8)/T(1), context 64"].value is None
     report = module("peers_report")
     rows = report.results_of(samples, {}, {}, 0)
     assert any("broken" in part for part in report.tables(rows))
@@ -180,33 +183,74 @@ def test_a_failed_sample_is_no_number() -> None:
 # The program
 
 
-def test_it_runs_and_absent_peers_are_rows(
+def toy_file(tmp_path: Path) -> Path:
+    tokenizer = tokenizer_metadata(json.loads(byte_level_json()), "gpt2", pre="gpt-2")
+    sizes = {"vocab_size": 600, "max_position_embeddings": 2048}
+    convert("qwen3", tmp_path / "toy.gguf", metadata=tokenizer, changes=sizes)
+    return tmp_path / "toy.gguf"
+
+
+def quantiser(folder: Path) -> Path:
+    """A folder of llama.cpp's tools whose quantiser copies."""
+    folder.mkdir()
+    tool = folder / "llama-quantize"
+    tool.write_text('#!/bin/sh\ncp "$2" "$3"\n', encoding="utf-8")
+    tool.chmod(0o755)
+    return folder
+
+
+def test_both_engines_read_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, models = module("peers_client"), module("peers_models")
+    monkeypatch.setattr(models, "LLAMA_BIN", quantiser(tmp_path / "bin"))
+    file = toy_file(tmp_path)
+    for kind in client.KINDS:
+        ours, theirs = (client.ENGINES[f"{name} {kind}"].files(str(file)) for name in ENGINES)
+        assert ours["model"] == theirs["model"]
+        assert Path(ours["model"]).name == f"target-{kind}.gguf"
+        assert ours["draft"] is None
+    missing = models.MissingPeerError
+    with pytest.raises(missing, match="a GGUF file alone"):
+        client.ENGINES["openvino int8"].files(str(file))
+
+
+def test_it_runs_on_a_file_and_absent_peers_are_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    inflate, models = module("inflate"), module("peers_models")
-    same = inflate.Shape(1, 1, 1, 1, 8), inflate.Shape(1, 1, 1, 1, 2)
-    monkeypatch.setitem(inflate.PAIRS, "tiny", inflate.Pair(*same))
-    monkeypatch.setattr(models, "ROOT", tmp_path)
+    models = module("peers_models")
     monkeypatch.setattr(models, "PYTHONS", dict.fromkeys(models.PYTHONS, tmp_path / "absent"))
-    monkeypatch.setattr(models, "LLAMA_BIN", tmp_path / "absent")
+    monkeypatch.setattr(models, "LLAMA_BIN", quantiser(tmp_path / "bin"))
     monkeypatch.setattr(module("peers_roof"), "ARRAY_BYTES", 1 << 20)
     monkeypatch.setattr(module("peers"), "IDLE_SECONDS", 0.1)
-    words = ["--quick", "--model", "tiny", "--prompts", "embedded", "--threads", "1"]
-    words += ["--max-tokens", "8", "--engines", "paceline int8,llama.cpp Q8_0", "--json"]
-    assert module("peers").main(words) == 0
+    monkeypatch.setattr(module("peers"), "LONGEST_PROMPT", 1400)  # a token is a byte or two
+    words = ["--quick", "--models", str(toy_file(tmp_path)), "--prompts", "embedded"]
+    words += ["--threads", "1", "--max-tokens", "8", "--formats", "Q8_0", "--json"]
+    words += ["--engines", "paceline Q8_0,paceline Q6_K,llama.cpp Q8_0"]
+    assert module("peers").main([*words, "--long-contexts", "1500,4000"]) == 0
     document = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
     rows = document["results"]
+    assert {row["model"] for row in rows} == {"toy"}
+    assert not any(row["engine"] == "paceline Q6_K" for row in rows)
     absent = [row for row in rows if row["engine"] == "llama.cpp Q8_0"]
     assert len(absent) == 1
     assert "make peers" in absent[0]["missing"]
     assert {row["measure"] for row in rows} >= {"forward", "prefill", "parallel", "generate"}
     assert all(row["identical"] for row in rows if row["measure"] == "generate")
+    assert {row["context"] for row in rows if row["measure"] == "forward"} == {64, 1500}
+    reasons = [row["missing"] for row in rows if "missing" in row]
+    assert "the model ends at 2048 tokens" in reasons
+    assert "there is no draft model for this file" in reasons
     assert document["num_failed"] == 0
-    assert document["config"]["engines"]["paceline int8"]["dtype"] == "int8"
+    assert set(document["config"]["engines"]["toy"]) == {"paceline Q8_0"}
+    assert all(target["name"].startswith("toy: ") for target in document["targets"])
 
 
-def test_an_unknown_engine_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [(["--engines", "nobody"], "nobody"), (["--models", "9b"], "9b"), (["--formats", "Q9"], "Q9")],
+)
+def test_what_is_unknown_is_refused(
+    words: list[str], wrong: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
-        module("peers").options_of(["--engines", "nobody"])
-    assert "nobody" in capsys.readouterr().err
-    assert sys.modules["peers_client"].ENGINES
+        module("peers").options_of(words)
+    assert wrong in capsys.readouterr().err
