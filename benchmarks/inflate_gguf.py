@@ -28,6 +28,8 @@ from paceline.models.gguf_names import place_of
 
 REPETITIONS = 4
 OUTLIER_SHARE, OUTLIER_FACTOR = 0.01, 50.0
+LOGIT_WIDTH = 2.0
+"""Standard deviation of the random model's logits, about."""
 RANDOM_SIZES = {"hidden": 512, "intermediate": 1024, "heads": 8, "kv_heads": 4, "layers": 4}
 SIZES = {
     "hidden": "embedding_length",
@@ -154,7 +156,9 @@ def write_outliers(path: Path, out: Path, seed: int = 0) -> dict[str, int]:
             found[f"{prefix}mlp.{name}_proj.weight"] = matrix(*shape)
         for name in ("input_layernorm", "post_attention_layernorm"):
             found[f"{prefix}{name}.weight"] = norm()
-    found["model.norm.weight"] = norm()
+    last = norm()
+    # Logits as wide as a real model's, for all the outliers that the head reads.
+    found["model.norm.weight"] = last * (LOGIT_WIDTH / last.square().mean().sqrt())
     source.write(out, found, sizes)
     return sizes
 
