@@ -135,3 +135,15 @@ def test_texts_are_of_three_kinds_and_always_the_same() -> None:
     assert set(found) == {"prose", "code", "chat"}
     assert all(found.values())
     assert found == models.texts("embedded")
+
+
+def test_made_models_are_kept_and_measured_too(
+    toys: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--formats", "file", "--dtypes", "bfloat16", "--tokens", "30", "--made", "wide"]
+    assert module("fidelity").main([*toys, *words]) == 0
+    rows = {(r["model"], r["arithmetic"]): r for r in last_line(capsys)["results"]}
+    assert {model for model, _ in rows} == {"toy", "toy wide"}
+    small, wide = (rows[model, "float32"]["perplexity"] for model in ("toy", "toy wide"))
+    assert wide == pytest.approx(small, rel=1e-4)
+    assert (tmp_path / "made" / "toy-wide.gguf").is_file()
