@@ -177,7 +177,8 @@ auto py_rows(const LinearObject& self, In<int32_t, 1> outputs, float multiplier)
     const size_t count = outputs.shape(0), k = size_t(self.linear.k());
     for (size_t i = 0; i < count; ++i) {
         if (outputs.data()[i] < 0 || outputs.data()[i] >= self.linear.n()) {
-            refuse("an output is outside of the linear");
+            refuse("output " + std::to_string(outputs.data()[i]) + " is outside of the linear's " +
+                   std::to_string(self.linear.n()));
         }
     }
     auto y = make_array<float>({count, k});

@@ -54,7 +54,10 @@ def test_what_it_says_to_mistakes(tmp_path: Path, cli: Cli) -> None:
     (tmp_path / "full" / "a").touch()
     draft = embedded_model("draft")
     for arguments, words in (
-        ((draft, tmp_path / "a", "--dtype", "float32"), "allowed are auto, int8, int4"),
+        (
+            (draft, tmp_path / "a", "--dtype", "float8"),
+            "allowed are auto, float32, bfloat16, float16, file, int8, int4",
+        ),
         ((draft, tmp_path / "full"), "not an empty folder"),
         ((tmp_path / "nothing", tmp_path / "a"), "no model at"),
         ((draft, tmp_path / "full" / "a" / "b"), "cannot write"),

@@ -46,7 +46,11 @@ def toy_target(dtype: str, **tensors: Any) -> TargetInfo:
         ("float32", {"layers": 3}, "draft_layers is 3; the target has 2 layers"),
         ("float32", {"layers": 2}, "costs as much as the target"),
         ("float32", {"layers": 2, "dtype": "float32"}, "costs as much as the target"),
-        ("float32", {"layers": 1, "dtype": "int4"}, "can run in float32, bfloat16, int8"),
+        (
+            "float32",
+            {"layers": 1, "dtype": "int4"},
+            "can run in float32, bfloat16, float16, file, int8",
+        ),
         pytest.param("native-int4", {"dtype": "int8"}, "can run in int4$", marks=native),
     ],
 )

@@ -19,7 +19,8 @@ def test_weights_are_those_of_the_tensors() -> None:
     work = Work.of(TOY, "float32", "bfloat16")
     assert work.weights == MATRICES
     assert work.weight_bytes == 4 * MATRICES
-    assert Work.of(TOY, "int8", "float32").weight_bytes == MATRICES
+    assert Work.of(TOY, "int8", "float32").weight_bytes == MATRICES * 34 // 32
+    assert Work.of(TOY, "file", "float32", 12345).weight_bytes == 12345
     kv = TOY.num_layers * 2 * TOY.num_kv_heads * TOY.head_dim * 2
     assert work.bytes_read(3, 10) == 4 * MATRICES + 13 * kv
 
@@ -44,7 +45,7 @@ def test_a_window_is_read_once() -> None:
     config = replace(TOY, sliding_window=6)
     work = Work.of(config, "int8", "float32")
     far, farther = work.bytes_read(2, 100), work.bytes_read(2, 200)
-    assert far == farther == MATRICES + 8 * TOY.num_layers * 2 * TOY.num_kv_heads * 8 * 4
+    assert far == farther == MATRICES * 34 // 32 + 8 * TOY.num_layers * 2 * TOY.num_kv_heads * 8 * 4
 
 
 def test_roofs_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:

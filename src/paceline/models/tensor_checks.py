@@ -50,7 +50,7 @@ def check_leftovers(tensors: Mapping[str, torch.Tensor], used: Collection[str]) 
         UnsupportedModelError: some of the others are not known to be harmless.
     """
     left = sorted(name for name in tensors if name not in used and not is_harmless(name))
-    left = [name for name in left if not name.endswith(".bias") or tensors[name].float().any()]
+    left = [name for name in left if not name.endswith(".bias") or _adds_something(tensors, name)]
     if left:
         shown = ", ".join(name[:80] for name in left[:_SHOWN])
         raise UnsupportedModelError(
@@ -59,6 +59,13 @@ def check_leftovers(tensors: Mapping[str, torch.Tensor], used: Collection[str]) 
             "Either config.json does not describe this checkpoint, or it is of a kind that is not "
             "supported, such as a quantised one"
         )
+
+
+def _adds_something(tensors: Mapping[str, torch.Tensor], name: str) -> bool:
+    try:
+        return bool(tensors[name].float().any())
+    except ModelLoadError:  # not of the shape that it would have
+        return True
 
 
 def check_floats(name: str, tensor: torch.Tensor, kind: str) -> None:
