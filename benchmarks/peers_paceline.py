@@ -19,6 +19,7 @@ from paceline.commands.resolve import default_speculative_config, without_memory
 from paceline.config import DTYPES
 from paceline.engine.engine import Engine
 from paceline.models.embedded import embedded_ngram_model
+from paceline.models.ops.base import KV_BYTES, head_elements
 from paceline.request import StepOutput
 from paceline.span import Span
 from paceline.speculative_parsing import parse_speculative_config
@@ -28,7 +29,6 @@ MAX_NUM_SEQS = 16
 CHUNK = 512
 REQUEST = -1
 """The sequence on which single forwards run; the engine's own ids are not negative."""
-BYTES_PER_KEY = {"bfloat16": 2, "float32": 4}
 BYTES_PER_WEIGHT = {"int4": 0.5 + 2 / 32, "int8": 1.0, "bfloat16": 2.0, "float32": 4.0}
 
 
@@ -57,7 +57,8 @@ class Paceline:
         they are the file's bytes.
         """
         config = self._on_engine(lambda engine: engine.runner.decoder.config)
-        kv = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+        kv_dtype = self.llm.config.kv_cache_dtype
+        head = head_elements(config.head_dim, kv_dtype) * KV_BYTES[kv_dtype]
         width, q = config.hidden_size, config.num_heads * config.head_dim
         per_layer = 2 * q + 2 * config.num_kv_heads * config.head_dim + 3 * config.intermediate_size
         weights = width * (config.num_layers * per_layer + config.vocab_size)
@@ -66,10 +67,10 @@ class Paceline:
         return {
             "engine": "paceline",
             "dtype": self.llm.config.dtype,
-            "kv_cache_dtype": self.llm.config.kv_cache_dtype,
+            "kv_cache_dtype": kv_dtype,
             "promises_identity": self.llm.promises_identity,
             "weight_bytes": stored or int(weights * BYTES_PER_WEIGHT[self.llm.config.dtype]),
-            "kv_bytes_per_token": kv * BYTES_PER_KEY.get(self.llm.config.kv_cache_dtype, 4),
+            "kv_bytes_per_token": 2 * config.num_layers * config.num_kv_heads * head,
         }
 
     def _on_engine(self, function: Any) -> Any:

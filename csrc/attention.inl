@@ -7,8 +7,8 @@
 // the slot of a key has the key's own number; what follows is reached through the row's path.
 //
 // A vector's bits depend on nothing but its logical keys: every score is one chain of fma over the
-// head's dimensions, every value one chain over ascending positions, and the exponentials are
-// summed by logical lane. Hence blocks, tiles and runs may be cut in any way. Keys that a row does
+// head's dimensions (of int8 keys one for each group, times its scale, added up in order), every
+// value one chain over ascending positions, and the exponentials are summed by logical lane. Hence blocks, tiles and runs may be cut in any way. Keys that a row does
 // not see are masked out by selection, or never read; a scratch lane may hold anything.
 
 namespace paceline {
@@ -44,7 +44,26 @@ inline int at_least(int a, int b) { return a < b ? b : a; }
 inline int at_most(int a, int b) { return b < a ? b : a; }
 
 inline f32x16 load_kv(const float* p) { return load(p); }
-inline f32x16 load_kv(const uint16_t* p) { return load_bf16(p); }
+inline f32x16 load_kv(const Bfloat16* p) { return load_bf16(&p->bits); }
+inline f32x16 load_kv(const Float16* p) { return load_f16(&p->bits); }
+inline f32x16 load_kv(const Int8* p) { return to_float(load_i8(p)); }  // the codes
+
+// Of a head of `dim` numbers.
+template <typename E> constexpr int elements(int dim) { return head_elements(type_of(E{}), dim); }
+
+// Elements whose scales are apart from them.
+template <typename E> constexpr bool SCALED = std::is_same<E, Int8>::value;
+// The scales of 16 keys, whose first byte's lanes lie at `p`.
+inline f32x16 load_scales(const Int8* p) {
+    const i32x16 low = load_i8(p) & splat_i32(255), high = load_i8(p + TILE);
+    return as_float(shift_left<16>(low) + shift_left<24>(high));
+}
+// The scale at `p` for all lanes.
+inline f32x16 splat_scale(const Int8* p) {
+    uint16_t scale;
+    std::memcpy(&scale, p, sizeof scale);
+    return splat(from_bf16(scale));
+}
 
 // One KV head of a request's cache.
 template <typename E> struct HeadCache {
@@ -60,7 +79,7 @@ template <typename E> struct HeadCache {
     const E* k_tile(int tile) const { return k + static_cast<size_t>(blocks[tile]) * k_block; }
     const E* v_row(int slot) const {
         return v + static_cast<size_t>(blocks[slot / TILE]) * v_block +
-               static_cast<size_t>(slot % TILE) * v_stride;
+               static_cast<size_t>(slot % TILE) * elements<E>(v_stride);
     }
     // What is read `width` K tiles after `tile`: a K tile, or a V tile once those are through.
     const E* next_tile(int tile, int width) const {
@@ -95,12 +114,46 @@ struct QueryBlock {
     int same_begin, same_end;  // straight keys of all of them
 };
 
+// Adds the products of R queries and C tiles over the dimensions begin..end - 1 to `total`, while
+// the next tiles are fetched.
+template <int R, int C, typename E>
+inline __attribute__((always_inline)) void add_products(const float* const (&q)[R],
+                                                        const E* const (&k)[C],
+                                                        const E* const (&next)[C], size_t begin,
+                                                        size_t end, f32x16 (&total)[R][C]) {
+    constexpr size_t LINE = 64 / sizeof(E) / TILE;  // dimensions
+    for (size_t d = begin; d < end; ++d) {
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) {
+            const f32x16 keys = load_kv(k[c] + d * TILE);
+            if (fetches_ahead(R) && (LINE <= 2 || d % LINE == 0)) {
+                __builtin_prefetch(next[c] + d * TILE);
+            }
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) {
+                total[r][c] = fma(splat(q[r][d]), keys, total[r][c]);
+            }
+        }
+    }
+}
+
+template <int R, int C> inline void clear(f32x16 (&total)[R][C]) {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) {
+            total[r][c] = zero();
+        }
+    }
+}
+
 // Scores of R queries with tiles tile_begin..tile_end - 1, to `scores` + query * stride + position
 // - origin. A short last group repeats its last tile.
 template <int R, typename E>
 void score_tiles(const HeadCache<E>& cache, const Query* queries, int tile_begin, int tile_end,
                  float scale, float* scores, int stride, int origin) {
     constexpr int C = width_of(R);
+    const size_t dims = static_cast<size_t>(cache.head_dim);
     const float* q[R];
     for (int r = 0; r < R; ++r) {
         q[r] = queries[r].q;
@@ -113,25 +166,28 @@ void score_tiles(const HeadCache<E>& cache, const Query* queries, int tile_begin
             next[c] = cache.next_tile(own, C);
         }
         f32x16 total[R][C];
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
+        clear(total);
+        if constexpr (SCALED<E>) {
+            const E* scales_at[C];
             for (int c = 0; c < C; ++c) {
-                total[r][c] = zero();
+                scales_at[c] = k[c] + dims * TILE;
             }
-        }
-        for (size_t d = 0; d < static_cast<size_t>(cache.head_dim); ++d) {
+            for (size_t d = 0; d < dims; d += KV_GROUP) {
+                f32x16 part[R][C];
+                clear(part);
+                add_products<R, C>(q, k, next, d, d + KV_GROUP < dims ? d + KV_GROUP : dims, part);
 #pragma GCC unroll 8
-            for (int c = 0; c < C; ++c) {
-                const f32x16 keys = load_kv(k[c] + d * TILE);
-                if (fetches_ahead(R)) {
-                    __builtin_prefetch(next[c] + d * TILE);
-                }
+                for (int c = 0; c < C; ++c) {
+                    const f32x16 scales = load_scales(scales_at[c]);
+                    scales_at[c] += 2 * TILE;
 #pragma GCC unroll 8
-                for (int r = 0; r < R; ++r) {
-                    total[r][c] = fma(splat(q[r][d]), keys, total[r][c]);
+                    for (int r = 0; r < R; ++r) {
+                        total[r][c] = fma(part[r][c], scales, total[r][c]);
+                    }
                 }
             }
+        } else {
+            add_products<R, C>(q, k, next, 0, dims, total);
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
@@ -226,10 +282,12 @@ template <int R, typename E>
 void add_values(const Query* queries, const float* weights, const Run<E>* runs, int num_runs,
                 int v_stride) {
     constexpr int C = width_of(R);
+    const int row_elements = elements<E>(v_stride);
     for (int d = 0; d < v_stride; d += C * LANES) {
-        size_t at[C];
+        size_t at[C], scale_at[C];
         for (int c = 0; c < C; ++c) {
             at[c] = static_cast<size_t>(at_most(d + c * LANES, v_stride - LANES));
+            scale_at[c] = v_stride + at[c] / KV_GROUP * 2;
         }
         const float* w[R];
         f32x16 total[R][C];
@@ -245,12 +303,17 @@ void add_values(const Query* queries, const float* weights, const Run<E>* runs, 
         for (int run = 0; run < num_runs; ++run) {
             const E* row = runs[run].row;
             const ptrdiff_t ahead = runs[run].ahead;
-            for (const size_t stop = key + runs[run].count; key < stop; ++key, row += v_stride) {
+            for (const size_t stop = key + runs[run].count; key < stop; ++key, row += row_elements) {
+                f32x16 scale;  // of this and the next 16 dimensions: a group is both
 #pragma GCC unroll 8
                 for (int c = 0; c < C; ++c) {
-                    const f32x16 values = load_kv(row + at[c]);
-                    if (fetches_ahead(R)) {
+                    f32x16 values = load_kv(row + at[c]);
+                    if (fetches_ahead(R) && (sizeof(E) > 1 || c % 2 == 0)) {
                         __builtin_prefetch(row + ahead + at[c]);
+                    }
+                    if constexpr (SCALED<E>) {
+                        scale = c % 2 == 0 ? splat_scale(row + scale_at[c]) : scale;
+                        values = values * scale;
                     }
 #pragma GCC unroll 8
                     for (int r = 0; r < R; ++r) {
@@ -421,8 +484,8 @@ template <typename E>
 void attend_as(const AttentionShape& shape, const E* k, const E* v, const AttentionSpan& span,
                const AttentionRow* rows, int count, const float* q, int q_stride, int kv_head,
                int chunk, float* partial, int row_stride) {
-    const size_t k_head = static_cast<size_t>(shape.head_dim) * TILE;
-    const size_t v_head = static_cast<size_t>(shape.v_stride) * TILE;
+    const size_t k_head = static_cast<size_t>(elements<E>(shape.head_dim)) * TILE;
+    const size_t v_head = static_cast<size_t>(elements<E>(shape.v_stride)) * TILE;
     const size_t kv_heads = static_cast<size_t>(shape.kv_heads);
     const HeadCache<E> cache = {k + k_head * kv_head, v + v_head * kv_head, span.blocks,
                                 k_head * kv_heads,    v_head * kv_heads,    shape.head_dim,
@@ -461,14 +524,11 @@ void attend_as(const AttentionShape& shape, const E* k, const E* v, const Attent
 void attend(const AttentionShape& shape, const KvLayer& layer, const AttentionSpan& span,
             const AttentionRow* rows, int count, const float* q, int q_stride, int kv_head,
             int chunk, float* partial, int row_stride) {
-    if (layer.bf16) {
-        attend_as(shape, static_cast<const uint16_t*>(layer.k),
-                  static_cast<const uint16_t*>(layer.v), span, rows, count, q, q_stride, kv_head,
-                  chunk, partial, row_stride);
-    } else {
-        attend_as(shape, static_cast<const float*>(layer.k), static_cast<const float*>(layer.v),
-                  span, rows, count, q, q_stride, kv_head, chunk, partial, row_stride);
-    }
+    with_elements(layer.type, [&](auto element) {
+        using E = decltype(element);
+        attend_as(shape, static_cast<const E*>(layer.k), static_cast<const E*>(layer.v), span, rows,
+                  count, q, q_stride, kv_head, chunk, partial, row_stride);
+    });
 }
 
 // Sixteen values of a head from the `at`-th on.

@@ -4,12 +4,15 @@
 #include <nanobind/ndarray.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <string>
 #include <vector>
 
+#include "halves.h"
 #include "kernels.h"
+#include "kv_arrays.h"
 #include "thread_pool.h"
 
 namespace nb = nanobind;
@@ -19,7 +22,7 @@ namespace {
 
 template <typename T, size_t N>
 using Array = nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
-using Cache = nb::ndarray<nb::c_contig, nb::device::cpu>;
+using Cache = KvArray;
 using ConstCache = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
 using Slots = Array<const int64_t, 1>;
 
@@ -27,16 +30,6 @@ void require(bool condition, const std::string& message) {
     if (!condition) {
         throw nb::value_error(message.c_str());
     }
-}
-
-bool is_bf16(nb::dlpack::dtype dtype) { return dtype == nb::dtype<uint16_t>(); }
-
-// Both caches' element type: true for bfloat16 bits in uint16.
-template <typename A> bool check_elements(const A& k, const A& v) {
-    require(k.dtype() == v.dtype(), "k and v have different element types");
-    require(is_bf16(k.dtype()) || k.dtype() == nb::dtype<float>(),
-            "k and v are neither float32 nor uint16 (bfloat16 bits)");
-    return is_bf16(k.dtype());
 }
 
 // --- attention ----------------------------------------------------------------------------------
@@ -111,12 +104,15 @@ auto attend(Array<const float, 3> q, ConstCache k, ConstCache v, Array<const int
             float softcap, int window, int rows_per_item) {
     require(k.ndim() == 4 && v.ndim() == 4 && k.shape(0) == v.shape(0) &&
                 k.shape(1) == v.shape(1) && k.shape(3) == TILE && v.shape(2) == TILE,
-            "k is not [blocks, kv_heads, head_dim, 16] or v not [blocks, kv_heads, 16, v_stride]");
+            "k is not [blocks, kv_heads, head, 16] or v not [blocks, kv_heads, 16, head]");
+    const KvType type = kv_type(k.dtype(), v.dtype());
     const int rows = static_cast<int>(q.shape(0)), heads = static_cast<int>(q.shape(1));
     const int head_dim = static_cast<int>(q.shape(2)), kv_heads = static_cast<int>(k.shape(1));
-    require(head_dim > 0 && k.shape(2) == q.shape(2), "q and k have different head dimensions");
-    require(static_cast<int>(v.shape(3)) == round_up(head_dim, TILE),
-            "v's rows are not head_dim rounded up to 16");
+    const int v_stride = round_up(head_dim, TILE);
+    require(head_dim > 0 && static_cast<int>(k.shape(2)) == head_elements(type, head_dim),
+            "q and k have different head dimensions");
+    require(static_cast<int>(v.shape(3)) == head_elements(type, v_stride),
+            "v's rows are not heads of head_dim rounded up to 16");
     require(kv_heads > 0 && heads > 0 && heads % kv_heads == 0,
             "the query heads are no multiple of the KV heads");
     require(positions.shape(0) == q.shape(0) && paths.size() == q.shape(0),
@@ -124,8 +120,8 @@ auto attend(Array<const float, 3> q, ConstCache k, ConstCache v, Array<const int
     require(start >= 0 && window >= 0 && softcap >= 0.0f && rows_per_item > 0,
             "start, window or softcap is negative, or rows_per_item not positive");
     Problem problem = {
-        {heads, kv_heads, head_dim, static_cast<int>(v.shape(3)), scale, softcap, window},
-        {const_cast<void*>(k.data()), const_cast<void*>(v.data()), check_elements(k, v)},
+        {heads, kv_heads, head_dim, v_stride, scale, softcap, window},
+        {const_cast<void*>(k.data()), const_cast<void*>(v.data()), type},
         {blocks.data(), start},
         {},
         q.data(),
@@ -160,31 +156,37 @@ auto attend(Array<const float, 3> q, ConstCache k, ConstCache v, Array<const int
 // --- slots of the KV cache ----------------------------------------------------------------------
 
 struct KvShape {
-    size_t layers, blocks, kv_heads, head_dim, v_stride;
-    bool bf16;
+    size_t layers, blocks, kv_heads, key, value;  // elements of a head's key and value
+    KvType type;
 
-    size_t k_layer() const { return blocks * kv_heads * head_dim * TILE; }
-    size_t v_layer() const { return blocks * kv_heads * v_stride * TILE; }
-    // Of dimension 0; the next one is TILE elements on.
+    size_t head_dim() const { return static_cast<size_t>(head_dim_of(type, key)); }
+    size_t v_stride() const { return static_cast<size_t>(head_dim_of(type, value)); }
+    // The first element of a key; the next one is TILE elements on.
     size_t k_at(size_t layer, int64_t slot, size_t head) const {
-        const size_t block = static_cast<size_t>(slot) / TILE;
-        return layer * k_layer() + (block * kv_heads + head) * head_dim * TILE +
-               static_cast<size_t>(slot) % TILE;
+        return head_at(layer, slot, head) * key * TILE + static_cast<size_t>(slot) % TILE;
     }
+    // The first element of a value; the next one follows it.
     size_t v_at(size_t layer, int64_t slot, size_t head) const {
-        const size_t block = static_cast<size_t>(slot) / TILE;
-        return layer * v_layer() + ((block * kv_heads + head) * TILE +
-                                    static_cast<size_t>(slot) % TILE) * v_stride;
+        return (head_at(layer, slot, head) * TILE + static_cast<size_t>(slot) % TILE) * value;
+    }
+
+  private:
+    size_t head_at(size_t layer, int64_t slot, size_t head) const {
+        return (layer * blocks + static_cast<size_t>(slot) / TILE) * kv_heads + head;
     }
 };
 
 template <typename A> KvShape check_cache(const A& k, const A& v) {
     require(k.ndim() == 5 && v.ndim() == 5 && k.shape(0) == v.shape(0) &&
                 k.shape(1) == v.shape(1) && k.shape(2) == v.shape(2) && k.shape(4) == TILE &&
-                v.shape(3) == TILE && v.shape(4) == (k.shape(3) + TILE - 1) / TILE * TILE,
-            "k is not [layers, blocks, kv_heads, head_dim, 16] or v not [layers, blocks, kv_heads, "
-            "16, head_dim rounded up to 16]");
-    return {k.shape(0), k.shape(1), k.shape(2), k.shape(3), v.shape(4), check_elements(k, v)};
+                v.shape(3) == TILE,
+            "k is not [layers, blocks, kv_heads, head, 16] or v not [layers, blocks, kv_heads, 16, "
+            "head]");
+    const KvType type = kv_type(k.dtype(), v.dtype());
+    const int v_stride = round_up(head_dim_of(type, k.shape(3)), TILE);
+    require(static_cast<int>(v.shape(4)) == head_elements(type, v_stride),
+            "v's rows are not heads of head_dim rounded up to 16");
+    return {k.shape(0), k.shape(1), k.shape(2), k.shape(3), v.shape(4), type};
 }
 
 void check_slots(const KvShape& shape, const Slots& slots) {
@@ -210,11 +212,11 @@ void move_slots(const KvShape& shape, E* k, E* v, const Slots& source, const Slo
             for (size_t head = 0; source(i) != target(i) && head < shape.kv_heads; ++head) {
                 const E* from = k + shape.k_at(layer, source(i), head);
                 E* to = k + shape.k_at(layer, target(i), head);
-                for (size_t d = 0; d < shape.head_dim; ++d) {
+                for (size_t d = 0; d < shape.key; ++d) {
                     to[d * TILE] = from[d * TILE];
                 }
                 std::memcpy(v + shape.v_at(layer, target(i), head),
-                            v + shape.v_at(layer, source(i), head), shape.v_stride * sizeof(E));
+                            v + shape.v_at(layer, source(i), head), shape.value * sizeof(E));
             }
         }
     });
@@ -225,43 +227,51 @@ void move_kv(Cache k, Cache v, Slots source, Slots target) {
     check_slots(shape, source);
     check_slots(shape, target);
     require(source.shape(0) == target.shape(0), "source and target have different lengths");
-    if (shape.bf16) {
-        move_slots(shape, static_cast<uint16_t*>(k.data()), static_cast<uint16_t*>(v.data()),
-                   source, target);
-    } else {
-        move_slots(shape, static_cast<float*>(k.data()), static_cast<float*>(v.data()), source,
-                   target);
-    }
+    with_elements(shape.type, [&](auto element) {
+        using E = decltype(element);
+        move_slots(shape, static_cast<E*>(k.data()), static_cast<E*>(v.data()), source, target);
+    });
 }
 
-uint16_t narrow(float x) {
-    uint32_t bits;
-    std::memcpy(&bits, &x, sizeof bits);
-    if (x != x) {
-        return static_cast<uint16_t>(bits >> 16 | 0x40);
-    }
-    return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);  // half to even
-}
-
+void narrow(float x, float& y) { y = x; }
+void narrow(float x, Bfloat16& y) { y.bits = to_bf16(x); }
+void narrow(float x, Float16& y) { y.bits = f32_to_f16(x); }
 float widen(float x) { return x; }
-float widen(uint16_t x) {
-    const uint32_t bits = static_cast<uint32_t>(x) << 16;
-    float value;
-    std::memcpy(&value, &bits, sizeof value);
-    return value;
+float widen(Bfloat16 x) { return from_bf16(x.bits); }
+float widen(Float16 x) { return f16_to_f32(x.bits); }
+
+// The elements of a head of `width` numbers, of which the first `dim` are `value`.
+template <typename E> std::vector<E> constant_head(size_t width, size_t dim, float value) {
+    std::vector<E> head(width, E{});
+    for (size_t d = 0; d < dim; ++d) {
+        narrow(value, head[d]);
+    }
+    return head;
+}
+template <> std::vector<Int8> constant_head(size_t width, size_t dim, float value) {
+    const uint16_t bits = kv_scale(std::abs(value));
+    const float scale = from_bf16(bits);
+    const size_t groups = (width + KV_GROUP - 1) / KV_GROUP;
+    std::vector<Int8> head(width + 2 * groups, 0);
+    std::fill_n(head.begin(), scale == scale ? dim : 0, static_cast<Int8>(std::rint(value / scale)));
+    for (size_t group = 0; group < groups; ++group) {
+        std::memcpy(head.data() + width + 2 * group, &bits, sizeof bits);
+    }
+    return head;
 }
 
 template <typename E>
-void fill_slots(const KvShape& shape, E* k, E* v, const Slots& slots, E value) {
+void fill_slots(const KvShape& shape, E* k, E* v, const Slots& slots, float value) {
+    const auto key = constant_head<E>(shape.head_dim(), shape.head_dim(), value);
+    const auto row = constant_head<E>(shape.v_stride(), shape.head_dim(), value);
     each_layer(shape, [&](size_t layer) {
         for (size_t i = 0; i < slots.shape(0); ++i) {
             for (size_t head = 0; head < shape.kv_heads; ++head) {
                 E* keys = k + shape.k_at(layer, slots(i), head);
-                E* values = v + shape.v_at(layer, slots(i), head);
-                for (size_t d = 0; d < shape.head_dim; ++d) {
-                    keys[d * TILE] = value;
-                    values[d] = value;
+                for (size_t d = 0; d < shape.key; ++d) {
+                    keys[d * TILE] = key[d];
                 }
+                std::copy(row.begin(), row.end(), v + shape.v_at(layer, slots(i), head));
             }
         }
     });
@@ -270,27 +280,37 @@ void fill_slots(const KvShape& shape, E* k, E* v, const Slots& slots, E value) {
 void fill_kv(Cache k, Cache v, Slots slots, float value) {
     const KvShape shape = check_cache(k, v);
     check_slots(shape, slots);
-    if (shape.bf16) {
-        fill_slots(shape, static_cast<uint16_t*>(k.data()), static_cast<uint16_t*>(v.data()), slots,
-                   narrow(value));
-    } else {
-        fill_slots(shape, static_cast<float*>(k.data()), static_cast<float*>(v.data()), slots,
-                   value);
-    }
+    with_elements(shape.type, [&](auto element) {
+        using E = decltype(element);
+        fill_slots(shape, static_cast<E*>(k.data()), static_cast<E*>(v.data()), slots, value);
+    });
+}
+
+// Number `d` of a head of `width`, whose elements are `step` apart.
+template <typename E> float number_at(const E* head, size_t step, size_t, size_t d) {
+    return widen(head[d * step]);
+}
+float number_at(const Int8* head, size_t step, size_t width, size_t d) {
+    const Int8* bytes = head + (width + d / KV_GROUP * 2) * step;
+    const Int8 both[2] = {bytes[0], bytes[step]};
+    uint16_t scale;
+    std::memcpy(&scale, both, sizeof scale);
+    return static_cast<float>(head[d * step]) * from_bf16(scale);
 }
 
 template <typename E>
 void read_slots(const KvShape& shape, const E* k, const E* v, const Slots& slots, float* keys,
                 float* values) {
     each_layer(shape, [&](size_t layer) {
-        size_t at = layer * slots.shape(0) * shape.kv_heads * shape.head_dim;
+        const size_t head_dim = shape.head_dim(), v_stride = shape.v_stride();
+        size_t at = layer * slots.shape(0) * shape.kv_heads * head_dim;
         for (size_t i = 0; i < slots.shape(0); ++i) {
             for (size_t head = 0; head < shape.kv_heads; ++head) {
                 const E* from_k = k + shape.k_at(layer, slots(i), head);
                 const E* from_v = v + shape.v_at(layer, slots(i), head);
-                for (size_t d = 0; d < shape.head_dim; ++d, ++at) {
-                    keys[at] = widen(from_k[d * TILE]);
-                    values[at] = widen(from_v[d]);
+                for (size_t d = 0; d < head_dim; ++d, ++at) {
+                    keys[at] = number_at(from_k, TILE, head_dim, d);
+                    values[at] = number_at(from_v, 1, v_stride, d);
                 }
             }
         }
@@ -301,20 +321,18 @@ nb::tuple read_kv(ConstCache k, ConstCache v, Slots slots) {
     using Result = nb::ndarray<nb::numpy, float, nb::ndim<4>>;
     const KvShape shape = check_cache(k, v);
     check_slots(shape, slots);
-    const size_t size = shape.layers * slots.shape(0) * shape.kv_heads * shape.head_dim;
+    const size_t size = shape.layers * slots.shape(0) * shape.kv_heads * shape.head_dim();
     const auto release = [](void* p) noexcept { delete[] static_cast<float*>(p); };
     float* keys = new float[size];
     nb::capsule keys_owner(keys, release);
     float* values = new float[size];
     nb::capsule values_owner(values, release);
-    if (shape.bf16) {
-        read_slots(shape, static_cast<const uint16_t*>(k.data()),
-                   static_cast<const uint16_t*>(v.data()), slots, keys, values);
-    } else {
-        read_slots(shape, static_cast<const float*>(k.data()), static_cast<const float*>(v.data()),
-                   slots, keys, values);
-    }
-    const auto sizes = {shape.layers, slots.shape(0), shape.kv_heads, shape.head_dim};
+    with_elements(shape.type, [&](auto element) {
+        using E = decltype(element);
+        read_slots(shape, static_cast<const E*>(k.data()), static_cast<const E*>(v.data()), slots,
+                   keys, values);
+    });
+    const auto sizes = {shape.layers, slots.shape(0), shape.kv_heads, shape.head_dim()};
     return nb::make_tuple(Result(keys, sizes, keys_owner), Result(values, sizes, values_owner));
 }
 

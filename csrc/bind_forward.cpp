@@ -6,6 +6,7 @@
 #include <string>
 
 #include "forward.h"
+#include "kv_arrays.h"
 #include "linear_objects.h"
 
 namespace nb = nanobind;
@@ -129,17 +130,17 @@ void make_decoder(Decoder* self, nb::dict spec) {
     new (self) Decoder(shape, std::move(layers), embedding, head, norm, spec);
 }
 
-template <typename Element>
-void set_cache(Decoder& decoder, nb::ndarray<Element, nb::ndim<5>, nb::c_contig, nb::device::cpu> k,
-               nb::ndarray<Element, nb::ndim<5>, nb::c_contig, nb::device::cpu> v, size_t layers) {
+void set_cache(Decoder& decoder, KvArray k, KvArray v) {
     const AttentionShape& a = decoder.shape().attention;
-    const size_t dims[] = {static_cast<size_t>(a.kv_heads), static_cast<size_t>(a.head_dim),
-                           static_cast<size_t>(a.v_stride)};
-    check(k.shape(0) == layers && v.shape(0) == layers && k.shape(1) == v.shape(1) &&
-              k.shape(2) == dims[0] && v.shape(2) == dims[0] && k.shape(3) == dims[1] &&
-              k.shape(4) == TILE && v.shape(3) == TILE && v.shape(4) == dims[2],
+    const KvType type = kv_type(k.dtype(), v.dtype());
+    const size_t layers = decoder.num_layers(), heads = static_cast<size_t>(a.kv_heads);
+    check(k.ndim() == 5 && v.ndim() == 5 && k.shape(0) == layers && v.shape(0) == layers &&
+              k.shape(1) == v.shape(1) && k.shape(2) == heads && v.shape(2) == heads &&
+              static_cast<int>(k.shape(3)) == head_elements(type, a.head_dim) &&
+              k.shape(4) == TILE && v.shape(3) == TILE &&
+              static_cast<int>(v.shape(4)) == head_elements(type, a.v_stride),
           "the cache has another shape than the decoder needs");
-    decoder.set_cache(k.data(), v.data(), sizeof(Element) == 2, static_cast<int>(k.shape(1)),
+    decoder.set_cache({k.data(), v.data(), type}, static_cast<int>(k.shape(1)),
                       nb::make_tuple(k, v));
 }
 
@@ -180,14 +181,7 @@ void bind_forward(nb::module_& module) {
         });
     nb::class_<Decoder>(module, "Decoder")
         .def("__init__", &make_decoder, nb::arg("spec"))
-        .def("set_cache", [](Decoder& decoder, nb::ndarray<float, nb::ndim<5>, nb::c_contig, nb::device::cpu> k,
-                             nb::ndarray<float, nb::ndim<5>, nb::c_contig, nb::device::cpu> v) {
-            set_cache<float>(decoder, k, v, decoder.num_layers());
-        })
-        .def("set_cache", [](Decoder& decoder, nb::ndarray<uint16_t, nb::ndim<5>, nb::c_contig, nb::device::cpu> k,
-                             nb::ndarray<uint16_t, nb::ndim<5>, nb::c_contig, nb::device::cpu> v) {
-            set_cache<uint16_t>(decoder, k, v, decoder.num_layers());
-        })
+        .def("set_cache", &set_cache, nb::arg("k").noconvert(), nb::arg("v").noconvert())
         .def("pack", [](Decoder& decoder, nb::sequence spans, nb::sequence block_tables) {
             check(decoder.num_blocks() > 0, "the decoder has no cache yet");
             const DecoderShape& s = decoder.shape();

@@ -23,6 +23,7 @@
 #include "buffers.h"
 #include "crew.h"
 #include "kernels.h"
+#include "kv_arrays.h"
 #include "thread_pool.h"
 
 namespace nb = nanobind;
@@ -156,22 +157,20 @@ const float* norm_data(const std::optional<Vector>& norm, int head_dim) {
 }
 
 // Row r of qkv [rows, (heads + 2 kv_heads) * head_dim] at the position of cos[r], sin[r], its key
-// and value into slot slots[r] of the caches [blocks, kv_heads, head_dim, 16] and
-// [blocks, kv_heads, 16, v_stride] (float32, or uint16 holding bfloat16). Returns the queries.
+// and value into slot slots[r] of the caches of a KvLayer. Returns the queries.
 auto rotary_kv(const Rows& qkv, const Rows& cos, const Rows& sin,
                const std::optional<Vector>& q_norm, const std::optional<Vector>& k_norm, float eps,
                const Any& k_cache, const Any& v_cache, const Indices& slots) {
-    const int kv_heads = size_of(k_cache.shape(1)), head_dim = size_of(k_cache.shape(2));
-    const size_t rows = qkv.shape(0), rotary_dim = cos.shape(1), v_stride = v_cache.shape(3);
+    const KvType type = kv_type(k_cache.dtype(), v_cache.dtype());
+    const int kv_heads = size_of(k_cache.shape(1)), head_dim = head_dim_of(type, k_cache.shape(2));
+    const size_t rows = qkv.shape(0), rotary_dim = cos.shape(1);
+    const int v_stride = round_up(head_dim, TILE);
     require(head_dim >= 8 && head_dim <= 256, "head_dim is not in 8..256");
-    require(k_cache.shape(3) == TILE, "k_cache is not [blocks, kv_heads, head_dim, 16]");
+    require(k_cache.shape(3) == TILE, "k_cache is not [blocks, kv_heads, head, 16]");
     require(v_cache.shape(0) == k_cache.shape(0) && v_cache.shape(1) == k_cache.shape(1) &&
                 v_cache.shape(2) == TILE &&
-                v_stride == static_cast<size_t>(round_up(head_dim, TILE)),
-            "v_cache is not [blocks, kv_heads, 16, head_dim rounded up to 16]");
-    const bool bf16 = k_cache.dtype() == nb::dtype<uint16_t>();
-    require(k_cache.dtype() == v_cache.dtype() && (bf16 || k_cache.dtype() == nb::dtype<float>()),
-            "the caches are neither both float32 nor both uint16");
+                size_of(v_cache.shape(3)) == head_elements(type, v_stride),
+            "v_cache is not [blocks, kv_heads, 16, head of head_dim rounded up to 16]");
     const int heads = size_of(qkv.shape(1)) / head_dim - 2 * kv_heads;
     require(heads > 0 && qkv.shape(1) == static_cast<size_t>(heads + 2 * kv_heads) * head_dim,
             "qkv is not [rows, (heads + 2 * kv_heads) * head_dim]");
@@ -184,8 +183,8 @@ auto rotary_kv(const Rows& qkv, const Rows& cos, const Rows& sin,
         require(slot >= 0 && static_cast<size_t>(slot / TILE) < k_cache.shape(0),
                 "a slot is outside the cache");
     }
-    const AttentionShape shape{heads, kv_heads, head_dim, size_of(v_stride), 1.0f, 0.0f, 0};
-    const KvLayer layer{k_cache.data(), v_cache.data(), bf16};
+    const AttentionShape shape{heads, kv_heads, head_dim, v_stride, 1.0f, 0.0f, 0};
+    const KvLayer layer{k_cache.data(), v_cache.data(), type};
     const float* q_weight = norm_data(q_norm, head_dim);
     const float* k_weight = norm_data(k_norm, head_dim);
     const size_t width = static_cast<size_t>(heads) * head_dim;

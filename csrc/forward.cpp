@@ -34,19 +34,21 @@ Decoder::Decoder(DecoderShape shape, std::vector<DecoderLayer> layers, Linear em
       ld_gate_up_(round_up(2 * shape.intermediate, TILE)),
       ld_mlp_(round_up(shape.intermediate, TILE)) {}
 
-void Decoder::set_cache(void* k, void* v, bool bf16, int num_blocks, nb::object keep_alive) {
-    k_ = static_cast<char*>(k);
-    v_ = static_cast<char*>(v);
-    bf16_ = bf16;
+void Decoder::set_cache(const KvLayer& first, int num_blocks, nb::object keep_alive) {
+    first_cache_ = first;
     num_blocks_ = num_blocks;
     keep_cache_ = std::move(keep_alive);
 }
 
 KvLayer Decoder::cache(size_t layer) const {
     const AttentionShape& a = shape_.attention;
-    const size_t element = bf16_ ? 2 : 4;
-    const size_t heads = static_cast<size_t>(num_blocks_) * a.kv_heads * TILE * element;
-    return {k_ + layer * heads * a.head_dim, v_ + layer * heads * a.v_stride, bf16_};
+    const KvType type = first_cache_.type;
+    return with_elements(type, [&](auto element) -> KvLayer {
+        using E = decltype(element);
+        const size_t heads = layer * static_cast<size_t>(num_blocks_) * a.kv_heads * TILE;
+        return {static_cast<E*>(first_cache_.k) + heads * head_elements(type, a.head_dim),
+                static_cast<E*>(first_cache_.v) + heads * head_elements(type, a.v_stride), type};
+    });
 }
 
 void Decoder::forward(const Batch& batch, float* logits) { run(batch, logits, nullptr); }

@@ -41,8 +41,8 @@ class Decoder {
     Decoder(DecoderShape shape, std::vector<DecoderLayer> layers, Linear embedding, Linear head,
             const float* final_norm, nanobind::object keep_alive);
 
-    // Keys and values: K [layers, blocks, kv_heads, head_dim, 16], V [.., 16, v_stride].
-    void set_cache(void* k, void* v, bool bf16, int num_blocks, nanobind::object keep_alive);
+    // Keys and values of all layers, one KvLayer after another.
+    void set_cache(const KvLayer& first, int num_blocks, nanobind::object keep_alive);
 
     // Logits of the sampled rows, [samples, num_logits].
     void forward(const Batch& batch, float* logits);
@@ -91,8 +91,7 @@ class Decoder {
     const float* const final_norm_;
     nanobind::object keep_alive_, keep_cache_;
 
-    char *k_ = nullptr, *v_ = nullptr;
-    bool bf16_ = false;
+    KvLayer first_cache_{};
     int num_blocks_ = 0;
 
     const int q_width_, qkv_width_;

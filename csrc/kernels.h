@@ -92,12 +92,44 @@ enum class Activation : int { silu = 0, gelu_tanh = 1, gelu = 2, relu2 = 3 };
 // The activation of a name, such as "silu". False where there is none.
 bool find_activation(const char* name, Activation* found);
 
-// Keys and values of one layer. K is [blocks, kv_heads, head_dim, 16]: lanes run over tokens.
-// V is [blocks, kv_heads, 16, v_stride], v_stride = head_dim rounded up to 16, its padding zero.
+// How the numbers of keys and values are held. A head of int8 is its codes, -127..127, and after them
+// the bfloat16 scale of each KV_GROUP of codes, two bytes each in the processor's order; a number is
+// code * scale, which is exact in float32. A NaN or inf makes the scale of its group NaN.
+enum class KvType : int { float32, bfloat16, float16, int8 };
+constexpr int KV_GROUP = 32;
+struct Bfloat16 {
+    uint16_t bits;
+};
+struct Float16 {
+    uint16_t bits;
+};
+using Int8 = int8_t;
+constexpr KvType type_of(float) { return KvType::float32; }
+constexpr KvType type_of(Bfloat16) { return KvType::bfloat16; }
+constexpr KvType type_of(Float16) { return KvType::float16; }
+constexpr KvType type_of(Int8) { return KvType::int8; }
+
+// Elements of a head of `dim` numbers.
+constexpr int head_elements(KvType type, int dim) {
+    return type == KvType::int8 ? dim + 2 * ((dim + KV_GROUP - 1) / KV_GROUP) : dim;
+}
+// Calls f with an element of the type.
+template <typename F> auto with_elements(KvType type, const F& f) {
+    switch (type) {
+        case KvType::bfloat16: return f(Bfloat16{});
+        case KvType::float16: return f(Float16{});
+        case KvType::int8: return f(Int8{});
+        default: return f(float{});
+    }
+}
+
+// Keys and values of one layer. K is [blocks, kv_heads, head_elements(head_dim), 16]: lanes run over
+// tokens. V is [blocks, kv_heads, 16, head_elements(v_stride)], v_stride = head_dim rounded up to 16;
+// the numbers past head_dim are zero.
 struct KvLayer {
     void* k;
     void* v;
-    bool bf16;  // 16-bit elements, otherwise float32
+    KvType type;
 };
 
 struct AttentionShape {

@@ -5,6 +5,7 @@ namespace paceline {
 namespace {
 
 constexpr int MAX_HEAD_DIM = 256;
+constexpr int MAX_HEAD_GROUPS = MAX_HEAD_DIM / KV_GROUP;
 constexpr int NORM_LANES = 4;  // accumulators of a sum of squares
 
 // The first `count` lanes from memory, the others zero; all 16 where count >= 16.
@@ -201,29 +202,57 @@ inline void rotate(const float* x, const float* cos, const float* sin, int width
     }
 }
 
-// A KV head's `dim` values, padded to whole vectors with zeros, to every `step`-th element.
-template <typename E> inline void write_cache(E* at, size_t step, const float* x, int dim) {
-    alignas(64) E values[MAX_HEAD_DIM];
-    for (int i = 0; i < dim; i += LANES) {
-        if constexpr (sizeof(E) == sizeof(uint16_t)) {
-            store_bf16(values + i, load(x + i));
-        } else {
-            store(values + i, load(x + i));
-        }
+inline void store_kv(float* y, f32x16 x) { store(y, x); }
+inline void store_kv(Bfloat16* y, f32x16 x) { store_bf16(&y->bits, x); }
+inline void store_kv(Float16* y, f32x16 x) { store_f16(&y->bits, x); }
+
+// The codes of a KV_GROUP, and its scale.
+inline uint16_t quantize_kv(const float* x, Int8* codes) {
+    const f32x16 low = load(x), high = load(x + LANES);
+    const uint16_t scale = kv_scale(max_lane(max(abs(low), abs(high))));
+    const f32x16 divisor = splat(from_bf16(scale));
+    const f32x16 first = low / divisor, second = high / divisor;
+    if ((bits_of(equal(first, first)) & bits_of(equal(second, second))) != 0xffff) {
+        std::memset(codes, 0, KV_GROUP);  // max() loses a NaN
+        return kv_scale(__builtin_nanf(""));
     }
+    store_i8(codes, round_to_int(first));
+    store_i8(codes + LANES, round_to_int(second));
+    return scale;
+}
+
+// The elements of a KV head of `dim` numbers, which zeros follow.
+template <typename E> inline void encode_head(const float* x, int dim, E* y) {
+    for (int i = 0; i < dim; i += LANES) {
+        store_kv(y + i, load(x + i));
+    }
+}
+inline void encode_head(const float* x, int dim, Int8* y) {
+    uint16_t scales[MAX_HEAD_GROUPS];
+    for (int i = 0; i < dim; i += KV_GROUP) {
+        scales[i / KV_GROUP] = quantize_kv(x + i, y + i);
+    }
+    std::memcpy(y + dim, scales, static_cast<size_t>(head_elements(KvType::int8, dim) - dim));
+}
+
+// A KV head's `dim` numbers, which zeros follow, to every `step`-th element.
+template <typename E> inline void write_cache(E* at, size_t step, const float* x, int dim) {
+    alignas(64) E elements[MAX_HEAD_DIM + 2 * MAX_HEAD_GROUPS];
+    encode_head(x, dim, elements);
+    const size_t count = static_cast<size_t>(head_elements(type_of(E{}), dim));
     if (step == 1) {
-        std::memcpy(at, values, sizeof(E) * static_cast<size_t>(dim));
+        std::memcpy(at, elements, sizeof(E) * count);
         return;
     }
-    for (int i = 0; i < dim; ++i) {
-        at[static_cast<size_t>(i) * step] = values[i];
+    for (size_t i = 0; i < count; ++i) {
+        at[i * step] = elements[i];
     }
 }
 
 // A lane of K has an element in every line of its block and head, and none may be in the caches.
-template <typename E> inline void fetch_keys(const E* k, int dim) {
-    constexpr int LINE = 64 / sizeof(E);
-    for (int at = 0; at < dim * TILE; at += LINE) {
+template <typename E> inline void fetch_keys(const E* k, size_t count) {
+    constexpr size_t LINE = 64 / sizeof(E);
+    for (size_t at = 0; at < count; at += LINE) {
         __builtin_prefetch(k + at, 1);
     }
 }
@@ -233,9 +262,10 @@ void rotary_kv_as(const float* qkv, const AttentionShape& shape, const RotaryArg
                   E* v, int block, int lane, int kv_head, float* q) {
     const int dim = shape.head_dim, group = shape.heads / shape.kv_heads;
     const size_t at = static_cast<size_t>(block) * shape.kv_heads + kv_head;
-    k += at * dim * TILE;
-    v += (at * TILE + lane) * shape.v_stride;
-    fetch_keys(k, dim);
+    const size_t k_tile = static_cast<size_t>(head_elements(type_of(E{}), dim)) * TILE;
+    k += at * k_tile;
+    v += (at * TILE + lane) * head_elements(type_of(E{}), shape.v_stride);
+    fetch_keys(k, k_tile);
     alignas(64) float cos[MAX_HEAD_DIM] = {}, sin[MAX_HEAD_DIM] = {};
     alignas(64) float normed[MAX_HEAD_DIM], head[MAX_HEAD_DIM] = {};
     std::memcpy(cos, rotary.cos, sizeof(float) * static_cast<size_t>(rotary.rotary_dim));
@@ -259,13 +289,11 @@ void rotary_kv_as(const float* qkv, const AttentionShape& shape, const RotaryArg
 
 void rotary_kv(const float* qkv, const AttentionShape& shape, const RotaryArgs& rotary,
                const KvLayer& layer, int block, int lane, int kv_head, float* q) {
-    if (layer.bf16) {
-        rotary_kv_as(qkv, shape, rotary, static_cast<uint16_t*>(layer.k),
-                     static_cast<uint16_t*>(layer.v), block, lane, kv_head, q);
-    } else {
-        rotary_kv_as(qkv, shape, rotary, static_cast<float*>(layer.k),
-                     static_cast<float*>(layer.v), block, lane, kv_head, q);
-    }
+    with_elements(layer.type, [&](auto element) {
+        using E = decltype(element);
+        rotary_kv_as(qkv, shape, rotary, static_cast<E*>(layer.k), static_cast<E*>(layer.v), block,
+                     lane, kv_head, q);
+    });
 }
 
 }  // namespace

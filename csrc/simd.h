@@ -12,6 +12,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include "halves.h"
+
 #if defined(__AVX2__) || defined(__AVX512F__)
 #include <immintrin.h>
 #elif defined(__SSE2__) && !defined(PACELINE_PLAIN)
@@ -74,9 +76,6 @@ inline i32x16 look_up(const uint8_t* table, i32x16 at) {
 inline i32x16 load_u8(const uint8_t* p) {
     return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }
-inline i32x16 load_i8(const uint8_t* p) {
-    return {_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
-}
 template <int N> inline i32x16 shift_left(i32x16 a) { return {_mm512_slli_epi32(a.v, N)}; }
 template <int N> inline i32x16 shift_right(i32x16 a) { return {_mm512_srli_epi32(a.v, N)}; }
 inline f32x16 to_float(i32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
@@ -90,6 +89,9 @@ inline f32x16 load_bf16(const uint16_t* p) {
 }
 inline f32x16 load_f16(const uint16_t* p) {
     return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+inline i32x16 load_i8(const int8_t* p) {
+    return {_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }
 // Lanes in -127..127 as bytes.
 inline void store_i8(int8_t* p, i32x16 a) {
@@ -200,10 +202,6 @@ inline i32x16 load_u8(const uint8_t* p) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return {_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8))};
 }
-inline i32x16 load_i8(const uint8_t* p) {
-    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-    return {_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))};
-}
 template <int N> inline i32x16 shift_left(i32x16 a) {
     return {_mm256_slli_epi32(a.lo, N), _mm256_slli_epi32(a.hi, N)};
 }
@@ -231,6 +229,10 @@ inline f32x16 load_bf16(const uint16_t* p) {
 inline f32x16 load_f16(const uint16_t* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
             _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
+}
+inline i32x16 load_i8(const int8_t* p) {
+    return {_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))),
+            _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8)))};
 }
 // Lanes in -127..127 as bytes.
 inline void store_i8(int8_t* p, i32x16 a) {
@@ -308,13 +310,6 @@ inline i32x16 load_u8(const uint8_t* p) {
     int32_t lanes[LANES];
     for (int i = 0; i < LANES; ++i) {
         lanes[i] = p[i];
-    }
-    return load_i32(lanes);
-}
-inline i32x16 load_i8(const uint8_t* p) {
-    int32_t lanes[LANES];
-    for (int i = 0; i < LANES; ++i) {
-        lanes[i] = static_cast<int8_t>(p[i]);
     }
     return load_i32(lanes);
 }
@@ -398,12 +393,29 @@ inline f32x16 from_halves(i32x16 halves) {
     }
     return r;
 }
+#if defined(__ARM_NEON) && !defined(PACELINE_PLAIN)
+inline f32x16 load_f16(const uint16_t* p) {
+    f32x16 a;
+    for (int i = 0; i < 4; ++i) {
+        a.q[i] = (f32x4)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i)));
+    }
+    return a;
+}
+#else
 inline f32x16 load_f16(const uint16_t* p) {
     int32_t halves[LANES];
     for (int i = 0; i < LANES; ++i) {
         halves[i] = p[i];
     }
     return from_halves(load_i32(halves));
+}
+#endif
+inline i32x16 load_i8(const int8_t* p) {
+    int32_t lanes[LANES];
+    for (int i = 0; i < LANES; ++i) {
+        lanes[i] = p[i];
+    }
+    return load_i32(lanes);
 }
 // Lanes in -127..127 as bytes.
 inline void store_i8(int8_t* p, i32x16 a) {
@@ -466,15 +478,6 @@ inline float max_lane(f32x16 a) {
 }
 #endif
 
-inline uint16_t to_bf16(float x) {  // to nearest, half to even; a NaN stays one
-    uint32_t bits;
-    std::memcpy(&bits, &x, sizeof bits);
-    if ((bits & 0x7fffffff) > 0x7f800000) {
-        return static_cast<uint16_t>(bits >> 16 | 0x40);
-    }
-    return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
 inline void store_bf16(uint16_t* p, f32x16 a) {  // as to_bf16
     int32_t lane[LANES];
     if (bits_of(equal(a, a)) == 0xffff) {
@@ -493,11 +496,22 @@ inline void store_bf16(uint16_t* p, f32x16 a) {  // as to_bf16
     }
 }
 
-inline float from_bf16(uint16_t h) {
-    const uint32_t bits = static_cast<uint32_t>(h) << 16;
-    float x;
-    std::memcpy(&x, &bits, sizeof x);
-    return x;
+// To nearest, half to even; a finite number beyond the largest becomes that, a NaN or inf stays one.
+inline void store_f16(uint16_t* p, f32x16 a) {
+    const f32x16 most = splat(65504.0f);
+    const f32x16 bounded = min(max(a, zero() - most), most);
+    const f32x16 x = select(less(abs(a), splat(__builtin_inff())), bounded, a);
+#if defined(__AVX2__) || defined(__AVX512F__)
+    __m128i* to = reinterpret_cast<__m128i*>(p);
+    _mm_storeu_si128(to, _mm256_cvtps_ph(lower(x), _MM_FROUND_TO_NEAREST_INT));
+    _mm_storeu_si128(to + 1, _mm256_cvtps_ph(upper(x), _MM_FROUND_TO_NEAREST_INT));
+#else
+    float lane[LANES];
+    store(lane, x);
+    for (int i = 0; i < LANES; ++i) {
+        p[i] = f32_to_f16(lane[i]);
+    }
+#endif
 }
 
 }  // namespace

@@ -178,7 +178,7 @@ inline void unpack_scales(BlockType type, const uint8_t* scales, int first, int 
                 const f32x16 d = load_halves(at);
                 at += 2 * TILE;
                 for (int group = i * groups; group < end * groups; ++group, at += TILE) {
-                    store(to.scale[group], d * to_float(load_i8(at)));
+                    store(to.scale[group], d * to_float(load_i8(reinterpret_cast<const int8_t*>(at))));
                 }
                 break;
             }

@@ -87,11 +87,16 @@ def toy_ops(dtype: str) -> Any:
 
 
 def toy_runner(
-    dtype: str = "float32", num_blocks: int = 200, prefix_caching: bool = True, **tensors: Any
+    dtype: str = "float32",
+    num_blocks: int = 200,
+    prefix_caching: bool = True,
+    kv_dtype: str = "auto",
+    **tensors: Any,
 ) -> ModelRunner:
     ops = toy_ops(dtype)
     decoder = Decoder(TOY, toy_tensors(**tensors), ops, TOY.max_position)
-    memory = ops.kv_memory(TOY, num_blocks, ops.default_kv_dtype)
+    kv_dtype = ops.default_kv_dtype if kv_dtype == "auto" else kv_dtype
+    memory = ops.kv_memory(TOY, num_blocks, kv_dtype)
     return ModelRunner(decoder, KVCache(memory, prefix_caching))
 
 
@@ -105,7 +110,8 @@ def toy_engine(
     """An engine on the toy target whose free KV slots hold NaN."""
     config.setdefault("max_model_len", TOY.max_position)
     config.setdefault("max_num_seqs", 8)
-    runner = toy_runner(dtype, num_blocks, config.get("enable_prefix_caching", True))
+    caching = config.get("enable_prefix_caching", True)
+    runner = toy_runner(dtype, num_blocks, caching, config.get("kv_cache_dtype", "auto"))
     engine = Engine(runner, EngineConfig(**config), proposers, eos_token_ids=[EOS])
     if poison:
         engine.kv.poison_free()

@@ -83,6 +83,11 @@ inline __m128i emulated_cvtepi32_epi8(__m512i a) {
     __builtin_memcpy(&packed, bytes, sizeof packed);
     return packed;
 }
+inline __m512i emulated_cvtepi8_epi32(__m128i a) {
+    return emulated_join<__m512i>(_mm256_cvtepi8_epi32(a),
+                                  _mm256_cvtepi8_epi32(_mm_srli_si128(a, 8)));
+}
+#define _mm512_cvtepi8_epi32 emulated_cvtepi8_epi32
 #define _mm512_cvtepi32_ps emulated_cvtepi32_ps
 #define _mm512_cvtps_epi32 emulated_cvtps_epi32
 #define _mm512_cvtps_pd emulated_cvtps_pd

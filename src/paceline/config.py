@@ -47,7 +47,7 @@ __all__ = [
 PACKED_DTYPES = ("float32", "bfloat16", "float16", "file", "int8", "int4")
 """What weights are packed to for the native kernels, from most bits to fewest; ``file`` keeps the
 formats in which they are stored."""
-KV_DTYPES = ("auto", "float32", "bfloat16")
+KV_DTYPES = ("auto", "float32", "float16", "bfloat16", "int8")
 BACKENDS = ("auto", "native", "reference")
 PLANNERS = ("auto", "fixed")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from paceline.config import SpeculativeConfig
+from paceline.config import KV_DTYPES, SpeculativeConfig
 from paceline.engine.engine import Engine
 from paceline.models.ops.native import why_not_native
 from paceline.proposers.base import DraftBudget, Proposer
@@ -269,6 +269,21 @@ def test_every_dtype(proposer: str, dtype: str) -> None:
     jobs = staggered()
     plain = answers([run_jobs(toy_engine(dtype=dtype), [Job(j.prompt, j.params)])[0] for j in jobs])
     assert answers(run_jobs(make(PROPOSERS[proposer], dtype=dtype), jobs)) == plain
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "dtype", "mix"),
+    in_turns(KV_DTYPES[1:], ["float32", *NATIVE], ["staggered", "chunked", "preempted_cached"]),
+)
+def test_every_kv_dtype(kv_dtype: str, dtype: str, mix: str) -> None:
+    """Alone, in a batch, preempted and out of the prefix cache."""
+    jobs, kinds = staggered(), {"dtype": dtype, "kv_cache_dtype": kv_dtype}
+    alone = [run_jobs(toy_engine(**kinds), [Job(j.prompt, j.params)])[0] for j in jobs]
+    engine = make(PROPOSERS["several"] + [RandomTrees], **kinds, **MIXES[mix])
+    for _ in range(2):  # the second time out of the prefix cache
+        assert answers(run_jobs(engine, jobs)) == answers(alone)
+        assert_no_leak(engine)
+    assert engine.stats().num_cached_tokens > 0
 
 
 @pytest.mark.parametrize("proposer", ["lookup_tree", "several"])

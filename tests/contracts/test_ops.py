@@ -6,7 +6,7 @@ call, on where the row sits among them, or on the number of threads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from paceline.config import PACKED_DTYPES
+from paceline.config import KV_DTYPES, PACKED_DTYPES
 from paceline.errors import ConfigError
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
@@ -170,9 +170,10 @@ def variant(name: str) -> ModelConfig:
     return replace(TOY, **VARIANTS[name])
 
 
-def runner(config: ModelConfig, ops: Any) -> ModelRunner:
+def runner(config: ModelConfig, ops: Any, kv_dtype: str = "auto") -> ModelRunner:
     decoder = Decoder(config, toy_tensors(config=config), ops, config.max_position)
-    kv = KVCache(ops.kv_memory(config, 40, ops.default_kv_dtype))
+    kv_dtype = ops.default_kv_dtype if kv_dtype == "auto" else kv_dtype
+    kv = KVCache(ops.kv_memory(config, 40, kv_dtype))
     kv.poison_free()
     return ModelRunner(decoder, kv)
 
@@ -207,11 +208,14 @@ def test_chunking_does_not_change_a_bit(backend: Any, name: str) -> None:
 @pytest.mark.parametrize("name", ["plain", "sliding", "softcap"])
 def test_trees_equal_their_paths(backend: Any, name: str, start: int) -> None:
     """Every node of a tree has the bits of the same tokens decoded one after another."""
-    config = variant(name)
+    check_tree(lambda: runner(variant(name), backend), start)
+
+
+def check_tree(make: Callable[[], ModelRunner], start: int) -> None:
     prompt = [(5 * i + 1) % VOCAB for i in range(start)]
     tokens = [9, 4, 8, 4, 6, 7, 2, 1, 3]
     parents = [-1, 0, 0, 1, 1, 2, 3, 6, 2]
-    model, other = runner(config, backend), runner(config, backend)
+    model, other = make(), make()
     model.kv.open(0)
     if start:
         model.kv.reserve(0, start)
@@ -228,6 +232,31 @@ def test_trees_equal_their_paths(backend: Any, name: str, start: int) -> None:
             at = parents[at]
         alone = logits_of(other, prompt + path, [start + len(path)])
         assert torch.equal(got[node], alone[-1]), node
+    kept = [0, 2, 5]  # close the gaps, and go on
+    model.kv.commit(0, kept)
+    model.kv.reserve(0, 1)
+    following = model.forward(model.pack([Span.chunk(0, start + len(kept), [5], True)])).logits
+    path = prompt + [tokens[node] for node in kept] + [5]
+    assert torch.equal(following[0], logits_of(other, path, [len(path)])[-1])
+
+
+KV_HEADS = replace(TOY, head_dim=40)  # in int8 a group of 32 dimensions, and one of the rest
+LOSS = {"float32": 0.0, "float16": 1e-3, "bfloat16": 1e-2, "int8": 3e-2}
+ROUNDING = 0.05  # of arithmetic that rounds activations, and then some of them the other way
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES[1:])
+def test_every_kv_dtype_leaves_rows_alone(backend: Any, kv_dtype: str) -> None:
+    """A row's bits depend on neither chunks nor tree, and its numbers on the dtype a little."""
+    tokens = [(7 * i * i + 3) % VOCAB for i in range(70)]
+    truth = logits_of(runner(KV_HEADS, backend, kv_dtype), tokens, [70])
+    for chunks in ([1] * 70, [3, 30, 1, 36]):
+        assert torch.equal(logits_of(runner(KV_HEADS, backend, kv_dtype), tokens, chunks), truth)
+    for start in (0, 13):
+        check_tree(lambda: runner(KV_HEADS, backend, kv_dtype), start)
+    exact = logits_of(runner(KV_HEADS, backend, "float32"), tokens, [70])
+    error = (truth - exact).square().mean() / exact.square().mean()
+    assert error.sqrt() <= (LOSS[kv_dtype] if backend.dtype == "float32" else ROUNDING)
 
 
 def test_batch_mix_does_not_change_a_bit(backend: Any) -> None:

@@ -4,6 +4,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+import torch
+
+from paceline.models.ops.tensor_kv import DTYPES, decode, encode
 
 native = pytest.importorskip("paceline._native")
 
@@ -20,13 +23,17 @@ def level(request):
     native.set_threads(threads)
 
 
-def to_bf16(x):
-    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+def stored(x, kv):
+    """The elements of heads [.., head_dim] as the cache holds them."""
+    elements = encode(torch.from_numpy(np.array(x, np.float32)), DTYPES[kv])
+    return (elements.view(torch.uint16) if kv == "bfloat16" else elements).numpy()
 
 
-def from_bf16(x):
-    return (x.astype(np.uint32) << 16).view(np.float32)
+def numbers(elements, head_dim):
+    """The heads that elements hold."""
+    tensor = torch.from_numpy(np.array(elements))
+    tensor = tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor
+    return decode(tensor, head_dim).numpy()
 
 
 @dataclass
@@ -34,7 +41,7 @@ class Heads:
     heads: int = 4
     kv_heads: int = 2
     head_dim: int = 64
-    bf16: bool = False
+    kv: str = "float32"
     window: int = 0
     softcap: float = 0.0
     magnitude: float = 1.0  # of the queries
@@ -62,16 +69,15 @@ class Context:
         self.v = rng.standard_normal((self.length, s.kv_heads, s.head_dim), np.float32)
         q = rng.standard_normal((self.length, s.heads, s.head_dim), np.float32)
         self.q = q * np.float32(s.magnitude)
-        if s.bf16:
-            self.k, self.v = from_bf16(to_bf16(self.k)), from_bf16(to_bf16(self.v))
 
     def reference(self, position, q=None):
         """[heads, head_dim] of the row at `position`, in float64."""
         s = self.shape
         first = max(0, position - s.window + 1) if s.window else 0
         group = s.heads // s.kv_heads
-        k = np.repeat(self.k[first : position + 1].astype(np.float64), group, axis=1)
-        v = np.repeat(self.v[first : position + 1].astype(np.float64), group, axis=1)
+        seen = (x[first : position + 1] for x in (self.k, self.v))
+        held = [numbers(stored(x, s.kv), s.head_dim).astype(np.float64) for x in seen]
+        k, v = (np.repeat(x, group, axis=1) for x in held)
         q = self.q[position] if q is None else q
         scores = np.einsum("hd,khd->hk", q.astype(np.float64), k) * s.scale
         if s.softcap:
@@ -90,19 +96,20 @@ class Cache:
         needed = -(-slots // TILE)
         total = needed + 3
         self.blocks = rng.permutation(total)[:needed].astype(np.int32)
-        v_stride = -(-shape.head_dim // TILE) * TILE
-        poison = np.uint16(0x7FC0) if shape.bf16 else np.float32(NAN)
-        dtype = np.uint16 if shape.bf16 else np.float32
-        self.k = np.full((total, shape.kv_heads, shape.head_dim, TILE), poison, dtype)
-        self.v = np.full((total, shape.kv_heads, TILE, v_stride), poison, dtype)
-        self.v[..., shape.head_dim :] = 0
+        key, value = self.elements(np.full((2, shape.head_dim), NAN))
+        self.k = np.tile(key[0][:, None], (total, shape.kv_heads, 1, TILE))
+        self.v = np.tile(value[0], (total, shape.kv_heads, TILE, 1))
+
+    def elements(self, x):
+        """What the cache holds of heads: as keys, and as values, whose numbers are padded."""
+        padded = np.pad(x, [(0, 0)] * (np.ndim(x) - 1) + [(0, -self.shape.head_dim % TILE)])
+        return stored(x, self.shape.kv), stored(padded, self.shape.kv)
 
     def write(self, slots, k, v):
-        convert = to_bf16 if self.shape.bf16 else np.asarray
         slots = np.asarray(slots)
         block, lane = self.blocks[slots // TILE], slots % TILE
-        self.k[block, :, :, lane] = convert(k)
-        self.v[block, :, lane, : self.shape.head_dim] = convert(v)
+        self.k[block, :, :, lane] = self.elements(k)[0]
+        self.v[block, :, lane] = self.elements(v)[1]
         return self
 
     def attend(self, q, start, positions, paths=None, rows_per_item=8):
@@ -138,13 +145,18 @@ SHAPES = [
     Heads(heads=2, kv_heads=2, head_dim=8),
     Heads(heads=3, kv_heads=1, head_dim=12),
     Heads(heads=9, kv_heads=3, head_dim=64),
-    Heads(heads=4, kv_heads=4, head_dim=64, bf16=True),
+    Heads(heads=4, kv_heads=4, head_dim=64, kv="bfloat16"),
+    Heads(heads=4, kv_heads=2, head_dim=64, kv="float16"),
+    Heads(heads=6, kv_heads=2, head_dim=64, kv="int8"),
+    Heads(heads=10, kv_heads=2, head_dim=80, kv="int8", magnitude=4.0),
+    Heads(heads=7, kv_heads=1, head_dim=36, kv="int8", window=100),
+    Heads(heads=2, kv_heads=1, head_dim=256, kv="int8", softcap=5.0),
     Heads(heads=10, kv_heads=2, head_dim=80),
-    Heads(heads=8, kv_heads=1, head_dim=128, bf16=True),
-    Heads(heads=7, kv_heads=1, head_dim=40, bf16=True, window=100),
+    Heads(heads=8, kv_heads=1, head_dim=128, kv="bfloat16"),
+    Heads(heads=7, kv_heads=1, head_dim=40, kv="bfloat16", window=100),
     Heads(heads=6, kv_heads=1, head_dim=64, window=37),
     Heads(heads=4, kv_heads=2, head_dim=256, softcap=5.0, window=530),
-    Heads(heads=12, kv_heads=1, head_dim=64, softcap=2.0, bf16=True, magnitude=8.0),
+    Heads(heads=12, kv_heads=1, head_dim=64, softcap=2.0, kv="bfloat16", magnitude=8.0),
 ]
 
 
@@ -225,9 +237,10 @@ def check_tree(shape, start, parents, rng, rows_per_item):
 
 TREE_SHAPES = [
     Heads(heads=3, kv_heads=1, head_dim=24),
-    Heads(heads=2, kv_heads=2, head_dim=16, bf16=True),
+    Heads(heads=2, kv_heads=2, head_dim=16, kv="float16"),
+    Heads(heads=3, kv_heads=1, head_dim=40, kv="int8", window=21),
     Heads(heads=8, kv_heads=1, head_dim=12, window=19),
-    Heads(heads=2, kv_heads=1, head_dim=64, bf16=True, softcap=3.0, window=3),
+    Heads(heads=2, kv_heads=1, head_dim=64, kv="bfloat16", softcap=3.0, window=3),
 ]
 
 
@@ -284,9 +297,10 @@ def test_a_bad_row_harms_no_other(bad):
     assert_same_bits(got[keep], expected[keep])
 
 
+@pytest.mark.parametrize("kv", ["float32", "int8"])
 @pytest.mark.parametrize("at", [3, 511, 512, 525])
-def test_a_key_that_is_nan_shows_in_every_row_that_sees_it(at):
-    context = Context(Heads(heads=2, kv_heads=1), 530)
+def test_a_key_that_is_nan_shows_in_every_row_that_sees_it(at, kv):
+    context = Context(Heads(heads=2, kv_heads=1, kv=kv), 530)
     expected = chain(context, 500, 530)
     context.k[at, 0, 5] = NAN
     got = chain(context, 500, 530)
@@ -325,27 +339,29 @@ def test_attend_refuses_what_does_not_fit():
 # --- slots of the cache -------------------------------------------------------------------------
 
 
-def whole_cache(bf16, layers=3, blocks=5, kv_heads=2, head_dim=20):
+HEAD_DIMS = {"float32": 20, "float16": 20, "bfloat16": 20, "int8": 36}
+
+
+def whole_cache(kv, layers=3, blocks=5, kv_heads=2):
     rng = np.random.default_rng(0)
-    k = rng.standard_normal((layers, blocks, kv_heads, head_dim, TILE), np.float32)
-    v = rng.standard_normal((layers, blocks, kv_heads, TILE, 32), np.float32)
-    v[..., head_dim:] = 0
-    return (to_bf16(k), to_bf16(v)) if bf16 else (k, v)
+    k, v = rng.standard_normal((2, layers, blocks, kv_heads, TILE, HEAD_DIMS[kv]), np.float32)
+    v = np.pad(v, [(0, 0)] * 4 + [(0, -HEAD_DIMS[kv] % TILE)])
+    return np.ascontiguousarray(stored(k, kv).swapaxes(3, 4)), stored(v, kv)
 
 
-def by_slot(k, v, head_dim=20):
-    """[layers, slots, kv_heads, head_dim] of both, as stored."""
+def by_slot(k, v):
+    """[layers, slots, kv_heads, elements] of both, as stored."""
     layers, blocks, kv_heads = k.shape[:3]
-    keys = k.transpose(0, 1, 4, 2, 3).reshape(layers, blocks * TILE, kv_heads, head_dim)
-    values = v.transpose(0, 1, 3, 2, 4)[..., :head_dim].reshape(keys.shape)
-    return keys.copy(), values.copy()
+    keys, values = k.transpose(0, 1, 4, 2, 3), v.transpose(0, 1, 3, 2, 4)
+    shape = (layers, blocks * TILE, kv_heads, -1)
+    return keys.reshape(shape).copy(), values.reshape(shape).copy()
 
 
-@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("kv", HEAD_DIMS)
 @pytest.mark.parametrize("threads", [1, 2])
-def test_slots_move_in_order(bf16, threads):
+def test_slots_move_in_order(kv, threads):
     native.set_threads(threads)
-    k, v = whole_cache(bf16)
+    k, v = whole_cache(kv)
     source = np.array([40, 42, 45, 47, 49, 79])
     target = np.array([40, 41, 42, 43, 45, 47])
     keys, values = by_slot(k, v)
@@ -355,30 +371,31 @@ def test_slots_move_in_order(bf16, threads):
     moved_keys, moved_values = by_slot(k, v)
     np.testing.assert_array_equal(moved_keys, keys)
     np.testing.assert_array_equal(moved_values, values)
-    assert not v[..., 20:].any()
 
 
-@pytest.mark.parametrize("bf16", [False, True])
-def test_slots_are_filled_and_read(bf16):
-    k, v = whole_cache(bf16)
+@pytest.mark.parametrize("kv", HEAD_DIMS)
+def test_slots_are_filled_and_read(kv):
+    k, v = whole_cache(kv)
     slots = np.array([3, 16, 31, 79])
     keys, values = by_slot(k, v)
     read = native.read_kv(k, v, slots)
-    for got, stored in zip(read, (keys, values), strict=True):
-        expected = stored[:, slots]
-        np.testing.assert_array_equal(got, from_bf16(expected) if bf16 else expected)
+    head_dim = HEAD_DIMS[kv]
+    np.testing.assert_array_equal(read[0], numbers(keys[:, slots], head_dim))
+    width = -(-head_dim // TILE) * TILE
+    np.testing.assert_array_equal(read[1], numbers(values[:, slots], width)[..., :head_dim])
     native.fill_kv(k, v, slots, NAN)
     others = np.setdiff1d(np.arange(80), slots)
     for got, before in zip(by_slot(k, v), (keys, values), strict=True):
         np.testing.assert_array_equal(got[:, others], before[:, others])
     assert all(np.isnan(each).all() for each in native.read_kv(k, v, slots))
-    assert not v[..., 20:].any()
+    assert not v[..., head_dim:width].any()
     native.fill_kv(k, v, slots, 1.5)
-    assert all((each == 1.5).all() for each in native.read_kv(k, v, slots))
+    filled = numbers(stored(np.full(head_dim, 1.5), kv), head_dim)
+    assert all((each == filled).all() for each in native.read_kv(k, v, slots))
 
 
 def test_slots_outside_the_cache_are_refused():
-    k, v = whole_cache(False)
+    k, v = whole_cache("float32")
     good = np.array([0, 1])
     for bad in (np.array([-1, 1]), np.array([0, 80])):
         with pytest.raises(ValueError, match="is not in the cache of 80 slots"):
@@ -393,5 +410,7 @@ def test_slots_outside_the_cache_are_refused():
         native.move_kv(k, v, good, good[:1])
     with pytest.raises(ValueError, match="element types"):
         native.read_kv(k, v.astype(np.uint16), good)
+    with pytest.raises(ValueError, match="neither float32, float16"):
+        native.read_kv(k.astype(np.float64), v.astype(np.float64), good)
     with pytest.raises(ValueError, match="layers, blocks"):
         native.read_kv(k[0], v[0], good)

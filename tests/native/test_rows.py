@@ -13,7 +13,9 @@ import torch
 import torch.nn.functional as F
 
 import paceline._native as native
+from paceline.models.ops.base import head_elements
 from paceline.models.ops.reference import ACTIVATIONS, ReferenceOps
+from paceline.models.ops.tensor_kv import DTYPES, encode
 
 WIDTHS = [1, 15, 16, 17, 40, 63, 64, 65, 100, 128, 300, 1024]
 REFERENCE = ReferenceOps("float32", deterministic=False)
@@ -167,8 +169,18 @@ def test_non_finite_values_stay_visible_in_their_row(name: str) -> None:
 # --- rotary embedding and the cache ---------------------------------------------------------------
 
 
-def to_bf16(x: np.ndarray) -> np.ndarray:
-    return torch.from_numpy(x.copy()).bfloat16().view(torch.int16).numpy().view(np.uint16)
+KINDS = {
+    "float32": np.float32,
+    "float16": np.float16,
+    "bfloat16": np.uint16,  # their bits
+    "int8": np.int8,
+}
+
+
+def stored(x: np.ndarray, kv: str) -> np.ndarray:
+    """The elements of heads as the cache holds them, by the specification."""
+    elements = encode(torch.from_numpy(x.copy()), DTYPES[kv])
+    return (elements.view(torch.uint16) if kv == "bfloat16" else elements).numpy()
 
 
 class RotaryCase:
@@ -185,10 +197,11 @@ class RotaryCase:
         self.sin = np.concatenate([-np.sin(angles), np.sin(angles)], axis=1)
         self.norms = [normal(head_dim, seed=s) if norm else None for s in (5, 6)]
 
-    def run(self, kind: type, rows: list[int] | None = None) -> tuple[np.ndarray, ...]:
+    def run(self, kv: str = "float32", rows: list[int] | None = None) -> tuple[np.ndarray, ...]:
         pick = list(range(len(self.slots))) if rows is None else rows
-        k = np.full((self.blocks, self.kv_heads, self.head_dim, 16), 7, kind)
-        v = np.full((self.blocks, self.kv_heads, 16, self.padded), 7, kind)
+        key, value = head_elements(self.head_dim, kv), head_elements(self.padded, kv)
+        k = np.full((self.blocks, self.kv_heads, key, 16), 7, KINDS[kv])
+        v = np.full((self.blocks, self.kv_heads, 16, value), 7, KINDS[kv])
         tables = self.cos[pick], self.sin[pick]
         q = native.rotary_kv(
             self.qkv[pick], *tables, *self.norms, 1e-5, k, v, np.ascontiguousarray(self.slots[pick])
@@ -213,7 +226,7 @@ SHAPES = [(8, 8), (16, 16), (24, 10), (64, 64), (80, 20), (128, 128), (256, 256)
 @pytest.mark.parametrize(("head_dim", "rotary_dim"), SHAPES)
 def test_rotary_kv(head_dim: int, rotary_dim: int, norm: bool) -> None:
     case = RotaryCase(head_dim, rotary_dim, norm)
-    q, k, v = case.run(np.float32)
+    q, k, v = case.run()
     expected_q, expected_k, expected_v = case.reference()
     np.testing.assert_allclose(q, expected_q, rtol=1e-5, atol=1e-6)
     block, lane = case.slots // 16, case.slots % 16
@@ -226,26 +239,57 @@ def test_rotary_kv(head_dim: int, rotary_dim: int, norm: bool) -> None:
     assert (v == 7).all()
 
 
+def assert_same_numbers(got: np.ndarray, expected: np.ndarray) -> None:
+    """Equal bits, but that one NaN is as good as another."""
+    if got.dtype == np.uint16:
+        got, expected = (x.astype(np.uint32) << 16 for x in (got, expected))
+        got, expected = got.view(np.float32), expected.view(np.float32)
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("kv", ["float16", "bfloat16", "int8"])
 @pytest.mark.parametrize(("head_dim", "rotary_dim"), SHAPES)
-def test_the_cache_in_bf16_is_the_float_one_rounded(head_dim: int, rotary_dim: int) -> None:
+def test_the_cache_holds_the_floats_as_specified(head_dim: int, rotary_dim: int, kv: str) -> None:
+    """Halves, ties, what no half can hold, all zeros, NaN and inf."""
     case = RotaryCase(head_dim, rotary_dim, norm=True)
     case.qkv[0, -1] = np.nan
     case.qkv[1, -1] = -np.inf
-    q, k, v = case.run(np.float32)
-    q16, k16, v16 = case.run(np.uint16)
+    case.qkv[2, -8:] = [65504, 65519, 65520, -1e30, 2**-24, 3 * 2**-25, -(2**-25), 2**-14]
+    case.qkv[3, -head_dim:] = 0
+    q, k, v = case.run()
+    got_q, got_k, got_v = case.run(kv)
     block, lane = case.slots // 16, case.slots % 16
-    np.testing.assert_array_equal(q16, q)
-    np.testing.assert_array_equal(k16[block, :, :, lane], to_bf16(k[block, :, :, lane]))
-    values = v16[block, :, lane].astype(np.uint32) << 16
-    expected = to_bf16(v[block, :, lane]).astype(np.uint32) << 16
-    np.testing.assert_array_equal(values.view(np.float32), expected.view(np.float32))
+    np.testing.assert_array_equal(got_q, q)
+    assert_same_numbers(got_k[block, :, :, lane], stored(k[block, :, :, lane], kv))
+    assert_same_numbers(got_v[block, :, lane], stored(v[block, :, lane], kv))
+    got_k[block, :, :, lane] = 7  # and nothing else was touched
+    got_v[block, :, lane] = 7
+    assert (got_k == 7).all()
+    assert (got_v == 7).all()
 
 
-def test_rotary_kv_rows_are_independent() -> None:
+def test_every_half_is_stored_as_itself() -> None:
+    """Values that are halves, and such as lie in the middle between two or beside it."""
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    finite = halves[np.isfinite(halves)].astype(np.float32).reshape(-1, 256)
+    middle = (finite + np.nextafter(finite.astype(np.float16), np.float16(0))) / 2
+    for x in (finite, middle, np.nextafter(middle, np.inf), np.nextafter(middle, -np.inf)):
+        rows = np.concatenate([np.zeros((len(x), 512), np.float32), x.astype(np.float32)], axis=1)
+        k = np.zeros((-(-len(x) // 16), 1, 256, 16), np.float16)
+        v = np.zeros((len(k), 1, 16, 256), np.float16)
+        turn = np.ones((len(x), 2), np.float32), np.zeros((len(x), 2), np.float32)
+        slots = np.arange(len(x), dtype=np.int32)
+        native.rotary_kv(rows, *turn, None, None, 1e-5, k, v, slots)
+        expected = stored(x.astype(np.float32), "float16").view(np.uint16)
+        np.testing.assert_array_equal(v.reshape(-1, 256)[: len(x)].view(np.uint16), expected)
+
+
+@pytest.mark.parametrize("kv", ["float32", "int8"])
+def test_rotary_kv_rows_are_independent(kv: str) -> None:
     case = RotaryCase(24, 10, norm=True)
-    q, k, v = case.run(np.float32)
+    q, k, v = case.run(kv)
     for row, slot in enumerate(case.slots):
-        one_q, one_k, one_v = case.run(np.float32, [row])
+        one_q, one_k, one_v = case.run(kv, [row])
         block, lane = slot // 16, slot % 16
         np.testing.assert_array_equal(one_q[0], q[row])
         np.testing.assert_array_equal(one_k[block, :, :, lane], k[block, :, :, lane])
@@ -254,7 +298,7 @@ def test_rotary_kv_rows_are_independent() -> None:
 
 def test_a_cache_of_more_than_2_to_the_31_elements() -> None:
     case = RotaryCase(256, 256, norm=False)
-    _, k, v = case.run(np.uint16)
+    _, k, v = case.run("bfloat16")
     block, lane = case.slots // 16, case.slots % 16
     first = (1 << 31) // (2 * 256 * 16)  # block; pages that nobody touches take no memory
     try:
@@ -284,4 +328,4 @@ def test_wrong_shapes_are_refused() -> None:
     case = RotaryCase(16, 16, norm=False)
     case.slots = case.slots + 48
     with pytest.raises(ValueError, match="outside the cache"):
-        case.run(np.float32)
+        case.run()

@@ -15,11 +15,10 @@ import numpy as np
 
 from paceline.errors import ConfigError
 from paceline.models.config import ModelConfig
-from paceline.models.ops.base import BLOCK_SIZE, KVMemory, Slots
+from paceline.models.ops.base import BLOCK_SIZE, KV_BYTES, KVMemory, Slots, head_elements
 from paceline.runtime.block_pool import BlockPool, salt_hash
 
 DEFAULT_MEMORY_SHARE = 0.25
-ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 @dataclass(slots=True)
@@ -68,9 +67,9 @@ def blocks_for(tokens: int) -> int:
 
 def bytes_per_block(config: ModelConfig, dtype: str) -> int:
     """Bytes of a block of 16 tokens; heads may be padded to a multiple of 16."""
-    head_dim = -(-config.head_dim // 16) * 16
-    width = config.num_layers * 2 * config.num_kv_heads * head_dim
-    return width * BLOCK_SIZE * ELEMENT_BYTES[dtype]
+    head = head_elements(-(-config.head_dim // 16) * 16, dtype)
+    width = config.num_layers * 2 * config.num_kv_heads * head
+    return width * BLOCK_SIZE * KV_BYTES[dtype]
 
 
 def free_memory() -> int:

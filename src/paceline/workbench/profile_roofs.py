@@ -15,14 +15,13 @@ import numpy as np
 import torch
 
 from paceline.models.config import ModelConfig
-from paceline.models.ops.base import Ops, WeightPart
+from paceline.models.ops.base import KV_BYTES, Ops, WeightPart, head_elements
 
 READ_BYTES = 256 << 20
 GEMM_ROWS, GEMM_WIDTH = 256, 2048
 REPEATS = 5
 WEIGHT_BITS = {"float32": 32.0, "bfloat16": 16.0, "float16": 16.0, "int8": 8.5, "int4": 4.5}
 """Bits per weight; blocks have a 16-bit scale for every 32 weights."""
-KV_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +89,7 @@ class Work:
             weight_bytes=(
                 file_bytes if dtype == "file" else round(weights * WEIGHT_BITS[dtype] / 8)
             ),
-            kv_bytes=2 * kv_heads * KV_BYTES[kv_dtype],
+            kv_bytes=2 * c.num_kv_heads * head_elements(c.head_dim, kv_dtype) * KV_BYTES[kv_dtype],
             attention_ops=4 * heads,
             full_layers=c.num_layers - sliding,
             sliding_layers=sliding,

@@ -29,6 +29,15 @@ ReadRows = Callable[[int, int], Tensor]
 
 BLOCK_SIZE = 16
 """Tokens per KV block: slot ``s`` is lane ``s % 16`` of block ``s // 16``."""
+KV_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+"""Bytes per element of keys and values."""
+KV_GROUP = 32
+"""Dimensions of a head that share a scale in an int8 KV cache."""
+
+
+def head_elements(head_dim: int, kv_dtype: str) -> int:
+    """Elements that a head's key or value takes: in int8 two more for the scale of each group."""
+    return head_dim + (2 * -(-head_dim // KV_GROUP) if kv_dtype == "int8" else 0)
 
 
 class KVMemory(Protocol):
@@ -107,7 +116,7 @@ class AttentionBatch:
     """Where the rows of one forward write their keys and values and what they look at.
 
     Attributes:
-        cache: ``[layers, 2, slots, kv_heads, head_dim]``, keys at index 0 and values at 1.
+        cache: ``[layers, 2, slots, kv_heads, head]``, keys at index 0 and values at 1.
         write_slots: slot that each real row writes, ``[rows]``; padding rows come after them.
         groups: every real row is in exactly one of these.
     """

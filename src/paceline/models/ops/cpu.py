@@ -15,14 +15,19 @@ import torch
 
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
-from paceline.models.ops.base import BLOCK_SIZE, PackedLinear, Slots, Tensor
+from paceline.models.ops.base import BLOCK_SIZE, PackedLinear, Slots, Tensor, head_elements
 from paceline.models.ops.native import native_module
 from paceline.models.ops.packing import Floats, Packer, floats
 from paceline.models.pages import sparse_zeros
 from paceline.models.weights import Layer
 from paceline.span import Span
 
-ELEMENTS = {"float32": np.float32, "bfloat16": np.uint16}
+ELEMENTS = {
+    "float32": np.float32,
+    "float16": np.float16,
+    "bfloat16": np.uint16,  # their bits: numpy knows none
+    "int8": np.int8,
+}
 
 
 class CpuOps(Packer):
@@ -38,7 +43,7 @@ class CpuOps(Packer):
 
     def __init__(self, dtype: str = "int8") -> None:
         super().__init__(dtype)
-        self.default_kv_dtype = "float32" if dtype == "float32" else "bfloat16"
+        self.default_kv_dtype = "float32" if dtype == "float32" else "float16"
         self.name = f"native {self._native.isa()}"
 
     def adopt(self, packed: PackedLinear) -> Any:
@@ -58,19 +63,20 @@ class CpuOps(Packer):
 
 
 class NativeKV:
-    """Keys ``[layers, blocks, kv_heads, head_dim, 16]``, so that the lanes of a vector run over
-    tokens, and values ``[layers, blocks, kv_heads, 16, head_dim rounded up to 16]``. Elements of
-    ``bfloat16`` are held as 16-bit integers, which is all that numpy knows of them. Blocks that
+    """Keys ``[layers, blocks, kv_heads, head, 16]``, so that the lanes of a vector run over tokens,
+    and values ``[layers, blocks, kv_heads, 16, head]``. A key's head is ``head_dim`` elements, a
+    value's as many rounded up to 16; in ``int8`` the bytes of their scales follow. Blocks that
     nobody has used take no memory.
     """
 
-    def __init__(self, config: ModelConfig, num_blocks: int, dtype: str = "bfloat16") -> None:
+    def __init__(self, config: ModelConfig, num_blocks: int, dtype: str = "float16") -> None:
         self.num_blocks = num_blocks
         self._native = native_module()
         outer = (config.num_layers, num_blocks, config.num_kv_heads)
         stride = -(-config.head_dim // BLOCK_SIZE) * BLOCK_SIZE
-        self.keys = sparse_zeros((*outer, config.head_dim, BLOCK_SIZE), ELEMENTS[dtype])
-        self.values = sparse_zeros((*outer, BLOCK_SIZE, stride), ELEMENTS[dtype])
+        key, value = head_elements(config.head_dim, dtype), head_elements(stride, dtype)
+        self.keys = sparse_zeros((*outer, key, BLOCK_SIZE), ELEMENTS[dtype])
+        self.values = sparse_zeros((*outer, BLOCK_SIZE, value), ELEMENTS[dtype])
 
     def move(self, source: Slots, target: Slots) -> None:
         self._native.move_kv(self.keys, self.values, source, target)

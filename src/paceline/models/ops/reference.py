@@ -29,6 +29,8 @@ from paceline.models.blocks import F8_BYTES, Decoded, decode, quantise_q8_0
 from paceline.models.config import ModelConfig
 from paceline.models.ops.base import AttentionBatch, AttentionGroup, Rounding, Tensor, WeightPart
 from paceline.models.ops.tensor_kv import TensorKV
+from paceline.models.ops.tensor_kv import decode as decode_kv
+from paceline.models.ops.tensor_kv import encode as encode_kv
 
 REFERENCE_DTYPES = ("float32", "bfloat16", "float16", "file", "int8")
 """From most bits to fewest."""
@@ -85,7 +87,7 @@ class ReferenceOps:
         self.dtype = dtype
         self.deterministic = on_cpu if deterministic is None else deterministic
         self.identity = self.deterministic and on_cpu
-        self.default_kv_dtype = "bfloat16" if dtype in ("bfloat16", "float16") else "float32"
+        self.default_kv_dtype = "float16" if dtype in ("bfloat16", "float16") else "float32"
         tiled = self.deterministic and dtype != "int8"
         self.row_multiple = ROW_TILE if tiled else 1
         self._blocked = tiled and on_cpu and dtype == "float32" and _has_onednn()
@@ -247,8 +249,8 @@ class ReferenceOps:
     ) -> Tensor:
         keys, values = batch.cache[layer, 0], batch.cache[layer, 1]
         count = batch.write_slots.shape[0]
-        keys.index_copy_(0, batch.write_slots, k[:count].to(keys.dtype))
-        values.index_copy_(0, batch.write_slots, v[:count].to(values.dtype))
+        keys.index_copy_(0, batch.write_slots, encode_kv(k[:count], keys.dtype))
+        values.index_copy_(0, batch.write_slots, encode_kv(v[:count], values.dtype))
         sliding = config.is_sliding(layer)
         out = q.new_zeros(q.shape)
         for group in batch.groups:
@@ -266,7 +268,7 @@ class ReferenceOps:
         config: ModelConfig,
     ) -> None:
         lanes = group.slots.shape[1]
-        kv_heads, head_dim = keys.shape[1:]
+        kv_heads, head_dim = keys.shape[1], config.head_dim
         mask = group.sliding_mask if sliding else group.mask
         assert mask is not None
         step = max(1, GATHER_ELEMENTS // (lanes * kv_heads * head_dim))
@@ -275,11 +277,11 @@ class ReferenceOps:
             count = rows.shape[0]
             flat = slots.reshape(-1)
             shape = (count, lanes, kv_heads, head_dim)
-            key = keys.index_select(0, flat).view(shape).transpose(1, 2)
-            value = values.index_select(0, flat).view(shape).transpose(1, 2)
+            key = decode_kv(keys.index_select(0, flat), head_dim).view(shape).transpose(1, 2)
+            value = decode_kv(values.index_select(0, flat), head_dim).view(shape).transpose(1, 2)
             # The query heads that share a KV head are the query rows of one attention problem.
             query = q.index_select(0, rows).view(count, kv_heads, -1, head_dim)
-            seen = self._one_call(query, key.float(), value.float(), mask[at : at + step], config)
+            seen = self._one_call(query, key, value, mask[at : at + step], config)
             out.index_copy_(0, rows, seen.reshape(count, -1, head_dim))
 
     def _one_call(
