@@ -1,0 +1,298 @@
+"""What keys and values in fewer bits cost in fidelity, and what they save in time.
+
+All dtypes of the KV cache run over the same packed weights, each with a cache of its own. A model
+(``--model``) reads a text, and where each context ends, its distributions of the following tokens
+are compared with those over float32 keys and values: Kullback-Leibler divergence in nats, and how
+often both hold the same token for the likeliest. Then forwards of one row and of eight, as a plain
+and a verifying step have them, are timed in turns. Contexts that the model was not made for are
+left out. Arithmetic that rounds activations diverges by about as much whatever was changed in a
+key: ``--dtype float32``, which is slow, shows what the cache alone does. A random model of a 0.5B
+one's shape is timed at every context; its cache is filled and not computed, since times do not
+depend on what it holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from harness import ROOT, Sample, arguments, names, note, numbers, take_turns
+from report import Report, number, table
+
+from paceline.config import KV_DTYPES
+from paceline.models.checkpoint import load_checkpoint
+from paceline.models.config import ModelConfig
+from paceline.models.decoder import Decoder
+from paceline.models.ops.base import KV_BYTES, head_elements
+from paceline.models.ops.resolve import resolve_dtype, resolve_ops
+from paceline.runtime.kv_cache import KVCache, blocks_for
+from paceline.runtime.model_runner import ModelRunner
+from paceline.span import Span
+
+WIDTHS = (1, 8)
+CHUNK = 512
+PROBES = 64
+"""Tokens after a context whose distributions are compared."""
+FORWARDS = 3
+"""Of one timed sample."""
+HALF_BILLION = ModelConfig(
+    architecture="random",
+    vocab_size=32768,
+    hidden_size=896,
+    intermediate_size=4864,
+    num_layers=24,
+    num_heads=14,
+    num_kv_heads=2,
+    head_dim=64,
+    max_position=1 << 17,
+    tie_embeddings=True,
+)
+
+
+class RandomTensors(Mapping[str, torch.Tensor]):
+    """Weights by their names, made as they are looked up."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        c, self._shapes = config, {"model.norm.weight": (config.hidden_size,)}
+        self._shapes["model.embed_tokens.weight"] = (c.vocab_size, c.hidden_size)
+        q, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+        for layer in range(c.num_layers):
+            self._shapes |= {
+                f"model.layers.{layer}.{name}.weight": shape
+                for name, shape in {
+                    "input_layernorm": (c.hidden_size,),
+                    "post_attention_layernorm": (c.hidden_size,),
+                    "self_attn.q_proj": (q, c.hidden_size),
+                    "self_attn.k_proj": (kv, c.hidden_size),
+                    "self_attn.v_proj": (kv, c.hidden_size),
+                    "self_attn.o_proj": (c.hidden_size, q),
+                    "mlp.gate_proj": (c.intermediate_size, c.hidden_size),
+                    "mlp.up_proj": (c.intermediate_size, c.hidden_size),
+                    "mlp.down_proj": (c.hidden_size, c.intermediate_size),
+                }.items()
+            }
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        shape = self._shapes[name]
+        return torch.ones(shape) if len(shape) == 1 else torch.randn(shape) / shape[-1] ** 0.5
+
+    def __iter__(self) -> Any:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+
+class Arm:
+    """A model over keys and values of one dtype."""
+
+    def __init__(self, decoder: Decoder, kv_dtype: str, most: int) -> None:
+        blocks = 1 + blocks_for(most + PROBES)
+        memory = decoder.ops.kv_memory(decoder.config, blocks, kv_dtype)
+        self._runner = ModelRunner(decoder, KVCache(memory, prefix_caching=False))
+        self._kv = self._runner.kv
+        self._kv.open(0)
+
+    @property
+    def length(self) -> int:
+        return self._kv[0].length
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """Compute the keys and values of the tokens that are not read yet."""
+        while self.length < len(tokens):
+            part = tokens[self.length : self.length + CHUNK]
+            assert self._kv.reserve(0, len(part))
+            span = Span.chunk(0, self.length, part, sample=False)
+            self._runner.forward(self._runner.pack([span]))
+            self._kv.commit(0, range(len(part)))
+
+    def pretend(self, length: int) -> None:
+        """Hold a context of that length without computing it."""
+        count = length - self.length
+        assert self._kv.reserve(0, count)
+        self._kv.memory.fill(self._kv[0].slots[-count:].astype(np.int64), 0.01)
+        self._kv.commit(0, range(count))
+
+    def logits(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Of tokens after the context, ``[tokens, vocab]``; they are forgotten again."""
+        count = len(tokens)
+        assert self._kv.reserve(0, count)
+        span = Span(0, self.length, tokens, range(-1, count - 1), range(count))
+        logits = self._runner.forward(self._runner.pack([span])).logits
+        self._kv.rollback(0)
+        return logits
+
+
+def arms_of(decoder: Decoder, options: argparse.Namespace, most: int) -> dict[str, Arm]:
+    return {kv_dtype: Arm(decoder, kv_dtype, most) for kv_dtype in options.kv_dtypes}
+
+
+def timed(arms: Mapping[str, Arm], tokens: Sequence[int], repeats: int) -> list[Sample]:
+    """Samples whose item is the number of rows."""
+
+    def forwards(arm: Arm) -> Callable[[Any], Any]:
+        def run(width: Any) -> None:
+            for _ in range(FORWARDS):
+                arm.logits(tokens[:width])
+
+        return run
+
+    runs = {name: forwards(arm) for name, arm in arms.items()}
+    take_turns(runs, WIDTHS, 1, lambda _: {})  # warm caches
+    return take_turns(runs, WIDTHS, repeats, lambda _: {})
+
+
+def fidelity(logits: torch.Tensor, exact: torch.Tensor) -> dict[str, float]:
+    """Divergence of distributions from the exact ones, both as logits ``[rows, vocab]``."""
+    own, true = (x.double().log_softmax(dim=-1) for x in (logits, exact))
+    divergence = (true.exp() * (true - own)).sum(dim=-1)
+    same = (own.argmax(dim=-1) == true.argmax(dim=-1)).double()
+    return {
+        "kl_mean": divergence.mean().item(),
+        "kl_max": divergence.max().item(),
+        "same_top": same.mean().item(),
+    }
+
+
+def kv_bytes(config: ModelConfig, kv_dtype: str) -> int:
+    """Of one token in all layers."""
+    heads = 2 * config.num_layers * config.num_kv_heads
+    return heads * head_elements(config.head_dim, kv_dtype) * KV_BYTES[kv_dtype]
+
+
+def judge(
+    report: Report,
+    label: Mapping[str, Any],
+    arms: Mapping[str, Arm],
+    probe: Sequence[int],
+    options: argparse.Namespace,
+    config: ModelConfig,
+    *,
+    is_read: bool,
+) -> None:
+    """One context of one model: a row of results for each KV dtype."""
+    note(f"{label['model']}: {label['context']} tokens")
+    samples = timed(arms, probe, options.repeats)
+    logits = {name: arm.logits(probe) for name, arm in arms.items()} if is_read else {}
+    for name in arms:
+        own = {
+            str(width): [
+                s.seconds / FORWARDS * 1e3 if s.seconds is not None else None
+                for s in samples
+                if s.arm == name and s.item == width
+            ]
+            for width in WIDTHS
+        }
+        error = next((s.error for s in samples if s.arm == name and s.failed), None)
+        row = {**label, "kv_dtype": name}
+        report.samples.append({**row, "ms": own, "error": error})
+        medians = {
+            f"t{width}_ms": statistics.median(own[str(width)]) if error is None else None
+            for width in WIDTHS
+        }
+        close = fidelity(logits[name], logits["float32"]) if is_read else {}
+        report.results.append(
+            {**row, "kv_bytes_per_token": kv_bytes(config, name), **medians, **close}
+        )
+
+
+def run_model(report: Report, options: argparse.Namespace) -> None:
+    """A model's own text at the contexts that it was made for."""
+    checkpoint = load_checkpoint(options.model)
+    config, tokenizer = checkpoint.config, checkpoint.tokenizer
+    assert tokenizer is not None, "a text is read by the model's own tokenizer"
+    text = "\n".join(path.read_text(encoding="utf-8") for path in options.text)
+    tokens = tokenizer.encode(text)
+    most = min(config.max_position, len(tokens)) - PROBES
+    contexts = [min(context, most) for context in options.contexts if context - PROBES <= most]
+    dtype = resolve_dtype(options.dtype, options.device, checkpoint)
+    ops = resolve_ops(dtype, options.device, deterministic=False)
+    decoder = Decoder(config, checkpoint.tensors, ops, config.max_position)
+    arms = arms_of(decoder, options, most)
+    for context in sorted(set(contexts)):
+        for name, arm in arms.items():
+            note(f"{name} reads {context - arm.length} tokens")
+            arm.read(tokens[:context])
+        label = {"model": checkpoint.name, "dtype": dtype, "context": context}
+        probe = tokens[context : context + PROBES]
+        judge(report, label, arms, probe, options, config, is_read=True)
+
+
+def run_random(report: Report, options: argparse.Namespace) -> None:
+    """Times of a model that says nothing, at every context."""
+    dtype = options.dtype if options.dtype != "auto" else "int8"
+    ops = resolve_ops(dtype, options.device)
+    most = max(options.contexts)
+    decoder = Decoder(HALF_BILLION, RandomTensors(HALF_BILLION), ops, most + PROBES)
+    arms = arms_of(decoder, options, most)
+    for context in sorted(options.contexts):
+        for arm in arms.values():
+            arm.pretend(context)
+        label = {"model": "random 0.5B", "dtype": dtype, "context": context}
+        judge(report, label, arms, range(1, 9), options, HALF_BILLION, is_read=False)
+
+
+def tables(results: Sequence[dict[str, Any]]) -> list[str]:
+    headers = ["model", "context", "KV", "bytes/token", "T(1) ms", "T(8) ms"]
+    rows = []
+    for row in results:
+        close = ["-", "-", "-"]
+        if "kl_mean" in row:
+            same = f"{row['same_top']:.1%}"
+            close = [f"{row['kl_mean']:.2e}", f"{row['kl_max']:.2e}", same]
+        own = [row[key] for key in ("model", "context", "kv_dtype", "kv_bytes_per_token")]
+        rows.append([*own, *(number(row[f"t{width}_ms"]) for width in WIDTHS), *close])
+    return [table([*headers, "mean KL", "max KL", "same top"], rows)]
+
+
+def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = arguments(__doc__)
+    parser.add_argument("--model", type=Path, help="also judge this model, a folder or GGUF file")
+    parser.add_argument("--dtype", default="auto", help="of the arithmetic (default: auto)")
+    parser.add_argument("--contexts", type=numbers, help="(default: 2048,8192,32768; quick: 2048)")
+    parser.add_argument("--kv-dtypes", type=names, default=list(KV_DTYPES[1:]))
+    parser.add_argument("--repeats", type=int, help="timed turns (default: 15, quick: 3)")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--text", type=Path, nargs="+", default=sorted(ROOT.glob("docs/*.md")), help="what is read"
+    )
+    parser.add_argument("--no-random", action="store_true", help="only the model that is named")
+    options = parser.parse_args(argv)
+    options.contexts = options.contexts or ([2048] if options.quick else [2048, 8192, 32768])
+    options.repeats = options.repeats or (3 if options.quick else 15)
+    if unknown := set(options.kv_dtypes) - set(KV_BYTES):
+        parser.error(f"unknown KV dtype {sorted(unknown)}; allowed are {', '.join(KV_BYTES)}")
+    if options.model and "float32" not in options.kv_dtypes:
+        parser.error("--kv-dtypes lacks float32, with which the others are compared")
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = options_of(argv)
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    config = {
+        "model": options.model.name if options.model else None,
+        "contexts": options.contexts,
+        "probes": PROBES,
+        "forwards_per_sample": FORWARDS,
+        "repeats": options.repeats,
+        "threads": options.threads,
+        "quick": options.quick,
+    }
+    report = Report("kv_dtypes", config)
+    if options.model:
+        run_model(report, options)
+    if not options.no_random:
+        run_random(report, options)
+    return report.finish(options, tables(report.results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
