@@ -32,6 +32,7 @@ constexpr int width_of(int queries) { return queries == 1 ? 4 : queries <= 3 ? 2
 constexpr int QUERY_BLOCK = 3;
 constexpr int width_of(int queries) { return queries == 1 ? 2 : 1; }
 #endif
+constexpr int TURN_TILES = 2;  // on which blocks of queries take turns
 constexpr int TREE_TILES = 4;  // K tiles whose scores are held while paths pick from them
 
 // Blocks are scattered, so that no hardware foresees the next one: it is fetched while this one is
@@ -67,6 +68,9 @@ inline f32x16 splat_scale(const Int8* p) {
 
 // One KV head of a request's cache.
 template <typename E> struct HeadCache {
+    using Stored = E;
+    using Element = E;
+    static constexpr bool FETCHES = true;
     const E* k;  // of block 0
     const E* v;
     const int32_t* blocks;
@@ -77,6 +81,7 @@ template <typename E> struct HeadCache {
     int tile_begin, tile_end;  // tiles of which the queries see straight keys
 
     const E* k_tile(int tile) const { return k + static_cast<size_t>(blocks[tile]) * k_block; }
+    const E* key_scales(int tile) const { return k_tile(tile) + head_dim * TILE; }
     const E* v_row(int slot) const {
         return v + static_cast<size_t>(blocks[slot / TILE]) * v_block +
                static_cast<size_t>(slot % TILE) * elements<E>(v_stride);
@@ -90,6 +95,23 @@ template <typename E> struct HeadCache {
         const int v_tile = tile_begin + next - tile_end;
         return v_tile < tile_end ? v_row(v_tile * TILE) : k_tile(tile);
     }
+};
+
+// Tiles as floats, for blocks of queries that take turns on them: of int8 keys the codes, otherwise
+// the numbers.
+template <typename E> struct Unpacked {
+    using Stored = E;
+    using Element = float;
+    static constexpr bool FETCHES = false;
+    const HeadCache<E>& cache;
+    const float* tiles;
+    int first, end;
+    int head_dim;
+
+    const float* k_tile(int tile) const { return tiles + (tile - first) * head_dim * TILE; }
+    const E* key_scales(int tile) const { return cache.key_scales(tile); }
+    const float* next_tile(int tile, int) const { return k_tile(tile); }
+    const float* v_row(int slot) const { return tiles + (slot - first * TILE) * cache.v_stride; }
 };
 
 struct Query {
@@ -116,7 +138,7 @@ struct QueryBlock {
 
 // Adds the products of R queries and C tiles over the dimensions begin..end - 1 to `total`, while
 // the next tiles are fetched.
-template <int R, int C, typename E>
+template <int R, int C, bool FETCHES, typename E>
 inline __attribute__((always_inline)) void add_products(const float* const (&q)[R],
                                                         const E* const (&k)[C],
                                                         const E* const (&next)[C], size_t begin,
@@ -126,7 +148,7 @@ inline __attribute__((always_inline)) void add_products(const float* const (&q)[
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) {
             const f32x16 keys = load_kv(k[c] + d * TILE);
-            if (fetches_ahead(R) && (LINE <= 2 || d % LINE == 0)) {
+            if (FETCHES && (LINE <= 2 || d % LINE == 0)) {
                 __builtin_prefetch(next[c] + d * TILE);
             }
 #pragma GCC unroll 8
@@ -149,10 +171,12 @@ template <int R, int C> inline void clear(f32x16 (&total)[R][C]) {
 
 // Scores of R queries with tiles tile_begin..tile_end - 1, to `scores` + query * stride + position
 // - origin. A short last group repeats its last tile.
-template <int R, typename E>
-void score_tiles(const HeadCache<E>& cache, const Query* queries, int tile_begin, int tile_end,
+template <int R, typename Tiles>
+void score_tiles(const Tiles& cache, const Query* queries, int tile_begin, int tile_end,
                  float scale, float* scores, int stride, int origin) {
+    using E = typename Tiles::Element;
     constexpr int C = width_of(R);
+    constexpr bool FETCHES = Tiles::FETCHES && fetches_ahead(R);
     const size_t dims = static_cast<size_t>(cache.head_dim);
     const float* q[R];
     for (int r = 0; r < R; ++r) {
@@ -167,15 +191,16 @@ void score_tiles(const HeadCache<E>& cache, const Query* queries, int tile_begin
         }
         f32x16 total[R][C];
         clear(total);
-        if constexpr (SCALED<E>) {
-            const E* scales_at[C];
+        if constexpr (SCALED<typename Tiles::Stored>) {
+            const Int8* scales_at[C];
             for (int c = 0; c < C; ++c) {
-                scales_at[c] = k[c] + dims * TILE;
+                scales_at[c] = cache.key_scales(at_most(tile + c, tile_end - 1));
             }
             for (size_t d = 0; d < dims; d += KV_GROUP) {
                 f32x16 part[R][C];
                 clear(part);
-                add_products<R, C>(q, k, next, d, d + KV_GROUP < dims ? d + KV_GROUP : dims, part);
+                const size_t stop = d + KV_GROUP < dims ? d + KV_GROUP : dims;
+                add_products<R, C, FETCHES>(q, k, next, d, stop, part);
 #pragma GCC unroll 8
                 for (int c = 0; c < C; ++c) {
                     const f32x16 scales = load_scales(scales_at[c]);
@@ -187,7 +212,7 @@ void score_tiles(const HeadCache<E>& cache, const Query* queries, int tile_begin
                 }
             }
         } else {
-            add_products<R, C>(q, k, next, 0, dims, total);
+            add_products<R, C, FETCHES>(q, k, next, 0, dims, total);
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
@@ -333,16 +358,25 @@ void add_values(const Query* queries, const float* weights, const Run<E>* runs, 
 }
 
 // The V rows of positions begin..end - 1 as one query sees them, added to `count` queries of which
-// that holds.
+// that holds. Those whose tiles are unpacked come first.
 template <typename E>
-void add_range(const HeadCache<E>& cache, const Query* queries, int count, const float* scores,
-               int begin, int end) {
+void add_range(const HeadCache<E>& cache, const Unpacked<E>& unpacked, const Query* queries,
+               int count, const float* scores, int begin, int end) {
+    const Query& query = queries[0];
+    const int floats_end = at_most(at_most(end, query.straight), unpacked.end * TILE);
+    if (begin < floats_end) {
+        const Run<float> run = {unpacked.v_row(begin), floats_end - begin, 0};
+        with_number<QUERY_BLOCK>(count, [&](auto n) {
+            add_values<decltype(n)::value>(queries, scores + begin - cache.origin, &run, 1,
+                                           cache.v_stride);
+        });
+        begin = floats_end;
+    }
     if (begin >= end) {
         return;
     }
     Run<E> runs[KEY_CHUNK];
     int num_runs = 0;
-    const Query& query = queries[0];
     for (int key = begin; key < end;) {
         if (key < query.straight) {
             const int stop = at_most(at_most(end, query.straight), (key / TILE + 1) * TILE);
@@ -366,8 +400,8 @@ void add_range(const HeadCache<E>& cache, const Query* queries, int count, const
 // Positions begin..end - 1 of a block's queries: those that all of them see in the same slots are
 // shared, what comes before and after (a window's edge, the last rows, a tree) is each row's own.
 template <typename E>
-void add_block(const HeadCache<E>& cache, const QueryBlock& block, const Query* queries,
-               const float* scores, int begin, int end) {
+void add_block(const HeadCache<E>& cache, const Unpacked<E>& unpacked, const QueryBlock& block,
+               const Query* queries, const float* scores, int begin, int end) {
     const auto each_row = [&](int from, int to) {
         for (int i = 0; from < to && i < block.count;) {
             const Query& query = queries[i];
@@ -376,15 +410,47 @@ void add_block(const HeadCache<E>& cache, const QueryBlock& block, const Query* 
                    queries[next].begin == query.begin && queries[next].end == query.end) {
                 ++next;
             }
-            add_range(cache, queries + i, next - i, scores + i * SCORE_STRIDE,
+            add_range(cache, unpacked, queries + i, next - i, scores + i * SCORE_STRIDE,
                       at_least(from, query.begin), at_most(to, query.end));
             i = next;
         }
     };
     each_row(begin, at_most(end, block.same_begin));
-    add_range(cache, queries, block.count, scores, at_least(begin, block.same_begin),
+    add_range(cache, unpacked, queries, block.count, scores, at_least(begin, block.same_begin),
               at_most(end, block.same_end));
     each_row(at_least(begin, block.same_end), end);
+}
+
+template <typename E>
+void unpack_keys(const HeadCache<E>& cache, const Unpacked<E>& unpacked, float* to) {
+    constexpr int LINE = 64 / sizeof(E) / TILE;  // dimensions
+    for (int tile = unpacked.first; tile < unpacked.end; ++tile) {
+        const E* from = cache.k_tile(tile);
+        const E* next = cache.next_tile(tile, TURN_TILES);
+        for (int d = 0; d < cache.head_dim; ++d, to += TILE) {
+            store(to, load_kv(from + d * TILE));
+            if (d % LINE == 0) {
+                __builtin_prefetch(next + d * TILE);
+            }
+        }
+    }
+}
+
+template <typename E>
+void unpack_values(const HeadCache<E>& cache, const Unpacked<E>& unpacked, float* to) {
+    for (int slot = unpacked.first * TILE; slot < unpacked.end * TILE; ++slot) {
+        const E* from = cache.v_row(slot);
+        const int ahead = slot + AHEAD_TILES * TILE;
+        const E* next = ahead < cache.tile_end * TILE ? cache.v_row(ahead) : from;
+        for (int d = 0; d < cache.v_stride; d += LANES, to += LANES) {
+            f32x16 values = load_kv(from + d);
+            if constexpr (SCALED<E>) {
+                values = values * splat_scale(from + cache.v_stride + d / KV_GROUP * 2);
+            }
+            store(to, values);
+            __builtin_prefetch(next + d);
+        }
+    }
 }
 
 // Cuts queries into blocks of nearly equal size.
@@ -410,7 +476,7 @@ inline int make_blocks(const Query* queries, int count, QueryBlock* blocks) {
 }
 
 // All stages of at most QUERIES query vectors. Where several blocks share the keys, they take
-// turns on a few tiles at a time, lest every block fetch them anew.
+// turns on a few tiles at a time, lest every block fetch them anew, or more than two unpack them.
 template <typename E>
 void attend_queries(HeadCache<E> cache, const AttentionShape& shape, const Query* queries,
                     int count) {
@@ -418,7 +484,14 @@ void attend_queries(HeadCache<E> cache, const AttentionShape& shape, const Query
     QueryBlock blocks[QUERIES];
     const int num_blocks = make_blocks(queries, count, blocks);
     const int chunk_tile = cache.origin / TILE, chunk_tiles = KEY_CHUNK / TILE;
-    const int step = num_blocks > 1 ? 2 : chunk_tiles;
+    const int step = num_blocks > 1 ? TURN_TILES : chunk_tiles;
+    const bool unpacks = num_blocks > 2 && !std::is_same<E, float>::value;
+    alignas(64) float floats[TURN_TILES * TILE * MAX_HEAD_DIM];
+    const auto turn = [&](int tile) -> Unpacked<E> {  // none: what is at its end ends at 0
+        const int first = at_least(tile, cache.tile_begin);
+        const int end = at_most(tile + step, cache.tile_end);
+        return {cache, floats, first, unpacks && first < end ? end : 0, cache.head_dim};
+    };
     cache.tile_begin = chunk_tile + chunk_tiles;
     cache.tile_end = 0;
     for (const QueryBlock* block = blocks; block < blocks + num_blocks; ++block) {
@@ -427,14 +500,23 @@ void attend_queries(HeadCache<E> cache, const AttentionShape& shape, const Query
     }
 
     for (int tile = chunk_tile; tile < chunk_tile + chunk_tiles; tile += step) {
+        const Unpacked<E> unpacked = turn(tile);
+        unpack_keys(cache, unpacked, floats);
         for (const QueryBlock* block = blocks; block < blocks + num_blocks; ++block) {
             const int begin = at_least(tile, block->tile_begin);
             const int end = at_most(tile + step, block->tile_end);
             if (begin < end) {
                 with_number<QUERY_BLOCK>(block->count, [&](auto n) {
-                    score_tiles<decltype(n)::value>(
-                        cache, queries + block->first, begin, end, shape.scale,
-                        scores + block->first * SCORE_STRIDE, SCORE_STRIDE, cache.origin);
+                    const auto score = [&](const auto& tiles) {
+                        score_tiles<decltype(n)::value>(
+                            tiles, queries + block->first, begin, end, shape.scale,
+                            scores + block->first * SCORE_STRIDE, SCORE_STRIDE, cache.origin);
+                    };
+                    if (unpacks) {
+                        score(unpacked);
+                    } else {
+                        score(cache);
+                    }
                 });
             }
         }
@@ -455,8 +537,10 @@ void attend_queries(HeadCache<E> cache, const AttentionShape& shape, const Query
         key_end = at_least(key_end, query.end);
     }
     for (int key = key_begin / TILE * TILE; key < key_end; key += step * TILE) {
+        const Unpacked<E> unpacked = turn(key / TILE);
+        unpack_values(cache, unpacked, floats);
         for (const QueryBlock* block = blocks; block < blocks + num_blocks; ++block) {
-            add_block(cache, *block, queries + block->first, scores + block->first * SCORE_STRIDE,
+            add_block(cache, unpacked, *block, queries + block->first, scores + block->first * SCORE_STRIDE,
                       key, at_most(key + step * TILE, key_end));
         }
     }

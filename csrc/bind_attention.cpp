@@ -109,6 +109,7 @@ auto attend(Array<const float, 3> q, ConstCache k, ConstCache v, Array<const int
     const int rows = static_cast<int>(q.shape(0)), heads = static_cast<int>(q.shape(1));
     const int head_dim = static_cast<int>(q.shape(2)), kv_heads = static_cast<int>(k.shape(1));
     const int v_stride = round_up(head_dim, TILE);
+    require(head_dim <= 256, "head_dim is above 256");
     require(head_dim > 0 && static_cast<int>(k.shape(2)) == head_elements(type, head_dim),
             "q and k have different head dimensions");
     require(static_cast<int>(v.shape(3)) == head_elements(type, v_stride),
