@@ -8,8 +8,10 @@
 //
 // A vector's bits depend on nothing but its logical keys: every score is one chain of fma over the
 // head's dimensions (of int8 keys one for each group, times its scale, added up in order), every
-// value one chain over ascending positions, and the exponentials are summed by logical lane. Hence blocks, tiles and runs may be cut in any way. Keys that a row does
-// not see are masked out by selection, or never read; a scratch lane may hold anything.
+// value one chain over ascending positions, and the exponentials are summed by logical lane. Hence
+// blocks, tiles and runs may be cut in any way, and elements unpacked wherever that is cheap. Keys
+// that a row does not see are masked out by selection, or never read; a scratch lane may hold
+// anything.
 
 namespace paceline {
 namespace {
@@ -49,9 +51,6 @@ inline f32x16 load_kv(const Bfloat16* p) { return load_bf16(&p->bits); }
 inline f32x16 load_kv(const Float16* p) { return load_f16(&p->bits); }
 inline f32x16 load_kv(const Int8* p) { return to_float(load_i8(p)); }  // the codes
 
-// Of a head of `dim` numbers.
-template <typename E> constexpr int elements(int dim) { return head_elements(type_of(E{}), dim); }
-
 // Elements whose scales are apart from them.
 template <typename E> constexpr bool SCALED = std::is_same<E, Int8>::value;
 // The scales of 16 keys, whose first byte's lanes lie at `p`.
@@ -84,7 +83,7 @@ template <typename E> struct HeadCache {
     const E* key_scales(int tile) const { return k_tile(tile) + head_dim * TILE; }
     const E* v_row(int slot) const {
         return v + static_cast<size_t>(blocks[slot / TILE]) * v_block +
-               static_cast<size_t>(slot % TILE) * elements<E>(v_stride);
+               static_cast<size_t>(slot % TILE) * head_elements<E>(v_stride);
     }
     // What is read `width` K tiles after `tile`: a K tile, or a V tile once those are through.
     const E* next_tile(int tile, int width) const {
@@ -307,7 +306,7 @@ template <int R, typename E>
 void add_values(const Query* queries, const float* weights, const Run<E>* runs, int num_runs,
                 int v_stride) {
     constexpr int C = width_of(R);
-    const int row_elements = elements<E>(v_stride);
+    const int row_size = head_elements<E>(v_stride);
     for (int d = 0; d < v_stride; d += C * LANES) {
         size_t at[C], scale_at[C];
         for (int c = 0; c < C; ++c) {
@@ -328,7 +327,7 @@ void add_values(const Query* queries, const float* weights, const Run<E>* runs, 
         for (int run = 0; run < num_runs; ++run) {
             const E* row = runs[run].row;
             const ptrdiff_t ahead = runs[run].ahead;
-            for (const size_t stop = key + runs[run].count; key < stop; ++key, row += row_elements) {
+            for (const size_t stop = key + runs[run].count; key < stop; ++key, row += row_size) {
                 f32x16 scale;  // of this and the next 16 dimensions: a group is both
 #pragma GCC unroll 8
                 for (int c = 0; c < C; ++c) {
@@ -540,8 +539,9 @@ void attend_queries(HeadCache<E> cache, const AttentionShape& shape, const Query
         const Unpacked<E> unpacked = turn(key / TILE);
         unpack_values(cache, unpacked, floats);
         for (const QueryBlock* block = blocks; block < blocks + num_blocks; ++block) {
-            add_block(cache, unpacked, *block, queries + block->first, scores + block->first * SCORE_STRIDE,
-                      key, at_most(key + step * TILE, key_end));
+            add_block(cache, unpacked, *block, queries + block->first,
+                      scores + block->first * SCORE_STRIDE, key,
+                      at_most(key + step * TILE, key_end));
         }
     }
 }
@@ -568,8 +568,8 @@ template <typename E>
 void attend_as(const AttentionShape& shape, const E* k, const E* v, const AttentionSpan& span,
                const AttentionRow* rows, int count, const float* q, int q_stride, int kv_head,
                int chunk, float* partial, int row_stride) {
-    const size_t k_head = static_cast<size_t>(elements<E>(shape.head_dim)) * TILE;
-    const size_t v_head = static_cast<size_t>(elements<E>(shape.v_stride)) * TILE;
+    const size_t k_head = static_cast<size_t>(head_elements<E>(shape.head_dim)) * TILE;
+    const size_t v_head = static_cast<size_t>(head_elements<E>(shape.v_stride)) * TILE;
     const size_t kv_heads = static_cast<size_t>(shape.kv_heads);
     const HeadCache<E> cache = {k + k_head * kv_head, v + v_head * kv_head, span.blocks,
                                 k_head * kv_heads,    v_head * kv_heads,    shape.head_dim,

@@ -113,6 +113,9 @@ constexpr KvType type_of(Int8) { return KvType::int8; }
 constexpr int head_elements(KvType type, int dim) {
     return type == KvType::int8 ? dim + 2 * ((dim + KV_GROUP - 1) / KV_GROUP) : dim;
 }
+template <typename E> constexpr int head_elements(int dim) {
+    return head_elements(type_of(E{}), dim);
+}
 // Calls f with an element of the type.
 template <typename F> auto with_elements(KvType type, const F& f) {
     switch (type) {

@@ -232,14 +232,14 @@ inline void encode_head(const float* x, int dim, Int8* y) {
     for (int i = 0; i < dim; i += KV_GROUP) {
         scales[i / KV_GROUP] = quantize_kv(x + i, y + i);
     }
-    std::memcpy(y + dim, scales, static_cast<size_t>(head_elements(KvType::int8, dim) - dim));
+    std::memcpy(y + dim, scales, static_cast<size_t>(head_elements<Int8>(dim) - dim));
 }
 
 // A KV head's `dim` numbers, which zeros follow, to every `step`-th element.
 template <typename E> inline void write_cache(E* at, size_t step, const float* x, int dim) {
     alignas(64) E elements[MAX_HEAD_DIM + 2 * MAX_HEAD_GROUPS];
     encode_head(x, dim, elements);
-    const size_t count = static_cast<size_t>(head_elements(type_of(E{}), dim));
+    const size_t count = static_cast<size_t>(head_elements<E>(dim));
     if (step == 1) {
         std::memcpy(at, elements, sizeof(E) * count);
         return;
@@ -262,9 +262,9 @@ void rotary_kv_as(const float* qkv, const AttentionShape& shape, const RotaryArg
                   E* v, int block, int lane, int kv_head, float* q) {
     const int dim = shape.head_dim, group = shape.heads / shape.kv_heads;
     const size_t at = static_cast<size_t>(block) * shape.kv_heads + kv_head;
-    const size_t k_tile = static_cast<size_t>(head_elements(type_of(E{}), dim)) * TILE;
+    const size_t k_tile = static_cast<size_t>(head_elements<E>(dim)) * TILE;
     k += at * k_tile;
-    v += (at * TILE + lane) * head_elements(type_of(E{}), shape.v_stride);
+    v += (at * TILE + lane) * head_elements<E>(shape.v_stride);
     fetch_keys(k, k_tile);
     alignas(64) float cos[MAX_HEAD_DIM] = {}, sin[MAX_HEAD_DIM] = {};
     alignas(64) float normed[MAX_HEAD_DIM], head[MAX_HEAD_DIM] = {};

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.models.ops.reference import ReferenceOps
+from paceline.runtime.kv_cache import bytes_per_block
 from paceline.workbench import profile_roofs
 from paceline.workbench.profile_roofs import Work, measure_roofs
 from tests.toy import TOY, toy_tensors
@@ -23,6 +24,14 @@ def test_weights_are_those_of_the_tensors() -> None:
     assert Work.of(TOY, "file", "float32", 12345).weight_bytes == 12345
     kv = TOY.num_layers * 2 * TOY.num_kv_heads * TOY.head_dim * 2
     assert work.bytes_read(3, 10) == 4 * MATRICES + 13 * kv
+
+
+def test_a_head_in_8_bits_has_a_scale_for_each_group() -> None:
+    wide = replace(TOY, head_dim=80)  # three groups of 32
+    per_head = 80 + 3 * 2
+    assert Work.of(wide, "int8", "int8").kv_bytes == 2 * TOY.num_kv_heads * per_head
+    block = 16 * TOY.num_layers * 2 * TOY.num_kv_heads * per_head
+    assert bytes_per_block(wide, "int8") == block
 
 
 @pytest.mark.parametrize("window", [0, 6])
