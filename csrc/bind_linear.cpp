@@ -196,7 +196,7 @@ auto py_rows(const LinearObject& self, In<int32_t, 1> outputs, float multiplier)
 // Rows of `k` floats, one kernel call per row, from copies padded with zeros.
 void take_rows(const Linear& linear, const float* x, const Inputs& inputs) {
     const ThreadPool::Turn turn = pool().take_turn();
-    const int k = linear.k(), stride = inputs.codes.stride;
+    const int k = linear.k(), stride = round_up(k, STRETCH);
     Buffer<float> copies(size_t(pool().size()) * stride);
     pool().each(inputs.codes.rows, [&](int row, int thread) {
         float* copy = copies.get() + size_t(thread) * stride;

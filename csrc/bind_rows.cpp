@@ -131,21 +131,26 @@ nb::tuple quantize(const Rows& x) {
     require(k > 0, "x has no columns");
     InputBuffer buffer;
     const QuantRows out = buffer.view(size_of(rows), size_of(k)).codes;
-    const size_t stride = out.stride, stretches = out.stretches();
+    const size_t stretches = static_cast<size_t>(out.stretches()), width = stretches * STRETCH;
     {
         const nb::gil_scoped_release unlocked;
-        std::vector<float> from(stride);
+        std::vector<float> from(width);
         for (size_t row = 0; row < rows; ++row) {
             std::memcpy(from.data(), x.data() + row * k, k * sizeof(float));
             kernels().quantize(from.data(), out, size_of(row));
         }
     }
-    auto q = zeros<int8_t>(rows * stride);
+    auto q = zeros<int8_t>(rows * width);
     auto scale = zeros<float>(rows * stretches), sum = zeros<float>(rows * stretches);
-    std::copy_n(out.q, rows * stride, q.get());
-    std::copy_n(out.scale, rows * stretches, scale.get());
-    std::copy_n(out.sum, rows * stretches, sum.get());
-    return nb::make_tuple(to_numpy(std::move(q), {rows, stride}),
+    for (size_t row = 0; row < rows; ++row) {
+        for (size_t stretch = 0; stretch < stretches; ++stretch) {
+            const size_t from = stretch * rows + row, to = row * stretches + stretch;
+            std::copy_n(out.q + from * STRETCH, STRETCH, q.get() + to * STRETCH);
+            scale[to] = out.scale[from];
+            sum[to] = out.sum[from];
+        }
+    }
+    return nb::make_tuple(to_numpy(std::move(q), {rows, width}),
                           to_numpy(std::move(scale), {rows, stretches}),
                           to_numpy(std::move(sum), {rows, stretches}));
 }

@@ -44,12 +44,11 @@ class InputBuffer {
   public:
     // A view of `rows` rows of `k` inputs. Views share their memory; a later call may move it.
     Inputs view(int rows, int k) {
-        const int stride = round_up(k, K_MULTIPLE), padded = round_up(k, TILE);
-        const size_t count = size_t(rows), stretches = count * (stride / STRETCH);
-        return {{q_.need(count * stride), scale_.need(stretches), sum_.need(stretches),
-                 half_sum_.need(2 * stretches), start_.need(stretches),
-                 half_start_.need(2 * stretches), rows, k, stride},
-                {floats_.need(count * padded), rows, k, padded}};
+        const int padded = round_up(k, TILE);
+        const size_t count = size_t(rows) * (round_up(k, STRETCH) / STRETCH);
+        return {{q_.need(count * STRETCH), scale_.need(count), sum_.need(count),
+                 half_sum_.need(2 * count), start_.need(count), half_start_.need(2 * count), rows, k},
+                {floats_.need(size_t(rows) * padded), rows, k, padded}};
     }
 
   private:

@@ -15,23 +15,23 @@ namespace paceline {
 
 constexpr int TILE = 16;         // outputs of a weight tile, tokens of a KV block, lanes of a vector
 constexpr int QUAD = 4;          // bytes of one dot-product lane
-constexpr int K_MULTIPLE = 64;   // quantised rows are padded with zeros to a multiple of this
 constexpr int KEY_CHUNK = 512;   // keys of one partial attention result; fixed, lest bits depend on it
 
 inline int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// Activations quantised to -127..127 with a scale per stretch of 32 inputs. `k` inputs per row are
-// padded with zeros to `stride`. What depends on sums of q is kept ready for the linears.
+// Activations quantised to -127..127 with a scale per stretch of 32 inputs, stretch by stretch, so
+// that what several rows have of one lies together. Inputs past the k-th are zero. What depends on
+// sums of q is kept ready for the linears.
 struct QuantRows {
-    int8_t* q;            // [rows, stride]
-    float* scale;         // [rows, stretches]
-    float* sum;           // [rows, stretches]: scale * sum of q
-    float* half_sum;      // [rows, 2 * stretches]: the same of every 16 inputs
-    int32_t* start;       // [rows, stretches]: -CODE_ZERO * sum of q
-    int32_t* half_start;  // [rows, 2 * stretches]
-    int rows, k, stride;
+    int8_t* q;            // [stretches, rows, STRETCH]
+    float* scale;         // [stretches, rows]
+    float* sum;           // [stretches, rows]: scale * sum of q
+    float* half_sum;      // [stretches, 2, rows]: the same of every 16 inputs
+    int32_t* start;       // [stretches, rows]: -CODE_ZERO * sum of q
+    int32_t* half_start;  // [stretches, 2, rows]
+    int rows, k;
 
-    int stretches() const { return stride / STRETCH; }
+    int stretches() const { return (k + STRETCH - 1) / STRETCH; }
 };
 
 // Quantised weights in tiles of 16 outputs: see block_types.h. Codes of four bits lie as 4 vectors

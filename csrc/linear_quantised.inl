@@ -23,6 +23,17 @@ struct Meeting {
     int fetches;       // per stretch and tile
 };
 
+template <int TILES, int GROUPS>
+ALWAYS_INLINE void fetch_group(const Meeting& m, int group, Ahead ahead) {
+    if (group % GROUPS == 0) {
+        for (int f = 0; f < m.fetches; ++f) {
+            for (int t = 0; t < TILES; ++t) {
+                ahead.fetch(group / GROUPS * m.fetches + f, t * m.tile_bytes);
+            }
+        }
+    }
+}
+
 // What one row's integers of a group become: see the top.
 template <bool MINIMUM>
 ALWAYS_INLINE f32x16 scaled(i32x16 total, const TileChunk& tile, int group, float inputs, float sum,
@@ -31,42 +42,46 @@ ALWAYS_INLINE f32x16 scaled(i32x16 total, const TileChunk& tile, int group, floa
     return MINIMUM ? fma(load(tile.minimum[group]), splat(sum), y) : y;
 }
 
+// A group of inputs as all rows have it: `group` is counted through a row, COUNT quads each.
+template <int COUNT> struct Group {
+    const int8_t* a;
+    const float *scale, *sum;
+    const int32_t* start;
+
+    Group(const QuantRows& x, int group, int row) {
+        constexpr int GROUPS = QUADS / COUNT;  // of a stretch
+        const ptrdiff_t at = ptrdiff_t(group / GROUPS) * x.rows + row;
+        const ptrdiff_t own = ptrdiff_t(group) * x.rows + row;
+        a = x.q + at * STRETCH + group % GROUPS * COUNT * QUAD;
+        scale = x.scale + at;
+        sum = (GROUPS == 1 ? x.sum : x.half_sum) + own;
+        start = (GROUPS == 1 ? x.start : x.half_start) + own;
+    }
+};
+
 // Adds what ROWS rows from `row` on make of the stretches to y[row][tile].
 template <int ROWS, int TILES, bool MINIMUM, int COUNT>
 inline void meet(const QuantRows& x, int row, const Meeting& m, Ahead ahead, f32x16* y) {
-    constexpr int GROUPS = QUADS / COUNT;  // of a stretch
-    const ptrdiff_t stretches = x.stretches(), first_row = row * stretches;
-    const int32_t* starts = GROUPS == 1 ? x.start + first_row : x.half_start + 2 * first_row;
-    const float* sums = GROUPS == 1 ? x.sum + first_row : x.half_sum + 2 * first_row;
-    for (int i = 0; i < m.count; ++i) {
-        const int stretch = m.first + i;
-        for (int f = 0; f < m.fetches; ++f) {
-            for (int t = 0; t < TILES; ++t) {
-                ahead.fetch(stretch * m.fetches + f, t * m.tile_bytes);
-            }
+    constexpr int GROUPS = QUADS / COUNT;
+    for (int i = 0; i < m.count * GROUPS; ++i) {
+        const int group = m.first * GROUPS + i;
+        fetch_group<TILES, GROUPS>(m, group, ahead);
+        const Group<COUNT> inputs(x, group, row);
+        Quads quads;
+        for (int t = 0; t < TILES; ++t) {
+            quads.codes[t] = m.tiles[t].codes + i * COUNT * TILE_QUAD;
         }
+        quads.a = inputs.a;
+        quads.start = inputs.start;
+        i32x16 total[ROWS * TILES];
+        exact<ROWS, TILES, !MINIMUM, COUNT>(quads, total);
 #pragma GCC unroll 2
-        for (int half = 0; half < GROUPS; ++half) {
-            const int group = i * GROUPS + half, sum = stretch * GROUPS + half;
-            Quads quads;
-            for (int t = 0; t < TILES; ++t) {
-                quads.codes[t] = m.tiles[t].codes + (i * QUADS + half * COUNT) * TILE_QUAD;
-            }
-            quads.a = x.q + ptrdiff_t(row) * x.stride + stretch * STRETCH + half * COUNT * QUAD;
-            quads.stride = x.stride;
-            quads.start = starts + sum;
-            quads.start_stride = stretches * GROUPS;
-            i32x16 total[ROWS * TILES];
-            exact<ROWS, TILES, !MINIMUM, COUNT>(quads, total);
-#pragma GCC unroll 2
-            for (int t = 0; t < TILES; ++t) {
+        for (int t = 0; t < TILES; ++t) {
 #pragma GCC unroll 16
-                for (int r = 0; r < ROWS; ++r) {
-                    f32x16& sum_of = y[r * TILES + t];
-                    sum_of = scaled<MINIMUM>(total[r * TILES + t], m.tiles[t], group,
-                                             x.scale[first_row + r * stretches + stretch],
-                                             sums[r * stretches * GROUPS + sum], sum_of);
-                }
+            for (int r = 0; r < ROWS; ++r) {
+                f32x16& sum_of = y[r * TILES + t];
+                sum_of = scaled<MINIMUM>(total[r * TILES + t], m.tiles[t], i, inputs.scale[r],
+                                         inputs.sum[r], sum_of);
             }
         }
     }
@@ -100,30 +115,22 @@ inline void meet_chunk(const QuantRows& x, int row, const Meeting& m, Ahead ahea
 template <int TILES, bool MINIMUM, int COUNT>
 inline void meet_amx(const QuantRows& x, int row, const Meeting& m, Ahead ahead, f32x16* y) {
     constexpr int GROUPS = QUADS / COUNT;
-    const ptrdiff_t stretches = x.stretches(), groups = stretches * GROUPS;
-    const int32_t* starts = (GROUPS == 1 ? x.start : x.half_start) + row * groups;
-    const float* sums = (GROUPS == 1 ? x.sum : x.half_sum) + row * groups;
     alignas(64) i32x16 total[2][TILES][AMX_ROWS];  // of two groups, so that they can overlap
     for (int i = 0; i < m.count * GROUPS; ++i) {
-        const int group = m.first * GROUPS + i, stretch = group / GROUPS;
-        for (int f = 0; f < m.fetches && i % GROUPS == 0; ++f) {
-            for (int t = 0; t < TILES; ++t) {
-                ahead.fetch(stretch * m.fetches + f, t * m.tile_bytes);
-            }
-        }
+        const int group = m.first * GROUPS + i;
+        fetch_group<TILES, GROUPS>(m, group, ahead);
+        const Group<COUNT> inputs(x, group, row);
         const uint8_t* codes[TILES];
         for (int t = 0; t < TILES; ++t) {
             codes[t] = m.tiles[t].codes + i * COUNT * TILE_QUAD;
         }
-        amx_products<TILES>(codes, x.q + ptrdiff_t(row) * x.stride + group * COUNT * QUAD, x.stride,
-                            total[i % 2]);
+        amx_products<TILES>(codes, inputs.a, total[i % 2]);
         for (int r = 0; r < AMX_ROWS; ++r) {
-            const i32x16 start = splat_i32(MINIMUM ? 0 : starts[r * groups + group]);
+            const i32x16 start = splat_i32(MINIMUM ? 0 : inputs.start[r]);
             for (int t = 0; t < TILES; ++t) {
                 f32x16& sum_of = y[r * TILES + t];
                 sum_of = scaled<MINIMUM>(total[i % 2][t][r] + start, m.tiles[t], i,
-                                         x.scale[(row + r) * stretches + stretch],
-                                         sums[r * groups + group], sum_of);
+                                         inputs.scale[r], inputs.sum[r], sum_of);
             }
         }
     }
@@ -151,6 +158,9 @@ void linear_of_kind(const QuantisedCall& call, int tile_begin, int tile_end) {
                 const int rest = sizes.stretches - first, count = rest < CHUNK ? rest : CHUNK;
                 for (int t = 0; t < TILES; ++t) {
                     unpack_chunk(call.w, sizes, tile + t, first, count, chunk[t]);
+                    if (x.rows > MAX_ROWS) {
+                        bring_near(chunk[t], count);
+                    }
                 }
                 const Meeting m = {chunk, call.tile_bytes(), first, count, fetches};
                 int row = begin;

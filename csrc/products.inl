@@ -9,10 +9,8 @@ namespace {
 
 struct Quads {
     const uint8_t* codes[2];  // of each tile, [quads, 16, 4]
-    const int8_t* a;          // first row's inputs
-    ptrdiff_t stride;         // from row to row
-    const int32_t* start;     // first row's -CODE_ZERO * sum of these inputs
-    ptrdiff_t start_stride;
+    const int8_t* a;          // first row's inputs; the other rows' are STRETCH bytes apart
+    const int32_t* start;     // each row's -CODE_ZERO * sum of these inputs
 };
 
 // --- AVX-512 VNNI, AVX-VNNI ---------------------------------------------------------------------
@@ -24,7 +22,11 @@ struct Quads {
 // the accumulators of the intrinsics and runs out of registers.
 #if defined(__AVX512VNNI__)
 constexpr int MAX_ROWS = 12;
-constexpr int MAX_TILES = 2;
+#if defined(__AMX_INT8__)
+constexpr int MAX_TILES = 2;  // whose registers the inputs are loaded into once
+#else
+constexpr int MAX_TILES = 1;  // the sums of 24 products and what they are added to would not fit
+#endif
 
 ALWAYS_INLINE void add_products(i32x16& total, i32x16 w, i32x16 a) {
 #if defined(PACELINE_EMULATED)
@@ -54,7 +56,7 @@ ALWAYS_INLINE void exact(const Quads& p, i32x16* total) {
     for (int r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 16
         for (int t = 0; t < TILES; ++t) {
-            total[r * TILES + t] = splat_i32(SIGNED ? p.start[r * p.start_stride] : 0);
+            total[r * TILES + t] = splat_i32(SIGNED ? p.start[r] : 0);
         }
     }
 #pragma GCC unroll 16
@@ -66,7 +68,7 @@ ALWAYS_INLINE void exact(const Quads& p, i32x16* total) {
         }
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; ++r) {
-            const i32x16 a = splat_i32(load_quad(p.a + r * p.stride + i * QUAD));
+            const i32x16 a = splat_i32(load_quad(p.a + r * STRETCH + i * QUAD));
 #pragma GCC unroll 16
             for (int t = 0; t < TILES; ++t) {
                 add_products(total[r * TILES + t], w[t], a);
@@ -93,14 +95,13 @@ template <int ROWS> struct SignedSums {
     i32x8 lo = {}, hi = {};
     SignedSums<ROWS - 1> rest;
 
-    ALWAYS_INLINE void add(const i32x16& size, const i32x16& sign, const int8_t* a,
-                           ptrdiff_t stride) {
+    ALWAYS_INLINE void add(const i32x16& size, const i32x16& sign, const int8_t* a) {
         const __m256i inputs = _mm256_set1_epi32(load_quad(a)), ones = _mm256_set1_epi16(1);
         const __m256i first = _mm256_maddubs_epi16(size.lo, _mm256_sign_epi8(inputs, sign.lo));
         const __m256i second = _mm256_maddubs_epi16(size.hi, _mm256_sign_epi8(inputs, sign.hi));
         lo += (i32x8)_mm256_madd_epi16(first, ones);
         hi += (i32x8)_mm256_madd_epi16(second, ones);
-        rest.add(size, sign, a + stride, stride);
+        rest.add(size, sign, a + STRETCH);
     }
     ALWAYS_INLINE void get(i32x16* total) const {
         *total = {(__m256i)lo, (__m256i)hi};
@@ -108,7 +109,7 @@ template <int ROWS> struct SignedSums {
     }
 };
 template <> struct SignedSums<0> {
-    void add(const i32x16&, const i32x16&, const int8_t*, ptrdiff_t) {}
+    void add(const i32x16&, const i32x16&, const int8_t*) {}
     void get(i32x16*) const {}
 };
 
@@ -117,12 +118,12 @@ template <int ROWS> struct PairSums {
     i16x16 lo = {}, hi = {};
     PairSums<ROWS - 1> rest;
 
-    ALWAYS_INLINE void add(const i32x16& w, const int8_t* a, ptrdiff_t stride) {
+    ALWAYS_INLINE void add(const i32x16& w, const int8_t* a) {
         const __m256i inputs = _mm256_set1_epi32(load_quad(a));
         lo += (i16x16)_mm256_maddubs_epi16(w.lo, inputs);
         hi += (i16x16)_mm256_maddubs_epi16(w.hi, inputs);
         asm volatile("" : "+x"(lo), "+x"(hi));  // or gcc loads ahead and runs out of registers
-        rest.add(w, a + stride, stride);
+        rest.add(w, a + STRETCH);
     }
     ALWAYS_INLINE void get(i32x16* total) const {
         const __m256i ones = _mm256_set1_epi16(1);
@@ -133,7 +134,7 @@ template <int ROWS> struct PairSums {
     }
 };
 template <> struct PairSums<0> {
-    void add(const i32x16&, const int8_t*, ptrdiff_t) {}
+    void add(const i32x16&, const int8_t*) {}
     void get(i32x16*) const {}
 };
 
@@ -145,7 +146,7 @@ ALWAYS_INLINE void exact(const Quads& p, i32x16* total) {
         for (int i = 0; i < COUNT; ++i) {
             const i32x16 w = add_bytes(load_bytes(p.codes[0] + i * TILE_QUAD), bytes_of(CODE_ZERO));
             const i32x16 size = {_mm256_abs_epi8(w.lo), _mm256_abs_epi8(w.hi)};
-            sums.add(size, w, p.a + i * QUAD, p.stride);
+            sums.add(size, w, p.a + i * QUAD);
         }
         sums.get(total);
     } else {
@@ -156,7 +157,7 @@ ALWAYS_INLINE void exact(const Quads& p, i32x16* total) {
             PairSums<ROWS> sums;
 #pragma GCC unroll 4
             for (int i = begin; i < begin + 4; ++i) {
-                sums.add(load_bytes(p.codes[0] + i * TILE_QUAD), p.a + i * QUAD, p.stride);
+                sums.add(load_bytes(p.codes[0] + i * TILE_QUAD), p.a + i * QUAD);
             }
             sums.get(total);
         }
@@ -183,11 +184,11 @@ template <int ROWS> struct Sums {
     Wide acc[ROWS][4];  // two outputs each, as the sums of inputs 0-1 and 2-3
 
     void clear() { std::memset(this, 0, sizeof *this); }
-    void add(i32x16 w, const int8_t* a, ptrdiff_t stride) {
+    void add(i32x16 w, const int8_t* a) {
         for (int part = 0; part < 4; ++part) {
             const Wide wide = widen((__m128i)w.q[part]);
             for (int r = 0; r < ROWS; ++r) {
-                const __m128i quad = widen(_mm_set1_epi32(load_quad(a + r * stride))).lo;
+                const __m128i quad = widen(_mm_set1_epi32(load_quad(a + r * STRETCH))).lo;
                 Wide& sum = acc[r][part];
                 sum.lo = _mm_add_epi32(sum.lo, _mm_madd_epi16(wide.lo, quad));
                 sum.hi = _mm_add_epi32(sum.hi, _mm_madd_epi16(wide.hi, quad));
@@ -217,9 +218,9 @@ template <int ROWS> struct Sums {
             acc[i / 4][i % 4] = vdupq_n_s32(0);
         }
     }
-    ALWAYS_INLINE void add(i32x16 w, const int8_t* a, ptrdiff_t stride) {
+    ALWAYS_INLINE void add(i32x16 w, const int8_t* a) {
         for (int r = 0; r < ROWS; ++r) {
-            const int8x16_t quad = vreinterpretq_s8_s32(vdupq_n_s32(load_quad(a + r * stride)));
+            const int8x16_t quad = vreinterpretq_s8_s32(vdupq_n_s32(load_quad(a + r * STRETCH)));
             for (int part = 0; part < 4; ++part) {
                 acc[r][part] = vdotq_s32(acc[r][part], (int8x16_t)w.q[part], quad);
             }
@@ -240,13 +241,13 @@ template <int ROWS> struct Sums {
     int32_t acc[ROWS][TILE];
 
     void clear() { std::memset(this, 0, sizeof *this); }
-    void add(i32x16 w, const int8_t* a, ptrdiff_t stride) {
+    void add(i32x16 w, const int8_t* a) {
         int8_t bytes[TILE_QUAD];
         std::memcpy(bytes, &w, sizeof bytes);
         for (int r = 0; r < ROWS; ++r) {
             for (int output = 0; output < TILE; ++output) {
                 for (int i = 0; i < QUAD; ++i) {
-                    acc[r][output] += int32_t(bytes[output * QUAD + i]) * a[r * stride + i];
+                    acc[r][output] += int32_t(bytes[output * QUAD + i]) * a[r * STRETCH + i];
                 }
             }
         }
@@ -262,7 +263,7 @@ ALWAYS_INLINE void exact(const Quads& p, i32x16* total) {
     sums.clear();
     for (int i = 0; i < COUNT; ++i) {
         const i32x16 w = load_bytes(p.codes[0] + i * TILE_QUAD);
-        sums.add(SIGNED ? add_bytes(w, bytes_of(CODE_ZERO)) : w, p.a + i * QUAD, p.stride);
+        sums.add(SIGNED ? add_bytes(w, bytes_of(CODE_ZERO)) : w, p.a + i * QUAD);
     }
     for (int r = 0; r < ROWS; ++r) {
         total[r] = sums.get(r);

@@ -32,9 +32,9 @@ struct AmxRegisters {
 // Sums over the quads that the registers are made for, of sixteen rows with TILES tiles:
 // total[tile][row]. Signed codes make them too large by CODE_ZERO times the sum of a row's inputs.
 template <int TILES>
-inline void amx_products(const uint8_t* const* codes, const int8_t* a, ptrdiff_t stride,
+inline void amx_products(const uint8_t* const* codes, const int8_t* a,
                          i32x16 (*total)[AMX_ROWS]) {
-    _tile_loadd(2, a, stride);
+    _tile_loadd(2, a, STRETCH);
     _tile_zero(0);
     _tile_loadd(3, codes[0], AMX_BYTES);
     _tile_dpbsud(0, 2, 3);

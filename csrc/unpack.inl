@@ -215,6 +215,14 @@ inline void unpack_chunk(const BlockWeights& w, const BlockSizes& sizes, int til
     unpack_codes_of(w.type, codes, count, to);
 }
 
+// Bytes that lie in the weights, for rows that meet them several times: nearer, and in one run.
+inline void bring_near(TileChunk& chunk, int count) {
+    if (chunk.codes != chunk.bytes) {
+        std::memcpy(chunk.bytes, chunk.codes, size_t(count) * STRETCH_BYTES);
+        chunk.codes = chunk.bytes;
+    }
+}
+
 // Lane `output` of a tile: its weights are exact in float, or the nearest to what they stand for.
 void gather_blocks(const BlockWeights& w, int output, float multiplier, float* y) {
     const BlockShape& shape = shape_of(w.type);

@@ -75,7 +75,7 @@ def test_a_mixture_is_identical(arms: Arms) -> None:
 
 
 def test_rounding_passes_where_identity_is_not_promised() -> None:
-    options = {"dtype": "bfloat16", "deterministic": False}
+    options = {"dtype": "bfloat16", "deterministic": False, "backend": "reference"}
     with toy_llm(**options) as plain, toy_llm(**options) as speculative:
         arms = Arms(plain, speculative)
         draft_with(arms, RandomTrees())

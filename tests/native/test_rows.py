@@ -65,7 +65,7 @@ def reference_quantize(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def test_quantize_has_a_scale_per_32_inputs(k: int) -> None:
     x = rows_to_quantise(k)
     q, scale, scaled_sum = native.quantize(x)
-    stride = -(-k // 64) * 64
+    stride = -(-k // 32) * 32
     assert q.shape == (6, stride)
     assert scale.shape == scaled_sum.shape == (6, stride // 32)
     for group in range(-(-k // 32)):

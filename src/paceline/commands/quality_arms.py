@@ -56,8 +56,8 @@ class Arms:
     skipped: dict[str, str] = field(default_factory=dict)
 
     def reference(self) -> Arm:
-        """The weights in float32 by the reference ops, which no kernel of ours computes."""
-        return _arm(self._open(dtype=REFERENCE, backend="reference", kv_cache_dtype="auto"))
+        """The weights in float32, and keys and values too."""
+        return _arm(self._open(dtype=REFERENCE, kv_cache_dtype=REFERENCE))
 
     def add_dtype(self, dtype: str) -> None:
         """A row, unless ``auto`` is this dtype already."""
