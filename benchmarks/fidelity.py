@@ -1,8 +1,9 @@
 """How far Paceline and llama.cpp are from a GGUF file's own weights in float32, on the same file.
 
 Every model is read as it is and in other types. Both engines read the same windows of prose, code
-and chat, and both are compared with float32 in weights, activations, keys and values. The tables say by how much
-Paceline's KL divergence is larger than llama.cpp's, and by how much at most, with 95 % confidence.
+and chat, and both are compared with float32 in weights, activations, keys and values. The tables
+say by how much Paceline's KL divergence is larger than llama.cpp's, and by how much at most, with
+95 % confidence.
 """
 
 from __future__ import annotations
