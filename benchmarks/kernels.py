@@ -1,6 +1,6 @@
 """The native linears: time, bandwidth and products per second over rows and shapes.
 
-A sample is one call on quantised rows, by all threads. Calls go round more copies of the weights
+A sample is one call on rows of inputs that are ready, by all threads. Calls go round more copies of the weights
 than the caches hold, so that every call reads them from memory, as a forward does. Few rows are
 bound by memory and judged by ``GB/s`` beside the machine's read bandwidth; many rows are bound by
 arithmetic and judged by ``GMAC/s``, or with ``--ghz`` by products per cycle and core.
@@ -19,10 +19,11 @@ from harness import arguments, names, note, numbers
 from report import Report, number, table
 
 import paceline._native as native
+from paceline.models.blocks import row_bytes
 
 ROWS = [1, 2, 4, 6, 8, 12, 16, 24, 32, 64, 512]
 SHAPES = ((4096, 1024), (1024, 3072), (1024, 1024), (32000, 1024))
-KINDS = ("int8", "int4")
+KINDS = ("Q8_0", "Q4_K", "Q6_K", "Q4_0", "BF16")
 OUT_OF_CACHE = 160_000_000  # bytes of weights that calls go round
 SECONDS, QUICK_SECONDS = 1.0, 0.15  # per cell
 PASSES = 3  # at least
@@ -30,17 +31,13 @@ BANDWIDTH_MEGABYTES = 512
 
 
 def linears(kind: str, n: int, k: int) -> list[Any]:
-    """Copies of one linear, more than fit the caches."""
-    weight = np.random.default_rng(0).standard_normal((n, k), dtype=np.float32)
-    made: list[Any] = []
-    packed, scale = native.pack_int8(weight) if kind == "int8" else (native.pack_int4(weight), None)
-    for _ in range(OUT_OF_CACHE // packed.nbytes + 2):
-        data = packed.copy()
-        if kind == "int8":
-            made.append(native.Int8Linear(data, scale, None, n, k))
-        else:
-            made.append(native.Int4Linear(data, None, n, k))
-    return made
+    """Copies of one linear in a format of weights, more than fit the caches."""
+    rng = np.random.default_rng(0)
+    rows = rng.integers(0, 256, (n, row_bytes(kind, k)), dtype=np.uint8)
+    rows &= 0xBB  # whatever bytes are a 16-bit float, they are a finite one
+    packed = native.pack(kind, rows, k)
+    copies = OUT_OF_CACHE // packed.nbytes + 2
+    return [native.Linear([(kind, packed.copy(), n)], None, k) for _ in range(copies)]
 
 
 def measure(copies: Sequence[Any], rows: int, seconds: float) -> list[float]:

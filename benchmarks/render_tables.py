@@ -19,6 +19,7 @@ from never_slower_replayed_report import summaries as replayed_summaries
 from never_slower_tables import tables as never_slower_tables
 from ngram_tables import tables as ngram_tables
 from parallel_draft_report import tables as parallel_draft_tables
+from fidelity import tables as fidelity_tables
 from peers_report import tables as peer_tables
 from predicted import tables as predicted_tables
 from proposer_sets import DEFAULT
@@ -242,6 +243,35 @@ def busy(documents: Sequence[Document]) -> list[str]:
     return [above, markdown(["tok/s", *map(str, loops)], rows)]
 
 
+FILE_NAMES = {"smollm2": "SmolLM2-135M-Instruct", "gemma3-270m-q4_k_m": "Gemma 3 270M"}
+EQUAL_COLUMNS = {
+    "one request, tok/s": {"measure": "parallel", "sequences": 1},
+    "16 requests, tok/s": {"measure": "parallel", "sequences": 16},
+    "checking 8 tokens, ms": {"measure": "forward", "context": 64, "width": 8},
+    "reading 512 tokens, ms": {"measure": "prefill", "width": 512},
+}
+
+
+def equal_files(documents: Sequence[Document]) -> list[str]:
+    """Paceline and llama.cpp on the very same files: a line per file."""
+    (document,) = documents
+    rows = []
+    for model, name in FILE_NAMES.items():
+        for kind in ("Q8_0", "Q4_K_M"):
+            cells = [_pair(document["results"], model, kind, w) for w in EQUAL_COLUMNS.values()]
+            rows.append([f"{name}, {kind}", *cells])
+    return [f"**{document['device']}**\n", markdown(["Paceline / llama.cpp", *EQUAL_COLUMNS], rows)]
+
+
+def _pair(results: Sequence[Row], model: str, kind: str, wanted: Row) -> str:
+    found = [
+        _pick(results, model=model, engine=f"{engine} {kind}", **wanted)
+        for engine in ("paceline", "llama.cpp")
+    ]
+    values = [row.get("ms", row.get("tokens_per_second")) for rows in found for row in rows]
+    return " / ".join(number(value, 0) for value in values)
+
+
 BUILDERS: dict[str, tuple[str, Builder]] = {
     "step_overhead": ("step_overhead", step_overhead),
     "acceptance": ("acceptance", printed(acceptance_tables)),
@@ -250,9 +280,8 @@ BUILDERS: dict[str, tuple[str, Builder]] = {
     "speedup_real": ("speedup-*", speedup),
     "busy_machine": ("busy_machine*", busy_machine),
     "structured": ("structured", structured),
-    "peers": ("peers", printed(peer_tables)),
-    "peers_llama": ("peers-llama", printed(peer_tables)),
-    "peers_1_5b": ("peers-1.5b", printed(peer_tables)),
+    "peers_real": ("peers_real", printed(peer_tables)),
+    "fidelity": ("fidelity_*", printed(fidelity_tables)),
     "calibration": ("calibration", printed(calibration_tables)),
     "curves": ("curves", printed(curve_tables)),
     "draft_length": ("draft_length", printed(draft_length_tables)),
@@ -278,5 +307,6 @@ BUILDERS: dict[str, tuple[str, Builder]] = {
 SUMMARIES: dict[str, tuple[str, Callable[[Sequence[Document]], list[str]]]] = {
     "gains": ("speedup-*", gains),
     "busy": ("busy_machine-*", busy),
+    "equal_files": ("peers_real", equal_files),
 }
 """By marker: tables that show the results of several machines and models side by side."""
