@@ -1,9 +1,9 @@
 """The native linears: time, bandwidth and products per second over rows and shapes.
 
-A sample is one call on rows of inputs that are ready, by all threads. Calls go round more copies of the weights
-than the caches hold, so that every call reads them from memory, as a forward does. Few rows are
-bound by memory and judged by ``GB/s`` beside the machine's read bandwidth; many rows are bound by
-arithmetic and judged by ``GMAC/s``, or with ``--ghz`` by products per cycle and core.
+A sample is one call on rows of inputs that are ready, by all threads. Calls go round more copies of
+the weights than the caches hold, so that every call reads them from memory, as a forward does. Few
+rows are bound by memory and judged by ``GB/s`` beside the machine's read bandwidth; many rows are
+bound by arithmetic and judged by ``GMAC/s``, or with ``--ghz`` by products per cycle and core.
 """
 
 from __future__ import annotations

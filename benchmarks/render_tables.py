@@ -10,6 +10,7 @@ from acceptance_times import tables as acceptance_times_tables
 from calibration_report import page_tables as calibration_tables
 from curves_report import tables as curve_tables
 from draft_length_report import page_tables as draft_length_tables
+from fidelity import tables as fidelity_tables
 from heterogeneous import tables as heterogeneous_tables
 from host_time import PHASES
 from kernels import tables as kernel_tables
@@ -19,7 +20,6 @@ from never_slower_replayed_report import summaries as replayed_summaries
 from never_slower_tables import tables as never_slower_tables
 from ngram_tables import tables as ngram_tables
 from parallel_draft_report import tables as parallel_draft_tables
-from fidelity import tables as fidelity_tables
 from peers_report import tables as peer_tables
 from predicted import tables as predicted_tables
 from proposer_sets import DEFAULT
