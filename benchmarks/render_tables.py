@@ -253,19 +253,18 @@ EQUAL_COLUMNS = {
 
 
 def equal_files(documents: Sequence[Document]) -> list[str]:
-    """Paceline and llama.cpp on the very same files: a line per file."""
+    """Paceline and llama.cpp on the very same Q4_K_M files: a line per file."""
     (document,) = documents
     rows = []
     for model, name in FILE_NAMES.items():
-        for kind in ("Q8_0", "Q4_K_M"):
-            cells = [_pair(document["results"], model, kind, w) for w in EQUAL_COLUMNS.values()]
-            rows.append([f"{name}, {kind}", *cells])
-    return [f"**{document['device']}**\n", markdown(["Paceline / llama.cpp", *EQUAL_COLUMNS], rows)]
+        cells = [_pair(document["results"], model, w) for w in EQUAL_COLUMNS.values()]
+        rows.append([name, *cells])
+    return [f"**{document['device']}**\n", markdown(["Q4_K_M: Paceline / llama.cpp", *EQUAL_COLUMNS], rows)]
 
 
-def _pair(results: Sequence[Row], model: str, kind: str, wanted: Row) -> str:
+def _pair(results: Sequence[Row], model: str, wanted: Row) -> str:
     found = [
-        _pick(results, model=model, engine=f"{engine} {kind}", **wanted)
+        _pick(results, model=model, engine=f"{engine} Q4_K_M", **wanted)
         for engine in ("paceline", "llama.cpp")
     ]
     values = [row.get("ms", row.get("tokens_per_second")) for rows in found for row in rows]

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "halves.h"
 #include "kernels.h"
 #include "simd.h"
 #include "thread_pool.h"
@@ -402,44 +403,13 @@ float largest(const float* row, int k) {
     return value;
 }
 
-uint16_t to_f16(float x) {  // to nearest, half to even, of a finite x; beyond the largest: that
-    uint32_t bits;
-    std::memcpy(&bits, &x, sizeof bits);
-    const uint32_t sign = bits >> 16 & 0x8000;
-    bits &= 0x7fffffff;
-    if (bits >= 0x477fe000) {  // 65504
-        return static_cast<uint16_t>(sign | 0x7bff);
-    }
-    if (bits < 0x38800000) {  // subnormal: a multiple of 2^-24
-        float size;
-        std::memcpy(&size, &bits, sizeof size);
-        return static_cast<uint16_t>(sign | static_cast<uint32_t>(rounded(size * 0x1p24f)));
-    }
-    const uint32_t half = bits - 0x38000000;
-    return static_cast<uint16_t>(sign | (half + 0xfff + (half >> 13 & 1)) >> 13);
-}
-
-float from_f16(uint16_t h) {
-    const uint32_t exponent = h >> 10 & 31, mantissa = h & 1023;
-    float size;
-    if (exponent == 31) {
-        size = mantissa ? NAN : INFINITY;
-    } else if (exponent == 0) {
-        size = static_cast<float>(mantissa) * 0x1p-24f;
-    } else {
-        const uint32_t bits = (exponent + 112) << 23 | mantissa << 13;
-        std::memcpy(&size, &bits, sizeof size);
-    }
-    return h & 0x8000 ? -size : size;
-}
-
 // The lanes rounded to 16-bit floats, which go to `halves`.
 f32x16 to_halves(f32x16 x, uint16_t* halves) {
     float lane[LANES];
     store(lane, x);
     for (int i = 0; i < LANES; ++i) {
-        halves[i] = to_f16(lane[i]);
-        lane[i] = from_f16(halves[i]);
+        halves[i] = f32_to_f16(lane[i]);
+        lane[i] = f16_to_f32(halves[i]);
     }
     return load(lane);
 }
@@ -545,8 +515,8 @@ void write_q4_0(const f32x16* x, int outputs, size_t row_bytes, uint8_t* at) {
 // The scale is rounded to 16 bits before the codes are made of it.
 void write_q8_0(const float* x, uint8_t* at) {
     const float most = largest(x, STRETCH);
-    const uint16_t half = to_f16(most / 127.0f);
-    const float scale = from_f16(half);
+    const uint16_t half = f32_to_f16(most / 127.0f);
+    const float scale = f16_to_f32(half);
     std::memcpy(at, &half, 2);
     for (int i = 0; i < STRETCH; ++i) {
         const float code = scale > 0.0f ? rounded(x[i] / scale) : 0.0f;
