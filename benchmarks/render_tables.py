@@ -259,7 +259,8 @@ def equal_files(documents: Sequence[Document]) -> list[str]:
     for model, name in FILE_NAMES.items():
         cells = [_pair(document["results"], model, w) for w in EQUAL_COLUMNS.values()]
         rows.append([name, *cells])
-    return [f"**{document['device']}**\n", markdown(["Q4_K_M: Paceline / llama.cpp", *EQUAL_COLUMNS], rows)]
+    headers = ["Q4_K_M: Paceline / llama.cpp", *EQUAL_COLUMNS]
+    return [f"**{document['device']}**\n", markdown(headers, rows)]
 
 
 def _pair(results: Sequence[Row], model: str, wanted: Row) -> str:
