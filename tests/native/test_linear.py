@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import paceline._native as native
-from paceline.models.blocks import FORMATS, Decoded, decode, quantise_q8_0
+from paceline.models.blocks import FORMATS, Decoded, decode, quantise_q8_0, row_bytes
 from tests.models.block_rows import random_rows
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 17, 25, 64)
@@ -307,3 +307,33 @@ def test_sizes_are_checked() -> None:
 
 def test_bandwidth_is_a_rate(threads: int) -> None:
     assert 0.1 < native.bandwidth(8) < 1e5
+
+
+def check_mutations(count: int, seed: int) -> None:
+    """Any bytes are blocks, refused for a scale that is no number, or stand for some weights."""
+    rng, x = np.random.default_rng(seed), normal(2, 256)
+    formats = [*FORMATS, "F16", "BF16", "F32", "F8_128"]
+    good = {name: random_rows(name, 16, 256) for name in FORMATS}
+    refused = 0
+    for index in range(count):
+        name = formats[index % len(formats)]
+        rows = good.get(name, np.zeros((16, row_bytes(name, 256)), np.uint8)).copy()
+        places = rng.integers(0, rows.size, rng.integers(1, 40))
+        rows.reshape(-1)[places] = rng.integers(0, 256, len(places))
+        try:
+            linear = linear_of(name, rows, 256)
+        except ValueError:
+            refused += 1
+            continue
+        assert linear.linear(x).shape == (2, 16)
+        assert linear.rows(np.array([index % 16], np.int32)).shape == (1, 256)
+    assert 0 < refused < count // 2
+
+
+def test_mutated_blocks(isa: str) -> None:
+    check_mutations(600, seed=1)
+
+
+@pytest.mark.slow
+def test_many_mutated_blocks(isa: str) -> None:
+    check_mutations(20_000, seed=2)
