@@ -73,9 +73,6 @@ inline i32x16 look_up(const uint8_t* table, i32x16 at) {
     const __m128i entries = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
     return {_mm512_shuffle_epi8(_mm512_broadcast_i32x4(entries), at.v)};
 }
-inline i32x16 load_u8(const uint8_t* p) {
-    return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
-}
 template <int N> inline i32x16 shift_left(i32x16 a) { return {_mm512_slli_epi32(a.v, N)}; }
 template <int N> inline i32x16 shift_right(i32x16 a) { return {_mm512_srli_epi32(a.v, N)}; }
 inline f32x16 to_float(i32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
@@ -198,10 +195,6 @@ inline i32x16 look_up(const uint8_t* table, i32x16 at) {
     const __m256i entries = _mm256_broadcastsi128_si256(half);
     return {_mm256_shuffle_epi8(entries, at.lo), _mm256_shuffle_epi8(entries, at.hi)};
 }
-inline i32x16 load_u8(const uint8_t* p) {
-    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-    return {_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8))};
-}
 template <int N> inline i32x16 shift_left(i32x16 a) {
     return {_mm256_slli_epi32(a.lo, N), _mm256_slli_epi32(a.hi, N)};
 }
@@ -305,13 +298,6 @@ inline i32x16 look_up(const uint8_t* table, i32x16 at) {
         each = table[each];
     }
     return load_i32(reinterpret_cast<const int32_t*>(bytes));
-}
-inline i32x16 load_u8(const uint8_t* p) {
-    int32_t lanes[LANES];
-    for (int i = 0; i < LANES; ++i) {
-        lanes[i] = p[i];
-    }
-    return load_i32(lanes);
 }
 template <int N> inline i32x16 shift_left(i32x16 a) { PACELINE_EACH(i32x16, a.q[i] << N); }
 template <int N> inline i32x16 shift_right(i32x16 a) {  // zeros follow
@@ -430,6 +416,9 @@ inline void store_i8(int8_t* p, i32x16 a) {
 // --- all levels ---------------------------------------------------------------------------------
 
 inline f32x16 zero() { return splat(0.0f); }
+inline i32x16 load_u8(const uint8_t* p) {
+    return load_i8(reinterpret_cast<const int8_t*>(p)) & splat_i32(255);
+}
 
 // The fixed tree of a sum over lanes.
 #if defined(__AVX2__) || defined(__AVX512F__)

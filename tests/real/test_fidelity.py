@@ -42,4 +42,4 @@ def test_the_files_own_numbers(real_model: RealModel, name: str, most: float) ->
 
 def llm_dtype(path: str) -> str:
     with LLM(path, max_num_seqs=1, kv_cache_memory=16 << 20) as llm:
-        return llm.config.dtype
+        return str(llm.config.dtype)
