@@ -19,17 +19,16 @@ from paceline.commands.resolve import default_speculative_config, without_memory
 from paceline.config import DTYPES
 from paceline.engine.engine import Engine
 from paceline.models.embedded import embedded_ngram_model
-from paceline.models.ops.base import KV_BYTES, head_elements
 from paceline.request import StepOutput
 from paceline.span import Span
 from paceline.speculative_parsing import parse_speculative_config
+from paceline.workbench.profile_roofs import Work
 
 MAX_MODEL_LEN = 1024
 MAX_NUM_SEQS = 16
 CHUNK = 512
 REQUEST = -1
 """The sequence on which single forwards run; the engine's own ids are not negative."""
-BYTES_PER_WEIGHT = {"int4": 0.5 + 2 / 32, "int8": 1.0, "bfloat16": 2.0, "float32": 4.0}
 
 
 class Paceline:
@@ -53,24 +52,22 @@ class Paceline:
     def describe(self) -> dict[str, Any]:
         """Sizes as well: bytes of the target model's weights and of one token's keys and values.
 
-        Neither has padding or second copies; 4-bit weights count with their scales. Of a GGUF file
+        Neither has padding or second copies; blocks count with their scales. Of a GGUF file
         they are the file's bytes.
         """
         config = self._on_engine(lambda engine: engine.runner.decoder.config)
         kv_dtype = self.llm.config.kv_cache_dtype
-        head = head_elements(config.head_dim, kv_dtype) * KV_BYTES[kv_dtype]
-        width, q = config.hidden_size, config.num_heads * config.head_dim
-        per_layer = 2 * q + 2 * config.num_kv_heads * config.head_dim + 3 * config.intermediate_size
-        weights = width * (config.num_layers * per_layer + config.vocab_size)
         path = Path(self.options["model"])
         stored = path.stat().st_size if path.is_file() else None
+        file_bytes = stored or self.llm.checkpoint.num_bytes
+        work = Work.of(config, self.llm.config.dtype, kv_dtype, file_bytes)
         return {
             "engine": "paceline",
             "dtype": self.llm.config.dtype,
             "kv_cache_dtype": kv_dtype,
             "promises_identity": self.llm.promises_identity,
-            "weight_bytes": stored or int(weights * BYTES_PER_WEIGHT[self.llm.config.dtype]),
-            "kv_bytes_per_token": 2 * config.num_layers * config.num_kv_heads * head,
+            "weight_bytes": stored or work.weight_bytes,
+            "kv_bytes_per_token": config.num_layers * work.kv_bytes,
         }
 
     def _on_engine(self, function: Any) -> Any:
