@@ -89,7 +89,9 @@ template <typename Work> void packing(const char* message, Work work) {
     }
 }
 
-auto py_pack(const std::string& name, In<uint8_t, 2> rows, int64_t k) {
+using Bytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+nb::object py_pack(const std::string& name, In<uint8_t, 2> rows, int64_t k, nb::object given) {
     const WeightFormat format = format_of(name);
     const Shape s = checked(std::min<size_t>(rows.shape(0), MAX_OUTPUTS + 1), k);
     if (rows.shape(1) != raw_row_bytes(format, s.k)) {
@@ -97,9 +99,15 @@ auto py_pack(const std::string& name, In<uint8_t, 2> rows, int64_t k) {
                std::to_string(raw_row_bytes(format, s.k)) + " are needed for " +
                std::to_string(s.k) + " inputs");
     }
-    auto data = make_array<uint8_t>({packed_bytes(format, s.n, s.k)});
+    const size_t size = packed_bytes(format, s.n, s.k);
+    const nb::object data = given.is_none() ? nb::cast(make_array<uint8_t>({size})) : given;
+    Bytes bytes;
+    if (!nb::try_cast(data, bytes, false)) {
+        throw nb::type_error("what is packed goes to an array of bytes, uint8 [bytes]");
+    }
+    check_size("data", bytes.shape(0), size);
     packing("a block's scale is NaN or infinite",
-            [&] { return pack_rows(format, rows.data(), s.n, s.k, data.data()); });
+            [&] { return pack_rows(format, rows.data(), s.n, s.k, bytes.data()); });
     return data;
 }
 
@@ -283,7 +291,9 @@ void bind_linear(nb::module_& module) {
         return packed_bytes(format_of(name), s.n, s.k);
     }, nb::arg("format"), nb::arg("n"), nb::arg("k"));
     module.def("pack", py_pack, nb::arg("format"), nb::arg("rows").noconvert(), nb::arg("k"),
-               "Pack uint8 [n, bytes of an output's weights] as they are, into tiles.");
+               nb::arg("data").none() = nb::none(),
+               "Pack uint8 [n, bytes of an output's weights] as they are, into tiles: into `data`, "
+               "uint8 [packed_bytes], or into an array of its own.");
     module.def("quantise", py_quantise, nb::arg("format"), nb::arg("weight").noconvert(),
                "Quantise float32 [n, k] to blocks, uint8 [n, bytes of a row]: Q8_0 or Q4_0.");
 

@@ -14,7 +14,7 @@ from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 from paceline.models.config import RopeConfig
 from paceline.models.hf_config import config_from_hf
-from paceline.models.rope import rope_tables
+from paceline.models.rope import RotaryTable, rope_tables
 
 SIZES = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 256}
@@ -133,11 +133,13 @@ def test_far_positions_keep_their_precision() -> None:
 def test_a_longer_table_begins_like_a_shorter_one() -> None:
     """Chunked construction leaves no seam, and rows depend on the position alone."""
     rope = RopeConfig(dim=8)
-    long_cos, _ = rope_tables(rope, 8, (1 << 16) + 40)
-    short_cos, _ = rope_tables(rope, 8, 100)
-    assert torch.equal(long_cos[:100], short_cos)
-    step = (long_cos[1:] - long_cos[:-1]).abs().max(dim=1).values
-    assert step.max() < 1.0
+    long_cos, long_sin = rope_tables(rope, 8, 2600)
+    table = RotaryTable(rope, 8, 2600, torch.device("cpu"))
+    for length in (100, 1025, 5000):  # the last is more than there can be
+        table.reach(length)
+        have = min(length, 2600)
+        assert torch.equal(table.cos[:have], torch.cat((long_cos, long_cos), -1)[:have])
+        assert torch.equal(table.sin[:have], torch.cat((-long_sin, long_sin), -1)[:have])
 
 
 def test_yarn_extends_a_context_that_is_stated_unextended(tmp_path: Path) -> None:

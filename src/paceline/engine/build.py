@@ -16,6 +16,7 @@ from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
 from paceline.models.ops.base import Ops
 from paceline.models.ops.resolve import resolve_dtype, resolve_ops
+from paceline.models.pages import give_back_freed
 from paceline.models.pruned_head import check_whole_head
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_table import CostTable
@@ -146,6 +147,7 @@ def build_engine(
     planner = PLANNERS[config.planner](cost, None, config.objective)
     stops = checkpoint.config.eos_token_ids
     engine = Engine(runner, config, proposers, stops, planner, cost)
+    give_back_freed()
     return BuiltEngine(engine, checkpoint, config, target, ops.name, ops.identity)
 
 

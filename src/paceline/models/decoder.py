@@ -10,12 +10,10 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-import torch
-
 from paceline.models.config import ModelConfig, RopeConfig
 from paceline.models.ops.base import Ops, RowOps, Tensor
 from paceline.models.pages import give_back_freed
-from paceline.models.rope import rope_tables
+from paceline.models.rope import RotaryTable
 from paceline.models.weights import Layer, WeightReader
 
 
@@ -27,7 +25,7 @@ class Decoder:
         tensors: weights under their Hugging Face names, or packed ones
             (:mod:`paceline.models.packed_folder`).
         ops: the device backend, which also decides the arithmetic's precision.
-        max_len: positions for which rotary tables are built; fixes length-dependent scaling.
+        max_len: positions that there can be; fixes length-dependent rotary scaling.
 
     Attributes:
         pruned_head: which token each column of the logits is; None where column i is token i.
@@ -51,8 +49,8 @@ class Decoder:
         reader.check_all_used()
         reader.log_rounding()
         give_back_freed()
-        self.rope = self._tables(config.rope)
-        self.local_rope = self._tables(config.local_rope) if config.local_rope else self.rope
+        self.rope = self._table(config.rope)
+        self.local_rope = self._table(config.local_rope) if config.local_rope else self.rope
 
     def with_layers(self, layers: Sequence[Layer], ops: Ops) -> Decoder:
         """A decoder of other layers, at most as many, between the same embedding and head.
@@ -67,10 +65,13 @@ class Decoder:
         other.layers, other.ops = list(layers), ops
         return other
 
-    def _tables(self, rope: RopeConfig) -> tuple[Tensor, Tensor]:
-        cos, sin = rope_tables(rope, self.config.head_dim, self.max_len)
-        wide = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
-        return wide[0].to(self.ops.device), wide[1].to(self.ops.device)
+    def _table(self, rope: RopeConfig) -> RotaryTable:
+        return RotaryTable(rope, self.config.head_dim, self.max_len, self.ops.device)
+
+    def reach(self, length: int) -> None:
+        """Be ready for positions below ``length``; those of earlier calls stay."""
+        self.rope.reach(length)
+        self.local_rope.reach(length)
 
     @property
     def _rows(self) -> RowOps:
@@ -90,9 +91,10 @@ class Decoder:
         x = ops.embedding(input_ids, self.embedding)
         if c.embedding_multiplier != 1.0:
             x = x * c.embedding_multiplier
+        self.reach(self.max_len)  # all: asking a GPU for the last position would make it wait
         tables = [
-            (cos[positions].unsqueeze(1), sin[positions].unsqueeze(1))
-            for cos, sin in (self.rope, self.local_rope)[: 2 if c.local_rope else 1]
+            (table.cos[positions].unsqueeze(1), table.sin[positions].unsqueeze(1))
+            for table in (self.rope, self.local_rope)[: 2 if c.local_rope else 1]
         ]
         for index, layer in enumerate(self.layers):
             cos, sin = tables[-1] if c.local_rope and c.is_sliding(index) else tables[0]

@@ -120,10 +120,10 @@ class _Cursor:
 
     def __init__(self, path: Path, data: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
         self.path = path
-        self._data = data
+        self._data = data.data  # slices of it cost less than an array's
         self.offset = 0
 
-    def _span(self, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    def _span(self, size: int) -> memoryview:
         end = self.offset + size
         if end > len(self._data):
             raise ModelLoadError(
@@ -134,10 +134,10 @@ class _Cursor:
         return self._data[start:end]
 
     def take(self, size: int) -> bytes:
-        return self._span(size).tobytes()
+        return bytes(self._span(size))
 
     def number(self, form: str) -> int:
-        value: int = struct.unpack(form, self.take(struct.calcsize(form)))[0]
+        value: int = struct.unpack(form, self._span(struct.calcsize(form)))[0]
         return value
 
     def count(self, most: int, what: str, *, form: str = "<Q", smallest: int = 1) -> int:
@@ -152,7 +152,7 @@ class _Cursor:
 
     def string(self) -> str:
         size = self.count(_MAX_STRING, "characters")
-        return self.take(size).decode("utf-8", "replace")
+        return str(self._span(size), "utf-8", "replace")
 
     def value(self) -> Any:
         code = self.number("<I")
@@ -173,5 +173,5 @@ class _Cursor:
         if code not in _NUMBERS:  # nested arrays too: no model has them
             raise ModelLoadError(f"{self.path} has a value of type {code} at byte {self.offset}")
         dtype = np.dtype(_NUMBERS[code])
-        values: list[Any] = self._span(count * dtype.itemsize).view(dtype).tolist()
+        values: list[Any] = np.frombuffer(self._span(count * dtype.itemsize), dtype).tolist()
         return values

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,8 @@ class TensorReader:
             raise ConfigError(
                 "reading a GGUF file needs the extra: pip install 'paceline[gguf]'"
             ) from error
-        self._container = container
+        # The lists of a large vocabulary take more memory than the tokenizer that is made of them.
+        self._container = replace(container, metadata={})
         self._types: Any = gguf.GGMLQuantizationType
         self._dequantize: Any = gguf.quants.dequantize
         self._sizes: Mapping[Any, tuple[int, int]] = gguf.GGML_QUANT_SIZES
@@ -189,8 +190,10 @@ class GgufTensors(StoredTensors):
                 f"tensor {name} has {tensor.shape[0]} rows; the configuration needs {heads} heads "
                 f"of {half * 2}"
             )
-        rows = tensor.view(heads, half, 2, *tensor.shape[1:])
-        return rows.transpose(1, 2).reshape(tensor.shape)
+        # By numpy: torch's threads would hold the cores that packing needs.
+        raw = tensor.view(heads, half, 2, -1).view(torch.uint8).numpy()
+        rows = torch.from_numpy(np.ascontiguousarray(raw.swapaxes(1, 2)))
+        return rows.view(tensor.dtype).reshape(tensor.shape)
 
     def type_of(self, name: str) -> str:
         return self._reader.type_of(self._where[name][0])

@@ -13,30 +13,58 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 
 from paceline.models.config import RopeConfig
+from paceline.models.pages import sparse_zeros
 
-_CHUNK = 1 << 16  # positions whose float64 angles exist at the same time
+_CHUNK = 1 << 10  # positions that are computed at a time
 
 
-def rope_tables(rope: RopeConfig, head_dim: int, max_len: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tables for positions ``0 .. max_len - 1``.
+class RotaryTable:
+    """Cosines and sines of the positions that were asked for so far, as the forwards read them.
+
+    Memory for all positions is reserved and none of it is taken before: the table of a long context
+    is larger than a small model, and few texts get there.
+
+    Args:
+        max_len: positions that there can be; fixes what depends on the length.
+
+    Attributes:
+        cos, sin: float32 ``[max_len, rotary_dim]``, for both halves of a head; the first half of
+            ``sin`` is negated.
+    """
+
+    def __init__(self, rope: RopeConfig, head_dim: int, max_len: int, device: torch.device) -> None:
+        self._rope, self._head_dim, self._reached = rope, head_dim, 0
+        shape = (max_len, rope.dim or head_dim)
+        self.cos, self.sin = (
+            torch.from_numpy(sparse_zeros(shape, np.float32)).to(device) for _ in range(2)
+        )
+
+    def reach(self, length: int) -> None:
+        """Have positions ``0 .. length - 1``, or all that there can be."""
+        while self._reached < min(length, len(self.cos)):
+            first, last = self._reached, min(self._reached + _CHUNK, len(self.cos))
+            cos, sin = rope_tables(self._rope, self._head_dim, len(self.cos), range(first, last))
+            self.cos[first:last] = torch.cat((cos, cos), dim=-1)
+            self.sin[first:last] = torch.cat((-sin, sin), dim=-1)
+            self._reached = last
+
+
+def rope_tables(
+    rope: RopeConfig, head_dim: int, max_len: int, positions: range | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tables of some positions; of ``0 .. max_len - 1`` where none are given.
 
     Returns:
-        cos, sin: float32 ``[max_len, rotary_dim // 2]``, attention factor included.
+        cos, sin: float32 ``[positions, rotary_dim // 2]``, attention factor included.
     """
-    dim = rope.dim or head_dim
-    frequencies, attention = _frequencies(rope, dim, max_len)  # [dim // 2]
-    cos = torch.empty(max_len, dim // 2, dtype=torch.float32)
-    sin = torch.empty_like(cos)
-    for start in range(0, max_len, _CHUNK):
-        stop = min(start + _CHUNK, max_len)
-        positions = torch.arange(start, stop, dtype=torch.float64)
-        angles = positions[:, None] * frequencies[None, :]
-        cos[start:stop] = angles.cos() * attention
-        sin[start:stop] = angles.sin() * attention
-    return cos, sin
+    frequencies, attention = _frequencies(rope, rope.dim or head_dim, max_len)  # [dim // 2]
+    wanted = range(max_len) if positions is None else positions
+    angles = torch.tensor(wanted, dtype=torch.float64)[:, None] * frequencies[None, :]
+    return (angles.cos() * attention).float(), (angles.sin() * attention).float()
 
 
 class _Params:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from paceline.errors import ModelLoadError
@@ -253,7 +254,11 @@ def _stacked_rows(parts: list[Tensor], first: int, last: int) -> Tensor:
         if len(rows):
             found.append(rows)
         first, last = first - len(part), last - len(part)
-    return found[0] if len(found) == 1 else torch.cat(found)
+    if len(found) == 1:
+        return found[0]
+    # Not torch.cat: torch's threads would hold the cores that packing needs.
+    raw = np.concatenate([rows.view(torch.uint8).numpy() for rows in found])
+    return torch.from_numpy(raw).view(parts[0].dtype)
 
 
 def _stacked(parts: list[WeightPart]) -> list[WeightPart]:

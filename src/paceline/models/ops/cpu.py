@@ -90,11 +90,13 @@ class NativeForward:
 
     def __init__(self, decoder: Decoder, memory: NativeKV) -> None:
         self._native = native_module()
+        self._reach = decoder.reach
         self._decoder = self._native.Decoder(_description(decoder))
         count = len(decoder.layers)  # of a draft, fewer than those whose KV there is
         self._decoder.set_cache(memory.keys[:count], memory.values[:count])
 
     def pack(self, spans: Sequence[Span], block_tables: Sequence[Sequence[int]]) -> Any:
+        self._reach(max(map(len, block_tables), default=0) * BLOCK_SIZE)
         return self._decoder.pack(spans, block_tables)
 
     def forward(self, batch: Any) -> Tensor:
@@ -129,7 +131,7 @@ def _description(decoder: Decoder) -> dict[str, Any]:
 
 def _layer(decoder: Decoder, index: int, layer: Layer) -> dict[str, Any]:
     sliding = decoder.config.is_sliding(index)
-    cos, sin = decoder.local_rope if sliding else decoder.rope
+    rope = decoder.local_rope if sliding else decoder.rope
     qk_norm = layer.qk_norm  # one row per head, equal for all query and for all key heads
     return {
         "qkv": layer.qkv,
@@ -142,8 +144,8 @@ def _layer(decoder: Decoder, index: int, layer: Layer) -> dict[str, Any]:
         "post_mlp_norm": _optional(layer.post_mlp_norm),
         "q_norm": None if qk_norm is None else qk_norm[0].contiguous().numpy(),
         "k_norm": None if qk_norm is None else qk_norm[-1].contiguous().numpy(),
-        "cos": cos.contiguous().numpy(),
-        "sin": sin.contiguous().numpy(),
+        "cos": rope.cos.numpy(),
+        "sin": rope.sin.numpy(),
         "sliding": sliding,
     }
 

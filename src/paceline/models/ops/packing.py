@@ -23,7 +23,8 @@ Floats = npt.NDArray[np.float32]
 Array = npt.NDArray[Any]
 
 TILE = 16  # kernels.h
-SLICE_ELEMENTS = 1 << 18  # of weights that are packed at once
+SLICE_ELEMENTS = 1 << 18  # of floats that are quantised at once
+STORED_SLICE_ELEMENTS = 1 << 22
 FORMAT_OF = {
     "float32": "F32",
     "bfloat16": "BF16",
@@ -82,8 +83,8 @@ class Packer:
         tile_bytes = len(data) // -(-n // TILE)
         for first, last, rows in _slices(part, k):
             stored = rows.contiguous().numpy() if part.format else self._rounded(name, rows)
-            packed = self._native.pack(name, stored, k)
-            data[first // TILE * tile_bytes : last // TILE * tile_bytes] = packed
+            to = data[first // TILE * tile_bytes : last // TILE * tile_bytes]
+            self._native.pack(name, stored, k, to)
         return PackedPart(name, data, n)
 
     def _rounded(self, form: str, rows: Tensor) -> Array:
@@ -105,7 +106,8 @@ class Packer:
 
 def _slices(part: WeightPart, k: int) -> Iterator[tuple[int, int, Tensor]]:
     """Rows of whole tiles: the first, the last plus one up to a whole tile, the rows."""
-    step = max(TILE, SLICE_ELEMENTS // k // TILE * TILE)
+    most = STORED_SLICE_ELEMENTS if part.format else SLICE_ELEMENTS
+    step = max(TILE, most // k // TILE * TILE)
     for first in range(0, part.num_outputs, step):
         rows = part.read(first, min(first + step, part.num_outputs))
         yield first, first + -(-len(rows) // TILE) * TILE, rows
