@@ -70,7 +70,7 @@ def _openvino(name: str) -> Options:
 
 OWN = ("draft 4", "draft 8", "tree 4", "tree 8", "lookup 8", "both 4", "both 8", "all 8", "default")
 FEW = ("draft 4", "lookup 4")
-KINDS = ("Q8_0", "Q6_K", "Q4_K_M")
+KINDS = ("Q8_0", "Q6_K", "Q4_K_M", "Q4_0")
 OURS, LLAMA, OPENVINO = "paceline", "llama.cpp", "openvino int8"
 THEIRS = ("draft 2", "draft 4", "draft 8", "lookup 4", "lookup 8")
 ENGINES = {
