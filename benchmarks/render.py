@@ -3,9 +3,10 @@
     <!-- begin: step_overhead -->
     <!-- end -->
 
-What stands between two markers is replaced, on every page that has some. ``--check`` writes nothing
-and exits 1 when a page differs from what the results say. Every figure comes from a JSON file of
-``benchmarks/results``; nothing is measured here.
+What stands between two markers is replaced, in the README and on every page of ``docs``; all
+tables but the README's are in ``docs/results``. ``--check`` writes nothing and exits 1 when a page
+differs from what the results say. Every figure comes from a JSON file of ``benchmarks/results``;
+nothing is measured here.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from harness import ROOT
 from render_tables import BUILDERS, SUMMARIES, provenance
 from report import RESULTS
 
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 BLOCK = re.compile(r"(<!-- begin: (\w+) -->\n)(.*?)(<!-- end(?:: \2)? -->)", re.DOTALL)
 NOTHING = "*Not measured yet.*\n"
 

@@ -291,6 +291,11 @@ def test_pages_show_the_results_that_are_saved() -> None:
     assert module("render").main(["--check"]) == 0
 
 
+def test_the_pages_of_results_are_rendered() -> None:
+    pages = module("render").PAGES
+    assert {ROOT / "README.md", ROOT / "docs/results/speed.md"} <= set(pages)
+
+
 # Whole programs
 
 

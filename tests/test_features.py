@@ -17,19 +17,28 @@ PAGE = (REPOSITORY / "docs" / "features.md").read_text(encoding="utf-8")
 TEST = re.compile(r"(tests/[\w/]+\.py)::(\w+)(?:\[([^\]]*)\])?")
 NAMES = dict(re.findall(r"^\| `([a-z-]+)` \| `(tests/\S+)` \|$", PAGE, re.MULTILINE))
 CELL = re.compile(r"`([a-z-]+)(\[[^\]]*\])?`")
+HTTP = "tests/server/test_identity.py::test_a_feature"
 
 
-def cells() -> list[tuple[int, str]]:
-    """Column and full name of each test in the matrices."""
-    found = []
-    for line in PAGE.splitlines():
-        parts = line.strip("| ").split(" | ")
-        if len(parts) == 7 and parts[0] != "feature" and "---" not in line:
-            for column, cell in enumerate(parts[1:]):
-                if cell != "none":
-                    match = CELL.fullmatch(cell)
-                    assert match, line
-                    found.append((column, NAMES[match[1]] + (match[2] or "")))
+def rows(width: int) -> list[list[str]]:
+    """The cells of all tables of features with so many columns, without their headings."""
+    lines = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if "---" not in line]
+    return [line for line in lines if len(line) == width and line[0] != "feature"]
+
+
+def http_features() -> list[str]:
+    """The names of the features that are tested through HTTP with every proposer."""
+    return [name.strip("`") for _, _, name in rows(3)]
+
+
+def cells() -> list[str]:
+    """The full name of each test in the tables."""
+    short = [cell for row in rows(7) for cell in row[1:] if cell != "none"]
+    found = [f"{HTTP}[{who}-{name}]" for name in http_features() for who in SPECULATION]
+    for cell in [*short, *(off for _, off, _ in rows(3))]:
+        match = CELL.fullmatch(cell)
+        assert match, cell
+        found.append(NAMES[match[1]] + (match[2] or ""))
     return found
 
 
@@ -60,23 +69,17 @@ def exists(name: str) -> bool:
 
 def test_every_named_test_exists() -> None:
     pytest.importorskip("llguidance")
-    named = {match[0] for match in TEST.finditer(PAGE)} | {name for _, name in cells()}
+    named = {match[0] for match in TEST.finditer(PAGE)} | set(cells())
     assert len(named) > 200
     assert [name for name in sorted(named) if not exists(name)] == []
     assert not exists("tests/server/test_identity.py::test_a_feature[merged-unheard_of]")
     assert not exists("tests/test_features.py::test_that_is_not_there")
 
 
-def test_every_feature_of_the_server_has_its_cells() -> None:
-    told = {(column, name) for column, name in cells() if "server/test_identity" in name}
-    prefix = "tests/server/test_identity.py::test_a_feature"
-    assert told == {
-        (column, f"{prefix}[{speculation}-{feature}]")
-        for column, speculation in enumerate(SPECULATION, 1)
-        for feature in FEATURES
-    }
+def test_every_feature_of_the_server_has_its_row() -> None:
+    assert sorted(http_features()) == sorted(FEATURES)
 
 
 def test_only_names_that_are_used_are_listed() -> None:
-    used = {name.split("[")[0] for _, name in cells()}
+    used = {name.split("[")[0] for name in cells()} - {HTTP}
     assert set(NAMES.values()) == used
