@@ -1,4 +1,4 @@
-"""``docs/features.md`` against the tests: what it names exists, and nothing is left out."""
+"""``docs/results/features.md`` against the tests: what it names exists, and nothing is left out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.conftest import REPOSITORY
 from tests.server.bodies import FEATURES
 from tests.server.test_identity import SPECULATION
 
-PAGE = (REPOSITORY / "docs" / "features.md").read_text(encoding="utf-8")
+PAGE = (REPOSITORY / "docs" / "results" / "features.md").read_text(encoding="utf-8")
 TEST = re.compile(r"(tests/[\w/]+\.py)::(\w+)(?:\[([^\]]*)\])?")
 NAMES = dict(re.findall(r"^\| `([a-z-]+)` \| `(tests/\S+)` \|$", PAGE, re.MULTILINE))
 CELL = re.compile(r"`([a-z-]+)(\[[^\]]*\])?`")
