@@ -81,6 +81,20 @@ def unlinked_pages(root: Path) -> list[str]:
     return sorted(str(page.relative_to(root)) for page in found if page.resolve() not in reached)
 
 
+# Tables
+
+
+def headless_tables(text: str) -> list[str]:
+    """First rows of tables that no line of dashes follows: they are not shown as tables."""
+    lines = ["", *FENCE.sub("", text).splitlines(), ""]
+    return [
+        row
+        for before, row, after in zip(lines, lines[1:], lines[2:], strict=False)
+        if row.lstrip().startswith("|") and not before.lstrip().startswith("|")
+        if not re.match(r"\s*\|[ :-]*-[ :|-]*$", after)
+    ]
+
+
 # Names
 
 
@@ -293,6 +307,11 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_tables_have_heads(page: Path) -> None:
+    assert headless_tables(page.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
 @pytest.mark.parametrize("check", NAME_CHECKS)
 def test_names_exist(page: Path, check: Callable[[str, Known], list[str]]) -> None:
     assert check(page.read_text(encoding="utf-8"), known_names()) == []
@@ -344,6 +363,12 @@ def test_name_checks_can_fail(
     check: Callable[[str, Known], list[str]], text: str, problems: int
 ) -> None:
     assert len(check(text, SAMPLE)) == problems
+
+
+def test_a_torn_table_is_seen() -> None:
+    table = "| a | b |\n|---|---:|\n| 1 | 2 |\n"
+    assert headless_tables(f"text\n\n{table}| 3 | 4 |\n") == []
+    assert headless_tables(f"{table}\n| 3 | 4 |\n") == ["| 3 | 4 |"]
 
 
 def test_link_checks_can_fail(tmp_path: Path) -> None:
