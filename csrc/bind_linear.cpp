@@ -125,11 +125,54 @@ auto py_quantise(const std::string& name, In<float, 2> weight) {
 
 // --- the class ----------------------------------------------------------------------------------
 
+// Keeps which input each column is of. Raises ValueError unless each input has one column.
+const int32_t* add_order(LinearObject& self, const In<int32_t, 1>& order, int k) {
+    check_size("order", order.shape(0), size_t(k));
+    const auto& kept = self.orders.emplace_back(order.data(), order.data() + k);
+    std::vector<bool> seen(kept.size(), false);
+    for (const int32_t input : kept) {
+        const bool is_input = input >= 0 && input < k;
+        if (!is_input || seen[size_t(input)]) {
+            refuse("an order has each input from 0 to " + std::to_string(k - 1) +
+                   " once; this one has " + std::to_string(input) +
+                   (is_input ? " twice" : ""));
+        }
+        seen[size_t(input)] = true;
+    }
+    self.nbytes += kept.size() * sizeof(int32_t);
+    return kept.data();
+}
+
+// A part as Python has it: (format, data, outputs), and the order of its inputs if it has one.
+struct Part {
+    std::string name;
+    In<uint8_t, 1> data;
+    int64_t n;
+    std::optional<In<int32_t, 1>> order;
+};
+
+Part part_of(nb::handle object) {
+    const auto tuple = nb::cast<nb::tuple>(object);
+    if (tuple.size() != 3 && tuple.size() != 4) {
+        refuse("a part is (format, data, outputs) or (format, data, outputs, order)");
+    }
+    Part part{nb::cast<std::string>(tuple[0]), {}, nb::cast<int64_t>(tuple[2]), {}};
+    if (!nb::try_cast(tuple[1], part.data, false)) {
+        throw nb::type_error("a part's data is not an array of bytes, uint8 [bytes]");
+    }
+    if (tuple.size() == 4 && !tuple[3].is_none()) {
+        if (!nb::try_cast(tuple[3], part.order.emplace(), false)) {
+            throw nb::type_error("a part's order is not an array of int32 [k]");
+        }
+    }
+    return part;
+}
+
 // Adds outputs in a format of their own; `bias` is that of the first of them, or null.
-void add_part(LinearObject& self, const std::string& name, In<uint8_t, 1> data, const float* bias,
-              int64_t n, int64_t k) {
-    const Shape s = checked(n, k);
-    const WeightFormat format = format_of(name);
+void add_part(LinearObject& self, const Part& added, const float* bias, int64_t k) {
+    const Shape s = checked(added.n, k);
+    const WeightFormat format = format_of(added.name);
+    const auto& data = added.data;
     check_size("data", data.shape(0), packed_bytes(format, s.n, s.k));
     const float* kept = nullptr;
     if (bias) {
@@ -142,6 +185,7 @@ void add_part(LinearObject& self, const std::string& name, In<uint8_t, 1> data, 
     part.is_float = format.is_float;
     part.blocks = {data.data(), kept, format.block, s.n, s.k};
     part.floats = {data.data(), kept, format.floats, s.n, s.k};
+    part.order = added.order ? add_order(self, *added.order, s.k) : nullptr;
     self.linear.add(part);
     self.nbytes += data.shape(0);
     self.data.emplace_back(data);
@@ -155,22 +199,13 @@ void init_linear(LinearObject* place, nb::sequence parts, Bias bias, int64_t k) 
     }
     int64_t outputs = 0;
     for (nb::handle each : parts) {
-        const auto part = nb::cast<nb::tuple>(each);
-        if (part.size() != 3) {
-            refuse("a part is (format, data, outputs)");
-        }
-        const auto n = nb::cast<int64_t>(part[2]);
-        checked(n, k);
-        if (bias && outputs + n > int64_t(bias->shape(0))) {
+        const Part part = part_of(each);
+        checked(part.n, k);
+        if (bias && outputs + part.n > int64_t(bias->shape(0))) {
             refuse("bias has " + std::to_string(bias->shape(0)) + " elements; this linear needs more");
         }
-        In<uint8_t, 1> data;
-        if (!nb::try_cast(part[1], data, false)) {
-            throw nb::type_error("a part's data is not an array of bytes, uint8 [bytes]");
-        }
-        add_part(*self, nb::cast<std::string>(part[0]), data,
-                 bias ? bias->data() + outputs : nullptr, n, k);
-        outputs += n;
+        add_part(*self, part, bias ? bias->data() + outputs : nullptr, k);
+        outputs += part.n;
     }
     if (outputs > MAX_OUTPUTS) {
         refuse("a linear has at most " + std::to_string(MAX_OUTPUTS) + " outputs");
@@ -191,9 +226,10 @@ auto py_rows(const LinearObject& self, In<int32_t, 1> outputs, float multiplier)
     }
     auto y = make_array<float>({count, k});
     nb::gil_scoped_release release;
-    Buffer<float> row(size_t(round_up(self.linear.k(), TILE)));
+    const size_t stride = size_t(round_up(self.linear.k(), TILE));
+    Buffer<float> row(2 * stride);
     for (size_t i = 0; i < count; ++i) {
-        self.linear.gather(outputs.data()[i], multiplier, row.get());
+        self.linear.gather(outputs.data()[i], multiplier, row.get(), row.get() + stride);
         std::copy_n(row.get(), k, y.data() + i * k);
     }
     return y;
@@ -205,11 +241,11 @@ auto py_rows(const LinearObject& self, In<int32_t, 1> outputs, float multiplier)
 void take_rows(const Linear& linear, const float* x, const Inputs& inputs) {
     const ThreadPool::Turn turn = pool().take_turn();
     const int k = linear.k(), stride = round_up(k, STRETCH);
-    Buffer<float> copies(size_t(pool().size()) * stride);
+    Buffer<float> copies(size_t(pool().size()) * 2 * stride);
     pool().each(inputs.codes.rows, [&](int row, int thread) {
-        float* copy = copies.get() + size_t(thread) * stride;
+        float* copy = copies.get() + size_t(thread) * 2 * stride;
         std::copy_n(x + size_t(row) * k, k, copy);
-        linear.take(copy, inputs, row);
+        linear.take(copy, inputs, row, copy + stride);
     });
 }
 
@@ -229,7 +265,7 @@ auto py_linear(const LinearObject& self, In<float, 2> x) {
     if (rows) {
         nb::gil_scoped_release release;
         InputBuffer buffer;
-        const Inputs inputs = buffer.view(rows, linear.k());
+        const Inputs inputs = buffer.view(rows, linear.k(), linear.num_orders);
         take_rows(linear, x.data(), inputs);
         run_linear(linear, inputs, {y.data(), nullptr, linear.n(), 1.0f});
     }
@@ -260,7 +296,7 @@ std::vector<double> times(const std::vector<const Linear*>& linears, int rows, i
         values[i] = static_cast<float>(static_cast<int>(i * 37 % 255) - 127);
     }
     InputBuffer buffer;
-    const Inputs x = buffer.view(rows, one.k());
+    const Inputs x = buffer.view(rows, one.k(), Linear::MOST_PARTS);
     take_rows(one, values.data(), x);
     Buffer<float> y(size_t(rows) * one.n());
     std::vector<double> found;
@@ -299,7 +335,9 @@ void bind_linear(nb::module_& module) {
 
     nb::class_<LinearObject>(module, "Linear", "A packed linear.")
         .def("__init__", init_linear, nb::arg("parts"), nb::arg("bias").noconvert().none(),
-             nb::arg("k"), "Of 1 to 3 parts (format, data uint8, outputs).")
+             nb::arg("k"),
+             "Of 1 to 3 parts (format, data uint8, outputs, order): the order, int32 [k], says "
+             "which input each column is of; without one, or with None, they follow one another.")
         .def_prop_ro("n", [](const LinearObject& self) { return self.linear.n(); })
         .def_prop_ro("k", [](const LinearObject& self) { return self.linear.k(); })
         .def_prop_ro("nbytes", [](const LinearObject& self) { return self.nbytes; })

@@ -42,13 +42,14 @@ template <typename T> class Buffer {
 // Memory for the rows of any linear's inputs.
 class InputBuffer {
   public:
-    // A view of `rows` rows of `k` inputs. Views share their memory; a later call may move it.
-    Inputs view(int rows, int k) {
+    // A view of `rows` rows of `k` inputs, with room for them in so many orders. Views share their
+    // memory; a later call may move it.
+    Inputs view(int rows, int k, int orders = 1) {
         const int padded = round_up(k, TILE);
-        const size_t count = size_t(rows) * (round_up(k, STRETCH) / STRETCH);
+        const size_t count = size_t(orders) * rows * (round_up(k, STRETCH) / STRETCH);
         return {{q_.need(count * STRETCH), scale_.need(count), sum_.need(count),
                  half_sum_.need(2 * count), start_.need(count), half_start_.need(2 * count), rows, k},
-                {floats_.need(size_t(rows) * padded), rows, k, padded}};
+                {floats_.need(size_t(orders) * rows * padded), rows, k, padded}};
     }
 
   private:

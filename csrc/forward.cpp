@@ -16,6 +16,15 @@ constexpr int TILES_TOGETHER = 2;  // that a linear computes side by side
 constexpr int ROTARY_ROWS = 32;    // that one piece of work turns
 constexpr int HEAD_TILES = 32;  // tiles of logits that the greedy head holds at a time
 
+int most_orders(const std::vector<DecoderLayer>& layers, const Linear& head) {
+    int most = head.num_orders;
+    for (const DecoderLayer& layer : layers) {
+        most = std::max({most, layer.qkv.num_orders, layer.o.num_orders, layer.gate_up.num_orders,
+                         layer.down.num_orders});
+    }
+    return most;
+}
+
 }  // namespace
 
 Decoder::Decoder(DecoderShape shape, std::vector<DecoderLayer> layers, Linear embedding,
@@ -32,7 +41,8 @@ Decoder::Decoder(DecoderShape shape, std::vector<DecoderLayer> layers, Linear em
       ld_qkv_(round_up(qkv_width_, TILE)),
       ld_q_(round_up(q_width_, TILE)),
       ld_gate_up_(round_up(2 * shape.intermediate, TILE)),
-      ld_mlp_(round_up(shape.intermediate, TILE)) {}
+      ld_mlp_(round_up(shape.intermediate, TILE)),
+      most_orders_(most_orders(layers_, head_)) {}
 
 void Decoder::set_cache(const KvLayer& first, int num_blocks, nb::object keep_alive) {
     first_cache_ = first;
@@ -99,10 +109,10 @@ void Decoder::prepare(const Batch& batch, const Slice& slice) {
     gate_up_.need(count * ld_gate_up_);
     const int most = std::max(rows, static_cast<int>(batch.sample_rows.size()));
     const int widest = std::max({shape_.hidden, q_width_, shape_.intermediate});
-    inputs_.view(most, widest);  // room for all, so that no view moves another
-    in_hidden_ = inputs_.view(rows, shape_.hidden);
-    in_attended_ = inputs_.view(rows, q_width_);
-    in_mlp_ = inputs_.view(rows, shape_.intermediate);
+    inputs_.view(most, widest, most_orders_);  // room for all, so that no view moves another
+    in_hidden_ = inputs_.view(rows, shape_.hidden, most_orders_);
+    in_attended_ = inputs_.view(rows, q_width_, most_orders_);
+    in_mlp_ = inputs_.view(rows, shape_.intermediate, most_orders_);
     plan_attention(batch, slice);
 }
 
@@ -147,10 +157,10 @@ void Decoder::linear(const Linear& weights, const Inputs& x, const LinearOut& ou
     });
 }
 
-void Decoder::norm_for(const Linear& to, int row, const float* weight, float* scratch) {
+void Decoder::norm_for(const Linear& to, int row, const float* weight, int thread) {
     const float* x = x_.get() + static_cast<size_t>(row) * ld_hidden_;
-    kernels().rms_norm(x, weight, shape_.norm_eps, shape_.hidden, scratch);
-    to.take(scratch, in_hidden_, row);
+    kernels().rms_norm(x, weight, shape_.norm_eps, shape_.hidden, scratch(thread));
+    to.take(scratch(thread), in_hidden_, row, spare(thread));
 }
 
 void Decoder::add_branch(int row, const float* norm) {
@@ -166,8 +176,9 @@ void Decoder::layers(const Batch& batch, const Slice& slice) {
     const int rows = slice.end - slice.first;
     const auto x_row = [&](int row) { return x_.get() + static_cast<size_t>(row) * ld_hidden_; };
     pool().each(rows, [&](int row, int thread) {
-        embedding_.gather(batch.tokens[slice.first + row], shape_.embedding_multiplier, x_row(row));
-        norm_for(layers_.front().qkv, row, layers_.front().input_norm, scratch(thread));
+        embedding_.gather(batch.tokens[slice.first + row], shape_.embedding_multiplier, x_row(row),
+                          spare(thread));
+        norm_for(layers_.front().qkv, row, layers_.front().input_norm, thread);
     });
     for (size_t index = 0; index < layers_.size(); ++index) {
         const DecoderLayer& layer = layers_[index];
@@ -181,7 +192,7 @@ void Decoder::layers(const Batch& batch, const Slice& slice) {
             if (layer.post_mlp_norm) {
                 add_branch(row, layer.post_mlp_norm);
             }
-            norm_for(layers_[index + 1].qkv, row, layers_[index + 1].input_norm, scratch(thread));
+            norm_for(layers_[index + 1].qkv, row, layers_[index + 1].input_norm, thread);
         });
     }
     pool().each(slice.samples_end - slice.samples, [&](int i, int) {
@@ -232,7 +243,7 @@ void Decoder::attention(const Batch& batch, const Slice& slice,
                              block.count, q_.get() + row * ld_q_, ld_q_, kv_head, chunk,
                              partial_of(block.first, chunk), row_stride);
         });
-        pool().each(pass.end_row - pass.first_row, [&](int i, int) {
+        pool().each(pass.end_row - pass.first_row, [&](int i, int thread) {
             const int at = pass.first_row + i, row = at - slice.first;
             const int position = batch.rows[at].position;
             float* y = attended_.get() + static_cast<size_t>(row) * ld_q_;
@@ -241,7 +252,7 @@ void Decoder::attention(const Batch& batch, const Slice& slice,
                                 stride, first_chunk(shape, position), last_chunk(position),
                                 y + h * shape.head_dim);
             }
-            layer.o.take(y, in_attended_, row);
+            layer.o.take(y, in_attended_, row, spare(thread));
         });
     }
     const bool branch = layer.post_attention_norm != nullptr;
@@ -255,13 +266,13 @@ void Decoder::feed_forward(const DecoderLayer& layer, int rows) {
         if (layer.post_attention_norm) {
             add_branch(row, layer.post_attention_norm);
         }
-        norm_for(layer.gate_up, row, layer.mlp_norm, scratch(thread));
+        norm_for(layer.gate_up, row, layer.mlp_norm, thread);
     });
     linear(layer.gate_up, in_hidden_, {gate_up_.get(), nullptr, ld_gate_up_, 1.0f});
     pool().each(rows, [&](int row, int thread) {
         kernels().gated(gate_up_.get() + static_cast<size_t>(row) * ld_gate_up_,
                         shape_.intermediate, shape_.activation, scratch(thread));
-        layer.down.take(scratch(thread), in_mlp_, row);
+        layer.down.take(scratch(thread), in_mlp_, row, spare(thread));
     });
     const bool branch = layer.post_mlp_norm != nullptr;
     linear(layer.down, in_mlp_,
@@ -270,9 +281,9 @@ void Decoder::feed_forward(const DecoderLayer& layer, int rows) {
 }
 
 void Decoder::head(int samples, float* logits) {
-    const Inputs x = inputs_.view(samples, shape_.hidden);
-    pool().each(samples, [&](int row, int) {
-        head_.take(sampled_.get() + static_cast<size_t>(row) * ld_hidden_, x, row);
+    const Inputs x = inputs_.view(samples, shape_.hidden, most_orders_);
+    pool().each(samples, [&](int row, int thread) {
+        head_.take(sampled_.get() + static_cast<size_t>(row) * ld_hidden_, x, row, spare(thread));
     });
     linear(head_, x, {logits, nullptr, shape_.num_logits, 1.0f / shape_.logits_divisor});
     if (shape_.logits_softcap != 0.0f) {
@@ -284,9 +295,9 @@ void Decoder::head(int samples, float* logits) {
 }
 
 void Decoder::head_greedy(int samples, int32_t* tokens) {
-    const Inputs x = inputs_.view(samples, shape_.hidden);
-    pool().each(samples, [&](int row, int) {
-        head_.take(sampled_.get() + static_cast<size_t>(row) * ld_hidden_, x, row);
+    const Inputs x = inputs_.view(samples, shape_.hidden, most_orders_);
+    pool().each(samples, [&](int row, int thread) {
+        head_.take(sampled_.get() + static_cast<size_t>(row) * ld_hidden_, x, row, spare(thread));
     });
     constexpr int width = HEAD_TILES * TILE;
     const int threads = pool().size(), tiles = head_.tiles();

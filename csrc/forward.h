@@ -76,14 +76,15 @@ class Decoder {
     // x[row] plus the branch's row, through its own norm where the family has one.
     void add_branch(int row, const float* norm);
     // The norm of a row of x as a row of inputs of `to`.
-    void norm_for(const Linear& to, int row, const float* weight, float* scratch);
+    void norm_for(const Linear& to, int row, const float* weight, int thread);
     void head(int samples, float* logits);
     void head_greedy(int samples, int32_t* tokens);
     KvLayer cache(size_t layer) const;
-    // Of one thread: two rows of any width.
+    // Of one thread: two rows of any width, the second one for `Linear::take` and `Linear::gather`.
     float* scratch(int thread) const {
         return scratch_.get() + static_cast<size_t>(thread) * scratch_stride_;
     }
+    float* spare(int thread) const { return scratch(thread) + scratch_stride_ / 2; }
 
     const DecoderShape shape_;
     const std::vector<DecoderLayer> layers_;
@@ -96,6 +97,7 @@ class Decoder {
 
     const int q_width_, qkv_width_;
     const int ld_hidden_, ld_qkv_, ld_q_, ld_gate_up_, ld_mlp_;  // row strides, in floats
+    const int most_orders_;  // of one linear's inputs
     Buffer<float> x_, branch_, qkv_, q_, attended_, gate_up_, partials_, scratch_, sampled_;
     Buffer<float> head_chunk_;
     int scratch_stride_ = 0;

@@ -12,12 +12,14 @@
 namespace paceline {
 
 // Python's Linear. The weights stay in the caller's arrays, which may be read-only maps of a file and
-// need not be aligned; biases are padded copies.
+// need not be aligned; biases are padded copies, and orders are copies, which nobody can change any
+// more after they were checked.
 struct LinearObject {
     Linear linear;
     std::vector<std::vector<float>> biases;             // of each part
+    std::vector<std::vector<int32_t>> orders;           // of each part that has one
     std::vector<nanobind::ndarray<nanobind::ro>> data;  // keeps the arrays alive
-    size_t nbytes = 0;                                  // of weights and biases
+    size_t nbytes = 0;                                  // of weights, biases and orders
 };
 
 // A linear behind a Python object; raises TypeError for another one. The object

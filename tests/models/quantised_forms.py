@@ -64,6 +64,8 @@ FORMS: dict[str, Form] = {
     "gptq-sym": Form(_GPTQ, _with(gptq, sym=True)),
     "gptq-8": Form(_GPTQ, _with(gptq, bits=8), "GPTQ 8-bit, groups of 32"),
     "gptq-act": Form(_GPTQ, _with(gptq, ordered=False)),
+    "gptq-act-8": Form(_GPTQ, _with(gptq, ordered=False, bits=8, sym=True)),
+    "gptq-act-shared": Form(_GPTQ, _with(gptq, ordered=False, shared=True)),
     "gptq-2-act": Form(_GPTQ_2, _with(gptq, ordered=False, version=2)),
     "gptq-plain-order": Form(_GPTQ, _with(gptq, with_index=False)),
     "gptq-row": Form(_GPTQ, lambda rng, n, k: gptq(rng, n, k, group=k), "GPTQ 4-bit, one scale a"),

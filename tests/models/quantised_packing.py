@@ -45,14 +45,16 @@ def gptq(
     bits: int = 4,
     group: int = 32,
     ordered: bool = True,
+    shared: bool = False,
     sym: bool = False,
     version: int = 1,
     with_index: bool = True,
 ) -> tuple[Parts, Array]:
+    """With ``shared`` all linears of as many inputs have them in the same order."""
     groups = k // group
     index = np.arange(k) // group
     if not ordered:
-        index = rng.permutation(index)
+        index = (np.random.default_rng(k) if shared else rng).permutation(index)
     code = rng.integers(0, 1 << bits, (k, n))
     zero = np.full((groups, n), 1 << (bits - 1)) if sym else rng.integers(0, 1 << bits, (groups, n))
     scale = scales(rng, groups, n)

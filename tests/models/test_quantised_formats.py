@@ -80,16 +80,16 @@ def test_blocks_stand_for_the_weight(tmp_path: Path, name: str) -> None:
     """Wherever the integers fit a block format that the linears compute with."""
     tensors, plain = made(tmp_path, FORMS[name])
     codes, blocks = tensors.codes(WEIGHT), tensors.as_stored(WEIGHT)
-    ordered = codes is not None and codes.order is None
-    fits = ordered and (codes.group % 32 == 0 or codes.table is not None)
-    byte_zero = ordered and codes.bits == 8 and not bool((codes.zero == 128).all())
+    fits = codes is not None and (codes.group % 32 == 0 or codes.table is not None)
+    byte_zero = fits and codes.bits == 8 and not bool((codes.zero == 128).all())
     fp8 = tensors.fp8(WEIGHT)
     if fp8 is not None:
         assert (blocks is not None) == (fp8.block[1] % 128 == 0 or fp8.block[1] >= K)
     else:
         assert (blocks is not None) == (fits and not byte_zero)
     if blocks is not None:
-        part = WeightPart(N, lambda first, last: blocks[1][first:last], blocks[0])
+        form, rows, order = blocks
+        part = WeightPart(N, lambda first, last: rows[first:last], form, order)
         assert torch.equal(ReferenceOps("file").pack_embedding(part, K), plain)
 
 

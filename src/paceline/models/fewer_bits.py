@@ -14,8 +14,9 @@ from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
 from paceline.models.ops.base import Ops, Tensor
 from paceline.models.ops.native import native_module
+from paceline.models.packed_names import packed_formats, packed_parts
 from paceline.models.pages import give_back_freed
-from paceline.models.weights import Layer, WeightReader, packed_formats, packed_name
+from paceline.models.weights import Layer, WeightReader
 
 
 def read_layers(checkpoint: Checkpoint, config: ModelConfig, ops: Ops) -> list[Layer]:
@@ -54,13 +55,7 @@ class _Unpacked(Mapping[str, Tensor]):
         if shape is None or key != "weight":
             return self._tensors[name]
         outs, k = shape
-        formats = packed_formats(self._tensors, linear)
-        counts = outs if len(formats) > 1 else [sum(outs)]
-        parts = [
-            (form, self._tensors[packed_name(linear, i, form)].numpy(), count)
-            for i, (form, count) in enumerate(zip(formats, counts, strict=True))
-        ]
-        packed = native_module().Linear(parts, None, k)
+        packed = native_module().Linear(packed_parts(self._tensors, linear, outs), None, k)
         return torch.from_numpy(packed.rows(np.arange(packed.n, dtype=np.int32)))
 
     def __contains__(self, name: object) -> bool:

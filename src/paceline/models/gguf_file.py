@@ -29,7 +29,7 @@ from paceline.models.gguf_config import (
 from paceline.models.gguf_container import MAGIC, GgufContainer, TensorInfo, read_container
 from paceline.models.gguf_names import Place, place_of
 from paceline.models.gguf_tokenizer import tokenizer_from_gguf
-from paceline.models.stored import StoredTensors, drop_pages
+from paceline.models.stored import StoredRows, StoredTensors, drop_pages
 from paceline.models.tokenizer import Tokenizer
 
 __all__ = ["MAGIC", "GgufModel", "GgufTensors", "load_gguf"]
@@ -212,11 +212,13 @@ class GgufTensors(StoredTensors):
         assert not place.minus_one
         return self._reader.read(stored, slice(first, last))
 
-    def as_stored(self, name: str) -> tuple[str, torch.Tensor] | None:
+    def as_stored(self, name: str) -> StoredRows | None:
         if name not in self._where or self.type_of(name) not in (*FORMATS, *FLOAT_BYTES):
             return None
         stored, place = self._where[name]
-        return self.type_of(name), self._placed(name, place, self._reader.packed(stored))
+        return StoredRows(
+            self.type_of(name), self._placed(name, place, self._reader.packed(stored))
+        )
 
     @property
     def is_quantised(self) -> bool:

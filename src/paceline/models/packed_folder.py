@@ -2,9 +2,9 @@
 
 Owns the format: a Hugging Face folder (configuration, tokenizer) whose safetensors files say
 ``{"format": "paceline-packed", "version": "2", "dtype": ...}`` and hold, per linear of the decoder,
-``NAME.INDEX.FORMAT`` of each part, counted from 0, and ``NAME.bias`` (where it has one) as
-:class:`~paceline.models.ops.base.PackedLinear` describes them, with stacked linears under their
-fused names, the norms under their own names as float32, and ``d2t`` of a pruned head
+``NAME.INDEX.FORMAT`` of each part, counted from 0, ``NAME.INDEX.order`` and ``NAME.bias`` (where it
+has them) as :class:`~paceline.models.ops.base.PackedLinear` describes them, with stacked linears
+under their fused names, the norms under their own names as float32, and ``d2t`` of a pruned head
 (:mod:`paceline.models.pruned_head`) as it is. Knows no arithmetic.
 
 A file is not trusted: versions, names, types and sizes are checked when it is opened and adopted.
@@ -28,9 +28,10 @@ from paceline.config import PACKED_DTYPES
 from paceline.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from paceline.models.hf_config import config_from_hf
 from paceline.models.ops.base import PackedLinear, Tensor
+from paceline.models.packed_names import ORDER, packed_name
 from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
 from paceline.models.safetensors_files import INDEX_FILE
-from paceline.models.weights import EMBEDDING, HEAD, WeightReader, packed_name
+from paceline.models.weights import EMBEDDING, HEAD, WeightReader
 from paceline.writing import whole_folder
 
 if TYPE_CHECKING:
@@ -167,6 +168,8 @@ class _RecordingReader(WeightReader):
     def _record(self, name: str, packed: PackedLinear) -> PackedLinear:
         for index, part in enumerate(packed.parts):
             self._recorded[packed_name(name, index, part.format)] = part.data
+            if part.order is not None:
+                self._recorded[packed_name(name, index, ORDER)] = part.order
         if packed.bias is not None:
             self._recorded[f"{name}.bias"] = packed.bias
         return packed

@@ -20,7 +20,7 @@ from paceline.errors import ModelLoadError
 from paceline.models.blocks import FLOAT_BYTES
 from paceline.models.git_lfs import HEAD_BYTES, check_fetched
 from paceline.models.json_file import read_json
-from paceline.models.stored import StoredTensors, drop_pages
+from paceline.models.stored import StoredRows, StoredTensors, drop_pages
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -98,10 +98,10 @@ class SafetensorsFolder(StoredTensors):
         found: torch.Tensor = file.tensor(stored)
         return found
 
-    def as_stored(self, name: str) -> tuple[str, torch.Tensor] | None:
+    def as_stored(self, name: str) -> StoredRows | None:
         if name not in self._where or self.type_of(name) not in FLOAT_BYTES:
             return None
-        return self.type_of(name), self[name].contiguous().view(torch.uint8)
+        return StoredRows(self.type_of(name), self[name].contiguous().view(torch.uint8))
 
     def type_of(self, name: str) -> str:
         file, stored = self._where[name]

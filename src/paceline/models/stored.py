@@ -8,11 +8,25 @@ from __future__ import annotations
 import copy
 import mmap
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 
 PAGE = mmap.PAGESIZE
+
+
+class StoredRows(NamedTuple):
+    """A matrix ``[n, k]`` as bytes.
+
+    Attributes:
+        format: a name that :func:`paceline.models.blocks.row_bytes` knows.
+        rows: uint8 ``[n, bytes of a row]``.
+        order: int32 ``[k]``, which input each column is of; None where they are in their order.
+    """
+
+    format: str
+    rows: torch.Tensor
+    order: torch.Tensor | None = None
 
 
 class StoredTensors(Mapping[str, torch.Tensor]):
@@ -33,12 +47,10 @@ class StoredTensors(Mapping[str, torch.Tensor]):
         """The stored type, by the format's own name."""
         raise NotImplementedError
 
-    def as_stored(self, name: str) -> tuple[str, torch.Tensor] | None:
-        """A matrix ``[n, k]`` in the format in which it is stored.
+    def as_stored(self, name: str) -> StoredRows | None:
+        """A matrix ``[n, k]`` in the format in which it is stored; None for other formats.
 
-        Returns:
-            the format's name, one that :func:`paceline.models.blocks.row_bytes` knows, and uint8
-            ``[n, bytes of a row]``, rows in their Hugging Face order; None for other formats.
+        Its rows are in their Hugging Face order.
         """
         return None
 

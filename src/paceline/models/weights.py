@@ -19,23 +19,22 @@ import numpy as np
 import torch
 
 from paceline.errors import ModelLoadError
-from paceline.models.blocks import FLOAT_BYTES, FORMATS, row_bytes
+from paceline.models.blocks import row_bytes
 from paceline.models.config import ModelConfig
 from paceline.models.ops.base import (
     PackedLinear,
     PackedOps,
-    PackedPart,
     Tensor,
     WeightOps,
     WeightPart,
 )
+from paceline.models.packed_names import ORDER, packed_formats, packed_name, packed_parts
 from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
 from paceline.models.stored import StoredTensors
 from paceline.models.tensor_checks import check_floats, check_leftovers, check_tied
 
 log = logging.getLogger(__name__)
 EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
-PACKED_FORMATS = (*FORMATS, *FLOAT_BYTES, "F8_128")
 
 
 @dataclass(slots=True)
@@ -119,12 +118,12 @@ class WeightReader:
         found = tensors.as_stored(weight)
         if found is None:
             return None
-        form, rows = found
+        form, rows, order = found
         self._check_shape(weight, tensors.shape_of(weight), (n, width))
         if tuple(rows.shape) != (n, row_bytes(form, width)):
             raise ModelLoadError(f"tensor {weight} has {tuple(rows.shape)} bytes of {form}")
         self._used.add(weight)
-        return WeightPart(n, lambda first, last: rows[first:last], form)
+        return WeightPart(n, lambda first, last: rows[first:last], form, order)
 
     def ends(self) -> tuple[Any, Any]:
         """The embedding and the head; they may be one object where they are tied."""
@@ -174,19 +173,15 @@ class WeightReader:
     def _adopted(self, name: str, outs: list[int], k: int, bias: bool) -> Any:
         """A linear of a packed folder: one part, or one for each of the stacked linears."""
         assert isinstance(self._ops, PackedOps), "packed weights need a backend that takes them"
-        formats = packed_formats(self._tensors, name)
-        if len(formats) not in (1, len(outs)) or (f"{name}.bias" in self._tensors) != bias:
+        parts = packed_parts(self._tensors, name, outs)
+        for index, part in enumerate(parts):
+            kinds = (part.format,) if part.order is None else (part.format, ORDER)
+            self._used.update(packed_name(name, index, kind) for kind in kinds)
+        if (f"{name}.bias" in self._tensors) != bias:
             raise ModelLoadError(
-                f"{name} is not packed as the configuration says: it has {len(formats)} parts and "
-                f"{'no' if bias else 'perhaps a'} bias; needed are 1 or {len(outs)} and "
-                f"{'a' if bias else 'no'} bias"
+                f"{name} is not packed as the configuration says: it has "
+                f"{'no' if bias else 'a'} bias"
             )
-        counts = [sum(outs)] if len(formats) == 1 else outs
-        parts = []
-        for index, (form, count) in enumerate(zip(formats, counts, strict=True)):
-            key = packed_name(name, index, form)
-            self._used.add(key)
-            parts.append(PackedPart(form, self._tensors[key].numpy(), count))
         vector = None
         if bias:
             self._used.add(f"{name}.bias")
@@ -262,30 +257,19 @@ def _stacked_rows(parts: list[Tensor], first: int, last: int) -> Tensor:
 
 
 def _stacked(parts: list[WeightPart]) -> list[WeightPart]:
-    """One part where all are of the same format."""
-    if len({part.format for part in parts}) > 1:
+    """One part where all are of the same format and have their inputs in the same order."""
+    first = parts[0]
+    if not all(_are_alike(first, part) for part in parts[1:]):
         return parts
     whole = [part.read(0, part.num_outputs) for part in parts]
     count = sum(part.num_outputs for part in parts)
-    return [WeightPart(count, partial(_stacked_rows, whole), parts[0].format)]
+    return [WeightPart(count, partial(_stacked_rows, whole), first.format, first.order)]
 
 
-def packed_name(linear: str, index: int, form: str) -> str:
-    """The tensor that holds a part of a packed linear."""
-    return f"{linear}.{index}.{form}"
-
-
-def packed_formats(tensors: Mapping[str, Tensor], linear: str) -> list[str]:
-    """The formats of a packed linear's parts; empty where it is not packed."""
-    found: list[str] = []
-    while True:
-        names = (
-            form for form in PACKED_FORMATS if packed_name(linear, len(found), form) in tensors
-        )
-        form = next(names, None)
-        if form is None:
-            return found
-        found.append(form)
+def _are_alike(first: WeightPart, other: WeightPart) -> bool:
+    if first.order is None or other.order is None:
+        return first.format == other.format and first.order is other.order
+    return first.format == other.format and torch.equal(first.order, other.order)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -136,11 +136,13 @@ class WeightPart:
             ``[rows, bytes]``.
         format: of the bytes, as :meth:`~paceline.models.stored.StoredTensors.as_stored` names it;
             None for floats that the backend may round.
+        order: of inputs, as :class:`~paceline.models.stored.StoredRows` has it.
     """
 
     num_outputs: int
     read: ReadRows
     format: str | None = None
+    order: Tensor | None = None
 
     @staticmethod
     def of(weight: Tensor) -> WeightPart:
@@ -181,13 +183,17 @@ class WeightOps(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class PackedPart:
-    """Outputs of a linear in tiles of one format, as ``csrc/kernels.h`` describes them."""
+class PackedPart(NamedTuple):
+    """Outputs of a linear in tiles of one format, as ``csrc/kernels.h`` describes them.
+
+    Attributes:
+        order: int32 ``[k]``, which input each column is of; None where they are in their order.
+    """
 
     format: str
     data: npt.NDArray[np.uint8]
     num_outputs: int
+    order: npt.NDArray[np.int32] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +201,8 @@ class PackedLinear:
     """Weights ``[n, k]`` for the native kernels.
 
     Attributes:
-        parts: one after another; several where stacked linears differ in their formats.
+        parts: one after another; several where stacked linears differ in their formats or in the
+            orders of their inputs.
         bias: float32 ``[n]``, or None.
     """
 

@@ -47,8 +47,7 @@ class CpuOps(Packer):
         self.name = f"native {self._native.isa()}"
 
     def adopt(self, packed: PackedLinear) -> Any:
-        parts = [(part.format, part.data, part.num_outputs) for part in packed.parts]
-        return self._native.Linear(parts, packed.bias, packed.k)
+        return self._native.Linear(packed.parts, packed.bias, packed.k)
 
     def linear(self, x: Tensor, packed: Any) -> Tensor:
         return torch.from_numpy(packed.linear(floats(x)))

@@ -85,7 +85,8 @@ class Packer:
             stored = rows.contiguous().numpy() if part.format else self._rounded(name, rows)
             to = data[first // TILE * tile_bytes : last // TILE * tile_bytes]
             self._native.pack(name, stored, k, to)
-        return PackedPart(name, data, n)
+        order = None if part.order is None else part.order.to(torch.int32).numpy()
+        return PackedPart(name, data, n, order)
 
     def _rounded(self, form: str, rows: Tensor) -> Array:
         """Floats in another format; what that changes is measured where it is not little."""

@@ -66,9 +66,14 @@ class FloatLinear:
 
 @dataclass(frozen=True, slots=True)
 class StackedLinear:
-    """Linears of the same inputs, one after another."""
+    """Linears of the same inputs, one after another.
+
+    ``orders`` says of each part which input each of its columns is of, int64 ``[k]``; None where
+    they are in their order.
+    """
 
     parts: Sequence[FloatLinear | BlockLinear]
+    orders: Sequence[Tensor | None]
     bias: Tensor | None
 
 
@@ -98,7 +103,8 @@ class ReferenceOps:
         self, parts: Sequence[WeightPart], k: int, bias: Tensor | None
     ) -> StackedLinear:
         packed = [self._packed(part, k) for part in parts]
-        return StackedLinear(packed, None if bias is None else self.pack_vector(bias))
+        orders = [None if p.order is None else p.order.to(self.device).long() for p in parts]
+        return StackedLinear(packed, orders, None if bias is None else self.pack_vector(bias))
 
     def _packed(self, part: WeightPart, k: int) -> FloatLinear | BlockLinear:
         floats = self._floats(part, k)
@@ -147,6 +153,8 @@ class ReferenceOps:
         table = self._floats(part, k)
         if table is None:
             table = torch.from_numpy(self._decoded(part).floats()[:, :k])
+        if part.order is not None:
+            table = torch.empty_like(table).index_copy_(1, part.order.long(), table)
         return table.to(self.device).contiguous()
 
     def pack_head(self, part: WeightPart, k: int, embedding: Tensor | None) -> StackedLinear:
@@ -165,13 +173,16 @@ class ReferenceOps:
 
     def linear(self, x: Tensor, packed: StackedLinear) -> Tensor:
         found = [
-            self._block_linear(x, part)
-            if isinstance(part, BlockLinear)
-            else self._tiled_linear(x, part)
-            for part in packed.parts
+            self._part_linear(x if order is None else x.index_select(1, order), part)
+            for part, order in zip(packed.parts, packed.orders, strict=True)
         ]
         y = found[0] if len(found) == 1 else torch.cat(found, dim=1)
         return y if packed.bias is None else y.add_(packed.bias)
+
+    def _part_linear(self, x: Tensor, part: FloatLinear | BlockLinear) -> Tensor:
+        if isinstance(part, BlockLinear):
+            return self._block_linear(x, part)
+        return self._tiled_linear(x, part)
 
     def _tiled_linear(self, x: Tensor, packed: FloatLinear) -> Tensor:
         if not self.deterministic or x.shape[0] == ROW_TILE:

@@ -10,12 +10,12 @@ import torch.nn.functional as F
 
 from paceline.models.blocks import FORMATS, FP4_VALUES
 from paceline.models.quantised.codes import Codes, Fp8, Tensor
+from paceline.models.stored import StoredRows
 
 
-def blocks_of(codes: Codes) -> tuple[str, Tensor] | None:
-    """A format's name and uint8 ``[n, bytes of a row]``; None where no format holds the codes."""
-    k = codes.code.shape[1]
-    if codes.order is not None or k % 32:
+def blocks_of(codes: Codes) -> StoredRows | None:
+    """The codes in a format that holds them, their inputs in the same order; None without one."""
+    if codes.code.shape[1] % 32:
         return None
     if codes.table is not None:
         return _fp4(codes) if codes.table.tolist() == list(FP4_VALUES) else None
@@ -25,14 +25,15 @@ def blocks_of(codes: Codes) -> tuple[str, Tensor] | None:
     if codes.bits == 4:
         form = "Z4_128" if wide else "Z4_32"
         head = [_floats(_spread(codes.scale, codes, form)), _spread(codes.zero, codes, form)]
-        return form, _joined(form, [*head, _nibbles(codes.code)])
+        return _stored(codes, form, [*head, _nibbles(codes.code)])
     if codes.bits == 8 and bool((codes.zero == 128).all()):
         form = "C8_128" if wide else "C8_32"
-        return form, _joined(form, [_floats(_spread(codes.scale, codes, form)), codes.code ^ 128])
+        scale = _floats(_spread(codes.scale, codes, form))
+        return _stored(codes, form, [scale, codes.code ^ 128])
     return None
 
 
-def fp8_blocks(weight: Fp8) -> tuple[str, Tensor] | None:
+def fp8_blocks(weight: Fp8) -> StoredRows | None:
     """The same of 8-bit floats, a scale for 128 inputs at a time."""
     (high, wide), (n, k) = weight.block, weight.value.shape
     if wide % 128 and wide < k:
@@ -42,17 +43,18 @@ def fp8_blocks(weight: Fp8) -> tuple[str, Tensor] | None:
     scale = scale.index_select(1, torch.arange(units) * 128 // wide)
     codes = F.pad(weight.value.view(torch.uint8), (0, units * 128 - k))
     parts = [_floats(scale).view(n, units, 4), codes.view(n, units, 128)]
-    return "F8_128", torch.cat(parts, dim=2).flatten(1)
+    return StoredRows("F8_128", torch.cat(parts, dim=2).flatten(1))
 
 
-def _fp4(codes: Codes) -> tuple[str, Tensor] | None:
+def _fp4(codes: Codes) -> StoredRows | None:
     """MXFP4 where the scales are powers of two for 32 inputs each; otherwise for 16 each."""
     mantissa, exponent = torch.frexp(codes.scale)
     if codes.group == 32 and bool(((mantissa == 0.5) & (exponent > -128)).all()):
-        return "MXFP4", _joined("MXFP4", [(exponent + 127).to(torch.uint8), _nibbles(codes.code)])
+        powers = (exponent + 127).to(torch.uint8)
+        return _stored(codes, "MXFP4", [powers, _nibbles(codes.code)])
     if codes.group != 16:
         return None
-    return "F4_16", _joined("F4_16", [_floats(codes.scale), _nibbles(codes.code)])
+    return _stored(codes, "F4_16", [_floats(codes.scale), _nibbles(codes.code)])
 
 
 def _spread(values: Tensor, codes: Codes, form: str) -> Tensor:
@@ -70,8 +72,9 @@ def _nibbles(code: Tensor) -> Tensor:
     return (halves[:, :, 0] | halves[:, :, 1] << 4).flatten(1)
 
 
-def _joined(form: str, parts: list[Tensor]) -> Tensor:
-    """Blocks of parts ``[n, blocks * bytes]``, ``[n, bytes of a row]``."""
+def _stored(codes: Codes, form: str, parts: list[Tensor]) -> StoredRows:
+    """Rows of blocks out of parts ``[n, blocks * bytes]``, in the order of the codes."""
     n = len(parts[0])
     blocks = sum(part.shape[1] for part in parts) // FORMATS[form].num_bytes
-    return torch.cat([part.view(n, blocks, -1) for part in parts], dim=2).flatten(1)
+    rows = torch.cat([part.view(n, blocks, -1) for part in parts], dim=2).flatten(1)
+    return StoredRows(form, rows, None if codes.order is None else codes.order.int())

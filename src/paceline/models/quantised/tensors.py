@@ -17,7 +17,7 @@ from paceline.models.quantised.as_blocks import blocks_of, fp8_blocks
 from paceline.models.quantised.codes import Codes, Fp8
 from paceline.models.quantised.parts import Parts
 from paceline.models.quantised.weight import QuantisedWeight, Scheme
-from paceline.models.stored import StoredTensors
+from paceline.models.stored import StoredRows, StoredTensors
 from paceline.models.tensor_checks import is_harmless
 
 _WEIGHT = ".weight"
@@ -81,7 +81,7 @@ class QuantisedTensors(StoredTensors):
         weight = self._weight(name)
         return None if weight is None else weight.codes()
 
-    def as_stored(self, name: str) -> tuple[str, torch.Tensor] | None:
+    def as_stored(self, name: str) -> StoredRows | None:
         if name not in self._where or self._where[name] is None:
             return self.stored.as_stored(name)
         fp8, codes = self.fp8(name), self.codes(name)
