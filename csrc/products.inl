@@ -165,6 +165,8 @@ ALWAYS_INLINE void exact(const Quads& p, i32x16* total) {
 }
 
 // --- the others: signed bytes --------------------------------------------------------------------
+// A row's sum is a type of its own, and not of Sums<ROWS>: gcc takes equal members of several ROWS
+// for one, and then warns of the array's bounds.
 #else
 
 constexpr int MAX_TILES = 1;
@@ -180,8 +182,22 @@ inline Wide widen(__m128i bytes) {  // 16 bytes to 16 bits each
     const __m128i sign = _mm_cmpgt_epi8(_mm_setzero_si128(), bytes);
     return {_mm_unpacklo_epi8(bytes, sign), _mm_unpackhi_epi8(bytes, sign)};
 }
+struct RowSum {
+    Wide part[4];  // of four outputs, as the sums of inputs 0-1 and 2-3
+
+    i32x16 get() const {
+        i32x16 total;
+        for (int i = 0; i < 4; ++i) {
+            const __m128 lo = _mm_castsi128_ps(part[i].lo), hi = _mm_castsi128_ps(part[i].hi);
+            const __m128i even = _mm_castps_si128(_mm_shuffle_ps(lo, hi, 0x88));
+            const __m128i odd = _mm_castps_si128(_mm_shuffle_ps(lo, hi, 0xdd));
+            total.q[i] = (i32x4)_mm_add_epi32(even, odd);
+        }
+        return total;
+    }
+};
 template <int ROWS> struct Sums {
-    Wide acc[ROWS][4];  // two outputs each, as the sums of inputs 0-1 and 2-3
+    RowSum rows[ROWS];
 
     void clear() { std::memset(this, 0, sizeof *this); }
     void add(i32x16 w, const int8_t* a) {
@@ -189,56 +205,55 @@ template <int ROWS> struct Sums {
             const Wide wide = widen((__m128i)w.q[part]);
             for (int r = 0; r < ROWS; ++r) {
                 const __m128i quad = widen(_mm_set1_epi32(load_quad(a + r * STRETCH))).lo;
-                Wide& sum = acc[r][part];
+                Wide& sum = rows[r].part[part];
                 sum.lo = _mm_add_epi32(sum.lo, _mm_madd_epi16(wide.lo, quad));
                 sum.hi = _mm_add_epi32(sum.hi, _mm_madd_epi16(wide.hi, quad));
             }
         }
     }
-    i32x16 get(int row) const {
-        i32x16 total;
-        for (int part = 0; part < 4; ++part) {
-            const __m128 lo = _mm_castsi128_ps(acc[row][part].lo);
-            const __m128 hi = _mm_castsi128_ps(acc[row][part].hi);
-            const __m128i even = _mm_castps_si128(_mm_shuffle_ps(lo, hi, 0x88));
-            const __m128i odd = _mm_castps_si128(_mm_shuffle_ps(lo, hi, 0xdd));
-            total.q[part] = (i32x4)_mm_add_epi32(even, odd);
-        }
-        return total;
-    }
 };
 #elif defined(__ARM_FEATURE_DOTPROD) && !defined(PACELINE_PLAIN)
 constexpr int MAX_ROWS = 6;
 
+struct RowSum {
+    int32x4_t part[4];
+
+    i32x16 get() const {
+        i32x16 total;
+        for (int i = 0; i < 4; ++i) {
+            total.q[i] = (i32x4)part[i];
+        }
+        return total;
+    }
+};
 template <int ROWS> struct Sums {
-    int32x4_t acc[ROWS][4];
+    RowSum rows[ROWS];
 
     void clear() {
         for (int i = 0; i < ROWS * 4; ++i) {
-            acc[i / 4][i % 4] = vdupq_n_s32(0);
+            rows[i / 4].part[i % 4] = vdupq_n_s32(0);
         }
     }
     ALWAYS_INLINE void add(i32x16 w, const int8_t* a) {
         for (int r = 0; r < ROWS; ++r) {
             const int8x16_t quad = vreinterpretq_s8_s32(vdupq_n_s32(load_quad(a + r * STRETCH)));
             for (int part = 0; part < 4; ++part) {
-                acc[r][part] = vdotq_s32(acc[r][part], (int8x16_t)w.q[part], quad);
+                int32x4_t& sum = rows[r].part[part];
+                sum = vdotq_s32(sum, (int8x16_t)w.q[part], quad);
             }
         }
-    }
-    i32x16 get(int row) const {
-        i32x16 total;
-        for (int part = 0; part < 4; ++part) {
-            total.q[part] = (i32x4)acc[row][part];
-        }
-        return total;
     }
 };
 #else
 constexpr int MAX_ROWS = 4;
 
+struct RowSum {
+    int32_t outputs[TILE];
+
+    i32x16 get() const { return load_i32(outputs); }
+};
 template <int ROWS> struct Sums {
-    int32_t acc[ROWS][TILE];
+    RowSum rows[ROWS];
 
     void clear() { std::memset(this, 0, sizeof *this); }
     void add(i32x16 w, const int8_t* a) {
@@ -247,12 +262,12 @@ template <int ROWS> struct Sums {
         for (int r = 0; r < ROWS; ++r) {
             for (int output = 0; output < TILE; ++output) {
                 for (int i = 0; i < QUAD; ++i) {
-                    acc[r][output] += int32_t(bytes[output * QUAD + i]) * a[r * STRETCH + i];
+                    const int32_t code = bytes[output * QUAD + i];
+                    rows[r].outputs[output] += code * a[r * STRETCH + i];
                 }
             }
         }
     }
-    i32x16 get(int row) const { return load_i32(acc[row]); }
 };
 #endif
 
@@ -266,7 +281,7 @@ ALWAYS_INLINE void exact(const Quads& p, i32x16* total) {
         sums.add(SIGNED ? add_bytes(w, bytes_of(CODE_ZERO)) : w, p.a + i * QUAD);
     }
     for (int r = 0; r < ROWS; ++r) {
-        total[r] = sums.get(r);
+        total[r] = sums.rows[r].get();
     }
 }
 #endif
