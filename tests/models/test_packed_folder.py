@@ -102,6 +102,19 @@ def test_mapped_weights_are_not_copied(folder: Path, monkeypatch: pytest.MonkeyP
     assert stored in seen
 
 
+@pytest.mark.parametrize("load_format", ["mmap", "memory"])
+def test_tiles_begin_at_cache_lines(tmp_path: Path, load_format: str) -> None:
+    """Whatever the sizes of the norms and biases that lie in the same file."""
+    source = tmp_path / "tiny"
+    save_model("qwen3", source, head_dim=12, attention_bias=True)
+    packed = load_checkpoint(pack(source, "int8"), load_format=load_format)
+    tiles = {name: packed.tensors[name] for name in packed.tensors if name.endswith("Q8_0")}
+    assert len(tiles) == 10
+    assert not any(tile.data_ptr() % 64 for tile in tiles.values())
+    assert any(packed.tensors[name].nbytes % 64 for name in packed.tensors)
+    assert torch.equal(logits(packed, "int8"), logits(load_checkpoint(source), "int8"))
+
+
 def test_a_model_without_a_tokenizer(folder: Path) -> None:
     for path in folder.glob("tokenizer*"):
         path.unlink()

@@ -5,7 +5,8 @@ Owns the format: a Hugging Face folder (configuration, tokenizer) whose safetens
 ``NAME.INDEX.FORMAT`` of each part, counted from 0, ``NAME.INDEX.order`` and ``NAME.bias`` (where it
 has them) as :class:`~paceline.models.ops.base.PackedLinear` describes them, with stacked linears
 under their fused names, the norms under their own names as float32, and ``d2t`` of a pruned head
-(:mod:`paceline.models.pruned_head`) as it is. Knows no arithmetic.
+(:mod:`paceline.models.pruned_head`) as it is. Tiles begin at whole cache lines of a file, which is
+for speed alone. Knows no arithmetic.
 
 A file is not trusted: versions, names, types and sizes are checked when it is opened and adopted.
 Values are not, because that would read every page; whatever they are, kernels stay within their
@@ -20,9 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import numpy.typing as npt
-from safetensors.numpy import save_file
 
 from paceline.config import PACKED_DTYPES
 from paceline.errors import ConfigError, ModelLoadError, UnsupportedModelError
@@ -31,6 +30,7 @@ from paceline.models.ops.base import PackedLinear, Tensor
 from paceline.models.packed_names import ORDER, packed_name
 from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
 from paceline.models.safetensors_files import INDEX_FILE
+from paceline.models.safetensors_writing import save_aligned
 from paceline.models.weights import EMBEDDING, HEAD, WeightReader
 from paceline.writing import whole_folder
 
@@ -194,8 +194,7 @@ class _Shards:
     def _write(self) -> None:
         self._files += 1
         name = f"packed-{self._files:05}.safetensors"
-        arrays = {key: np.ascontiguousarray(array) for key, array in self._waiting.items()}
-        save_file(arrays, self._folder / name, self._form.metadata)
+        save_aligned(self._waiting, self._folder / name, self._form.metadata)
         self._places |= dict.fromkeys(self._waiting, name)
         self.num_bytes += sum(array.nbytes for array in self._waiting.values())
         self._waiting = {}
