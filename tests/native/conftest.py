@@ -9,6 +9,9 @@ import importlib
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
+
+import pytest
 
 NAME = "paceline._native"
 
@@ -32,8 +35,32 @@ def _load() -> str | None:
 
 
 _reason = _load()
+native = sys.modules.get(NAME)
 collect_ignore_glob = [] if _reason is None else ["test_*.py"]
 
 
 def pytest_report_header() -> str | None:
     return None if _reason is None else f"tests/native left out: {_reason}"
+
+
+@pytest.fixture(autouse=True)
+def _put_back() -> Iterator[None]:
+    """Every test finds the level and the number of threads that the module was loaded with."""
+    level, threads = native.isa(), native.num_threads()
+    yield
+    native.set_isa(level)
+    native.set_threads(threads)
+
+
+@pytest.fixture(params=[] if native is None else native.isas())
+def isa(request: pytest.FixtureRequest) -> str:
+    """The test runs once at each instruction-set level that this CPU has; its name."""
+    native.set_isa(request.param)
+    return request.param
+
+
+@pytest.fixture(params=[1, 2, 3])
+def threads(request: pytest.FixtureRequest) -> int:
+    """The test runs with each of these numbers of threads."""
+    native.set_threads(request.param)
+    return request.param

@@ -10,17 +10,9 @@ from paceline.models.ops.tensor_kv import DTYPES, decode, encode
 
 native = pytest.importorskip("paceline._native")
 
+pytestmark = pytest.mark.usefixtures("isa")
 TILE = 16
 NAN = float("nan")
-
-
-@pytest.fixture(params=native.isas(), autouse=True)
-def level(request):
-    before, threads = native.isa(), native.num_threads()
-    native.set_isa(request.param)
-    yield request.param
-    native.set_isa(before)
-    native.set_threads(threads)
 
 
 def stored(x, kv):
@@ -70,21 +62,29 @@ class Context:
         q = rng.standard_normal((self.length, s.heads, s.head_dim), np.float32)
         self.q = q * np.float32(s.magnitude)
 
-    def reference(self, position, q=None):
-        """[heads, head_dim] of the row at `position`, in float64."""
+    def references(self, positions):
+        """[rows, heads, head_dim] of the rows at `positions`, in float64."""
         s = self.shape
-        first = max(0, position - s.window + 1) if s.window else 0
-        group = s.heads // s.kv_heads
-        seen = (x[first : position + 1] for x in (self.k, self.v))
-        held = [numbers(stored(x, s.kv), s.head_dim).astype(np.float64) for x in seen]
-        k, v = (np.repeat(x, group, axis=1) for x in held)
-        q = self.q[position] if q is None else q
-        scores = np.einsum("hd,khd->hk", q.astype(np.float64), k) * s.scale
+        held = [numbers(stored(x, s.kv), s.head_dim).astype(np.float64) for x in (self.k, self.v)]
+        keys, values = (np.repeat(x, s.heads // s.kv_heads, axis=1) for x in held)
+        return np.stack([self._reference(p, keys, values) for p in positions])
+
+    def _reference(self, position, keys, values):
+        s = self.shape
+        seen = slice(max(0, position - s.window + 1) if s.window else 0, position + 1)
+        q = self.q[position].astype(np.float64)
+        scores = np.einsum("hd,khd->hk", q, keys[seen]) * s.scale
         if s.softcap:
             scores = s.softcap * np.tanh(scores / s.softcap)
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         weights /= weights.sum(axis=1, keepdims=True)
-        return np.einsum("hk,khd->hd", weights, v)
+        return np.einsum("hk,khd->hd", weights, values[seen])
+
+
+def elements(shape, k, v):
+    """What a cache holds of keys and values [.., head_dim]; the values' numbers are padded."""
+    padded = np.pad(v, [(0, 0)] * (np.ndim(v) - 1) + [(0, -shape.head_dim % TILE)])
+    return stored(k, shape.kv), stored(padded, shape.kv)
 
 
 class Cache:
@@ -96,20 +96,19 @@ class Cache:
         needed = -(-slots // TILE)
         total = needed + 3
         self.blocks = rng.permutation(total)[:needed].astype(np.int32)
-        key, value = self.elements(np.full((2, shape.head_dim), NAN))
+        key, value = elements(shape, *np.full((2, 1, shape.head_dim), NAN))
         self.k = np.tile(key[0][:, None], (total, shape.kv_heads, 1, TILE))
         self.v = np.tile(value[0], (total, shape.kv_heads, TILE, 1))
 
-    def elements(self, x):
-        """What the cache holds of heads: as keys, and as values, whose numbers are padded."""
-        padded = np.pad(x, [(0, 0)] * (np.ndim(x) - 1) + [(0, -self.shape.head_dim % TILE)])
-        return stored(x, self.shape.kv), stored(padded, self.shape.kv)
-
     def write(self, slots, k, v):
+        return self.put(slots, *elements(self.shape, k, v))
+
+    def put(self, slots, keys, values):
+        """Write what :func:`elements` made."""
         slots = np.asarray(slots)
         block, lane = self.blocks[slots // TILE], slots % TILE
-        self.k[block, :, :, lane] = self.elements(k)[0]
-        self.v[block, :, lane] = self.elements(v)[1]
+        self.k[block, :, :, lane] = keys
+        self.v[block, :, lane] = values
         return self
 
     def attend(self, q, start, positions, paths=None, rows_per_item=8):
@@ -164,7 +163,7 @@ SHAPES = [
 @pytest.mark.parametrize(("first", "last"), [(0, 37), (505, 530), (1090, 1100)])
 def test_matches_a_softmax_in_float64(shape, first, last):
     context = Context(shape, last)
-    expected = np.stack([context.reference(p) for p in range(first, last)])
+    expected = context.references(range(first, last))
     np.testing.assert_allclose(chain(context, first, last), expected, rtol=2e-4, atol=2e-5)
 
 
@@ -217,8 +216,8 @@ def check_tree(shape, start, parents, rng, rows_per_item):
     paths = paths_of(parents)
     nodes = len(parents)
     context = Context(shape, start + nodes, seed=int(rng.integers(1 << 30)))
-    full = Cache(shape, start + nodes, seed=1)
-    full.write(range(start + nodes), context.k, context.v)
+    keys, values = elements(shape, context.k, context.v)
+    full = Cache(shape, start + nodes, seed=1).put(range(start + nodes), keys, values)
     positions = [start + len(path) - 1 for path in paths]
     as_arrays = [np.array(path, np.int32) for path in paths]
     got = full.attend(context.q[start:], start, positions, as_arrays, rows_per_item)
@@ -226,11 +225,11 @@ def check_tree(shape, start, parents, rng, rows_per_item):
         logical = [*range(start), *(start + n for n in path)]
         last = len(logical)
         alone = Cache(shape, last, seed=2 + node)
-        alone.write(range(last), context.k[logical], context.v[logical])
+        alone.put(range(last), keys[logical], values[logical])
         expected = alone.attend(context.q[[start + node]], last - 1, [last - 1])
         assert_same_bits(got[[node]], expected)
         poisoned = Cache(shape, start + nodes, seed=3 + node)
-        poisoned.write(logical, context.k[logical], context.v[logical])
+        poisoned.put(logical, keys[logical], values[logical])
         rows = poisoned.attend(context.q[start:], start, positions, as_arrays, rows_per_item)
         assert_same_bits(rows[[node]], expected)
 
@@ -358,9 +357,7 @@ def by_slot(k, v):
 
 
 @pytest.mark.parametrize("kv", HEAD_DIMS)
-@pytest.mark.parametrize("threads", [1, 2])
 def test_slots_move_in_order(kv, threads):
-    native.set_threads(threads)
     k, v = whole_cache(kv)
     source = np.array([40, 42, 45, 47, 49, 79])
     target = np.array([40, 41, 42, 43, 45, 47])

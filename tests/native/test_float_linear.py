@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,27 +11,12 @@ from hypothesis import strategies as st
 
 import paceline._native as native
 
+pytestmark = pytest.mark.usefixtures("isa")
 TYPES = ("F32", "F16", "BF16", "F8_128")
 FP8 = "F8_128"
 SHAPES = ((1, 1), (16, 16), (17, 31), (40, 130), (33, 1024), (150, 321))
 SCALE_INPUTS = 128
 NAN_CODES = (0x7F, 0xFF)  # of FP8
-
-
-@pytest.fixture(params=native.isas(), autouse=True)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = native.isa()
-    native.set_isa(request.param)
-    yield request.param
-    native.set_isa(before)
-
-
-@pytest.fixture(params=[1, 2, 3])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = native.num_threads()
-    native.set_threads(request.param)
-    yield request.param
-    native.set_threads(before)
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:
@@ -183,14 +167,10 @@ def test_the_product_is_that_of_the_stored_weights(name: str, n: int, k: int) ->
     seed=st.integers(0, 1000),
 )
 def test_any_shape(name: str, n: int, k: int, rows: int, seed: int) -> None:
-    before = native.isa()
-    for level in native.isas():
-        native.set_isa(level)
-        made, x = case(name, n, k, seed), normal(rows, k, seed=seed)
-        got = made.linear.linear(x)
-        assert_close(got, x, made.weight, made.bias)
-        assert (made.linear.linear(x[-1:]) == got[-1:]).all()
-    native.set_isa(before)
+    made, x = case(name, n, k, seed), normal(rows, k, seed=seed)
+    got = made.linear.linear(x)
+    assert_close(got, x, made.weight, made.bias)
+    assert (made.linear.linear(x[-1:]) == got[-1:]).all()
 
 
 @pytest.mark.parametrize("name", TYPES)

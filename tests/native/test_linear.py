@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,24 +11,9 @@ import paceline._native as native
 from paceline.models.blocks import FORMATS, Decoded, decode, quantise_q8_0, row_bytes
 from tests.models.block_rows import random_rows
 
+pytestmark = pytest.mark.usefixtures("isa")
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 17, 25, 64)
 SHAPES = ((1, 1), (16, 64), (17, 65), (40, 130), (100, 300), (33, 1024), (20, 1400))
-
-
-@pytest.fixture(params=native.isas(), autouse=True)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = native.isa()
-    native.set_isa(request.param)
-    yield request.param
-    native.set_isa(before)
-
-
-@pytest.fixture(params=[1, 2])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = native.num_threads()
-    native.set_threads(request.param)
-    yield request.param
-    native.set_threads(before)
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
 
 import paceline._native as native
 
+pytestmark = pytest.mark.usefixtures("isa")
 FUNCTIONS = {
     "exp": np.exp,
     "tanh": np.tanh,
     "erf": lambda x: torch.erf(torch.from_numpy(x)).numpy(),
 }
-
-
-@pytest.fixture(params=native.isas(), autouse=True)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = native.isa()
-    native.set_isa(request.param)
-    yield request.param
-    native.set_isa(before)
 
 
 def from_bits(bits: np.ndarray) -> np.ndarray:

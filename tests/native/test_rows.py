@@ -5,7 +5,7 @@ Row independence is bitwise: any selection of rows gives each of them the bits i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -17,16 +17,9 @@ from paceline.models.ops.base import head_elements
 from paceline.models.ops.reference import ACTIVATIONS, ReferenceOps
 from paceline.models.ops.tensor_kv import DTYPES, encode
 
+pytestmark = pytest.mark.usefixtures("isa")
 WIDTHS = [1, 15, 16, 17, 40, 63, 64, 65, 100, 128, 300, 1024]
 REFERENCE = ReferenceOps("float32", deterministic=False)
-
-
-@pytest.fixture(params=native.isas(), autouse=True)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = native.isa()
-    native.set_isa(request.param)
-    yield request.param
-    native.set_isa(before)
 
 
 def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:

@@ -7,7 +7,7 @@ them: odd widths, ties, edges of the filters, the bound that spares logarithms, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,17 +29,9 @@ from paceline.sampling_params import SamplingParams
 
 native = pytest.importorskip("paceline._native", reason="the native kernels are not built")
 
+pytestmark = pytest.mark.usefixtures("isa")
 Logits = npt.NDArray[np.float32]
 EOS = frozenset([0])
-
-
-@pytest.fixture(params=native.isas(), autouse=True)
-def _level(request: pytest.FixtureRequest) -> Iterator[None]:
-    level, threads = native.isa(), native.num_threads()
-    native.set_isa(request.param)
-    yield
-    native.set_isa(level)
-    native.set_threads(threads)
 
 
 @pytest.fixture
@@ -224,9 +216,7 @@ def test_the_bound_never_drops_a_winner(temperature: float, k: int) -> None:
         assert_same_ranking(got, (order, np.take_along_axis(scores, order, axis=1)))
 
 
-@pytest.mark.parametrize("threads", [1, 2])
 def test_a_row_is_a_function_of_itself(threads: int) -> None:
-    native.set_threads(threads)
     rng = np.random.default_rng(5)
     logits = (rng.normal(size=(6, 20_003)) * 3).astype(np.float32)
     kinds: list[dict[str, Any]] = [

@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -19,13 +18,6 @@ import paceline._native as native
 
 STALLED, WORKED = (0.004, 0.003, 8, 8), (0.004, 0.0, 8, 8)
 """Phases of four milliseconds: (seconds, of which the caller lost some, its pieces, others')."""
-
-
-@pytest.fixture(autouse=True)
-def same_threads_after() -> Iterator[None]:
-    before = native.num_threads()
-    yield
-    native.set_threads(before)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 2 * (os.cpu_count() or 1) + 1])
