@@ -1,14 +1,16 @@
-"""The one server that the tests of what users see through HTTP share, and a clock."""
+"""The one server that the tests of what users see through HTTP share, and two clocks."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from paceline.server import sse
-from tests.server.clocks import HeldClock
+from tests.server.clocks import HeldClock, SkippedTime
 from tests.server.served import chat_model, served
 
 
@@ -29,4 +31,13 @@ def held_clock(monkeypatch: pytest.MonkeyPatch) -> HeldClock:
     clock = HeldClock()
     monkeypatch.setattr(sse, "time", clock)
     monkeypatch.setattr(sse, "_first_of", clock.first_of)
+    return clock
+
+
+@pytest.fixture
+def skipped_time(monkeypatch: pytest.MonkeyPatch) -> SkippedTime:
+    """The time of every loop that the test runs, and of the server in it."""
+    clock = SkippedTime()
+    monkeypatch.setattr(asyncio, "run", clock.run)
+    monkeypatch.setattr(time, "monotonic", clock.monotonic)
     return clock
