@@ -61,7 +61,7 @@ class FakeGeneration:
             self.prompt_logprobs = [None, *told_top]
         samples = [engine.pieces(self.call, told, index) for index in range(params.n)]
         for step in range(max(len(pieces) for pieces in samples)):
-            await asyncio.sleep(engine.seconds_per_token)
+            await engine.pause(step)
             for pieces in samples:
                 engine.check_alive(step)
                 if step < len(pieces):
@@ -145,6 +145,9 @@ class FakeEngine:
                 f"the prompt has {len(token_ids)} tokens; the context holds {self.max_model_len}"
             )
         params.check_vocabulary(self.info.vocab_size)
+
+    async def pause(self, step: int) -> None:
+        await asyncio.sleep(self.seconds_per_token)
 
     def check_alive(self, step: int = 0) -> None:
         if self.dies_at is not None and step >= self.dies_at:

@@ -67,6 +67,24 @@ def unwatched() -> Pulse:
     return Pulse(interval=1e5)
 
 
+class Watch(Pulse):
+    """Judges one engine, from when it is switched on: a slow machine's may look hung by itself."""
+
+    is_on = False
+
+    def restart(self) -> None:
+        super().restart()
+        self.is_on = False
+
+    @property
+    def is_silent(self) -> bool:
+        return self.is_on and super().is_silent
+
+    @property
+    def verdict(self) -> str:
+        return super().verdict if self.is_on else ""
+
+
 @asynccontextmanager
 async def opened(
     factory: Callable[[], Any] = factories.paper,

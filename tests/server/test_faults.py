@@ -17,11 +17,10 @@ import pytest
 
 from paceline.server import sse, stats
 from paceline.server.config import ServerConfig
-from paceline.server.heartbeat import Pulse
 from paceline.server.run import DrainingServer, bind
 from tests.server import factories
 from tests.server.clocks import HeldClock
-from tests.server.live import Server, last_error, opened, run, until
+from tests.server.live import Server, Watch, last_error, opened, run, until
 
 ENDLESS = 10**6
 
@@ -101,10 +100,12 @@ def test_a_hung_engine_costs_its_requests_their_time_and_nothing_else(
 
 def test_while_an_engine_hangs_the_server_says_so_and_answers_what_it_knows() -> None:
     async def story() -> None:
-        async with opened(pulse=Pulse(hang_timeout=1e5, interval=0.02)) as server:
+        watch = Watch(hang_timeout=1e5, interval=0.02)
+        async with opened(pulse=watch) as server:
             began = server.ask(max_tokens=ENDLESS)
             await until(lambda: getattr(server.client.last_stats, "num_running", 0) == 1)
             server.signal(signal.SIGSTOP)
+            watch.is_on = True
             await until(lambda: server.client.state == "hung")
             health = await server.get("/health")
             assert (health.status_code, health.json()["error"]["code"]) == (503, "hung")
@@ -120,6 +121,7 @@ def test_while_an_engine_hangs_the_server_says_so_and_answers_what_it_knows() ->
             assert refused.status == 503
             server.signal(signal.SIGCONT)
             await until(lambda: server.client.state == "ready")
+            watch.is_on = False
             began.leaves.set()
             await began.task
             await server.works()

@@ -20,14 +20,20 @@ from tests.server.fakes import FakeEngine
 BODY = {"prompt": "a", "max_tokens": 400, "stream": True}
 
 
-class EndlessEngine(FakeEngine):
-    """An engine that takes seconds for an answer, and ends it when it is closed."""
+class HeldEngine(FakeEngine):
+    """An engine that tells one token, and the others when it goes on; it ends when it is closed."""
 
     def __init__(self) -> None:
-        super().__init__(answer=lambda prompt: [5] * 400, seconds_per_token=0.01)
+        super().__init__(answer=lambda prompt: [5] * 300)
+        self.goes_on = asyncio.Event()
+
+    async def pause(self, step: int) -> None:
+        if step:
+            await self.goes_on.wait()
 
     async def close(self) -> None:
         self.error_at = (1, EngineClosedError("the engine was closed"))
+        self.goes_on.set()
 
 
 Test = Callable[[DrainingServer, httpx.AsyncClient], Awaitable[None]]
@@ -67,7 +73,7 @@ def send_signal(server: DrainingServer) -> None:
 
 
 def test_the_first_signal_lets_what_is_in_flight_finish() -> None:
-    engine = FakeEngine(answer=lambda prompt: [5] * 300, seconds_per_token=0.01)
+    engine = HeldEngine()
 
     async def test(server: DrainingServer, client: httpx.AsyncClient) -> None:
         assert (await client.get("/health")).status_code == 200
@@ -79,7 +85,7 @@ def test_the_first_signal_lets_what_is_in_flight_finish() -> None:
             send_signal(server)
             assert (await client.get("/health")).status_code == 503
             assert (await client.post("/v1/completions", json={"prompt": "a"})).status_code == 503
-            engine.seconds_per_token = 0.0
+            engine.goes_on.set()
 
         text = await streaming(client, then)
         assert '"finish_reason":"stop"' in text
@@ -97,7 +103,7 @@ def test_what_outlasts_the_drain_timeout_is_ended_with_an_error() -> None:
         assert '"code":"engine_closed"' in text
         assert text.endswith("data: [DONE]\n\n")
 
-    served(test, EndlessEngine(), drain_timeout=0.1)
+    served(test, HeldEngine(), drain_timeout=0.0)
 
 
 def test_the_second_signal_ends_at_once() -> None:
@@ -111,7 +117,7 @@ def test_the_second_signal_ends_at_once() -> None:
             while server.servers[0].is_serving():  # though a stream is open
                 await asyncio.sleep(0.01)
 
-    served(test, EndlessEngine(), drain_timeout=60)
+    served(test, HeldEngine())
 
 
 def test_a_taken_address_is_an_error_before_anything_is_loaded() -> None:
