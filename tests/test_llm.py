@@ -269,7 +269,24 @@ def test_async_generate_and_stream(speculative: LLM) -> None:
     assert streamed == texts[0]
 
 
+class Held:
+    """Lets an engine make so many steps and no more."""
+
+    def __init__(self, engine: Engine, num_steps: int) -> None:
+        self.num_left = num_steps
+        self._step = engine.step
+        engine.step = self._held  # type: ignore[method-assign]
+
+    def _held(self) -> list[StepOutput]:
+        if not self.num_left:
+            time.sleep(0.001)
+            return []
+        self.num_left -= 1
+        return self._step()
+
+
 def test_cancelling_ends_the_requests() -> None:
+    """Before their first step, and in the middle; few steps are made before all have ended."""
     long = SamplingParams(temperature=0, max_tokens=1500, ignore_eos=True)
 
     async def consume(llm: AsyncLLM) -> None:
@@ -278,19 +295,25 @@ def test_cancelling_ends_the_requests() -> None:
 
     async def go() -> None:
         with AsyncLLM() as llm:
-            for wait in (0, 0, 0.05):
+            for num_steps in (0, 1, 5):
+                held = llm.call(lambda engine, steps=num_steps: Held(engine, steps))
                 tasks = [
                     asyncio.create_task(consume(llm)),
                     asyncio.create_task(llm.agenerate(PROMPTS, long)),
                 ]
-                await asyncio.sleep(wait)
+                await asyncio.sleep(0)
+                while held.num_left:
+                    await asyncio.sleep(0.001)
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
-            await llm.agenerate("x", GREEDY)
-            while (stats := llm.stats()).num_running + stats.num_waiting:
-                await asyncio.sleep(0.005)
-            assert stats.num_output_tokens < 3 * 4 * 1500 / 2
+                num_more = 0
+                while (stats := llm.stats()).num_running + stats.num_waiting:
+                    held.num_left, num_more = 1, num_more + 1
+                    await asyncio.sleep(0.001)
+                assert num_more < 750
+                held.num_left = -1
+                assert len((await llm.agenerate("x", GREEDY)).token_ids) == GREEDY.max_tokens
 
     asyncio.run(go())
 

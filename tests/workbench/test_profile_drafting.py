@@ -18,10 +18,16 @@ from paceline.proposers.draft_model.loading import draft_runner, open_draft
 from paceline.runtime.model_runner import ModelRunner
 from paceline.workbench import profile_drafting
 from paceline.workbench.profile_drafting import measure_drafting
+from tests.workbench.exact_clock import FORWARD, READING, ROW, run_exactly
 
 MODEL = SpeculativeConfig("draft_model", embedded_model("draft"))
 SELF = SpeculativeConfig("self", draft_layers=2)
-INSTANT = CostTable("instant", [CostPoint(1, 0, 1, 1, 1e-6), CostPoint(1, 0, 64, 64, 2e-6)])
+OUTSIDE = 0.3
+"""Milliseconds that follow a forward."""
+EXACT = CostTable(
+    "exact",
+    [CostPoint(n, 0, width, width, FORWARD + ROW * n * width) for n in (1, 4) for width in (1, 16)],
+)
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +49,7 @@ def opened(built: BuiltEngine, draft: SpeculativeConfig) -> tuple[Checkpoint, Mo
 def test_what_is_measured(
     built: BuiltEngine, draft: SpeculativeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    run_exactly(monkeypatch, lambda requests, nodes: OUTSIDE)
     engine, runs = built.engine, list[profile_drafting._Run]()
     proposers, held = engine.drafting.proposers, engine.runner.kv.pool.num_available
     run = profile_drafting._run
@@ -52,11 +59,13 @@ def test_what_is_measured(
         return runs[-1]
 
     monkeypatch.setattr(profile_drafting, "_run", noted)
-    host = COMPUTE.call(lambda: measure_drafting(built, draft, *opened(built, draft), INSTANT))
+    host = COMPUTE.call(lambda: measure_drafting(built, draft, *opened(built, draft), EXACT))
     assert [run.forwards for run in runs] == [1, 4, 4, 4]
-    assert all(run.ms > run.inside_ms > 0.0 for run in runs)
-    assert 0.0 < host.call < 20.0
-    assert all(0.0 <= ms < 20.0 for ms in astuple(host))
+    assert all(run.ms > run.inside_ms > FORWARD for run in runs)
+    looks = 20 * READING
+    assert (host.call, host.level) == pytest.approx((OUTSIDE, OUTSIDE), abs=looks)
+    assert 0.0 <= host.request < ROW
+    assert 0.0 <= host.node < ROW
     # Nothing was drafted for anybody, and everything is as it was.
     assert engine.stats().speculation.num_draft_tokens == 0
     assert engine.drafting.proposers == proposers
@@ -90,5 +99,5 @@ def test_forwards_by_the_table_are_no_time_of_the_host() -> None:
 
 def test_a_short_context_has_none(built: BuiltEngine) -> None:
     short = COMPUTE.call(lambda: build(128))
-    found = COMPUTE.call(lambda: measure_drafting(short, MODEL, *opened(short, MODEL), INSTANT))
+    found = COMPUTE.call(lambda: measure_drafting(short, MODEL, *opened(short, MODEL), EXACT))
     assert found == NO_DRAFTING_HOST_TIME == DraftingHostTime()

@@ -6,9 +6,7 @@ planner, too, decides by it.
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,46 +16,20 @@ from paceline.engine.build import BuiltEngine, build_engine
 from paceline.engine.compute_thread import COMPUTE
 from paceline.llm import embedded_model
 from paceline.policy.host_time import NO_DRAFTING_HOST_TIME, NO_HOST_TIME
-from paceline.runtime.model_runner import ModelRunner
 from paceline.workbench.profile_host import CALLED, measure_host_time
 from paceline.workbench.profile_script import drafted_steps
+from tests.workbench.exact_clock import READING, run_exactly
 
-READING = 0.002
-"""Milliseconds that pass between two looks at the clock."""
-FORWARD, ROW = 4.0, 0.1
-"""Milliseconds of a forward, and of each of its rows."""
 REQUEST, DRAFT, NODE = 0.3, 0.05, 0.01
-"""Milliseconds outside of it: of each request, and where there are drafts of each and its nodes."""
-
-
-class Clock:
-    """Stands in for ``time.perf_counter``."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        self.passed(READING)
-        return self.now
-
-    def passed(self, milliseconds: float) -> None:
-        self.now += milliseconds / 1e3
+"""Milliseconds outside of a forward: of each request, and where there are drafts of each and its nodes."""
 
 
 @pytest.fixture(autouse=True)
 def _machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, forward = Clock(), ModelRunner.forward
+    def outside(requests: int, nodes: int) -> float:
+        return REQUEST * requests + (DRAFT * requests + NODE * nodes if nodes else 0.0)
 
-    def timed(self: ModelRunner, batch: Any, greedy: bool = False) -> Any:
-        result, inside = forward(self, batch, greedy), FORWARD + ROW * batch.num_rows
-        self.seconds += inside / 1e3
-        spans = len(result.offsets) - 1
-        nodes = batch.num_rows - spans
-        clock.passed(inside + REQUEST * spans + (DRAFT * spans + NODE * nodes if nodes else 0.0))
-        return result
-
-    monkeypatch.setattr(time, "perf_counter", clock)
-    monkeypatch.setattr(ModelRunner, "forward", timed)
+    run_exactly(monkeypatch, outside)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # no profile of the real machine
 
 
