@@ -21,7 +21,7 @@ RUN_READY := .venv/.ready-run
 DEV_READY := .venv/.ready-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo real test test-slow test-real test-emulated native sanitize lint format peers clients clean
+.PHONY: help demo real test test-slow test-timing test-real test-emulated native sanitize lint format peers clients clean
 
 help: ## List these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -33,11 +33,14 @@ real: $(RUN_READY) ## Fetch a small real model (SmolLM2, 98 MB, Apache-2.0)
 	$(BIN)/paceline pull smollm2
 	@echo "Ask it: $(BIN)/paceline run smollm2; other models: $(BIN)/paceline models"
 
-test: $(DEV_READY) ## Run the tests (without the slow ones)
+test: $(DEV_READY) ## Run the tests (without the slow ones and those that measure time)
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 test-slow: $(DEV_READY) ## Run all tests, the slow ones included
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not real" $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not real and not timing" $(ARGS)
+
+test-timing: $(DEV_READY) ## Run the tests that measure time, one by one, on a machine that rests
+	$(BIN)/python -m pytest -n 0 -m timing $(ARGS)
 
 test-real: $(DEV_READY) ## Run the tests on real models, which are fetched first (350 MB)
 	$(BIN)/python -m pytest -n $(WORKERS) -m real tests/real $(ARGS)

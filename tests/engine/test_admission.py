@@ -21,6 +21,7 @@ def test_what_is_no_token_is_named(bad: object) -> None:
         check_prompt([*range(5, 50), bad], GREEDY, 100, VOCAB)  # type: ignore[list-item]
 
 
+@pytest.mark.timing
 def test_a_long_prompt_holds_nobody_up() -> None:
     """The engine's thread looks at it, so it does not look at every token by itself."""
     prompt = list(range(VOCAB)) * 100

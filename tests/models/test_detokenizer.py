@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import pytest
@@ -167,14 +166,12 @@ def test_special_tokens_and_unknown_ids_say_nothing() -> None:
 
 @pytest.mark.parametrize("token_id", [3 + 0x80, 3 + 0x41, 290])
 @pytest.mark.parametrize("kind", sorted(MAKERS))
-def test_time_per_token_does_not_grow(kind: str, token_id: int) -> None:
-    """Endless rubbish included; quadratic work would take minutes."""
-    began = time.thread_time()
+def test_the_work_per_token_does_not_grow(kind: str, token_id: int) -> None:
+    """Endless rubbish included; quadratic work would not end within the time-out."""
     checker = TextStream(MAKERS[kind], [], stop=["never", "ever" * 20])
     for _ in range(20_000):
         checker.push(token_id)
     checker.take_text(final=True)
-    assert time.thread_time() - began < 20
     assert len(checker.text) >= 10_000
 
 

@@ -47,6 +47,7 @@ def test_resizing() -> None:
         native.set_threads(0)
 
 
+@pytest.mark.timing
 def test_idle_workers_use_no_cpu() -> None:
     """Three that went on spinning would use one processor at least."""
     native.set_threads(4)

@@ -118,6 +118,7 @@ def test_rows_within_a_time() -> None:
 # --- speed ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.timing
 def test_it_is_cheap_enough_for_every_step() -> None:
     """A bound that only an accident exceeds: a step has some ten microseconds for each of these."""
     model, shape = CostModel(additive_table()), StepShape(32, 32 * 300, 32 * 300, 32, 32)

@@ -232,6 +232,7 @@ def fibonacci_word(length: int) -> list[int]:
 
 
 @pytest.mark.slow
+@pytest.mark.timing
 @pytest.mark.parametrize(
     "tokens",
     [

@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -138,34 +139,45 @@ HOSTILE: dict[str, dict[str, Any]] = {
 }
 
 
-def use(compiler: GrammarCompiler, options: dict[str, Any]) -> tuple[str, float]:
-    """Why a specification was refused, if it was, and the processor time of its slowest mask."""
-    slowest = 0.0
-    try:
-        (constraint,) = compiler.constraints(StructuredOutputs(**options), 1)
-    except RequestError as error:
-        return str(error), slowest
+def masks(compiler: GrammarCompiler, options: dict[str, Any]) -> Iterator[bytes]:
+    """The first masks of a specification, each after the lowest token that the one before allows.
+
+    Raises:
+        RequestError: it is refused.
+    """
+    (constraint,) = compiler.constraints(StructuredOutputs(**options), 1)
     for _ in range(10):
-        before = time.process_time()
-        mask = int.from_bytes(constraint.mask(()), "little")
-        slowest = max(slowest, time.process_time() - before)
-        token = (mask & -mask).bit_length() - 1
+        yield constraint.mask(())
+        allowed = int.from_bytes(constraint.mask(()), "little")
+        token = (allowed & -allowed).bit_length() - 1
         if token <= 0:
-            break
+            return
         constraint.advance(token)
-    return "", slowest
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_specifications_end_soon(compiler: GrammarCompiler, name: str) -> None:
-    """Refused, or as quick as any other."""
-    began = time.perf_counter()
-    problem, slowest = use(compiler, HOSTILE[name])
-    most = grammar.DEADLINE_SECONDS + 60.0
-    assert time.perf_counter() - began < most, "a second, were the machine not shared"
-    assert slowest < 1.0
+def test_hostile_specifications_are_refused_or_used(compiler: GrammarCompiler, name: str) -> None:
+    problem = ""
+    try:
+        assert any(masks(compiler, HOSTILE[name]))
+    except RequestError as error:
+        problem = str(error)
     assert len(problem) < 500
     assert problem == "" or "structured_outputs" in problem
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_specifications_end_soon(compiler: GrammarCompiler, name: str) -> None:
+    """Refused in time, or as quick as any other."""
+    began, slowest = time.perf_counter(), 0.0
+    with suppress(RequestError):
+        before = time.process_time()
+        for _ in masks(compiler, HOSTILE[name]):
+            slowest = max(slowest, time.process_time() - before)
+            before = time.process_time()
+    assert time.perf_counter() - began < grammar.DEADLINE_SECONDS + 1.0
+    assert slowest < 1.0
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,7 @@ def test_what_http_observes() -> None:
     assert value(found, "paceline:requests_rejected_total") == 1
 
 
+@pytest.mark.timing
 def test_observing_takes_microseconds() -> None:
     metrics = ServerMetrics()
     best = float("inf")

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -208,29 +207,40 @@ def test_options_are_checked(tmp_path: Path, options: dict[str, Any]) -> None:
         lm_config(tmp_path, options.pop("output", str(tmp_path)), **options)
 
 
+TRAIN_AND_DIE = """
+import os, signal, sys, torch
+from tests.training.toy_text import lm_config
+from paceline.training.lm import train_lm
+
+torch.set_num_threads(1)
+corpus, folder, saves, replace = *sys.argv[1:3], int(sys.argv[3]), os.replace
+
+def dies(*paths):  # when a file is written but not yet in its place
+    global saves
+    saves -= 1
+    if saves == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    replace(*paths)
+
+os.replace = dies
+train_lm(lm_config(corpus, folder, save_minutes=0.0, steps=60))
+"""
+
+
 @pytest.mark.slow
 def test_killed_process_continues(corpus: Path, tmp_path: Path) -> None:
-    script = (
-        "import sys, torch; torch.set_num_threads(1)\n"
-        "from tests.training.toy_text import lm_config\n"
-        "from paceline.training.lm import train_lm\n"
-        "train_lm(lm_config(sys.argv[1], sys.argv[2], save_minutes=0.0, steps=300))\n"
-    )
     root = Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"}
 
-    def start(folder: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", script, str(corpus), str(tmp_path / folder)]
-        return subprocess.Popen(command, env=environment, cwd=root)
+    def train(folder: str, last_save: int = 0) -> int:
+        options = [str(corpus), str(tmp_path / folder), str(last_save)]
+        command = [sys.executable, "-c", TRAIN_AND_DIE, *options]
+        return subprocess.run(command, env=environment, cwd=root, check=False).returncode
 
-    assert start("whole").wait() == 0
-    process = start("killed")
-    while not (tmp_path / "killed" / FILE_NAME).exists():
-        time.sleep(0.01)
-    time.sleep(0.5)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    assert start("killed").wait() == 0
+    assert train("whole") == 0
+    assert train("killed", last_save=40) == -signal.SIGKILL
+    assert (tmp_path / "killed" / FILE_NAME).exists()
+    assert train("killed") == 0
     weights = [(tmp_path / n / "model.safetensors").read_bytes() for n in ("whole", "killed")]
     assert weights[0] == weights[1]
     assert json.loads((tmp_path / "killed" / "config.json").read_text())["dtype"] == "float32"

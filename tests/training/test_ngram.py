@@ -310,7 +310,7 @@ def test_tokens_outside_the_vocabulary_are_refused() -> None:
         counts_of([], 2)
 
 
-@pytest.mark.slow
+@pytest.mark.timing
 def test_a_million_tokens_are_learnt_in_under_twenty_seconds(tmp_path: Path) -> None:
     dice = np.random.default_rng(0)
     tokens = np.minimum(dice.zipf(1.3, 1_000_000) - 1, 4095).astype(np.int32)

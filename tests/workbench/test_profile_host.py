@@ -21,7 +21,8 @@ from paceline.workbench.profile_script import drafted_steps
 from tests.workbench.exact_clock import READING, run_exactly
 
 REQUEST, DRAFT, NODE = 0.3, 0.05, 0.01
-"""Milliseconds outside of a forward: of each request, and where there are drafts of each and its nodes."""
+"""Milliseconds outside of forwards: of each request, and where there are drafts of each and its
+nodes."""
 
 
 @pytest.fixture(autouse=True)
