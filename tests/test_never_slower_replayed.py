@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 
+from paceline.policy.cost_points import CostPoint
+from paceline.policy.cost_table import CostTable
+from paceline.workbench.profile import Profile
 from tests.programs import module
+
+WIDTHS = [(requests, width) for requests in (1, 4) for width in (1, 8, 64)]
 
 
 def row(**changes: Any) -> dict[str, Any]:
@@ -53,13 +58,20 @@ def test_a_summary_names_the_worst_workload() -> None:
     assert sampled.split()[-1] == "code"
 
 
+def table(name: str, ms: float) -> CostTable:
+    points = [CostPoint(n, 0, width, width, ms * (1 + n * width / 16)) for n, width in WIDTHS]
+    return CostTable(name, points)
+
+
 def test_saved_tables_give_the_same_ratios_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = module("never_slower_replayed")
+    profiles = [Profile(table("target", 4.0)), Profile(table("draft", 0.5))]
+    monkeypatch.setattr(program, "measure_profiles", lambda *_: (profiles, []))
     file = tmp_path / "first.json"
     options = ["--quick", "--prompts", "embedded", "--workloads", "code,prose"]
-    options += ["--concurrency", "1,16", "--num-prompts", "2", "--profile-seconds", "1"]
+    options += ["--concurrency", "1,16", "--num-prompts", "2"]
     options += ["--traces", str(tmp_path)]
     assert program.main([*options, "--output", str(file)]) == 0
     assert program.main([*options, "--costs", str(file), "--json"]) == 0
