@@ -6,7 +6,7 @@ call, on where the row sits among them, or on the number of threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -173,13 +173,12 @@ def variant(name: str) -> ModelConfig:
 def runner(config: ModelConfig, ops: Any, kv_dtype: str = "auto") -> ModelRunner:
     decoder = Decoder(config, toy_tensors(config=config), ops, config.max_position)
     kv_dtype = ops.default_kv_dtype if kv_dtype == "auto" else kv_dtype
-    kv = KVCache(ops.kv_memory(config, 40, kv_dtype))
-    kv.poison_free()
-    return ModelRunner(decoder, kv)
+    return ModelRunner(decoder, KVCache(ops.kv_memory(config, 40, kv_dtype)))
 
 
 def logits_of(model: ModelRunner, tokens: list[int], chunks: list[int]) -> torch.Tensor:
-    """Logits of every position, computed in the given chunks."""
+    """Logits of every position, computed in the given chunks; what ran before shows in none."""
+    model.kv.poison_free()
     model.kv.open(0)
     rows, start = [], 0
     for size in chunks:
@@ -195,27 +194,28 @@ def logits_of(model: ModelRunner, tokens: list[int], chunks: list[int]) -> torch
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_chunking_does_not_change_a_bit(backend: Any, name: str) -> None:
-    config = variant(name)
+    model = runner(variant(name), backend)
     tokens = [(7 * i * i + 3) % VOCAB for i in range(70)]
-    truth = logits_of(runner(config, backend), tokens, [70])
+    truth = logits_of(model, tokens, [70])
     assert torch.isfinite(truth).all()
     for count, chunks in ((1, [1] * 70), (2, [16, 16, 38]), (2, [3, 30, 1, 36]), (1, [69, 1])):
         torch.set_num_threads(count)
-        assert torch.equal(logits_of(runner(config, backend), tokens, chunks), truth), chunks
+        assert torch.equal(logits_of(model, tokens, chunks), truth), chunks
 
 
-@pytest.mark.parametrize("start", range(17))
 @pytest.mark.parametrize("name", ["plain", "sliding", "softcap"])
-def test_trees_equal_their_paths(backend: Any, name: str, start: int) -> None:
+def test_trees_equal_their_paths(backend: Any, name: str) -> None:
     """Every node of a tree has the bits of the same tokens decoded one after another."""
-    check_tree(lambda: runner(variant(name), backend), start)
+    model, other = (runner(variant(name), backend) for _ in range(2))
+    for start in range(17):  # wherever in a block the tree begins
+        check_tree(model, other, start)
 
 
-def check_tree(make: Callable[[], ModelRunner], start: int) -> None:
+def check_tree(model: ModelRunner, other: ModelRunner, start: int) -> None:
     prompt = [(5 * i + 1) % VOCAB for i in range(start)]
     tokens = [9, 4, 8, 4, 6, 7, 2, 1, 3]
     parents = [-1, 0, 0, 1, 1, 2, 3, 6, 2]
-    model, other = make(), make()
+    model.kv.poison_free()
     model.kv.open(0)
     if start:
         model.kv.reserve(0, start)
@@ -231,13 +231,14 @@ def check_tree(make: Callable[[], ModelRunner], start: int) -> None:
             path.insert(0, tokens[at])
             at = parents[at]
         alone = logits_of(other, prompt + path, [start + len(path)])
-        assert torch.equal(got[node], alone[-1]), node
+        assert torch.equal(got[node], alone[-1]), (start, node)
     kept = [0, 2, 5]  # close the gaps, and go on
     model.kv.commit(0, kept)
     model.kv.reserve(0, 1)
     following = model.forward(model.pack([Span.chunk(0, start + len(kept), [5], True)])).logits
     path = prompt + [tokens[node] for node in kept] + [5]
-    assert torch.equal(following[0], logits_of(other, path, [len(path)])[-1])
+    assert torch.equal(following[0], logits_of(other, path, [len(path)])[-1]), start
+    model.kv.free(0)
 
 
 KV_HEADS = replace(TOY, head_dim=40)  # in int8 a group of 32 dimensions, and one of the rest
@@ -249,11 +250,12 @@ ROUNDING = 0.05  # of arithmetic that rounds activations, and then some of them 
 def test_every_kv_dtype_leaves_rows_alone(backend: Any, kv_dtype: str) -> None:
     """A row's bits depend on neither chunks nor tree, and its numbers on the dtype a little."""
     tokens = [(7 * i * i + 3) % VOCAB for i in range(70)]
-    truth = logits_of(runner(KV_HEADS, backend, kv_dtype), tokens, [70])
+    model, other = (runner(KV_HEADS, backend, kv_dtype) for _ in range(2))
+    truth = logits_of(model, tokens, [70])
     for chunks in ([1] * 70, [3, 30, 1, 36]):
-        assert torch.equal(logits_of(runner(KV_HEADS, backend, kv_dtype), tokens, chunks), truth)
+        assert torch.equal(logits_of(model, tokens, chunks), truth)
     for start in (0, 13):
-        check_tree(lambda: runner(KV_HEADS, backend, kv_dtype), start)
+        check_tree(model, other, start)
     exact = logits_of(runner(KV_HEADS, backend, "float32"), tokens, [70])
     error = (truth - exact).square().mean() / exact.square().mean()
     assert error.sqrt() <= (LOSS[kv_dtype] if backend.dtype == "float32" else ROUNDING)
@@ -262,8 +264,9 @@ def test_every_kv_dtype_leaves_rows_alone(backend: Any, kv_dtype: str) -> None:
 def test_batch_mix_does_not_change_a_bit(backend: Any) -> None:
     """Prefill, decode and tree spans of five requests in one forward."""
     config = variant("plain")
-    alone = {n: logits_of(runner(config, backend), [n] * 40, [40])[-1] for n in range(5)}
-    model = runner(config, backend)
+    model, other = (runner(config, backend) for _ in range(2))
+    alone = {n: logits_of(other, [n] * 40, [40])[-1] for n in range(5)}
+    model.kv.poison_free()
     spans = []
     for n in range(5):
         model.kv.open(n)
@@ -289,11 +292,10 @@ WIDE = replace(TOY, hidden_size=288, intermediate_size=300)  # groups of 128, 12
 def test_scales_of_activations_leave_rows_alone(dtype: str) -> None:
     """Neither the chunks nor a neighbour, whatever it holds, changes a bit of a row."""
     tokens = [(7 * i * i + 3) % VOCAB for i in range(40)]
-    truth = logits_of(runner(WIDE, CpuOps(dtype)), tokens, [40])
-    for chunks in ([1] * 40, [3, 30, 7]):
-        model = runner(WIDE, CpuOps(dtype))
-        assert torch.equal(logits_of(model, tokens, chunks), truth)
     model = runner(WIDE, CpuOps(dtype))
+    truth = logits_of(model, tokens, [40])
+    for chunks in ([1] * 40, [3, 30, 7]):
+        assert torch.equal(logits_of(model, tokens, chunks), truth)
     for n in range(3):
         model.kv.open(n)
         model.kv.reserve(n, 40)
