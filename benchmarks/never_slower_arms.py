@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
+from goodput import ARMS
 from harness import note
 from never_slower_report import CONTROL, OURS, PLAIN
 from peers_models import hugging_face
@@ -35,7 +36,6 @@ from paceline.request import StepOutput
 from paceline.sampling_params import SamplingParams
 from paceline.workbench.profile import measure_profiles
 from paceline.workbench.profile_store import stored_table
-from paceline.workbench.rivals import RIVALS
 
 LONGEST = 8
 """Tokens along a path of the drafts whose length a rule decides."""
@@ -132,11 +132,11 @@ def open_arms(pair: str, config: EngineConfig, proposers: str, profile: bool) ->
 
 
 def _rival_engines(built: BuiltEngine, draft: str) -> dict[str, Engine]:
-    depths = {name: DEPTHS.get(name, LONGEST) for name in RIVALS}
+    depths = {name: DEPTHS.get(name, LONGEST) for name in ARMS}
     proposers = {
         depth: built.proposers_for(chains(draft, depth)) for depth in sorted(set(depths.values()))
     }
-    return {name: _engine(built, proposers[depths[name]], RIVALS[name]) for name in RIVALS}
+    return {name: _engine(built, proposers[depths[name]], ARMS[name]) for name in ARMS}
 
 
 def _engine(

@@ -23,6 +23,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from goodput import GOODPUT, OUR_GOODPUT, Goodput
 from harness import arguments, names, note, numbers
 from never_slower_arms import DEPTHS, LONGEST, chains, default, described, pair_folders
 from never_slower_cells import CONCURRENCY, PRE_REGISTERED, Cell, full_grid
@@ -122,6 +123,8 @@ def arms(simulator: Simulator, ours: Configs) -> Iterator[tuple[str, ReplayResul
     for name, make in RIVALS.items():
         configs = chains(embedded_model("draft"), DEPTHS.get(name, LONGEST))
         yield name, simulator.run(configs, lambda cost, *_, make=make: make(cost))
+    for name, configs in ((GOODPUT, chains(embedded_model("draft"), LONGEST)), (OUR_GOODPUT, ours)):
+        yield name, simulator.run(configs, lambda cost, drafting, _: Goodput(cost, drafting))
     yield OURS, simulator.run(ours, PLANNERS["auto"])
 
 

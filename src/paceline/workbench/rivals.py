@@ -44,7 +44,7 @@ def _until(goes_on: Callable[[int, int, float], bool]) -> Prices:
     return Prices(nodes=(0.5,), estimate=lambda *node: float(goes_on(*node)))
 
 
-class _LimitedLength(FixedPlanner, ABC):
+class LimitedLength(FixedPlanner, ABC):
     """Drafts for each request up to a length."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class _LimitedLength(FixedPlanner, ABC):
         return super().choose(trees, shortened, node_budget)
 
 
-class FixedLength(_LimitedLength):
+class FixedLength(LimitedLength):
     """The same length always, as ``num_speculative_tokens`` sets it in vLLM and others."""
 
     def __init__(self, length: int) -> None:
@@ -83,7 +83,7 @@ class FixedLength(_LimitedLength):
         return self._length
 
 
-class AdaptiveLength(_LimitedLength):
+class AdaptiveLength(LimitedLength):
     """One token more where drafts are mostly accepted, one less where they are mostly not.
 
     The family of Hugging Face's ``num_assistant_tokens_schedule="heuristic"``, which lengthens the
