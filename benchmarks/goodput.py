@@ -134,6 +134,6 @@ def _depth(trees: Sequence[DraftTree]) -> int:
 
 GOODPUT = "goodput"
 OUR_GOODPUT = "goodput, our drafts"
-"""The same rule with the drafts of the other rules, and with those that our planner chooses from."""
+"""The same rule with the drafts of the other rules, and with those our planner chooses from."""
 ARMS: dict[str, Callable[[CostModel], Planner]] = {**RIVALS, GOODPUT: Goodput}
 """The rules that need nothing but a cost model, by name."""

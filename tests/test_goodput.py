@@ -1,4 +1,4 @@
-"""The null hypothesis: it drafts what the table and the acceptance rates say, and goes on looking."""
+"""The null hypothesis drafts what table and acceptance rates say, and goes on looking."""
 
 from __future__ import annotations
 

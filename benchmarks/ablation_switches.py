@@ -1,0 +1,202 @@
+"""The planner's mechanisms by name, and how each is made to do nothing. Runs no replay.
+
+A switch is a set of replacements: the dotted name of a constant, function or method, and what takes
+its place. Native code cannot be replaced in part, so what it does is done in Python, to the last
+bit alike, for those switches that reach into it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+from unittest.mock import patch
+
+from paceline.policy import acceptance, choice, cost_aware, cost_correction, evidence, merging
+from paceline.policy import asking as asks
+from paceline.policy.prices import FREE
+
+NEVER, ALWAYS = 1e-12, 1e12
+IN_PYTHON = {
+    "paceline.engine.planners._choose": choice.choose_nodes,
+    "paceline.engine.planners._new_calibration": acceptance.Calibration,
+    "paceline.engine.planners.new_correction": cost_correction.Correction,
+    "paceline.engine.drafting.merge": merging.merge,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """How a mechanism is switched off.
+
+    Attributes:
+        lines, constants: that it takes in ``policy/``, about.
+        off: by dotted name below ``paceline.policy``, what takes its place.
+        native: whether the extension does it too.
+    """
+
+    lines: int
+    constants: int
+    off: Mapping[str, Any] = field(default_factory=dict)
+    native: bool = False
+
+
+@contextmanager
+def switched_off(switch: Switch) -> Iterator[None]:
+    """Within it the mechanism does nothing."""
+    with ExitStack() as stack:
+        if switch.native:
+            for name, value in IN_PYTHON.items():
+                stack.enter_context(patch(name, value))
+        for name, value in switch.off.items():
+            stack.enter_context(patch(f"paceline.policy.{name}", value))
+        yield
+
+
+def _constant(value: Any) -> Any:
+    return lambda *_, **__: value
+
+
+def _fixed(value: Any) -> property:
+    return property(lambda self: value, lambda self, new: None)
+
+
+def _planner(**changes: Any) -> Mapping[str, Any]:
+    """A planner some of whose parts are others."""
+    made = cost_aware.CostAwarePlanner.__init__
+
+    def make(self: Any, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        for name, value in changes.items():
+            setattr(self, name, value)
+
+    return {"cost_aware.CostAwarePlanner.__init__": make}
+
+
+def _settle_shared(
+    self: Any, request_id: int | None, tokens: float, ms: float, settle: Any = None
+) -> None:
+    _SETTLE(self, None, tokens, ms)
+
+
+def _observe_verified(self: Any, request: Any, result: Any) -> None:
+    if request.request_id in self._step.trees and len(result.draft):
+        self.calibration.learn(request.request_id, result.draft, result.token_ids)
+    if self._fairness is not None:
+        self._fairness.emitted(request, len(result.token_ids))
+
+
+def _growth_of_forward(self: Any, max_nodes: int) -> Any:
+    step = self._step
+    count = min(
+        max_nodes, max(cost_aware.MAX_NODES, cost_aware.NODES_PER_REQUEST * len(step.requests))
+    )
+    if len(step.growth) <= count:
+        step.growth = self._padding.growth(step.shape, count)
+    return step.growth
+
+
+def _slopes(growth: Any) -> list[float]:
+    steps = [after - before for before, after in pairwise(growth)]
+    return [max(0.0, each) for each in [*steps, *steps[-1:]]] or [0.0]
+
+
+def _is_worth_at_once(self: Any, asked: Any, rate: float, price: float) -> bool:
+    gain = self._accounts.gain(asked.key, asked.request.request_id, rate)
+    return gain > 0.0 or asks.asks_for_drafts(asked.request)
+
+
+def _never_rest(self: Any, *_: Any) -> bool:
+    self.settle()
+    return False
+
+
+_SETTLE = asks.Accounts.settle.__globals__["_Account"].settle
+_ROWS_OF = evidence.rows_of.__wrapped__
+_ONE_BUCKET = {"evidence.EDGES": (), "acceptance.rows_of": _ROWS_OF}
+_NO_GLANCE = {"planner.Source.glance": _fixed(None)}
+_NO_PROBE = {"accounts.PROBE_SHARE": NEVER}
+_NUM_BINS = len(cost_correction.KERNEL)
+_ALONE = [[float(i == j) for j in range(_NUM_BINS)] for i in range(_NUM_BINS)]
+_NOTHING_HEARD = [[0.0] * _NUM_BINS for _ in range(_NUM_BINS)]
+
+SWITCHES: dict[str, Switch] = {
+    # who is asked
+    "glances at a draft": Switch(60, 3, _NO_GLANCE),
+    "glances while resting": Switch(35, 5, {"ledger.Ledger._sees_promise": lambda *_: False}),
+    "probes": Switch(35, 2, _NO_PROBE),
+    "probes and glances": Switch(95, 5, {**_NO_PROBE, **_NO_GLANCE}),
+    "accounts by situation": Switch(15, 3, {"accounts.EXPECTED_TOKENS": ()}),
+    "accounts per request": Switch(12, 2, {"accounts._Account.settle": _settle_shared}),
+    "paces of promised accounts": Switch(6, 2, {"accounts.PROMISED_PACES": (0.2, 0.05)}),
+    "reading as an investment": Switch(20, 1, {"asking.Asking._is_worth": _is_worth_at_once}),
+    "price of who was not tried": Switch(14, 1, {"accounts.TRIED": 0}),
+    "share of delays": Switch(25, 1, {"asking.Asking._may_delay": _constant(True)}),
+    "planning time, learnt": Switch(8, 1, {"asking.HOST_PACE": 0.0}),
+    "saved allowances": Switch(10, 1, {"allowance.SAVED": 1}),
+    "resting": Switch(60, 2, {"ledger.Ledger.is_resting": _never_rest}),
+    # for whom
+    "fairness": Switch(140, 8, _planner(_fairness=None, _slowdown=None)),
+    "drafting for the needy first": Switch(
+        30,
+        1,
+        {"cost_aware.ENOUGH": -ALWAYS, "cost_aware.CostAwarePlanner._needy": _constant(())},
+    ),
+    "fairness at first": Switch(4, 2, {"fairness.AT_FIRST": 0.0}),
+    "weights of the late": Switch(
+        57, 1, {"lateness.Lateness.weights": lambda self, requests: None}
+    ),
+    # what is drafted, and verified
+    "stopping by itself": Switch(60, 0, {"cost_aware.CostAwarePlanner.prices": _constant(FREE)}),
+    "cliffs in prices": Switch(25, 0, {"cost_aware.cheapest_ahead": _slopes}),
+    "price of the first node": Switch(
+        30, 3, {"cost_aware.CostAwarePlanner._growth": _growth_of_forward}
+    ),
+    "rate above plain": Switch(15, 1, {"pace.Pace.factor": _fixed(1.0)}),
+    "padding": Switch(110, 2, {"padding.dips": _constant({})}),
+    # what a node is worth
+    "pooling": Switch(
+        80,
+        8,
+        {
+            "acceptance.Calibration.pool": _constant(None),
+            "acceptance.Pooling.learn": _constant(None),
+        },
+        native=True,
+    ),
+    "priors": Switch(
+        25, 1, {"acceptance.rows_of": lambda origin, number: _ROWS_OF("", number)}, native=True
+    ),
+    "corrections by cell": Switch(25, 3, {"acceptance.CELL_RATE": 0.0}, native=True),
+    "buckets of cells": Switch(8, 1, _ONE_BUCKET, native=True),
+    "slope of a text": Switch(8, 2, {"fit.SLOPE_RATE": 0.0}, native=True),
+    "offset of a text": Switch(12, 5, {"fit.OFFSET_RATE": 0.0, "fit.HASTE": 0.0}, native=True),
+    "haste of the offset": Switch(6, 2, {"fit.HASTE": 0.0}, native=True),
+    "starts of requests": Switch(6, 1, {"acceptance.START_RATE": 0.0}, native=True),
+    "limit of siblings": Switch(13, 0, {"acceptance.limit_siblings": _constant(None)}, native=True),
+    "labels without verification": Switch(
+        4, 0, {"cost_aware.CostAwarePlanner.observe": _observe_verified}, native=True
+    ),
+    # what steps cost, where the clock is read
+    "width checks": Switch(265, 7, _planner(_width_check=None)),
+    "rarity of looks": Switch(15, 1, {"looks.RAREST": 1}),
+    "looks that press": Switch(35, 1, {"looks.PRESSING": 0}),
+    "plain checks": Switch(30, 3, {"pace.PlainCheck.is_due": _fixed(False)}),
+    "plain steps that tell": Switch(15, 0, {"cost.CostModel.is_ambiguous": _constant(False)}),
+    "tilt": Switch(45, 4, {"cost_correction.SLOPES": [0.0] * _NUM_BINS}),
+    "residuals": Switch(70, 8, {"cost_correction.KERNEL": _NOTHING_HEARD}),
+    "hearsay of residuals": Switch(15, 2, {"cost_correction.KERNEL": _ALONE}),
+    "surprises": Switch(35, 2, {"cost_correction.SURPRISE": ALWAYS}),
+    "the whole correction": Switch(
+        241,
+        20,
+        {
+            "cost_correction.Correction._settle": _constant(None),
+            "cost_correction.KERNEL": _NOTHING_HEARD,
+        },
+    ),
+}
+"""By name, in the order of the table. Several mechanisms stand in for each other; they are switched
+off together too."""
