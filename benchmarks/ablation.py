@@ -16,11 +16,12 @@ from statistics import fmean, stdev
 from typing import Any
 
 from ablation_grid import run_replays, run_scenes
-from ablation_switches import SWITCHES, switched_off
+from ablation_switches import PLACEBOS, SWITCHES, switched_off
 from harness import arguments, names, note
 from never_slower_report import NOT_SLOWER, geometric_mean
 from report import Report, table
 
+ALL = {**SWITCHES, **PLACEBOS}
 PLAIN, WHOLE = "plain decoding", "nothing"
 Kept = dict[str, dict[str, list[float]]]
 """By what is switched off and cell: tokens per millisecond, of all and of the slowest request."""
@@ -30,8 +31,8 @@ def measure(name: str) -> dict[str, list[float]]:
     """Every cell with one mechanism switched off."""
     found = {}
     for run in (run_replays, run_scenes):
-        if name in SWITCHES:
-            with switched_off(SWITCHES[name]):
+        if name in ALL:
+            with switched_off(ALL[name]):
                 figures = run(False)
         else:
             figures = run(name == PLAIN)
@@ -49,7 +50,7 @@ def gains(whole: Mapping[str, list[float]], without: Mapping[str, list[float]], 
 
 def row(name: str, kept: Kept) -> dict[str, Any]:
     """What a mechanism brings in the mean and in its best cell, and in which it does most harm."""
-    whole, switch = kept[WHOLE], SWITCHES[name]
+    whole, switch = kept[WHOLE], ALL[name]
     speed, slowest = (gains(whole, kept[name], at) for at in (0, 1))
     found: dict[str, Any] = {"mechanism": name, "lines": switch.lines}
     found["constants"] = switch.constants
@@ -115,7 +116,7 @@ def summary(kept: Kept) -> dict[str, float]:
 
 def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = arguments(__doc__)
-    parser.add_argument("--mechanisms", type=names, default=list(SWITCHES))
+    parser.add_argument("--mechanisms", type=names, default=list(ALL))
     parser.add_argument("--keep", type=Path, help="a file of figures, read and added to")
     return parser.parse_args(argv)
 

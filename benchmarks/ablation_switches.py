@@ -103,7 +103,7 @@ def _slopes(growth: Any) -> list[float]:
     return [max(0.0, each) for each in [*steps, *steps[-1:]]] or [0.0]
 
 
-def _is_worth_at_once(self: Any, asked: Any, rate: float, price: float) -> bool:
+def _is_worth_at_once(self: Any, asked: Any, rate: float) -> bool:
     gain = self._accounts.gain(asked.key, asked.request.request_id, rate)
     return gain > 0.0 or asks.asks_for_drafts(asked.request)
 
@@ -132,9 +132,8 @@ SWITCHES: dict[str, Switch] = {
     "accounts per request": Switch(12, 2, {"accounts._Account.settle": _settle_shared}),
     "paces of promised accounts": Switch(6, 2, {"accounts.PROMISED_PACES": (0.2, 0.05)}),
     "reading as an investment": Switch(20, 1, {"asking.Asking._is_worth": _is_worth_at_once}),
-    "price of who was not tried": Switch(14, 1, {"accounts.TRIED": 0}),
     "share of delays": Switch(25, 1, {"asking.Asking._may_delay": _constant(True)}),
-    "planning time, learnt": Switch(8, 1, {"asking.HOST_PACE": 0.0}),
+    "learnt planning time": Switch(8, 1, {"asking.HOST_PACE": 0.0}),
     "saved allowances": Switch(10, 1, {"allowance.SAVED": 1}),
     "resting": Switch(60, 2, {"ledger.Ledger.is_resting": _never_rest}),
     # for whom
@@ -200,3 +199,11 @@ SWITCHES: dict[str, Switch] = {
 }
 """By name, in the order of the table. Several mechanisms stand in for each other; they are switched
 off together too."""
+PLACEBOS = {
+    "placebo: probes 1 % dearer": Switch(0, 0, {"accounts.PROBE_SHARE": 0.99 * 0.002}),
+    "placebo: glances 1 % rarer": Switch(0, 0, {"ledger.GLANCE_SHARE": 0.99 * 0.005}),
+    "placebo: starts 1 % nearer": Switch(0, 0, {"acceptance.START_RATE": 1.01 * 0.2}, native=True),
+    "placebo: noise 1 % less": Switch(0, 0, {"cost_correction.NOISE": 0.99 * 0.06}),
+}
+"""Changes that cannot matter. What they do to a cell nevertheless is how far its figure depends on
+accidents: one draft more or less, and everything that is learnt of it."""

@@ -23,8 +23,6 @@ PROBE_SHARE = 0.002
 """Share of the time that probes of one proposer may take."""
 START = 0.5
 """Gain that is expected of a proposer that was never asked: enough to be asked some times."""
-TRIED = 8
-"""Drafts after which an account tells more than what was expected."""
 OWN_PACE, SHARED_PACE = 0.2, 0.05
 """Weight of the latest draft in a request's account and in the one over all requests."""
 PROMISED_PACES = 0.5, 0.1
@@ -97,10 +95,6 @@ class Accounts:
         """
         account = self._accounts[key]
         return account.own.get(request_id, account.tokens) - rate * account.ms
-
-    def is_tried(self, key: Key) -> bool:
-        """Whether it is known what asking this proposer brings."""
-        return self._accounts[key].count >= TRIED
 
     def has_gain(self, key: Key, request_ids: Sequence[int], rate: float) -> bool:
         """Whether asking is expected to pay for any of these requests, of which there are some."""

@@ -158,7 +158,6 @@ class Asking:
         drafts: Drafts,
         rate: float,
         needy: Sequence[int] = (),
-        price: float = 0.0,
     ) -> list[Ask]:
         """For which of the candidates a proposer drafts.
 
@@ -167,7 +166,6 @@ class Asking:
                 :meth:`~paceline.policy.planner.Planner.ask`.
             rate: tokens that a millisecond is worth.
             needy: places of requests that cannot wait for the drafts of others alone.
-            price: tokens that the time is worth in which one node for each request is verified.
         """
         name = source.name
         if name not in self._sources:
@@ -184,7 +182,7 @@ class Asking:
                 continue
             lag = lag if lag > USUAL_LAG else 0
             asked = Ask(key, i, request, lag, len(candidates))
-            if self._is_worth(asked, rate, price):
+            if self._is_worth(asked, rate):
                 asks.append(asked)
             else:
                 closed.setdefault(asked.key, []).append(asked)
@@ -198,7 +196,7 @@ class Asking:
             return []
         return asks
 
-    def _is_worth(self, asked: Ask, rate: float, price: float) -> bool:
+    def _is_worth(self, asked: Ask, rate: float) -> bool:
         request = asked.request
         gain = self._accounts.gain(asked.key, request.request_id, rate)
         if (gain > 0.0 and not asked.lag) or asks_for_drafts(request):
@@ -209,8 +207,6 @@ class Asking:
         # situation, in which nobody else drafts.
         usual = asked.key[0], 0
         gain = min(gain, self._accounts.gain(usual, request.request_id, rate))
-        if not self._accounts.is_tried(usual):
-            gain *= max(0.0, 1.0 - price)
         steps = request.remaining / (1 + gain)
         return gain * steps > rate * self._drafting.catch_up(asked.key[0], asked.lag)
 

@@ -163,13 +163,9 @@ class CostAwarePlanner:
         return step.growth
 
     def ask(self, source: Source, candidates: Sequence[int], drafts: Drafts) -> list[int]:
-        step, price = self._step, 0.0
+        step = self._step
         needy = [i for i, ahead in enumerate(step.ahead) if ahead < ENOUGH] if step.ahead else ()
-        if source.costs_forwards:
-            one_each = len(step.requests)
-            growth = self._growth(one_each)
-            price = step.rate * (growth[one_each] - growth[0]) / one_each
-        asks = self._asking.ask(source, step.requests, candidates, drafts, step.rate, needy, price)
+        asks = self._asking.ask(source, step.requests, candidates, drafts, step.rate, needy)
         if step.again and not asks and not needy and self._width_check is not None:
             asks = self._width_check.asks_again(source, step, candidates)
         step.asks += asks
