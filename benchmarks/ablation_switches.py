@@ -154,7 +154,6 @@ SWITCHES: dict[str, Switch] = {
         30, 3, {"cost_aware.CostAwarePlanner._growth": _growth_of_forward}
     ),
     "rate above plain": Switch(15, 1, {"pace.Pace.factor": _fixed(1.0)}),
-    "padding": Switch(110, 2, {"padding.dips": _constant({})}),
     # what a node is worth
     "pooling": Switch(
         80,

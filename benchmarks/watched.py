@@ -32,7 +32,7 @@ class Watched:
 
     def end(self, report: StepReport) -> None:
         if report.num_decoding:
-            self.nodes[report.shape.rows - report.num_decoding - report.padding] += 1
+            self.nodes[report.shape.rows - report.num_decoding] += 1
         else:
             self.prompt_ms += report.total_ms
         self._planner.end(report)

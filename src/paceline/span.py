@@ -172,17 +172,11 @@ class Span(NamedTuple):  # one per request and step: a frozen dataclass takes th
         return cls(request_id, start, token_ids, range(-1, count - 1), rows)
 
     @classmethod
-    def tree(
-        cls, request_id: int, start: int, root: int, draft: DraftTree, padding: int = 0
-    ) -> Span:
-        """The last committed token with its draft tree; the logits of every node are needed.
-
-        Args:
-            padding: further nodes at the end, which nobody looks at.
-        """
-        count = 1 + len(draft.token_ids) + padding
+    def tree(cls, request_id: int, start: int, root: int, draft: DraftTree) -> Span:
+        """The last committed token with its draft tree; the logits of every node are needed."""
+        count = 1 + len(draft.token_ids)
         if count == 1:
             return cls(request_id, start, (root,), (ROOT,), (0,))
-        parents = [ROOT, *[parent + 1 for parent in draft.parents], *[0] * padding]
-        tokens = [root, *draft.token_ids, *[root] * padding]
+        parents = [ROOT, *[parent + 1 for parent in draft.parents]]
+        tokens = [root, *draft.token_ids]
         return cls(request_id, start, tokens, parents, range(count))

@@ -184,13 +184,6 @@ def test_steps_without_candidates_are_one_line() -> None:
     assert "steps 1-3: plain, asked in vain in 1; 3.00 ms each" in lines[1]
 
 
-def test_padding_is_named() -> None:
-    records = [record(0, 2, [1], [], num_padding=3), record(1, 3, [2], NODES[:1], num_padding=2)]
-    lines = list(view(records, [0, 1, 2]).lines([]))
-    assert "plain, nobody was asked, padded to a cheaper width in 1; 3.00 ms each" in lines[1]
-    assert "2 rows of padding make the step cheaper" in "".join(lines[2:])
-
-
 def test_a_short_answer_says_what_was_measured() -> None:
     short = list(summary_lines(explanation([], list(range(FEW_TOKENS)))))
     assert short[-2] == "2.00 times as fast as plain decoding, output identical to its"

@@ -14,7 +14,6 @@ from paceline.sampling_params import SamplingParams
 from paceline.span import ROOT, DraftTree
 
 PROMPT = [1, 2]
-PADDING = 2
 
 
 def scheduled(draft: DraftTree = NO_DRAFT, num_computed: int = 1, num_tokens: int = 1) -> Scheduled:
@@ -56,9 +55,8 @@ def test_greedy_tokens_are_those_of_a_walk_down_the_tree(tree: DraftTree, data: 
     rows = 1 + len(tree)
     argmax = data.draw(st.lists(st.integers(-1, 2), min_size=rows, max_size=rows))
     item = scheduled(tree)
-    item.padding = PADDING
-    # Behind another request's row, and before rows that nobody looks at.
-    result = ForwardResult(NO_LOGITS, [0, 1, 1 + rows + PADDING], [7, *argmax, *[-1] * PADDING])
+    # Behind another request's row.
+    result = ForwardResult(NO_LOGITS, [0, 1, 1 + rows], [7, *argmax])
     first, second = verify(result, [scheduled(), item])
     assert isinstance(first, VerifyResult)
     assert first.token_ids == [7]

@@ -99,8 +99,6 @@ class Machine:
             for each, tree in zip(requests, trees, strict=True)
         }
         rows = count + sum(map(len, trees))
-        padding = planner.padding(StepShape(rows, 0, 0, rows, count), room=512)
-        rows += padding
         self.nodes.append([len(tree) for tree in trees])
         forward_ms = self.times[rows - 1]
         self.milliseconds += forward_ms + draft_ms
@@ -113,7 +111,6 @@ class Machine:
                 forward_ms + draft_ms,
                 count,
                 sum(emitted.values()),
-                padding,
             )
         )
         return emitted

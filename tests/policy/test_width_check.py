@@ -15,7 +15,6 @@ from paceline.policy.cost_table import CostTable
 from paceline.policy.drafting_cost import DraftTime
 from paceline.policy.lateness import Lateness
 from paceline.policy.looks import LONGEST_PAUSE, PRESSING, RAREST, SHARE, Looks
-from paceline.policy.padding import Padding
 from paceline.policy.planned import PlannedStep
 from paceline.policy.planner import Source
 from paceline.policy.width_check import WidthCheck
@@ -126,8 +125,7 @@ def test_batches_are_looked_at_where_a_request_may_be_held_up() -> None:
 
 @pytest.mark.parametrize("is_strict", [True, False])
 def test_which_steps_may_be_looked_at(is_strict: bool) -> None:
-    padding = Padding(CostModel(cost_table(FLAT)))
-    check = WidthCheck(padding, None, is_strict)
+    check = WidthCheck(CostModel(cost_table(FLAT)), None, is_strict)
     one, two = (
         PlannedStep(StepShape(n, 0, 0, n, n), [request(i) for i in range(n)], plain_ms=FLAT[n - 1])
         for n in (1, 2)

@@ -37,7 +37,6 @@ DRAFTING = DraftingCost(
     {"prompt_lookup": DraftTime(call=0.02), "draft_model": DraftTime(0.1, 0.08, 0.002)}
 )
 CURVE = (1.0, 1.05, 1.08, 1.1, 1.9, 2.0)
-DIPS = (1.0, 0.8, 1.5, 1.1, 1.9, 1.3)
 LOOKUP = lookup_config(num_speculative_tokens=6, max_branching=3, max_tree_nodes=10)
 DRAFT = draft_config(num_speculative_tokens=5)
 BUSY = HostTime(step=0.2, request=0.02, draft=0.05, ask=0.04, node=0.01, merge=0.1)
@@ -140,23 +139,6 @@ def test_a_replay_takes_the_steps_of_the_engine(
     ends = [len(trace.output_token_ids) < MAX_TOKENS for trace in steps.traces]
     assert any(ends)  # ends that nobody foresees
     assert not all(ends)  # and those at the limit
-
-
-@pytest.mark.parametrize("concurrency", [1, 4])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_padded_steps_change_no_token_and_no_count(concurrency: int, temperature: float) -> None:
-    lookup = [PromptLookupProposer(LOOKUP)]
-    steps = run_engine(concurrency, temperature, lookup, "auto", DIPS)
-    assert_same_steps("auto", concurrency, steps, [PromptLookupProposer(LOOKUP)], DIPS)
-    plain = run_engine(concurrency, temperature)
-    for mine, other in zip(steps.traces, plain.traces, strict=True):
-        assert mine.token_ids.tolist() == other.token_ids.tolist()
-    drafted = sum(each.num_draft_tokens for each in steps.counters)
-    computed = sum(len(trace.token_ids) - 1 for trace in steps.traces)
-    rejected = drafted - sum(each.num_accepted_tokens for each in steps.counters)
-    if concurrency == 1:
-        assert sum(steps.rows) > computed + rejected
-        assert not {1, 3, 5} & set(steps.rows[-10:])
 
 
 @pytest.mark.parametrize("host", [NO_HOST_TIME, BUSY], ids=["no host", "busy host"])

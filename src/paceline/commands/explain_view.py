@@ -82,8 +82,6 @@ class StepView:
         milliseconds = sum(record.total_ms for record in records) / len(records)
         num_asked = sum(any(asked.asked for asked in record.asks) for record in records)
         asked = f"asked in vain in {num_asked}" if num_asked else "nobody was asked"
-        num_padded = sum(record.num_padding > 0 for record in records)
-        asked += f", padded to a cheaper width in {num_padded}" if num_padded else ""
         name = f"step {first}" if first == last else f"steps {first}-{last}"
         added = "".join(map(self._added, records))
         yield (
@@ -170,9 +168,7 @@ def _ending(record: StepRecord) -> str:
     others = [
         f"{n} {CUT_WORDS[cut]}" for cut, n in cuts.items() if after is None or cut != Cut.COST
     ]
-    rows = record.num_padding
-    padding = [f"{rows} rows of padding make the step cheaper"] if rows else []
-    return "; ".join([said, *others, *padding])
+    return "; ".join([said, *others])
 
 
 def _depth_first(nodes: Sequence[Node]) -> list[int]:

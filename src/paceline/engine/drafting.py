@@ -134,35 +134,6 @@ class Drafting:
         trees, limits = [d.tree for d in drafts], [d.limits for d in drafts]
         return self.planner.choose(trees, limits, node_budget)
 
-    def pad(
-        self,
-        items: Sequence[Scheduled],
-        shape: StepShape,
-        most_rows: int,
-        reserve: Callable[[int, int], bool],
-    ) -> bool:
-        """Widen a step by rows that nobody looks at where it then takes less time.
-
-        Args:
-            shape: of the step, draft nodes included.
-            most_rows: of any step.
-            reserve: KV slots of a request for so many rows; False where there are not enough.
-
-        Returns:
-            Whether it is wider, by the padding of one of its items.
-        """
-        if self._rest.is_on or not self._proposers.entries:
-            return False
-        count = self.planner.padding(shape, most_rows - shape.rows)
-        if not count:
-            return False
-        # It attends to as little as possible.
-        item = min(items, key=lambda item: item.request.num_computed)
-        if not reserve(item.request.request_id, 1 + len(item.draft) + count):
-            return False
-        item.padding = count
-        return True
-
     def _merged(
         self, requests: Sequence[Request], limits: Sequence[DraftLimits]
     ) -> list[DraftTree]:
@@ -233,16 +204,15 @@ class Drafting:
             return
         if not self._proposers.entries:
             return
-        decoding = padding = 0
+        decoding = 0
         if shape.rows == shape.samples == len(items):  # all decode, and nobody drafted
             decoding, items = len(items), ()
         for item in items:
             if item.may_draft:
                 decoding += 1
-                padding += item.padding
             elif item.samples:
                 emitted -= 1  # a prompt's first token
-        report = StepReport(shape, forward_ms, total_ms, decoding, emitted, padding)
+        report = StepReport(shape, forward_ms, total_ms, decoding, emitted)
         try:
             self.planner.end(report)
         except Exception as error:

@@ -175,13 +175,10 @@ class Engine:
             drafts = self._propose(items)
             if drafts:
                 self._plan(items, drafts)
-            most_rows = self.config.max_num_batched_tokens
-            if self.drafting.pad(items, self._shape, most_rows, self.kv.reserve):
-                self._shape = step_shape(items)
         except Exception as error:
             log.warning("drafting failed; the step goes on plainly: %r", error)
             for item in items:
-                item.draft, item.padding = NO_DRAFT, 0
+                item.draft = NO_DRAFT
             self._shape = step_shape(items)
 
     def _propose(self, items: Sequence[Scheduled]) -> list[Draft]:
@@ -236,7 +233,7 @@ class Engine:
         log.warning("a step of %d requests failed and is run again singly: %r", len(items), error)
         for item in items:
             self.kv.rollback(item.request.request_id)
-            item.draft, item.padding = NO_DRAFT, 0
+            item.draft = NO_DRAFT
         return [self._alone(item) for item in items]
 
     def _alone(self, item: Scheduled) -> Verdict | None:

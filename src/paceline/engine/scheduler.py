@@ -30,18 +30,16 @@ class Scheduled:
     """One request's part in a step: the next ``num_tokens`` of its tokens, then its draft.
 
     Attributes:
-        padding: rows at the end that make the whole step cheaper; only where it may draft.
         samples: the span reaches the request's last token, after which one is sampled.
         may_draft: the span is that last token alone, so that a draft may hang below it.
     """
 
-    __slots__ = ("draft", "may_draft", "num_tokens", "padding", "request", "samples")
+    __slots__ = ("draft", "may_draft", "num_tokens", "request", "samples")
 
     def __init__(self, request: Request, num_tokens: int, draft: DraftTree = NO_DRAFT) -> None:
         self.request = request
         self.num_tokens = num_tokens
         self.draft = draft
-        self.padding = 0
         # Fixed here: the request's own counts move when it commits.
         uncomputed = len(request.token_ids) - request.num_computed
         self.samples = num_tokens == uncomputed
@@ -52,7 +50,7 @@ class Scheduled:
         start = request.num_computed
         if self.may_draft:
             root = request.token_ids[-1]
-            return Span.tree(request.request_id, start, root, self.draft, self.padding)
+            return Span.tree(request.request_id, start, root, self.draft)
         tokens = request.token_ids[start : start + self.num_tokens]
         span = Span.chunk(request.request_id, start, tokens, self.samples)
         if request.params.prompt_logprobs is None or start >= request.prompt_len:
@@ -61,10 +59,10 @@ class Scheduled:
 
 
 def step_shape(items: Sequence[Scheduled]) -> StepShape:
-    """What the cost of a step with these spans, drafts and padding included, depends on."""
+    """What the cost of a step with these spans, drafts included, depends on."""
     rows, attended, context, samples = 0, 0, 0, 0
     for item in items:
-        nodes = len(item.draft.token_ids) + item.padding
+        nodes = len(item.draft.token_ids)
         start = item.request.num_computed
         count = item.num_tokens + nodes
         rows += count

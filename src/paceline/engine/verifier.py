@@ -34,7 +34,7 @@ def verify(result: ForwardResult, items: Sequence[Scheduled]) -> list[Verdict | 
 
     Args:
         result: raw logits of the target, or, where all requests want no more, perhaps only their
-            arg-max; a request's rows are its root, its draft nodes and its padding, in span order.
+            arg-max; a request's rows are its root and its draft nodes, in span order.
         items: the spans of this step.
 
     Returns:
@@ -48,7 +48,7 @@ def verify(result: ForwardResult, items: Sequence[Scheduled]) -> list[Verdict | 
     for index, item in enumerate(items):
         if not item.samples:
             continue
-        first = offsets[index + 1] - 1 - len(item.draft.token_ids) - item.padding
+        first = offsets[index + 1] - 1 - len(item.draft.token_ids)
         if not item.request.is_plain_greedy:
             walks.append(_Walk(item, index, first))
             continue

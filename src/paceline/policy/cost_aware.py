@@ -28,7 +28,6 @@ from paceline.policy.fairness import ENOUGH, Fairness
 from paceline.policy.lateness import Lateness
 from paceline.policy.ledger import Ledger
 from paceline.policy.pace import USUAL_EXTRA_MS, Pace
-from paceline.policy.padding import Padding
 from paceline.policy.planned import UNPLANNED, PlannedStep
 from paceline.policy.planner import DraftLimits, Drafts, PlainStep, Source, StepReport
 from paceline.policy.prices import FREE, Prices, cheapest_ahead
@@ -73,7 +72,6 @@ class CostAwarePlanner:
         self.objective = objective or Objective()
         self.calibration = calibration or Calibration()
         self.drafting = drafting or DraftingCost()
-        self._padding = Padding(cost)
         self._is_frozen, self._host = not cost.learns, cost.table.host
         self._choose = choose
         self._asking = Asking(self.drafting, self._host.ask or USUAL_HOST_MS)
@@ -86,7 +84,7 @@ class CostAwarePlanner:
         self._fairness = None if is_strict else Fairness(SLOWDOWN)
         tpot_ms = self.objective.tpot_ms
         self._lateness = None if tpot_ms is None else Lateness(tpot_ms)
-        check = WidthCheck(self._padding, self._lateness, is_strict)
+        check = WidthCheck(cost, self._lateness, is_strict)
         self._width_check = check if cost.learns else None
         self._step, self._is_open = PlannedStep(), False
 
@@ -114,7 +112,7 @@ class CostAwarePlanner:
             self._step = UNPLANNED
             return False
         planned = self._step = PlannedStep(step, requests, began=time.perf_counter(), again=again)
-        planned.plain_ms = self._padding.predict(step)
+        planned.plain_ms = self.cost.predict(step)
         is_due = self._ledger.plain_check.is_due or self.cost.is_ambiguous(step)
         is_checked = is_due and step.requests == len(requests)
         if is_checked and not any(map(asks_for_drafts, requests)):
@@ -131,7 +129,7 @@ class CostAwarePlanner:
         return self._fairness.needy(requests)
 
     def rest_ms(self) -> float:
-        needs_each = self._is_frozen or self._padding.is_known or self._lateness is not None
+        needs_each = self._is_frozen or self._lateness is not None
         return 0.0 if needs_each else self._ledger.quiet_ms
 
     def rested(self, steps: Sequence[PlainStep]) -> None:
@@ -147,13 +145,13 @@ class CostAwarePlanner:
         if step.requests > decoding:
             seen = decoding * step.context_sum / step.requests
             step = StepShape(decoding, seen, seen, decoding, decoding)
-        return self._ledger.pace.tokens_per_ms(decoding, self._padding.predict(step))
+        return self._ledger.pace.tokens_per_ms(decoding, self.cost.predict(step))
 
     def _growth(self, max_nodes: int) -> Sequence[float]:
         step = self._step
         count = min(max_nodes, max(MAX_NODES, NODES_PER_REQUEST * len(step.requests)))
         if len(step.growth) <= count:
-            step.growth = self._padding.growth(step.shape, count)
+            step.growth = self.cost.growth(step.shape, count)
             extra_ms = self._host.draft
             if not self._is_frozen:
                 extra_ms = self._ledger.pace.extra_ms(len(step.requests))
@@ -263,10 +261,6 @@ class CostAwarePlanner:
 
         return pick
 
-    def padding(self, step: StepShape, room: int) -> int:
-        count = self._padding.rows(step) if self._padding.is_known else 0
-        return count if count <= room else 0
-
     def _credit(self, picked: Sequence[DraftTree]) -> None:
         """Note what each proposer's nodes promise beyond the time in which they are verified."""
         step = self._step
@@ -314,14 +308,14 @@ class CostAwarePlanner:
 
     def _planning_ms(self, step: PlannedStep, report: StepReport) -> float:
         if self._is_frozen:
-            drafted = report.shape.rows - report.padding > step.shape.rows
+            drafted = report.shape.rows > step.shape.rows
             return self._host.planning(drafted) if step.asks else 0.0
         return (step.ended - step.began) * 1e3 - step.draft_ms
 
     def _host_ms(self, report: StepReport, step: PlannedStep) -> float:
         """What the table says of the host's time in a step."""
         shape = report.shape
-        nodes = shape.rows - report.padding - step.shape.rows if step.trees else 0
+        nodes = shape.rows - step.shape.rows if step.trees else 0
         drafts = min(nodes, len(step.trees))
         merges = step.num_trees - len(step.trees)
         return self._host.of(shape.requests, drafts, nodes, bool(step.asks), merges)

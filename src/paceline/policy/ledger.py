@@ -110,7 +110,7 @@ class Ledger:
 
     def note(self, report: StepReport) -> None:
         """Take in a step that nobody planned."""
-        shape, forward_ms, total_ms, decoding, emitted, _ = report
+        shape, forward_ms, total_ms, decoding, emitted = report
         is_plain = decoding > 0 and shape.requests == decoding and total_ms > 0.0
         steps = [PlainStep(forward_ms, total_ms, emitted / decoding)] if is_plain else []
         self.note_plain(steps, total_ms)
@@ -134,9 +134,9 @@ class Ledger:
 
     def book(self, report: StepReport, step: PlannedStep) -> None:
         """Learn from a step, once all earlier ones are booked."""
-        shape, forward_ms, total_ms, decoding, emitted, padding = report
+        shape, forward_ms, total_ms, decoding, emitted = report
         host_ms = step.host_ms
-        if self._reads_clock and shape.rows - padding == decoding:
+        if self._reads_clock and shape.rows == decoding:
             # Asked in vain: what the step took beyond a plain one is the price of asking.
             beyond_ms = total_ms - forward_ms - step.draft_ms - self.pace.overhead_ms
             host_ms = max(host_ms, beyond_ms)
@@ -144,7 +144,7 @@ class Ledger:
         is_mixed = shape.requests > decoding
         if not decoding or is_mixed or total_ms <= 0.0:
             return
-        drafted = shape.rows - padding > decoding
+        drafted = shape.rows > decoding
         if self._reads_clock:
             rest_ms = total_ms - forward_ms - step.draft_ms - step.host_ms
             if drafted:

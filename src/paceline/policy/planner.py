@@ -61,12 +61,11 @@ class StepReport(NamedTuple):  # made in every step: a frozen dataclass takes th
     """What a step took and brought, for whoever plans the next one.
 
     Attributes:
-        shape: of the forward, draft nodes and padding included.
+        shape: of the forward, draft nodes included.
         forward_ms: of the target's forward.
         total_ms: of the whole step.
         num_decoding: requests that decoded.
         num_emitted: tokens that these emitted.
-        padding: rows that were neither tokens nor draft nodes.
     """
 
     shape: StepShape
@@ -74,7 +73,6 @@ class StepReport(NamedTuple):  # made in every step: a frozen dataclass takes th
     total_ms: float
     num_decoding: int
     num_emitted: int
-    padding: int = 0
 
 
 class PlainStep(NamedTuple):
@@ -94,8 +92,8 @@ class Planner(Protocol):
     """Decides for each step who drafts, for how much, and which nodes are verified.
 
     A step calls :meth:`begin`, then :meth:`ask`, :meth:`prices` and :meth:`drafted` once per
-    proposer, :meth:`choose`, in any case :meth:`padding`, and, when it has committed,
-    :meth:`observe` per request and :meth:`end`. Requests are named by their place in what
+    proposer, :meth:`choose`, and, when it has committed, :meth:`observe` per request and
+    :meth:`end`. Requests are named by their place in what
     :meth:`begin` was given.
     """
 
@@ -159,15 +157,6 @@ class Planner(Protocol):
         """
         ...
 
-    def padding(self, step: StepShape, room: int) -> int:
-        """Rows by which to widen the forward because it then takes less time.
-
-        Args:
-            step: everything that will be forwarded, draft nodes included.
-            room: most further rows.
-        """
-        ...
-
     def observe(self, request: Request, result: VerifyResult) -> None:
         """Learn from what was verified."""
         ...
@@ -208,9 +197,6 @@ class FixedPlanner:
     def drafted(
         self, source: Source, chosen: Sequence[int], trees: Sequence[DraftTree], milliseconds: float
     ) -> None: ...
-
-    def padding(self, step: StepShape, room: int) -> int:
-        return 0
 
     def observe(self, request: Request, result: VerifyResult) -> None: ...
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from paceline.policy.asks import Ask
+from paceline.policy.cost import CostModel
 from paceline.policy.lateness import Lateness
 from paceline.policy.looks import Looks
-from paceline.policy.padding import Padding
 from paceline.policy.planned import PlannedStep
 from paceline.policy.planner import Source, StepReport
 from paceline.span import DraftTree
@@ -29,14 +29,14 @@ class WidthCheck:
     """See the module's docstring.
 
     Args:
-        padding: predicts forwards.
+        cost: predicts forwards.
         lateness: of requests that are to have a token in time; None where none are.
         is_strict: no request may be held up for others.
     """
 
-    def __init__(self, padding: Padding, lateness: Lateness | None, is_strict: bool) -> None:
+    def __init__(self, cost: CostModel, lateness: Lateness | None, is_strict: bool) -> None:
         self.looks = Looks()
-        self._padding, self._lateness, self._is_strict = padding, lateness, is_strict
+        self._cost, self._lateness, self._is_strict = cost, lateness, is_strict
         self._hopes = False  # something was drafted for a look
 
     def may_look(self, step: PlannedStep) -> bool:
@@ -67,7 +67,7 @@ class WidthCheck:
         """
         if not self.may_look(step):
             return growth
-        forward = self._padding.growth(step.shape, len(growth) - 1)
+        forward = self._cost.growth(step.shape, len(growth) - 1)
         if not self.looks.are_covered(forward[-1] / forward[0], growth[-1] - growth[0]):
             return growth
         self._hopes = True
@@ -82,7 +82,7 @@ class WidthCheck:
         if not self.may_look(step):
             return picked
         looks, growth = self.looks, step.growth
-        forward = self._padding.growth(step.shape, len(growth) - 1)
+        forward = self._cost.growth(step.shape, len(growth) - 1)
         most = looks.most_nodes if looks.is_pressing else len(growth)
         more = pick(hoped(growth, forward)[: most + 1])
         looks.pause(step.plain_ms)
@@ -110,7 +110,7 @@ class WidthCheck:
 
     def end(self, step: PlannedStep, report: StepReport) -> None:
         """A planned step is over."""
-        self.looks.end(report.shape.rows - report.padding - step.shape.rows, report.forward_ms)
+        self.looks.end(report.shape.rows - step.shape.rows, report.forward_ms)
 
 
 def hoped(growth: Sequence[float], forward: Sequence[float]) -> list[float]:

@@ -110,9 +110,6 @@ class RecordingPlanner:
         step.chosen = chosen
         return chosen
 
-    def padding(self, step: StepShape, room: int) -> int:
-        return self.inner.padding(step, room)
-
     def observe(self, request: Request, result: VerifyResult) -> None:
         self.inner.observe(request, result)
         self._step.verified[request.request_id] = result.draft
@@ -143,7 +140,7 @@ class RecordingPlanner:
 
 def _record(index: int, step: _Step, terms: Terms, report: StepReport) -> StepRecord:
     growth = list(terms.growth[: 1 + sum(map(len, step.trees))])
-    num_nodes = report.shape.rows - report.padding - step.shape.rows if step.shape else 0
+    num_nodes = report.shape.rows - step.shape.rows if step.shape else 0
     return StepRecord(
         index=index,
         shape=report.shape,
@@ -156,7 +153,6 @@ def _record(index: int, step: _Step, terms: Terms, report: StepReport) -> StepRe
         total_ms=report.total_ms,
         num_decoding=report.num_decoding,
         num_emitted=report.num_emitted,
-        num_padding=report.padding,
     )
 
 

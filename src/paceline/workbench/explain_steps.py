@@ -110,7 +110,6 @@ class StepRecord:
         predicted_ms: of the forward that ran, before it ran; None where no cost was looked at.
         forward_ms, total_ms: as measured, of the forward and of the whole step.
         num_decoding, num_emitted: requests that decoded, and tokens that these emitted.
-        num_padding: rows that nobody looked at, because with them the step takes less time.
     """
 
     index: int
@@ -124,7 +123,6 @@ class StepRecord:
     total_ms: float
     num_decoding: int
     num_emitted: int
-    num_padding: int = 0
 
     @property
     def nodes(self) -> list[Node]:

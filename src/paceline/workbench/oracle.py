@@ -1,11 +1,10 @@
 """The best drafts of every step, in hindsight: a bound beside which planners are shown.
 
 Of what the proposers would draft, exactly nodes that are going to be accepted, and of these as many
-as pay; who does not bring what is used is not asked. Where a wider step is cheaper it is widened,
-however little that saves. For one request at a time this is the shortest of all sequences of steps,
-found backwards from the last token (dynamic programming): over the same proposers no planner is
-faster. For several, every step is the best one at the rate of tokens over all steps, which is found
-by repetition (Dinkelbach's method for a ratio).
+as pay; who does not bring what is used is not asked. For one request at a time this is the shortest
+of all sequences of steps, found backwards from the last token (dynamic programming): over the same
+proposers no planner is faster. For several, every step is the best one at the rate of tokens over
+all steps, which is found by repetition (Dinkelbach's method for a ratio).
 
 Knows no model and no files.
 """
@@ -24,7 +23,7 @@ from paceline.policy.planner import DraftLimits, Drafts, FixedPlanner, Source, S
 from paceline.proposers.base import Proposer
 from paceline.request import Request
 from paceline.span import DraftTree
-from paceline.workbench.oracle_parts import cheapest, dealt
+from paceline.workbench.oracle_parts import dealt
 from paceline.workbench.replay import NO_TIME, ReplayResult, accepted_nodes, replay
 from paceline.workbench.traces import Trace
 
@@ -83,18 +82,11 @@ class _Oracle(FixedPlanner, ABC):
         self.drafting = drafting
         self.draft_ms = [0.0] * len(logs)
         self._logs = logs
-        self._widest = max(point.width for point in cost.table.points)  # times rise from there on
         self._step: StepShape = NO_STEP
         self._requests: Sequence[Request] = ()
         self._reaches: list[Reach] = []
         self._step_draft_ms = 0.0
         self._tokens, self._ms = 0, 0.0
-
-    def padding(self, step: StepShape, room: int) -> int:
-        if step.samples < step.rows:
-            return 0
-        times = self.cost.growth(step, min(room, self._widest))
-        return times.index(min(times))
 
     @abstractmethod
     def lengths(
@@ -174,7 +166,7 @@ class _Scout(_Oracle):
         for length in range(end - 1, prompt_len - 1, -1):
             times = self._seen[index].get(length, [0.0])
             root = StepShape(1, length - 1, length - 1, 1)
-            forwards = cheapest(self.cost.growth(root, self._widest + len(times)), len(times))
+            forwards = self.cost.growth(root, len(times))
             host = self.cost.table.host
             ways = [
                 (forwards[n] + host.of(1, n > 0, n) + ms + to_go[min(end, length + n + 1)], n, ms)
@@ -224,10 +216,8 @@ class _Rated(_Oracle):
         nobody = [0] * len(requests)
         best, chosen, draft_ms = 0.0, nobody, 0.0
         count = sum(max(r.values(), default=0) for r in reaches)
-        growth, host = self.cost.growth(self._step, count + self._widest), self.cost.table.host
+        growth, host = self.cost.growth(self._step, count), self.cost.table.host
         plain_host_ms = host.of(len(requests), 0)
-        if self._step.samples == self._step.rows:
-            growth = cheapest(growth, count)
         for options, ms in self._options(reaches):
             total = min(most, sum(options))
             for count in range(1, total + 1):

@@ -3,13 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
-
-
-def cheapest(growth: Sequence[float], most: int) -> list[float]:
-    """By node count up to ``most``: the time of the cheapest step with so many nodes or more."""
-    narrow, wide = growth[:most], min(growth[most:])
-    return list(accumulate(reversed(narrow), min, initial=wide))[::-1]
 
 
 def dealt(have: Sequence[int], count: int) -> list[int]:

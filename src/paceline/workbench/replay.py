@@ -163,12 +163,10 @@ class _Replay:
 
     def _step(self, items: Sequence[Scheduled]) -> None:
         shape = roots = step_shape(items)
-        room = (most_rows := self._config.max_num_batched_tokens) - roots.rows
+        room = self._config.max_num_batched_tokens - roots.rows
         drafts = self._drafting.propose(items, roots, room)
         if drafts:
             self._plan(drafts, room)
-            shape = step_shape(items)
-        if self._drafting.pad(items, shape, most_rows, self._kv.reserve):
             shape = step_shape(items)
         forward_ms, draft_ms, merges = self._cost.predict(shape), 0.0, 0
         if drafts:
