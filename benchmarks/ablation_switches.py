@@ -130,7 +130,6 @@ SWITCHES: dict[str, Switch] = {
     "probes and glances": Switch(95, 5, {**_NO_PROBE, **_NO_GLANCE}),
     "accounts by situation": Switch(15, 3, {"accounts.EXPECTED_TOKENS": ()}),
     "accounts per request": Switch(12, 2, {"accounts._Account.settle": _settle_shared}),
-    "paces of promised accounts": Switch(6, 2, {"accounts.PROMISED_PACES": (0.2, 0.05)}),
     "reading as an investment": Switch(20, 1, {"asking.Asking._is_worth": _is_worth_at_once}),
     "share of delays": Switch(25, 1, {"asking.Asking._may_delay": _constant(True)}),
     "learnt planning time": Switch(8, 1, {"asking.HOST_PACE": 0.0}),

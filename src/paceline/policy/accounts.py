@@ -25,8 +25,6 @@ START = 0.5
 """Gain that is expected of a proposer that was never asked: enough to be asked some times."""
 OWN_PACE, SHARED_PACE = 0.2, 0.05
 """Weight of the latest draft in a request's account and in the one over all requests."""
-PROMISED_PACES = 0.5, 0.1
-"""The same where a situation is what the proposer itself promises: that leaves less to chance."""
 EXPECTED_TOKENS = (0.25, 0.75, 1.5)
 """Between these lie the situations that are told apart, by what is drafted."""
 
@@ -45,7 +43,6 @@ class _Account:
     Attributes:
         tokens: that its drafts promise beyond the time in which they are verified.
         ms: that planning and drafting take.
-        paces: weights of the latest draft, for a request and over all.
         count: drafts that these rest on.
         own: tokens by request; who has none goes by ``tokens``.
         probed: when each request was last probed, in probes so far.
@@ -53,19 +50,17 @@ class _Account:
 
     tokens: float = START
     ms: float = 0.0
-    paces: tuple[float, float] = OWN_PACE, SHARED_PACE
     count: int = 0
     own: dict[int, float] = field(default_factory=dict)
     probed: dict[int, int] = field(default_factory=dict)
 
     def settle(self, request_id: int | None, tokens: float, ms: float) -> None:
         self.count += 1
-        own_pace, shared_pace = self.paces
-        pace = max(shared_pace, 1 / (self.count + 2))
-        self.ms += max(pace, own_pace) * (ms - self.ms)
+        pace = max(SHARED_PACE, 1 / (self.count + 2))
+        self.ms += max(pace, OWN_PACE) * (ms - self.ms)
         if request_id is not None:
             before = self.own.get(request_id, self.tokens)
-            self.own[request_id] = max(0.0, before + own_pace * (tokens - before))
+            self.own[request_id] = max(0.0, before + OWN_PACE * (tokens - before))
         # No less than nothing, so that a change of text is believed after few probes.
         self.tokens = max(0.0, self.tokens + pace * (tokens - self.tokens))
 
@@ -85,7 +80,7 @@ class Accounts:
     def open(self, key: Key, promised: float, ms: float) -> None:
         """Expect so much of a proposer that was never asked, half a token at most."""
         if key not in self._accounts:
-            self._accounts[key] = _Account(min(START, promised), ms, PROMISED_PACES)
+            self._accounts[key] = _Account(min(START, promised), ms)
 
     def gain(self, key: Key, request_id: int, rate: float) -> float:
         """What asking this proposer for this request is expected to bring, in tokens.
