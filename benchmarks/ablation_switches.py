@@ -75,12 +75,6 @@ def _planner(**changes: Any) -> Mapping[str, Any]:
     return {"cost_aware.CostAwarePlanner.__init__": make}
 
 
-def _settle_shared(
-    self: Any, request_id: int | None, tokens: float, ms: float, settle: Any = None
-) -> None:
-    _SETTLE(self, None, tokens, ms)
-
-
 def _observe_verified(self: Any, request: Any, result: Any) -> None:
     if request.request_id in self._step.trees and len(result.draft):
         self.calibration.learn(request.request_id, result.draft, result.token_ids)
@@ -104,7 +98,7 @@ def _slopes(growth: Any) -> list[float]:
 
 
 def _is_worth_at_once(self: Any, asked: Any, rate: float) -> bool:
-    gain = self._accounts.gain(asked.key, asked.request.request_id, rate)
+    gain = self._accounts.gain(asked.key, rate)
     return gain > 0.0 or asks.asks_for_drafts(asked.request)
 
 
@@ -113,7 +107,6 @@ def _never_rest(self: Any, *_: Any) -> bool:
     return False
 
 
-_SETTLE = asks.Accounts.settle.__globals__["_Account"].settle
 _ROWS_OF = evidence.rows_of.__wrapped__
 _ONE_BUCKET = {"evidence.EDGES": (), "acceptance.rows_of": _ROWS_OF}
 _NO_GLANCE = {"planner.Source.glance": _fixed(None)}
@@ -129,7 +122,6 @@ SWITCHES: dict[str, Switch] = {
     "probes": Switch(35, 2, _NO_PROBE),
     "probes and glances": Switch(95, 5, {**_NO_PROBE, **_NO_GLANCE}),
     "accounts by situation": Switch(15, 3, {"accounts.EXPECTED_TOKENS": ()}),
-    "accounts per request": Switch(12, 2, {"accounts._Account.settle": _settle_shared}),
     "reading as an investment": Switch(20, 1, {"asking.Asking._is_worth": _is_worth_at_once}),
     "share of delays": Switch(25, 1, {"asking.Asking._may_delay": _constant(True)}),
     "learnt planning time": Switch(8, 1, {"asking.HOST_PACE": 0.0}),

@@ -321,7 +321,7 @@ def test_a_finished_request_leaves_nothing_with_the_planner() -> None:
     engine.drafting.planner = planner
     run_jobs(engine, JOBS)
     accounts = planner._asking._accounts
-    assert not any(each.own or each.probed for each in accounts._accounts.values())
+    assert not any(each.probed for each in accounts._accounts.values())
     assert planner._lateness is not None
     assert not planner._lateness._starts
     assert not planner.calibration.num_requests

@@ -10,44 +10,39 @@ KEY = ("draft_model", 0)
 RATE, COST_MS = 0.5, 2.0
 
 
-def book(accounts: Accounts, request_id: int, gain: float) -> None:
+def book(accounts: Accounts, gain: float) -> None:
     """What asking brought at the going rate."""
-    accounts.settle(KEY, request_id, gain + RATE * COST_MS, COST_MS)
+    accounts.settle(KEY, gain + RATE * COST_MS, COST_MS)
 
 
 def test_a_proposer_that_was_never_asked_is_worth_asking() -> None:
-    assert Accounts().gain(KEY, 1, RATE) == START > 0
+    assert Accounts().gain(KEY, RATE) == START > 0
 
 
 def test_losses_close_an_account_and_few_gains_open_it_again() -> None:
     accounts = Accounts()
     losses = 0
-    while accounts.gain(KEY, 1, RATE) > 0:
-        book(accounts, 1, -0.1)
+    while accounts.gain(KEY, RATE) > 0:
+        book(accounts, -0.1)
         losses += 1
     assert losses <= 10
     for _ in range(1000):
-        book(accounts, 1, -5.0)
-    assert accounts.gain(KEY, 1, RATE) == pytest.approx(-RATE * COST_MS), "its time alone"
-    assert accounts.gain(KEY, 1, 0.0) == 0.0, "nothing pays by being asked among fewer requests"
+        book(accounts, -5.0)
+    assert accounts.gain(KEY, RATE) == pytest.approx(-RATE * COST_MS), "its time alone"
+    assert accounts.gain(KEY, 0.0) == 0.0, "nothing pays by being asked among fewer requests"
     gains = 0
-    while accounts.gain(KEY, 1, RATE) <= 0:
-        book(accounts, 1, 1.0)
+    while accounts.gain(KEY, RATE) <= 0:
+        book(accounts, 1.0)
         gains += 1
     assert gains <= 4
 
 
-def test_a_new_request_starts_from_what_others_learned() -> None:
+def test_situations_have_accounts_of_their_own() -> None:
     accounts = Accounts()
-    for request_id in range(20):
-        book(accounts, request_id, -0.05)
-    assert accounts.gain(KEY, 99, RATE) < 0
-    assert (
-        accounts.gain(("draft_model", 1), 99, RATE) == START
-    )  # another situation, another account
-    for request_id in range(20):
-        book(accounts, request_id, 0.5)
-    assert accounts.gain(KEY, 99, RATE) > 0
+    for _ in range(20):
+        book(accounts, -0.05)
+    assert accounts.gain(KEY, RATE) < 0
+    assert accounts.gain(("draft_model", 1), RATE) == START
 
 
 def test_probes_take_their_share_of_the_time_and_no_more() -> None:
@@ -93,32 +88,29 @@ def test_whoever_waited_longest_is_probed() -> None:
     assert order == [7, 8, 9, 7, 8, 9]
 
 
-def test_a_finished_request_leaves_nothing() -> None:
+def test_a_finished_request_is_forgotten() -> None:
     accounts = Accounts()
-    for _ in range(50):
-        book(accounts, 1, 1.0)
-    shared = accounts.gain(KEY, 2, RATE)
-    accounts.finish(1)
-    assert accounts.gain(KEY, 1, RATE) == shared
+    for request_id in (7, 8):
+        accounts.probe(KEY, request_id, 0.0)
+    accounts.finish(8)
+    assert accounts.by_waiting(KEY, [7, 8]) == [8, 7]
 
 
 def test_situations_are_ordered_by_what_others_drafted() -> None:
     assert [situation(tokens) for tokens in (0.0, 0.5, 1.0, 4.0)] == [0, 1, 2, 3]
 
 
-def test_what_pays_for_one_request_does_not_where_time_is_dearer() -> None:
+def test_what_pays_does_not_where_time_is_dearer() -> None:
     accounts = Accounts()
     for _ in range(200):
-        accounts.settle(KEY, 1, 1.5, COST_MS)
-    assert accounts.gain(KEY, 1, RATE) == pytest.approx(0.5, abs=0.05)
-    assert accounts.gain(KEY, 1, 4 * RATE) < 0.0
-    assert accounts.has_gain(KEY, [1, 2], RATE)
-    assert not accounts.has_gain(KEY, [1, 2], 4 * RATE)
+        accounts.settle(KEY, 1.5, COST_MS)
+    assert accounts.gain(KEY, RATE) == pytest.approx(0.5, abs=0.05)
+    assert accounts.gain(KEY, 4 * RATE) < 0.0
 
 
 def test_who_was_never_asked_is_believed_less_what_asking_takes() -> None:
     accounts = Accounts()
     accounts.open(KEY, 3.0, COST_MS)
-    assert accounts.gain(KEY, 1, 0.1) == START - 0.1 * COST_MS
+    assert accounts.gain(KEY, 0.1) == START - 0.1 * COST_MS
     accounts.open(KEY, 0.0, COST_MS)  # it is open
-    assert accounts.gain(KEY, 1, 0.0) == START
+    assert accounts.gain(KEY, 0.0) == START

@@ -39,7 +39,7 @@ def test_reading_has_to_pay_where_nobody_else_drafts() -> None:
 
     assert is_asked(much)
     for _ in range(8):
-        asking._accounts.settle((DRAFT.name, 0), each.request_id, -1.0, 0.0)
+        asking._accounts.settle((DRAFT.name, 0), -1.0, 0.0)
     assert not is_asked([])
     assert not is_asked(much), "though nothing is known of what it adds to so much"
 
@@ -52,19 +52,17 @@ def test_what_a_free_proposer_adds_depends_on_what_is_drafted_already() -> None:
         return bool(asking.ask(LOOKUP, [each], [0], [drafts], RATE))
 
     for _ in range(30):
-        asking._accounts.settle((LOOKUP.name, 3), each.request_id, -1.0, 0.0)
+        asking._accounts.settle((LOOKUP.name, 3), -1.0, 0.0)
     assert is_asked([])
     assert not is_asked(much)
 
 
 def test_nobody_is_asked_while_somebody_who_lacks_tokens_gets_no_draft() -> None:
-    asking, pair = new_asking(LOOKUP), [request(1), request(2)]
-    for _ in range(30):
-        asking._accounts.settle((LOOKUP.name, 0), 2, -1.0, 0.0)
-        asking._accounts.settle((LOOKUP.name, 0), 1, 1.0, 0.0)
+    source = replace(LOOKUP, glance=lambda each: {1: 3.0, 2: 0.0}[each.request_id])
+    asking, pair = new_asking(source), [request(1), request(2)]
 
     def asked(*needy: int) -> list[int]:
-        return [a.index for a in asking.ask(LOOKUP, pair, [0, 1], [[], []], RATE, needy)]
+        return [a.index for a in asking.ask(source, pair, [0, 1], [[], []], RATE, needy)]
 
     assert asked() == [0]
     assert asked(0) == [0]

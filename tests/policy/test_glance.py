@@ -44,9 +44,9 @@ class Seen:
         asks = self.asking.ask(self.source, requests, places, [[] for _ in places], rate=RATE)
         return [asked.index for asked in asks]
 
-    def lose(self, request_id: int, situation: int) -> None:
+    def lose(self, situation: int) -> None:
         for _ in range(30):
-            self.asking._accounts.settle((NAME, situation), request_id, -1.0, 0.0)
+            self.asking._accounts.settle((NAME, situation), -1.0, 0.0)
 
 
 def test_who_promises_nothing_is_not_asked() -> None:
@@ -59,7 +59,7 @@ def test_who_promises_nothing_is_not_asked() -> None:
 def test_what_small_drafts_bring_says_nothing_of_large_ones() -> None:
     seen = Seen(r1=0.5)
     assert seen.asked(request(1)) == [0]
-    seen.lose(1, situation=1)
+    seen.lose(situation=1)
     assert seen.asked(request(1)) == []
     seen.promised[1] = 3.0
     assert seen.asked(request(1)) == [], "it is as it was at the last glance"
@@ -73,13 +73,13 @@ def test_at_first_it_is_believed_what_it_promises_up_to_half_a_token(
     seen = Seen(r1=promised)
     assert seen.asked(request(1)) == [0]
     (key,) = seen.asking._accounts._accounts
-    assert seen.asking._accounts.gain(key, 1, 0.0) == expected
+    assert seen.asking._accounts.gain(key, 0.0) == expected
 
 
 def test_probes_go_where_it_promises_most() -> None:
     seen = Seen(r1=0.1, r2=3.0)
-    seen.lose(1, situation=0)
-    seen.lose(2, situation=3)
+    seen.lose(situation=0)
+    seen.lose(situation=3)
     assert seen.asked(request(1), request(2)) == []
     seen.asking._accounts.probing[NAME].passed(1e6)
     assert seen.asked(request(1), request(2)) == [1]
@@ -125,7 +125,7 @@ def test_where_nobody_can_be_glanced_at_nobody_looks() -> None:
     seen.asking.set_sources([Source(OTHER)])
     ledger = Ledger(seen.asking, reads_clock=True)
     for _ in range(30):
-        seen.asking._accounts.settle((OTHER, 0), 1, -1.0, 0.0)
+        seen.asking._accounts.settle((OTHER, 0), -1.0, 0.0)
     for _ in range(50):
         assert ledger.is_resting([one], lambda: RATE)
         ledger.note(PLAIN)

@@ -44,16 +44,11 @@ def test_noted_steps_teach_what_booked_ones_do() -> None:
 def test_it_rests_until_a_probe_is_affordable_or_others_come() -> None:
     ledger = make_ledger()
     accounts = ledger._asking._accounts
-    for request_id in (1, 2):
-        for _ in range(30):
-            accounts.settle((LOOKUP.name, 0), request_id, -1.0, 0.0)
+    for _ in range(30):
+        accounts.settle((LOOKUP.name, 0), -1.0, 0.0)
     one, two = request(1), request(2)
     assert ledger.is_resting([one], lambda: 1.0)
     assert ledger.is_resting([one, two], lambda: 1.0)
-    for _ in range(30):
-        accounts.settle((LOOKUP.name, 0), 2, 1.0, 0.0)
-    assert not ledger.is_resting([two], lambda: 1.0)
-    assert ledger.is_resting([one], lambda: 1.0)
     passed = 0.0
     while ledger.is_resting([one], lambda: 1.0):
         ledger.note(StepReport(PLAIN, 10.0, 10.0, 1, 1))
@@ -67,9 +62,8 @@ def test_who_cannot_draft_for_a_request_does_not_keep_it_from_resting() -> None:
     ledger = make_ledger()
     asking, one, two = ledger._asking, request(1), request(2)
     odd = Source("odd", applies=lambda request: request.request_id % 2 == 1)
-    for each in (one, two):
-        for _ in range(30):
-            asking._accounts.settle((LOOKUP.name, 0), each.request_id, -1.0, 0.0)
+    for _ in range(30):
+        asking._accounts.settle((LOOKUP.name, 0), -1.0, 0.0)
     asking.ask(odd, [one], [0], [[]], 1.0)  # it joins
     assert not ledger.is_resting([one], lambda: 1.0)
     assert not ledger.is_resting([one, two], lambda: 1.0)
@@ -81,10 +75,11 @@ def test_who_cannot_draft_for_a_request_does_not_keep_it_from_resting() -> None:
 def test_while_somebody_lacks_tokens_nobody_is_asked_unless_it_pays_for_him() -> None:
     ledger = make_ledger()
     ahead, behind = request(1), request(2)
-    accounts = ledger._asking._accounts
+    asking = ledger._asking
+    own = Source("own", applies=lambda request: request is ahead)
+    asking.ask(own, [ahead], [0], [[]], 1.0)  # it joins, and pays
     for _ in range(30):
-        accounts.settle((LOOKUP.name, 0), behind.request_id, -1.0, 0.0)
-        accounts.settle((LOOKUP.name, 0), ahead.request_id, 1.0, 0.0)
+        asking._accounts.settle((LOOKUP.name, 0), -1.0, 0.0)
     looks = 0
 
     def is_resting(who: Sequence[tuple[Request, float]]) -> bool:
@@ -108,5 +103,5 @@ def test_while_somebody_lacks_tokens_nobody_is_asked_unless_it_pays_for_him() ->
 def test_who_wants_drafts_gets_them_whoever_lacks_tokens() -> None:
     ledger, forced, behind = make_ledger(), request(1, 4), request(2)
     for _ in range(30):
-        ledger._asking._accounts.settle((LOOKUP.name, 0), behind.request_id, -1.0, 0.0)
+        ledger._asking._accounts.settle((LOOKUP.name, 0), -1.0, 0.0)
     assert not ledger.is_resting([forced, behind], lambda: 0.5, lambda: [(behind, 30.0)])

@@ -2,19 +2,18 @@
 
 An account holds what asking a proposer brings, the tokens that its chosen nodes promised less the
 time of verifying them, and the time that planning and drafting take. The gain is the former less
-the latter at the going rate, which depends on how many requests decode. There is one account per
-request, and one over all requests from which a new request starts. A proposer has them apart for
-situations: one at whose drafts one can glance for how much it would draft, others for how much was
-drafted before them, because what they add depends on that. Who is in the red is not asked, but
-probed: probes are paid from an allowance, so that they never take more than a fixed share of the
-time. Knows no requests and no trees.
+the latter at the going rate, which depends on how many requests decode. It is one for all
+requests. A proposer has accounts apart for situations: one at whose drafts one can glance for how
+much it would draft, others for how much was drafted before them, because what they add depends on
+that. Who is in the red is not asked, but probed: probes are paid from an allowance, so that they
+never take more than a fixed share of the time. Knows no requests and no trees.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from paceline.policy.allowance import Allowance
@@ -23,8 +22,8 @@ PROBE_SHARE = 0.002
 """Share of the time that probes of one proposer may take."""
 START = 0.5
 """Gain that is expected of a proposer that was never asked: enough to be asked some times."""
-OWN_PACE, SHARED_PACE = 0.2, 0.05
-"""Weight of the latest draft in a request's account and in the one over all requests."""
+PACE = 0.2
+"""Weight of the latest draft in an account."""
 EXPECTED_TOKENS = (0.25, 0.75, 1.5)
 """Between these lie the situations that are told apart, by what is drafted."""
 
@@ -38,29 +37,24 @@ def situation(expected_tokens: float) -> int:
 
 @dataclass(slots=True)
 class _Account:
-    """What asking a proposer brings and takes, over all requests and for single ones.
+    """What asking a proposer brings and takes.
 
     Attributes:
         tokens: that its drafts promise beyond the time in which they are verified.
         ms: that planning and drafting take.
         count: drafts that these rest on.
-        own: tokens by request; who has none goes by ``tokens``.
         probed: when each request was last probed, in probes so far.
     """
 
     tokens: float = START
     ms: float = 0.0
     count: int = 0
-    own: dict[int, float] = field(default_factory=dict)
     probed: dict[int, int] = field(default_factory=dict)
 
-    def settle(self, request_id: int | None, tokens: float, ms: float) -> None:
+    def settle(self, tokens: float, ms: float) -> None:
         self.count += 1
-        pace = max(SHARED_PACE, 1 / (self.count + 2))
-        self.ms += max(pace, OWN_PACE) * (ms - self.ms)
-        if request_id is not None:
-            before = self.own.get(request_id, self.tokens)
-            self.own[request_id] = max(0.0, before + OWN_PACE * (tokens - before))
+        pace = max(PACE, 1 / (self.count + 2))
+        self.ms += pace * (ms - self.ms)
         # No less than nothing, so that a change of text is believed after few probes.
         self.tokens = max(0.0, self.tokens + pace * (tokens - self.tokens))
 
@@ -82,22 +76,16 @@ class Accounts:
         if key not in self._accounts:
             self._accounts[key] = _Account(min(START, promised), ms)
 
-    def gain(self, key: Key, request_id: int, rate: float) -> float:
-        """What asking this proposer for this request is expected to bring, in tokens.
+    def gain(self, key: Key, rate: float) -> float:
+        """What asking this proposer for a request is expected to bring, in tokens.
 
         Args:
             rate: tokens that a millisecond is worth.
         """
         account = self._accounts[key]
-        return account.own.get(request_id, account.tokens) - rate * account.ms
+        return account.tokens - rate * account.ms
 
-    def has_gain(self, key: Key, request_ids: Sequence[int], rate: float) -> bool:
-        """Whether asking is expected to pay for any of these requests, of which there are some."""
-        account = self._accounts[key]
-        own, shared = account.own, account.tokens
-        return max([own.get(request_id, shared) for request_id in request_ids]) > rate * account.ms
-
-    def by_waiting(self, key: Key, request_ids: Sequence[int]) -> list[int]:
+    def by_waiting(self, key: Key, request_ids: Iterable[int]) -> list[int]:
         """These requests, first those that waited longest for a probe."""
         probed = self._accounts[key].probed
         return sorted(request_ids, key=lambda request_id: probed.get(request_id, -1))
@@ -108,16 +96,11 @@ class Accounts:
         self._probes += 1
         self._accounts[key].probed[request_id] = self._probes
 
-    def settle(self, key: Key, request_id: int | None, tokens: float, ms: float) -> None:
-        """Book what asking a proposer brought, and what it took.
-
-        Args:
-            request_id: for whom it was asked; None for a request that has ended since.
-        """
-        self._accounts[key].settle(request_id, tokens, ms)
+    def settle(self, key: Key, tokens: float, ms: float) -> None:
+        """Book what asking a proposer for a request brought, and what it took."""
+        self._accounts[key].settle(tokens, ms)
 
     def finish(self, request_id: int) -> None:
         """Forget a request."""
         for account in self._accounts.values():
-            account.own.pop(request_id, None)
             account.probed.pop(request_id, None)

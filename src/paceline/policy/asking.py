@@ -70,13 +70,12 @@ class Asking:
         if any(map(asks_for_drafts, requests)) or self.sees_promise(requests, rate):
             return True
         for name, source in self._sources.items():
-            if source.glance is None:
-                request_ids = [each.request_id for each in requests if source.applies(each)]
-                if request_ids and (
-                    self._accounts.has_gain((name, 0), request_ids, rate)
-                    or self._accounts.probing[name].covers(self._first_probe_ms(name))
-                ):
-                    return True
+            if (
+                source.glance is None
+                and any(map(source.applies, requests))
+                and self._pays_or_is_probed((name, 0), rate)
+            ):
+                return True
         return not self._sources
 
     @property
@@ -101,7 +100,7 @@ class Asking:
         for source in self._sources.values():
             if source.applies(request):
                 key = self._key(source, request, ())
-                if key is not None and self._accounts.gain(key, request.request_id, rate) > 0.0:
+                if key is not None and self._accounts.gain(key, rate) > 0.0:
                     return True
         return False
 
@@ -115,10 +114,12 @@ class Asking:
 
     def _is_promising(self, source: Source, request: Request, rate: float) -> bool:
         key = self._key_at_a_glance(source, request)
-        return key is not None and (
-            self._accounts.gain(key, request.request_id, rate) > 0.0
-            or self._accounts.probing[source.name].covers(self._first_probe_ms(source.name))
-        )
+        return key is not None and self._pays_or_is_probed(key, rate)
+
+    def _pays_or_is_probed(self, key: Key, rate: float) -> bool:
+        """Whether a proposer is worth asking, or it is time to see whether it is."""
+        probing = self._accounts.probing[key[0]]
+        return self._accounts.gain(key, rate) > 0.0 or probing.covers(self._first_probe_ms(key[0]))
 
     def _key_at_a_glance(self, source: Source, request: Request) -> Key | None:
         """The account by what it would draft for a request; None: it would draft nothing."""
@@ -198,7 +199,7 @@ class Asking:
 
     def _is_worth(self, asked: Ask, rate: float) -> bool:
         request = asked.request
-        gain = self._accounts.gain(asked.key, request.request_id, rate)
+        gain = self._accounts.gain(asked.key, rate)
         if (gain > 0.0 and not asked.lag) or asks_for_drafts(request):
             return True
         if gain <= 0.0:
@@ -206,7 +207,7 @@ class Asking:
         # Catching up is an investment: it has to come back before the request ends, in the usual
         # situation, in which nobody else drafts.
         usual = asked.key[0], 0
-        gain = min(gain, self._accounts.gain(usual, request.request_id, rate))
+        gain = min(gain, self._accounts.gain(usual, rate))
         steps = request.remaining / (1 + gain)
         return gain * steps > rate * self._drafting.catch_up(asked.key[0], asked.lag)
 
@@ -231,7 +232,7 @@ class Asking:
         name, least = key[0], inf
         probe_ms = self._probe_ms(name)
         by_id = {asked.request.request_id: asked for asked in closed}
-        for request_id in accounts.by_waiting(key, list(by_id)):
+        for request_id in accounts.by_waiting(key, by_id):
             cost_ms = probe_ms + self._drafting.catch_up(name, by_id[request_id].lag)
             if cost_ms == least:  # most lack nothing, so that one stands for all
                 continue
@@ -262,11 +263,8 @@ class Asking:
             self._host_ms += HOST_PACE * (min(host_ms, 2 * self._host_ms) - self._host_ms)
         shared_ms = min(host_ms, self._host_ms) / len(asks)
         for asked in asks:
-            request = asked.request
-            if not asked.lag and not asks_for_drafts(request):
-                request_id = None if request.finish_reason else request.request_id
-                ms = asked.cost_ms + shared_ms
-                self._accounts.settle(asked.key, request_id, asked.gain, ms)
+            if not asked.lag and not asks_for_drafts(asked.request):
+                self._accounts.settle(asked.key, asked.gain, asked.cost_ms + shared_ms)
 
     def pass_time(self, milliseconds: float) -> None:
         """Let time pass in which nobody is asked."""
