@@ -79,7 +79,7 @@ def test_who_joins_is_asked_although_nobody_else_is_worth_it() -> None:
     drafting = Drafting(engine.drafting.proposers, planner, VOCAB, EngineStats)
     asking, seen = planner._asking, list[int]()
     accounts = asking._accounts
-    accounts.settle(("scripted", 0), None, -100.0, 0.0)
+    accounts.settle(("scripted", 0), -100.0, 0.0)
 
     def sure(request: Request) -> DraftTree:
         seen.append(request.request_id)
