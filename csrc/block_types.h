@@ -17,19 +17,20 @@ constexpr int CODE_ZERO = 128;  // added to codes that have a sign where product
 enum class BlockType : uint8_t {
     q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl, mxfp4,  // units of one stretch
     q2_k, q3_k, q4_k, q5_k, q6_k, iq4_xs,         // units of eight
-    z4, z4_128, f4_16, c8, c8_128,  // float32 scales; z: with a zero point of 8 bits
+    z4, z4_128, z8, z8_128, f4_16, c8, c8_128,  // float32 scales; z: with a zero point of 8 bits
 };
-constexpr int BLOCK_TYPES = 18;
+constexpr int BLOCK_TYPES = 20;
 
 struct BlockShape {
     const char* name;
     int bits;         // of a code
     int unit;         // inputs
     int group;        // inputs that share a scale: 16 or 32
-    bool minimum;     // whether weights have one; their codes are not signed
+    bool minimum;     // whether weights have one
     int raw_bytes;    // of a unit of one output, as the format's files have it
     int scale_bytes;  // of a unit of a tile's 16 outputs, without its codes
 
+    constexpr bool is_signed() const { return !minimum || bits == 8; }    // the integer q
     constexpr int code_bytes() const { return STRETCH * 16 * bits / 8; }  // of a tile's stretch
 };
 
@@ -51,6 +52,8 @@ constexpr BlockShape BLOCK_SHAPES[BLOCK_TYPES] = {
     {"IQ4_XS", 4, 256, 32, false, 136, 32 + 8 * 16},
     {"Z4_32", 4, 32, 32, true, 5 + 16, 80},
     {"Z4_128", 4, 128, 32, true, 5 + 64, 80},
+    {"Z8_32", 8, 32, 32, true, 5 + 32, 80},
+    {"Z8_128", 8, 128, 32, true, 5 + 128, 80},
     {"F4_16", 4, 32, 16, false, 8 + 16, 128},
     {"C8_32", 8, 32, 32, false, 4 + 32, 64},
     {"C8_128", 8, 128, 32, false, 4 + 128, 64},

@@ -60,7 +60,7 @@ template <int COUNT> struct Group {
 };
 
 // Adds what ROWS rows from `row` on make of the stretches to y[row][tile].
-template <int ROWS, int TILES, bool MINIMUM, int COUNT>
+template <int ROWS, int TILES, bool MINIMUM, bool SIGNED, int COUNT>
 inline void meet(const QuantRows& x, int row, const Meeting& m, Ahead ahead, f32x16* y) {
     constexpr int GROUPS = QUADS / COUNT;
     for (int i = 0; i < m.count * GROUPS; ++i) {
@@ -74,7 +74,7 @@ inline void meet(const QuantRows& x, int row, const Meeting& m, Ahead ahead, f32
         quads.a = inputs.a;
         quads.start = inputs.start;
         i32x16 total[ROWS * TILES];
-        exact<ROWS, TILES, !MINIMUM, COUNT>(quads, total);
+        exact<ROWS, TILES, SIGNED, COUNT>(quads, total);
 #pragma GCC unroll 2
         for (int t = 0; t < TILES; ++t) {
 #pragma GCC unroll 16
@@ -92,7 +92,7 @@ constexpr int KEPT_SUMS = 12;    // that stay in registers during a chunk
 constexpr int FEW_ROWS = 3;      // whose tiles stream by one at a time
 
 // As `meet`, with the sums in memory between chunks.
-template <int ROWS, int TILES, bool MINIMUM, int COUNT>
+template <int ROWS, int TILES, bool MINIMUM, bool SIGNED, int COUNT>
 inline void meet_chunk(const QuantRows& x, int row, const Meeting& m, Ahead ahead, f32x16* y) {
     if constexpr (ROWS * TILES <= KEPT_SUMS) {
         f32x16 kept[ROWS * TILES];
@@ -100,19 +100,19 @@ inline void meet_chunk(const QuantRows& x, int row, const Meeting& m, Ahead ahea
         for (int i = 0; i < ROWS * TILES; ++i) {
             kept[i] = y[i];
         }
-        meet<ROWS, TILES, MINIMUM, COUNT>(x, row, m, ahead, kept);
+        meet<ROWS, TILES, MINIMUM, SIGNED, COUNT>(x, row, m, ahead, kept);
 #pragma GCC unroll 16
         for (int i = 0; i < ROWS * TILES; ++i) {
             y[i] = kept[i];
         }
     } else {
-        meet<ROWS, TILES, MINIMUM, COUNT>(x, row, m, ahead, y);
+        meet<ROWS, TILES, MINIMUM, SIGNED, COUNT>(x, row, m, ahead, y);
     }
 }
 
 #if defined(__AMX_INT8__)
 // As `meet`, of sixteen rows.
-template <int TILES, bool MINIMUM, int COUNT>
+template <int TILES, bool MINIMUM, bool SIGNED, int COUNT>
 inline void meet_amx(const QuantRows& x, int row, const Meeting& m, Ahead ahead, f32x16* y) {
     constexpr int GROUPS = QUADS / COUNT;
     alignas(64) i32x16 total[2][TILES][AMX_ROWS];  // of two groups, so that they can overlap
@@ -126,7 +126,7 @@ inline void meet_amx(const QuantRows& x, int row, const Meeting& m, Ahead ahead,
         }
         amx_products<TILES>(codes, inputs.a, total[i % 2]);
         for (int r = 0; r < AMX_ROWS; ++r) {
-            const i32x16 start = splat_i32(MINIMUM ? 0 : inputs.start[r]);
+            const i32x16 start = splat_i32(SIGNED ? inputs.start[r] : 0);
             for (int t = 0; t < TILES; ++t) {
                 f32x16& sum_of = y[r * TILES + t];
                 sum_of = scaled<MINIMUM>(total[i % 2][t][r] + start, m.tiles[t], i,
@@ -137,7 +137,7 @@ inline void meet_amx(const QuantRows& x, int row, const Meeting& m, Ahead ahead,
 }
 #endif
 
-template <bool MINIMUM, int COUNT>
+template <bool MINIMUM, bool SIGNED, int COUNT>
 void linear_of_kind(const QuantisedCall& call, int tile_begin, int tile_end) {
     const QuantRows& x = call.x;
     const BlockSizes& sizes = call.sizes;
@@ -170,13 +170,14 @@ void linear_of_kind(const QuantisedCall& call, int tile_begin, int tile_end) {
                     for (; end - row >= AMX_ROWS; row += AMX_ROWS) {
                         const Ahead ahead = ahead_of(reading, (end - begin) / AMX_ROWS,
                                                      (row - begin) / AMX_ROWS);
-                        meet_amx<TILES, MINIMUM, COUNT>(x, row, m, ahead, y + (row - begin) * TILES);
+                        meet_amx<TILES, MINIMUM, SIGNED, COUNT>(x, row, m, ahead,
+                                                                y + (row - begin) * TILES);
                     }
                 }
 #endif
                 each_block<MAX_ROWS>(row, end, reading, [&](int row, auto rows, Ahead ahead) {
-                    meet_chunk<rows(), TILES, MINIMUM, COUNT>(x, row, m, ahead,
-                                                              y + (row - begin) * TILES);
+                    meet_chunk<rows(), TILES, MINIMUM, SIGNED, COUNT>(
+                        x, row, m, ahead, y + (row - begin) * TILES);
                 });
             }
             for (int row = begin; row < end; ++row) {
@@ -194,12 +195,14 @@ void linear_blocks(const QuantRows& x, const BlockWeights& w, const LinearOut& o
     const BlockShape& shape = shape_of(w.type);
     const QuantisedCall call = {x, w, out, BlockSizes(shape, w.k)};
     constexpr int HALF = QUADS / 2;
-    if (shape.minimum) {
-        shape.group == STRETCH ? linear_of_kind<true, QUADS>(call, tile_begin, tile_end)
-                               : linear_of_kind<true, HALF>(call, tile_begin, tile_end);
+    if (shape.minimum && shape.is_signed()) {
+        linear_of_kind<true, true, QUADS>(call, tile_begin, tile_end);
+    } else if (shape.minimum) {
+        shape.group == STRETCH ? linear_of_kind<true, false, QUADS>(call, tile_begin, tile_end)
+                               : linear_of_kind<true, false, HALF>(call, tile_begin, tile_end);
     } else {
-        shape.group == STRETCH ? linear_of_kind<false, QUADS>(call, tile_begin, tile_end)
-                               : linear_of_kind<false, HALF>(call, tile_begin, tile_end);
+        shape.group == STRETCH ? linear_of_kind<false, true, QUADS>(call, tile_begin, tile_end)
+                               : linear_of_kind<false, true, HALF>(call, tile_begin, tile_end);
     }
 }
 

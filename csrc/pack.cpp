@@ -186,6 +186,12 @@ void read_unit(BlockType type, const uint8_t* from, Unit& to) {
                 nibbles(from + 5 + i * 16, 16, to.code + i * STRETCH);
             }
             return;
+        case BlockType::z8:
+        case BlockType::z8_128:
+            std::memcpy(to.d, from, 4);
+            to.minimum[0] = from[4];
+            std::memcpy(to.code, from + 5, size_t(shape_of(type).unit));
+            return;
         case BlockType::f4_16:
             std::memcpy(to.d, from, 8);
             return nibbles(from + 8, 16, to.code);
@@ -208,6 +214,8 @@ bool is_finite(BlockType type, const Unit& unit) {
             return unit.d[0] != 255;
         case BlockType::z4:
         case BlockType::z4_128:
+        case BlockType::z8:
+        case BlockType::z8_128:
         case BlockType::c8:
         case BlockType::c8_128:
             return is_finite_float(unit.d);
@@ -229,6 +237,8 @@ void write_scales(BlockType type, const Unit& unit, int output, uint8_t* at) {
             return;
         case BlockType::z4:
         case BlockType::z4_128:
+        case BlockType::z8:
+        case BlockType::z8_128:
             std::memcpy(at + 4 * output, unit.d, 4);
             at[4 * TILE + output] = unit.minimum[0];
             return;

@@ -8,8 +8,8 @@ constexpr int QUADS = STRETCH / QUAD;          // of a stretch
 constexpr int TILE_QUAD = TILE * QUAD;         // bytes of one quad of inputs of a tile
 constexpr int STRETCH_BYTES = STRETCH * TILE;  // of a tile's codes, one byte each
 
-// One chunk of a tile. Codes are bytes, [stretches, 8 quads, 16 outputs, 4]: the integer itself where
-// the format has minima, otherwise CODE_ZERO more than it.
+// One chunk of a tile. Codes are bytes, [stretches, 8 quads, 16 outputs, 4]: the integer itself, or
+// CODE_ZERO more than it where it has a sign.
 struct TileChunk {
     const uint8_t* codes;  // where they are: in `bytes`, or in the weights if they are bytes already
     alignas(64) uint8_t bytes[CHUNK * STRETCH_BYTES];
@@ -83,6 +83,8 @@ struct LookedUp {
 inline void unpack_codes_of(BlockType type, const uint8_t* from, int count, TileChunk& to) {
     switch (type) {
         case BlockType::q8_0:
+        case BlockType::z8:
+        case BlockType::z8_128:
         case BlockType::c8:
         case BlockType::c8_128:
             to.codes = from;
@@ -183,9 +185,12 @@ inline void unpack_scales(BlockType type, const uint8_t* scales, int first, int 
                 break;
             }
             case BlockType::z4:
-            case BlockType::z4_128: {
-                const f32x16 d = load_floats(at), negated = zero() - d;
-                const f32x16 minimum = negated * to_float(load_u8(at + 4 * TILE));
+            case BlockType::z4_128:
+            case BlockType::z8:
+            case BlockType::z8_128: {
+                const i32x16 zero_code = splat_i32(shape.is_signed() ? CODE_ZERO : 0);
+                const f32x16 d = load_floats(at);
+                const f32x16 minimum = d * to_float(zero_code - load_u8(at + 4 * TILE));
                 for (int stretch = i; stretch < end; ++stretch) {
                     store(to.scale[stretch], d);
                     store(to.minimum[stretch], minimum);
@@ -227,7 +232,7 @@ inline void bring_near(TileChunk& chunk, int count) {
 void gather_blocks(const BlockWeights& w, int output, float multiplier, float* y) {
     const BlockShape& shape = shape_of(w.type);
     const BlockSizes sizes(shape, w.k);
-    const int lane = output % TILE, zero_code = shape.minimum ? 0 : CODE_ZERO;
+    const int lane = output % TILE, zero_code = shape.is_signed() ? CODE_ZERO : 0;
     const f32x16 times = splat(multiplier);
     TileChunk chunk;
     for (int first = 0; first < sizes.stretches; first += CHUNK) {

@@ -14,7 +14,7 @@ HALVES = {
     "Q6_K": (208,),
 }
 """Where a format's 16-bit floats are in a block."""
-OWN = ("Z4_32", "Z4_128", "F4_16", "C8_32", "C8_128")
+OWN = ("Z4_32", "Z4_128", "Z8_32", "Z8_128", "F4_16", "C8_32", "C8_128")
 
 
 def random_rows(name: str, n: int, k: int, seed: int = 0) -> np.ndarray:

@@ -34,15 +34,17 @@ def test_sizes(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(OWN) - {"F4_16"}))
 def test_formats_with_float_scales(name: str) -> None:
-    """A scale times a nibble less its block's zero point, or times a byte."""
+    """A scale times a nibble or byte less its block's zero point, or times a signed byte."""
     form, rows = FORMATS[name], random_rows(name, 2, 256)
     blocks = rows.reshape(2, -1, form.num_bytes)
     scale = np.ascontiguousarray(blocks[..., :4]).view(np.float32)
     if name.startswith("C"):
         want = scale * blocks[..., 4:].view(np.int8)
     else:
-        nibbles = blocks[..., 5:].reshape(2, -1, form.inputs // 32, 1, 16)
-        codes = np.concatenate((nibbles & 15, nibbles >> 4), axis=3)
+        codes = blocks[..., 5:]
+        if name.startswith("Z4"):
+            nibbles = codes.reshape(2, -1, form.inputs // 32, 1, 16)
+            codes = np.concatenate((nibbles & 15, nibbles >> 4), axis=3)
         zero = blocks[..., 4:5].astype(np.float32)
         want = scale * (codes.reshape(2, -1, form.inputs) - zero)
     assert np.array_equal(decode(name, rows).floats(), want.reshape(2, 256))

@@ -3,9 +3,10 @@
 A weight is ``scale * q``, or ``scale * q + minimum``, with one scale (and minimum) per group of 16
 or 32 inputs. The formats are GGUF's (the specification and ggml's block structures) under its
 names, and a few of our own for checkpoints whose scales are float32: ``Z4_32`` and ``Z4_128``
-(scale, zero point of 8 bits, nibbles: ``scale * (code - zero)``), ``C8_32`` and ``C8_128`` (scale,
-int8), with as many inputs in a block, and ``F4_16`` (two scales, of 16 inputs each, and 32 nibbles
-of MXFP4's kind); nibbles lie as those of Q4_0, 32 inputs after 32.
+(scale, zero point of 8 bits, nibbles: ``scale * (code - zero)``), ``Z8_32`` and ``Z8_128`` (the
+same with bytes), ``C8_32`` and ``C8_128`` (scale, int8), with as many inputs in a block, and
+``F4_16`` (two scales, of 16 inputs each, and 32 nibbles of MXFP4's kind); nibbles lie as those of
+Q4_0, 32 inputs after 32.
 """
 
 from __future__ import annotations
@@ -224,10 +225,19 @@ def _iq4_xs(b: Bytes) -> Decoded:
     return _decoded(codes, _half(b, 0) * scales.astype(np.float32))
 
 
+def _with_zeros(b: Bytes, codes: Integers, middle: int) -> Decoded:
+    """``middle`` is what codes of 8 bits are shifted by, so that they fit the signed ones."""
+    scales = np.repeat(_float(b), codes.shape[2] // 32, axis=2)
+    minima = scales * (middle - b[..., 4:5].astype(np.float32))
+    return _decoded(codes - middle, scales, minima)
+
+
 def _z4(b: Bytes) -> Decoded:
-    scales = np.repeat(_float(b), (b.shape[2] - 5) // 16, axis=2)
-    zeros = b[..., 4:5].astype(np.float32)
-    return _decoded(_nibbles(b[..., 5:], 16), scales, -scales * zeros)
+    return _with_zeros(b, _nibbles(b[..., 5:], 16), 0)
+
+
+def _z8(b: Bytes) -> Decoded:
+    return _with_zeros(b, b[..., 5:].astype(np.int16), 128)
 
 
 def _f4_16(b: Bytes) -> Decoded:
@@ -258,6 +268,8 @@ FORMATS = {
         BlockFormat("IQ4_XS", 256, 136, 32, _iq4_xs),
         BlockFormat("Z4_32", 32, 21, 32, _z4),
         BlockFormat("Z4_128", 128, 69, 32, _z4),
+        BlockFormat("Z8_32", 32, 37, 32, _z8),
+        BlockFormat("Z8_128", 128, 133, 32, _z8),
         BlockFormat("F4_16", 32, 24, 16, _f4_16),
         BlockFormat("C8_32", 32, 36, 32, _c8),
         BlockFormat("C8_128", 128, 132, 32, _c8),

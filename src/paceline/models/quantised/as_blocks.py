@@ -21,16 +21,14 @@ def blocks_of(codes: Codes) -> StoredRows | None:
         return _fp4(codes) if codes.table.tolist() == list(FP4_VALUES) else None
     if codes.group % 32:
         return None
-    wide = codes.group % 128 == 0
-    if codes.bits == 4:
-        form = "Z4_128" if wide else "Z4_32"
-        head = [_floats(_spread(codes.scale, codes, form)), _spread(codes.zero, codes, form)]
-        return _stored(codes, form, [*head, _nibbles(codes.code)])
+    inputs = 128 if codes.group % 128 == 0 else 32
     if codes.bits == 8 and bool((codes.zero == 128).all()):
-        form = "C8_128" if wide else "C8_32"
+        form = f"C8_{inputs}"
         scale = _floats(_spread(codes.scale, codes, form))
         return _stored(codes, form, [scale, codes.code ^ 128])
-    return None
+    form = f"Z{codes.bits}_{inputs}"
+    head = [_floats(_spread(codes.scale, codes, form)), _spread(codes.zero, codes, form)]
+    return _stored(codes, form, [*head, codes.code if codes.bits == 8 else _nibbles(codes.code)])
 
 
 def fp8_blocks(weight: Fp8) -> StoredRows | None:
