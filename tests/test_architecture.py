@@ -201,9 +201,14 @@ CHECKS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def paceline() -> Tree:
+    return Tree.read(SOURCE)
+
+
 @pytest.mark.parametrize("check", CHECKS)
-def test_paceline_keeps_its_floors(check) -> None:
-    problems = check(Tree.read(SOURCE))
+def test_paceline_keeps_its_floors(check, paceline: Tree) -> None:
+    problems = check(paceline)
     assert not problems, "\n".join(problems)
 
 

@@ -44,6 +44,7 @@ def files(wheel: Path) -> dict[str, str]:
         return {name: archive.read(name).decode() for name in names}
 
 
+@pytest.mark.slow
 def test_an_sdist_holds_what_a_build_needs_and_no_results(tmp_path: Path) -> None:
     with tarfile.open(build("sdist", ROOT, tmp_path)) as archive:
         held = {name.partition("/")[2] for name in archive.getnames()}

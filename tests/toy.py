@@ -6,6 +6,7 @@ per KV head, a chain of layers, and logits whose every bit can be compared.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,6 +47,11 @@ TOY = ModelConfig(
 
 def toy_tensors(seed: int = 0, config: ModelConfig = TOY, noise: float = 0.0) -> dict[str, Any]:
     """Random weights; ``noise`` perturbs them, which makes a draft that is often right."""
+    return {name: tensor.clone() for name, tensor in _drawn(seed, config, noise).items()}
+
+
+@functools.cache
+def _drawn(seed: int, config: ModelConfig, noise: float) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(seed)
     c = config
     shapes = {"model.embed_tokens.weight": (c.vocab_size, c.hidden_size)}

@@ -54,6 +54,18 @@ def cli(
 
 
 @pytest.fixture
+def quick_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A profile of few steps: what it says is of no account, only that it is there."""
+    host, script = "paceline.workbench.profile_host", "paceline.workbench.profile_script"
+    for name, value in (("WARM_UP_STEPS", 2), ("STEPS", 8), ("WARM_UP_SECONDS", 0.0)):
+        monkeypatch.setattr(f"{host}.{name}", value)
+    monkeypatch.setattr(f"{script}.STEPS", 40)
+    # The roofs are of a size that no cache holds.
+    monkeypatch.setattr("paceline.workbench.profile_roofs.READ_BYTES", 1 << 20)
+    monkeypatch.setattr("paceline.workbench.profile_roofs.GEMM_WIDTH", 64)
+
+
+@pytest.fixture
 def cost(cli: Callable[..., Result], tmp_path: Path) -> tuple[str, ...]:
     """Options that name a curve, so that nothing is measured."""
     curves = tmp_path / "curves.json"

@@ -21,11 +21,8 @@ QUICK = ("--dtype", "float32", "--widths", "2,4", "--contexts", "16,40", "--budg
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick_measuring: None) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    # The roofs are of a size that no cache holds; here it is enough that they are there.
-    monkeypatch.setattr("paceline.workbench.profile_roofs.READ_BYTES", 1 << 20)
-    monkeypatch.setattr("paceline.workbench.profile_roofs.GEMM_WIDTH", 64)
     return tmp_path / "cache"
 
 

@@ -195,7 +195,7 @@ def test_nothing_beats_plain_decoding(cli: Cli, cost: tuple[str, ...], tmp_path:
 
 
 def test_what_is_not_known_is_measured_once(
-    cli: Cli, prompts: str, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, prompts: str, monkeypatch: pytest.MonkeyPatch, quick_measuring: None
 ) -> None:
     calls = []
 
@@ -204,8 +204,6 @@ def test_what_is_not_known_is_measured_once(
         quick = ProfileSettings(widths=(2, 4), contexts=(16,), budget_seconds=0.01)
         return measure_profiles(model, config, draft, quick, advance)
 
-    monkeypatch.setattr("paceline.workbench.profile_roofs.READ_BYTES", 1 << 20)
-    monkeypatch.setattr("paceline.workbench.profile_roofs.GEMM_WIDTH", 64)
     monkeypatch.setattr(tune_setup, "measure_profiles", measure)
     arguments = ("tune", "--prompts", prompts, "--max-tokens", "4", "--budget", "0.01", "--json")
     first = cli(*arguments, "--planner", "fixed")

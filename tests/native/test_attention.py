@@ -1,5 +1,6 @@
 """The attention kernels against a float64 softmax, and the independence of a row's bits."""
 
+import functools
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,7 +29,7 @@ def numbers(elements, head_dim):
     return decode(tensor, head_dim).numpy()
 
 
-@dataclass
+@dataclass(frozen=True)
 class Heads:
     heads: int = 4
     kv_heads: int = 2
@@ -80,11 +81,22 @@ class Context:
         weights /= weights.sum(axis=1, keepdims=True)
         return np.einsum("hk,khd->hd", weights, values[seen])
 
+    @functools.cached_property
+    def elements(self):
+        """Keys and values as a cache holds them."""
+        return elements(self.shape, self.k, self.v)
+
 
 def elements(shape, k, v):
     """What a cache holds of keys and values [.., head_dim]; the values' numbers are padded."""
     padded = np.pad(v, [(0, 0)] * (np.ndim(v) - 1) + [(0, -shape.head_dim % TILE)])
     return stored(k, shape.kv), stored(padded, shape.kv)
+
+
+@functools.cache
+def poison(shape):
+    """What a cache holds where nothing was written: a key and a value."""
+    return elements(shape, *np.full((2, shape.head_dim), NAN))
 
 
 class Cache:
@@ -96,19 +108,19 @@ class Cache:
         needed = -(-slots // TILE)
         total = needed + 3
         self.blocks = rng.permutation(total)[:needed].astype(np.int32)
-        key, value = elements(shape, *np.full((2, 1, shape.head_dim), NAN))
-        self.k = np.tile(key[0][:, None], (total, shape.kv_heads, 1, TILE))
-        self.v = np.tile(value[0], (total, shape.kv_heads, TILE, 1))
+        key, value = poison(shape)
+        self.k = np.empty((total, shape.kv_heads, len(key), TILE), key.dtype)
+        self.v = np.empty((total, shape.kv_heads, TILE, len(value)), value.dtype)
+        self.k[:], self.v[:] = key[:, None], value
 
-    def write(self, slots, k, v):
-        return self.put(slots, *elements(self.shape, k, v))
-
-    def put(self, slots, keys, values):
-        """Write what :func:`elements` made."""
+    def write(self, slots, context, rows=None):
+        """Put rows of a context into slots, the same if no others are told."""
         slots = np.asarray(slots)
+        rows = slots if rows is None else rows
         block, lane = self.blocks[slots // TILE], slots % TILE
-        self.k[block, :, :, lane] = keys
-        self.v[block, :, lane] = values
+        keys, values = context.elements
+        self.k[block, :, :, lane] = keys[rows]
+        self.v[block, :, lane] = values[rows]
         return self
 
     def attend(self, q, start, positions, paths=None, rows_per_item=8):
@@ -130,7 +142,7 @@ class Cache:
 
 def chain(context, first, last, seed=0, rows_per_item=8):
     """Rows first..last - 1 of the context, as one span of a fresh cache."""
-    cache = Cache(context.shape, last, seed).write(range(last), context.k[:last], context.v[:last])
+    cache = Cache(context.shape, last, seed).write(range(last), context)
     rows = range(first, last)
     return cache.attend(context.q[first:last], first, rows, rows_per_item=rows_per_item)
 
@@ -186,7 +198,7 @@ def test_a_row_does_not_depend_on_its_span(shape, first):
 
 def test_prefill_of_any_chunk_size_gives_equal_bits():
     context = Context(Heads(heads=2, kv_heads=1, head_dim=32), 560)
-    cache = Cache(context.shape, 560).write(range(560), context.k, context.v)
+    cache = Cache(context.shape, 560).write(range(560), context)
     whole = cache.attend(context.q, 0, range(560), rows_per_item=64)
     for size in (16, 61, 200):
         for first in range(0, 560, size):
@@ -216,20 +228,17 @@ def check_tree(shape, start, parents, rng, rows_per_item):
     paths = paths_of(parents)
     nodes = len(parents)
     context = Context(shape, start + nodes, seed=int(rng.integers(1 << 30)))
-    keys, values = elements(shape, context.k, context.v)
-    full = Cache(shape, start + nodes, seed=1).put(range(start + nodes), keys, values)
+    full = Cache(shape, start + nodes, seed=1).write(range(start + nodes), context)
     positions = [start + len(path) - 1 for path in paths]
     as_arrays = [np.array(path, np.int32) for path in paths]
     got = full.attend(context.q[start:], start, positions, as_arrays, rows_per_item)
     for node, path in enumerate(paths):
         logical = [*range(start), *(start + n for n in path)]
         last = len(logical)
-        alone = Cache(shape, last, seed=2 + node)
-        alone.put(range(last), keys[logical], values[logical])
+        alone = Cache(shape, last, seed=2 + node).write(range(last), context, logical)
         expected = alone.attend(context.q[[start + node]], last - 1, [last - 1])
         assert_same_bits(got[[node]], expected)
-        poisoned = Cache(shape, start + nodes, seed=3 + node)
-        poisoned.put(logical, keys[logical], values[logical])
+        poisoned = Cache(shape, start + nodes, seed=3 + node).write(logical, context)
         rows = poisoned.attend(context.q[start:], start, positions, as_arrays, rows_per_item)
         assert_same_bits(rows[[node]], expected)
 
@@ -262,7 +271,7 @@ def test_a_deep_tree_across_chunks_equals_its_paths():
 
 def test_straight_paths_equal_no_paths():
     context = Context(Heads(), 540)
-    cache = Cache(context.shape, 540).write(range(540), context.k, context.v)
+    cache = Cache(context.shape, 540).write(range(540), context)
     rows = range(500, 540)
     paths = [np.arange(p - 500 + 1, dtype=np.int32) for p in rows]
     expected = cache.attend(context.q[500:], 500, rows)
@@ -301,8 +310,9 @@ def test_a_bad_row_harms_no_other(bad):
 def test_a_key_that_is_nan_shows_in_every_row_that_sees_it(at, kv):
     context = Context(Heads(heads=2, kv_heads=1, kv=kv), 530)
     expected = chain(context, 500, 530)
-    context.k[at, 0, 5] = NAN
-    got = chain(context, 500, 530)
+    bad = Context(context.shape, 530)
+    bad.k[at, 0, 5] = NAN
+    got = chain(bad, 500, 530)
     blind = max(0, at - 500)
     assert_same_bits(got[:blind], expected[:blind])
     assert not np.isfinite(got[blind:]).any()
@@ -310,7 +320,7 @@ def test_a_key_that_is_nan_shows_in_every_row_that_sees_it(at, kv):
 
 def test_attend_refuses_what_does_not_fit():
     context = Context(Heads(), 40)
-    cache = Cache(context.shape, 40).write(range(40), context.k, context.v)
+    cache = Cache(context.shape, 40).write(range(40), context)
 
     def path(*nodes):
         return [np.array(nodes, np.int32)]

@@ -6,6 +6,7 @@ them: odd widths, ties, edges of the filters, the bound that spares logarithms, 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -116,19 +117,33 @@ def assert_same_ranking(got: Any, want: Any) -> None:
         assert abs(want[1][i, at[0]] - got[1][i, j]) < 1e-11
 
 
-@pytest.mark.parametrize("vocab", [1, 3, 48, 63, 1000, 4096])
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_every_survivor_is_the_same(
-    vocab: int, options: dict[str, Any], by_numpy: Callable[..., Any]
-) -> None:
+def sampled(vocab: int, options: dict[str, Any], k: int) -> list[Any]:
+    """Of each kind of logits the ``k`` best candidates and the tokens."""
+    found = []
     for seed, logits in enumerate(shapes(vocab).values()):
         rows = [row(seed * 3 + i, **options) for i in range(3)]
-        k = vocab if vocab <= 1000 else 300
         table = torch.from_numpy(logits)
-        assert_same_ranking(
-            rank_candidates(table, rows, k), by_numpy(rank_candidates, table, rows, k)
-        )
-        assert sample_tokens(logits, rows) == by_numpy(sample_tokens, logits, rows)
+        found.append((rank_candidates(table, rows, k), sample_tokens(logits, rows)))
+    return found
+
+
+@functools.cache
+def sampled_by_numpy(vocab: int, at: int, k: int) -> list[Any]:
+    """The same for every level, and so computed once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "kernels", None)
+        return sampled(vocab, OPTIONS[at], k)
+
+
+@pytest.mark.parametrize(
+    ("vocab", "k"), [(1, 1), (3, 3), (48, 48), (63, 63), (1000, 1000), (4096, 300), (32_007, 8)]
+)
+@pytest.mark.parametrize("at", range(len(OPTIONS)), ids=map(str, OPTIONS))
+def test_every_survivor_is_the_same(vocab: int, k: int, at: int) -> None:
+    found = zip(sampled(vocab, OPTIONS[at], k), sampled_by_numpy(vocab, at, k), strict=True)
+    for (ranking, tokens), (wanted_ranking, wanted_tokens) in found:
+        assert_same_ranking(ranking, wanted_ranking)
+        assert tokens == wanted_tokens
 
 
 def masked(one: SamplingRow, vocab: int, seed: int) -> SamplingRow:
@@ -160,18 +175,6 @@ def test_under_a_grammar_s_mask(
         rows = [rows[i] for i in fine]
         assert_same_ranking(
             rank_candidates(table, rows, k), by_numpy(rank_candidates, table, rows, k)
-        )
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_a_large_vocabulary(options: dict[str, Any], by_numpy: Callable[..., Any]) -> None:
-    vocab = 32_007
-    for seed, logits in enumerate(shapes(vocab, 1).values()):
-        rows = [row(seed * 3 + i, **options) for i in range(3)]
-        assert sample_tokens(logits, rows) == by_numpy(sample_tokens, logits, rows)
-        table = torch.from_numpy(logits)
-        assert_same_ranking(
-            rank_candidates(table, rows, 8), by_numpy(rank_candidates, table, rows, 8)
         )
 
 

@@ -151,7 +151,9 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 3))]
+)
 @pytest.mark.parametrize(("times", "right"), CHANGES)
 def test_a_machine_that_changes_is_followed_within_100_steps_there_and_back(
     times: list[float], right: float, seed: int

@@ -80,8 +80,18 @@ def test_the_first_surprise_is_followed_by_another_look_at_once() -> None:
     assert len([step for step in drafted if step < drafted[0] + 20]) > 10
 
 
-@pytest.mark.parametrize("right", [0.9, 0.4, 0.0])
-@pytest.mark.parametrize("times", [FLAT, STEEP], ids=["flat", "steep"])
+@pytest.mark.parametrize(
+    ("times", "right"),
+    [
+        (FLAT, 0.9),
+        (FLAT, 0.0),
+        (STEEP, 0.4),
+        pytest.param(FLAT, 0.4, marks=pytest.mark.slow),
+        pytest.param(STEEP, 0.9, marks=pytest.mark.slow),
+        pytest.param(STEEP, 0.0, marks=pytest.mark.slow),
+    ],
+    ids=lambda value: None if isinstance(value, float) else "flat" if value is FLAT else "steep",
+)
 def test_with_a_right_table_looks_cost_next_to_nothing(times: list[float], right: float) -> None:
     speeds = []
     for looks in (True, False):

@@ -66,7 +66,7 @@ HALF = b"GET /health HTTP/1.1\r\nHost: loc"
 )
 def test_headers_that_do_not_arrive_are_not_waited_for(before: int, sent: bytes) -> None:
     async def story() -> None:
-        async with listening(seconds=0.2) as server:
+        async with listening(seconds=0.05) as server:
             with connected(server) as client:
                 for _ in range(before):
                     assert await status(client, HEALTH) == 200
@@ -79,7 +79,7 @@ def test_headers_that_do_not_arrive_are_not_waited_for(before: int, sent: bytes)
 
 def test_headers_in_drops_have_no_more_time_than_others() -> None:
     async def story() -> None:
-        async with listening(seconds=0.2) as server:
+        async with listening(seconds=0.05) as server:
             with connected(server) as client:
                 client.sendall(b"GET /health HTTP/1.1\r\n")
                 closing = asyncio.create_task(said(client))
@@ -95,9 +95,9 @@ def test_headers_in_drops_have_no_more_time_than_others() -> None:
 
 def test_an_answer_may_take_longer_than_headers() -> None:
     async def story() -> None:
-        async with listening(seconds=0.05) as server:
+        async with listening(seconds=0.02) as server:
             engine = server._serving.client
-            engine.seconds_per_token = 0.02
+            engine.seconds_per_token = 0.01
             with connected(server) as client:
                 body = b'{"prompt": "a", "max_tokens": 10}'
                 head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
