@@ -50,7 +50,7 @@ def toy_tensors(seed: int = 0, config: ModelConfig = TOY, noise: float = 0.0) ->
     return {name: tensor.clone() for name, tensor in _drawn(seed, config, noise).items()}
 
 
-@functools.cache
+@functools.lru_cache(maxsize=16)
 def _drawn(seed: int, config: ModelConfig, noise: float) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(seed)
     c = config
