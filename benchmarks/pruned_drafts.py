@@ -27,8 +27,8 @@ from trace_sets import FOLDER, traced
 
 from paceline.llm import embedded_model
 from paceline.models.checkpoint import load_checkpoint
+from paceline.training.configs import DraftTrainingConfig
 from paceline.training.draft import train_draft
-from paceline.training.draft_options import DraftTrainingConfig
 
 KINDS = ("code", "prose", "edit")
 TEMPERATURES = (0.0, 0.8)

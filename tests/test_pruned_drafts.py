@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.llm import embedded_model
-from paceline.training.draft_options import DraftTrainingConfig
+from paceline.training.configs import DraftTrainingConfig
 from paceline.training.model_files import load_model
 from paceline.training.surgery import cut_model
 from tests.programs import FOLDER, ROOT, module

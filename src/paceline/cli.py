@@ -15,7 +15,7 @@ import typer
 
 from paceline import __version__
 from paceline.commands.environment import warn_of_unknown_variables
-from paceline.commands.lazy import ENVIRONMENT_NOTE, LazyGroup
+from paceline.commands.registry import ENVIRONMENT_NOTE, LazyGroup
 from paceline.errors import PacelineError
 
 EXIT_ERROR = 2

@@ -16,10 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.commands.config_file import read_config_file, write_config_file
-from paceline.commands.options import RunOptions
-from paceline.commands.profile_options import ProfileOptions
-from paceline.commands.signature import takes
-from paceline.commands.trace_options import TraceOptions
+from paceline.commands.options import RunOptions, takes
+from paceline.commands.profile import ProfileOptions
+from paceline.commands.trace import TraceOptions
 from paceline.errors import ConfigError
 
 Call = Callable[..., dict[str, Any]]
@@ -34,7 +33,7 @@ def call(tmp_path: Path) -> Call:
         ("trace", TraceOptions),
         ("profile", ProfileOptions),
     ):
-        app.command(name)(takes(options)(lambda found: seen.update(asdict(found))))
+        app.command(name)(takes(options, lambda found: seen.update(asdict(found))))
 
     def run(name: str, values: Any, *arguments: str) -> dict[str, Any]:
         path = tmp_path / "options.json"
@@ -92,7 +91,7 @@ def test_the_environment_may_name_the_file(
     monkeypatch.setenv("PACELINE_CONFIG", str(tmp_path / "other.json"))
     assert call("run", {"max_tokens": 5})["max_tokens"] == 5
     app, seen = typer.Typer(), []
-    app.command()(takes(RunOptions)(seen.append))
+    app.command()(takes(RunOptions, seen.append))
     app([], standalone_mode=False)
     assert seen[0].max_tokens == 9
 

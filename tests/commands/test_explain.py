@@ -86,7 +86,7 @@ def never(*_: object, **__: object) -> Any:
 def test_mistakes_are_told_before_a_model_is_loaded(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], problem: str
 ) -> None:
-    monkeypatch.setattr("paceline.commands.explain.LLM", never)
+    monkeypatch.setattr("paceline.llm.LLM", never)
     result = cli("explain", *arguments)
     assert (result.code, result.out) == (2, "")
     assert problem in result.err

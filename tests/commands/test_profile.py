@@ -158,14 +158,14 @@ def never(*_: object) -> Any:
 def test_mistakes_are_told_before_anything_is_measured(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
 ) -> None:
-    monkeypatch.setattr("paceline.commands.profile.measure_profiles", never)
+    monkeypatch.setattr("paceline.workbench.profile.measure_profiles", never)
     result = cli("profile", *arguments)
     assert result.code == 2
     assert message in result.err
 
 
 def test_without_matplotlib(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.commands.profile.measure_profiles", never)
+    monkeypatch.setattr("paceline.workbench.profile.measure_profiles", never)
     for module in [name for name in sys.modules if name.startswith("matplotlib")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "matplotlib", None)

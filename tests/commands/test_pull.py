@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.commands.pull import pull_command
-from paceline.commands.pull_options import PullOptions
-from paceline.commands.serve import default_names, engine_factory
-from paceline.commands.serve_options import ServeOptions
+from paceline.commands.pull import PullOptions, pull_command
+from paceline.commands.serve import ServeOptions, default_names, engine_factory
 from paceline.errors import ConfigError, FetchError
 from paceline.models.catalogue import find_entry, users_catalogue
 from paceline.models.embedded import embedded_model
@@ -128,7 +126,7 @@ def test_terms_are_told_by_every_command(cli: Cli, command: str, folder: Path) -
 def test_a_server_fetches_before_its_engine_starts() -> None:
     name_models(entry_text(terms=f'"{TERMS}"'))
     with pytest.raises(FetchError, match="paceline pull tiny"):
-        engine_factory(ServeOptions(model="tiny"))
+        engine_factory(ServeOptions(), "tiny", (), None)
 
 
 def test_a_served_model_is_called_by_its_name() -> None:

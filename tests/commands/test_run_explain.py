@@ -74,7 +74,7 @@ def test_what_run_cannot_explain(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("two.jsonl").write_text('{"prompt": "One"}\n{"prompt": "Two"}\n')
-    monkeypatch.setattr("paceline.commands.explain.LLM", never)
+    monkeypatch.setattr("paceline.llm.LLM", never)
     result = cli("run", "--explain", *arguments)
     assert (result.code, result.out) == (2, "")
     assert problem in result.err

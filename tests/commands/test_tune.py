@@ -16,8 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paceline.commands import tune_setup
-from paceline.commands.tune import configuration
-from paceline.commands.tune_options import TuneOptions
+from paceline.commands.tune import TuneOptions, configuration
 from paceline.commands.tune_view import chart
 from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.llm import embedded_model
@@ -204,7 +203,7 @@ def test_what_is_not_known_is_measured_once(
         quick = ProfileSettings(widths=(2, 4), contexts=(16,), budget_seconds=0.01)
         return measure_profiles(model, config, draft, quick, advance)
 
-    monkeypatch.setattr(tune_setup, "measure_profiles", measure)
+    monkeypatch.setattr("paceline.workbench.profile.measure_profiles", measure)
     arguments = ("tune", "--prompts", prompts, "--max-tokens", "4", "--budget", "0.01", "--json")
     first = cli(*arguments, "--planner", "fixed")
     assert first.code == 0, first.err

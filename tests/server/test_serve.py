@@ -20,8 +20,7 @@ import openai
 import pytest
 
 import paceline
-from paceline.commands.serve import default_names, server_config
-from paceline.commands.serve_options import ServeOptions
+from paceline.commands.serve import ServeOptions, default_names, server_config
 from paceline.models.embedded import embedded_model
 from paceline.server.engine_process import NAME
 

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from paceline.errors import ConfigError, TrainingError
 from paceline.models.checkpoint import load_checkpoint
 from paceline.training import draft as draft_module
+from paceline.training.configs import DraftTrainingConfig
 from paceline.training.draft import train_draft
-from paceline.training.draft_options import DraftTrainingConfig
 from paceline.training.lm import LMTrainingResult
 from paceline.training.losses import DISTILLATION
 from paceline.training.model_files import TrainableModel, load_model, load_tokenizer, new_model

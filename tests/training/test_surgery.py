@@ -13,9 +13,9 @@ import torch
 from paceline.errors import ConfigError, TrainingError, UnsupportedModelError
 from paceline.models.pruned_head import HEAD_TOKENS
 from paceline.training.acceptance import measure_acceptance, write_own_text
+from paceline.training.configs import DraftTrainingConfig
 from paceline.training.draft import train_draft
 from paceline.training.draft_head import frequent_tokens, prune_head
-from paceline.training.draft_options import DraftTrainingConfig
 from paceline.training.lm import LMTrainingResult, train_lm
 from paceline.training.losses import distillation_loss
 from paceline.training.model_files import TrainableModel, load_model, new_model

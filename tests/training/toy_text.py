@@ -8,9 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from paceline.training.draft_options import DraftTrainingConfig
-from paceline.training.lm import LMTrainingConfig
-from paceline.training.model_files import ModelShape
+from paceline.training.configs import DraftTrainingConfig, LMTrainingConfig, ModelShape
 
 SHAPE = ModelShape(
     num_layers=2,

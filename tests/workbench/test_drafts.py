@@ -25,11 +25,15 @@ from paceline.runtime.model_runner import ModelRunner
 from paceline.sampling_params import SamplingParams
 from paceline.span import ROOT, DraftTree
 from paceline.workbench import drafts_recording
-from paceline.workbench.drafts import cached_drafts, cached_proposer
-from paceline.workbench.drafts_cached import CachedDrafts
-from paceline.workbench.drafts_key import DraftsKey, drafts_key
-from paceline.workbench.drafts_recording import level_recorder, record_drafts
-from paceline.workbench.drafts_store import RecordedDrafts, read_drafts, write_drafts
+from paceline.workbench.drafts import CachedDrafts, cached_proposer
+from paceline.workbench.drafts_recording import cached_drafts, level_recorder, record_drafts
+from paceline.workbench.drafts_store import (
+    DraftsKey,
+    RecordedDrafts,
+    drafts_key,
+    read_drafts,
+    write_drafts,
+)
 from paceline.workbench.trace_requests import trace_request
 from paceline.workbench.traces import Trace
 from tests.toy import TOY, VOCAB, Job, draft_config, run_jobs, toy_engine, toy_runner

@@ -12,9 +12,12 @@ from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError, TraceError
 from paceline.proposers.base import Proposer
 from paceline.workbench.drafts import cached_proposer
-from paceline.workbench.drafts_foreign import foreign_recorder
-from paceline.workbench.drafts_parallel import parallel_recorder
-from paceline.workbench.drafts_recording import Recorder, record_drafts
+from paceline.workbench.drafts_recording import (
+    Recorder,
+    foreign_recorder,
+    parallel_recorder,
+    record_drafts,
+)
 from paceline.workbench.drafts_store import RecordedDrafts, read_drafts, write_drafts
 from paceline.workbench.replay import replay
 from paceline.workbench.traces import Trace

@@ -25,7 +25,7 @@ from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.request import Request
 from paceline.sampling_params import SamplingParams
 from paceline.span import DraftTree
-from paceline.workbench.drafts_cached import CachedDrafts
+from paceline.workbench.drafts import CachedDrafts
 from paceline.workbench.replay import replay, verdict_of
 from paceline.workbench.simulate import Simulator
 from tests.toy import EOS, TOY, draft_config, lookup_config, toy_runner

@@ -13,7 +13,7 @@ from paceline.policy.cost_points import CostPoint
 from paceline.policy.cost_table import CostTable
 from paceline.policy.drafting_cost import DraftTime
 from paceline.policy.host_time import DraftingHostTime, HostTime
-from paceline.workbench.drafts import record_all
+from paceline.workbench.drafts_recording import record_all
 from paceline.workbench.drafts_store import RecordedDrafts
 from paceline.workbench.simulate import (
     Simulator,

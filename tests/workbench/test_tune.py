@@ -15,7 +15,7 @@ from paceline.engine.planners import PLANNERS, MakePlanner
 from paceline.policy.cost_points import CostPoint
 from paceline.policy.cost_table import CostTable
 from paceline.workbench import tune_candidates
-from paceline.workbench.drafts import record_all
+from paceline.workbench.drafts_recording import record_all
 from paceline.workbench.drafts_store import RecordedDrafts
 from paceline.workbench.replay import ReplayedTrace, ReplayResult, SpeculationCounters
 from paceline.workbench.simulate import Configs, Simulator

@@ -1,11 +1,17 @@
-"""The options of ``paceline bench``, by vLLM's names. Imports nothing slow, for its ``--help``."""
+"""The options of ``paceline bench`` by vLLM's names, and the dataset that they describe.
+
+Knows no server and no engine.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
-from paceline.commands.options import EngineOptions, SpeculationOptions, argument, option
+from paceline.commands.options import EngineOptions, ModelOptions, SpeculationOptions, option
+
+if TYPE_CHECKING:
+    from paceline.workbench.serving.datasets import DatasetConfig
 
 DATASETS = "random, sonnet, sharegpt, spec_bench, custom"
 METRICS = "ttft, tpot, itl, e2el"
@@ -15,196 +21,115 @@ METRICS = "ttft, tpot, itl, e2el"
 class DatasetOptions:
     """Which prompts are sent, and how answers are chosen."""
 
-    dataset_name: Annotated[str, option("--dataset-name", help=f"Which prompts: {DATASETS}.")] = (
-        "random"
+    dataset_name: str = option("random", f"Which prompts: {DATASETS}.")
+    dataset_path: str | None = option(None, "The file of every dataset but random.")
+    num_prompts: int = option(1000, "How many.", min=1)
+    random_input_len: int = option(1024, "Random: tokens of a prompt.", min=1)
+    random_output_len: int = option(128, "Random: tokens of an answer.", min=1)
+    random_range_ratio: float = option(0.0, "Random: lengths vary by this share, up and down.")
+    random_prefix_len: int = option(0, "Random: further tokens, equal in all prompts.", min=0)
+    sonnet_input_len: int = option(550, "Sonnet: most tokens of a prompt.", min=1)
+    sonnet_output_len: int = option(150, "Sonnet: tokens of an answer.", min=1)
+    sonnet_prefix_len: int = option(200, "Sonnet: tokens equal in all prompts.", min=0)
+    sharegpt_output_len: int | None = option(
+        None, "ShareGPT: tokens (default: as in the file).", min=1
     )
-    dataset_path: Annotated[
-        str | None, option("--dataset-path", help="The file of every dataset but random.")
-    ] = None
-    num_prompts: Annotated[int, option("--num-prompts", min=1, help="How many.")] = 1000
-    random_input_len: Annotated[
-        int, option("--random-input-len", min=1, help="Random: tokens of a prompt.")
-    ] = 1024
-    random_output_len: Annotated[
-        int, option("--random-output-len", min=1, help="Random: tokens of an answer.")
-    ] = 128
-    random_range_ratio: Annotated[
-        float,
-        option("--random-range-ratio", help="Random: lengths vary by this share, up and down."),
-    ] = 0.0
-    random_prefix_len: Annotated[
-        int,
-        option("--random-prefix-len", min=0, help="Random: further tokens, equal in all prompts."),
-    ] = 0
-    sonnet_input_len: Annotated[
-        int, option("--sonnet-input-len", min=1, help="Sonnet: most tokens of a prompt.")
-    ] = 550
-    sonnet_output_len: Annotated[
-        int, option("--sonnet-output-len", min=1, help="Sonnet: tokens of an answer.")
-    ] = 150
-    sonnet_prefix_len: Annotated[
-        int, option("--sonnet-prefix-len", min=0, help="Sonnet: tokens equal in all prompts.")
-    ] = 200
-    sharegpt_output_len: Annotated[
-        int | None,
-        option("--sharegpt-output-len", min=1, help="ShareGPT: tokens (default: as in the file)."),
-    ] = None
-    custom_output_len: Annotated[
-        int,
-        option("--custom-output-len", min=1, help="Custom: tokens where a row has none of its own"),
-    ] = 256
-    spec_bench_output_len: Annotated[
-        int, option("--spec-bench-output-len", min=1, help="Spec-Bench: tokens of an answer.")
-    ] = 256
-    spec_bench_category: Annotated[
-        str | None, option("--spec-bench-category", help="Spec-Bench: this category alone.")
-    ] = None
-    disable_shuffle: Annotated[
-        bool, option("--disable-shuffle", help="Take the rows of files in their order.")
-    ] = False
-    seed: Annotated[
-        int, option("--seed", min=0, help="Of prompts, arrivals and the first answer's sampling.")
-    ] = 0
-    temperature: Annotated[float, option("--temperature", help="0 is greedy.")] = 0.0
-    ignore_eos: Annotated[
-        bool | None,
-        option("--ignore-eos/--no-ignore-eos", help="Go on to the length (default: if random)."),
-    ] = None
+    custom_output_len: int = option(256, "Custom: tokens where a row has none of its own", min=1)
+    spec_bench_output_len: int = option(256, "Spec-Bench: tokens of an answer.", min=1)
+    spec_bench_category: str | None = option(None, "Spec-Bench: this category alone.")
+    disable_shuffle: bool = option(False, "Take the rows of files in their order.")
+    seed: int = option(0, "Of prompts, arrivals and the first answer's sampling.", min=0)
+    temperature: float = option(0.0, "0 is greedy.")
+    ignore_eos: bool | None = option(None, "Go on to the length (default: if random).", both=True)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ServerOptions:
     """Which server, and what it is asked."""
 
-    backend: Annotated[
-        str, option("--backend", help="What it speaks: openai (completions) or openai-chat.")
-    ] = "openai"
-    base_url: Annotated[
-        str | None, option("--base-url", help="Its address, instead of host and port.")
-    ] = None
-    host: Annotated[str, option("--host", help="Its host.")] = "127.0.0.1"
-    port: Annotated[int, option("--port", help="Its port.")] = 8000
-    endpoint: Annotated[
-        str | None, option("--endpoint", help="Its path (default: the backend's usual one).")
-    ] = None
-    model: Annotated[
-        str | None, option("--model", help="Its model's name (default: the first that it lists).")
-    ] = None
-    tokenizer: Annotated[
-        str | None,
-        option(
-            "--tokenizer",
-            help="Folder of the tokenizer that measures prompts (default: the server's /tokenize, "
-            "or words).",
-        ),
-    ] = None
-    api_key: Annotated[
-        str | None, option("--api-key", help="Sent as bearer (default: OPENAI_API_KEY).")
-    ] = None
-    header: Annotated[
-        list[str] | None,
-        option("--header", metavar="KEY=VALUE", help="A further header; give it once for each."),
-    ] = None
-    extra_body: Annotated[
-        str | None, option("--extra-body", help="JSON object of further fields of every request.")
-    ] = None
-    top_p: Annotated[float | None, option("--top-p", help="Sent if given.")] = None
-    top_k: Annotated[int | None, option("--top-k", help="Sent if given.")] = None
-    min_p: Annotated[float | None, option("--min-p", help="Sent if given.")] = None
-    ready_check_timeout_sec: Annotated[
-        float,
-        option("--ready-check-timeout-sec", min=0, help="Wait so long; 0: no trial request."),
-    ] = 600.0
-    request_timeout_sec: Annotated[
-        float, option("--request-timeout-sec", help="A request that takes longer has failed.")
-    ] = 21600.0
+    backend: str = option("openai", "What it speaks: openai (completions) or openai-chat.")
+    base_url: str | None = option(None, "Its address, instead of host and port.")
+    host: str = option("127.0.0.1", "Its host.")
+    port: int = option(8000, "Its port.")
+    endpoint: str | None = option(None, "Its path (default: the backend's usual one).")
+    model: str | None = option(None, "Its model's name (default: the first that it lists).")
+    tokenizer: str | None = option(
+        None,
+        "Folder of the tokenizer that measures prompts (default: the server's /tokenize, or "
+        "words).",
+    )
+    api_key: str | None = option(None, "Sent as bearer (default: OPENAI_API_KEY).")
+    header: list[str] | None = option(
+        None, "A further header; give it once for each.", metavar="KEY=VALUE"
+    )
+    extra_body: str | None = option(None, "JSON object of further fields of every request.")
+    top_p: float | None = option(None, "Sent if given.")
+    top_k: int | None = option(None, "Sent if given.")
+    min_p: float | None = option(None, "Sent if given.")
+    ready_check_timeout_sec: float = option(600.0, "Wait so long; 0: no trial request.", min=0)
+    request_timeout_sec: float = option(21600.0, "A request that takes longer has failed.")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class TrafficOptions:
     """When requests arrive."""
 
-    request_rate: Annotated[
-        float, option("--request-rate", help="Requests per second; inf sends all at once.")
-    ] = float("inf")
-    burstiness: Annotated[
-        float,
-        option("--burstiness", help="1 is a Poisson process, less is burstier, more is steadier."),
-    ] = 1.0
-    max_concurrency: Annotated[
-        int | None, option("--max-concurrency", min=1, help="Most requests at once.")
-    ] = None
-    trace_path: Annotated[
-        str | None,
-        option("--trace-path", help="CSV of time, prompt tokens, output tokens to replay."),
-    ] = None
-    trace_speed: Annotated[
-        float, option("--trace-speed", help="Replay so many times faster than recorded.")
-    ] = 1.0
-    num_warmups: Annotated[
-        int, option("--num-warmups", min=0, help="Requests before the measured ones.")
-    ] = 0
-    compare_with: Annotated[
-        str | None,
-        option("--compare-with", metavar="URL", help="A second server, measured in turns."),
-    ] = None
-    compare_extra_body: Annotated[
-        str | None,
-        option("--compare-extra-body", help="Its --extra-body (default: the same)."),
-    ] = None
+    request_rate: float = option(float("inf"), "Requests per second; inf sends all at once.")
+    burstiness: float = option(1.0, "1 is a Poisson process, less is burstier, more is steadier.")
+    max_concurrency: int | None = option(None, "Most requests at once.", min=1)
+    trace_path: str | None = option(None, "CSV of time, prompt tokens, output tokens to replay.")
+    trace_speed: float = option(1.0, "Replay so many times faster than recorded.")
+    num_warmups: int = option(0, "Requests before the measured ones.", min=0)
+    compare_with: str | None = option(None, "A second server, measured in turns.", metavar="URL")
+    compare_extra_body: str | None = option(None, "Its --extra-body (default: the same).")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class BenchServeOptions(TrafficOptions, DatasetOptions, ServerOptions):
     """Options of ``paceline bench serve``."""
 
-    percentile_metrics: Annotated[
-        str, option("--percentile-metrics", help=f"Shown, with commas between: {METRICS}.")
-    ] = "ttft,tpot,itl"
-    metric_percentiles: Annotated[
-        str, option("--metric-percentiles", help="Percentiles, with commas between.")
-    ] = "99"
-    goodput: Annotated[
-        list[str] | None,
-        option(
-            "--goodput",
-            metavar="KEY:MS",
-            help="A limit that good requests keep, for ttft, tpot or e2el; give it once for each.",
-        ),
-    ] = None
-    label: Annotated[
-        str | None, option("--label", help="Begins the result's name (default: the backend).")
-    ] = None
-    save_result: Annotated[bool, option("--save-result", help="Write the figures as JSON.")] = False
-    save_detailed: Annotated[
-        bool, option("--save-detailed", help="With every request's lengths, times and text.")
-    ] = False
-    append_result: Annotated[
-        bool, option("--append-result", help="Add a line to the file instead of replacing it.")
-    ] = False
-    result_dir: Annotated[str | None, option("--result-dir", help="Folder of the file.")] = None
-    result_filename: Annotated[
-        str | None, option("--result-filename", help="Its name (default: rate, model and date).")
-    ] = None
-    disable_tqdm: Annotated[bool, option("--disable-tqdm", help="No progress bar.")] = False
-    json: Annotated[bool, option("--json", help="End stdout with a line of JSON.")] = False
+    percentile_metrics: str = option("ttft,tpot,itl", f"Shown, with commas between: {METRICS}.")
+    metric_percentiles: str = option("99", "Percentiles, with commas between.")
+    goodput: list[str] | None = option(
+        None,
+        "A limit that good requests keep, for ttft, tpot or e2el; give it once for each.",
+        metavar="KEY:MS",
+    )
+    label: str | None = option(None, "Begins the result's name (default: the backend).")
+    save_result: bool = option(False, "Write the figures as JSON.")
+    save_detailed: bool = option(False, "With every request's lengths, times and text.")
+    append_result: bool = option(False, "Add a line to the file instead of replacing it.")
+    result_dir: str | None = option(None, "Folder of the file.")
+    result_filename: str | None = option(None, "Its name (default: rate, model and date).")
+    disable_tqdm: bool = option(False, "No progress bar.")
+    json: bool = option(False, "End stdout with a line of JSON.")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class BenchThroughputOptions(EngineOptions, SpeculationOptions, DatasetOptions):
+class BenchThroughputOptions(EngineOptions, SpeculationOptions, DatasetOptions, ModelOptions):
     """Options of ``paceline bench throughput``."""
 
-    model: Annotated[
-        str | None,
-        argument("MODEL", help="Folder, GGUF file, name or hub id (default: the embedded model)."),
-    ] = None
-    chat: Annotated[bool, option("--chat", help="Put prompts into the chat template.")] = False
-    compare: Annotated[
-        bool,
-        option("--compare", help="Plainly and speculatively, in turns; exit 1 if outputs differ."),
-    ] = False
-    output_json: Annotated[
-        str | None, option("--output-json", help="Write the figures to this file.")
-    ] = None
-    disable_tqdm: Annotated[bool, option("--disable-tqdm", help="No progress bar.")] = False
-    json: Annotated[bool, option("--json", help="End stdout with a line of JSON.")] = False
+    chat: bool = option(False, "Put prompts into the chat template.")
+    compare: bool = option(False, "Plainly and speculatively, in turns; exit 1 if outputs differ.")
+    output_json: str | None = option(None, "Write the figures to this file.")
+    disable_tqdm: bool = option(False, "No progress bar.")
+    json: bool = option(False, "End stdout with a line of JSON.")
+
+
+def dataset_config(options: DatasetOptions) -> DatasetConfig:
+    """The dataset that the options describe.
+
+    Raises:
+        ConfigError: there is none of this name, or its options do not fit it.
+    """
+    from paceline.workbench.serving.datasets import DatasetConfig
+
+    names = [each.name for each in fields(DatasetConfig)]
+    return DatasetConfig(**{name: getattr(options, name) for name in names})
+
+
+def wants_ignore_eos(options: DatasetOptions) -> bool:
+    """Whether answers go on to their length: random prompts have no natural end."""
+    if options.ignore_eos is None:
+        return options.dataset_name == "random"
+    return options.ignore_eos

@@ -14,8 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from paceline.commands.bench_dataset import dataset_config, wants_ignore_eos
-from paceline.commands.bench_options import BenchThroughputOptions
+from paceline.commands.bench_options import BenchThroughputOptions, dataset_config, wants_ignore_eos
 from paceline.commands.display import Screen, banner
 from paceline.commands.report import Figures
 from paceline.commands.resolve import (

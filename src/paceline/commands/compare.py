@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.commands.compare_noise import Round, why_disturbed
 from paceline.commands.display import Screen, banner, closing_line, table
@@ -19,10 +19,12 @@ from paceline.commands.report import Figures, Report
 from paceline.commands.resolve import NO_MEMORY, open_llm, without_memory
 from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError, PacelineError
-from paceline.llm import LLM, embedded_model
-from paceline.models.checkpoint import load_checkpoint
+from paceline.models.embedded import embedded_model
 from paceline.outputs import GenerationOutput
 from paceline.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from paceline.llm import LLM
 
 EXIT_DIFFERENT = 1
 WARM_UP_TOKENS = 16
@@ -147,6 +149,8 @@ def compare_command(
     Prefix caches are off: with them only the first repetition would read its prompts. Nor does any
     proposer remember what was answered before.
     """
+    from paceline.models.checkpoint import load_checkpoint
+
     if not speculative:
         raise ConfigError("--compare needs speculation: leave out --no-speculation")
     # Both arms read the weights from one checkpoint.

@@ -5,18 +5,32 @@ Owns which dtype is meant; the format is :mod:`paceline.models.packed_folder`'s.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-
-from paceline.commands.convert_options import ConvertOptions
 from paceline.commands.display import Screen
+from paceline.commands.options import argument, option
 from paceline.config import PACKED_DTYPES, check_number
 from paceline.errors import ConfigError
-from paceline.models.checkpoint import load_checkpoint
 from paceline.models.ops.native import why_not_native
-from paceline.models.ops.packing import Packer
-from paceline.models.packed_folder import write_packed
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ConvertOptions:
+    """Options of ``paceline convert``."""
+
+    model: str = argument(..., "Folder, GGUF file, name or hub id.")
+    out: str = argument(..., "Folder to write; must not exist, or be empty.")
+    dtype: str = option(
+        "auto",
+        f"auto, {', '.join(PACKED_DTYPES)}; auto is file, the formats in which the "
+        "weights are stored, where they are quantised, otherwise int8.",
+    )
+    threads: int | None = option(None, "Threads that compute.")
 
 
 def convert_command(options: ConvertOptions) -> int:
@@ -25,6 +39,12 @@ def convert_command(options: ConvertOptions) -> int:
     Raises:
         PacelineError: the options, the model or the folder cannot be used.
     """
+    import torch
+
+    from paceline.models.checkpoint import load_checkpoint
+    from paceline.models.ops.packing import Packer
+    from paceline.models.packed_folder import write_packed
+
     if options.dtype not in ("auto", *PACKED_DTYPES):
         allowed = ", ".join(("auto", *PACKED_DTYPES))
         raise ConfigError(f"dtype is {options.dtype!r}; allowed are {allowed}")

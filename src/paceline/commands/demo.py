@@ -8,30 +8,44 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from paceline.commands.compare import (
-    EXIT_DIFFERENT,
-    PAIR_HEADERS,
-    Comparison,
-    Pair,
-    compare,
-    pair_cells,
-    verdict,
-)
 from paceline.commands.demo_model import Subject, choose_subject
-from paceline.commands.demo_options import DemoOptions
 from paceline.commands.display import OriginSplitter, Screen, banner, table
+from paceline.commands.options import option
 from paceline.commands.prompts import Encoder, Prompt
 from paceline.commands.resolve import NO_MEMORY, default_speculative_config, without_memory
-from paceline.llm import LLM, embedded_model
-from paceline.models.checkpoint import load_checkpoint
+from paceline.config import BACKENDS, DTYPES
+from paceline.models.embedded import embedded_model
 from paceline.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from paceline.commands.compare import (
+        Comparison,
+        Pair,
+    )
+    from paceline.llm import LLM
 
 REPEAT = 2
 ALL = "all"
 SHOWN = 160
 """Characters that are shown of a text that is continued."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class DemoOptions:
+    """Options of ``paceline demo``."""
+
+    quick: bool = option(False, "One prompt of each kind, shorter.")
+    max_tokens: int | None = option(
+        None, "Tokens per prompt (default: 128, quick: 64; of the embedded model 96 and 48)."
+    )
+    embedded: bool = option(False, "Ask the embedded model, and fetch nothing.")
+    dtype: str = option("auto", f"Arithmetic: {', '.join(DTYPES)}.")
+    threads: int | None = option(None, "Threads that compute.")
+    backend: str = option("auto", f"Kernels of the CPU: {', '.join(BACKENDS)}.")
+    json: bool = option(False, "End stdout with a line of JSON.")
 
 
 def demo_command(options: DemoOptions) -> int:
@@ -40,6 +54,8 @@ def demo_command(options: DemoOptions) -> int:
     Raises:
         PacelineError: the options or the embedded models cannot be used.
     """
+    from paceline.commands.compare import EXIT_DIFFERENT, compare, verdict
+
     subject = choose_subject(options.embedded)
     prompts = subject.prompts(options.quick)
     wanted = options.max_tokens
@@ -74,6 +90,9 @@ def demo_command(options: DemoOptions) -> int:
 
 def _open_arms(subject: Subject, options: DemoOptions, stack: ExitStack) -> tuple[LLM, LLM]:
     """The plain and the speculative engine, on one checkpoint."""
+    from paceline.llm import LLM
+    from paceline.models.checkpoint import load_checkpoint
+
     source = load_checkpoint(subject.model or embedded_model("target"))
     settings: dict[str, Any] = {
         "dtype": options.dtype,
@@ -117,6 +136,8 @@ def _shown(prompt: str, is_question: bool) -> str:
 
 def by_kind(prompts: Sequence[Prompt], comparison: Comparison) -> dict[str, Pair]:
     """The comparison summed over each kind of prompt, and over all."""
+    from paceline.commands.compare import Pair
+
     kinds = {prompt.kind: Pair(0) for prompt in prompts} | {ALL: Pair(0)}
     for prompt, pair in zip(prompts, comparison.pairs, strict=True):
         for kind in (kinds[prompt.kind], kinds[ALL]):
@@ -128,6 +149,8 @@ def by_kind(prompts: Sequence[Prompt], comparison: Comparison) -> dict[str, Pair
 
 def demo_table(kinds: Mapping[str, Pair]) -> str:
     """A row per kind of prompt, and one for all."""
+    from paceline.commands.compare import PAIR_HEADERS, pair_cells
+
     rows = [[kind, *pair_cells(pair)] for kind, pair in kinds.items()]
     return table(["prompt kind", *PAIR_HEADERS], rows)
 

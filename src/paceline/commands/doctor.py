@@ -5,19 +5,29 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from paceline.commands.display import Screen, printable
-from paceline.commands.doctor_options import DoctorOptions
+from paceline.commands.options import EngineOptions, ModelOptions, option
 from paceline.commands.resolve import engine_options, is_embedded
 from paceline.config import EngineConfig
-from paceline.llm import embedded_model
-from paceline.workbench.doctor import Diagnosis, ModelFacts, diagnose
-from paceline.workbench.machine import Machine
+from paceline.models.embedded import embedded_model
+
+if TYPE_CHECKING:
+    from paceline.workbench.doctor import Diagnosis, ModelFacts
+    from paceline.workbench.machine import Machine
 
 EMBEDDED = "the embedded model"
 WIDTH = 100
 INDENT = 16
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class DoctorOptions(EngineOptions, ModelOptions):
+    """Options of ``paceline doctor``."""
+
+    json: bool = option(False, "Print one line of JSON instead.")
 
 
 def doctor_command(options: DoctorOptions) -> int:
@@ -26,6 +36,8 @@ def doctor_command(options: DoctorOptions) -> int:
     Raises:
         ConfigError: an option cannot be used.
     """
+    from paceline.workbench.doctor import diagnose
+
     config = EngineConfig(**engine_options(options))
     name = None if is_embedded(options.model) else options.model
     found = diagnose(options.model or embedded_model("target"), name, config)

@@ -8,33 +8,49 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 from paceline.checks import check_output
 from paceline.commands.display import Screen, banner, wants_colour
-from paceline.commands.explain_closing import summary_lines
-from paceline.commands.explain_options import ExplainOptions
-from paceline.commands.explain_view import StepView
-from paceline.commands.options import RunOptions
-from paceline.commands.profile import numbers
+from paceline.commands.options import (
+    TRACE_HELP,
+    EngineOptions,
+    ModelOptions,
+    RunOptions,
+    SamplingOptions,
+    SpeculationOptions,
+    option,
+)
 from paceline.commands.prompts import Encoder, Prompt
 from paceline.commands.resolve import engine_options, sampling_params, speculative_config
 from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError
-from paceline.llm import LLM
-from paceline.models.detokenizer import IncrementalDecoder
-from paceline.models.tokenizer import Tokenizer
 from paceline.request import Constraint
-from paceline.runtime.grammar import GrammarCompiler
 from paceline.sampling_params import SamplingParams
-from paceline.workbench.chrome_trace import write_trace
-from paceline.workbench.explain import MAX_STEPS
-from paceline.workbench.explain_plot import plot_steps
-from paceline.workbench.explain_run import Explanation, explain
 from paceline.workbench.explain_steps import StepRecord
 from paceline.workbench.explain_summary import cost_error, summarise
-from paceline.workbench.profile_plot import check_plot
+
+if TYPE_CHECKING:
+    from paceline.llm import LLM
+    from paceline.models.tokenizer import Tokenizer
+    from paceline.workbench.explain_run import Explanation
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ExplainOptions(EngineOptions, SpeculationOptions, SamplingOptions, ModelOptions):
+    """Options of ``paceline explain``."""
+
+    prompt: str = option(..., "The prompt's text.", "-p")
+    chat: bool | None = option(None, "Use the chat template (default: if there is one).", both=True)
+    no_thinking: bool = option(False, "Ask the chat template for no thoughts.")
+    max_tokens: int = option(64, "Most tokens of the answer.")
+    steps: str | None = option(None, "Show these steps only, e.g. 3-10 (default: all).")
+    plot: str | None = option(
+        None, "Draw costs, reliability and widths into a .png, .svg or .pdf file."
+    )
+    trace: str | None = option(None, TRACE_HELP)
+    json: bool = option(False, "End stdout with a line of JSON.")
 
 
 def explain_command(options: ExplainOptions) -> int:
@@ -43,6 +59,10 @@ def explain_command(options: ExplainOptions) -> int:
     Raises:
         PacelineError: the options, the prompt or the model cannot be used.
     """
+    from paceline.commands.profile import numbers
+    from paceline.workbench.explain import MAX_STEPS
+    from paceline.workbench.profile_plot import check_plot
+
     wanted = numbers("--steps", options.steps, 1, MAX_STEPS)
     if options.plot is not None:  # before minutes are spent
         check_output(options.plot)
@@ -72,6 +92,9 @@ def explain_prompt(
     Raises:
         PacelineError: the options, the prompt or the model cannot be used.
     """
+    from paceline.llm import LLM
+    from paceline.workbench.explain_run import explain
+
     if not speculative:
         raise ConfigError("explain needs speculation: leave out --no-speculation")
     if options.trace is not None:
@@ -94,6 +117,8 @@ def explain_prompt(
 
 def _constraints(llm: LLM, params: SamplingParams) -> Sequence[Constraint]:
     """One for each of the two runs; none where the answer may be anything."""
+    from paceline.runtime.grammar import GrammarCompiler
+
     if params.structured_outputs is None:
         return ()
     shape = llm.checkpoint.config
@@ -106,6 +131,8 @@ def _constraints(llm: LLM, params: SamplingParams) -> Sequence[Constraint]:
 
 def token_texts(tokenizer: Tokenizer, run: Explanation) -> list[str]:
     """What each token of the answer adds to its text."""
+    from paceline.models.detokenizer import IncrementalDecoder
+
     decoder = IncrementalDecoder(tokenizer, run.prompt_token_ids)
     pieces = [decoder.push(token_id) for token_id in run.token_ids]
     if pieces:
@@ -120,6 +147,9 @@ def _show(
     wanted: Sequence[int],
     screen: Screen,
 ) -> None:
+    from paceline.commands.explain_closing import summary_lines
+    from paceline.commands.explain_view import StepView
+
     prompt = tokenizer.decode(run.prompt_token_ids)
     view = StepView(run, prompt, pieces, _readable(tokenizer), wants_colour(screen.out))
     for line in view.lines(wanted):
@@ -145,6 +175,9 @@ def _readable(tokenizer: Tokenizer) -> Callable[[int], str]:
 def _write_files(
     run: Explanation, pieces: Sequence[str], plot: str | None, trace: str | None
 ) -> None:
+    from paceline.workbench.chrome_trace import write_trace
+    from paceline.workbench.explain_plot import plot_steps
+
     if plot is not None:
         texts = ["".join(pieces[run.emitted_by(record)]) for record in run.records]
         plot_steps(run.records, texts, plot)

@@ -1,4 +1,4 @@
-"""The options of the commands, as frozen dataclasses from which Typer's signatures are made.
+"""The options that commands share, as frozen dataclasses from which Typer's signatures are made.
 
 Owns names, defaults, help texts and environment variables. Knows no model and imports nothing slow:
 every command's ``--help`` reads it, which is why no dataclass here has equality or a text form:
@@ -7,109 +7,120 @@ making these takes a third of its time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from paceline.commands.config_file import take_config_file
+from paceline.commands.config_file import take_config_file, without_overruled
 from paceline.config import BACKENDS, DTYPES, KV_DTYPES, METHODS, PLANNERS, environment_name
 
 TRACE_HELP = "Write the steps' phases to this file, which Perfetto and chrome://tracing open."
 
-# Typer reads a default out of the dataclass, so options here only carry names and help.
+Options = TypeVar("Options")
 
 
-def option(*names: str, help: str, **more: Any) -> Any:
-    """A Typer option that also reads its environment variable, named after its long name."""
-    long = next(name for name in names if name.startswith("--")).split("/")[0]
-    return typer.Option(*names, help=help, envvar=environment_name(long), show_envvar=False, **more)
+def option(default: Any, help: str, *names: str, both: bool = False, **more: Any) -> Any:
+    """A field that is an option, and that an environment variable of its long name fills too.
+
+    Args:
+        default: ``...`` where it must be given.
+        names: a short name, or a long one that is not the field's with dashes.
+        both: ``--no-`` before the name turns a switch off.
+        more: for :func:`typer.Option`.
+    """
+
+    def declare(name: str) -> Any:
+        own = [f"--{name.replace('_', '-')}"] if all(n[:2] != "--" for n in names) else []
+        *short, long = *names, *own
+        flags = (*short, f"{long}/--no-{long[2:]}" if both else long)
+        variable = environment_name(long)
+        return typer.Option(*flags, help=help, envvar=variable, show_envvar=False, **more)
+
+    return _field(default, declare)
 
 
-def argument(name: str, *, help: str) -> Any:
-    """A Typer argument that also reads ``PACELINE_<NAME>``."""
-    return typer.Argument(metavar=name, help=help, envvar=environment_name(name), show_envvar=False)
+def argument(default: Any, help: str) -> Any:
+    """A field that is an argument, and that ``PACELINE_<NAME>`` fills too."""
+
+    def declare(name: str) -> Any:
+        variable = environment_name(name)
+        return typer.Argument(metavar=name.upper(), help=help, envvar=variable, show_envvar=False)
+
+    return _field(default, declare)
 
 
-ChatTemplate = Annotated[
-    str | None,
-    option(
-        "--chat-template",
-        help="A Jinja file, or a built-in template's name such as chatml, llama2 or plain "
-        "(default: the model's own; plain where it has none).",
-    ),
-]
+def _field(default: Any, declare: Callable[[str], Any]) -> Any:
+    return field(default=MISSING if default is ... else default, metadata={"declare": declare})
+
+
+def takes(options: type[Options], body: Callable[[Options], None]) -> Callable[..., None]:
+    """A function with a parameter for each option, which hands the filled dataclass to ``body``."""
+    hints = get_type_hints(options)
+    kind, empty = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
+    parameters = [inspect.Parameter("context", kind, annotation=typer.Context)]
+    for each in fields(options):  # type: ignore[arg-type]
+        default = empty if each.default is MISSING else each.default
+        declared: Any = Annotated[hints[each.name], each.metadata["declare"](each.name)]
+        parameters.append(inspect.Parameter(each.name, kind, default=default, annotation=declared))
+
+    def command(context: typer.Context, **values: Any) -> None:
+        body(options(**without_overruled(context, values)))
+
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    return command
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ModelOptions:
+    """Which model."""
+
+    model: str | None = argument(
+        None, "Folder, GGUF file, name or hub id (default: the embedded model)."
+    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class EngineOptions:
     """How the engine is built."""
 
-    dtype: Annotated[str, option("--dtype", help=f"Arithmetic: {', '.join(DTYPES)}.")] = "auto"
-    device: Annotated[str, option("--device", help="Torch device.")] = "cpu"
-    max_num_seqs: Annotated[
-        int | None,
-        option("--max-num-seqs", help="Most prompts at once (default: 32; with --compare: 1)."),
-    ] = None
-    max_num_batched_tokens: Annotated[
-        int, option("--max-num-batched-tokens", help="Most rows of one forward.")
-    ] = 512
-    max_step_ms: Annotated[
-        float | None,
-        option("--max-step-ms", help="Keep steps this short while a prompt is read beside others."),
-    ] = None
-    max_model_len: Annotated[
-        int | None, option("--max-model-len", help="Context limit (default: the model's own).")
-    ] = None
-    kv_cache_memory: Annotated[
-        str | None,
-        option("--kv-cache-memory", help="Memory for keys and values, e.g. 512M or 2G."),
-    ] = None
-    kv_cache_dtype: Annotated[
-        str, option("--kv-cache-dtype", help=f"Keys and values: {', '.join(KV_DTYPES)}.")
-    ] = "auto"
-    enable_prefix_caching: Annotated[
-        bool,
-        option(
-            "--enable-prefix-caching/--no-enable-prefix-caching",
-            help="Reuse what an earlier prompt with the same beginning has computed.",
-        ),
-    ] = True
-    load_format: Annotated[
-        str, option("--load-format", help="mmap reads weights when needed, memory at once.")
-    ] = "mmap"
-    threads: Annotated[int | None, option("--threads", help="Threads that compute.")] = None
-    backend: Annotated[
-        str, option("--backend", help=f"Kernels of the CPU: {', '.join(BACKENDS)}.")
-    ] = "auto"
-    objective: Annotated[
-        str,
-        option(
-            "--objective",
-            help='What drafts are chosen for: throughput, latency, or {"tpot_ms": 20} to keep a '
-            "time per token.",
-        ),
-    ] = "throughput"
-    planner: Annotated[
-        str,
-        option(
-            "--planner",
-            help=f"{' or '.join(PLANNERS)}: verify what pays, or all that was drafted.",
-        ),
-    ] = "auto"
-    strict: Annotated[
-        bool, option("--strict", help="Fail, instead of decoding plainly, if a draft is unusable.")
-    ] = False
-    config: Annotated[
-        str | None,
-        option(
-            "--config",
-            is_eager=True,
-            callback=take_config_file,
-            help="A JSON or YAML file of options by their long names; what the command line and "
-            "the environment say comes first.",
-        ),
-    ] = None
+    dtype: str = option("auto", f"Arithmetic: {', '.join(DTYPES)}.")
+    device: str = option("cpu", "Torch device.")
+    max_num_seqs: int | None = option(
+        None, "Most prompts at once (default: 32; with --compare: 1)."
+    )
+    max_num_batched_tokens: int = option(512, "Most rows of one forward.")
+    max_step_ms: float | None = option(
+        None, "Keep steps this short while a prompt is read beside others."
+    )
+    max_model_len: int | None = option(None, "Context limit (default: the model's own).")
+    kv_cache_memory: str | None = option(None, "Memory for keys and values, e.g. 512M or 2G.")
+    kv_cache_dtype: str = option("auto", f"Keys and values: {', '.join(KV_DTYPES)}.")
+    enable_prefix_caching: bool = option(
+        True, "Reuse what an earlier prompt with the same beginning has computed.", both=True
+    )
+    load_format: str = option("mmap", "mmap reads weights when needed, memory at once.")
+    threads: int | None = option(None, "Threads that compute.")
+    backend: str = option("auto", f"Kernels of the CPU: {', '.join(BACKENDS)}.")
+    objective: str = option(
+        "throughput",
+        'What drafts are chosen for: throughput, latency, or {"tpot_ms": 20} to keep a time per '
+        "token.",
+    )
+    planner: str = option(
+        "auto", f"{' or '.join(PLANNERS)}: verify what pays, or all that was drafted."
+    )
+    strict: bool = option(False, "Fail, instead of decoding plainly, if a draft is unusable.")
+    config: str | None = option(
+        None,
+        "A JSON or YAML file of options by their long names; what the command line and the "
+        "environment say comes first.",
+        is_eager=True,
+        callback=take_config_file,
+    )
 
 
 DEFAULT_METHOD, EMBEDDED_METHOD = "suffix", "ngram_model"
@@ -120,122 +131,87 @@ DEFAULT_METHOD, EMBEDDED_METHOD = "suffix", "ngram_model"
 class SpeculationOptions:
     """Who drafts."""
 
-    speculative_config: Annotated[
-        str | None,
-        option(
-            "--speculative-config",
-            help='Proposers as JSON: {"method": "suffix", "num_speculative_tokens": 8}, '
-            "or a list of such objects.",
-        ),
-    ] = None
-    method: Annotated[
-        str | None,
-        option(
-            "--method",
-            help=f"One proposer: {', '.join(METHODS)}, or a plugin's (default: {DEFAULT_METHOD}; "
-            f"for the embedded model {EMBEDDED_METHOD} too, for others the drafts that lie beside "
-            "them).",
-        ),
-    ] = None
-    draft: Annotated[
-        str | None,
-        option(
-            "--draft", help="Draft model: folder, GGUF file, name or hub id; ngram_model's file."
-        ),
-    ] = None
-    num_speculative_tokens: Annotated[
-        int | None,
-        option("-k", "--num-speculative-tokens", help="Most tokens along one path of a draft."),
-    ] = None
-    no_speculation: Annotated[
-        bool, option("--no-speculation", help="Decode plainly, whatever else is configured.")
-    ] = False
+    speculative_config: str | None = option(
+        None,
+        'Proposers as JSON: {"method": "suffix", "num_speculative_tokens": 8}, or a list of such '
+        "objects.",
+    )
+    method: str | None = option(
+        None,
+        f"One proposer: {', '.join(METHODS)}, or a plugin's (default: {DEFAULT_METHOD}; "
+        f"for the embedded model {EMBEDDED_METHOD} too, for others the drafts that lie beside "
+        "them).",
+    )
+    draft: str | None = option(
+        None, "Draft model: folder, GGUF file, name or hub id; ngram_model's file."
+    )
+    num_speculative_tokens: int | None = option(
+        None, "Most tokens along one path of a draft.", "-k"
+    )
+    no_speculation: bool = option(False, "Decode plainly, whatever else is configured.")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class SamplingOptions:
     """How tokens are chosen."""
 
-    max_tokens: Annotated[int, option("--max-tokens", help="Most tokens of one answer.")] = 256
-    temperature: Annotated[
-        float, option("--temperature", help="0 is greedy: always the likeliest token.")
-    ] = 0.0
-    top_p: Annotated[float, option("--top-p", help="Likeliest tokens up to this share.")] = 1.0
-    top_k: Annotated[int, option("--top-k", help="This many likeliest tokens; 0 is all.")] = 0
-    min_p: Annotated[
-        float, option("--min-p", help="Tokens at least this likely, relative to the likeliest.")
-    ] = 0.0
-    seed: Annotated[
-        int | None, option("--seed", help="Makes sampling repeatable (default: drawn once).")
-    ] = None
-    ignore_eos: Annotated[
-        bool, option("--ignore-eos", help="Go on to --max-tokens past the model's own end.")
-    ] = False
+    max_tokens: int = option(256, "Most tokens of one answer.")
+    temperature: float = option(0.0, "0 is greedy: always the likeliest token.")
+    top_p: float = option(1.0, "Likeliest tokens up to this share.")
+    top_k: int = option(0, "This many likeliest tokens; 0 is all.")
+    min_p: float = option(0.0, "Tokens at least this likely, relative to the likeliest.")
+    seed: int | None = option(None, "Makes sampling repeatable (default: drawn once).")
+    ignore_eos: bool = option(False, "Go on to --max-tokens past the model's own end.")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ShapeOptions:
     """What an answer must look like."""
 
-    json_schema: Annotated[
-        str | None, option("--json-schema", help="Answers are JSON of the schema in this file.")
-    ] = None
-    regex: Annotated[
-        str | None, option("--regex", help="Answers match this regular expression as a whole.")
-    ] = None
+    json_schema: str | None = option(None, "Answers are JSON of the schema in this file.")
+    regex: str | None = option(None, "Answers match this regular expression as a whole.")
+
+
+def chat_template() -> Any:
+    """The option ``--chat-template``."""
+    return option(
+        None,
+        "A Jinja file, or a built-in template's name such as chatml, llama2 or plain (default: "
+        "the model's own; plain where it has none).",
+    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class PromptOptions:
+class PromptOptions(ModelOptions):
     """What is asked."""
 
-    model: Annotated[
-        str | None,
-        argument("MODEL", help="Folder, GGUF file, name or hub id (default: the embedded model)."),
-    ] = None
-    prompt: Annotated[str | None, option("-p", "--prompt", help="The prompt's text.")] = None
-    prompts: Annotated[
-        str | None,
-        option(
-            "--prompts",
-            help="A JSONL file: each row has prompt (a text or token ids), question, turns (the "
-            "first is asked) or messages.",
-        ),
-    ] = None
-    chat: Annotated[
-        bool | None,
-        option(
-            "--chat/--no-chat",
-            help="Put prompts into the model's chat template (default: if it has one).",
-        ),
-    ] = None
-    no_thinking: Annotated[
-        bool, option("--no-thinking", help="Ask the chat template for an answer without thoughts.")
-    ] = False
+    prompt: str | None = option(None, "The prompt's text.", "-p")
+    prompts: str | None = option(
+        None,
+        "A JSONL file: each row has prompt (a text or token ids), question, turns (the first is "
+        "asked) or messages.",
+    )
+    chat: bool | None = option(
+        None, "Put prompts into the model's chat template (default: if it has one).", both=True
+    )
+    no_thinking: bool = option(False, "Ask the chat template for an answer without thoughts.")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ReportOptions:
     """What is reported."""
 
-    compare: Annotated[
-        bool,
-        option(
-            "--compare",
-            help="Run the prompts plainly and speculatively in turns; exit 1 if outputs differ "
-            "where identity is promised.",
-        ),
-    ] = False
-    explain: Annotated[
-        bool,
-        option(
-            "--explain",
-            help="Show the answer to one prompt step by step, as paceline explain does.",
-        ),
-    ] = False
-    repeat: Annotated[int, option("--repeat", min=1, help="Run the prompts this often.")] = 1
-    trace: Annotated[str | None, option("--trace", help=TRACE_HELP)] = None
-    json: Annotated[bool, option("--json", help="End stdout with a line of JSON.")] = False
+    compare: bool = option(
+        False,
+        "Run the prompts plainly and speculatively in turns; exit 1 if outputs differ where "
+        "identity is promised.",
+    )
+    explain: bool = option(
+        False, "Show the answer to one prompt step by step, as paceline explain does."
+    )
+    repeat: int = option(1, "Run the prompts this often.", min=1)
+    trace: str | None = option(None, TRACE_HELP)
+    json: bool = option(False, "End stdout with a line of JSON.")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -248,3 +224,68 @@ class RunOptions(
     PromptOptions,
 ):
     """Options of ``paceline run``."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class IdentityOptions:
+    """What is compared, and what passes."""
+
+    num_tokens: int | None = option(
+        None,
+        "Go on until so many tokens are compared: prompts cut anew, all ways of sampling, drafts "
+        "of several shapes, mixed in each batch.",
+        min=1,
+    )
+    max_regret: float | None = option(
+        None, "Largest regret that passes where identity is not promised (default: 0.5).", min=0.0
+    )
+    json: bool = option(False, "End stdout with a line of JSON.")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class QualityOptions:
+    """What arithmetic is measured, and on what."""
+
+    quality: bool = option(False, "Measure the arithmetic instead: KL from float32.")
+    text: str | None = option(None, "With --quality: a text file (default: the embedded prompts).")
+    dtypes: str | None = option(
+        None, "With --quality: a list with commas (default: all there are)."
+    )
+    llama: str | None = option(
+        None,
+        "With --quality: a Python with llama-cpp-python or xllamacpp. llama.cpp is then a row, on "
+        "the same GGUF file, or on a folder's weights as Q8_0 and Q4_0.",
+    )
+    llama_kv_type: str | None = option(
+        None,
+        "With --llama: what llama.cpp keeps keys and values in: f16, or f32 without its flash "
+        "attention (default: f16).",
+    )
+    text_tokens: int | None = option(
+        None, "With --quality: tokens to score (default: 8192).", min=1
+    )
+    window: int | None = option(None, "With --quality: tokens of a window (default: 512).", min=2)
+    stride: int | None = option(
+        None,
+        "With --quality: tokens scored per window (default: half the window); the rest are "
+        "context.",
+        min=1,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class VerifyOptions(
+    EngineOptions,
+    QualityOptions,
+    IdentityOptions,
+    SpeculationOptions,
+    SamplingOptions,
+    PromptOptions,
+):
+    """Options of ``paceline verify``."""
+
+    planner: str = option(
+        "fixed",
+        "What is verified: fixed takes every draft up to its caps, as many as there can be; auto "
+        "only what pays.",
+    )

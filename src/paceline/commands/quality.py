@@ -13,13 +13,13 @@ from contextlib import ExitStack
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
-from paceline.commands.display import Screen
+from paceline.commands.display import Screen, table
+from paceline.commands.options import VerifyOptions
 from paceline.commands.prompts import read_prompts
-from paceline.commands.quality_arms import Arms, PeerSettings
-from paceline.commands.quality_view import pair_line, pairs, peer_line, quality_table
+from paceline.commands.quality_arms import CONTROL, PEER, Arms, PeerSettings
 from paceline.commands.resolve import engine_options
-from paceline.commands.verify_options import VerifyOptions
 from paceline.config import DTYPES
 from paceline.errors import ConfigError, RequestError
 from paceline.llm import embedded_model
@@ -27,9 +27,11 @@ from paceline.models.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.tokenizer import Tokenizer
 from paceline.workbench.llama_peer import KV_TYPES
 from paceline.workbench.quality import REFERENCE, Quality, Window, measure, windows
+from paceline.workbench.quality_pairs import Excess, excess
 
 DEFAULT_TEXT_TOKENS = 8192
 DEFAULT_WINDOW = 512
+HEADERS = ("arithmetic", "tokens", "perplexity", "ratio", "mean KL", "99 % KL", "top-1 agreement")
 
 
 def quality_command(options: VerifyOptions) -> int:
@@ -196,3 +198,45 @@ def _report(
             "skipped": arms.skipped,
         }
         screen.say(json.dumps(document))
+
+
+def quality_table(rows: Mapping[str, Quality]) -> str:
+    return table(HEADERS, [_cells(name, row) for name, row in rows.items()])
+
+
+def _cells(name: str, row: Quality) -> Sequence[str]:
+    return [
+        name,
+        str(row.num_tokens),
+        f"{row.perplexity:.4f}",
+        f"{row.ratio:.5f}",
+        f"{row.mean_kl:.3e}",
+        f"{row.kl_99:.3e}",
+        f"{row.top1_agreement:.2%}",
+    ]
+
+
+def pairs(rows: Mapping[str, Quality]) -> Iterator[tuple[str, str, Excess]]:
+    """Each arithmetic of Paceline's against each of llama.cpp's that rounds, and by how much it
+    diverges more."""
+    others = [name for name in rows if name.startswith(PEER) and name != CONTROL]
+    for name, row in rows.items():
+        if name != REFERENCE and not name.startswith(PEER):
+            yield from ((name, other, excess(row, rows[other])) for other in others)
+
+
+def pair_line(own: str, other: str, found: Excess) -> str:
+    line = (
+        f"{own} against {other}: mean KL {found.difference:+.3e}, with 95 % confidence at most "
+        f"{found.upper:+.3e}"
+    )
+    if found.relative is None or found.relative_upper is None:
+        return line
+    return f"{line}; that is {found.relative:+.1%}, at most {found.relative_upper:+.1%}"
+
+
+def peer_line(name: str, facts: Mapping[str, Any]) -> str:
+    return (
+        f"{name}: {facts['version']}, {facts['library']}; flash attention "
+        f"{facts['flash_attention']}, keys and values {facts['kv_type']}; {facts['system_info']}"
+    )

@@ -8,12 +8,19 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.commands.display import Screen, printable
-from paceline.commands.run_batch_options import RunBatchOptions
+from paceline.commands.options import (
+    EngineOptions,
+    SpeculationOptions,
+    argument,
+    chat_template,
+    option,
+)
+from paceline.commands.resolve import speculative_config
 from paceline.commands.serve import default_names, engine_factory
 from paceline.errors import ConfigError
 
@@ -27,6 +34,25 @@ REQUESTS_PER_SEQUENCE = 2
 """Requests in flight per place in the batch, so that a place never waits for a line to be read."""
 MAX_QUEUE = 1 << 20
 SUFFIX = ".out.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class RunBatchOptions(EngineOptions, SpeculationOptions):
+    """Options of ``paceline run-batch``."""
+
+    file: str | None = argument(None, "Requests, one JSON object a line, in OpenAI's batch format.")
+    input_file: str | None = option(None, "The same as FILE.", "-i")
+    output_file: str | None = option(
+        None, "Answers (default: FILE with .out.jsonl); those that are there are kept.", "-o"
+    )
+    model: str | None = option(
+        None, "Folder, GGUF file, name or hub id (default: the embedded model)."
+    )
+    served_model_name: list[str] | None = option(
+        None, "What requests call the model (default: its own name)."
+    )
+    chat_template: str | None = chat_template()
+    json: bool = option(False, "End stdout with a line of JSON.")
 
 
 def run_batch_command(options: RunBatchOptions) -> int:
@@ -44,7 +70,8 @@ def run_batch_command(options: RunBatchOptions) -> int:
         ) from error
     source = input_path(options)
     target = output_path(options, source)
-    factory = engine_factory(options)
+    speculative = speculative_config(options, options.model)
+    factory = engine_factory(options, options.model, speculative, options.chat_template)
     screen, total = Screen(), count_lines(source)
     names = tuple(options.served_model_name or default_names(options.model))
     answers = AnswerFile(target)

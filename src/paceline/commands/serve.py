@@ -10,30 +10,78 @@ import logging
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.commands.display import printable
+from paceline.commands.options import (
+    EngineOptions,
+    ModelOptions,
+    SpeculationOptions,
+    chat_template,
+    option,
+)
 from paceline.commands.resolve import (
     engine_options,
     is_embedded,
     memory_bytes,
     speculative_config,
 )
-from paceline.commands.serve_options import ServeOptions
 from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError
 from paceline.models.chat_templates import BUILT_IN, PLAIN, chosen_template
 from paceline.models.fetching import named_model
 
 if TYPE_CHECKING:
-    from paceline.commands.run_batch_options import RunBatchOptions
     from paceline.llm import LLM
     from paceline.server.config import ServerConfig
 
 log = logging.getLogger(__name__)
 EMBEDDED_NAME = "embedded"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ServeOptions(EngineOptions, SpeculationOptions, ModelOptions):
+    """Options of ``paceline serve``."""
+
+    host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 is every one of this machine.")
+    port: int = option(8000, "Port to listen on; 0 takes a free one.")
+    served_model_name: list[str] | None = option(
+        None, "Name of the model in requests; may be given several times (default: MODEL)."
+    )
+    api_key: list[str] | None = option(
+        None, "Answer only who brings this key; may be given several times."
+    )
+    allowed_origins: list[str] | None = option(
+        None, "Let browsers call from pages of this origin; may be given several times, * is any."
+    )
+    allowed_hosts: list[str] | None = option(
+        None, "Answer requests to this name too, for a proxy; may be given several times, * is any."
+    )
+    max_queue: int = option(256, "Most samples that wait; beyond them requests get a 429.")
+    max_body_size: str = option("8M", "Most bytes of one request, e.g. 512K or 8M.")
+    request_timeout: float = option(1800.0, "Seconds for one request; 0 is no limit.")
+    receive_timeout: float = option(
+        30.0, "Seconds for a request's headers to arrive, and as many for its body."
+    )
+    hang_timeout: float = option(
+        60.0, "Seconds without a sign of life after which the engine is started again."
+    )
+    max_engine_restarts: int = option(
+        5, "Most engines that are started one after another dies; then the server ends."
+    )
+    drain_timeout: float = option(30.0, "Seconds for requests in flight when the server ends.")
+    stream_interval_ms: float = option(
+        20.0, "Send what comes within this time as one event of a stream; 0 sends every step."
+    )
+    metrics_prefix: str = option(
+        "paceline", "Of metrics' names; vllm suits dashboards made for it."
+    )
+    chat_template: str | None = chat_template()
+    tool_call_parser: str = option("auto", "How the model writes tool calls: auto, hermes, llama.")
+    reasoning_parser: str = option("auto", "Tell thoughts from answers: auto, none.")
 
 
 def serve_command(options: ServeOptions) -> int:
@@ -52,7 +100,8 @@ def serve_command(options: ServeOptions) -> int:
         raise ConfigError(
             f'serving needs the extra: pip install "paceline[server]" ({error})'
         ) from error
-    factory = engine_factory(options)
+    speculative = speculative_config(options, options.model)
+    factory = engine_factory(options, options.model, speculative, options.chat_template)
     config = server_config(options)
     install_trace_logging()
     client = EngineClient(
@@ -66,22 +115,28 @@ def serve_command(options: ServeOptions) -> int:
     return 0
 
 
-def engine_factory(options: ServeOptions | RunBatchOptions) -> Callable[[], LLM]:
+def engine_factory(
+    options: EngineOptions,
+    model: str | None,
+    speculative: tuple[SpeculativeConfig, ...],
+    chat_template: str | None,
+) -> Callable[[], LLM]:
     """What builds the engine in its process.
 
     A model of the catalogue is fetched before, since that process ignores interrupts.
 
+    Args:
+        speculative: who drafts.
+        chat_template: as ``--chat-template`` names it.
+
     Raises:
         PacelineError: the options cannot be used, or the model cannot be fetched.
     """
-    speculative = speculative_config(options, options.model)
-    template = None
-    if options.chat_template is not None:
-        template = chosen_template(options.chat_template)
+    template = None if chat_template is None else chosen_template(chat_template)
     settings = engine_options(options)
-    if options.model is not None:
-        named_model(options.model)
-    return partial(build_engine, options.model, speculative, settings, template)
+    if model is not None:
+        named_model(model)
+    return partial(build_engine, model, speculative, settings, template)
 
 
 def build_engine(

@@ -9,41 +9,64 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 from paceline.checks import check_number, check_output
-from paceline.commands import simulate_estimators
 from paceline.commands.display import Screen, printable, table
-from paceline.commands.options import EngineOptions
-from paceline.commands.profile_view import describe
+from paceline.commands.options import EngineOptions, SpeculationOptions, argument, option
 from paceline.commands.report import Figures
 from paceline.commands.resolve import engine_options, speculative_config
-from paceline.commands.simulate_costs import cost_notes, costs_of
-from paceline.commands.simulate_options import SimulateOptions
 from paceline.config import EngineConfig
-from paceline.engine.planners import PLANNERS
 from paceline.errors import ConfigError
-from paceline.llm import embedded_model
-from paceline.workbench.estimators_plot import plot_reliability
-from paceline.workbench.estimators_traces import arms_of, compared
-from paceline.workbench.learnt import FOOTNOTE, MARK, num_learnt
-from paceline.workbench.profile_plot import check_plot
-from paceline.workbench.replay import ReplayResult
-from paceline.workbench.simulate import (
-    Configs,
-    Simulator,
-    best_of_each,
-    fixed_configs,
-    largest_configs,
-)
-from paceline.workbench.simulate_setup import open_simulator
+from paceline.models.embedded import embedded_model
+
+if TYPE_CHECKING:
+    from paceline.workbench.replay import ReplayResult
+
+if TYPE_CHECKING:
+    from paceline.workbench.simulate import (
+        Configs,
+        Simulator,
+    )
 
 PLAIN, BEST_FIXED, BEST_STEPS = "plain", "best fixed of each prompt", "best drafts of each step"
 HEADERS = ("", "steps", "rows/step", "draft tokens", "accepted length", "tok/s", "speed-up")
 MOST_REQUESTS = 4096
 """At a time, as in an engine."""
-Rows = dict[str, ReplayResult]
+Rows = dict[str, "ReplayResult"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class SimulateOptions(EngineOptions, SpeculationOptions):
+    """Options of ``paceline simulate``."""
+
+    traces: str = argument(..., "Folder that paceline trace has written.")
+    model: str | None = option(
+        None,
+        "The model that was traced: folder, GGUF file, name or hub id (default: the embedded "
+        "model).",
+    )
+    cost: str | None = option(
+        None,
+        "What its steps cost: the file of a profile, or the name of an imported curve (default: "
+        "its profile on this machine).",
+    )
+    draft_cost: str | None = option(
+        None,
+        "What a draft model's steps cost: likewise, or milliseconds of each (default: its profile "
+        "on this machine).",
+    )
+    max_num_seqs: int = option(1, "Requests at a time.", "--concurrency")
+    estimators: bool = option(
+        False,
+        "Also compare ways to estimate what will be accepted, by log-loss, and show how reliable "
+        "the planner's estimates are.",
+    )
+    plot: str | None = option(
+        None, "With --estimators: draw reliability diagrams into a .png, .svg or .pdf file."
+    )
+    json: bool = option(False, "End stdout with a line of JSON.")
 
 
 def simulate_command(options: SimulateOptions) -> int:
@@ -52,6 +75,9 @@ def simulate_command(options: SimulateOptions) -> int:
     Raises:
         PacelineError: the traces, a model or a cost table cannot be used.
     """
+    from paceline.workbench.learnt import num_learnt
+    from paceline.workbench.simulate import fixed_configs
+
     screen = Screen()
     configs = speculative_config(options, options.model)
     _check(options, configs)
@@ -74,6 +100,10 @@ def _opened(
     options: SimulateOptions, fixed: Mapping[str, Configs], screen: Screen
 ) -> tuple[Simulator, list[str]]:
     """The simulator, and remarks on what it rests on, which are shown."""
+    from paceline.commands.profile_view import describe
+    from paceline.commands.simulate_costs import cost_notes, costs_of
+    from paceline.workbench.simulate_setup import open_simulator
+
     costs, draft_costs = costs_of(
         options.cost,
         options.draft_cost,
@@ -101,6 +131,8 @@ def _check(options: SimulateOptions, configs: Configs) -> None:
     Raises:
         ConfigError: options out of range, or that do not go together.
     """
+    from paceline.workbench.profile_plot import check_plot
+
     check_concurrency(options)
     if options.plot is not None and not options.estimators:
         raise ConfigError("--plot draws what --estimators finds; give both")
@@ -126,6 +158,10 @@ def _estimators(
     options: SimulateOptions, simulator: Simulator, configs: Configs, screen: Screen
 ) -> dict[str, Any]:
     """Show how well acceptance is estimated; returns what it adds to the document."""
+    from paceline.commands import simulate_estimators
+    from paceline.workbench.estimators_plot import plot_reliability
+    from paceline.workbench.estimators_traces import arms_of, compared
+
     began = time.perf_counter()
     with screen.progress("estimating", len(arms_of(configs))) as advance:
         found = compared(simulator, configs, advance)
@@ -145,6 +181,9 @@ def _rows(
     planner: str,
     advance: Callable[[int], None],
 ) -> Rows:
+    from paceline.engine.planners import PLANNERS
+    from paceline.workbench.simulate import best_of_each, largest_configs
+
     rows: Rows = {}
     for name, each in fixed.items():
         rows[name] = simulator.run(each, PLANNERS["fixed"])
@@ -172,6 +211,8 @@ def figures(result: ReplayResult) -> Figures:
 
 
 def _show(simulator: Simulator, rows: Rows, learnt: Mapping[str, int], screen: Screen) -> None:
+    from paceline.workbench.learnt import FOOTNOTE, MARK
+
     tokens = rows[PLAIN].total("num_emitted_tokens")
     count = simulator.config.max_num_seqs
     screen.say(

@@ -6,15 +6,17 @@ Ctrl-C ends an answer, Ctrl-D the conversation. Knows no options.
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.commands.display import OriginSplitter, Screen, closing_line
 from paceline.commands.prompts import Encoder
 from paceline.commands.report import Figures
 from paceline.errors import RequestError
-from paceline.llm import LLM
 from paceline.outputs import Completion, GenerationOutput
 from paceline.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from paceline.llm import LLM
 
 PROMPT = "> "
 

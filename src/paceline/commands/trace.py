@@ -6,22 +6,36 @@ Owns which prompts a shard holds; the format is :mod:`paceline.workbench.traces`
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
-import xxhash
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from paceline.commands.display import Screen, banner
+from paceline.commands.options import EngineOptions, ModelOptions, option
 from paceline.commands.prompts import Encoder, read_prompts
 from paceline.commands.resolve import engine_options
-from paceline.commands.trace_options import TraceOptions
-from paceline.llm import LLM
 from paceline.outputs import GenerationOutput
 from paceline.sampling_params import SamplingParams
-from paceline.workbench.trace_requests import model_fingerprint
-from paceline.workbench.traces import Trace, TraceWriter
+
+if TYPE_CHECKING:
+    from paceline.llm import LLM
+    from paceline.workbench.traces import Trace
 
 SEEDS = 1 << 64
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class TraceOptions(EngineOptions, ModelOptions):
+    """Options of ``paceline trace``."""
+
+    prompts: str = option(..., "A JSONL file, as for paceline run.")
+    output: str = option(..., "Folder of the trace.", "-o")
+    top_logprobs: int = option(32, "Log-probabilities kept per token.", min=1)
+    max_tokens: int = option(256, "Most tokens of one answer.")
+    temperature: float = option(0.0, "0 is greedy.")
+    seed: int = option(0, "Prompt i samples with seed + i.")
+    shard_size: int = option(64, "Prompts per file.", min=1)
+    chat: bool | None = option(None, "Use the chat template (default: if there is one).", both=True)
+    no_thinking: bool = option(False, "Ask the chat template for no thoughts.")
 
 
 def trace_command(options: TraceOptions) -> int:
@@ -30,6 +44,9 @@ def trace_command(options: TraceOptions) -> int:
     Raises:
         PacelineError: the prompts, the model or the folder cannot be used.
     """
+    from paceline.llm import LLM
+    from paceline.workbench.traces import TraceWriter
+
     rows = read_prompts(options.prompts)
     first = _params(options, 0)
     screen = Screen()
@@ -67,6 +84,11 @@ def _params(options: TraceOptions, prompt_index: int) -> SamplingParams:
 def _meta(
     options: TraceOptions, llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingParams
 ) -> dict[str, Any]:
+    import numpy as np
+    import xxhash
+
+    from paceline.workbench.trace_requests import model_fingerprint
+
     digest = xxhash.xxh3_128()
     for prompt in prompts:
         digest.update(np.array([len(prompt), *prompt], "<i4").tobytes())
@@ -97,6 +119,10 @@ def _trace(
 
 
 def _to_trace(index: int, output: GenerationOutput) -> Trace:
+    import numpy as np
+
+    from paceline.workbench.traces import Trace
+
     if output.error is not None:
         raise output.error
     rows = output.completions[0].logprobs

@@ -1,17 +1,86 @@
-"""``paceline train``: from options to a training configuration, and the result in a line or two."""
+"""``paceline train``: options as its configurations have them, and the result in a line or two.
+
+The options, their defaults and their help texts are those of the training's configuration, whose
+shape stands as its sizes. Knows no model.
+"""
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, fields, make_dataclass
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
-from paceline.commands.train_options import SHAPE_NAMES
-from paceline.training.draft import train_draft
-from paceline.training.draft_options import DraftTrainingConfig
-from paceline.training.lm import LMTrainingConfig, train_lm
-from paceline.training.model_files import ModelShape
+from paceline.commands.options import option
+from paceline.training.configs import DraftTrainingConfig, LMTrainingConfig, ModelShape
+from paceline.training.options import TrainingConfig
+
+NOT_OPTIONS = ("command",)
+"""The command line knows these better than its user."""
+SHORT = {"output": ("-o",)}
+
+
+class Column(NamedTuple):
+    """An option."""
+
+    name: str
+    type: Any
+    default: Any
+    help: str
+
+
+def _options(config: type[TrainingConfig]) -> type[Any]:
+    """The dataclass of the options: required ones first, then the training's own, then shared."""
+    shared = {field.name for field in fields(TrainingConfig)}
+    columns = list(_columns(config))
+    columns.sort(key=lambda each: (each.default is not MISSING, each.name in shared))
+    made = [(each.name, _hint(each.type), _option(each)) for each in columns]
+    return make_dataclass("Options", made, frozen=True, kw_only=True, eq=False, repr=False)
+
+
+def _columns(config: type[Any], defaults: object = None) -> Iterator[Column]:
+    """The fields of a configuration; of its shape, with the defaults of the one that is given."""
+    hints = get_type_hints(config)
+    for field in fields(config):
+        if field.name in NOT_OPTIONS:
+            continue
+        if field.name == "shape":
+            assert field.default_factory is not MISSING
+            yield from _columns(ModelShape, field.default_factory())
+            continue
+        default = field.default if defaults is None else getattr(defaults, field.name)
+        yield Column(field.name, hints[field.name], default, _help(config, field))
+
+
+def _help(config: type[Any], field: Field[Any]) -> str:
+    """What the docstring of the class that has this field says of it."""
+    for owner in config.__mro__:
+        section = (owner.__doc__ or "").partition("Attributes:")[2]
+        for entry in re.split(r"\n {8}(?=\w)", section):
+            names, _, text = entry.strip().partition(": ")
+            if field.name in names.split(", "):
+                return " ".join(text.replace("``", "").split())
+    raise AssertionError(f"{config.__name__} does not describe {field.name}")
+
+
+def _hint(kind: Any) -> Any:
+    return list[get_args(kind)[0]] if get_origin(kind) is tuple else kind  # type: ignore[misc]
+
+
+def _option(column: Column) -> Any:
+    text, more = column.help[0].upper() + column.help[1:], dict[str, Any]()
+    if get_origin(column.type) is tuple:
+        text += " May be given several times."
+        more["metavar"] = f"<{get_args(column.type)[0].__name__}>"
+    default = ... if column.default is MISSING else column.default
+    both = column.type is bool
+    return option(default, text, *SHORT.get(column.name, ()), both=both, **more)
+
+
+LMOptions = _options(LMTrainingConfig)
+DraftOptions = _options(DraftTrainingConfig)
 
 
 def train_lm_command(options: Any) -> int:
@@ -20,7 +89,9 @@ def train_lm_command(options: Any) -> int:
     Raises:
         ConfigError, TrainingError: the options or the data cannot be used.
     """
-    result = train_lm(LMTrainingConfig(**_config_values(vars(options))))
+    from paceline.training.lm import train_lm
+
+    result = train_lm(LMTrainingConfig(**config_values(vars(options))))
     print(f"{result.folder}: {result.num_params / 1e6:.2f} M parameters")
     print(
         f"{result.steps} steps, {result.train_tokens} tokens, {result.seconds:.0f} s; held-out "
@@ -35,7 +106,9 @@ def train_draft_command(options: Any) -> int:
     Raises:
         ConfigError, TrainingError: the options or the data cannot be used.
     """
-    result = train_draft(DraftTrainingConfig(**_config_values(vars(options))))
+    from paceline.training.draft import train_draft
+
+    result = train_draft(DraftTrainingConfig(**config_values(vars(options))))
     print(f"{result.folder}: {result.num_params / 1e6:.2f} M parameters")
     print(f"{result.steps} steps, {result.train_tokens} tokens, {result.seconds:.0f} s")
     for when, acceptance in (("before", result.before), ("after", result.after)):
@@ -46,14 +119,13 @@ def train_draft_command(options: Any) -> int:
     return 0
 
 
-def _config_values(given: Mapping[str, Any]) -> dict[str, Any]:
+def config_values(given: Mapping[str, Any]) -> dict[str, Any]:
     """Keyword arguments of a training configuration: the sizes of a new model in its shape."""
     values: dict[str, Any] = {
         name: tuple(v) if isinstance(v, list) else v for name, v in given.items()
     }
-    sizes = {name: values[name] for name in SHAPE_NAMES}
-    rest = {name: value for name, value in values.items() if name not in sizes}
-    return {**rest, "shape": ModelShape(**sizes), "command": command_line()}
+    sizes = {field.name: values.pop(field.name) for field in fields(ModelShape)}
+    return {**values, "shape": ModelShape(**sizes), "command": command_line()}
 
 
 def command_line() -> str:

@@ -3,18 +3,64 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING
 
 from paceline.commands.display import Screen, printable, table
+from paceline.commands.options import option
 from paceline.commands.resolve import memory_bytes
-from paceline.commands.train_ngram_options import TrainNgramOptions
 from paceline.models.embedded import embedded_model
-from paceline.training.ngram.options import NgramTrainingConfig
-from paceline.training.ngram.report import CANDIDATES, Acceptance, NgramReport
-from paceline.training.ngram.train import NgramTrainingResult, train_ngram
+
+if TYPE_CHECKING:
+    from paceline.training.ngram.options import NgramTrainingConfig
+    from paceline.training.ngram.report import Acceptance, NgramReport
+    from paceline.training.ngram.train import NgramTrainingResult
 
 _RENAMED = ("max_size", "table", "json")
-CANDIDATE_HEADERS = ("drafted", *(f"top {most}" for most in CANDIDATES))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class TrainNgramOptions:
+    """Options of ``paceline train ngram``."""
+
+    output: str = option(..., "The file.", "-o")
+    traces: list[str] | None = option(
+        None,
+        "Folder that paceline trace wrote; its answers are learnt. May be given several times.",
+    )
+    text: list[str] | None = option(
+        None, "File or folder of text to learn. May be given several times."
+    )
+    exclude: list[str] | None = option(
+        None,
+        "Glob pattern of files to leave out, relative to their folder. May be given several times.",
+    )
+    stdlib: bool = option(False, "Also learn Python's own standard library.", both=True)
+    target: str | None = option(
+        None,
+        "Folder of the model that is to be drafted for, whose tokenizer reads the texts (default: "
+        "the embedded model; with traces alone, theirs).",
+    )
+    order: int = option(4, "Longest n-grams, 2 to 5 tokens.")
+    smoothing: str = option(
+        "modified-kneser-ney", "modified-kneser-ney, absolute or stupid-backoff."
+    )
+    soft_labels: bool = option(
+        False,
+        "Learn the traced probabilities of the likeliest tokens, not the tokens alone.",
+        both=True,
+    )
+    top_k: int = option(8, "Most continuations that are kept of one context.")
+    max_size: str = option("64M", "Size of the file, e.g. 512K or 64M; what matters least goes.")
+    import_uzu: str | None = option(
+        None, "Take over a model.bin of uzu or lalamo, learning nothing."
+    )
+    import_llama: str | None = option(None, "Take the counts of a lookup cache of llama.cpp.")
+    export_llama: str | None = option(None, "Also write the counts as a lookup cache of llama.cpp.")
+    held_out_tokens: int = option(16_384, "Tokens of whole texts that are never learnt.")
+    seed: int = option(0, "Seed of the held-out split.")
+    table: bool = option(False, "Also measure orders 2 to 4 with every smoothing.", both=True)
+    json: bool = option(False, "End with one JSON line of all figures.")
 
 
 def train_ngram_command(options: TrainNgramOptions) -> int:
@@ -23,6 +69,8 @@ def train_ngram_command(options: TrainNgramOptions) -> int:
     Raises:
         ConfigError, TrainingError, ModelLoadError: options, data or files cannot be used.
     """
+    from paceline.training.ngram.train import train_ngram
+
     result, screen = train_ngram(_config(options)), Screen()
     screen.say(
         f"{printable(str(result.file))}: {result.num_ngrams} n-grams in {result.num_bytes} bytes; "
@@ -38,6 +86,8 @@ def train_ngram_command(options: TrainNgramOptions) -> int:
 
 
 def _config(options: TrainNgramOptions) -> NgramTrainingConfig:
+    from paceline.training.ngram.options import NgramTrainingConfig
+
     values = {each.name: getattr(options, each.name) for each in fields(options)}
     values = {
         name: tuple(value) if isinstance(value, list) else value
@@ -58,17 +108,23 @@ def _show(result: NgramTrainingResult, report: NgramReport, screen: Screen) -> N
         screen.say(f"cross-entropy {report.cross_entropy:.3f} nats per token")
     rows = {"trained model": report.acceptance, **result.others}
     cells = [[name, *_cells(acceptance)] for name, acceptance in rows.items()]
-    screen.say("\n" + table(("accepted among its candidates", *CANDIDATE_HEADERS), cells))
+    screen.say("\n" + table(("accepted among its candidates", *_headers()), cells))
 
 
 def _smoothings(reports: dict[tuple[int, str], NgramReport]) -> str:
-    headers = ("order and smoothing", "nats", "longest known", *CANDIDATE_HEADERS)
+    headers = ("order and smoothing", "nats", "longest known", *_headers())
     rows = []
     for (order, smoothing), report in reports.items():
         loss = "-" if report.cross_entropy is None else f"{report.cross_entropy:.3f}"
         known = f"{report.hit_rates[order]:.1%}"
         rows.append([f"{order} {smoothing}", loss, known, *_cells(report.acceptance)])
     return table(headers, rows)
+
+
+def _headers() -> list[str]:
+    from paceline.training.ngram.report import CANDIDATES
+
+    return ["drafted", *(f"top {most}" for most in CANDIDATES)]
 
 
 def _cells(acceptance: Acceptance) -> list[str]:

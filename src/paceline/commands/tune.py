@@ -20,9 +20,13 @@ from paceline.commands.display import Screen, printable
 from paceline.commands.options import EngineOptions
 from paceline.commands.resolve import engine_options
 from paceline.commands.simulate import figures
-from paceline.commands.tune_drafts import drafts_to_try
-from paceline.commands.tune_options import TuneOptions
-from paceline.commands.tune_setup import check_files, simulator_for, traced
+from paceline.commands.tune_setup import (
+    TuneOptions,
+    check_files,
+    drafts_to_try,
+    simulator_for,
+    traced,
+)
 from paceline.commands.tune_view import (
     chart,
     doubt,

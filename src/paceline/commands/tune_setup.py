@@ -1,4 +1,4 @@
-"""What ``paceline tune`` needs before it can search: answers, costs and drafts.
+"""What ``paceline tune`` needs before it can search: its options, answers, costs and drafts.
 
 Answers and profiles are made by what makes them for the commands of these names.
 """
@@ -6,33 +6,80 @@ Answers and profiles are made by what makes them for the commands of these names
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paceline.checks import check_output
 from paceline.commands.display import Screen, printable
-from paceline.commands.options import EngineOptions
+from paceline.commands.options import EngineOptions, ModelOptions, option
 from paceline.commands.resolve import (
     DEFAULT_MAX_NUM_SEQS,
+    drafts_of,
     engine_options,
 )
 from paceline.commands.simulate import check_concurrency
-from paceline.commands.simulate_costs import costs_of
-from paceline.commands.trace import trace_command
-from paceline.commands.trace_options import TraceOptions
-from paceline.commands.tune_drafts import target_model
-from paceline.commands.tune_options import TuneOptions
-from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.commands.trace import TraceOptions, trace_command
+from paceline.config import EngineConfig, SpeculativeConfig, parse_speculative_config
 from paceline.errors import ConfigError
-from paceline.workbench.profile import measure_profiles
-from paceline.workbench.profile_plot import check_plot
-from paceline.workbench.profile_store import store_profile
-from paceline.workbench.simulate import Simulator
-from paceline.workbench.simulate_setup import Opened, open_simulator
-from paceline.workbench.tune import Drafts, wanted_configs
+from paceline.models.embedded import embedded_model
+
+if TYPE_CHECKING:
+    from paceline.models.checkpoint import Checkpoint
+    from paceline.workbench.simulate import Simulator
+    from paceline.workbench.simulate_setup import Opened
+    from paceline.workbench.tune import Drafts
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class TuneOptions(EngineOptions, ModelOptions):
+    """Options of ``paceline tune``."""
+
+    draft: list[str] | None = option(
+        None,
+        "A draft to try: a draft model, also one of another vocabulary or one that drafts in "
+        "parallel, or a file of n-grams. Give it once for each (default: those that the model "
+        "brings).",
+        metavar="<str>",
+    )
+    draft_layers: int | None = option(
+        None, "Also try so many of the model's own first layers.", min=1
+    )
+    draft_dtype: str | None = option(None, "Also try the model itself in fewer bits.")
+    prompts: str | None = option(None, "A JSONL file, as for paceline run: what is asked usually.")
+    traces: str | None = option(
+        None, "Folder in which the answers are kept; without --prompts, those in it are taken."
+    )
+    max_tokens: int = option(128, "Most tokens of one answer.")
+    temperature: float = option(0.0, "0 is greedy.")
+    chat: bool | None = option(None, "Use the chat template (default: if there is one).", both=True)
+    no_thinking: bool = option(False, "Ask the chat template for no thoughts.")
+    cost: str | None = option(
+        None,
+        "What a step costs: the file of a profile, or the name of an imported curve (default: its "
+        "profile on this machine, which is measured if there is none).",
+    )
+    draft_cost: str | None = option(
+        None, "Likewise of every draft model, or milliseconds of each step."
+    )
+    max_num_seqs: int = option(1, "Requests at a time.", "--concurrency")
+    planner: str = option("auto", "auto tries both planners, fixed leaves auto out.")
+    budget: float = option(
+        120.0, "Seconds of searching; answers, profile and drafts take theirs before it.", min=0.001
+    )
+    output: str | None = option(
+        None, "Write the best as options, for --config of paceline run.", "-o"
+    )
+    plot: str | None = option(
+        None, "Draw speed-up against node budget into a .png, .svg or .pdf file."
+    )
+    json: bool = option(False, "End stdout with a line of JSON.")
 
 
 def check_files(options: TuneOptions) -> None:
     """Before minutes are spent."""
+    from paceline.workbench.profile_plot import check_plot
+
     if options.prompts is None and options.traces is None:
         raise ConfigError("tune needs --prompts FILE, or --traces FOLDER with answers in it")
     for path in filter(None, (options.output, options.plot)):
@@ -78,6 +125,10 @@ def simulator_for(
 
 
 def _opened(options: TuneOptions, folder: str, drafts: Drafts, screen: Screen) -> Opened:
+    from paceline.commands.simulate_costs import costs_of
+    from paceline.workbench.simulate_setup import open_simulator
+    from paceline.workbench.tune import wanted_configs
+
     table, draft_table = costs_of(options.cost, options.draft_cost)
     with screen.progress("drafting", 100) as advance:
         return open_simulator(
@@ -95,6 +146,9 @@ def _profile(
     options: TuneOptions, drafts: Iterable[SpeculativeConfig], screen: Screen
 ) -> list[str]:
     """Measure and keep what steps cost here; returns remarks."""
+    from paceline.workbench.profile import measure_profiles
+    from paceline.workbench.profile_store import store_profile
+
     remarks: list[str] = []
     # For any number of requests: the profile serves more than this command.
     config = EngineConfig(**engine_options(options) | {"max_num_seqs": DEFAULT_MAX_NUM_SEQS})
@@ -108,3 +162,83 @@ def _profile(
         for profile in profiles:
             store_profile(profile)
     return remarks
+
+
+def target_model(options: TuneOptions) -> str:
+    return options.model or embedded_model("target")
+
+
+def drafts_to_try(options: TuneOptions) -> Drafts:
+    """Who drafts besides ``suffix``, by names for people.
+
+    Raises:
+        ConfigError, ModelLoadError: one cannot draft for the target.
+    """
+    from paceline.models.checkpoint import load_checkpoint
+    from paceline.proposers.draft_model.loading import num_draft_layers
+
+    target = load_checkpoint(target_model(options))
+    own = drafts_of(options.model)
+    named = options.draft or [config.model for config in own if config.model is not None]
+    found: dict[str, SpeculativeConfig] = {}
+    for path in dict.fromkeys(named):
+        name, config = _draft(path, target)
+        found[path if name in found else name] = config
+    layers, dtype = options.draft_layers, options.draft_dtype
+    if layers is not None or dtype is not None:
+        config = SpeculativeConfig("self", draft_layers=layers, dtype=dtype or "auto")
+        num_draft_layers(config, target.config.num_layers)
+        said = [f"{layers} layers"] if layers is not None else []
+        found[", ".join(["self", *said, *([dtype] if dtype else [])])] = config
+    return found
+
+
+def _draft(path: str, target: Checkpoint) -> tuple[str, SpeculativeConfig]:
+    """The name and the kind of a draft: a file of n-grams, or a model that is looked into."""
+    from paceline.models.checkpoint import load_checkpoint
+    from paceline.proposers.draft_model.loading import check_unread_vocabulary
+    from paceline.proposers.ngram_model.file import read_tables
+
+    if _is_ngram_model(path):
+        fingerprint = target.tokenizer.fingerprint if target.tokenizer else None
+        read_tables(path).check_fits(path, target.config.vocab_size, fingerprint)
+        return Path(path).name, _parsed(method="ngram_model", model=path)
+    draft = load_checkpoint(path)
+    if draft.tokenizer is None or target.tokenizer is None:
+        has_tokenizer = target.tokenizer is not None
+        check_unread_vocabulary(draft, target.config.vocab_size, has_tokenizer)
+    elif draft.tokenizer.fingerprint != target.tokenizer.fingerprint:
+        _check_translation(draft, target)
+        return draft.name, _parsed(method="draft_model", model=path, use_heterogeneous_vocab=True)
+    is_parallel = draft.config.mask_token_id is not None
+    return draft.name, _parsed(
+        method="parallel_draft" if is_parallel else "draft_model", model=path
+    )
+
+
+def _parsed(**said: object) -> SpeculativeConfig:
+    (config,) = parse_speculative_config(said)
+    return config
+
+
+def _is_ngram_model(path: str) -> bool:
+    from paceline.proposers.ngram_model.file import MAGIC
+
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:  # a folder, or a hub id
+        return False
+
+
+def _check_translation(draft: Checkpoint, target: Checkpoint) -> None:
+    """Raise :class:`ConfigError` where texts of one are none of the other, before answers are."""
+    from paceline.proposers.draft_model.vocabulary import Vocabulary, VocabularyPair
+
+    assert draft.tokenizer is not None
+    assert target.tokenizer is not None
+    VocabularyPair(
+        Vocabulary(target.tokenizer, target.config.vocab_size),
+        Vocabulary(draft.tokenizer, draft.config.vocab_size),
+        (),
+    )

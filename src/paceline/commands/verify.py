@@ -17,7 +17,7 @@ from itertools import cycle
 from typing import Any
 
 from paceline.commands.display import Screen, banner, table
-from paceline.commands.options import SamplingOptions
+from paceline.commands.options import SamplingOptions, VerifyOptions
 from paceline.commands.prompts import Encoder, Prompt, read_prompts
 from paceline.commands.report import Figures
 from paceline.commands.resolve import (
@@ -26,7 +26,6 @@ from paceline.commands.resolve import (
     sampling_params,
     speculative_config,
 )
-from paceline.commands.verify_options import VerifyOptions
 from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError, PacelineError
 from paceline.llm import LLM, embedded_model

@@ -1,12 +1,32 @@
-"""The card of a distilled draft: from what, how, and how often it is accepted. Knows no tensors."""
+"""The report and the card of a distilled draft: from what, how, and how often it is accepted."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.training.acceptance import Acceptance
 from paceline.training.card import optimiser_line, render_card, shape_line, sources_line
-from paceline.training.draft_options import DraftTrainingConfig, DraftTrainingResult
+from paceline.training.configs import DraftTrainingConfig
 from paceline.training.model_files import TrainableModel
+from paceline.training.parallel import ChainAcceptance
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTrainingResult:
+    """What a finished distillation reports; acceptances are None without held-out texts.
+
+    ``chains`` is that of a parallel draft, None for others.
+    """
+
+    folder: Path
+    num_params: int
+    steps: int
+    seconds: float
+    train_tokens: int
+    before: Acceptance | None
+    after: Acceptance | None
+    chains: ChainAcceptance | None = None
 
 
 def draft_card(

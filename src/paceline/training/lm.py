@@ -5,7 +5,7 @@ Owns the recipe; the loop, the data and the files are its neighbours'.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from paceline.errors import TrainingError
 from paceline.models.pruned_head import check_whole_head
 from paceline.training.card import optimiser_line, render_card, shape_line, sources_line
 from paceline.training.checkpoint import Progress, remove_state
+from paceline.training.configs import LMTrainingConfig
 from paceline.training.data import (
     TokenDocuments,
     read_documents,
@@ -25,7 +26,6 @@ from paceline.training.data import (
 )
 from paceline.training.losses import cross_entropy
 from paceline.training.model_files import (
-    ModelShape,
     TrainableModel,
     check_output,
     load_model,
@@ -33,33 +33,10 @@ from paceline.training.model_files import (
     new_model,
     save_model,
 )
-from paceline.training.options import TrainingConfig, check_range
+from paceline.training.options import TrainingConfig
 from paceline.training.packing import Windows, pack
 from paceline.training.tokenizer_training import END_OF_TEXT, train_tokenizer
 from paceline.training.trainer import TrainingData, run_training
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LMTrainingConfig(TrainingConfig):
-    """Options of :func:`train_lm`, on top of those of every training.
-
-    Attributes:
-        init: folder of a model to continue, whose shape and tokenizer are kept; None begins anew.
-        shape: sizes of a model from scratch.
-        tokenizer: folder of a tokenizer to use from scratch; None trains one on the texts.
-        vocab_size: entries of a tokenizer that is trained.
-        chat_tokens: give it ``<|im_start|>`` and ``<|im_end|>``.
-    """
-
-    init: str | None = None
-    shape: ModelShape = field(default_factory=ModelShape)
-    tokenizer: str | None = None
-    vocab_size: int = 4096
-    chat_tokens: bool = True
-
-    def __post_init__(self) -> None:
-        TrainingConfig.__post_init__(self)
-        check_range("vocab_size", self.vocab_size, 260, 1 << 20)
 
 
 @dataclass(frozen=True, slots=True)

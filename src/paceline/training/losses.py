@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from paceline.models.decoder import Decoder
+from paceline.training.configs import LOSSES
 from paceline.training.ops import dense_hidden
 
 Tensor = torch.Tensor
@@ -84,4 +85,6 @@ def _ce(draft: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(draft, target.argmax(-1), reduction="sum")
 
 
-DISTILLATION: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"kl": _kl, "tv": _tv, "ce": _ce}
+DISTILLATION: dict[str, Callable[[Tensor, Tensor], Tensor]] = dict(
+    zip(LOSSES, (_kl, _tv, _ce), strict=True)
+)

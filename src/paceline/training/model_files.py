@@ -23,65 +23,13 @@ from paceline.models.pruned_head import HEAD_TOKENS
 from paceline.models.safetensors_files import SafetensorsFolder
 from paceline.models.tensor_checks import check_floats, check_tied, is_harmless
 from paceline.models.tokenizer_files import read_tokenizer_folder
+from paceline.training.configs import ModelShape
 from paceline.writing import whole_file, write_text
 
 Tensor = torch.Tensor
 WEIGHTS = "model.safetensors"
 FIXED = (HEAD_TOKENS,)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-
-
-@dataclass(frozen=True, slots=True)
-class ModelShape:
-    """Sizes of a decoder that is trained from scratch: Qwen3 shape, tied embeddings by default."""
-
-    num_layers: int = 8
-    hidden_size: int = 320
-    num_heads: int = 5
-    num_kv_heads: int = 1
-    head_dim: int = 64
-    intermediate_size: int = 864
-    max_position: int = 2048
-    rope_theta: float = 10000.0
-    tie_embeddings: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim"):
-            if getattr(self, name) < 1:
-                raise TrainingError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.num_heads % self.num_kv_heads:
-            raise TrainingError(
-                f"num_heads is {self.num_heads}, no multiple of num_kv_heads ({self.num_kv_heads})"
-            )
-        if self.head_dim % 2:
-            raise TrainingError(f"head_dim is {self.head_dim}; rotary embedding needs an even one")
-        if self.intermediate_size < 1 or self.max_position < 2:
-            raise TrainingError("intermediate_size must be at least 1, max_position at least 2")
-
-    def hf_config(self, vocab_size: int, eos_token_id: int) -> dict[str, Any]:
-        """The ``config.json`` of such a model."""
-        return {
-            "architectures": ["Qwen3ForCausalLM"],
-            "model_type": "qwen3",
-            "vocab_size": vocab_size,
-            "hidden_size": self.hidden_size,
-            "intermediate_size": self.intermediate_size,
-            "num_hidden_layers": self.num_layers,
-            "num_attention_heads": self.num_heads,
-            "num_key_value_heads": self.num_kv_heads,
-            "head_dim": self.head_dim,
-            "hidden_act": "silu",
-            "max_position_embeddings": self.max_position,
-            "rms_norm_eps": 1e-6,
-            "rope_theta": self.rope_theta,
-            "tie_word_embeddings": self.tie_embeddings,
-            "attention_bias": False,
-            "attention_dropout": 0.0,
-            "initializer_range": 0.02,
-            "bos_token_id": eos_token_id,
-            "eos_token_id": eos_token_id,
-            "use_cache": True,
-        }
 
 
 @dataclass(frozen=True, slots=True)

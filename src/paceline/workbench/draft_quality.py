@@ -31,7 +31,7 @@ from paceline.proposers.draft_model.loading import load_draft
 from paceline.runtime.model_runner import ModelRunner
 from paceline.runtime.sampler import SamplingRow, rank_candidates
 from paceline.workbench.divergence import Floats, Logits, coupled_acceptance, log_softmax, ranks
-from paceline.workbench.drafts_key import check_vocabulary
+from paceline.workbench.drafts_store import check_vocabulary
 from paceline.workbench.teacher_forcing import forced_logits
 from paceline.workbench.trace_requests import trace_request
 from paceline.workbench.traces import Trace

@@ -1,41 +1,34 @@
-"""Drafts of models for traces: made once, kept in a file, and replayed from there.
+"""Drafts out of a recording instead of a model. Knows neither files nor how they are recorded.
 
-A draft at a place of a trace depends on the tokens before it alone, so any policy can be replayed
-over drafts that the model made once. What is kept is the growth before its best nodes are chosen. A
-tree of fewer nodes or levels, or with a higher least probability, expands only nodes that the
-largest one expands, in the same order: what outranks a node of the small tree is in both. So the
-same growth, fed with recorded candidates, ends in the tree that it would have had with the model.
-
-Owns which recorder and which replay a kind of draft takes, and which configurations share a
-recording; how each drafts is the affair of ``drafts_recording`` and ``drafts_cached``,
-``drafts_parallel`` and ``drafts_foreign``.
+A replay grows its trees from as many of the recorded levels as it asks for. With a draft of another
+vocabulary it translates the texts of its requests and the trees as the proposer does, and only the
+forwards come out of the recording.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import logging
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
 
 from paceline.config import SpeculativeConfig
-from paceline.engine.compute_thread import COMPUTE
-from paceline.errors import TraceError
-from paceline.proposers.base import Proposer, TargetInfo
-from paceline.proposers.draft_model.build import foreign_runner
-from paceline.proposers.draft_model.growth import branching
-from paceline.proposers.draft_model.loading import load_draft
-from paceline.workbench.drafts_cached import CachedDrafts
-from paceline.workbench.drafts_foreign import cached_foreign_drafts, foreign_recorder
-from paceline.workbench.drafts_key import DraftSource, check_vocabulary, draft_source, drafts_key
-from paceline.workbench.drafts_parallel import CachedParallelDrafts, parallel_recorder
-from paceline.workbench.drafts_recording import BATCH, Recorder, level_recorder, record_drafts
-from paceline.workbench.drafts_store import RecordedDrafts, read_drafts, write_drafts
-from paceline.workbench.traces import Trace
-
-log = logging.getLogger(__name__)
-FOLDER = "drafts"
+from paceline.proposers.base import Proposer
+from paceline.proposers.draft_model.drafter import Candidates, Drafter
+from paceline.proposers.draft_model.heterogeneous import (
+    HeterogeneousProposer,
+    shadow_config,
+)
+from paceline.proposers.draft_model.parallel import (
+    ParallelDrafter,
+)
+from paceline.proposers.draft_model.shadows import Shadow, ShadowDrafter
+from paceline.proposers.draft_model.vocabulary import VocabularyPair
+from paceline.request import Request
+from paceline.runtime.kv_cache import KVCache
+from paceline.runtime.sampler import SamplingRow
+from paceline.span import ROOT, Span
+from paceline.workbench.drafts_store import (
+    RecordedDrafts,
+)
 
 
 def cached_proposer(
@@ -58,92 +51,139 @@ def cached_proposer(
     return kind(config, drafts, trace_of)
 
 
-def cached_drafts(
-    folder: str | Path,
-    traces: Sequence[Trace],
-    meta: Mapping[str, Any],
+NOWHERE = ROOT - 1
+
+
+class CachedDrafts(Drafter):
+    """Drafts as the draft model would, out of what was recorded of it; nothing is forwarded.
+
+    Only where its KV cache is full does the model itself draft less.
+
+    Args:
+        config: how to draft; its trees no larger than those recorded.
+        drafts: of the traces.
+        trace_of: for each request, by its id, the place of its trace among the traces.
+
+    Attributes:
+        num_forwards, num_rows: what the draft model would have been asked for.
+    """
+
+    num_forwards = 0
+    num_rows = 0
+
+    def __init__(
+        self, config: SpeculativeConfig, drafts: RecordedDrafts, trace_of: Mapping[int, int]
+    ) -> None:
+        super().__init__(config, KVCache(_NoMemory(), prefix_caching=False), drafts.key.max_len)
+        self.name = config.method
+        self._recorded = drafts
+        self._trace_of = trace_of
+        self._places: dict[int, Place] = {}
+
+    def finish(self, request: Request) -> None:
+        super().finish(request)
+        self._places.pop(request.request_id, None)
+
+    def _candidates(
+        self, spans: Sequence[Span], rows: Sequence[SamplingRow]
+    ) -> Iterable[Candidates]:
+        self.num_forwards += 1
+        self.num_rows += sum(len(span.token_ids) - span.num_cached for span in spans)
+        return [self.place(row.request).below(row.path) for row in rows]
+
+    def position(self, request: Request) -> int:
+        """How many output tokens of its trace a request holds."""
+        return request.num_output_tokens
+
+    def place(self, request: Request) -> Place:
+        position = self.position(request)
+        place = self._places.get(request.request_id)
+        if place is None or place.position != position:
+            trace = self._trace_of[request.request_id]
+            place = Place(position, *self._recorded.candidates(trace, position))
+            self._places[request.request_id] = place
+        return place
+
+
+class Place:
+    """What was recorded at one position of a trace, found by the path that leads to it."""
+
+    __slots__ = ("_children", "_probs", "_tokens", "position")
+
+    def __init__(
+        self, position: int, tokens: list[int], parents: list[int], probs: list[float]
+    ) -> None:
+        self.position = position
+        self._tokens = tokens
+        self._probs = probs
+        self._children: dict[int, list[int]] = {}
+        for node, parent in enumerate(parents):
+            self._children.setdefault(parent, []).append(node)
+
+    def below(self, path: Sequence[int]) -> Candidates:
+        tokens, node = self._tokens, ROOT
+        for token in path:
+            node = next(child for child in self._children[node] if tokens[child] == token)
+        return self._candidates(node)
+
+    def _candidates(self, node: int) -> Candidates:
+        children = self._children.get(node, ())
+        return [self._tokens[child] for child in children], [
+            self._probs[child] for child in children
+        ]
+
+    def levels(self, count: int) -> list[Candidates]:
+        """What was kept of each depth, each below the likeliest of the one before."""
+        found, node = list[Candidates](), ROOT
+        for _ in range(count):
+            found.append(self._candidates(node))
+            node = next(iter(self._children.get(node, ())), NOWHERE)
+        return found
+
+
+class _NoMemory:
+    """KV memory for the books alone, and more of it than a replay needs."""
+
+    num_blocks = 1 << 16
+
+    def move(self, source: Any, target: Any) -> None: ...
+
+    def fill(self, slots: Any, value: float) -> None: ...
+
+
+class CachedParallelDrafts(ParallelDrafter, CachedDrafts):
+    """Drafts as the parallel draft would, out of what was recorded of it."""
+
+    def _candidates(
+        self, spans: Sequence[Span], rows: Sequence[SamplingRow]
+    ) -> Iterable[Candidates]:
+        depths = [self._depths[row.request.request_id] for row in rows]
+        self.num_forwards += 1
+        self.num_rows += sum(len(span.token_ids) for span in spans) + sum(depths) - len(depths)
+        places = (self.place(row.request) for row in rows)
+        found = zip(places, depths, strict=True)
+        return [level for place, depth in found for level in place.levels(depth)]
+
+
+def cached_foreign_drafts(
     config: SpeculativeConfig,
-    target: TargetInfo,
-    advance: Callable[[int], None] = lambda done: None,
-) -> RecordedDrafts:
-    """The drafts for traces: out of a file or, where there is none, by the draft model.
-
-    Args:
-        folder: of the traces, beside which recordings are kept.
-        meta: of the traces.
-        config: of the draft model, with the largest trees that are wanted.
-        target: what the draft model has to fit to.
-        advance: told how many output tokens are done, on another thread.
-
-    Raises:
-        TraceError: the traces are not the target's, or the folder cannot be written.
-        ConfigError, ModelLoadError: the draft model cannot be used, or its drafts depend on more
-            than the tokens before them.
-    """
-    check_vocabulary(traces, meta, target)
-    source = draft_source(config, target)
-    key = drafts_key(traces, meta, config, target, source)
-    path = Path(folder) / FOLDER / f"{key.digest}.safetensors"
-    if path.exists():
-        try:
-            lengths = [len(trace.output_token_ids) for trace in traces]
-            return dataclasses.replace(read_drafts(path, key, lengths), pair=source.pair)
-        except TraceError as error:
-            log.warning("recorded drafts are ignored and made again: %s", error)
-    roomy = dataclasses.replace(target, max_num_seqs=BATCH)
-
-    def record() -> RecordedDrafts:
-        recorder = _recorder(config, roomy, source)
-        return record_drafts(key, recorder, traces, meta, advance)
-
-    drafts = COMPUTE.call(record)
-    write_drafts(path, drafts)
-    return dataclasses.replace(drafts, pair=source.pair)
+    drafts: RecordedDrafts,
+    trace_of: Mapping[int, int],
+    pair: VocabularyPair,
+) -> HeterogeneousProposer:
+    """Drafts as the model of another vocabulary would, out of what was recorded of it."""
+    drafter = _CachedShadows(shadow_config(config), drafts, trace_of)
+    return HeterogeneousProposer(config, cast(ShadowDrafter, drafter), pair)
 
 
-def _recorder(config: SpeculativeConfig, target: TargetInfo, source: DraftSource) -> Recorder:
-    if source.pair is not None:
-        runner = foreign_runner(source.checkpoint, config, target)
-        return foreign_recorder(config, runner, source.pair)
-    make = parallel_recorder if config.method == "parallel_draft" else level_recorder
-    return make(config, load_draft(config, target))
+class _CachedShadows(CachedDrafts):
+    """Drafts for shadows; a place of a trace is where the real request is."""
 
+    def __init__(
+        self, config: SpeculativeConfig, drafts: RecordedDrafts, trace_of: Mapping[int, int]
+    ) -> None:
+        super().__init__(config, drafts, trace_of)
+        self.shadows: dict[int, Shadow] = {}
 
-def record_all(
-    wanted: Sequence[SpeculativeConfig], record: Callable[[SpeculativeConfig], RecordedDrafts]
-) -> Callable[[SpeculativeConfig], RecordedDrafts]:
-    """Recorded drafts of every configuration of a draft model, found by it.
-
-    Configurations whose trees are parts of the same largest ones share a recording.
-
-    Args:
-        record: makes or reads one.
-    """
-    widest: dict[SpeculativeConfig, SpeculativeConfig] = {}
-    for config in wanted:
-        if config.needs_forwards:
-            kind = _kind(config)
-            widest[kind] = _wider(widest.get(kind, config), config)
-    found = {kind: record(config) for kind, config in widest.items()}
-    return lambda config: found[_kind(config)]
-
-
-def _kind(config: SpeculativeConfig) -> SpeculativeConfig:
-    """Equal for configurations that differ in the size of their trees alone."""
-    children = branching(config)
-    return dataclasses.replace(
-        config,
-        num_speculative_tokens=1,
-        max_tree_nodes=children if children > 1 else 0,
-        max_branching=children,
-        min_accept_prob=0.0,
-    )
-
-
-def _wider(one: SpeculativeConfig, two: SpeculativeConfig) -> SpeculativeConfig:
-    return dataclasses.replace(
-        one,
-        num_speculative_tokens=max(one.num_speculative_tokens, two.num_speculative_tokens),
-        max_tree_nodes=max(one.max_tree_nodes, two.max_tree_nodes),
-        min_accept_prob=min(one.min_accept_prob, two.min_accept_prob),
-    )
+    def position(self, request: Request) -> int:
+        return self.shadows[request.request_id].real.num_output_tokens

@@ -1,30 +1,170 @@
-"""Records a draft model's drafts along traces, one true token at a time. Knows no files."""
+"""Records a draft model's drafts along traces, one true token at a time, and keeps them in a file.
+
+A draft at a place of a trace depends on the tokens before it alone, so any policy can be replayed
+over drafts that the model made once. What is kept is the growth before its best nodes are chosen. A
+tree of fewer nodes or levels, or with a higher least probability, expands only nodes that the
+largest one expands, in the same order: what outranks a node of the small tree is in both. So the
+same growth, fed with recorded candidates, ends in the tree that it would have had with the model.
+
+Of drafts that one forward makes at once the candidates of every depth are kept, those of each below
+the likeliest of the one before: what a mask's row says depends on the tokens before the draft
+alone, and not on how many masks follow it.
+
+Of a draft of another vocabulary its own tokens are kept, before they are translated. How it reads a
+text does not depend on the steps in which it arrived, as long as its context holds all of it.
+Beyond that the oldest half is forgotten at a step of its own, and what the draft says then depends
+on which: such traces are refused.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import logging
+import math
 from array import array
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.config import SpeculativeConfig
-from paceline.errors import ConfigError
+from paceline.config import MAX_TREE_NODES, SpeculativeConfig
+from paceline.engine.compute_thread import COMPUTE
+from paceline.errors import ConfigError, TraceError
 from paceline.models.ops.base import BLOCK_SIZE
-from paceline.proposers.base import DraftBudget
+from paceline.proposers.base import DraftBudget, TargetInfo
 from paceline.proposers.draft_model import DraftModelProposer
-from paceline.proposers.draft_model.growth import Growth
+from paceline.proposers.draft_model.build import EXPANSION, foreign_runner
+from paceline.proposers.draft_model.drafter import Candidates
+from paceline.proposers.draft_model.growth import Growth, branching
+from paceline.proposers.draft_model.heterogeneous import (
+    MORE,
+    SPARE,
+    HeterogeneousProposer,
+    pace,
+    shadow_config,
+)
+from paceline.proposers.draft_model.loading import load_draft
+from paceline.proposers.draft_model.parallel import (
+    ParallelDraftProposer,
+    needed_mask_token,
+)
+from paceline.proposers.draft_model.shadows import ShadowDrafter
+from paceline.proposers.draft_model.vocabulary import VocabularyPair
 from paceline.request import Request
 from paceline.runtime.kv_cache import blocks_for
 from paceline.runtime.model_runner import ModelRunner
-from paceline.span import DraftTree
-from paceline.workbench.drafts_key import DraftsKey
-from paceline.workbench.drafts_store import RecordedDrafts
+from paceline.span import ROOT, DraftTree
+from paceline.workbench.drafts_store import (
+    DraftsKey,
+    DraftSource,
+    RecordedDrafts,
+    check_vocabulary,
+    draft_source,
+    drafts_key,
+    read_drafts,
+    write_drafts,
+)
 from paceline.workbench.trace_requests import trace_request
 from paceline.workbench.traces import Trace
+
+log = logging.getLogger(__name__)
+FOLDER = "drafts"
+
+
+def cached_drafts(
+    folder: str | Path,
+    traces: Sequence[Trace],
+    meta: Mapping[str, Any],
+    config: SpeculativeConfig,
+    target: TargetInfo,
+    advance: Callable[[int], None] = lambda done: None,
+) -> RecordedDrafts:
+    """The drafts for traces: out of a file or, where there is none, by the draft model.
+
+    Args:
+        folder: of the traces, beside which recordings are kept.
+        meta: of the traces.
+        config: of the draft model, with the largest trees that are wanted.
+        target: what the draft model has to fit to.
+        advance: told how many output tokens are done, on another thread.
+
+    Raises:
+        TraceError: the traces are not the target's, or the folder cannot be written.
+        ConfigError, ModelLoadError: the draft model cannot be used, or its drafts depend on more
+            than the tokens before them.
+    """
+    check_vocabulary(traces, meta, target)
+    source = draft_source(config, target)
+    key = drafts_key(traces, meta, config, target, source)
+    path = Path(folder) / FOLDER / f"{key.digest}.safetensors"
+    if path.exists():
+        try:
+            lengths = [len(trace.output_token_ids) for trace in traces]
+            return dataclasses.replace(read_drafts(path, key, lengths), pair=source.pair)
+        except TraceError as error:
+            log.warning("recorded drafts are ignored and made again: %s", error)
+    roomy = dataclasses.replace(target, max_num_seqs=BATCH)
+
+    def record() -> RecordedDrafts:
+        recorder = _recorder(config, roomy, source)
+        return record_drafts(key, recorder, traces, meta, advance)
+
+    drafts = COMPUTE.call(record)
+    write_drafts(path, drafts)
+    return dataclasses.replace(drafts, pair=source.pair)
+
+
+def _recorder(config: SpeculativeConfig, target: TargetInfo, source: DraftSource) -> Recorder:
+    if source.pair is not None:
+        runner = foreign_runner(source.checkpoint, config, target)
+        return foreign_recorder(config, runner, source.pair)
+    make = parallel_recorder if config.method == "parallel_draft" else level_recorder
+    return make(config, load_draft(config, target))
+
+
+def record_all(
+    wanted: Sequence[SpeculativeConfig], record: Callable[[SpeculativeConfig], RecordedDrafts]
+) -> Callable[[SpeculativeConfig], RecordedDrafts]:
+    """Recorded drafts of every configuration of a draft model, found by it.
+
+    Configurations whose trees are parts of the same largest ones share a recording.
+
+    Args:
+        record: makes or reads one.
+    """
+    widest: dict[SpeculativeConfig, SpeculativeConfig] = {}
+    for config in wanted:
+        if config.needs_forwards:
+            kind = _kind(config)
+            widest[kind] = _wider(widest.get(kind, config), config)
+    found = {kind: record(config) for kind, config in widest.items()}
+    return lambda config: found[_kind(config)]
+
+
+def _kind(config: SpeculativeConfig) -> SpeculativeConfig:
+    """Equal for configurations that differ in the size of their trees alone."""
+    children = branching(config)
+    return dataclasses.replace(
+        config,
+        num_speculative_tokens=1,
+        max_tree_nodes=children if children > 1 else 0,
+        max_branching=children,
+        min_accept_prob=0.0,
+    )
+
+
+def _wider(one: SpeculativeConfig, two: SpeculativeConfig) -> SpeculativeConfig:
+    return dataclasses.replace(
+        one,
+        num_speculative_tokens=max(one.num_speculative_tokens, two.num_speculative_tokens),
+        max_tree_nodes=max(one.max_tree_nodes, two.max_tree_nodes),
+        min_accept_prob=min(one.min_accept_prob, two.min_accept_prob),
+    )
+
 
 BATCH = 16
 """Traces that are recorded side by side."""
@@ -185,3 +325,119 @@ def _joined(tapes: Sequence[_Tape]) -> dict[str, Any]:
         "parents": joined("parents", "i4"),
         "accept_probs": joined("accept_probs", "f8"),
     }
+
+
+def parallel_recorder(config: SpeculativeConfig, runner: ModelRunner) -> Recorder:
+    """Records a parallel draft; raises :class:`ConfigError` where the model is none."""
+    mask_token = needed_mask_token(config, runner)
+    return recorder_of(_EveryLevel(config, runner, mask_token), runner)
+
+
+class _EveryLevel(ParallelDraftProposer):
+    """Keeps what every depth had to choose from, in the place of a tree."""
+
+    def _tree(self, levels: Sequence[Candidates], max_nodes: int) -> DraftTree:
+        return _stacked(levels)
+
+
+def _stacked(levels: Sequence[Candidates]) -> DraftTree:
+    """Each level's candidates below the first of the level before.
+
+    What comes after one without a chance has none either, and nothing is reached below a level
+    without any.
+    """
+    tree, parent = DraftTree(), ROOT
+    for tokens, estimates in levels:
+        first = len(tree)
+        for token, estimate in zip(tokens, estimates, strict=True):
+            if not estimate > 0.0:  # also true for NaN
+                break
+            tree.token_ids.append(token)
+            tree.parents.append(parent)
+            tree.accept_probs.append(estimate)
+        if len(tree) == first:
+            break
+        parent = first
+    return tree
+
+
+def foreign_recorder(
+    config: SpeculativeConfig, runner: ModelRunner, pair: VocabularyPair
+) -> Recorder:
+    """Records a draft model of another vocabulary."""
+    recording = _Recording(config, runner, pair)
+    return Recorder(
+        config,
+        recording.grow,
+        recording.finish,
+        runner.kv.pool.num_blocks,
+        lambda num_tokens: _most_slots(config, num_tokens, runner.decoder.max_len),
+        recording.forwards,
+    )
+
+
+def _most_slots(config: SpeculativeConfig, num_tokens: int, max_len: int) -> int:
+    """KV of a text and of the levels below it, each of which forwards fewer nodes than a tree."""
+    nodes = min(MAX_TREE_NODES, config.tree_nodes * EXPANSION * SPARE + MORE)
+    levels = config.num_speculative_tokens * EXPANSION + MORE
+    return min(EXPANSION * num_tokens, max_len) + nodes * levels
+
+
+class _Recording:
+    """The proposer with shadows whose growths are kept, and how much they wrote."""
+
+    def __init__(
+        self, config: SpeculativeConfig, runner: ModelRunner, pair: VocabularyPair
+    ) -> None:
+        shadows = _GrownShadows(shadow_config(config), runner, pair, branching(config))
+        self._drafter = shadows
+        self._proposer = HeterogeneousProposer(config, shadows, pair)
+        self._count = 0
+        self._sums = [0.0, 0.0]
+        self.finish = self._proposer.finish
+
+    def grow(self, requests: Sequence[Request], budget: DraftBudget) -> list[Growth | None]:
+        """What the draft's tokens are chosen from, for each request."""
+        self._drafter.grown = {}
+        self._proposer.propose(requests, budget)
+        for request in requests:
+            translation = self._drafter.shadows[request.request_id].translation
+            if not translation.is_whole:
+                raise ConfigError(
+                    f"trace {request.request_id} is longer than the context of the draft model of "
+                    f"another vocabulary, {self._drafter.max_len} of its tokens: its drafts depend "
+                    "on the steps in which the text came, and are not recorded. Leave it out, or "
+                    "measure it with paceline run --compare"
+                )
+            ratio, more = pace(translation)
+            self._count += 1
+            self._sums[0] += math.ceil(ratio) + more
+            self._sums[1] += ratio
+        return [self._drafter.grown.get(request.request_id) for request in requests]
+
+    def forwards(self) -> tuple[float, float]:
+        """Mean forwards for a draft's first level, and for each further one."""
+        count = max(1, self._count)
+        return (self._sums[0] / count, self._sums[1] / count) if self._count else (1.0, 1.0)
+
+
+class _GrownShadows(ShadowDrafter):
+    """Keeps what its trees are chosen from; raises where there is no room for one."""
+
+    grown: dict[int, Growth]
+    """By request; its reader empties it before each call."""
+
+    def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
+        """No trees: nobody verifies them."""
+        for request, growth in zip(requests, self.grow(requests, budget), strict=True):
+            if growth is not None:
+                self.grown[request.request_id] = growth
+        return [DraftTree() for _ in requests]
+
+    def _reserve(self, growth: Growth) -> bool:
+        if super()._reserve(growth):
+            return True
+        raise ConfigError(
+            f"the draft model's KV cache has no room for the drafts of trace "
+            f"{growth.request.request_id}: raise --kv-cache-memory"
+        )

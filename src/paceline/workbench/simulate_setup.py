@@ -25,9 +25,8 @@ from paceline.policy.cost_prior import prior_table
 from paceline.policy.cost_table import CostTable
 from paceline.proposers.base import TargetInfo
 from paceline.proposers.draft_model.loading import draft_dtype, open_draft
-from paceline.workbench.drafts import cached_drafts, record_all
-from paceline.workbench.drafts_key import check_vocabulary
-from paceline.workbench.drafts_store import RecordedDrafts
+from paceline.workbench.drafts_recording import cached_drafts, record_all
+from paceline.workbench.drafts_store import RecordedDrafts, check_vocabulary
 from paceline.workbench.learnt import learnt_notes, learnt_prompts
 from paceline.workbench.profile import Profile
 from paceline.workbench.profile_import import import_tables

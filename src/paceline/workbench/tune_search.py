@@ -18,8 +18,7 @@ import numpy as np
 
 from paceline.config import SpeculativeConfig
 from paceline.engine.planners import PLANNERS
-from paceline.workbench.drafts_key import DraftsKey
-from paceline.workbench.drafts_store import RecordedDrafts
+from paceline.workbench.drafts_store import DraftsKey, RecordedDrafts
 from paceline.workbench.replay import ReplayResult
 from paceline.workbench.simulate import Simulator
 from paceline.workbench.tune_candidates import Candidate

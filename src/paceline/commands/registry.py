@@ -1,11 +1,19 @@
 """The commands: their names, their help, and where their options and their work are.
 
-Plain text, from which :mod:`paceline.commands.lazy` makes commands when they are used.
+``paceline --help`` needs no more than that: a command's options are imported when it is looked at,
+its work when it runs.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import inspect
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+ENVIRONMENT_NOTE = "Every option also reads PACELINE_<NAME>: --max-tokens is PACELINE_MAX_TOKENS."
 
 
 class Entry(NamedTuple):
@@ -23,6 +31,45 @@ class Entry(NamedTuple):
     help: str
 
 
+class LazyGroup(TyperGroup):
+    """A group with the commands that the table lists under its name, before its own groups."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        listed = {entry.name: LazyCommand(entry) for entry in COMMANDS[self.name or ""]}
+        self.commands = {**listed, **self.commands}
+
+
+class LazyCommand(TyperCommand):
+    """A command that is made of its options when something first asks for its parameters."""
+
+    def __init__(self, entry: Entry) -> None:
+        text = inspect.cleandoc(entry.help)
+        super().__init__(entry.name, help=text, epilog=ENVIRONMENT_NOTE, rich_markup_mode=None)
+        self._entry = entry
+        del self.params, self.callback  # So that asking for them comes to __getattr__.
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("params", "callback"):
+            raise AttributeError(f"a command has no attribute {name!r}")
+        from paceline.commands.options import takes
+
+        single = typer.Typer(add_completion=False, rich_markup_mode=None)
+        single.command()(takes(load(self._entry.options), self._work))
+        made = typer.main.get_command(single)
+        self.params, self.callback = made.params, made.callback
+        return getattr(self, name)
+
+    def _work(self, options: Any) -> None:
+        raise typer.Exit(load(self._entry.work)(options))
+
+
+def load(reference: str) -> Any:
+    """What ``module:name`` of :mod:`paceline.commands` refers to."""
+    module, _, name = reference.partition(":")
+    return getattr(import_module(f"paceline.commands.{module}"), name)
+
+
 _ROOT = (
     Entry(
         "run",
@@ -37,7 +84,7 @@ _ROOT = (
     ),
     Entry(
         "serve",
-        "serve_options:ServeOptions",
+        "serve:ServeOptions",
         "serve:serve_command",
         """Serve a model to OpenAI's clients.
 
@@ -48,7 +95,7 @@ _ROOT = (
     ),
     Entry(
         "run-batch",
-        "run_batch_options:RunBatchOptions",
+        "run_batch:RunBatchOptions",
         "run_batch:run_batch_command",
         """Answer a file of requests as the server would.
 
@@ -59,7 +106,7 @@ _ROOT = (
     ),
     Entry(
         "trace",
-        "trace_options:TraceOptions",
+        "trace:TraceOptions",
         "trace:trace_command",
         """Record a model's answers and log-probs.
 
@@ -69,7 +116,7 @@ _ROOT = (
     ),
     Entry(
         "simulate",
-        "simulate_options:SimulateOptions",
+        "simulate:SimulateOptions",
         "simulate:simulate_command",
         """Predict from traces what speculation brings.
 
@@ -81,7 +128,7 @@ _ROOT = (
     ),
     Entry(
         "tune",
-        "tune_options:TuneOptions",
+        "tune_setup:TuneOptions",
         "tune:tune_command",
         """Find the best way to speculate for a model.
 
@@ -93,7 +140,7 @@ _ROOT = (
     ),
     Entry(
         "convert",
-        "convert_options:ConvertOptions",
+        "convert:ConvertOptions",
         "convert:convert_command",
         """Pack a model for the native kernels.
 
@@ -103,7 +150,7 @@ _ROOT = (
     ),
     Entry(
         "profile",
-        "profile_options:ProfileOptions",
+        "profile:ProfileOptions",
         "profile:profile_command",
         """Measure how long a step takes, by its width.
 
@@ -114,7 +161,7 @@ _ROOT = (
     ),
     Entry(
         "verify",
-        "verify_options:VerifyOptions",
+        "options:VerifyOptions",
         "verify:verify_command",
         """Check that speculation changes no token.
 
@@ -125,7 +172,7 @@ _ROOT = (
     ),
     Entry(
         "demo",
-        "demo_options:DemoOptions",
+        "demo:DemoOptions",
         "demo:demo_command",
         """See drafted tokens light up, and the same text come faster.
 
@@ -135,7 +182,7 @@ _ROOT = (
     ),
     Entry(
         "pull",
-        "pull_options:PullOptions",
+        "pull:PullOptions",
         "pull:pull_command",
         """Fetch a real model by its name, without a model hub.
 
@@ -144,7 +191,7 @@ _ROOT = (
     ),
     Entry(
         "models",
-        "pull_options:ModelsOptions",
+        "pull:ModelsOptions",
         "pull:models_command",
         """List the models that can be fetched by name.
 
@@ -153,7 +200,7 @@ _ROOT = (
     ),
     Entry(
         "doctor",
-        "doctor_options:DoctorOptions",
+        "doctor:DoctorOptions",
         "doctor:doctor_command",
         """Look at this machine, and say what would make it faster.
 
@@ -163,7 +210,7 @@ _ROOT = (
     ),
     Entry(
         "explain",
-        "explain_options:ExplainOptions",
+        "explain:ExplainOptions",
         "explain:explain_command",
         """See step by step what was drafted, verified and accepted, and why.
 
@@ -175,7 +222,7 @@ _ROOT = (
 _TRAIN = (
     Entry(
         "lm",
-        "train_options:LMOptions",
+        "train:LMOptions",
         "train:train_lm_command",
         """Train a small language model on text.
 
@@ -185,7 +232,7 @@ _TRAIN = (
     ),
     Entry(
         "draft",
-        "train_options:DraftOptions",
+        "train:DraftOptions",
         "train:train_draft_command",
         """Train a draft model for a target.
 
@@ -195,7 +242,7 @@ _TRAIN = (
     ),
     Entry(
         "ngram",
-        "train_ngram_options:TrainNgramOptions",
+        "train_ngram:TrainNgramOptions",
         "train_ngram:train_ngram_command",
         """Train an n-gram model that drafts for a target.
 
@@ -208,7 +255,7 @@ _BENCH = (
     Entry(
         "serve",
         "bench_options:BenchServeOptions",
-        "bench:bench_serve_command",
+        "bench_serve:bench_serve_command",
         """Measure any server that speaks OpenAI's protocol.
 
         Requests arrive as told, and the answers are streamed: throughput, the times to the first

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from typing import Any
 
-from paceline.commands.bench_dataset import dataset_config, wants_ignore_eos
-from paceline.commands.bench_options import BenchServeOptions
+from paceline.commands.bench_options import BenchServeOptions, dataset_config, wants_ignore_eos
 from paceline.commands.bench_result import Result, check_destination, check_shown, save_result
 from paceline.commands.bench_view import view
 from paceline.commands.display import Screen, printable

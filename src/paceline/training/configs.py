@@ -1,0 +1,189 @@
+"""What the training of a language model and of a draft can be told. Knows no tensors.
+
+The command line reads its options and their help texts off these classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.errors import ConfigError, TrainingError
+from paceline.training.options import TrainingConfig, check_choice, check_range
+
+CUTS = ("drop_layers", "mlp_width", "drop_heads", "hidden_width")
+LOSSES = ("kl", "tv", "ce")
+"""To the target's distribution, the share that rejection sampling would refuse, and of the target's
+greedy choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Sizes of a decoder that is trained from scratch: Qwen3 shape, tied embeddings by default.
+
+    Attributes:
+        num_layers: decoder layers of a model from scratch.
+        hidden_size: its width.
+        num_heads: its query heads.
+        num_kv_heads: its key and value heads.
+        head_dim: the width of each head.
+        intermediate_size: the width of its feed-forward layers.
+        max_position: its context limit in tokens.
+        rope_theta: the base of its rotary embedding.
+        tie_embeddings: use one matrix for tokens in and out.
+    """
+
+    num_layers: int = 8
+    hidden_size: int = 320
+    num_heads: int = 5
+    num_kv_heads: int = 1
+    head_dim: int = 64
+    intermediate_size: int = 864
+    max_position: int = 2048
+    rope_theta: float = 10000.0
+    tie_embeddings: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim"):
+            if getattr(self, name) < 1:
+                raise TrainingError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.num_heads % self.num_kv_heads:
+            raise TrainingError(
+                f"num_heads is {self.num_heads}, no multiple of num_kv_heads ({self.num_kv_heads})"
+            )
+        if self.head_dim % 2:
+            raise TrainingError(f"head_dim is {self.head_dim}; rotary embedding needs an even one")
+        if self.intermediate_size < 1 or self.max_position < 2:
+            raise TrainingError("intermediate_size must be at least 1, max_position at least 2")
+
+    def hf_config(self, vocab_size: int, eos_token_id: int) -> dict[str, Any]:
+        """The ``config.json`` of such a model."""
+        return {
+            "architectures": ["Qwen3ForCausalLM"],
+            "model_type": "qwen3",
+            "vocab_size": vocab_size,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_heads,
+            "num_key_value_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+            "hidden_act": "silu",
+            "max_position_embeddings": self.max_position,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": self.rope_theta,
+            "tie_word_embeddings": self.tie_embeddings,
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "initializer_range": 0.02,
+            "bos_token_id": eos_token_id,
+            "eos_token_id": eos_token_id,
+            "use_cache": True,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LMTrainingConfig(TrainingConfig):
+    """Options of :func:`~paceline.training.lm.train_lm`, on top of those of every training.
+
+    Attributes:
+        init: folder of a model to continue, whose shape is kept.
+        tokenizer: folder of a tokenizer; default: one trained on the text.
+        vocab_size: entries of a tokenizer that is trained.
+        chat_tokens: give that tokenizer the tokens of a chat.
+        shape: sizes of a model from scratch.
+    """
+
+    init: str | None = None
+    tokenizer: str | None = None
+    vocab_size: int = 4096
+    chat_tokens: bool = True
+    shape: ModelShape = field(default_factory=ModelShape)
+
+    def __post_init__(self) -> None:
+        TrainingConfig.__post_init__(self)
+        check_range("vocab_size", self.vocab_size, 260, 1 << 20)
+
+
+DRAFT_SHAPE = ModelShape(
+    num_layers=2, hidden_size=128, num_heads=2, num_kv_heads=1, intermediate_size=352
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftTrainingConfig(TrainingConfig):
+    """Options of :func:`~paceline.training.draft.train_draft`, on top of those of every training.
+
+    A model to begin from has the target's vocabulary; it may be the target itself. Texts and traces
+    are trained on in whole documents chosen by ``seed``, but what the target writes continues
+    pieces of all.
+
+    Attributes:
+        target: folder of the model that the draft will draft for.
+        init: folder of a model to begin from; default: random weights.
+        drop_layers: layers to cut out of it first.
+        mlp_width: feed-forward width to cut it to first; 0 leaves it.
+        drop_heads: query heads of each layer to cut out of it first.
+        hidden_width: width of its layers to cut it to first; 0 leaves it.
+        draft_vocab_size: tokens of its head, the most frequent; 0 means all.
+        loss: kl, tv or ce: what to bring closer to the target.
+        parallel: train it to draft all tokens in one forward, by mask tokens.
+        num_speculative_tokens: how many such a draft drafts.
+        mask_token_id: its mask token; default: one that no text contains.
+        text_tokens: train on at most this many tokens of the texts; 0 means all.
+        traces: folders that paceline trace wrote with this target.
+        generate_tokens: tokens that the target writes to train on.
+        generate_prompt_tokens: length of the text that it continues.
+        generate_new_tokens: length of each continuation.
+        generate_temperatures: these take turns.
+        generate_batch: continuations that are written at once.
+        eval_prompts: held-out texts on which acceptance is measured.
+        eval_prompt_tokens: length of their beginnings that the target continues.
+        eval_new_tokens: length of each continuation.
+        shape: sizes of a draft from scratch.
+    """
+
+    target: str
+    init: str | None = None
+    drop_layers: int = 0
+    mlp_width: int = 0
+    drop_heads: int = 0
+    hidden_width: int = 0
+    draft_vocab_size: int = 0
+    loss: str = "kl"
+    parallel: bool = False
+    num_speculative_tokens: int = 8
+    mask_token_id: int | None = None
+    text_tokens: int = 0
+    traces: tuple[str, ...] = ()
+    generate_tokens: int = 0
+    generate_prompt_tokens: int = 64
+    generate_new_tokens: int = 192
+    generate_temperatures: tuple[float, ...] = (0.0, 0.8, 1.0)
+    generate_batch: int = 64
+    eval_prompts: int = 64
+    eval_prompt_tokens: int = 32
+    eval_new_tokens: int = 96
+    shape: ModelShape = field(default_factory=lambda: DRAFT_SHAPE)
+
+    def __post_init__(self) -> None:
+        TrainingConfig.__post_init__(self)
+        check_choice("loss", self.loss, LOSSES)
+        for name in (*CUTS, "draft_vocab_size", "text_tokens", "generate_tokens", "eval_prompts"):
+            check_range(name, getattr(self, name), 0, 1 << 32)
+        for name in ("generate_prompt_tokens", "generate_new_tokens", "generate_batch"):
+            check_range(name, getattr(self, name), 1, 1 << 20)
+        for name in ("eval_prompt_tokens", "eval_new_tokens"):
+            check_range(name, getattr(self, name), 1, 1 << 20)
+        check_range("num_speculative_tokens", self.num_speculative_tokens, 1, 64)
+        if not self.generate_temperatures:
+            raise ConfigError("generate_temperatures is empty; 0 alone means greedy")
+        for temperature in self.generate_temperatures:
+            check_range("generate_temperatures", temperature, 0.0, 100.0)
+        if any(self.cuts.values()) and not self.init:
+            raise ConfigError(f"{', '.join(CUTS)} cut a model; name it with init")
+
+    @property
+    def cuts(self) -> dict[str, int]:
+        """Arguments of :func:`~paceline.training.surgery.cut_model`."""
+        return {name: getattr(self, name) for name in CUTS}
