@@ -23,7 +23,6 @@ from report import Report
 from paceline import LLM
 from paceline.llm import embedded_model
 from paceline.workbench.estimators_log import Log, Outcome
-from paceline.workbench.estimators_plot import plot_reliability
 from paceline.workbench.estimators_report import (
     AS_PROPOSED,
     KEPT,
@@ -32,7 +31,7 @@ from paceline.workbench.estimators_report import (
     fit_priors,
     score,
 )
-from paceline.workbench.profile_plot import check_plot
+from paceline.workbench.plots import check_plot, plot_reliability
 
 LEAST_PROMPTS = 2
 """Of each kind: one to fit to and one that judges."""

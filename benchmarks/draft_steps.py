@@ -22,7 +22,7 @@ from paceline.runtime.kv_cache import KVCache
 from paceline.runtime.model_runner import ModelRunner
 from paceline.runtime.sampler import SamplingRow, rank_candidates
 from paceline.span import Span
-from paceline.workbench.profile_roofs import Work
+from paceline.workbench.profile_machine import Work
 
 CONTEXT, MAX_LEN = 128, 256
 FORWARDS = 50

@@ -18,7 +18,7 @@ from paceline.models.ops.base import PackedBatch
 from paceline.request import Request
 from paceline.runtime.model_runner import ForwardResult, ModelRunner
 from paceline.span import Span
-from paceline.workbench.profile_script import following
+from paceline.workbench.profile_host import following
 
 PHASES = ("schedule", "propose", "plan", "pack", "forward", "verify", "commit", "observe")
 WARM_UP_STEPS = 10

@@ -40,7 +40,7 @@ from paceline.models.checkpoint import Checkpoint, load_checkpoint
 from paceline.outputs import GenerationOutput
 from paceline.proposers.base import DraftBudget, Proposer
 from paceline.request import TARGET_ORIGIN, Request, VerifyResult
-from paceline.workbench.profile_rounds import Task, measure
+from paceline.workbench.profile_steps import Task, measure
 
 LENGTHS = (2, 3, 4, 5, 6, 7, 8)
 TEMPERATURES = (0.0, 0.8)

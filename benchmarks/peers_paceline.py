@@ -22,7 +22,7 @@ from paceline.models.embedded import embedded_ngram_model
 from paceline.request import StepOutput
 from paceline.span import Span
 from paceline.speculative_parsing import parse_speculative_config
-from paceline.workbench.profile_roofs import Work
+from paceline.workbench.profile_machine import Work
 
 MAX_MODEL_LEN = 1024
 MAX_NUM_SEQS = 16

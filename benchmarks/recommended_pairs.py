@@ -45,7 +45,7 @@ from paceline.sampling_params import SamplingParams
 from paceline.workbench.simulate import Simulator
 from paceline.workbench.simulate_setup import open_simulator
 from paceline.workbench.tune import Row, Tuning, tune, wanted_configs
-from paceline.workbench.tune_candidates import Candidate
+from paceline.workbench.tune_search import Candidate
 
 SAID = ("quick", "num_prompts", "max_tokens", "budget", "repeat", "profile_seconds")
 """Options that the document names."""

@@ -32,8 +32,8 @@ from paceline.proposers.draft_model.self_draft import SelfDraftProposer, cheaper
 from paceline.runtime.model_runner import ModelRunner
 from paceline.sampling_params import SamplingParams
 from paceline.span import Span
-from paceline.workbench.profile_roofs import Work
-from paceline.workbench.profile_rounds import Task, measure
+from paceline.workbench.profile_machine import Work
+from paceline.workbench.profile_steps import Task, measure
 
 TARGETS = ("embedded", "0.5b")
 QUARTERS = (1, 2, 3, 4)

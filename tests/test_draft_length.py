@@ -15,7 +15,7 @@ import pytest
 
 from paceline.llm import embedded_model
 from paceline.models.hf_config import config_from_hf
-from paceline.workbench.profile_roofs import Work
+from paceline.workbench.profile_machine import Work
 from tests.programs import FOLDER, ROOT, module
 
 

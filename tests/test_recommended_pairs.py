@@ -13,7 +13,7 @@ import pytest
 
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.workbench.simulate import Simulator
-from paceline.workbench.tune_candidates import Candidate
+from paceline.workbench.tune_search import Candidate
 from tests.programs import FOLDER, ROOT, module
 from tests.workbench.test_oracle import repetitive
 from tests.workbench.toy_traces import frozen_cost, make_meta

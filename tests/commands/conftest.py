@@ -56,13 +56,12 @@ def cli(
 @pytest.fixture
 def quick_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
     """A profile of few steps: what it says is of no account, only that it is there."""
-    host, script = "paceline.workbench.profile_host", "paceline.workbench.profile_script"
-    for name, value in (("WARM_UP_STEPS", 2), ("STEPS", 8), ("WARM_UP_SECONDS", 0.0)):
-        monkeypatch.setattr(f"{host}.{name}", value)
-    monkeypatch.setattr(f"{script}.STEPS", 40)
+    few = {"WARM_UP_STEPS": 2, "STEPS": 8, "WARM_UP_SECONDS": 0.0, "DRAFTED_STEPS": 40}
+    for name, value in few.items():
+        monkeypatch.setattr(f"paceline.workbench.profile_host.{name}", value)
     # The roofs are of a size that no cache holds.
-    monkeypatch.setattr("paceline.workbench.profile_roofs.READ_BYTES", 1 << 20)
-    monkeypatch.setattr("paceline.workbench.profile_roofs.GEMM_WIDTH", 64)
+    monkeypatch.setattr("paceline.workbench.profile_machine.READ_BYTES", 1 << 20)
+    monkeypatch.setattr("paceline.workbench.profile_machine.GEMM_WIDTH", 64)
 
 
 @pytest.fixture

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline.commands.demo import by_kind, demo_table
-from paceline.commands.demo_model import choose_subject, own_model, real_model
+from paceline.commands.demo import by_kind, choose_subject, demo_table, own_model, real_model
 from paceline.commands.prompts import Prompt
 from paceline.errors import ConfigError, FetchError
 from paceline.models.embedded import embedded_model

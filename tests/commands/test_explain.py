@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from paceline.commands.explain_closing import FEW_TOKENS, summary_lines
-from paceline.commands.explain_view import GREEN, StepView
+from paceline.commands.explain_view import FEW_TOKENS, GREEN, StepView, summary_lines
 from paceline.policy.cost_points import StepShape
 from paceline.workbench.chrome_trace import StepTimes
 from paceline.workbench.explain_run import Explanation, Run

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from paceline.commands import talk
 from paceline.commands.display import Screen
 from paceline.commands.prompts import Encoder
 from paceline.commands.resolve import default_speculative_config
+from paceline.commands.run import talk
 from paceline.llm import LLM, embedded_model
 from paceline.sampling_params import SamplingParams
 from tests.commands.conftest import Result
@@ -225,7 +225,7 @@ class TestTalk:
         with LLM(speculative_config=default_speculative_config("other")) as llm:
             encoder = Listening(llm.tokenizer, **encoder_options)
             params = SamplingParams(max_tokens=5, temperature=0.0, seed=0)
-            return asked, talk.talk(llm, encoder, params, Screen(llm.proposers))
+            return asked, talk(llm, encoder, params, Screen(llm.proposers))
 
     def test_a_chat_remembers(self, monkeypatch: pytest.MonkeyPatch) -> None:
         asked, code = self.talk(monkeypatch, "first", "", "second", chat=True)

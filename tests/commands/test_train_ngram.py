@@ -10,7 +10,7 @@ import pytest
 
 from paceline.llm import LLM, embedded_model
 from paceline.sampling_params import SamplingParams
-from paceline.workbench.learnt import FOOTNOTE
+from paceline.workbench.simulate_setup import FOOTNOTE
 from tests.commands.conftest import Result
 
 Cli = Callable[..., Result]

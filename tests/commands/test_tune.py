@@ -22,13 +22,13 @@ from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.llm import embedded_model
 from paceline.proposers.ngram_model.file import write_tables
 from paceline.proposers.ngram_model.tables import context_key
-from paceline.workbench import tune_candidates
-from paceline.workbench.learnt import FOOTNOTE
+from paceline.workbench import tune_search
 from paceline.workbench.profile import ProfileSettings, measure_profiles
 from paceline.workbench.replay import ReplayResult
+from paceline.workbench.simulate_setup import FOOTNOTE
 from paceline.workbench.traces import Trace, TraceWriter, read_traces
 from paceline.workbench.tune import Row, SpeedUp, Tuning
-from paceline.workbench.tune_candidates import SUFFIX, draft_candidates, suffix_candidates
+from paceline.workbench.tune_search import SUFFIX, draft_candidates, suffix_candidates
 from tests.commands.conftest import Result
 from tests.proposers.ngrams import train
 
@@ -42,8 +42,8 @@ RUN = ("run", "-p", EDIT, "--max-tokens", "8", "--json")
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(tune_candidates, "SUFFIX_NODES", (1, 4))
-    monkeypatch.setattr(tune_candidates, "DRAFT_NODES", (1, 2, 4))
+    monkeypatch.setattr(tune_search, "SUFFIX_NODES", (1, 4))
+    monkeypatch.setattr(tune_search, "DRAFT_NODES", (1, 2, 4))
     return tmp_path / "cache"
 
 

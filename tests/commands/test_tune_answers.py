@@ -11,7 +11,7 @@ import pytest
 from paceline.commands import tune_setup
 from paceline.llm import embedded_model
 from paceline.models.checkpoint import load_checkpoint
-from paceline.workbench import tune_candidates
+from paceline.workbench import tune_search
 from paceline.workbench.trace_requests import model_fingerprint
 from tests.commands.conftest import Result
 from tests.workbench.toy_traces import frozen_cost
@@ -25,8 +25,8 @@ IN_FLOAT32 = ("--dtype", "float32", "--max-tokens", "4")
 @pytest.fixture(autouse=True)
 def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(tune_candidates, "SUFFIX_NODES", (1, 4))
-    monkeypatch.setattr(tune_candidates, "DRAFT_NODES", (1, 2))
+    monkeypatch.setattr(tune_search, "SUFFIX_NODES", (1, 4))
+    monkeypatch.setattr(tune_search, "DRAFT_NODES", (1, 2))
 
 
 @pytest.fixture

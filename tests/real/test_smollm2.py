@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.commands.demo_model import real_model as demonstration
+from paceline.commands.demo import real_model as demonstration
 from paceline.commands.prompts import Encoder
 from paceline.llm import LLM
 from paceline.sampling_params import SamplingParams

@@ -13,7 +13,7 @@ from paceline.llm import embedded_model
 from paceline.workbench import doctor
 from paceline.workbench.doctor import PARTS, ModelFacts, advise, diagnose, model_facts
 from paceline.workbench.machine import Kernels, Machine
-from paceline.workbench.profile_roofs import Roofs
+from paceline.workbench.profile_machine import Roofs
 
 HEALTHY = Machine(
     processor="P",

@@ -19,8 +19,14 @@ from paceline.models.pruned_head import PrunedHead
 from paceline.proposers.base import DraftBudget
 from paceline.proposers.draft_model import DraftModelProposer
 from paceline.workbench import draft_quality as module
-from paceline.workbench.divergence import coupled_acceptance, log_softmax, ranks
-from paceline.workbench.draft_quality import DraftQuality, compare_models, draft_quality
+from paceline.workbench.draft_quality import (
+    DraftQuality,
+    compare_models,
+    coupled_acceptance,
+    draft_quality,
+    log_softmax,
+    ranks,
+)
 from paceline.workbench.teacher_forcing import forced_logits
 from paceline.workbench.trace_requests import trace_request
 from paceline.workbench.traces import Trace

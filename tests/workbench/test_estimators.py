@@ -22,8 +22,8 @@ from paceline.sampling_params import SamplingParams
 from paceline.span import ROOT, DraftTree
 from paceline.workbench.estimators import NodeEstimator, labelled, logit, sigmoid
 from paceline.workbench.estimators_log import LoggedDraft, Outcome, Recorder, replay
-from paceline.workbench.estimators_plot import plot_reliability
 from paceline.workbench.estimators_report import AS_PROPOSED, ESTIMATORS, KEPT, fit_priors, score
+from paceline.workbench.plots import plot_reliability
 from tests.toy import VOCAB, Job, run_jobs, toy_engine
 
 MISS = 999

@@ -14,12 +14,15 @@ from paceline.workbench.estimators_report import (
     AS_PROPOSED,
     ESTIMATORS,
     KEPT,
+    TOGETHER,
     Scores,
+    arms_of,
     best_of,
     compare,
+    compared,
+    log_of,
     score,
 )
-from paceline.workbench.estimators_traces import TOGETHER, arms_of, compared, log_of
 from paceline.workbench.simulate import Configs
 from tests.toy import draft_config
 from tests.workbench.test_estimators import steps

@@ -25,12 +25,17 @@ from paceline.request import Request
 from paceline.sampling_params import SamplingParams
 from paceline.span import DraftTree
 from paceline.workbench.chrome_trace import PHASES, StepClock, StepTimes, write_trace
-from paceline.workbench.explain import RecordingPlanner, recording
-from paceline.workbench.explain_cuts import Terms, cut_reasons, labels, request_nodes
-from paceline.workbench.explain_plot import plot_steps
+from paceline.workbench.explain import (
+    RecordingPlanner,
+    Terms,
+    cut_reasons,
+    labels,
+    recording,
+    request_nodes,
+)
 from paceline.workbench.explain_run import Run, explain
-from paceline.workbench.explain_steps import Cut, StepRecord
-from paceline.workbench.explain_summary import cost_error, summarise
+from paceline.workbench.explain_steps import Cut, StepRecord, cost_error, summarise
+from paceline.workbench.plots import plot_steps
 from tests.engine.test_faults import Scripted
 from tests.policy.machine import cost_table
 from tests.toy import Job, lookup_config, run_jobs, toy_engine

@@ -17,9 +17,8 @@ from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.proposers.suffix.proposer import SuffixProposer
 from paceline.request import FinishReason, Request
 from paceline.sampling_params import SamplingParams
-from paceline.workbench import explain_run, explain_warmup
-from paceline.workbench.explain_run import Explanation, explain
-from paceline.workbench.explain_warmup import warm_up
+from paceline.workbench import explain_run
+from paceline.workbench.explain_run import Explanation, explain, warm_up
 from tests.engine.test_faults import Scripted
 from tests.policy.machine import cost_table
 from tests.toy import lookup_config, suffix_config, toy_engine
@@ -31,7 +30,7 @@ PARAMS = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
 @pytest.fixture(autouse=True)
 def _any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """The parts of the warm-up are as long on a slow machine as on others."""
-    monkeypatch.setattr(explain_warmup, "MOST_SECONDS", 60.0)
+    monkeypatch.setattr(explain_run, "MOST_SECONDS", 60.0)
 
 
 class Remembering(Scripted):

@@ -16,8 +16,7 @@ from paceline.engine.build import BuiltEngine, build_engine
 from paceline.engine.compute_thread import COMPUTE
 from paceline.llm import embedded_model
 from paceline.policy.host_time import NO_DRAFTING_HOST_TIME, NO_HOST_TIME
-from paceline.workbench.profile_host import CALLED, measure_host_time
-from paceline.workbench.profile_script import drafted_steps
+from paceline.workbench.profile_host import CALLED, drafted_steps, measure_host_time
 from tests.workbench.exact_clock import READING, run_exactly
 
 REQUEST, DRAFT, NODE = 0.3, 0.05, 0.01

@@ -8,8 +8,8 @@ import pytest
 
 from paceline.models.ops.reference import ReferenceOps
 from paceline.runtime.kv_cache import bytes_per_block
-from paceline.workbench import profile_roofs
-from paceline.workbench.profile_roofs import Work, measure_roofs
+from paceline.workbench import profile_machine
+from paceline.workbench.profile_machine import Work, measure_roofs
 from tests.toy import TOY, toy_tensors
 
 MATRICES = sum(t.numel() for t in toy_tensors().values() if t.dim() == 2)
@@ -58,8 +58,8 @@ def test_a_window_is_read_once() -> None:
 
 
 def test_roofs_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile_roofs, "READ_BYTES", 1 << 20)
-    monkeypatch.setattr(profile_roofs, "GEMM_WIDTH", 64)
+    monkeypatch.setattr(profile_machine, "READ_BYTES", 1 << 20)
+    monkeypatch.setattr(profile_machine, "GEMM_WIDTH", 64)
     roofs = measure_roofs(ReferenceOps("float32"))
     assert 0.01 < roofs.read_gb_per_s < 1e5
     assert 0.01 < roofs.gflop_per_s < 1e6

@@ -16,8 +16,7 @@ from paceline.policy.cost_points import CostPoint
 from paceline.policy.cost_table import CostTable
 from paceline.policy.host_time import DraftingHostTime, HostTime
 from paceline.workbench.profile import Profile
-from paceline.workbench.profile_key import profile_key
-from paceline.workbench.profile_roofs import Roofs, Work
+from paceline.workbench.profile_machine import Roofs, Work, profile_key
 from paceline.workbench.profile_store import (
     find_imported,
     find_profile,

@@ -16,11 +16,11 @@ from paceline.workbench.quality import (
     Quality,
     WindowScore,
     engine_arm,
+    excess,
     measure,
     score,
     windows,
 )
-from paceline.workbench.quality_pairs import excess
 from tests.toy import VOCAB, Job, run_jobs, toy_engine
 
 TEXT = np.random.default_rng(3).integers(1, VOCAB, 150).tolist()

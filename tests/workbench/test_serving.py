@@ -14,19 +14,18 @@ import pytest
 pytest.importorskip("aiohttp")
 
 from paceline.errors import BenchmarkError, ConfigError
-from paceline.workbench.serving import client, load, server
-from paceline.workbench.serving.bench import Arm, Workload, run_benchmark
+from paceline.workbench.serving import bench, client, server
+from paceline.workbench.serving.bench import Arm, Workload, run_benchmark, run_load
 from paceline.workbench.serving.client import Outcome, new_session
 from paceline.workbench.serving.compare import Comparison, run_comparison
-from paceline.workbench.serving.load import run_load
 from paceline.workbench.serving.requests import (
     BACKENDS,
+    Sample,
     Sampling,
     Target,
     clean_url,
     make_bodies,
 )
-from paceline.workbench.serving.samples import Sample
 from tests.workbench.fake_server import Clock, FakeServer, Script, serving
 
 
@@ -40,7 +39,7 @@ def fake() -> Iterator[FakeServer]:
 def clock(fake: FakeServer, monkeypatch: pytest.MonkeyPatch) -> Clock:
     """By which nothing takes longer on a busy machine."""
     fake.clock = Clock()
-    for module in (client, load):
+    for module in (client, bench):
         monkeypatch.setattr(module, "time", fake.clock)
     return fake.clock
 

@@ -14,11 +14,10 @@ pytest.importorskip("aiohttp")
 
 from paceline.errors import ConfigError, RequestError
 from paceline.workbench.serving.arrivals import TraceRow, arrival_times, read_trace
-from paceline.workbench.serving.client import Outcome
+from paceline.workbench.serving.client import EventParser, Outcome
 from paceline.workbench.serving.figures import figures_of, parse_goodput
 from paceline.workbench.serving.ratios import block_size, ratio_of_medians
-from paceline.workbench.serving.spec_decode import parse_counters
-from paceline.workbench.serving.sse import EventParser
+from paceline.workbench.serving.server import parse_counters
 
 TRACE = Path(__file__).parents[3] / "shared/data/traces/azure_llm_inference_code.csv"
 

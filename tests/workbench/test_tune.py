@@ -14,7 +14,7 @@ from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine.planners import PLANNERS, MakePlanner
 from paceline.policy.cost_points import CostPoint
 from paceline.policy.cost_table import CostTable
-from paceline.workbench import tune_candidates
+from paceline.workbench import tune_search
 from paceline.workbench.drafts_recording import record_all
 from paceline.workbench.drafts_store import RecordedDrafts
 from paceline.workbench.replay import ReplayedTrace, ReplayResult, SpeculationCounters
@@ -31,15 +31,16 @@ from paceline.workbench.tune import (
     tune,
     wanted_configs,
 )
-from paceline.workbench.tune_candidates import (
+from paceline.workbench.tune_search import (
     SUFFIX,
     Candidate,
     draft_candidates,
+    every,
     joint_candidates,
+    search,
     suffix_candidates,
     widest,
 )
-from paceline.workbench.tune_search import every, search
 from tests.toy import draft_config
 from tests.workbench.test_drafts import make_key, toy_recording
 from tests.workbench.test_drafts import make_meta as sampled_meta
@@ -195,8 +196,8 @@ def test_a_part_of_the_traces_has_its_own_drafts() -> None:
 @pytest.fixture(scope="module")
 def small_grid() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tune_candidates, "SUFFIX_NODES", (1, 2, 4, 8))
-        patch.setattr(tune_candidates, "DRAFT_NODES", (1, 2, 8))
+        patch.setattr(tune_search, "SUFFIX_NODES", (1, 2, 4, 8))
+        patch.setattr(tune_search, "DRAFT_NODES", (1, 2, 8))
         yield
 
 

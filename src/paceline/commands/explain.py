@@ -28,8 +28,7 @@ from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError
 from paceline.request import Constraint
 from paceline.sampling_params import SamplingParams
-from paceline.workbench.explain_steps import StepRecord
-from paceline.workbench.explain_summary import cost_error, summarise
+from paceline.workbench.explain_steps import StepRecord, cost_error, summarise
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
@@ -61,7 +60,7 @@ def explain_command(options: ExplainOptions) -> int:
     """
     from paceline.commands.profile import numbers
     from paceline.workbench.explain import MAX_STEPS
-    from paceline.workbench.profile_plot import check_plot
+    from paceline.workbench.plots import check_plot
 
     wanted = numbers("--steps", options.steps, 1, MAX_STEPS)
     if options.plot is not None:  # before minutes are spent
@@ -147,8 +146,7 @@ def _show(
     wanted: Sequence[int],
     screen: Screen,
 ) -> None:
-    from paceline.commands.explain_closing import summary_lines
-    from paceline.commands.explain_view import StepView
+    from paceline.commands.explain_view import StepView, summary_lines
 
     prompt = tokenizer.decode(run.prompt_token_ids)
     view = StepView(run, prompt, pieces, _readable(tokenizer), wants_colour(screen.out))
@@ -176,7 +174,7 @@ def _write_files(
     run: Explanation, pieces: Sequence[str], plot: str | None, trace: str | None
 ) -> None:
     from paceline.workbench.chrome_trace import write_trace
-    from paceline.workbench.explain_plot import plot_steps
+    from paceline.workbench.plots import plot_steps
 
     if plot is not None:
         texts = ["".join(pieces[run.emitted_by(record)]) for record in run.records]

@@ -2,7 +2,7 @@
 
 A step is a few lines: where the text stands, who was asked, the candidate tree with what became of
 each node, why it ends where it does, and what the step took. Steps without candidates that follow
-one another are one line.
+one another are one line. Below the steps stands what the run comes to.
 """
 
 from __future__ import annotations
@@ -10,9 +10,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from paceline.commands.display import DIM, PALETTE, RESET, printable
+from paceline.commands.display import DIM, PALETTE, RESET, printable, table
 from paceline.workbench.explain_run import Explanation
-from paceline.workbench.explain_steps import Cut, Node, StepRecord
+from paceline.workbench.explain_steps import (
+    Cut,
+    Node,
+    ProposerSummary,
+    StepRecord,
+    cost_error,
+    summarise,
+)
 
 TAIL = 60
 """Characters of the text so far that are shown."""
@@ -183,3 +190,71 @@ def _depth_first(nodes: Sequence[Node]) -> list[int]:
         order.append(at)
         stack += sorted(children.get(at, ()), key=lambda i: nodes[i].path_prob)
     return order[1:]
+
+
+FEW_TOKENS = 32
+"""Tokens below which it is said what the closing ratio was measured on."""
+SUMMARY_HEADERS = (
+    "proposer",
+    "asked",
+    "passed over",
+    "ms",
+    "drafted",
+    "candidates",
+    "verified",
+    "accepted",
+    "labelled",
+    "expected",
+    "right",
+    "error",
+)
+
+
+def summary_lines(run: Explanation) -> Iterator[str]:
+    """The proposers as a table, and the run in a few sentences."""
+    summaries = summarise(run.records)
+    if summaries:
+        yield table(SUMMARY_HEADERS, [_cells(each) for each in summaries])
+    if run.num_dropped:
+        yield f"The first {run.num_dropped} steps were not kept and are in no figure but the last."
+    decoding = [record for record in run.records if record.num_decoding]
+    emitted = sum(record.num_emitted for record in decoding)
+    line = f"{emitted} tokens in {len(decoding)} steps"
+    error = cost_error(decoding)
+    if error is not None:
+        line += f"; forwards take what was predicted within {error:.0%} (median)"
+    yield line
+    speedups = run.speedups()
+    if speedups:
+        same = "identical to" if run.is_identical else "DIFFERENT from"
+        yield f"{speedups[-1]:.2f} times as fast as plain decoding, output {same} its"
+        if len(speedups) < FEW_TOKENS:
+            yield _measured(run)
+
+
+def _measured(run: Explanation) -> str:
+    """What the ratio of a short answer is the ratio of."""
+    plain, speculative = run.plain.elapsed_ms(), run.speculative.elapsed_ms()
+    count = min(len(plain), len(speculative))
+    return (
+        f"measured: {plain[count - 1]:.1f} ms plainly, {speculative[count - 1]:.1f} ms "
+        f"speculatively for {count} tokens, each run once; below {FEW_TOKENS} tokens the ratio "
+        "says little, for the drafts that are tried out first weigh much in it"
+    )
+
+
+def _cells(summary: ProposerSummary) -> list[str]:
+    return [
+        summary.origin,
+        str(summary.num_asked),
+        str(summary.num_passed_over),
+        f"{summary.milliseconds:.1f}",
+        str(summary.num_drafted),
+        str(summary.num_candidates),
+        str(summary.num_verified),
+        str(summary.num_accepted),
+        str(summary.num_labelled),
+        f"{summary.expected:.1f}",
+        str(summary.num_right),
+        f"{summary.calibration_error:.2f}",
+    ]

@@ -58,7 +58,7 @@ def profile_command(options: ProfileOptions) -> int:
     Raises:
         PacelineError: the options, the model or a file cannot be used.
     """
-    from paceline.workbench.profile_plot import check_plot, plot_tables
+    from paceline.workbench.plots import check_plot, plot_tables
     from paceline.workbench.profile_store import store_profile, to_document, write_json
 
     screen = Screen()

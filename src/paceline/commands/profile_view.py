@@ -9,7 +9,7 @@ from paceline.commands.display import printable, table
 from paceline.policy.cost_table import CostTable
 from paceline.policy.host_time import NO_DRAFTING_HOST_TIME, NO_HOST_TIME, HostTime
 from paceline.workbench.profile import Profile
-from paceline.workbench.profile_roofs import Roofs, Work
+from paceline.workbench.profile_machine import Roofs, Work
 
 BAR_WIDTHS = 64
 """Wider steps have no bar: prefill chunks would flatten those of verification."""

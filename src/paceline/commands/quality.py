@@ -26,8 +26,7 @@ from paceline.llm import embedded_model
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.tokenizer import Tokenizer
 from paceline.workbench.llama_peer import KV_TYPES
-from paceline.workbench.quality import REFERENCE, Quality, Window, measure, windows
-from paceline.workbench.quality_pairs import Excess, excess
+from paceline.workbench.quality import REFERENCE, Excess, Quality, Window, excess, measure, windows
 
 DEFAULT_TEXT_TOKENS = 8192
 DEFAULT_WINDOW = 512

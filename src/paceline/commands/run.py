@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from paceline.checks import check_output
 from paceline.commands.compare import compare_command
@@ -24,12 +25,15 @@ from paceline.commands.resolve import (
     structured_outputs,
     without_memory,
 )
-from paceline.commands.talk import talk
 from paceline.errors import ConfigError, RequestError
 from paceline.llm import LLM
 from paceline.outputs import Completion, GenerationOutput
 from paceline.sampling_params import SamplingParams
 from paceline.workbench.chrome_trace import StepClock, write_trace
+
+if TYPE_CHECKING:
+    from paceline.llm import LLM
+
 
 EXIT_FAILED = 2
 
@@ -124,7 +128,8 @@ def _answer(
 ) -> int:
     figures = Figures()
     if len(prompts) == 1:
-        outputs = _answer_one(llm, prompts[0], params, screen, figures)
+        screen.legend()
+        outputs = [_stream(llm, prompts[0], params, screen, figures)]
     else:
         outputs = _answer_batch(llm, prompts, params, screen, figures)
     for _ in range(options.repeat - 1):
@@ -142,23 +147,32 @@ def _answer(
     return EXIT_FAILED if any(output.error for output in outputs) else 0
 
 
-def _answer_one(
-    llm: LLM, prompt: list[int], params: SamplingParams, screen: Screen, figures: Figures
-) -> list[GenerationOutput]:
-    """Stream the answer as it is made."""
-    screen.legend()
+def _stream(
+    llm: LLM,
+    prompt: list[int],
+    params: SamplingParams,
+    screen: Screen,
+    figures: Figures,
+    interrupt_ends_it: bool = False,
+) -> GenerationOutput:
+    """Show an answer as it is made, and count it."""
     completion = Completion(0)
     splitter = OriginSplitter(llm.checkpoint.tokenizer, prompt)
     llm.reset_stats()
     began = time.perf_counter()
-    for output in llm.stream(prompt, params):
-        completion.add(output)
-        screen.write(splitter.split(output.token_ids, output.origins, output.text))
+    try:
+        for output in llm.stream(prompt, params):
+            completion.add(output)
+            screen.write(splitter.split(output.token_ids, output.origins, output.text))
+    except KeyboardInterrupt:
+        if not interrupt_ends_it:
+            raise
+        completion.finish_reason = "abort"
     seconds = time.perf_counter() - began
     completion.counters = llm.stats().speculation
-    outputs = [GenerationOutput(prompt, [completion])]
-    figures.add(seconds, outputs)
-    return outputs
+    answer = GenerationOutput(prompt, [completion])
+    figures.add(seconds, [answer])
+    return answer
 
 
 def _answer_batch(
@@ -197,3 +211,38 @@ def _measure(
     began = time.perf_counter()
     outputs = llm.generate(prompts, params)
     figures.add(time.perf_counter() - began, outputs)
+
+
+PROMPT = "> "
+
+
+def talk(llm: LLM, encoder: Encoder, params: SamplingParams, screen: Screen) -> int:
+    """Ask, answer and remember until the end of input; returns the exit code."""
+    # Importing it gives input() line editing and a history.
+    import readline  # noqa: F401
+
+    subject = "chat" if encoder.uses_chat else "texts to continue (the model has no chat template)"
+    screen.note(f"{subject}; Ctrl-C ends an answer, Ctrl-D leaves")
+    screen.legend()
+    history: list[dict[str, Any]] = []
+    while True:
+        try:
+            text = input(PROMPT)
+        except EOFError:
+            screen.say("")
+            return 0
+        except KeyboardInterrupt:
+            screen.say("")
+            continue
+        if not text.strip():
+            continue
+        question = {"role": "user", "content": text}
+        try:
+            prompt = encoder.encode([*history, question] if encoder.uses_chat else text)
+            figures = Figures()
+            answer = _stream(llm, prompt, params, screen, figures, interrupt_ends_it=True)
+        except RequestError as error:
+            screen.note(f"error: {error}")
+            continue
+        screen.note(closing_line(figures))
+        history += [question, {"role": "assistant", "content": answer.text}]

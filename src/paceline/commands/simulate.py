@@ -75,8 +75,8 @@ def simulate_command(options: SimulateOptions) -> int:
     Raises:
         PacelineError: the traces, a model or a cost table cannot be used.
     """
-    from paceline.workbench.learnt import num_learnt
     from paceline.workbench.simulate import fixed_configs
+    from paceline.workbench.simulate_setup import num_learnt
 
     screen = Screen()
     configs = speculative_config(options, options.model)
@@ -131,7 +131,7 @@ def _check(options: SimulateOptions, configs: Configs) -> None:
     Raises:
         ConfigError: options out of range, or that do not go together.
     """
-    from paceline.workbench.profile_plot import check_plot
+    from paceline.workbench.plots import check_plot
 
     check_concurrency(options)
     if options.plot is not None and not options.estimators:
@@ -159,8 +159,8 @@ def _estimators(
 ) -> dict[str, Any]:
     """Show how well acceptance is estimated; returns what it adds to the document."""
     from paceline.commands import simulate_estimators
-    from paceline.workbench.estimators_plot import plot_reliability
-    from paceline.workbench.estimators_traces import arms_of, compared
+    from paceline.workbench.estimators_report import arms_of, compared
+    from paceline.workbench.plots import plot_reliability
 
     began = time.perf_counter()
     with screen.progress("estimating", len(arms_of(configs))) as advance:
@@ -211,7 +211,7 @@ def figures(result: ReplayResult) -> Figures:
 
 
 def _show(simulator: Simulator, rows: Rows, learnt: Mapping[str, int], screen: Screen) -> None:
-    from paceline.workbench.learnt import FOOTNOTE, MARK
+    from paceline.workbench.simulate_setup import FOOTNOTE, MARK
 
     tokens = rows[PLAIN].total("num_emitted_tokens")
     count = simulator.config.max_num_seqs

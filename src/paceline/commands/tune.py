@@ -39,10 +39,10 @@ from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.engine.planners import PLANNERS
 from paceline.llm import LLM
 from paceline.workbench.draft_quality import DraftQuality, draft_quality
-from paceline.workbench.learnt import num_learnt
+from paceline.workbench.plots import plot_tuning
 from paceline.workbench.simulate import Simulator
+from paceline.workbench.simulate_setup import num_learnt
 from paceline.workbench.tune import Drafts, Row, Tuning, tune
-from paceline.workbench.tune_plot import plot_tuning
 
 QUALITY_TOKENS = 2048
 """On which draft models are compared with their target."""

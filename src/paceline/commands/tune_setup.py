@@ -78,7 +78,7 @@ class TuneOptions(EngineOptions, ModelOptions):
 
 def check_files(options: TuneOptions) -> None:
     """Before minutes are spent."""
-    from paceline.workbench.profile_plot import check_plot
+    from paceline.workbench.plots import check_plot
 
     if options.prompts is None and options.traces is None:
         raise ConfigError("tune needs --prompts FILE, or --traces FOLDER with answers in it")

@@ -8,7 +8,7 @@ from string import ascii_lowercase
 from paceline.commands.display import printable, table
 from paceline.commands.simulate import figures
 from paceline.workbench.draft_quality import TEMPERATURE, TOP, DraftQuality
-from paceline.workbench.learnt import FOOTNOTE, MARK, num_learnt
+from paceline.workbench.simulate_setup import FOOTNOTE, MARK, num_learnt
 from paceline.workbench.tune import LEAST_ANSWERS, Drafts, Row, SpeedUp, Tuning, is_worthwhile
 
 SHOWN = 12

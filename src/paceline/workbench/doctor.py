@@ -20,7 +20,7 @@ from paceline.engine.compute_thread import COMPUTE
 from paceline.models.checkpoint import load_checkpoint
 from paceline.models.ops.resolve import resolve_ops
 from paceline.workbench.machine import Kernels, Machine, describe_kernels, describe_machine
-from paceline.workbench.profile_roofs import READ_BYTES, Roofs, Work, measure_roofs
+from paceline.workbench.profile_machine import READ_BYTES, Roofs, Work, measure_roofs
 from paceline.workbench.profile_store import stored_table
 
 BUSY_SHARE = 0.5

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from paceline.models.ops.native import ISA_VARIABLE, missing, native_module
-from paceline.workbench.profile_key import cores, processor
+from paceline.workbench.profile_machine import cores, processor
 
 INSTRUCTIONS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "amx_int8", "asimddp", "i8mm")
 """Flags of a processor that kernels could use, as Linux spells them."""

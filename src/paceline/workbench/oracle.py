@@ -23,7 +23,6 @@ from paceline.policy.planner import DraftLimits, Drafts, FixedPlanner, Source, S
 from paceline.proposers.base import Proposer
 from paceline.request import Request
 from paceline.span import DraftTree
-from paceline.workbench.oracle_parts import dealt
 from paceline.workbench.replay import NO_TIME, ReplayResult, accepted_nodes, replay
 from paceline.workbench.traces import Trace
 
@@ -243,3 +242,16 @@ class _Rated(_Oracle):
                 have = [max(b, min(d, depth)) for b, d in zip(base, depths, strict=True)]
                 options.append((have, base_ms + self.drafting.milliseconds(source.name, depth)))
         return options
+
+
+def dealt(have: Sequence[int], count: int) -> list[int]:
+    """``count`` nodes dealt out level by level, to each request no more than it has."""
+    dealt = [0] * len(have)
+    level = 0
+    while count:
+        level += 1
+        for i, most in enumerate(have):
+            if most >= level and count:
+                dealt[i] += 1
+                count -= 1
+    return dealt

@@ -25,10 +25,17 @@ from paceline.proposers.draft_model.loading import draft_dtype, draft_runner, op
 from paceline.runtime.model_runner import ModelRunner
 from paceline.workbench.profile_drafting import measure_drafting
 from paceline.workbench.profile_host import measure_host_time
-from paceline.workbench.profile_key import ProfileKey, profile_key
-from paceline.workbench.profile_roofs import Roofs, Work, measure_roofs
-from paceline.workbench.profile_rounds import Task, Timing, measure
-from paceline.workbench.profile_steps import CONTEXTS, WIDTHS, Step, StepBench, plan_steps
+from paceline.workbench.profile_machine import ProfileKey, Roofs, Work, measure_roofs, profile_key
+from paceline.workbench.profile_steps import (
+    CONTEXTS,
+    WIDTHS,
+    Step,
+    StepBench,
+    Task,
+    Timing,
+    measure,
+    plan_steps,
+)
 
 BUDGET_SECONDS = 30.0
 BUSY = 0.25

@@ -21,8 +21,7 @@ from paceline.models.config import ModelConfig
 from paceline.models.ops.base import Ops
 from paceline.policy.cost_table import CostTable
 from paceline.workbench.profile import Profile
-from paceline.workbench.profile_key import ProfileKey, profile_key
-from paceline.workbench.profile_roofs import Roofs, Work
+from paceline.workbench.profile_machine import ProfileKey, Roofs, Work, profile_key
 from paceline.writing import write_text
 
 log = logging.getLogger(__name__)

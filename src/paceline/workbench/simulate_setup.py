@@ -1,16 +1,20 @@
 """From a folder of traces and a model to a simulator: whose traces, which costs, which drafts.
 
 No weights of the target are read. A draft model is run once per set of traces.
+
+A model drafts well where it has learnt the answer itself, which tells nothing of other prompts: so
+it is counted which prompts an n-gram model was trained on.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from paceline.config import EngineConfig, SpeculativeConfig
@@ -25,12 +29,13 @@ from paceline.policy.cost_prior import prior_table
 from paceline.policy.cost_table import CostTable
 from paceline.proposers.base import TargetInfo
 from paceline.proposers.draft_model.loading import draft_dtype, open_draft
+from paceline.proposers.ngram_model.file import read_tables
+from paceline.proposers.ngram_model.tables import context_key
 from paceline.workbench.drafts_recording import cached_drafts, record_all
 from paceline.workbench.drafts_store import RecordedDrafts, check_vocabulary
-from paceline.workbench.learnt import learnt_notes, learnt_prompts
 from paceline.workbench.profile import Profile
 from paceline.workbench.profile_import import import_tables
-from paceline.workbench.profile_roofs import Work
+from paceline.workbench.profile_machine import Work
 from paceline.workbench.profile_store import find_imported, read_profile, stored_table
 from paceline.workbench.simulate import Simulator, draft_name
 from paceline.workbench.trace_requests import answer_notes, check_model
@@ -226,3 +231,38 @@ class _Costs:
         )
         points = [replace(point, ms=point.ms * share) for point in table.points]
         return CostTable(name, points, table.is_relative)
+
+
+MARK = " *"
+"""Stands after the name of a row whose drafts come from such a model."""
+FOOTNOTE = "* with n-grams learnt from answers to these very prompts: other prompts will gain less"
+
+
+def learnt_prompts(configs: Iterable[SpeculativeConfig], traces: Sequence[Trace]) -> dict[str, int]:
+    """How many traces have prompts that a model learnt the answers of, by its file.
+
+    Models without any are left out, as are files that do not say what was learnt.
+
+    Raises:
+        ModelLoadError: a file cannot be read.
+    """
+    keys = np.array(
+        [context_key(trace.token_ids[: trace.prompt_len].tolist()) for trace in traces], np.uint64
+    )
+    files = {each.model for each in configs if each.method == "ngram_model" and each.model}
+    found = {file: int(np.isin(keys, read_tables(file).prompts).sum()) for file in sorted(files)}
+    return {file: count for file, count in found.items() if count}
+
+
+def num_learnt(configs: Iterable[SpeculativeConfig], learnt: Mapping[str, int]) -> int:
+    """Traces of :func:`learnt_prompts` that flatter the drafts of these proposers."""
+    return max((learnt.get(each.model or "", 0) for each in configs), default=0)
+
+
+def learnt_notes(learnt: Mapping[str, int], num_traces: int) -> list[str]:
+    """A remark on each model that learnt answers to prompts that are replayed."""
+    return [
+        f"{Path(file).name} was trained on answers to {count} of these {num_traces} prompts, which "
+        "flatters its drafts: replay prompts that it was not trained on"
+        for file, count in learnt.items()
+    ]

@@ -1,7 +1,7 @@
 """The best way to speculate on a set of traces, and how sure that is.
 
 Owns the order of the search, the bootstrap and what counts as worthwhile; candidates are
-:mod:`paceline.workbench.tune_candidates`', replays :mod:`paceline.workbench.simulate`'s. Knows no
+:mod:`paceline.workbench.tune_search`'s, replays :mod:`paceline.workbench.simulate`'s. Knows no
 files.
 """
 
@@ -16,16 +16,17 @@ import numpy as np
 from paceline.config import SpeculativeConfig
 from paceline.workbench.replay import ReplayResult
 from paceline.workbench.simulate import Simulator, best_of_each
-from paceline.workbench.tune_candidates import (
+from paceline.workbench.tune_search import (
     SUFFIX,
     Candidate,
+    Clock,
     all_configs,
     draft_candidates,
     joint_candidates,
+    search,
     suffix_candidates,
     widest,
 )
-from paceline.workbench.tune_search import Clock, search
 
 WORTHWHILE = 1.01
 """The speed-up whose interval must lie above it: a replay knows the machine no better."""

@@ -19,7 +19,7 @@ from paceline.workbench.serving.dataset_files import (
     read_lines,
     read_sharegpt,
 )
-from paceline.workbench.serving.samples import Sample
+from paceline.workbench.serving.requests import Sample
 
 SONNET_TASK = "Choose lines of the poem below, and write them again in another order:\n"
 # Conversations outside of these are left out, as vLLM does.

@@ -8,7 +8,29 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.errors import ConfigError
-from paceline.workbench.serving.samples import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A prompt with its lengths in tokens.
+
+    Attributes:
+        prompt: a text, or a chat as messages.
+        prompt_len: as counted when the sample was made; the server's own count is what is reported.
+        output_len: most tokens of the answer.
+    """
+
+    prompt: str | tuple[Mapping[str, Any], ...]
+    prompt_len: int
+    output_len: int
+
+    @property
+    def messages(self) -> list[Mapping[str, Any]]:
+        """The prompt as a chat."""
+        if isinstance(self.prompt, str):
+            return [{"role": "user", "content": self.prompt}]
+        return list(self.prompt)
+
 
 BACKENDS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 """What speaks which protocol, with its usual endpoint."""

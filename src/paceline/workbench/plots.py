@@ -1,0 +1,264 @@
+"""Pictures of cost tables, explained runs, tunings and the reliability of estimates.
+
+The only place that needs matplotlib; nothing here touches a screen.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ConfigError, ProfileError
+from paceline.policy.cost_table import CostTable
+from paceline.workbench.estimators_report import Scores
+from paceline.workbench.explain_steps import StepRecord, summarise
+from paceline.workbench.tune import SpeedUp, Tuning
+from paceline.writing import whole_file
+
+SUFFIXES = (".png", ".svg", ".pdf")
+NARROW = 64
+"""The widest step of the left panel, where verification lies."""
+
+
+def check_plot(path: str | Path) -> None:
+    """Raise :class:`ConfigError` unless :func:`plot_tables` could make such a file."""
+    if Path(path).suffix.lower() not in SUFFIXES:
+        raise ConfigError(f"{path} cannot be plotted; allowed are files in {', '.join(SUFFIXES)}")
+    _figure_class()
+
+
+def save_plot(figure: Any, path: str | Path) -> None:
+    """Write a figure in the format of its file's suffix; raises :class:`ProfileError`."""
+    with whole_file(path, ProfileError) as partial:
+        figure.savefig(partial, format=Path(path).suffix[1:] or "png")
+
+
+def plot_tables(tables: Sequence[CostTable], path: str | Path) -> None:
+    """Draw every table: the cost ratio of narrow steps, and the time of all of them.
+
+    Raises:
+        ConfigError: matplotlib is not installed, or the file's kind is unknown.
+        ProfileError: the file cannot be written.
+    """
+    check_plot(path)
+    figure = _figure_class()(figsize=(12, 5), layout="constrained")
+    ratios, times = figure.subplots(1, 2)
+    for table in tables:
+        _draw(table, ratios, times)
+    ratios.set(xlabel="width (rows)", ylabel="cost ratio to width 1", ylim=(0, None))
+    unit = "plain steps" if all(table.is_relative for table in tables) else "ms"
+    times.set(xlabel="width (rows)", ylabel=f"time of a step ({unit})", xscale="log", yscale="log")
+    for panel in (ratios, times):
+        panel.grid(alpha=0.3)
+    ratios.legend(fontsize="small")
+    save_plot(figure, path)
+
+
+def _draw(table: CostTable, ratios: Any, times: Any) -> None:
+    """A line per context in each panel; bars are as long as the range of the middle half."""
+    for context in table.contexts:
+        points = table.base_points(context)
+        widths, ms = [point.width for point in points], [point.ms for point in points]
+        narrow = sum(width <= NARROW for width in widths)
+        label = f"{table.name}, context {context}"
+        ratios.plot(widths[:narrow], [t / ms[0] for t in ms[:narrow]], marker=".", label=label)
+        spreads = [point.spread / 2 for point in points]
+        times.errorbar(widths, ms, spreads, marker=".", label=label)
+
+
+def _figure_class() -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError(
+            "a plot needs the extra that brings matplotlib: pip install 'paceline[plot]'"
+        ) from error
+    return Figure
+
+
+MAX_LABELS = 60
+"""Pieces of text that are legible under the timeline."""
+
+
+def plot_steps(records: Sequence[StepRecord], texts: Sequence[str], path: str | Path) -> None:
+    """Draw the steps in which somebody decoded.
+
+    Args:
+        texts: what each of ``records`` added.
+
+    Raises:
+        ConfigError: matplotlib is not installed, or the file's kind is unknown.
+        ProfileError: the file cannot be written.
+    """
+    check_plot(path)
+    from matplotlib.figure import Figure
+
+    pairs = [each for each in zip(records, texts, strict=True) if each[0].num_decoding]
+    decoding = [record for record, _ in pairs]
+    figure = Figure(figsize=(14, 9), layout="constrained")
+    panels = figure.subplot_mosaic([["costs", "reliability"], ["timeline", "timeline"]])
+    _draw_costs(panels["costs"], decoding)
+    _draw_reliability(panels["reliability"], decoding)
+    _draw_timeline(panels["timeline"], decoding, [text for _, text in pairs])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # text may have characters that the font lacks
+        save_plot(figure, path)
+
+
+def _draw_costs(panel: Any, records: Sequence[StepRecord]) -> None:
+    """The predicted curves, and every forward that ran with how often its width was chosen."""
+    for record in records:
+        first = record.shape.rows - record.num_verified
+        widths = range(first, first + len(record.growth))
+        panel.plot(widths, record.growth, color="tab:blue", alpha=0.3, linewidth=1)
+    panel.scatter(
+        [record.shape.rows for record in records],
+        [record.forward_ms for record in records],
+        s=12,
+        color="tab:orange",
+        label="measured",
+    )
+    for rows, count in sorted(Counter(record.shape.rows for record in records).items()):
+        panel.axvline(rows, color="grey", alpha=0.2)
+        panel.annotate(
+            f"{count}x", (rows, 0.98), xycoords=("data", "axes fraction"), ha="center", va="top"
+        )
+    panel.margins(y=0.15)
+    panel.plot([], [], color="tab:blue", label="predicted")
+    panel.set(xlabel="width (rows)", ylabel="forward (ms)", ylim=(0, None))
+    panel.xaxis.get_major_locator().set_params(integer=True)
+    panel.set_title("cost curve and chosen widths")
+    panel.legend(fontsize="small")
+
+
+def _draw_reliability(panel: Any, records: Sequence[StepRecord]) -> None:
+    """Share of right nodes against their estimates; areas grow with the number of nodes."""
+    panel.plot([0, 1], [0, 1], color="grey", linewidth=1)
+    for summary in summarise(records):
+        filled = [each for each in summary.bins if each.count]
+        panel.scatter(
+            [each.expected / each.count for each in filled],
+            [each.num_right / each.count for each in filled],
+            s=[10 + 5 * each.count for each in filled],
+            alpha=0.6,
+            label=f"{summary.origin}, {summary.num_labelled} nodes, "
+            f"error {summary.calibration_error:.2f}",
+        )
+    panel.set(xlabel="estimated", ylabel="right", xlim=(0, 1), ylim=(0, 1))
+    panel.set_title("reliability of the estimates")
+    if panel.collections:
+        panel.legend(fontsize="small")
+
+
+def _draw_timeline(panel: Any, records: Sequence[StepRecord], texts: Sequence[str]) -> None:
+    """Candidates, verified and accepted nodes of each step, at the text that it continued."""
+    places, emitted = [], 0
+    for record in records:
+        places.append(emitted)
+        emitted += record.num_emitted
+    series = {
+        "candidates": ([len(record.nodes) for record in records], "lightgrey"),
+        "verified": ([record.num_verified for record in records], "tab:blue"),
+        "accepted": ([record.num_accepted for record in records], "tab:green"),
+    }
+    for name, (heights, colour) in series.items():
+        widths = [max(record.num_emitted, 1) for record in records]
+        panel.bar(
+            places, heights, widths, align="edge", color=colour, edgecolor="white", label=name
+        )
+    stride = max(1, -(-len(texts) // MAX_LABELS))
+    panel.set_xticks(
+        places[::stride], [repr(text)[1:-1][:12] for text in texts[::stride]], rotation=90
+    )
+    for label in panel.get_xticklabels():
+        label.set(parse_math=False, fontsize="x-small", ha="left")
+    panel.set(ylabel="nodes", ylim=(0, None))
+    panel.set_title("nodes along the text: each step begins at what it added")
+    panel.legend(fontsize="small")
+
+
+STYLES = {"auto": "-", "fixed": "--"}
+HINDSIGHT = (("0.35", ":"), ("0.6", "-."), ("0.35", (0, (6, 3))), ("0.6", (0, (1, 4))))
+"""Grey and dashes of each line of hindsight, in turn."""
+LEGEND_COLUMNS = 2
+
+
+def plot_tuning(tuning: Tuning, path: str | Path) -> None:
+    """Draw the best candidate of every node budget with its interval, a line per family.
+
+    Raises:
+        ConfigError: matplotlib is not installed, or the file's kind is unknown.
+        ProfileError: the file cannot be written.
+    """
+    check_plot(path)
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 7), layout="constrained")
+    panel = figure.subplots()
+    _draw_families(panel, tuning)
+    panel.axhline(1.0, color="black", linewidth=1, label=tuning.plain.name)
+    for row, (grey, dashes) in zip(tuning.oracles, cycle(HINDSIGHT), strict=False):
+        panel.axhline(row.speedup.value, color=grey, linestyle=dashes, label=row.name)
+    panel.set(xlabel="node budget", ylabel="predicted speed-up over plain decoding", xscale="log")
+    budgets = sorted({row.candidate.nodes for row in tuning.rows if row.candidate})
+    panel.set_xticks(budgets, map(str, budgets))
+    panel.minorticks_off()
+    panel.grid(alpha=0.3)
+    figure.legend(loc="outside lower center", ncols=LEGEND_COLUMNS, fontsize="small")
+    save_plot(figure, path)
+
+
+def _bars(found: list[SpeedUp]) -> list[list[float]] | None:
+    """How far down and up the intervals reach; None where there are none."""
+    intervals = [
+        (each.value - each.low, each.high - each.value)
+        for each in found
+        if each.low is not None and each.high is not None
+    ]
+    return [list(side) for side in zip(*intervals, strict=True)] or None
+
+
+def _draw_families(panel: Any, tuning: Tuning) -> None:
+    colours: dict[str, str] = {}
+    for (family, planner), rows in tuning.by_budget().items():
+        found = [row.speedup for row in rows]
+        panel.errorbar(
+            [row.candidate.nodes for row in rows if row.candidate],
+            [each.value for each in found],
+            _bars(found),
+            fmt=STYLES[planner],
+            color=colours.setdefault(family, f"C{len(colours)}"),
+            marker=".",
+            capsize=2,
+            label=f"{family}, planner {planner}",
+        )
+
+
+def plot_reliability(panels: Mapping[str, Mapping[str, Scores]], path: str | Path) -> None:
+    """Draw one panel per log with a line per estimator.
+
+    Args:
+        panels: title to, by estimator, its scores.
+
+    Raises:
+        ConfigError: matplotlib is not installed, or the file's kind is unknown.
+        ProfileError: the file cannot be written.
+    """
+    check_plot(path)
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.0 * len(panels), 4.0), layout="constrained")
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for panel, (title, lines) in zip(axes, panels.items(), strict=True):
+        panel.plot([0, 1], [0, 1], color="grey", linewidth=0.8)
+        for name, scores in lines.items():
+            label = f"{name}, ECE {scores.calibration_error:.3f}"
+            estimates = [each.estimate for each in scores.bins]
+            panel.plot(estimates, [each.accepted for each in scores.bins], marker=".", label=label)
+        panel.set(title=title, xlabel="estimate", ylabel="accepted", xlim=(0, 1), ylim=(0, 1))
+        panel.legend(fontsize="small")
+    save_plot(figure, path)
