@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.server.config import ServerConfig
-from paceline.server.engine_client import EngineClient
+from paceline.server.engine.client import EngineClient
 from paceline.server.run import run
 
 END = b"0\r\n\r\n"

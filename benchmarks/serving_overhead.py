@@ -30,7 +30,7 @@ from report import Report, Target, number, table
 from serving_http import Answer, HttpPair, Served, read
 
 from paceline import AsyncLLM, SamplingParams
-from paceline.server.engine_client import EngineClient
+from paceline.server.engine.client import EngineClient
 
 INSIDE, HTTP, PROCESS, THREAD = "in process", "HTTP", "own process", "thread"
 SERVED = (HTTP, PROCESS, THREAD)

@@ -30,7 +30,7 @@ def batch(tmp_path: Path) -> Path:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "paceline.server.engine_client.EngineClient", lambda factory: FakeEngine(state="ready")
+        "paceline.server.engine.client.EngineClient", lambda factory: FakeEngine(state="ready")
     )
 
 
@@ -102,7 +102,7 @@ def test_a_chat_template_can_be_chosen(
         factories.append(factory)
         return FakeEngine(state="ready")
 
-    monkeypatch.setattr("paceline.server.engine_client.EngineClient", client)
+    monkeypatch.setattr("paceline.server.engine.client.EngineClient", client)
     result = cli("run-batch", str(batch), "--chat-template", "no-such-template")
     assert result.code == 2
     assert "chat_template is 'no-such-template'" in result.err

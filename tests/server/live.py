@@ -13,9 +13,8 @@ import httpx
 
 from paceline.server.app import create_app
 from paceline.server.config import ServerConfig
-from paceline.server.engine_client import EngineClient
-from paceline.server.heartbeat import Pulse
-from paceline.server.restarts import Restarts
+from paceline.server.engine.client import EngineClient
+from paceline.server.engine.health import Pulse, Restarts
 from tests.server import factories
 from tests.server.asgi import RawCall, client_of, events
 

@@ -18,10 +18,11 @@ import pytest
 
 from paceline.errors import EngineClosedError, EngineDeadError, ModelLoadError, RequestError
 from paceline.sampling_params import SamplingParams
-from paceline.server import engine_link, engine_lives
-from paceline.server.engine_client import EngineClient
-from paceline.server.engine_link import EngineLink
-from paceline.server.heartbeat import Pulse
+from paceline.server.engine import client as client_module
+from paceline.server.engine import link as link_module
+from paceline.server.engine.client import EngineClient
+from paceline.server.engine.health import Pulse
+from paceline.server.engine.link import EngineLink
 from tests.server import factories
 from tests.server.live import Eager, Watch, until, unwatched
 
@@ -139,7 +140,7 @@ def test_a_model_that_is_back_is_started_again(tmp_path: Path) -> None:
 
 
 def test_a_stopped_engine_is_not_ready_and_goes_on_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_link, "ENDING_SECONDS", 0.05)  # it is closed while it is stopped
+    monkeypatch.setattr(link_module, "ENDING_SECONDS", 0.05)  # it is closed while it is stopped
 
     async def story() -> None:
         watch = Watch(hang_timeout=1e5, interval=0.02)
@@ -206,7 +207,7 @@ def test_an_engine_that_dies_as_it_says_hello_has_not_started(
             loop.call_soon(self._on_message, ("hello", None, None))
             loop.call_soon(self._on_lost, self)
 
-    monkeypatch.setattr(engine_lives, "EngineLink", Doomed)
+    monkeypatch.setattr(client_module, "EngineLink", Doomed)
     client = EngineClient(factories.paper)
     with pytest.raises(EngineDeadError, match="as soon as"):
         run(client.start())
@@ -277,7 +278,7 @@ def test_log_lines_of_a_request_carry_its_trace_id(tmp_path: Path) -> None:
 PARENT = """
 import asyncio
 from tests.server import factories
-from paceline.server.engine_client import EngineClient
+from paceline.server.engine.client import EngineClient
 
 async def main():
     client = EngineClient(factories.paper)

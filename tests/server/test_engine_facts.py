@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.server.engine_facts import engine_info
+from paceline.server.engine.process import engine_info
 from tests.server.factories import Paper
 
 

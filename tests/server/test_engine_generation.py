@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from paceline.errors import RequestFailedError
-from paceline.server.engine_generation import EngineGeneration
-from paceline.server.messages import Rest
+from paceline.server.engine.generation import EngineGeneration
+from paceline.server.engine.wire import Rest
 
 
 def rest(finish_reason: str, error: Exception | None = None) -> Rest:

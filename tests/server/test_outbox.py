@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.sampling_params import SamplingParams
-from paceline.server.engine_client import EngineClient
-from paceline.server.messages import Entry, Rest
-from paceline.server.outbox import PATIENCE, Outbox, joined
+from paceline.server.engine.client import EngineClient
+from paceline.server.engine.outbox import PATIENCE, Outbox, joined
+from paceline.server.engine.wire import Entry, Rest
 from tests.server import factories
 
 INTERVAL = 20.0

@@ -22,7 +22,7 @@ import pytest
 import paceline
 from paceline.commands.serve import ServeOptions, default_names, server_config
 from paceline.models.embedded import embedded_model
-from paceline.server.engine_process import NAME
+from paceline.server.engine.process import NAME
 
 SOURCE = str(Path(paceline.__file__).parent.parent)
 KEY = "a-key"

@@ -7,7 +7,7 @@ import threading
 from unittest.mock import MagicMock
 
 from paceline.sampling_params import SamplingParams
-from paceline.server.engine_process import NUM_GRAMMAR_SUBMITTERS, EngineServer
+from paceline.server.engine.process import NUM_GRAMMAR_SUBMITTERS, EngineServer
 from paceline.structured_outputs import StructuredOutputs
 from tests.server import factories
 from tests.server.test_engine_client import opened, run, tokens

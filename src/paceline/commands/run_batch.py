@@ -63,7 +63,7 @@ def run_batch_command(options: RunBatchOptions) -> int:
     """
     try:
         from paceline.server.batch_file import AnswerFile, count_lines
-        from paceline.server.engine_client import EngineClient
+        from paceline.server.engine.client import EngineClient
     except ImportError as error:
         raise ConfigError(
             f'run-batch needs the extra: pip install "paceline[server]" ({error})'

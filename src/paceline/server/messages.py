@@ -1,14 +1,14 @@
-"""What the two processes of a server say to each other, and what the HTTP side programs against.
+"""What the HTTP side programs against: an engine, and what it says of itself and of its prompts.
 
 Owns types only. Knows no process, no socket and no engine; importing it does not import torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
 from paceline.metrics import EngineStats, SpeculationCounters
 from paceline.models.tokenizer import Tokenizer
@@ -84,29 +84,6 @@ class Piece:
     num_cached_tokens: int = 0
 
 
-LogprobTuple = tuple[int, float, int, tuple[tuple[int, float], ...]]
-"""A ``TokenLogprobs`` as it travels."""
-
-
-class Rest(NamedTuple):
-    """What a step's entry has beyond new tokens: with a sample's first and last, or log-probs.
-
-    The rest of an :data:`Entry` is mostly None.
-    """
-
-    logprobs: list[LogprobTuple]
-    finish_reason: str | None
-    stop_reason: str | int | None
-    counters: SpeculationCounters | None
-    num_cached_tokens: int
-    prompt_logprobs: list[LogprobTuple | None]
-    error: Exception | None
-
-
-Entry = tuple[int, int, list[int], list[str], str, Rest | None]
-"""What a step brought to a sample: ``(handle, index, token_ids, origins, text, rest)``."""
-
-
 class Generation(Protocol):
     """The answer to one prompt, as it comes: iterate over its pieces until all samples ended.
 
@@ -126,7 +103,7 @@ class Generation(Protocol):
 
 
 class ServingEngine(Protocol):
-    """What HTTP asks of an engine: :class:`~paceline.server.engine_client.EngineClient` is one.
+    """What HTTP asks of an engine: :class:`~paceline.server.engine.client.EngineClient` is one.
 
     Attributes:
         info: valid after :meth:`start`; replaced when the engine is restarted.
@@ -177,8 +154,3 @@ class ServingEngine(Protocol):
     async def close(self) -> None:
         """End the engine; prompts in flight raise ``EngineClosedError``."""
         ...
-
-
-EngineFactory = Callable[[], Any]
-"""Makes the engine in its own process. It travels there pickled: a function that can be imported,
-or a ``functools.partial`` of one."""

@@ -1,4 +1,4 @@
-"""Messages over a socket between the two processes of a server. Owns their framing, no meaning.
+"""Messages over a socket between the two processes of a server: their framing and their entries.
 
 A message is a pickled tuple behind its length. Tuples of plain values, because a dataclass costs
 about ten times as much to pickle, and a message is sent with every step. The thread that steps the
@@ -13,11 +13,36 @@ import pickle
 import socket
 import struct
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from paceline.errors import PacelineError
+from paceline.metrics import SpeculationCounters
 
+LogprobTuple = tuple[int, float, int, tuple[tuple[int, float], ...]]
+"""A ``TokenLogprobs`` as it travels."""
+
+
+class Rest(NamedTuple):
+    """What a step's entry has beyond new tokens: with a sample's first and last, or log-probs.
+
+    The rest of an :data:`Entry` is mostly None.
+    """
+
+    logprobs: list[LogprobTuple]
+    finish_reason: str | None
+    stop_reason: str | int | None
+    counters: SpeculationCounters | None
+    num_cached_tokens: int
+    prompt_logprobs: list[LogprobTuple | None]
+    error: Exception | None
+
+
+Entry = tuple[int, int, list[int], list[str], str, Rest | None]
+"""What a step brought to a sample: ``(handle, index, token_ids, origins, text, rest)``."""
+EngineFactory = Callable[[], Any]
+"""Makes the engine in its own process. It travels there pickled: a function that can be imported,
+or a ``functools.partial`` of one."""
 Message = tuple[Any, ...]
 _LENGTH = struct.Struct("<Q")
 _CHUNK = 1 << 18

@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 
 from paceline.request import TokenLogprobs
-from paceline.server.messages import LogprobTuple, Piece, Rest
+from paceline.server.engine.wire import LogprobTuple, Rest
+from paceline.server.messages import Piece
 
 
 class EngineGeneration:

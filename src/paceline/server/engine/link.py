@@ -14,9 +14,8 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from paceline.errors import EngineDeadError
-from paceline.server.channel import Message, Unpacker, packed
-from paceline.server.engine_process import NAME, run_engine
-from paceline.server.messages import EngineFactory
+from paceline.server.engine.process import NAME, run_engine
+from paceline.server.engine.wire import EngineFactory, Message, Unpacker, packed
 
 ENDING_SECONDS = 5.0
 """How long a process that was told to end is given before it is killed."""

@@ -1,30 +1,34 @@
-"""Lives of the engine's process: started, watched, and replaced when it dies or hangs.
+"""The HTTP process's hold on the engine: prompts go in, pieces come out.
 
-Owns the state that the server shows, and the budget of restarts. Knows no prompts: who waits for
-an engine is :mod:`paceline.server.engine_client`'s matter, and hears of deaths by being failed.
+Owns who waits for what, the lives of the engine's process, which is started, watched, and replaced
+when it dies or hangs, and the state that the server shows. Knows no HTTP, and no engine beyond its
+messages.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 from paceline.errors import EngineClosedError, EngineDeadError
 from paceline.metrics import EngineStats
-from paceline.server.channel import Message
-from paceline.server.engine_link import EngineLink
-from paceline.server.heartbeat import Pulse
-from paceline.server.messages import EngineFactory, EngineState
-from paceline.server.restarts import Restarts
+from paceline.models.tokenizer import Tokenizer
+from paceline.sampling_params import SamplingParams
+from paceline.server.engine.generation import EngineGeneration
+from paceline.server.engine.health import Pulse, Restarts
+from paceline.server.engine.link import EngineLink
+from paceline.server.engine.wire import EngineFactory, Message
+from paceline.server.messages import EngineInfo, EngineState
 
 log = logging.getLogger(__name__)
 
 
-class EngineLives(ABC):
-    """An engine in a process of its own, and its successors.
+class EngineClient:
+    """A :class:`~paceline.server.messages.ServingEngine` whose engine is a process of its own.
 
     A dead engine is started again, and so is one that hangs, as often as ``restarts`` allows; then
     the state is ``failed``, and :attr:`failure` says why.
@@ -40,6 +44,9 @@ class EngineLives(ABC):
         num_restarts: engines that were started, or tried to, after the first.
         last_stats: the newest counters that the living engine told; None before the first.
     """
+
+    info: EngineInfo
+    tokenizer: Tokenizer | None
 
     def __init__(
         self,
@@ -63,14 +70,9 @@ class EngineLives(ABC):
         self._is_draining = False
         self._ticking: asyncio.Task[None] | None = None
         self._restarting: asyncio.Task[None] | None = None
-
-    @abstractmethod
-    def _receive(self, message: Message) -> None:
-        """A message has come from the engine."""
-
-    @abstractmethod
-    def _fail_all(self, kind: type[EngineClosedError], reason: str) -> None:
-        """Tell everybody who waits for the engine."""
+        self._numbers = itertools.count()
+        self._generations: dict[int, EngineGeneration] = {}
+        self._questions: dict[int, asyncio.Future[Any]] = {}
 
     async def start(self) -> None:
         """Start the engine's process and wait until it serves.
@@ -116,6 +118,111 @@ class EngineLives(ABC):
                 await self._restarting
         elif link is not None:
             await link.close()
+
+    # --- prompts -------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def generate(
+        self,
+        token_ids: list[int],
+        params: SamplingParams,
+        *,
+        cache_salt: str = "",
+        trace_id: str = "",
+    ) -> AsyncIterator[EngineGeneration]:
+        """The answer to one prompt; leaving the block aborts what still runs of it.
+
+        Raises: what ``ServingEngine`` says, when the block is entered.
+        """
+        link = self._living()
+        handle = next(self._numbers)
+        link.send(("generate", handle, token_ids, params, cache_salt, trace_id))
+        generation = self._generations[handle] = EngineGeneration(params.n)
+        try:
+            await generation.accepted()
+            yield generation
+        finally:
+            if self._generations.pop(handle, None) is not None:
+                with suppress(EngineDeadError):
+                    link.send(("abort", handle))
+
+    async def stats(self) -> EngineStats:
+        """A snapshot of the engine's counters.
+
+        Raises: EngineDeadError, EngineClosedError: there is no engine to ask.
+        """
+        stats: EngineStats = await self._ask("stats")
+        self.last_stats = stats
+        return stats
+
+    async def flush_prefix_cache(self) -> None:
+        await self._ask("flush_prefix_cache")
+
+    async def _ask(self, name: str, *arguments: Any) -> Any:
+        number = next(self._numbers)
+        self._living().send(("ask", number, name, arguments))
+        reply = self._questions[number] = asyncio.get_running_loop().create_future()
+        try:
+            return await reply
+        finally:
+            self._questions.pop(number, None)
+
+    def _living(self) -> EngineLink:
+        """The link to an engine that serves; raises what says that there is none."""
+        if self.state == "closed":
+            raise EngineClosedError("the engine is closed")
+        if self._link is None or self.state not in ("ready", "hung", "draining"):
+            raise EngineDeadError(f"the engine is not running; its state is {self.state!r}")
+        return self._link
+
+    # --- messages ------------------------------------------------------------------------------
+
+    def _receive(self, message: Message) -> None:
+        kind, *arguments = message
+        getattr(self, f"_on_{kind}")(*arguments)
+
+    def _on_step(self, entries: Iterable[tuple[Any, ...]]) -> None:
+        for handle, *entry in entries:
+            generation = self._generations.get(handle)
+            if generation is not None and generation.take(*entry):
+                del self._generations[handle]
+
+    def _on_accepted(self, handle: int) -> None:
+        if handle in self._generations:
+            self._generations[handle].accept()
+
+    def _on_refused(self, handle: int, error: Exception) -> None:
+        generation = self._generations.pop(handle, None)
+        if generation is not None:
+            generation.fail(error)
+
+    def _on_reply(self, number: int, error: Exception | None, value: Any) -> None:
+        _settle(self._questions.get(number), error, value)
+
+    def _on_beat(self, stats: EngineStats | None) -> None:
+        self.last_stats = stats or self.last_stats
+        self._pulse.beat(stats is not None)
+        self._judge()
+
+    def _on_hello(self, info: EngineInfo, tokenizer: Tokenizer | None) -> None:
+        self.info, self.tokenizer = info, tokenizer
+        _settle(self._hello, None)
+
+    def _on_failed(self, error: Exception) -> None:
+        _settle(self._hello, error)
+
+    def _on_dead(self, reason: str) -> None:
+        self._reason = reason
+
+    def _fail_all(self, kind: type[EngineClosedError], reason: str) -> None:
+        """Tell everybody who waits, each with an error of their own: they will be raised."""
+        generations, self._generations = self._generations, {}
+        for generation in generations.values():
+            generation.fail(kind(reason))
+        for waited in (*self._questions.values(), self._hello):
+            _settle(waited, kind(reason))
+
+    # --- lives and deaths ----------------------------------------------------------------------
 
     def _lose(self, link: EngineLink) -> None:
         """The process is gone, or about to be. Whoever waits for it hears of it at once."""
@@ -179,10 +286,14 @@ class EngineLives(ABC):
             self._reason = self._pulse.verdict
             self._link.kill()
 
-    def _living(self) -> EngineLink:
-        """The link to an engine that serves; raises what says that there is none."""
-        if self.state == "closed":
-            raise EngineClosedError("the engine is closed")
-        if self._link is None or self.state not in ("ready", "hung", "draining"):
-            raise EngineDeadError(f"the engine is not running; its state is {self.state!r}")
-        return self._link
+
+def _settle(
+    future: asyncio.Future[Any] | None, error: Exception | None, value: object = None
+) -> None:
+    """End a wait, if somebody still waits."""
+    if future is None or future.done():
+        return
+    if error is None:
+        future.set_result(value)
+    else:
+        future.set_exception(error)

@@ -1,4 +1,4 @@
-"""Whether the engine's process still does something: it sends beats, which the HTTP process counts.
+"""Whether the engine's process still does something, and how often a dead engine is started again.
 
 A thread of its own in the engine's process sends a beat in every interval, whatever the engine
 computes. A beat carries the engine's counters when the engine has come to tell them since the last
@@ -121,3 +121,45 @@ class Pulse:
         if self._num_busy * self.interval > self.step_timeout:
             return f"a step took longer than {self.step_timeout:g} s"
         return ""
+
+
+STEADY_SECONDS = 300.0
+"""An engine that has served so long has not died of its start: what came before is forgotten."""
+LONGEST_PAUSE = 30.0
+
+
+class Restarts:
+    """The budget of restarts of one server.
+
+    The first restart is at once, the second after a second, and each further one after twice the
+    pause. An engine that serves for five minutes gives the whole budget back; time in which a model
+    loads does not count, so that a slow start cannot hide that it dies again and again.
+
+    Args:
+        budget: most restarts in a row; 0 is none.
+        clock: seconds.
+    """
+
+    def __init__(self, budget: int = 5, clock: Callable[[], float] = time.monotonic) -> None:
+        self.budget = budget
+        self.num_used = 0
+        self._clock = clock
+        self._serves_since: float | None = None
+
+    def note_serving(self) -> None:
+        """An engine has started."""
+        self._serves_since = self._clock()
+
+    def next_pause(self) -> float | None:
+        """An engine has died, or could not be started.
+
+        Returns:
+            seconds after which the next is to be started; None when the budget is spent.
+        """
+        since, self._serves_since = self._serves_since, None
+        if since is not None and self._clock() - since >= STEADY_SECONDS:
+            self.num_used = 0
+        if self.num_used >= self.budget:
+            return None
+        self.num_used += 1
+        return 0.0 if self.num_used == 1 else min(2.0 ** (self.num_used - 2), LONGEST_PAUSE)

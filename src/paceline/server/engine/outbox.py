@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from paceline.server.messages import Entry, Rest
+from paceline.server.engine.wire import Entry, Rest
 
 PATIENCE = 2.0
 """Intervals after the last message when what waits is sent although the next step has not ended."""
