@@ -19,8 +19,9 @@ from paceline.models.ops.resolve import resolve_dtype, resolve_ops
 from paceline.proposers.draft_model.growth import RANKED
 from paceline.request import Request
 from paceline.runtime.kv_cache import KVCache
+from paceline.runtime.logit_edits import SamplingRow
 from paceline.runtime.model_runner import ModelRunner
-from paceline.runtime.sampler import SamplingRow, rank_candidates
+from paceline.runtime.sampler import rank_candidates
 from paceline.span import Span
 from paceline.workbench.profile_machine import Work
 

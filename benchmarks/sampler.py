@@ -24,7 +24,8 @@ from report import Report, Target, number, table
 
 from paceline.request import Request
 from paceline.runtime import native
-from paceline.runtime.sampler import SamplingRow, rank_candidates, sample_tokens
+from paceline.runtime.logit_edits import SamplingRow
+from paceline.runtime.sampler import rank_candidates, sample_tokens
 from paceline.sampling_params import SamplingParams
 
 VOCABULARIES = [4096, 32_000, 152_064]

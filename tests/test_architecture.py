@@ -40,7 +40,6 @@ class Import:
     module: str
     target: str
     internal: bool
-    type_checking: bool
     line: int
 
     def __str__(self) -> str:
@@ -67,20 +66,15 @@ class Tree:
 
     def imports(self) -> Iterator[Import]:
         for module, syntax in self.modules.items():
-            yield from self._imports_of(module, syntax, type_checking=False)
+            yield from self._imports_of(module, syntax)
 
-    def _imports_of(self, module: str, node: ast.AST, *, type_checking: bool) -> Iterator[Import]:
+    def _imports_of(self, module: str, node: ast.AST) -> Iterator[Import]:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.Import | ast.ImportFrom):
                 for target, internal in self._targets(module, child):
-                    yield Import(module, target, internal, type_checking, child.lineno)
-            elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-                body = ast.Module(body=child.body, type_ignores=[])
-                rest = ast.Module(body=child.orelse, type_ignores=[])
-                yield from self._imports_of(module, body, type_checking=True)
-                yield from self._imports_of(module, rest, type_checking=type_checking)
+                    yield Import(module, target, internal, child.lineno)
             else:
-                yield from self._imports_of(module, child, type_checking=type_checking)
+                yield from self._imports_of(module, child)
 
     def _targets(
         self, module: str, node: ast.Import | ast.ImportFrom
@@ -143,10 +137,10 @@ def _proposers_stay_apart(edge: Import) -> bool:
 
 
 def import_cycles(tree: Tree) -> list[str]:
-    """Circles among modules that run; an import for type checking alone does not run."""
+    """Circles among modules, those by an import for type checking alone included."""
     graph: dict[str, set[str]] = {module: set() for module in tree.modules}
     for edge in tree.imports():
-        if edge.internal and not edge.type_checking and edge.target in graph:
+        if edge.internal and edge.target in graph:
             graph[edge.module].add(edge.target)
     done: set[str] = set()
     cycles: list[str] = []
@@ -255,6 +249,14 @@ def make_tree(root: Path, files: dict[str, str]) -> Tree:
             },
             "engine.a -> engine.b -> engine.a",
         ),
+        (
+            import_cycles,
+            {
+                "span.py": "if TYPE_CHECKING:\n    from paceline.request import R",
+                "request.py": "from .span import S",
+            },
+            "request -> span -> request",
+        ),
         (forbidden_knowledge, {"policy/a.py": "import torch.nn"}, "torch.nn"),
         (forbidden_knowledge, {"span.py": "def f():\n    from torch import Tensor"}, "torch"),
         (forbidden_knowledge, {"engine/a.py": "import tokenizers"}, "tokenizers"),
@@ -280,7 +282,8 @@ def test_what_the_floors_allow_passes(tmp_path: Path) -> None:
         {
             "__init__.py": "def __getattr__(name):\n    from paceline.llm import LLM",
             "errors.py": "from paceline import __version__",
-            "span.py": "import paceline.errors\nif TYPE_CHECKING:\n    from . import request",
+            "span.py": "import paceline.errors\nif TYPE_CHECKING:\n    from . import metrics",
+            "metrics.py": "",
             "request.py": "from .span import Span",
             "models/ops.py": "import torch\nfast = torch.cuda.is_available()",
             "proposers/__init__.py": "from .a import A\nfrom .tree.grow import G",

@@ -19,8 +19,8 @@ from paceline.llm import LLM
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.ops.cpu import NativeKV
 from paceline.models.ops.tensor_kv import TensorKV
+from paceline.runtime.logit_edits import SamplingRow
 from paceline.runtime.model_runner import ModelRunner
-from paceline.runtime.sampler import SamplingRow
 from paceline.sampling_params import SamplingParams
 from paceline.workbench.mixture import mixed_requests
 from tests.commands.conftest import Result

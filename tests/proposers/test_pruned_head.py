@@ -13,8 +13,9 @@ from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
 from paceline.proposers.draft_model import DraftModelProposer
 from paceline.runtime import native
 from paceline.runtime.kv_cache import KVCache
+from paceline.runtime.logit_edits import SamplingRow
 from paceline.runtime.model_runner import ModelRunner
-from paceline.runtime.sampler import SamplingRow, rank_candidates
+from paceline.runtime.sampler import rank_candidates
 from tests.proposers.drive import Target, make_request
 from tests.toy import TOY, VOCAB, draft_config, toy_ops, toy_runner, toy_tensors
 

@@ -22,8 +22,8 @@ from paceline.models.packed_folder import write_packed
 from paceline.proposers.base import TargetInfo
 from paceline.proposers.draft_model.growth import acceptance_estimates, likeness
 from paceline.proposers.draft_model.self_draft import build, cheaper_decoder
+from paceline.runtime.logit_edits import SamplingRow
 from paceline.runtime.model_runner import ModelRunner
-from paceline.runtime.sampler import SamplingRow
 from paceline.sampling_params import SamplingParams
 from tests.contracts.test_identity import answers
 from tests.proposers.drive import Target, make_request

@@ -15,14 +15,9 @@ import torch
 from paceline.engine.scheduler import Scheduled
 from paceline.errors import RequestFailedError, UnservableRequestError
 from paceline.request import TARGET_ORIGIN, TokenLogprobs, VerifyResult
+from paceline.runtime.logit_edits import SamplingRow
 from paceline.runtime.model_runner import ForwardResult
-from paceline.runtime.sampler import (
-    SamplingRow,
-    argmax_rows,
-    sample_tokens,
-    to_numpy,
-    token_logprobs,
-)
+from paceline.runtime.sampler import argmax_rows, sample_tokens, to_numpy, token_logprobs
 from paceline.span import ROOT
 
 Verdict = VerifyResult | RequestFailedError

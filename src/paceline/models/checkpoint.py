@@ -24,7 +24,7 @@ from paceline.models.git_lfs import HEAD_BYTES, check_fetched
 from paceline.models.hf_config import config_from_hf
 from paceline.models.hf_fields import Fields
 from paceline.models.json_file import read_json
-from paceline.models.packed_folder import PackedFormat, packed_format
+from paceline.models.packed_format import PackedFormat, packed_format
 from paceline.models.quantised.methods import schemes_of, split_quantisation
 from paceline.models.quantised.tensors import QuantisedTensors
 from paceline.models.safetensors_files import SafetensorsFolder

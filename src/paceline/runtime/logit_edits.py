@@ -7,15 +7,43 @@ filters and no noise.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from paceline.request import Request
 from paceline.sampling_params import SamplingParams
 
-if TYPE_CHECKING:
-    from paceline.runtime.sampler import SamplingRow
+
+@dataclass(slots=True)
+class SamplingRow:
+    """One row of logits: whose it is, and the draft tokens between its tokens and this row.
+
+    Attributes:
+        params: how to sample; the request's own unless a draft ranks differently.
+        mask: the tokens that a grammar allows here, as in :class:`~paceline.request.Constraint`;
+            None allows all.
+    """
+
+    request: Request
+    path: Sequence[int] = ()
+    params: SamplingParams | None = None
+    mask: bytes | None = None
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self.params or self.request.params
+
+    @property
+    def position(self) -> int:
+        """Index of the token to be emitted, in prompt plus output."""
+        return len(self.request.token_ids) + len(self.path)
+
+    @property
+    def is_plain_greedy(self) -> bool:
+        """The token is the arg-max of the raw logits."""
+        return self.mask is None and self.sampling.is_plain_greedy
 
 
 def edit_logits(

@@ -21,7 +21,7 @@ from paceline.request import Request, TokenLogprobs
 from paceline.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from paceline.runtime.sampler import SamplingRow
+    from paceline.runtime.logit_edits import SamplingRow
 
 Logits = npt.NDArray[np.float32]
 

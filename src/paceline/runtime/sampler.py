@@ -10,57 +10,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from paceline.models.pruned_head import PrunedHead
-from paceline.request import Request, TokenLogprobs
+from paceline.request import TokenLogprobs
 from paceline.runtime import native
 from paceline.runtime.filters import filter_rows, in_order, top_of_rows
-from paceline.runtime.logit_edits import edit_logits
+from paceline.runtime.logit_edits import SamplingRow, edit_logits
 from paceline.runtime.philox import token_noise
-from paceline.sampling_params import SamplingParams
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-
 GUMBEL_MAX = 22.9
 """No noise value is larger: u is at most 1 - 2**-33."""
 FIRST_CANDIDATES = 32
 FEW_SURVIVORS = 256  # per row; with fewer than these the bound costs more than it saves
-
-
-@dataclass(slots=True)
-class SamplingRow:
-    """One row of logits: whose it is, and the draft tokens between its tokens and this row.
-
-    Attributes:
-        params: how to sample; the request's own unless a draft ranks differently.
-        mask: the tokens that a grammar allows here, as in :class:`~paceline.request.Constraint`;
-            None allows all.
-    """
-
-    request: Request
-    path: Sequence[int] = ()
-    params: SamplingParams | None = None
-    mask: bytes | None = None
-
-    @property
-    def sampling(self) -> SamplingParams:
-        return self.params or self.request.params
-
-    @property
-    def position(self) -> int:
-        """Index of the token to be emitted, in prompt plus output."""
-        return len(self.request.token_ids) + len(self.path)
-
-    @property
-    def is_plain_greedy(self) -> bool:
-        """The token is the arg-max of the raw logits."""
-        return self.mask is None and self.sampling.is_plain_greedy
 
 
 def to_numpy(logits: torch.Tensor) -> npt.NDArray[np.float32]:
@@ -140,9 +107,6 @@ def rank_candidates(
     return tokens, scores
 
 
-# --- noise --------------------------------------------------------------------------------------
-
-
 def _scaled(edited: npt.NDArray[np.float32], rows: Sequence[SamplingRow]) -> Floats:
     temperatures = np.asarray([row.sampling.temperature for row in rows])
     scaled: Floats = edited / temperatures[:, None]  # float32 over float64 is float64
@@ -198,9 +162,6 @@ class _Perturbed:
             tokens[row, : len(order)] = self._tokens[start:end][order]
             scores[row, : len(order)] = self._scores[start:end][order]
         return tokens, scores
-
-
-# --- log-probabilities --------------------------------------------------------------------------
 
 
 def token_logprobs(

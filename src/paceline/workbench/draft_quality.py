@@ -28,8 +28,9 @@ from paceline.proposers.draft_model.growth import (
     ranking_params,
 )
 from paceline.proposers.draft_model.loading import load_draft
+from paceline.runtime.logit_edits import SamplingRow
 from paceline.runtime.model_runner import ModelRunner
-from paceline.runtime.sampler import SamplingRow, rank_candidates
+from paceline.runtime.sampler import rank_candidates
 from paceline.workbench.drafts_store import check_vocabulary
 from paceline.workbench.teacher_forcing import forced_logits
 from paceline.workbench.trace_requests import trace_request

@@ -24,7 +24,7 @@ from paceline.proposers.draft_model.shadows import Shadow, ShadowDrafter
 from paceline.proposers.draft_model.vocabulary import VocabularyPair
 from paceline.request import Request
 from paceline.runtime.kv_cache import KVCache
-from paceline.runtime.sampler import SamplingRow
+from paceline.runtime.logit_edits import SamplingRow
 from paceline.span import ROOT, Span
 from paceline.workbench.drafts_store import (
     RecordedDrafts,

@@ -17,7 +17,8 @@ import torch
 from paceline.engine.admission import make_requests
 from paceline.engine.engine import Engine
 from paceline.request import Request
-from paceline.runtime.sampler import SamplingRow, rank_candidates
+from paceline.runtime.logit_edits import SamplingRow
+from paceline.runtime.sampler import rank_candidates
 from paceline.sampling_params import SamplingParams
 from paceline.workbench.teacher_forcing import forced_logits
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +18,6 @@ import torch
 
 from paceline.models.config import ModelConfig
 from paceline.span import Span
-
-if TYPE_CHECKING:
-    from paceline.models.decoder import Decoder
 
 Tensor = torch.Tensor
 Slots = npt.NDArray[np.int64]
@@ -257,8 +254,9 @@ class Ops(WeightOps, Protocol):
 
     def kv_memory(self, config: ModelConfig, num_blocks: int, dtype: str) -> KVMemory: ...
 
-    def whole_forward(self, decoder: Decoder, memory: Any) -> WholeForward | None:
-        """The decoder over its KV memory as one call; None from a backend of :class:`RowOps`."""
+    def whole_forward(self, decoder: Any, memory: Any) -> WholeForward | None:
+        """A :class:`~paceline.models.decoder.Decoder` over its KV memory as one call; None from a
+        backend of :class:`RowOps`."""
         ...
 
 

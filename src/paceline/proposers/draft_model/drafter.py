@@ -20,7 +20,7 @@ from paceline.proposers.base import DraftBudget
 from paceline.proposers.draft_model.growth import NAME, DraftState, Growth, ranking_params
 from paceline.request import Request, VerifyResult
 from paceline.runtime.kv_cache import KVCache
-from paceline.runtime.sampler import SamplingRow
+from paceline.runtime.logit_edits import SamplingRow
 from paceline.sampling_params import SamplingParams
 from paceline.span import ROOT, DraftTree, Span
 

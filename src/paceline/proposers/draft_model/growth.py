@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from paceline.config import SpeculativeConfig
 from paceline.request import Request
-from paceline.runtime.sampler import SamplingRow
+from paceline.runtime.logit_edits import SamplingRow
 from paceline.sampling_params import SamplingParams
 from paceline.span import DraftTree, Span
 

@@ -24,8 +24,8 @@ from paceline.proposers.draft_model.growth import Growth
 from paceline.proposers.draft_model.loading import load_draft
 from paceline.proposers.draft_model.proposer import DraftModelProposer
 from paceline.request import Request
+from paceline.runtime.logit_edits import SamplingRow
 from paceline.runtime.model_runner import ModelRunner
-from paceline.runtime.sampler import SamplingRow
 from paceline.span import ROOT, DraftTree, Span
 
 NAME = "parallel_draft"

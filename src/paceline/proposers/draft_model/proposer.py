@@ -16,8 +16,9 @@ from paceline.proposers.draft_model.growth import (
     branching,
     likeness,
 )
+from paceline.runtime.logit_edits import SamplingRow
 from paceline.runtime.model_runner import ModelRunner
-from paceline.runtime.sampler import SamplingRow, rank_candidates
+from paceline.runtime.sampler import rank_candidates
 from paceline.span import Span
 
 

@@ -23,8 +23,9 @@ from paceline.proposers.draft_model.proposer import DraftModelProposer
 from paceline.proposers.draft_model.translation import Translation
 from paceline.proposers.draft_model.vocabulary import VocabularyPair
 from paceline.request import Request
+from paceline.runtime.logit_edits import SamplingRow
 from paceline.runtime.model_runner import ModelRunner
-from paceline.runtime.sampler import SamplingRow, rank_candidates
+from paceline.runtime.sampler import rank_candidates
 from paceline.sampling_params import SamplingParams
 from paceline.span import Span
 
