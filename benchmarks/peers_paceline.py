@@ -17,11 +17,11 @@ from peers_worker import UnsupportedError, generated, serve, timed
 from paceline import LLM, SamplingParams
 from paceline.commands.resolve import default_speculative_config, without_memory
 from paceline.config import DTYPES
+from paceline.config.speculative import parse_speculative_config
 from paceline.engine.engine import Engine
 from paceline.models.embedded import embedded_ngram_model
 from paceline.request import StepOutput
 from paceline.span import Span
-from paceline.speculative_parsing import parse_speculative_config
 from paceline.workbench.profile_machine import Work
 
 MAX_MODEL_LEN = 1024

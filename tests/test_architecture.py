@@ -15,8 +15,7 @@ import pytest
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "paceline"
 
 FLOORS = {
-    **dict.fromkeys(("errors", "checks", "folders", "writing", "config", "objective"), 0),
-    **dict.fromkeys((f"speculative_{name}" for name in ("config", "methods", "parsing")), 0),
+    **dict.fromkeys(("errors", "checks", "folders", "writing", "config"), 0),
     **dict.fromkeys(("request", "sampling_params", "span", "metrics"), 0),
     **dict.fromkeys(("structured_outputs", "json_schema"), 0),
     **dict.fromkeys(("policy", "models"), 1),

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from paceline.config import EngineConfig, environment_name
+from paceline.config.objective import Objective
 from paceline.errors import ConfigError
-from paceline.objective import Objective
 
 
 @pytest.mark.parametrize(

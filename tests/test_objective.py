@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from paceline.config.objective import Objective, parse_objective
 from paceline.errors import ConfigError
-from paceline.objective import Objective, parse_objective
 
 
 def test_forms() -> None:

@@ -22,9 +22,9 @@ from paceline.commands.resolve import (
 )
 from paceline.commands.train import DraftOptions, LMOptions, config_values
 from paceline.config import EngineConfig, environment_name
+from paceline.config.objective import Objective
 from paceline.errors import ConfigError
 from paceline.llm import embedded_model
-from paceline.objective import Objective
 from paceline.training.configs import DraftTrainingConfig, LMTrainingConfig
 from tests.commands.conftest import Result
 

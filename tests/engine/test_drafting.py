@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from paceline.config.objective import Objective
 from paceline.engine.contained import MAX_FAILURES
 from paceline.engine.drafting import Drafting
 from paceline.engine.scheduler import Scheduled, step_shape
 from paceline.metrics import EngineStats
-from paceline.objective import Objective
 from paceline.policy.cost_aware import CostAwarePlanner
 from paceline.policy.drafting_cost import DraftingCost, DraftTime
 from paceline.policy.planner import FixedPlanner

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from paceline.config import SpeculativeConfig
+from paceline.config.objective import Objective
 from paceline.engine.engine import Engine
 from paceline.engine.engine_thread import EngineThread
 from paceline.errors import EngineClosedError, RequestFailedError, UnservableRequestError
-from paceline.objective import Objective
 from paceline.policy.cost_aware import CostAwarePlanner
 from paceline.proposers.base import DraftBudget
 from paceline.proposers.prompt_lookup import PromptLookupProposer

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.objective import Objective
+from paceline.config.objective import Objective
 from paceline.policy import cost_aware
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_points import StepShape

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from paceline.config import SpeculativeConfig
+from paceline.config.methods import ENTRY_POINTS
 from paceline.proposers.base import Proposer
 from paceline.proposers.plugin import PluginProposer
 from paceline.request import Request, VerifyResult
 from paceline.span import DraftTree
-from paceline.speculative_methods import ENTRY_POINTS
 
 Install = Callable[[str, Mapping[str, str]], None]
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline import speculative_methods
-from paceline.config import METHODS, parse_speculative_config
+from paceline.config import METHODS, methods, parse_speculative_config
+from paceline.config.methods import BUILT_IN, ENTRY_POINTS
 from paceline.engine.contained import MAX_FAILURES
 from paceline.errors import ConfigError, RequestError
 from paceline.policy.cost_aware import CostAwarePlanner
@@ -22,7 +22,6 @@ from paceline.proposers.plugin import NEEDED, PluginProposer
 from paceline.request import Request
 from paceline.sampling_params import SamplingParams, SpeculativeParams
 from paceline.span import DraftTree
-from paceline.speculative_methods import BUILT_IN, ENTRY_POINTS
 from tests.proposers.drive import make_request, propose
 from tests.proposers.plugins import Install, Repeats, installer, repeating_plugin
 from tests.proposers.test_build_proposers import TARGET
@@ -113,11 +112,11 @@ def test_the_built_in_ones_are_registered_in_the_same_way_and_need_no_metadata(
 ) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["entry-points"][ENTRY_POINTS] == BUILT_IN
-    monkeypatch.setattr(speculative_methods, "entry_points", lambda group: EntryPoints())
-    speculative_methods._plugins.cache_clear()
+    monkeypatch.setattr(methods, "entry_points", lambda group: EntryPoints())
+    methods._plugins.cache_clear()
     assert all(callable(find_builder(method)) for method in METHODS)
     assert build("suffix").name == "suffix"
-    speculative_methods._plugins.cache_clear()
+    methods._plugins.cache_clear()
 
 
 # --- what a plugin may lack, and do --------------------------------------------------------------

@@ -22,12 +22,12 @@ from paceline.commands.options import (
 )
 from paceline.commands.speculators import bundled_drafts
 from paceline.config import SpeculativeConfig, parse_speculative_config
+from paceline.config.methods import METHODS, check_method
+from paceline.config.objective import parse_objective
+from paceline.config.speculative import NEEDED_MODELS
 from paceline.errors import ConfigError
 from paceline.models.embedded import embedded_model, embedded_ngram_model
-from paceline.objective import parse_objective
 from paceline.sampling_params import SamplingParams
-from paceline.speculative_config import NEEDED_MODELS
-from paceline.speculative_methods import METHODS, check_method
 from paceline.structured_outputs import StructuredOutputs
 
 if TYPE_CHECKING:

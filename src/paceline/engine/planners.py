@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from paceline.objective import Objective
+from paceline.config.objective import Objective
 from paceline.policy import acceptance, choice, cost_correction, merging
 from paceline.policy.cost import Correct, CostModel
 from paceline.policy.cost_aware import CostAwarePlanner

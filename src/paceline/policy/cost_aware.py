@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from math import inf
 
-from paceline.objective import Objective
+from paceline.config.objective import Objective
 from paceline.policy.acceptance import Calibration
 from paceline.policy.asking import USUAL_HOST_MS, Asking
 from paceline.policy.asks import asks_for_drafts

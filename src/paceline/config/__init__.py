@@ -1,7 +1,7 @@
 """Engine options, resolved once by pure functions. Knows no models and no files.
 
-Names of the three modules of speculative configurations are offered here too: whoever builds an
-engine needs them as well.
+Names of speculative configurations are offered here too: whoever builds an engine needs them as
+well.
 """
 
 from __future__ import annotations
@@ -9,20 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from paceline.checks import check_choice, check_number
-from paceline.errors import ConfigError
-from paceline.objective import Objective, parse_objective
-from paceline.speculative_config import (
+from paceline.config.methods import METHOD_ALIASES, METHODS, check_method
+from paceline.config.objective import Objective, parse_objective
+from paceline.config.speculative import (
     DTYPES,
+    GRAMMAR_DRAFTS,
+    LOOSENING_KEYS,
     MAX_SPECULATIVE_TOKENS,
     MAX_TREE_NODES,
     SpeculativeConfig,
-)
-from paceline.speculative_methods import METHOD_ALIASES, METHODS, check_method
-from paceline.speculative_parsing import (
-    GRAMMAR_DRAFTS,
-    LOOSENING_KEYS,
     parse_speculative_config,
 )
+from paceline.errors import ConfigError
 
 __all__ = [
     "BACKENDS",
@@ -70,7 +68,7 @@ class EngineConfig:
         enable_prefix_caching: whether committed blocks serve later requests.
         speculative: the proposers, in the order in which they were configured.
         objective: what draft nodes are chosen for; whatever
-            :func:`~paceline.objective.parse_objective` reads is taken and kept as its result.
+            :func:`~paceline.config.objective.parse_objective` reads is taken and kept as its result.
         planner: ``auto`` weighs what a draft costs against what it brings; ``fixed`` verifies what
             was drafted, up to its caps.
         strict: fail, instead of decoding plainly, when a draft cannot be used.
