@@ -23,9 +23,8 @@ from peers_models import MissingPeerError
 from prompt_sets import SOURCES
 from report import Report, Target, table
 
-from paceline.commands.quality import begins_with, encoded, longest
+from paceline.commands.quality import begins_with, encoded, longest, pairs
 from paceline.commands.quality_arms import PEER, Arms, PeerSettings
-from paceline.commands.quality_view import pairs
 from paceline.errors import PacelineError
 from paceline.models.checkpoint import load_checkpoint
 from paceline.models.tokenizer import Tokenizer

@@ -68,7 +68,7 @@ class EngineConfig:
         enable_prefix_caching: whether committed blocks serve later requests.
         speculative: the proposers, in the order in which they were configured.
         objective: what draft nodes are chosen for; whatever
-            :func:`~paceline.config.objective.parse_objective` reads is taken and kept as its result.
+            :func:`~paceline.config.objective.parse_objective` reads is taken, and its result kept.
         planner: ``auto`` weighs what a draft costs against what it brings; ``fixed`` verifies what
             was drafted, up to its caps.
         strict: fail, instead of decoding plainly, when a draft cannot be used.
