@@ -25,10 +25,9 @@ from prompt_sets import data_folder, load_prompts
 from trace_sets import FOLDER, MAX_MODEL_LEN
 from workloads import DESCRIPTIONS
 
-from paceline.config import EngineConfig
+from paceline.config import EngineConfig, Objective
 from paceline.engine.planners import PLANNERS
 from paceline.llm import embedded_model
-from paceline.objective import Objective
 from paceline.policy.drafting_cost import DraftTime
 from paceline.workbench.replay import ReplayResult
 from paceline.workbench.simulate import Simulator

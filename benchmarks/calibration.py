@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from calibration_log import ARMS, BATCH, MAX_MODEL_LEN, Prompt, counts, half, prompts_of, record
+from calibration_priors import fit_priors
 from calibration_report import EVERY_ARM, tables, targets
 from harness import arguments, note, run_sample
 from prompt_sets import SOURCES
@@ -28,7 +29,6 @@ from paceline.workbench.estimators_report import (
     KEPT,
     Scores,
     compare,
-    fit_priors,
     score,
 )
 from paceline.workbench.plots import check_plot, plot_reliability

@@ -34,6 +34,7 @@ from peers_models import hugging_face
 from prompt_sets import SOURCES, data_folder, load_prompts, spread
 from proposer_sets import chain, draft_model, tree
 from report import Report
+from rivals import RIVALS, FixedLength
 from trace_sets import FOLDER, MAX_MODEL_LEN, traced
 from watched import Watched, facts, ratios, watch
 
@@ -41,7 +42,6 @@ from paceline.config import EngineConfig, parse_speculative_config
 from paceline.engine.planners import PLANNERS, MakePlanner
 from paceline.llm import embedded_model
 from paceline.workbench.replay import ReplayResult
-from paceline.workbench.rivals import RIVALS, FixedLength
 from paceline.workbench.simulate import Simulator, best_of_each
 from paceline.workbench.simulate_setup import open_simulator
 

@@ -14,13 +14,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
+from rivals import PROBE_EVERY, RIVALS, START_LENGTH, LimitedLength
+
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_points import NO_STEP, StepShape
 from paceline.policy.drafting_cost import DraftingCost
 from paceline.policy.planner import DraftLimits, Drafts, Planner, Source
 from paceline.request import Request, VerifyResult
 from paceline.span import DraftTree
-from paceline.workbench.rivals import PROBE_EVERY, RIVALS, START_LENGTH, LimitedLength
 
 LONGEST = 8
 FIRST_RATE = 0.7

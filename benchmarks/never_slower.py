@@ -1,7 +1,7 @@
 """Speculation against plain decoding and against other rules, on easy, hard and hostile text.
 
 The arms take turns on the same prompts in one process, the order reversed in every other turn:
-plain decoding, the same again as a control, the rules of :mod:`paceline.workbench.rivals` (fixed
+plain decoding, the same again as a control, the rules of ``rivals.py`` (fixed
 draft lengths among them), and the planner. Every arm warms up on prompts of its own before a
 cell is measured. Times are end to end, the reading of the prompts included; prefix caches are off.
 

@@ -31,6 +31,7 @@ from never_slower_replayed_report import tables, targets
 from never_slower_report import OURS, PLAIN
 from prompt_sets import SOURCES, PromptSets, load_prompts
 from report import Report
+from rivals import RIVALS
 from trace_sets import FOLDER, MAX_MODEL_LEN, traced
 from workloads import DESCRIPTIONS, SERVED_TOKENS, MissingWorkloadError, load_workload
 
@@ -41,7 +42,6 @@ from paceline.models.checkpoint import load_checkpoint
 from paceline.policy.cost_table import CostTable
 from paceline.workbench.profile import ProfileSettings, measure_profiles
 from paceline.workbench.replay import ReplayResult
-from paceline.workbench.rivals import RIVALS
 from paceline.workbench.simulate import Simulator, best_of_each
 from paceline.workbench.simulate_setup import open_simulator
 

@@ -307,6 +307,6 @@ def test_the_engine_ends_with_its_parent(tmp_path: Path) -> None:
 
 
 def test_the_http_process_knows_no_torch() -> None:
-    modules = "engine_client, engine_process, messages"
-    code = f"import sys; from paceline.server import {modules}; sys.exit('torch' in sys.modules)"
+    imports = "from paceline.server.engine import client, process, wire"
+    code = f"import sys; {imports}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -22,8 +22,9 @@ from paceline.sampling_params import SamplingParams
 from paceline.span import ROOT, DraftTree
 from paceline.workbench.estimators import NodeEstimator, labelled, logit, sigmoid
 from paceline.workbench.estimators_log import LoggedDraft, Outcome, Recorder, replay
-from paceline.workbench.estimators_report import AS_PROPOSED, ESTIMATORS, KEPT, fit_priors, score
+from paceline.workbench.estimators_report import AS_PROPOSED, ESTIMATORS, KEPT, score
 from paceline.workbench.plots import plot_reliability
+from tests.programs import module
 from tests.toy import VOCAB, Job, run_jobs, toy_engine
 
 MISS = 999
@@ -143,7 +144,9 @@ def test_scores_by_hand() -> None:
 def test_priors_are_the_line_that_labels_lie_on() -> None:
     slope, intercept = 0.7, 0.4
     truth = {prob: sigmoid(slope * logit(prob) + intercept) for prob in (0.1, 0.3, 0.5, 0.7, 0.9)}
-    priors = fit_priors([steps(random.Random(3), 4000, truth, length=2)])
+    priors = module("calibration_priors").fit_priors(
+        [steps(random.Random(3), 4000, truth, length=2)]
+    )
     assert list(priors) == ["lookup"]
     lines = priors["lookup"]
     assert len(lines) == len(LEAST_DEPTHS)

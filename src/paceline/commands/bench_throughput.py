@@ -134,7 +134,7 @@ def bench_throughput_command(options: BenchThroughputOptions) -> int:
             raise PacelineError("no proposer could be built, so there is nothing to compare")
         tasks = _tasks(options, arms[0].llm)
         with _progress(options, screen, len(tasks) * len(arms)) as advance:
-            _run(arms, tasks, options, advance)
+            _run(arms, tasks, advance)
         return _report(options, arms, screen)
 
 
@@ -170,12 +170,7 @@ def _progress(
     return screen.progress("prompts", total)
 
 
-def _run(
-    arms: Sequence[Arm],
-    tasks: Sequence[Task],
-    options: BenchThroughputOptions,
-    advance: Callable[[int], None],
-) -> None:
+def _run(arms: Sequence[Arm], tasks: Sequence[Task], advance: Callable[[int], None]) -> None:
     prompt, params = tasks[0]
     short = replace(params, max_tokens=min(WARM_UP_TOKENS, params.max_tokens or WARM_UP_TOKENS))
     for arm in arms:

@@ -1,4 +1,4 @@
-"""Which estimator of acceptance is best: their scores on one log, and the priors that fit it.
+"""Which estimator of acceptance is best: their scores on one log.
 
 Knows no engine and no file.
 
@@ -13,16 +13,12 @@ from dataclasses import asdict, astuple, dataclass
 from math import log, pi, sqrt
 from typing import Any
 
-import numpy as np
-
 from paceline.policy.acceptance import Calibration
-from paceline.policy.evidence import AS_ESTIMATED, LEAST_DEPTHS
 from paceline.workbench.estimators import (
     BetaCounts,
     Estimator,
     KalmanOnLogit,
     LogisticOnMargin,
-    Node,
     NodeEstimator,
     PowerOfEstimate,
 )
@@ -46,9 +42,6 @@ MAX_CALIBRATION_ERROR = 0.05
 NUM_BINS = 10
 LEAST_LOSS_PROB = 0.001
 """A certainty that turns out wrong costs as much as this probability would."""
-RIDGE = 3.0
-"""How many labels the assumption is worth that a proposer's estimates are right as they are."""
-NEWTON_STEPS = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,50 +114,6 @@ def _bin(outcomes: Sequence[Outcome]) -> Bin:
     count = len(outcomes)
     estimate = sum(outcome.estimate for outcome in outcomes) / count
     return Bin(count, estimate, sum(outcome.accepted for outcome in outcomes) / count)
-
-
-class _Labels(NodeEstimator):
-    """Collects log-odds and outcomes by origin and range of depths."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: dict[tuple[str, int], list[tuple[float, bool]]] = {}
-
-    def learn(self, node: Node, estimate: float, accepted: bool) -> None:
-        self.found.setdefault(node.place, []).append((node.logit, accepted))
-
-
-def fit_priors(logs: Sequence[Log]) -> dict[str, list[tuple[float, float]]]:
-    """Slope and intercept per origin and range of depths, as :mod:`paceline.policy.evidence` has.
-
-    Args:
-        logs: of one proposer each. A range of depths without labels goes by the one before it.
-    """
-    labels = _Labels()
-    for drafts in logs:
-        replay(drafts, labels)
-    priors: dict[str, list[tuple[float, float]]] = {}
-    for origin in sorted({origin for origin, _ in labels.found}):
-        line, priors[origin] = AS_ESTIMATED[0], []
-        for place in range(len(LEAST_DEPTHS)):
-            found = labels.found.get((origin, place))
-            line = _fit_line(found) if found else line
-            priors[origin].append(line)
-    return priors
-
-
-def _fit_line(labels: Sequence[tuple[float, bool]]) -> tuple[float, float]:
-    """Logistic regression by Newton's method, with a ridge towards the proposer's estimate."""
-    x = np.asarray([(logit, 1.0) for logit, _ in labels])  # [n, 2]
-    accepted = np.asarray([accepted for _, accepted in labels], dtype=float)
-    prior = line = np.asarray(AS_ESTIMATED[0])
-    for _ in range(NEWTON_STEPS):
-        probs = 1.0 / (1.0 + np.exp(-x @ line))
-        gradient = x.T @ (accepted - probs) - RIDGE * (line - prior)
-        curvature = (x * (probs * (1.0 - probs))[:, None]).T @ x + RIDGE * np.eye(2)
-        line = line + np.linalg.solve(curvature, gradient)
-    slope, intercept = line.tolist()
-    return slope, intercept
 
 
 TOGETHER = "all together"

@@ -49,7 +49,7 @@ class ProfileSettings:
     Attributes:
         widths: rows of one request's step.
         contexts: committed tokens; those beyond a model's limit are left out.
-        budget_seconds: of the rounds; see :func:`paceline.workbench.profile_rounds.measure`.
+        budget_seconds: of the rounds; see :func:`paceline.workbench.profile_steps.measure`.
         proposers: whose calls are measured where they take no forwards.
     """
 

@@ -17,10 +17,12 @@ from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.request import VerifyResult
 from paceline.sampling_params import SamplingParams
 from paceline.span import DraftTree
-from paceline.workbench.rivals import PROBE_EVERY, RIVALS, START_LENGTH
 from tests.policy.machine import DEPTH, DRAFT, LOOKUP, cost_table, request
+from tests.programs import module
 from tests.toy import Job, draft_config, lookup_config, run_jobs, toy_runner
 
+rivals = module("rivals")
+RIVALS = rivals.RIVALS
 FLAT = [10.0] * 99
 
 
@@ -109,11 +111,11 @@ def test_lengths_are_of_one_request() -> None:
     for _ in range(3):
         verified = step(planner, (draft, 9), (draft, 0))
     assert verified is not None
-    assert [len(tree) for tree in verified] == [START_LENGTH + 2, START_LENGTH - 2]
+    assert [len(tree) for tree in verified] == [rivals.START_LENGTH + 2, rivals.START_LENGTH - 2]
     planner.finish(request(1))
     verified = step(planner, (draft, 9), (draft, 0))
     assert verified is not None
-    assert [len(tree) for tree in verified] == [START_LENGTH + 3, START_LENGTH]
+    assert [len(tree) for tree in verified] == [rivals.START_LENGTH + 3, rivals.START_LENGTH]
 
 
 def test_prompt_lookup_alone() -> None:
@@ -150,9 +152,9 @@ def test_gate_closes_probes_and_opens_again(name: str, right: int, closes: bool)
     assert all(asked[:5]), "a few bad steps do not close it"
     assert all(asked) is not closes
     if closes:
-        asked = [step(planner, (draft, right)) is not None for _ in range(4 * PROBE_EVERY)]
+        asked = [step(planner, (draft, right)) is not None for _ in range(4 * rivals.PROBE_EVERY)]
         assert sum(asked) == 4
-        good = [step(planner, (draft, 8)) is not None for _ in range(3 * PROBE_EVERY)]
+        good = [step(planner, (draft, 8)) is not None for _ in range(3 * rivals.PROBE_EVERY)]
         assert all(good[-10:]), "after good probes it is open again"
 
 
