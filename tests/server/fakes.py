@@ -1,4 +1,4 @@
-"""An engine without a model: the interface of ``ServingEngine``, tokens by rule, one per piece.
+"""An engine without a model: the interface of ``EngineClient``, tokens by rule, one per piece.
 
 By default the answer to a prompt is the text :data:`ANSWER`, then the end-of-sequence token.
 Another answer is a string, a list of token ids, or a function of the prompt's ids. Stop strings,

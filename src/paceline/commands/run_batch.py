@@ -27,7 +27,7 @@ from paceline.errors import ConfigError
 if TYPE_CHECKING:
     from paceline.server.batch import BatchSummary
     from paceline.server.batch_file import AnswerFile
-    from paceline.server.messages import ServingEngine
+    from paceline.server.engine.client import EngineClient
 
 EXIT_FAILED = 1
 REQUESTS_PER_SEQUENCE = 2
@@ -105,7 +105,7 @@ def output_path(options: RunBatchOptions, source: Path) -> Path:
 
 
 async def answer_batch(
-    client: ServingEngine,
+    client: EngineClient,
     names: tuple[str, ...],
     source: Path,
     answers: AnswerFile,

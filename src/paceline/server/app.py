@@ -13,8 +13,8 @@ from starlette.routing import Route
 
 from paceline.server.api import chat, completions, health, models, tokenize
 from paceline.server.config import ServerConfig
+from paceline.server.engine.client import EngineClient
 from paceline.server.errors import install_error_handlers
-from paceline.server.messages import ServingEngine
 from paceline.server.openapi import install_openapi
 from paceline.server.page import page_router
 from paceline.server.request_id import RequestIdMiddleware
@@ -23,7 +23,7 @@ from paceline.server.serving import Serving
 from paceline.server.tracing import TraceMiddleware
 
 
-def create_app(client: ServingEngine, config: ServerConfig | None = None) -> FastAPI:
+def create_app(client: EngineClient, config: ServerConfig | None = None) -> FastAPI:
     """The application over an engine.
 
     Args:

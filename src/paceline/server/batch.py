@@ -15,7 +15,7 @@ from typing import Any
 
 from paceline.errors import EngineClosedError, EngineDeadError
 from paceline.server.batch_file import AnswerFile, BatchLine, answer, refusal
-from paceline.server.messages import ServingEngine
+from paceline.server.engine.client import EngineClient
 
 _POLL_SECONDS = 0.1
 Handle = Callable[[str, dict[str, Any]], Awaitable[tuple[int, Any]]]
@@ -100,7 +100,7 @@ Message = MutableMapping[str, Any]
 Application = Callable[[Message, Callable[[], Awaitable[Message]], Any], Awaitable[None]]
 
 
-def application_handle(app: Application, client: ServingEngine) -> Handle:
+def application_handle(app: Application, client: EngineClient) -> Handle:
     """Requests to an ASGI application in this process, while its engine serves.
 
     The handle waits for an engine that hangs or is being started again, and raises

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -23,15 +22,6 @@ from paceline.metrics import EngineStats, ProposerCounters
 WIDTH_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512)
 Labels = tuple[str, ...]
 Samples = Iterable[tuple[Labels, float]]
-
-
-class EngineView(Protocol):
-    """What is asked of an engine's client."""
-
-    @property
-    def state(self) -> str: ...
-    @property
-    def num_restarts(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)

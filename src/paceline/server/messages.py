@@ -1,19 +1,16 @@
-"""What the HTTP side programs against: an engine, and what it says of itself and of its prompts.
+"""What an engine says of itself and of the answers to prompts, as the HTTP side reads it.
 
 Owns types only. Knows no process, no socket and no engine; importing it does not import torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from paceline.metrics import EngineStats, SpeculationCounters
-from paceline.models.tokenizer import Tokenizer
+from paceline.metrics import SpeculationCounters
 from paceline.request import TokenLogprobs
-from paceline.sampling_params import SamplingParams
 
 EngineState = Literal["starting", "ready", "hung", "draining", "failed", "closed"]
 """``hung``: it was ready, and gives no sign of life. ``failed``: it is not started again."""
@@ -82,75 +79,3 @@ class Piece:
     stop_reason: str | int | None = None
     counters: SpeculationCounters | None = None
     num_cached_tokens: int = 0
-
-
-class Generation(Protocol):
-    """The answer to one prompt, as it comes: iterate over its pieces until all samples ended.
-
-    Attributes:
-        prompt_logprobs: one per prompt token (None for the first) where they were asked for;
-            complete when the first piece has arrived.
-
-    Raises:
-        RequestFailedError: from the iteration: the forward or the sampler failed for this prompt.
-        EngineDeadError: from the iteration: the engine died.
-        EngineClosedError: from the iteration: the engine was closed.
-    """
-
-    prompt_logprobs: list[TokenLogprobs | None]
-
-    def __aiter__(self) -> AsyncIterator[Piece]: ...
-
-
-class ServingEngine(Protocol):
-    """What HTTP asks of an engine: :class:`~paceline.server.engine.client.EngineClient` is one.
-
-    Attributes:
-        info: valid after :meth:`start`; replaced when the engine is restarted.
-        tokenizer: None where the model has none.
-        failure: why the state is ``failed``.
-        last_stats: the newest counters that the engine told, for when it does not answer; None
-            where there are none.
-    """
-
-    info: EngineInfo
-    tokenizer: Tokenizer | None
-    state: EngineState
-    failure: str
-    num_restarts: int
-    last_stats: EngineStats | None
-
-    async def start(self) -> None:
-        """Raises: whatever building the engine raised, ``ModelLoadError`` for one."""
-        ...
-
-    def generate(
-        self,
-        token_ids: list[int],
-        params: SamplingParams,
-        *,
-        cache_salt: str = "",
-        trace_id: str = "",
-    ) -> AbstractAsyncContextManager[Generation]:
-        """Leaving the block aborts what still runs.
-
-        Raises (when the block is entered):
-            RequestError: the engine refuses the request.
-            EngineDeadError: the engine is dead, or being started again.
-            EngineClosedError: it was closed.
-        """
-        ...
-
-    async def stats(self) -> EngineStats:
-        """Raises: EngineDeadError, EngineClosedError."""
-        ...
-
-    async def flush_prefix_cache(self) -> None: ...
-
-    def drain(self) -> None:
-        """Say by the state that no new requests are to be taken on; those that were go on."""
-        ...
-
-    async def close(self) -> None:
-        """End the engine; prompts in flight raise ``EngineClosedError``."""
-        ...

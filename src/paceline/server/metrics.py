@@ -10,7 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from paceline.metrics import EngineStats
-from paceline.server.engine_metrics import EngineMirror, EngineView
+from paceline.server.engine.client import EngineClient
+from paceline.server.engine_metrics import EngineMirror
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 PREFIX = "paceline"
@@ -106,7 +107,7 @@ class ServerMetrics:
 
     # --- what Prometheus reads -----------------------------------------------------------------
 
-    def render(self, stats: EngineStats | None, client: EngineView) -> bytes:
+    def render(self, stats: EngineStats | None, client: EngineClient) -> bytes:
         """The metrics as :data:`CONTENT_TYPE`.
 
         Args:

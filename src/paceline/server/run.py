@@ -22,7 +22,8 @@ import uvicorn
 from paceline.errors import ConfigError, EngineDeadError
 from paceline.server.config import ServerConfig
 from paceline.server.connections import Connection, Lobby, most_connections
-from paceline.server.messages import EngineInfo, ServingEngine
+from paceline.server.engine.client import EngineClient
+from paceline.server.messages import EngineInfo
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -45,7 +46,7 @@ _LAST_WORDS_SECONDS = 5
 
 
 def run(
-    client: ServingEngine,
+    client: EngineClient,
     config: ServerConfig,
     announce: Callable[[str], None],
 ) -> None:
@@ -66,7 +67,7 @@ def run(
 
 
 async def _serve(
-    client: ServingEngine,
+    client: EngineClient,
     config: ServerConfig,
     listener: socket.socket,
     announce: Callable[[str], None],

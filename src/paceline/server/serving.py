@@ -20,10 +20,11 @@ from paceline.errors import ConfigError, RequestError
 from paceline.models.tokenizer import Tokenizer
 from paceline.sampling_params import SamplingParams
 from paceline.server.admission import Admission
-from paceline.server.clock import Clock
 from paceline.server.config import ServerConfig
+from paceline.server.engine.client import EngineClient
+from paceline.server.engine.generation import EngineGeneration
 from paceline.server.errors import NOT_FOUND, SERVER, ApiError
-from paceline.server.messages import Generation, Piece, ServingEngine
+from paceline.server.messages import Piece
 from paceline.server.metrics import ServerMetrics
 from paceline.server.security import partition
 from paceline.server.sse import Deadline, cancelled
@@ -35,6 +36,41 @@ _REFUSALS = {
     "starting": "the engine is being started again; try again soon",
     "hung": "the engine does not answer; it is started again if that goes on",
 }
+
+
+class Clock:
+    """Times of one prompt's answer, told to the metrics, and how it ended."""
+
+    def __init__(self, metrics: ServerMetrics, num_samples: int, deadline: Deadline) -> None:
+        self._metrics = metrics
+        self._deadline = deadline
+        self._last: list[float | None] = [None] * num_samples
+        self._unfinished = num_samples
+        self._reason = "abort"
+
+    def observe(self, piece: Piece) -> None:
+        at = time.monotonic()
+        last = self._last[piece.index]
+        if last is None:
+            self._metrics.observe_first_token(at - self._deadline.began)
+        else:
+            self._metrics.observe_token_gap(at - last)
+        self._last[piece.index] = at
+        if piece.finish_reason is not None:
+            self._unfinished -= 1
+            if not self._unfinished:
+                self._reason = piece.finish_reason
+
+    def fail(self) -> None:
+        """The request has failed; an answer that was complete before stays what it was."""
+        if self._unfinished:
+            self._reason = "error"
+
+    def close(self) -> None:
+        """Tell that the answer has ended."""
+        if self._deadline.seconds_left <= 0:
+            self.fail()
+        self._metrics.observe_request(time.monotonic() - self._deadline.began, self._reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +88,7 @@ class Serving:
         longest_token: its characters; 0 without a tokenizer.
     """
 
-    def __init__(self, client: ServingEngine, config: ServerConfig) -> None:
+    def __init__(self, client: EngineClient, config: ServerConfig) -> None:
         self.client = client
         self.config = config
         self.created = int(time.time())
@@ -166,7 +202,9 @@ class Serving:
                     clock.close()
 
 
-async def _all_of(entering: Sequence[Coroutine[Any, Any, Generation]]) -> list[Generation]:
+async def _all_of(
+    entering: Sequence[Coroutine[Any, Any, EngineGeneration]],
+) -> list[EngineGeneration]:
     """Submit all prompts before the first is accepted, so that one step can take them all on."""
     if len(entering) == 1:
         return [await entering[0]]
@@ -190,7 +228,7 @@ class Answers:
     samples of all prompts have ended.
     """
 
-    def __init__(self, generations: Sequence[Generation], clocks: Sequence[Clock]) -> None:
+    def __init__(self, generations: Sequence[EngineGeneration], clocks: Sequence[Clock]) -> None:
         self.generations = generations
         self._clocks = clocks
 
@@ -206,11 +244,11 @@ class Answers:
             yield index, piece
 
 
-async def _merged(generations: Sequence[Generation]) -> AsyncIterator[tuple[int, Piece]]:
+async def _merged(generations: Sequence[EngineGeneration]) -> AsyncIterator[tuple[int, Piece]]:
     """The pieces of several generations, each as soon as it is there."""
     inbox: asyncio.Queue[tuple[int, Piece] | BaseException | None] = asyncio.Queue()
 
-    async def forward(index: int, generation: Generation) -> None:
+    async def forward(index: int, generation: EngineGeneration) -> None:
         try:
             async for piece in generation:
                 inbox.put_nowait((index, piece))

@@ -13,7 +13,7 @@ from typing import Any
 from paceline.errors import EngineClosedError
 from paceline.metrics import EngineStats
 from paceline.models.tokenizer import Tokenizer
-from paceline.server.messages import ServingEngine
+from paceline.server.engine.client import EngineClient
 
 IDENTICAL = "output identical to plain decoding, bit for bit"
 UP_TO_ROUNDING = "output as plain decoding up to rounding: near-ties may fall differently"
@@ -22,7 +22,7 @@ PATIENCE = 1.0
 _STARTED = time.monotonic()
 
 
-async def engine_stats(client: ServingEngine) -> EngineStats | None:
+async def engine_stats(client: EngineClient) -> EngineStats | None:
     """The engine's counters: the last known while it does not answer, None while it is down."""
     if client.state == "hung":
         return client.last_stats
@@ -41,7 +41,7 @@ def _has_own_template(tokenizer: Tokenizer | None) -> bool:
     return tokenizer.has_chat_template
 
 
-async def snapshot(client: ServingEngine) -> dict[str, Any]:
+async def snapshot(client: EngineClient) -> dict[str, Any]:
     """What ``GET /stats`` answers."""
     stats = await engine_stats(client) or EngineStats()
     info = client.info

@@ -19,24 +19,21 @@ from starlette.responses import Response
 
 from paceline.errors import RequestError
 from paceline.sampling_params import MAX_STOP_STRINGS
-from paceline.server.api.respond import respond
+from paceline.server.api.common import PlainRoute, Usage, encode, respond
 from paceline.server.body import read_body
 from paceline.server.chat.choice import ChatChoice, ChatLogprobs, joined
 from paceline.server.chat.demands import Demands, blamed
 from paceline.server.chat.prompt import prompt_text, thoughts_of
 from paceline.server.chat.tool_formats import tool_format
-from paceline.server.encoding import encode
 from paceline.server.errors import ApiError
 from paceline.server.messages import Piece
 from paceline.server.openapi import GENERATION_ERRORS, answers, errors, takes
 from paceline.server.protocol.chat import ChatCompletionRequest
 from paceline.server.protocol.chat_answer import UNENFORCED, ChatCompletionResponse
-from paceline.server.route import PlainRoute
 from paceline.server.sampling import answer_limit, sampling_params
 from paceline.server.serving import Answers, Prompt, Serving
 from paceline.server.sse import ChoiceEvents, Deadline
 from paceline.server.tokens import OriginTokens, prompt_logprobs
-from paceline.server.usage import Usage
 
 router = APIRouter(route_class=PlainRoute)
 

@@ -15,19 +15,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.errors import RequestError
-from paceline.server.api.respond import respond
+from paceline.server.api.common import PlainRoute, Usage, encode_all, respond
 from paceline.server.body import read_body
 from paceline.server.completion_choice import Choice, LegacyLogprobs, joined
-from paceline.server.encoding import encode_all
 from paceline.server.messages import Piece
 from paceline.server.openapi import GENERATION_ERRORS, answers, errors, takes
 from paceline.server.protocol.completions import CompletionRequest, CompletionResponse
-from paceline.server.route import PlainRoute
 from paceline.server.sampling import answer_limit, sampling_params, structured_outputs
 from paceline.server.serving import Answers, Prompt, Serving
 from paceline.server.sse import ChoiceEvents, Deadline
 from paceline.server.tokens import OriginTokens, prompt_logprobs
-from paceline.server.usage import Usage
 
 DEFAULT_MAX_TOKENS = 16
 

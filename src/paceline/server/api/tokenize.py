@@ -9,9 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.errors import ContextLengthError, RequestError
+from paceline.server.api.common import PlainRoute, encode
 from paceline.server.body import read_body
 from paceline.server.chat.prompt import prompt_text
-from paceline.server.encoding import encode
 from paceline.server.openapi import BODY_ERRORS, errors, takes
 from paceline.server.protocol.chat import ChatCompletionRequest
 from paceline.server.protocol.tokenize import (
@@ -20,7 +20,6 @@ from paceline.server.protocol.tokenize import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from paceline.server.route import PlainRoute
 from paceline.server.serving import Serving
 from paceline.server.sse import encode_json
 

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class EngineClient:
-    """A :class:`~paceline.server.messages.ServingEngine` whose engine is a process of its own.
+    """An engine in a process of its own, and its successors.
 
     A dead engine is started again, and so is one that hangs, as often as ``restarts`` allows; then
     the state is ``failed``, and :attr:`failure` says why.
@@ -41,8 +41,12 @@ class EngineClient:
         pulse: when an engine counts as hung; by default after a minute without a sign of life.
 
     Attributes:
+        info: valid after :meth:`start`; replaced when the engine is started again.
+        tokenizer: None where the model has none.
+        failure: why the state is ``failed``.
         num_restarts: engines that were started, or tried to, after the first.
-        last_stats: the newest counters that the living engine told; None before the first.
+        last_stats: the newest counters that the living engine told, for when it does not answer;
+            None before the first.
     """
 
     info: EngineInfo
@@ -132,7 +136,10 @@ class EngineClient:
     ) -> AsyncIterator[EngineGeneration]:
         """The answer to one prompt; leaving the block aborts what still runs of it.
 
-        Raises: what ``ServingEngine`` says, when the block is entered.
+        Raises (when the block is entered):
+            RequestError: the engine refuses the request.
+            EngineDeadError: the engine is dead, or being started again.
+            EngineClosedError: it was closed.
         """
         link = self._living()
         handle = next(self._numbers)

@@ -15,7 +15,17 @@ from paceline.server.messages import Piece
 
 
 class EngineGeneration:
-    """A :class:`~paceline.server.messages.Generation`; one reader at a time."""
+    """Iterate over its pieces until all samples ended; one reader at a time.
+
+    Attributes:
+        prompt_logprobs: one per prompt token (None for the first) where they were asked for;
+            complete when the first piece has arrived.
+
+    Raises:
+        RequestFailedError: from the iteration: the forward or the sampler failed for this prompt.
+        EngineDeadError: from the iteration: the engine died.
+        EngineClosedError: from the iteration: the engine was closed.
+    """
 
     def __init__(self, num_samples: int) -> None:
         self.prompt_logprobs: list[TokenLogprobs | None] = []

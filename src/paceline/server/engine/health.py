@@ -32,6 +32,9 @@ INTERVAL = 1.0
 """Seconds between two beats, and between two looks for them."""
 SILENT_TICKS = 3
 """Looks without a beat after which an engine does not count as ready."""
+STEADY_SECONDS = 300.0
+"""An engine that has served so long has not died of its start: what came before is forgotten."""
+LONGEST_PAUSE = 30.0
 
 
 def start_beating(
@@ -121,11 +124,6 @@ class Pulse:
         if self._num_busy * self.interval > self.step_timeout:
             return f"a step took longer than {self.step_timeout:g} s"
         return ""
-
-
-STEADY_SECONDS = 300.0
-"""An engine that has served so long has not died of its start: what came before is forgotten."""
-LONGEST_PAUSE = 30.0
 
 
 class Restarts:

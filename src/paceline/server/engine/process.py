@@ -44,6 +44,7 @@ NUM_GRAMMAR_SUBMITTERS = 2
 else; a second one finds compiled grammars while the first waits."""
 ASKABLE = ("stats", "flush_prefix_cache")
 """Methods of the engine that may be called by name."""
+CURVE_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
 def run_engine(
@@ -250,9 +251,6 @@ def _travelling(entry: TokenLogprobs | None) -> LogprobTuple | None:
 
 def _plain(entry: TokenLogprobs) -> LogprobTuple:
     return entry.token_id, entry.logprob, entry.rank, entry.top
-
-
-CURVE_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
 def engine_info(engine: Any) -> EngineInfo:

@@ -21,6 +21,12 @@ from paceline.metrics import SpeculationCounters
 
 LogprobTuple = tuple[int, float, int, tuple[tuple[int, float], ...]]
 """A ``TokenLogprobs`` as it travels."""
+EngineFactory = Callable[[], Any]
+"""Makes the engine in its own process. It travels there pickled: a function that can be imported,
+or a ``functools.partial`` of one."""
+Message = tuple[Any, ...]
+_LENGTH = struct.Struct("<Q")
+_CHUNK = 1 << 18
 
 
 class Rest(NamedTuple):
@@ -40,12 +46,6 @@ class Rest(NamedTuple):
 
 Entry = tuple[int, int, list[int], list[str], str, Rest | None]
 """What a step brought to a sample: ``(handle, index, token_ids, origins, text, rest)``."""
-EngineFactory = Callable[[], Any]
-"""Makes the engine in its own process. It travels there pickled: a function that can be imported,
-or a ``functools.partial`` of one."""
-Message = tuple[Any, ...]
-_LENGTH = struct.Struct("<Q")
-_CHUNK = 1 << 18
 
 
 def packed(message: Message) -> bytes:
