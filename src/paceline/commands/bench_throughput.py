@@ -6,7 +6,6 @@ Both arms of a comparison take turns in blocks, on the same prompts with the sam
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ from typing import Any
 
 from paceline.commands.bench_options import BenchThroughputOptions, dataset_config, wants_ignore_eos
 from paceline.commands.display import Screen, banner
-from paceline.commands.report import Figures
+from paceline.commands.report import Figures, check_answered
 from paceline.commands.resolve import (
     NO_MEMORY,
     engine_options,
@@ -60,20 +59,13 @@ class Arm:
         Raises:
             PacelineError: a prompt cannot be served, or failed: its tokens would be no measurement.
         """
-        prompts, params = zip(*tasks, strict=True)
-        began = time.perf_counter()
-        outputs: list[GenerationOutput] = self.llm.generate(
-            list(prompts), list(params), on_finished=advance
-        )
-        seconds = time.perf_counter() - began
-        for output in outputs:
-            if output.error is not None:
-                raise output.error
-        self.figures.add(seconds, outputs)
+        prompts, params = [prompt for prompt, _ in tasks], [wish for _, wish in tasks]
+        block = Figures()
+        self.outputs += check_answered(block.measure(self.llm, prompts, params, advance))
+        self.figures.add_figures(block)
+        self.rates.append(block.tokens_per_second)
         self.prompt_tokens += sum(map(len, prompts))
         self.num_requests += len(tasks)
-        self.rates.append(sum(len(output.token_ids) for output in outputs) / seconds)
-        self.outputs += outputs
 
     def document(self) -> dict[str, Any]:
         """Under vLLM's keys, with counts of tokens and speculation."""

@@ -6,7 +6,6 @@ by prompt, and the one that begins alternates. Both arms are measured by the sam
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from paceline.commands.compare_noise import Round, why_disturbed
 from paceline.commands.display import Screen, banner, closing_line, table
 from paceline.commands.options import RunOptions
 from paceline.commands.prompts import Encoder, Prompt
-from paceline.commands.report import Figures, Report
+from paceline.commands.report import Figures, Report, check_answered
 from paceline.commands.resolve import NO_MEMORY, open_llm, without_memory
 from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError, PacelineError
@@ -118,13 +117,7 @@ def _run_pair(
     arms = [(plain, Figures()), (speculative, Figures())]
     outputs = {}
     for llm, figures in arms if plain_first else reversed(arms):
-        began = time.perf_counter()
-        found = llm.generate(group, params)
-        figures.add(time.perf_counter() - began, found)
-        outputs[id(figures)] = found
-        for output in found:
-            if output.error is not None:
-                raise output.error
+        outputs[id(figures)] = check_answered(figures.measure(llm, group, params))
     (_, one_arm), (_, other_arm) = arms
     pair.plain.add_figures(one_arm)
     pair.speculative.add_figures(other_arm)

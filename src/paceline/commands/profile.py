@@ -62,8 +62,8 @@ def profile_command(options: ProfileOptions) -> int:
     from paceline.workbench.profile_store import store_profile, to_document, write_json
 
     screen = Screen()
-    for path in filter(None, (options.output, options.plot)):  # before minutes are spent
-        check_output(path)
+    if options.output is not None:  # before minutes are spent
+        check_output(options.output)
     if options.plot is not None:
         check_plot(options.plot)
     imported = options.import_file is not None

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
     from paceline.outputs import GenerationOutput
+    from paceline.sampling_params import SamplingParams
 
 
 @dataclass(slots=True)
@@ -34,6 +36,19 @@ class Figures:
                 self.num_drafts += counters.num_drafts
                 self.num_draft_tokens += counters.num_draft_tokens
                 self.num_accepted_tokens += counters.num_accepted_tokens
+
+    def measure(
+        self,
+        llm: LLM,
+        prompts: Sequence[list[int]],
+        params: SamplingParams | Sequence[SamplingParams],
+        on_finished: Callable[[int], None] | None = None,
+    ) -> list[GenerationOutput]:
+        """Answer prompts at once, and count the answers."""
+        began = time.perf_counter()
+        outputs: list[GenerationOutput] = llm.generate(prompts, params, on_finished=on_finished)
+        self.add(time.perf_counter() - began, outputs)
+        return outputs
 
     def add_figures(self, other: Figures) -> None:
         for name, value in asdict(other).items():
@@ -70,6 +85,14 @@ class Figures:
             "acceptance_rate": self.acceptance_rate,
             "mean_acceptance_length": self.mean_acceptance_length,
         }
+
+
+def check_answered(outputs: Sequence[GenerationOutput]) -> list[GenerationOutput]:
+    """The same outputs; raises the error of one that failed: its tokens are no measurement."""
+    for output in outputs:
+        if output.error is not None:
+            raise output.error
+    return list(outputs)
 
 
 @dataclass(frozen=True, slots=True)

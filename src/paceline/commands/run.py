@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 
 EXIT_FAILED = 2
+PROMPT = "> "
 
 
 def run_command(options: RunOptions) -> int:
@@ -133,7 +134,7 @@ def _answer(
     else:
         outputs = _answer_batch(llm, prompts, params, screen, figures)
     for _ in range(options.repeat - 1):
-        _measure(llm, prompts, params, figures)
+        figures.measure(llm, prompts, params)
     screen.end_line()
     screen.note(closing_line(figures))
     is_plain = not llm.config.speculative
@@ -184,9 +185,7 @@ def _answer_batch(
 ) -> list[GenerationOutput]:
     """Answer all as one batch, then show them in their order."""
     with screen.progress("answering", len(prompts)) as advance:
-        began = time.perf_counter()
-        outputs: list[GenerationOutput] = llm.generate(prompts, params, on_finished=advance)
-        figures.add(time.perf_counter() - began, outputs)
+        outputs = figures.measure(llm, prompts, params, advance)
     screen.legend()
     for number, (prompt, output) in enumerate(zip(prompts, outputs, strict=True), start=1):
         screen.note(f"--- prompt {number}")
@@ -202,18 +201,6 @@ def show(llm: LLM, prompt: Sequence[int], output: GenerationOutput, screen: Scre
     screen.end_line()
     if output.error is not None:
         screen.note(f"error: {output.error}")
-
-
-def _measure(
-    llm: LLM, prompts: Sequence[list[int]], params: SamplingParams, figures: Figures
-) -> None:
-    """Run everything once more, for the figures alone."""
-    began = time.perf_counter()
-    outputs = llm.generate(prompts, params)
-    figures.add(time.perf_counter() - began, outputs)
-
-
-PROMPT = "> "
 
 
 def talk(llm: LLM, encoder: Encoder, params: SamplingParams, screen: Screen) -> int:

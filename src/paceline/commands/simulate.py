@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from paceline.checks import check_number, check_output
+from paceline.checks import check_number
 from paceline.commands.display import Screen, printable, table
 from paceline.commands.options import EngineOptions, SpeculationOptions, argument, option
 from paceline.commands.report import Figures
@@ -23,12 +23,7 @@ from paceline.models.embedded import embedded_model
 
 if TYPE_CHECKING:
     from paceline.workbench.replay import ReplayResult
-
-if TYPE_CHECKING:
-    from paceline.workbench.simulate import (
-        Configs,
-        Simulator,
-    )
+    from paceline.workbench.simulate import Configs, Simulator
 
 PLAIN, BEST_FIXED, BEST_STEPS = "plain", "best fixed of each prompt", "best drafts of each step"
 HEADERS = ("", "steps", "rows/step", "draft tokens", "accepted length", "tok/s", "speed-up")
@@ -139,7 +134,6 @@ def _check(options: SimulateOptions, configs: Configs) -> None:
     if options.estimators and not configs:
         raise ConfigError("--estimators judges what proposers draft; here nobody drafts")
     if options.plot is not None:
-        check_output(options.plot)
         check_plot(options.plot)
 
 

@@ -82,8 +82,8 @@ def check_files(options: TuneOptions) -> None:
 
     if options.prompts is None and options.traces is None:
         raise ConfigError("tune needs --prompts FILE, or --traces FOLDER with answers in it")
-    for path in filter(None, (options.output, options.plot)):
-        check_output(path)
+    if options.output is not None:
+        check_output(options.output)
     if options.plot is not None:
         check_plot(options.plot)
     check_concurrency(options)

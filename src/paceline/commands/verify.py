@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -19,7 +18,7 @@ from typing import Any
 from paceline.commands.display import Screen, banner, table
 from paceline.commands.options import SamplingOptions, VerifyOptions
 from paceline.commands.prompts import Encoder, Prompt, read_prompts
-from paceline.commands.report import Figures
+from paceline.commands.report import Figures, check_answered
 from paceline.commands.resolve import (
     DEFAULT_MAX_NUM_SEQS,
     engine_options,
@@ -30,7 +29,6 @@ from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError, PacelineError
 from paceline.llm import LLM, embedded_model
 from paceline.models.checkpoint import load_checkpoint
-from paceline.outputs import GenerationOutput
 from paceline.sampling_params import SamplingParams
 from paceline.workbench.mixture import drafting_variants, mixed_requests
 from paceline.workbench.regret import score_output
@@ -64,23 +62,11 @@ class Arms:
             PacelineError: a request failed, or cannot be served.
         """
         prompts, params = [prompt for prompt, _ in work], [wish for _, wish in work]
-        expected = _generate(self.plain, prompts, params, self.plain_figures)
-        found = _generate(self.speculative, prompts, params, self.speculative_figures)
+        expected = check_answered(self.plain_figures.measure(self.plain, prompts, params))
+        found = check_answered(self.speculative_figures.measure(self.speculative, prompts, params))
         for prompt, wish, one, two in zip(prompts, params, expected, found, strict=True):
             score = partial(score_output, prompt=prompt, output=two.token_ids, params=wish)
             self.tally.add(one, two, self.plain.call(score))
-
-
-def _generate(
-    llm: LLM, prompts: list[list[int]], params: list[SamplingParams], figures: Figures
-) -> list[GenerationOutput]:
-    began = time.perf_counter()
-    outputs: list[GenerationOutput] = llm.generate(prompts, params)
-    figures.add(time.perf_counter() - began, outputs)
-    for output in outputs:
-        if output.error is not None:
-            raise output.error
-    return outputs
 
 
 def verify_command(options: VerifyOptions) -> int:
