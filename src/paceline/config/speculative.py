@@ -44,6 +44,40 @@ NEEDED_MODELS = {
     "parallel_draft": "the folder or hub id of a draft that was trained for it",
 }
 """What ``model`` must name, by the built-in methods that need one."""
+GRAMMAR_DRAFTS: dict[str, Any] = {"num_speculative_tokens": 16, "max_tree_nodes": 24}
+"""What a grammar is sure of goes further than what others guess."""
+SUFFIX_DRAFTS: dict[str, Any] = {
+    "num_speculative_tokens": 16,
+    "max_tree_nodes": 16,
+    "max_branching": 4,
+}
+"""Trees that go on for as long as their match lets hope."""
+NGRAM_DRAFTS: dict[str, Any] = {
+    "num_speculative_tokens": 8,
+    "max_tree_nodes": 16,
+    "max_branching": 4,
+}
+"""Look-ups cost nothing worth mentioning, and the planner verifies no more than pays."""
+PARALLEL_DRAFTS: dict[str, Any] = {"num_speculative_tokens": 8}
+"""Further tokens of a forward that is made anyway."""
+PARALLEL_FLAG = "parallel_drafting"
+LOOSENING_KEYS = (
+    "acceptance_threshold",
+    "min_acceptance_ratio",
+    "typical_acceptance",
+    "typical_acceptance_sampler_posterior_threshold",
+    "typical_acceptance_sampler_posterior_alpha",
+    "assistant_ensemble_weight",
+    "synthetic_acceptance_rates",
+    "synthetic_acceptance_length",
+)
+_DRAFTS = {
+    "grammar": GRAMMAR_DRAFTS,
+    "suffix": SUFFIX_DRAFTS,
+    "ngram_model": NGRAM_DRAFTS,
+    "parallel_draft": PARALLEL_DRAFTS,
+}
+_KEY_ALIASES = {"max_tree_depth": "num_speculative_tokens"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,42 +236,6 @@ def _is_replacement(pair: object) -> bool:
 def _is_encodable(text: str) -> bool:
     """Whether it has no lone surrogates, which JSON can spell and UTF-8 cannot."""
     return not any("\ud800" <= char <= "\udfff" for char in text)
-
-
-GRAMMAR_DRAFTS: dict[str, Any] = {"num_speculative_tokens": 16, "max_tree_nodes": 24}
-"""What a grammar is sure of goes further than what others guess."""
-SUFFIX_DRAFTS: dict[str, Any] = {
-    "num_speculative_tokens": 16,
-    "max_tree_nodes": 16,
-    "max_branching": 4,
-}
-"""Trees that go on for as long as their match lets hope."""
-NGRAM_DRAFTS: dict[str, Any] = {
-    "num_speculative_tokens": 8,
-    "max_tree_nodes": 16,
-    "max_branching": 4,
-}
-"""Look-ups cost nothing worth mentioning, and the planner verifies no more than pays."""
-PARALLEL_DRAFTS: dict[str, Any] = {"num_speculative_tokens": 8}
-"""Further tokens of a forward that is made anyway."""
-PARALLEL_FLAG = "parallel_drafting"
-LOOSENING_KEYS = (
-    "acceptance_threshold",
-    "min_acceptance_ratio",
-    "typical_acceptance",
-    "typical_acceptance_sampler_posterior_threshold",
-    "typical_acceptance_sampler_posterior_alpha",
-    "assistant_ensemble_weight",
-    "synthetic_acceptance_rates",
-    "synthetic_acceptance_length",
-)
-_DRAFTS = {
-    "grammar": GRAMMAR_DRAFTS,
-    "suffix": SUFFIX_DRAFTS,
-    "ngram_model": NGRAM_DRAFTS,
-    "parallel_draft": PARALLEL_DRAFTS,
-}
-_KEY_ALIASES = {"max_tree_depth": "num_speculative_tokens"}
 
 
 def parse_speculative_config(

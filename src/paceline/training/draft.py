@@ -15,6 +15,7 @@ from paceline.errors import TrainingError
 from paceline.models.decoder import Decoder
 from paceline.models.pruned_head import check_whole_head
 from paceline.training.acceptance import Acceptance, OwnText, measure_acceptance, write_own_text
+from paceline.training.card import DraftTrainingResult, draft_card
 from paceline.training.checkpoint import Progress, remove_state
 from paceline.training.configs import DraftTrainingConfig
 from paceline.training.data import (
@@ -24,7 +25,6 @@ from paceline.training.data import (
     split_held_out,
     tokenize,
 )
-from paceline.training.draft_card import DraftTrainingResult, draft_card
 from paceline.training.draft_head import keep_frequent, special_tokens
 from paceline.training.generation import generate_documents
 from paceline.training.lm import fingerprint, separator_id, training_data

@@ -38,6 +38,12 @@ from paceline.workbench.traces import Trace
 
 Floats = npt.NDArray[np.float64]
 Logits = npt.NDArray[np.float32]
+TOP = (1, 2, 4, 8)
+BINS = 10
+TEMPERATURE = 0.8
+"""Of the predicted acceptance where none is asked for."""
+ELEMENTS = 1 << 20
+"""Numbers of one array of a slice of rows: 8 MB."""
 
 
 def log_softmax(logits: Logits, temperature: float = 1.0) -> Floats:
@@ -83,14 +89,6 @@ def coupled_acceptance(log_p: Floats, log_q: Floats) -> Floats:
     below = rest * q + came * p
     chances: Floats = np.divide(p * q, below, out=np.zeros_like(p), where=below > 0).sum(axis=1)
     return chances
-
-
-TOP = (1, 2, 4, 8)
-BINS = 10
-TEMPERATURE = 0.8
-"""Of the predicted acceptance where none is asked for."""
-ELEMENTS = 1 << 20
-"""Numbers of one array of a slice of rows: 8 MB."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,8 @@ from paceline.workbench.drafts_store import (
     RecordedDrafts,
 )
 
+NOWHERE = ROOT - 1
+
 
 def cached_proposer(
     config: SpeculativeConfig, drafts: RecordedDrafts, trace_of: Mapping[int, int]
@@ -49,9 +51,6 @@ def cached_proposer(
         return cached_foreign_drafts(config, drafts, trace_of, drafts.pair)
     kind = CachedParallelDrafts if config.method == "parallel_draft" else CachedDrafts
     return kind(config, drafts, trace_of)
-
-
-NOWHERE = ROOT - 1
 
 
 class CachedDrafts(Drafter):

@@ -73,6 +73,10 @@ from paceline.workbench.traces import Trace
 
 log = logging.getLogger(__name__)
 FOLDER = "drafts"
+BATCH = 16
+"""Traces that are recorded side by side."""
+ENDLESS = 1 << 40
+"""Tokens that a recorded request may still emit, so that no prompt is too long to be read."""
 
 
 def cached_drafts(
@@ -164,12 +168,6 @@ def _wider(one: SpeculativeConfig, two: SpeculativeConfig) -> SpeculativeConfig:
         max_tree_nodes=max(one.max_tree_nodes, two.max_tree_nodes),
         min_accept_prob=min(one.min_accept_prob, two.min_accept_prob),
     )
-
-
-BATCH = 16
-"""Traces that are recorded side by side."""
-ENDLESS = 1 << 40
-"""Tokens that a recorded request may still emit, so that no prompt is too long to be read."""
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,12 +45,16 @@ from paceline.workbench.trace_requests import trace_params
 from paceline.workbench.traces import Trace
 from paceline.writing import whole_file
 
-if TYPE_CHECKING:
-    from paceline.proposers.draft_model.vocabulary import VocabularyPair
-
-
 FORMAT_VERSION = 2
 _RANKING = ("temperature", "top_p", "top_k")
+MOST_FORWARDS = 1e6
+_ARRAYS = {
+    "positions": ("I64", np.int64),
+    "offsets": ("I64", np.int64),
+    "token_ids": ("I32", np.int32),
+    "parents": ("I32", np.int32),
+    "accept_probs": ("F64", np.float64),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,16 +228,6 @@ def _arithmetic(checkpoint: Checkpoint, config: SpeculativeConfig, target: Targe
     dtype = draft_dtype(config, checkpoint, target)
     ops = resolve_ops(dtype, target.device, config.deterministic, target.backend)
     return f"{ops.name}, {dtype}" + (", deterministic" if ops.identity else "")
-
-
-MOST_FORWARDS = 1e6
-_ARRAYS = {
-    "positions": ("I64", np.int64),
-    "offsets": ("I64", np.int64),
-    "token_ids": ("I32", np.int32),
-    "parents": ("I32", np.int32),
-    "accept_probs": ("F64", np.float64),
-}
 
 
 @dataclass(frozen=True, slots=True)

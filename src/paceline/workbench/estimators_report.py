@@ -42,6 +42,7 @@ MAX_CALIBRATION_ERROR = 0.05
 NUM_BINS = 10
 LEAST_LOSS_PROB = 0.001
 """A certainty that turns out wrong costs as much as this probability would."""
+TOGETHER = "all together"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +115,6 @@ def _bin(outcomes: Sequence[Outcome]) -> Bin:
     count = len(outcomes)
     estimate = sum(outcome.estimate for outcome in outcomes) / count
     return Bin(count, estimate, sum(outcome.accepted for outcome in outcomes) / count)
-
-
-TOGETHER = "all together"
 
 
 def arms_of(configs: Configs) -> dict[str, Configs]:

@@ -22,6 +22,10 @@ from paceline.request import Request, VerifyResult
 from paceline.span import ROOT, DraftTree
 from paceline.workbench.explain_steps import Asked, Cut, Node, RequestPart, StepRecord
 
+MAX_STEPS = 10_000
+MAX_NODES = 200_000
+"""Steps, and candidate nodes in them, that are kept: some tens of megabytes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Terms:
@@ -125,11 +129,6 @@ def _places(tree: DraftTree, part: DraftTree) -> list[int]:
     for parent, token in zip(part.parents, part.token_ids, strict=True):
         found.append(place[ROOT if parent < 0 else found[parent], token])
     return found
-
-
-MAX_STEPS = 10_000
-MAX_NODES = 200_000
-"""Steps, and candidate nodes in them, that are kept: some tens of megabytes."""
 
 
 @dataclass(slots=True)

@@ -23,6 +23,14 @@ from paceline.workbench.explain import RecordingPlanner, recording
 from paceline.workbench.explain_steps import StepRecord
 
 Advance = Callable[[int], None]
+NUM_TOKENS = 32
+"""Tokens that each part of the warm-up generates at least, if there is time."""
+MOST_SECONDS = 0.5
+"""Of each part: where steps take long, what is slow about the first one is little beside them."""
+PROMPT_LENGTH, PERIOD = 24, 8
+"""Tokens of the text, and after how many it repeats itself: there must be something to draft."""
+SALT = "paceline warm-up"
+"""Prompts of other salts see nothing of what is cached here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,16 +159,6 @@ def _run(
     finally:
         clock.stop()
     return Run(token_ids, list(clock.steps))
-
-
-NUM_TOKENS = 32
-"""Tokens that each part of the warm-up generates at least, if there is time."""
-MOST_SECONDS = 0.5
-"""Of each part: where steps take long, what is slow about the first one is little beside them."""
-PROMPT_LENGTH, PERIOD = 24, 8
-"""Tokens of the text, and after how many it repeats itself: there must be something to draft."""
-SALT = "paceline warm-up"
-"""Prompts of other salts see nothing of what is cached here."""
 
 
 def warm_up(engine: Engine, params: SamplingParams) -> None:

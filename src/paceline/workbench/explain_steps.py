@@ -14,6 +14,8 @@ from enum import StrEnum
 
 from paceline.policy.cost_points import StepShape
 
+NUM_BINS = 10
+
 
 class Cut(StrEnum):
     """Why a candidate node was not verified."""
@@ -153,9 +155,6 @@ class StepRecord:
         if is_fairness or not worths or after >= len(self.growth):
             return None
         return max(worths), self.rate * (self.growth[after] - self.growth[after - 1])
-
-
-NUM_BINS = 10
 
 
 @dataclass(slots=True)

@@ -1,6 +1,8 @@
 """Pictures of cost tables, explained runs, tunings and the reliability of estimates.
 
-The only place that needs matplotlib; nothing here touches a screen.
+The only place that needs matplotlib; nothing here touches a screen. What draws raises
+:class:`ConfigError` where matplotlib is not installed or the kind of the file is unknown, and
+:class:`ProfileError` where the file cannot be written.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+from paceline.checks import check_output
 from paceline.errors import ConfigError, ProfileError
 from paceline.policy.cost_table import CostTable
 from paceline.workbench.estimators_report import Scores
@@ -22,30 +25,42 @@ from paceline.writing import whole_file
 SUFFIXES = (".png", ".svg", ".pdf")
 NARROW = 64
 """The widest step of the left panel, where verification lies."""
+MAX_LABELS = 60
+"""Pieces of text that are legible under the timeline."""
+STYLES = {"auto": "-", "fixed": "--"}
+HINDSIGHT = (("0.35", ":"), ("0.6", "-."), ("0.35", (0, (6, 3))), ("0.6", (0, (1, 4))))
+"""Grey and dashes of each line of hindsight, in turn."""
+LEGEND_COLUMNS = 2
 
 
 def check_plot(path: str | Path) -> None:
-    """Raise :class:`ConfigError` unless :func:`plot_tables` could make such a file."""
+    """Raise :class:`ConfigError` unless a picture could be drawn there."""
+    check_output(path)
+    _figure(path)
+
+
+def _figure(path: str | Path, width: float = 4.0, height: float = 4.0) -> Any:
+    """An empty picture of so many inches; raises :class:`ConfigError` where there can be none."""
     if Path(path).suffix.lower() not in SUFFIXES:
         raise ConfigError(f"{path} cannot be plotted; allowed are files in {', '.join(SUFFIXES)}")
-    _figure_class()
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError(
+            "a plot needs the extra that brings matplotlib: pip install 'paceline[plot]'"
+        ) from error
+    return Figure(figsize=(width, height), layout="constrained")
 
 
-def save_plot(figure: Any, path: str | Path) -> None:
-    """Write a figure in the format of its file's suffix; raises :class:`ProfileError`."""
+def _save(figure: Any, path: str | Path) -> None:
+    """Write it in the format of the file's suffix."""
     with whole_file(path, ProfileError) as partial:
         figure.savefig(partial, format=Path(path).suffix[1:] or "png")
 
 
 def plot_tables(tables: Sequence[CostTable], path: str | Path) -> None:
-    """Draw every table: the cost ratio of narrow steps, and the time of all of them.
-
-    Raises:
-        ConfigError: matplotlib is not installed, or the file's kind is unknown.
-        ProfileError: the file cannot be written.
-    """
-    check_plot(path)
-    figure = _figure_class()(figsize=(12, 5), layout="constrained")
+    """Draw every table: the cost ratio of narrow steps, and the time of all of them."""
+    figure = _figure(path, 12, 5)
     ratios, times = figure.subplots(1, 2)
     for table in tables:
         _draw(table, ratios, times)
@@ -55,7 +70,7 @@ def plot_tables(tables: Sequence[CostTable], path: str | Path) -> None:
     for panel in (ratios, times):
         panel.grid(alpha=0.3)
     ratios.legend(fontsize="small")
-    save_plot(figure, path)
+    _save(figure, path)
 
 
 def _draw(table: CostTable, ratios: Any, times: Any) -> None:
@@ -70,43 +85,22 @@ def _draw(table: CostTable, ratios: Any, times: Any) -> None:
         times.errorbar(widths, ms, spreads, marker=".", label=label)
 
 
-def _figure_class() -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError(
-            "a plot needs the extra that brings matplotlib: pip install 'paceline[plot]'"
-        ) from error
-    return Figure
-
-
-MAX_LABELS = 60
-"""Pieces of text that are legible under the timeline."""
-
-
 def plot_steps(records: Sequence[StepRecord], texts: Sequence[str], path: str | Path) -> None:
     """Draw the steps in which somebody decoded.
 
     Args:
         texts: what each of ``records`` added.
-
-    Raises:
-        ConfigError: matplotlib is not installed, or the file's kind is unknown.
-        ProfileError: the file cannot be written.
     """
-    check_plot(path)
-    from matplotlib.figure import Figure
-
     pairs = [each for each in zip(records, texts, strict=True) if each[0].num_decoding]
     decoding = [record for record, _ in pairs]
-    figure = Figure(figsize=(14, 9), layout="constrained")
+    figure = _figure(path, 14, 9)
     panels = figure.subplot_mosaic([["costs", "reliability"], ["timeline", "timeline"]])
     _draw_costs(panels["costs"], decoding)
     _draw_reliability(panels["reliability"], decoding)
     _draw_timeline(panels["timeline"], decoding, [text for _, text in pairs])
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # text may have characters that the font lacks
-        save_plot(figure, path)
+        _save(figure, path)
 
 
 def _draw_costs(panel: Any, records: Sequence[StepRecord]) -> None:
@@ -181,23 +175,9 @@ def _draw_timeline(panel: Any, records: Sequence[StepRecord], texts: Sequence[st
     panel.legend(fontsize="small")
 
 
-STYLES = {"auto": "-", "fixed": "--"}
-HINDSIGHT = (("0.35", ":"), ("0.6", "-."), ("0.35", (0, (6, 3))), ("0.6", (0, (1, 4))))
-"""Grey and dashes of each line of hindsight, in turn."""
-LEGEND_COLUMNS = 2
-
-
 def plot_tuning(tuning: Tuning, path: str | Path) -> None:
-    """Draw the best candidate of every node budget with its interval, a line per family.
-
-    Raises:
-        ConfigError: matplotlib is not installed, or the file's kind is unknown.
-        ProfileError: the file cannot be written.
-    """
-    check_plot(path)
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 7), layout="constrained")
+    """Draw the best candidate of every node budget with its interval, a line per family."""
+    figure = _figure(path, 9, 7)
     panel = figure.subplots()
     _draw_families(panel, tuning)
     panel.axhline(1.0, color="black", linewidth=1, label=tuning.plain.name)
@@ -209,7 +189,7 @@ def plot_tuning(tuning: Tuning, path: str | Path) -> None:
     panel.minorticks_off()
     panel.grid(alpha=0.3)
     figure.legend(loc="outside lower center", ncols=LEGEND_COLUMNS, fontsize="small")
-    save_plot(figure, path)
+    _save(figure, path)
 
 
 def _bars(found: list[SpeedUp]) -> list[list[float]] | None:
@@ -243,15 +223,8 @@ def plot_reliability(panels: Mapping[str, Mapping[str, Scores]], path: str | Pat
 
     Args:
         panels: title to, by estimator, its scores.
-
-    Raises:
-        ConfigError: matplotlib is not installed, or the file's kind is unknown.
-        ProfileError: the file cannot be written.
     """
-    check_plot(path)
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(4.0 * len(panels), 4.0), layout="constrained")
+    figure = _figure(path, 4.0 * len(panels))
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for panel, (title, lines) in zip(axes, panels.items(), strict=True):
         panel.plot([0, 1], [0, 1], color="grey", linewidth=0.8)
@@ -261,4 +234,4 @@ def plot_reliability(panels: Mapping[str, Mapping[str, Scores]], path: str | Pat
             panel.plot(estimates, [each.accepted for each in scores.bins], marker=".", label=label)
         panel.set(title=title, xlabel="estimate", ylabel="accepted", xlim=(0, 1), ylim=(0, 1))
         panel.legend(fontsize="small")
-    save_plot(figure, path)
+    _save(figure, path)

@@ -36,6 +36,25 @@ NEW, REPEATED = 32, 16
 PROMPT_LENGTH = 64
 DRAFTED_STEPS = 400
 """Most steps that are measured."""
+FEW, MANY = 1, 4
+"""Requests of the runs; fewer where the engine allows no more."""
+SHORT, LONG = 4, 16
+"""Lengths of the drafts."""
+PERIOD, PERIODS = 16, 4
+"""Tokens that a prompt repeats, and how often."""
+WARM_UP_STEPS, STEPS = 8, 64
+MAX_SECONDS = 3.0
+"""Of each run, however slow the model is."""
+WARM_UP_SECONDS = 0.3
+LEAST_SELDOM = 8
+"""Drafted steps among others that tell more than those of a run in which all steps are."""
+SLOWEST = 0.1
+"""Part of them that is left out: what else a machine does is no time of the host's."""
+CALLED = (
+    SpeculativeConfig("suffix", num_speculative_tokens=LONG, suffix_decoding_max_cached_requests=0),
+    SpeculativeConfig("prompt_lookup"),
+)
+"""Whose calls are measured in any case: they need no model."""
 
 
 class DraftedStep(NamedTuple):
@@ -139,27 +158,6 @@ def _text(vocab_size: int, length: int) -> list[int]:
         new = rng.choices(range(vocab_size), k=NEW)
         text += [*new, *new[:REPEATED]]
     return text[:length]
-
-
-FEW, MANY = 1, 4
-"""Requests of the runs; fewer where the engine allows no more."""
-SHORT, LONG = 4, 16
-"""Lengths of the drafts."""
-PERIOD, PERIODS = 16, 4
-"""Tokens that a prompt repeats, and how often."""
-WARM_UP_STEPS, STEPS = 8, 64
-MAX_SECONDS = 3.0
-"""Of each run, however slow the model is."""
-WARM_UP_SECONDS = 0.3
-LEAST_SELDOM = 8
-"""Drafted steps among others that tell more than those of a run in which all steps are."""
-SLOWEST = 0.1
-"""Part of them that is left out: what else a machine does is no time of the host's."""
-CALLED = (
-    SpeculativeConfig("suffix", num_speculative_tokens=LONG, suffix_decoding_max_cached_requests=0),
-    SpeculativeConfig("prompt_lookup"),
-)
-"""Whose calls are measured in any case: they need no model."""
 
 
 class Silent:

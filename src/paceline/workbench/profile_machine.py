@@ -24,6 +24,12 @@ from paceline import __version__
 from paceline.models.config import ModelConfig
 from paceline.models.ops.base import KV_BYTES, Ops, WeightPart, head_elements
 
+READ_BYTES = 256 << 20
+GEMM_ROWS, GEMM_WIDTH = 256, 2048
+REPEATS = 5
+WEIGHT_BITS = {"float32": 32.0, "bfloat16": 16.0, "float16": 16.0, "int8": 8.5, "int4": 4.5}
+"""Bits per weight; blocks have a 16-bit scale for every 32 weights."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProfileKey:
@@ -103,13 +109,6 @@ def processor() -> str:
     name = facts.get("model name") or platform.machine()
     revision = [facts[part] for part in ("cpu family", "model", "stepping") if part in facts]
     return f"{name} ({'.'.join(revision)})" if revision else name
-
-
-READ_BYTES = 256 << 20
-GEMM_ROWS, GEMM_WIDTH = 256, 2048
-REPEATS = 5
-WEIGHT_BITS = {"float32": 32.0, "bfloat16": 16.0, "float16": 16.0, "int8": 8.5, "int4": 4.5}
-"""Bits per weight; blocks have a 16-bit scale for every 32 weights."""
 
 
 @dataclass(frozen=True, slots=True)

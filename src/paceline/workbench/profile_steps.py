@@ -28,6 +28,17 @@ PATIENCE = 10
 """So many budgets may be spent on enough rounds."""
 WARM_SECONDS = 0.005
 """In which a task has found its pace: repeated for so long, its next time counts."""
+WIDTHS = (*range(1, 34), 40, 48, 64, 96, 128, 192, 256, 512)
+CONTEXTS = (64, 512, 2048)
+FEWER_SAMPLES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+"""Widths that are measured without samples, and with one, as prefill chunks have them."""
+REQUESTS = (2, 4, 8, 16)
+REQUEST_WIDTHS = (1, 4)
+LONGER_REQUESTS = 4
+"""How many requests are measured at the second context too: that takes long to fill."""
+WIDE = 64
+WIDE_EVERY = 4
+FILL_ROWS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,19 +115,6 @@ def _timing(values: list[float]) -> Timing:
         return Timing(values[0], 0.0, len(values))
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
     return Timing(middle, high - low, len(values))
-
-
-WIDTHS = (*range(1, 34), 40, 48, 64, 96, 128, 192, 256, 512)
-CONTEXTS = (64, 512, 2048)
-FEWER_SAMPLES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-"""Widths that are measured without samples, and with one, as prefill chunks have them."""
-REQUESTS = (2, 4, 8, 16)
-REQUEST_WIDTHS = (1, 4)
-LONGER_REQUESTS = 4
-"""How many requests are measured at the second context too: that takes long to fill."""
-WIDE = 64
-WIDE_EVERY = 4
-FILL_ROWS = 512
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -25,6 +25,8 @@ Floats = npt.NDArray[np.float64]
 REFERENCE = "float32"
 _BLOCK_NUMBERS = 1 << 19
 """Logits that are turned into probabilities at once: temporaries that stay in the caches."""
+DRAWS = 10_000
+CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +190,6 @@ def measure(
             arm(piece, own)
             found[name].windows.append(score(piece.targets, own, base))
     return found
-
-
-DRAWS = 10_000
-CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,9 @@ from paceline.workbench.traces import META, Trace, read_meta, read_traces
 Advance = Callable[[float], None]
 SOME = 3
 """Names that a message lists."""
+MARK = " *"
+"""Stands after the name of a row whose drafts come from such a model."""
+FOOTNOTE = "* with n-grams learnt from answers to these very prompts: other prompts will gain less"
 
 
 def profile_named(source: str) -> Profile:
@@ -231,11 +234,6 @@ class _Costs:
         )
         points = [replace(point, ms=point.ms * share) for point in table.points]
         return CostTable(name, points, table.is_relative)
-
-
-MARK = " *"
-"""Stands after the name of a row whose drafts come from such a model."""
-FOOTNOTE = "* with n-grams learnt from answers to these very prompts: other prompts will gain less"
 
 
 def learnt_prompts(configs: Iterable[SpeculativeConfig], traces: Sequence[Trace]) -> dict[str, int]:

@@ -37,6 +37,11 @@ BRANCHINGS = (2, 4)
 JOINED = 3
 """The best of each proposer that are tried together, whatever their budgets."""
 Scores = Mapping["Candidate", float]
+STRIDES = (8, 4, 2, 1)
+"""Each round replays one in so many traces."""
+LEAST_TRACES = 4
+"""Of a round; with fewer, the first rounds are left out."""
+Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,13 +176,6 @@ def widest(configs: Iterable[SpeculativeConfig]) -> list[SpeculativeConfig]:
 def all_configs(candidates: Iterable[Candidate]) -> list[SpeculativeConfig]:
     """The configurations of all candidates, each once."""
     return list(dict.fromkeys(config for each in candidates for config in each.configs))
-
-
-STRIDES = (8, 4, 2, 1)
-"""Each round replays one in so many traces."""
-LEAST_TRACES = 4
-"""Of a round; with fewer, the first rounds are left out."""
-Clock = Callable[[], float]
 
 
 @dataclass(slots=True)

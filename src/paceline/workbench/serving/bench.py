@@ -22,6 +22,7 @@ from paceline.workbench.serving.requests import Sample, Sampling, Target, make_b
 from paceline.workbench.serving.server import SpecDecodeCounters
 
 Send = Callable[[bytes, Outcome], Awaitable[None]]
+OnFinished = Callable[[int], None]
 
 
 async def run_load(
@@ -74,9 +75,6 @@ class _Run:
             await self._send(body, outcome)
         self._num_finished += 1
         self._on_finished(self._num_finished)
-
-
-OnFinished = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)

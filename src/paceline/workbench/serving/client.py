@@ -13,6 +13,14 @@ from typing import Any
 
 from paceline.workbench.serving.extra import aiohttp
 
+# Less than the 5 seconds after which uvicorn closes an idle connection: a request that is sent just
+# then would fail.
+KEEPALIVE_S = 4.0
+# How much of a server's words on an error is kept.
+MESSAGE_LENGTH = 200
+_DONE = b"[DONE]"
+_TEXT_FIELDS = ("content", "reasoning_content", "reasoning")
+
 
 class EventParser:
     """Collects bytes as they arrive, and gives the data of the events that they complete.
@@ -50,15 +58,6 @@ class EventParser:
 def _data_of(event: bytes) -> bytes:
     lines = (line for line in event.split(b"\n") if line.startswith(b"data:"))
     return b"\n".join(line[5:].removeprefix(b" ") for line in lines)
-
-
-# Less than the 5 seconds after which uvicorn closes an idle connection: a request that is sent just
-# then would fail.
-KEEPALIVE_S = 4.0
-# How much of a server's words on an error is kept.
-MESSAGE_LENGTH = 200
-_DONE = b"[DONE]"
-_TEXT_FIELDS = ("content", "reasoning_content", "reasoning")
 
 
 @dataclass(slots=True)

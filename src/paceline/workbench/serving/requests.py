@@ -9,6 +9,9 @@ from typing import Any
 
 from paceline.errors import ConfigError
 
+BACKENDS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
+"""What speaks which protocol, with its usual endpoint."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -30,10 +33,6 @@ class Sample:
         if isinstance(self.prompt, str):
             return [{"role": "user", "content": self.prompt}]
         return list(self.prompt)
-
-
-BACKENDS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
-"""What speaks which protocol, with its usual endpoint."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,10 @@ _NAMES = {
 }
 _DRAFT_STEPS = "spec_decode_num_draft_steps"
 _PER_POSITION = "spec_decode_num_accepted_tokens_per_pos"
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+FLUSH_PATHS = ("/flush_prefix_cache", "/reset_prefix_cache")
+"""Paceline's name, and vLLM's."""
+_SHORT = aiohttp.ClientTimeout(total=30.0)
 
 
 @dataclass(slots=True)
@@ -111,12 +115,6 @@ def parse_counters(text: str) -> SpecDecodeCounters | None:
 def _stem(name: str) -> str | None:
     prefix = next((each for each in PREFIXES if name.startswith(each)), None)
     return None if prefix is None else name.removeprefix(prefix).removesuffix("_total")
-
-
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
-FLUSH_PATHS = ("/flush_prefix_cache", "/reset_prefix_cache")
-"""Paceline's name, and vLLM's."""
-_SHORT = aiohttp.ClientTimeout(total=30.0)
 
 
 async def wait_until_ready(session: aiohttp.ClientSession, url: str, timeout_s: float) -> None:
