@@ -64,6 +64,7 @@ def test_stream_is_the_full_decoding(kind: str, prompt: str, text: str, ids: lis
 
 
 @given(kind=KINDS, prompt=IDS, output=IDS)
+@example("byte-fallback", [3 + 0x20], [3])  # decoding strips a space at the beginning
 def test_any_prompt(kind: str, prompt: list[int], output: list[int]) -> None:
     """A prompt may end inside a character; then the whole character is the output's."""
     tokenizer = MAKERS[kind]

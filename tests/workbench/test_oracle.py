@@ -74,9 +74,9 @@ def repetitive(seed: int, count: int) -> list[Trace]:
     return traces
 
 
-curves = st.lists(st.floats(-0.2, 1.0), min_size=2, max_size=8).map(
-    # Any curve, with cliffs down as well, on which no width is cheaper than half a plain step.
-    lambda steps: [max(0.5, 1.0 + sum(steps[:n])) for n in range(len(steps) + 1)]
+curves = st.lists(st.floats(0.0, 1.0), min_size=2, max_size=8).map(
+    # Any curve on which no step is cheaper than a narrower one.
+    lambda steps: [1.0 + sum(steps[:n]) for n in range(len(steps) + 1)]
 )
 
 

@@ -122,9 +122,10 @@ class IncrementalDecoder:
             self._run.push(byte)
         text = tokenizer.decode(self._window)
         if run and not self._run.is_broken:
-            before = tokenizer.decode(self._window[: -len(run)])
-            self._emitted = len(before) + len(self._run.text)
+            whole = len(self._window) - self._run.num_unfinished
+            self._emitted = len(tokenizer.decode(self._window[:whole]))
             self._run.text = ""
+            before = tokenizer.decode(self._window[: -len(run)])
             # If the output breaks the prompt's run, that many U+FFFD are still the prompt's.
             self._emitted_if_broken = len(before) + len(run)
         else:
@@ -198,6 +199,11 @@ class _ByteRun:
             self.text += self._decoder.decode(bytes((byte,)))
         except UnicodeDecodeError:
             self.is_broken, self.text = True, ""
+
+    @property
+    def num_unfinished(self) -> int:
+        """Bytes at its end that are the beginning of a character."""
+        return len(self._decoder.getstate()[0])
 
 
 def _prompt_tail(tokenizer: Tokenizer, prompt: Sequence[int]) -> tuple[list[int], list[int]]:

@@ -251,7 +251,9 @@ def _stacked_rows(parts: list[Tensor], first: int, last: int) -> Tensor:
         first, last = first - len(part), last - len(part)
     if len(found) == 1:
         return found[0]
-    # Not torch.cat: torch's threads would hold the cores that packing needs.
+    if any(rows.requires_grad for rows in found):
+        return torch.cat(found)
+    # Not torch.cat for those that are packed: its threads would hold the cores that packing needs.
     raw = np.concatenate([rows.view(torch.uint8).numpy() for rows in found])
     return torch.from_numpy(raw).view(parts[0].dtype)
 

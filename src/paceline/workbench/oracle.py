@@ -3,8 +3,9 @@
 Of what the proposers would draft, exactly nodes that are going to be accepted, and of these as many
 as pay; who does not bring what is used is not asked. For one request at a time this is the shortest
 of all sequences of steps, found backwards from the last token (dynamic programming): over the same
-proposers no planner is faster. For several, every step is the best one at the rate of tokens over
-all steps, which is found by repetition (Dinkelbach's method for a ratio).
+proposers no planner is faster, where no step is cheaper than a narrower one. For several, every
+step is the best one at the rate of tokens over all steps, which is found by repetition
+(Dinkelbach's method for a ratio).
 
 Knows no model and no files.
 """
