@@ -169,9 +169,7 @@ SWITCHES: dict[str, Switch] = {
         4, 0, {"cost_aware.CostAwarePlanner.observe": _observe_verified}, native=True
     ),
     # what steps cost, where the clock is read
-    "width checks": Switch(265, 7, _planner(_width_check=None)),
-    "rarity of looks": Switch(15, 1, {"looks.RAREST": 1}),
-    "looks that press": Switch(35, 1, {"looks.PRESSING": 0}),
+    "width checks": Switch(125, 4, _planner(_width_check=None)),
     "plain checks": Switch(30, 3, {"pace.PlainCheck.is_due": _fixed(False)}),
     "plain steps that tell": Switch(15, 0, {"cost.CostModel.is_ambiguous": _constant(False)}),
     "tilt": Switch(45, 4, {"cost_correction.SLOPES": [0.0] * _NUM_BINS}),

@@ -14,18 +14,14 @@ from paceline.policy.cost_points import StepShape
 from paceline.policy.cost_table import CostTable
 from paceline.policy.drafting_cost import DraftTime
 from paceline.policy.lateness import Lateness
-from paceline.policy.looks import LONGEST_PAUSE, PRESSING, RAREST, SHARE, Looks
 from paceline.policy.planned import PlannedStep
-from paceline.policy.planner import Source
-from paceline.policy.width_check import WidthCheck
+from paceline.policy.planner import Source, StepReport
+from paceline.policy.width_check import LONGEST_PAUSE, PAUSE, SHARE, WidthCheck
+from paceline.span import DraftTree
 from tests.policy.machine import DEPTH, DRAFT, LOOKUP, Machine, cost_table, request
 
 FLAT = [10.0 + 0.2 * w for w in range(600)]
 STEEP = [10.0 * w for w in range(1, 600)]
-DEAR = [10.0, 80.0, 81.0, 82.0]
-"""A forward with 0 to 3 nodes as it is predicted."""
-LOOK_STEPS = (DEAR[3] - DEAR[0]) / DEAR[0] / SHARE
-"""Plain steps that have to pass for a look at three nodes."""
 
 
 @pytest.fixture(autouse=True)
@@ -67,17 +63,6 @@ def test_a_table_that_has_wide_steps_too_dear_is_found_out_within_2500_steps(
     )
     misled.run([request(1)], lambda _: right, 2500)
     assert speed(misled, right, 1000) > 0.9 * speed(informed, right, 1000)
-
-
-def test_the_first_surprise_is_followed_by_another_look_at_once() -> None:
-    """Although a draft model that takes a fifth of a step is probed every fifty steps only."""
-    slow = machine(too_dear(8.0), DRAFT)
-    slow.draft_time = DraftTime(2.0, 0.2)
-    slow.planner.drafting._times[DRAFT.name] = slow.draft_time
-    slow.run([request(1)], lambda _: 0.9, 3000)
-    drafted = [step for step, nodes in enumerate(slow.nodes) if sum(nodes)]
-    assert drafted[0] > 1500
-    assert len([step for step in drafted if step < drafted[0] + 20]) > 10
 
 
 @pytest.mark.parametrize(
@@ -144,7 +129,8 @@ def test_which_steps_may_be_looked_at(is_strict: bool) -> None:
     assert check.may_look(two) != is_strict
     prompt_too = PlannedStep(StepShape(64, 0, 0, 1, 2), [request(1)], plain_ms=FLAT[63])
     assert not check.may_look(prompt_too), "its width is the prompt's"
-    check.looks.pause(FLAT[0])
+    one.growth = FLAT[:2]
+    check.wider(one, [DraftTree()], lambda growth: [DraftTree()])
     assert not check.may_look(one), "not in every step"
 
 
@@ -179,71 +165,72 @@ def test_what_a_request_asks_for_it_gets_and_no_more() -> None:
 
 # --- their price -------------------------------------------------------------------------------
 
+ONE = StepShape(1, 0, 0, 1, 1)
+PLAIN_MS = FLAT[0]
+LOOK_MS = 72.0
 
-def steps_to_look(looks: Looks, measured_ms: float, nodes: int = 3) -> int:
-    """Plain steps until a look is covered, which then takes so long."""
-    for step in itertools.count():
-        cost_ms = DEAR[nodes] - DEAR[0]
-        looks.pause(DEAR[0])
-        if looks.are_covered(DEAR[nodes] / DEAR[0], cost_ms):
-            looks.begin(nodes, DEAR, cost_ms)
-            looks.end(nodes, measured_ms)
-            return step
-        looks.passed(DEAR[0])
+
+def new_check() -> WidthCheck:
+    """One that has a step's worth of time to think."""
+    check = WidthCheck(CostModel(cost_table([PLAIN_MS] + [PLAIN_MS + LOOK_MS] * 8)), None, False)
+    check.passed(PLAIN_MS)
+    return check
+
+
+def steps_to_look(check: WidthCheck, measured_ms: float, dropped: int = 0) -> int:
+    """Plain steps until a node is verified to look at it, in a step that then takes so long."""
+    draft = DraftTree.chain([7], [0.5], LOOKUP.name)
+    growth = [PLAIN_MS, PLAIN_MS + LOOK_MS]
+    for count in itertools.count():
+        step = PlannedStep(ONE, [request(1)], growth, plain_ms=PLAIN_MS)
+        (more,) = check.wider(step, [DraftTree()], lambda growth: [draft])
+        if len(more):
+            rows = 2 - dropped
+            shape = StepShape(rows, 0, 0, rows, 1)
+            check.end(step, StepReport(shape, measured_ms, measured_ms, 1, 1))
+            return count
+        check.passed(PLAIN_MS)
     raise AssertionError
 
 
-def test_looks_get_rarer_while_they_confirm_and_come_back_when_one_refutes() -> None:
-    looks = Looks()
-    steps = [steps_to_look(looks, DEAR[3]) for _ in range(8)]
-    rarities = [min(2**at, RAREST) for at in range(8)]
-    assert steps == pytest.approx([rarity * LOOK_STEPS for rarity in rarities], rel=0.01)
-    steps_to_look(looks, 11.0)
-    assert looks.is_pressing
-    assert looks.is_due
-    assert steps_to_look(looks, DEAR[3]) == 0
-    assert not looks.is_pressing
+LOOK_STEPS = LOOK_MS / PLAIN_MS / SHARE
+"""Plain steps that have to pass for a look."""
 
 
-def test_what_is_predicted_to_be_dearer_than_was_confirmed_is_not_rarer() -> None:
-    looks = Looks()
+def test_looks_take_their_share_of_the_time() -> None:
+    check = new_check()
     for _ in range(4):
-        looks.begin(1, [10.0, 12.0], 0.0)
-        looks.end(1, 12.0)
-    assert steps_to_look(looks, DEAR[3]) == pytest.approx(LOOK_STEPS, rel=0.01)
+        steps = steps_to_look(check, PLAIN_MS + LOOK_MS)
+        assert steps == pytest.approx(LOOK_STEPS, abs=2 * PAUSE)
 
 
-@pytest.mark.parametrize("measured_ms", [0.0, -5.0, float("nan"), float("inf"), 70.0])
-def test_only_what_is_clearly_shorter_refutes(measured_ms: float) -> None:
-    looks = Looks()
-    steps_to_look(looks, measured_ms)
-    assert not looks.is_pressing
-    assert steps_to_look(looks, DEAR[3]) > LOOK_STEPS, "it was paid for"
+def test_a_look_that_took_less_is_soon_followed_by_another() -> None:
+    check = new_check()
+    steps_to_look(check, PLAIN_MS + 1.0)
+    assert steps_to_look(check, PLAIN_MS) <= LOOK_STEPS / LOOK_MS + PAUSE + 1
+    assert steps_to_look(check, PLAIN_MS) <= PAUSE + 1
 
 
-def test_a_look_that_refuted_is_not_waited_for_for_long() -> None:
-    """Drafts may end with it, and who is asked in every step costs time."""
-    looks = Looks()
-    steps_to_look(looks, 11.0)
-    for _ in range(PRESSING):
-        assert looks.is_pressing
-        looks.end(0, DEAR[0])
-    assert not looks.is_pressing
+@pytest.mark.parametrize("measured_ms", [0.0, -5.0, float("nan"), float("inf"), 1e9])
+def test_what_is_no_time_costs_what_was_predicted(measured_ms: float) -> None:
+    check = new_check()
+    steps_to_look(check, measured_ms)
+    steps = steps_to_look(check, PLAIN_MS)
+    assert steps == pytest.approx(LOOK_STEPS, abs=2 * PAUSE)
 
 
 @pytest.mark.parametrize("jump", [float("nan"), float("inf"), -1e12, 1e12])
 def test_a_clock_that_jumps_neither_ends_looks_nor_pays_for_many(jump: float) -> None:
-    looks = Looks()
-    assert steps_to_look(looks, DEAR[3]) == pytest.approx(LOOK_STEPS, rel=0.01)
-    looks.passed(jump)
-    assert looks.is_due or jump < 0.0
-    steps = sum(steps_to_look(looks, DEAR[3]) for _ in range(5))
-    rarities = 2 + 4 + 8 + RAREST + RAREST
-    assert rarities * LOOK_STEPS - LONGEST_PAUSE <= steps <= rarities * LOOK_STEPS + 2
+    check = new_check()
+    steps_to_look(check, PLAIN_MS + LOOK_MS)
+    check.passed(jump)
+    if jump < 0.0:
+        check.passed(-jump)
+    steps = sum(steps_to_look(check, PLAIN_MS + LOOK_MS) for _ in range(5))
+    assert 5 * LOOK_STEPS - LONGEST_PAUSE <= steps <= 5 * (LOOK_STEPS + 2 * PAUSE)
 
 
 def test_a_look_of_which_nodes_were_dropped_says_nothing() -> None:
-    looks = Looks()
-    looks.begin(3, DEAR, 72.0)
-    looks.end(2, 11.0)
-    assert not looks.is_pressing
+    check = new_check()
+    steps_to_look(check, PLAIN_MS + LOOK_MS, dropped=1)
+    assert steps_to_look(check, PLAIN_MS) <= PAUSE + 1

@@ -103,15 +103,12 @@ class CostAwarePlanner:
         if self._lateness is not None:
             self._lateness.begin(requests)
         self._is_open = True
-        again = () if self._width_check is None else self._width_check.again(self._step)
-        if again:
-            self._ledger.settle()
-        elif self._ledger.is_resting(
+        if self._ledger.is_resting(
             requests, lambda: self._rate(step, len(requests)), lambda: self._needy(requests)
         ):
             self._step = UNPLANNED
             return False
-        planned = self._step = PlannedStep(step, requests, began=time.perf_counter(), again=again)
+        planned = self._step = PlannedStep(step, requests, began=time.perf_counter())
         planned.plain_ms = self.cost.predict(step)
         is_due = self._ledger.plain_check.is_due or self.cost.is_ambiguous(step)
         is_checked = is_due and step.requests == len(requests)
@@ -136,7 +133,7 @@ class CostAwarePlanner:
         milliseconds = sum([step.total_ms for step in steps])
         self._ledger.note_plain(steps, milliseconds)
         if self._width_check is not None:
-            self._width_check.looks.passed(milliseconds)
+            self._width_check.passed(milliseconds)
         if self._fairness is not None:
             self._fairness.passed_plainly(len(steps))
 
@@ -164,8 +161,6 @@ class CostAwarePlanner:
         step = self._step
         needy = [i for i, ahead in enumerate(step.ahead) if ahead < ENOUGH] if step.ahead else ()
         asks = self._asking.ask(source, step.requests, candidates, drafts, step.rate, needy)
-        if step.again and not asks and not needy and self._width_check is not None:
-            asks = self._width_check.asks_again(source, step, candidates)
         step.asks += asks
         return [asked.index for asked in asks]
 
@@ -294,7 +289,7 @@ class CostAwarePlanner:
         if self._lateness is not None:
             self._lateness.passed(report.total_ms)
         if self._width_check is not None:
-            self._width_check.looks.passed(report.total_ms)
+            self._width_check.passed(report.total_ms)
         longer = 0.0
         if step is UNPLANNED:
             self._ledger.note(report)

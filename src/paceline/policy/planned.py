@@ -24,7 +24,6 @@ class PlannedStep:
         ahead: tokens that each request has had beyond what it is owed; None where nobody counts.
         weights: of the requests in the choice; None is equal ones.
         asks: who drafts for whom.
-        again: who did so in a step that another like it is to follow; empty otherwise.
         trees: what was drafted, by request id.
         num_trees: how many trees these were before those of one request were merged.
         levels, level_ms: of whoever drafts by forwards: how many, and the time of a further one.
@@ -40,7 +39,6 @@ class PlannedStep:
     ahead: Sequence[float] | None = None
     weights: Sequence[float] | None = None
     asks: list[Ask] = field(default_factory=list)
-    again: Sequence[Ask] = ()
     trees: dict[int, DraftTree] = field(default_factory=dict)
     num_trees: int = 0
     levels: int = 1

@@ -2,25 +2,31 @@
 
 A planner that takes wide steps to be dear takes none, sees none, and would believe it for ever: of
 a table that was measured while another process held a core, or with kernels that were since
-replaced. So a draft that would pay were width much cheaper is verified now and then; how often is
-:class:`~paceline.policy.looks.Looks`'s. It is the counterpart of
-:class:`~paceline.policy.pace.PlainCheck`. Nothing is spent on drafts that would not pay even then.
+replaced. So a draft that would pay were width much cheaper is verified now and then. It is the
+counterpart of :class:`~paceline.policy.pace.PlainCheck`. Looks are paid from a share of the time,
+each at the milliseconds by which it was longer than what would have been chosen, as predicted at
+most. Nothing is spent on drafts that would not pay even then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from paceline.policy.asks import Ask
+from paceline.policy.allowance import Allowance
 from paceline.policy.cost import CostModel
 from paceline.policy.lateness import Lateness
-from paceline.policy.looks import Looks
 from paceline.policy.planned import PlannedStep
-from paceline.policy.planner import Source, StepReport
+from paceline.policy.planner import StepReport
 from paceline.span import DraftTree
 
 HOPE = 0.125
 """What width is hoped to cost, as a part of what it is believed to."""
+SHARE = 0.004
+"""Share of the time that looks may take."""
+PAUSE = 16
+"""Plain steps from one thought of a look to the next: it takes as long as another choice."""
+LONGEST_PAUSE = 10_000
+"""Plain steps between two thoughts whose time counts at most, against clocks that jump."""
 
 Pick = Callable[[Sequence[float]], list[DraftTree]]
 
@@ -35,29 +41,22 @@ class WidthCheck:
     """
 
     def __init__(self, cost: CostModel, lateness: Lateness | None, is_strict: bool) -> None:
-        self.looks = Looks()
         self._cost, self._lateness, self._is_strict = cost, lateness, is_strict
+        self._allowance = Allowance(SHARE)
+        self._passed_ms = self._pause_ms = 0.0  # since the latest thought, and how long that lasts
         self._hopes = False  # something was drafted for a look
+        self._look = 0, 0.0  # nodes of the one that is running, and its predicted price
+
+    def passed(self, milliseconds: float) -> None:
+        """Let time pass."""
+        self._passed_ms += milliseconds
 
     def may_look(self, step: PlannedStep) -> bool:
         """Whether the step may become one that is wider than seems to pay."""
-        if not self.looks.is_due or step.plain_ms <= 0.0:
+        if self._passed_ms < self._pause_ms or step.plain_ms <= 0.0:
             return False
         decoding = len(step.requests)
         return step.shape.requests == decoding and (decoding == 1 or not self._is_strict)
-
-    def again(self, latest: PlannedStep) -> Sequence[Ask]:
-        """Who drafted for the latest look, where another one is to follow at once."""
-        return (latest.asks or latest.again) if self.looks.is_pressing else ()
-
-    def asks_again(self, source: Source, step: PlannedStep, candidates: Sequence[int]) -> list[Ask]:
-        """A proposer's drafts like those of the latest look, for those who still decode."""
-        places = {step.requests[i].request_id: i for i in candidates}
-        return [
-            Ask(asked.key, places[asked.request.request_id], asked.request, 0, len(candidates))
-            for asked in step.again
-            if asked.key[0] == source.name and asked.request.request_id in places
-        ]
 
     def growth(self, step: PlannedStep, growth: Sequence[float]) -> Sequence[float]:
         """By what further drafting is priced: hoped times where there may be a look.
@@ -65,13 +64,10 @@ class WidthCheck:
         Args:
             growth: milliseconds of the step with 0, 1, 2, ... draft nodes, all that they take.
         """
-        if not self.may_look(step):
-            return growth
-        forward = self._cost.growth(step.shape, len(growth) - 1)
-        if not self.looks.are_covered(forward[-1] / forward[0], growth[-1] - growth[0]):
+        if not self.may_look(step) or not self._allowance.covers(growth[-1] - growth[0]):
             return growth
         self._hopes = True
-        return hoped(growth, forward)
+        return hoped(growth, self._cost.growth(step.shape, len(growth) - 1))
 
     def wider(self, step: PlannedStep, picked: list[DraftTree], pick: Pick) -> list[DraftTree]:
         """What to verify: what is picked, or more where that is to be looked at.
@@ -81,36 +77,43 @@ class WidthCheck:
         """
         if not self.may_look(step):
             return picked
-        looks, growth = self.looks, step.growth
+        growth = step.growth
         forward = self._cost.growth(step.shape, len(growth) - 1)
-        most = looks.most_nodes if looks.is_pressing else len(growth)
-        more = pick(hoped(growth, forward)[: most + 1])
-        looks.pause(step.plain_ms)
+        more = pick(hoped(growth, forward))
+        self._pause(step.plain_ms)
         few, many = _count(picked), _count(more)
         is_wider = few < many < len(growth) and growth[few] < growth[many]
         cost_ms = growth[many] - growth[few] if is_wider else 0.0
         begins = (
             is_wider
-            and looks.are_covered(forward[many] / forward[0], cost_ms)
+            and self._allowance.covers(cost_ms)
             and (self._lateness is None or self._lateness.allows(step.requests, forward[many]))
         )
-        looks.spend(self._drafted_ms(step, picked))
+        self._allowance.spend(self._drafted_ms(step, picked))
         if not begins:
             return picked
-        looks.begin(many, forward, cost_ms)
+        self._look = many, cost_ms
         return more
+
+    def _pause(self, plain_ms: float) -> None:
+        """Think of no look for some plain steps."""
+        if self._passed_ms > 0.0:  # which NaN is not
+            self._allowance.passed(min(self._passed_ms, LONGEST_PAUSE * plain_ms))
+        self._passed_ms, self._pause_ms = 0.0, PAUSE * plain_ms
 
     def _drafted_ms(self, step: PlannedStep, picked: Sequence[DraftTree]) -> float:
         """Time of drafting that would not have been without a look."""
         hopes, self._hopes = self._hopes, False
-        if step.again:
-            return step.draft_ms
         used = max([max(tree.depths()) for tree in picked if tree.token_ids], default=1)
         return max(0, step.levels - used) * step.level_ms if hopes else 0.0
 
     def end(self, step: PlannedStep, report: StepReport) -> None:
-        """A planned step is over."""
-        self.looks.end(report.shape.rows - step.shape.rows, report.forward_ms)
+        """A planned step is over; so is the look, if it was one."""
+        (nodes, price_ms), self._look = self._look, (0, 0.0)
+        if nodes and nodes == report.shape.rows - step.shape.rows:
+            longer_ms = report.forward_ms - step.plain_ms
+            is_known = report.forward_ms > 0.0  # which NaN is not
+            self._allowance.spend(min(price_ms, max(0.0, longer_ms)) if is_known else price_ms)
 
 
 def hoped(growth: Sequence[float], forward: Sequence[float]) -> list[float]:
