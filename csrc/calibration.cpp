@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kOriginShift = 7;
 constexpr double kCellRate = 0.02, kShrinkage = 0.05;
-constexpr double kOffsetRate = 0.1, kSlopeRate = 0.03, kDriftRate = 0.08, kHaste = 6.0;
+constexpr double kOffsetRate = 0.5, kSlopeRate = 0.03;
 constexpr double kStartRate = 0.2, kMaxOffset = 8.0, kMaxSlope = 4.0, kCurvature = 0.25;
 
 constexpr double kPoolRate = 0.05, kPoolSlopeRate = 0.015;
@@ -143,7 +143,7 @@ std::vector<Calibration::Fit>& Calibration::fits_of(int64_t request, size_t leas
     std::vector<Fit>& fits = fits_[request];
     if (fits.size() < least) {
         for (size_t origin = fits.size(); origin < starts_.size(); ++origin) {
-            fits.push_back({starts_[origin].offset, starts_[origin].slope, 0.0});
+            fits.push_back(starts_[origin]);
         }
     }
     return fits;
@@ -207,10 +207,8 @@ void Calibration::learn(int64_t request, const std::vector<Error>& errors) {
 }
 
 void Calibration::Fit::learn(double count, double error, double tilt, double spread) {
-    drift = (drift + kDriftRate * error) / (1.0 + kDriftRate * count);
-    const double rate = kOffsetRate + kHaste * (drift * drift);
-    offset = between(offset + rate * error / (1.0 + rate * kCurvature * count), -kMaxOffset,
-                     kMaxOffset);
+    offset = between(offset + kOffsetRate * error / (1.0 + kOffsetRate * kCurvature * count),
+                     -kMaxOffset, kMaxOffset);
     slope = between(slope + kSlopeRate * tilt / (1.0 + kSlopeRate * kCurvature * spread), 0.0,
                     kMaxSlope);
 }
