@@ -162,7 +162,6 @@ SWITCHES: dict[str, Switch] = {
     "buckets of cells": Switch(8, 1, _ONE_BUCKET, native=True),
     "slope of a text": Switch(8, 2, {"fit.SLOPE_RATE": 0.0}, native=True),
     "offset of a text": Switch(8, 3, {"fit.OFFSET_RATE": 0.0}, native=True),
-    "starts of requests": Switch(6, 1, {"acceptance.START_RATE": 0.0}, native=True),
     "limit of siblings": Switch(13, 0, {"acceptance.limit_siblings": _constant(None)}, native=True),
     "labels without verification": Switch(
         4, 0, {"cost_aware.CostAwarePlanner.observe": _observe_verified}, native=True
@@ -189,7 +188,7 @@ off together too."""
 PLACEBOS = {
     "placebo: probes 1 % dearer": Switch(0, 0, {"accounts.PROBE_SHARE": 0.99 * 0.002}),
     "placebo: glances 1 % rarer": Switch(0, 0, {"ledger.GLANCE_SHARE": 0.99 * 0.005}),
-    "placebo: starts 1 % nearer": Switch(0, 0, {"acceptance.START_RATE": 1.01 * 0.2}, native=True),
+    "placebo: offsets 1 % slower": Switch(0, 0, {"fit.OFFSET_RATE": 0.99 * 0.1}, native=True),
     "placebo: noise 1 % less": Switch(0, 0, {"cost_correction.NOISE": 0.99 * 0.06}),
 }
 """Changes that cannot matter. What they do to a cell nevertheless is how far its figure depends on

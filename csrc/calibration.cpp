@@ -9,7 +9,7 @@ namespace {
 constexpr int kOriginShift = 7;
 constexpr double kCellRate = 0.02, kShrinkage = 0.05;
 constexpr double kOffsetRate = 0.5, kSlopeRate = 0.03;
-constexpr double kStartRate = 0.2, kMaxOffset = 8.0, kMaxSlope = 4.0, kCurvature = 0.25;
+constexpr double kMaxOffset = 8.0, kMaxSlope = 4.0, kCurvature = 0.25;
 
 constexpr double kPoolRate = 0.05, kPoolSlopeRate = 0.015;
 constexpr double kMaxIntercept = 4.0, kMaxPoolSlope = 2.0, kMaxLogOdds = 12.0;
@@ -136,15 +136,12 @@ void Calibration::add_origin(std::vector<Row> rows, const std::vector<double>& l
     rows_.push_back(std::move(rows));
     logits_.insert(logits_.end(), logits.begin(), logits.end());
     corrections_.resize(logits_.size(), 0.0);
-    starts_.emplace_back();
 }
 
 std::vector<Calibration::Fit>& Calibration::fits_of(int64_t request, size_t least) {
     std::vector<Fit>& fits = fits_[request];
     if (fits.size() < least) {
-        for (size_t origin = fits.size(); origin < starts_.size(); ++origin) {
-            fits.push_back(starts_[origin]);
-        }
+        fits.resize(num_origins());
     }
     return fits;
 }
@@ -197,7 +194,7 @@ void Calibration::learn(int64_t request, const std::vector<Error>& errors) {
         found.tilt += each.value * logit;
         found.spread += logit * logit;
     }
-    std::vector<Fit>& fits = fits_of(request, starts_.size());
+    std::vector<Fit>& fits = fits_of(request, num_origins());
     for (size_t origin = 0; origin < sums.size(); ++origin) {
         const Sums& found = sums[origin];
         if (found.count > 0.0) {
@@ -213,17 +210,6 @@ void Calibration::Fit::learn(double count, double error, double tilt, double spr
                     kMaxSlope);
 }
 
-void Calibration::finish(int64_t request) {
-    const auto found = fits_.find(request);
-    if (found == fits_.end()) {
-        return;
-    }
-    for (size_t origin = 0; origin < found->second.size(); ++origin) {
-        Fit& start = starts_[origin];
-        start.offset += kStartRate * (found->second[origin].offset - start.offset);
-        start.slope += kStartRate * (found->second[origin].slope - start.slope);
-    }
-    fits_.erase(found);
-}
+void Calibration::finish(int64_t request) { fits_.erase(request); }
 
 }  // namespace paceline

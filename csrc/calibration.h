@@ -76,7 +76,6 @@ class Calibration {
     double calibrated(const Fit& fit, const Estimate& found) const;
 
     std::vector<std::vector<Row>> rows_;                  // by origin, then depth
-    std::vector<Fit> starts_;                             // by origin
     std::vector<double> corrections_, logits_;            // by cell
     std::unordered_map<int64_t, std::vector<Fit>> fits_;  // by request, then origin
 };

@@ -179,15 +179,6 @@ def test_it_finds_the_truth(rate: float, length: int) -> None:
     assert mean(late) == pytest.approx(rate, abs=0.05)
 
 
-def test_requests_start_from_what_those_before_them_taught() -> None:
-    calibration, rng = Calibration(), random.Random(2)
-    for request in range(20):
-        for _ in range(20):
-            draft(calibration, rng, 0.1, 4, request)
-        calibration.finish(request)
-    assert calibration.estimate(99, "lookup", 1, 0.5) == pytest.approx(0.1, abs=0.07)
-
-
 def test_a_request_moves_itself_and_hardly_its_neighbour() -> None:
     calibration, rng = Calibration(), random.Random(3)
     own, neighbour = (calibration.estimate(request, "lookup", 1, 0.5) for request in (0, 1))

@@ -38,8 +38,6 @@ logger = logging.getLogger(__name__)
 CELL_RATE = 0.02
 SHRINKAGE = 0.05
 """How strongly a correction is drawn back to none; it also bounds the correction."""
-START_RATE = 0.2
-"""How far a finished request moves the state in which the next one starts towards its own."""
 
 
 class Calibration:
@@ -53,7 +51,6 @@ class Calibration:
         self.num_invalid = 0
         self._numbers: dict[str, int] = {}
         self._rows: list[list[Row]] = []  # by origin's number, then depth
-        self._starts: list[Fit] = []  # by origin's number
         self._corrections: list[float] = []  # by cell
         self._logits: list[float] = []  # by cell
         self._fits: dict[int, list[Fit]] = {}  # by request, then origin's number
@@ -152,11 +149,8 @@ class Calibration:
             fits[number].learn(*found)
 
     def finish(self, request_id: int) -> None:
-        """Forget a request; those to come start nearer to where it ended."""
-        fits = self._fits.pop(request_id, [])
-        for start, fit in zip(self._starts, fits, strict=False):
-            start.offset += START_RATE * (fit.offset - start.offset)
-            start.slope += START_RATE * (fit.slope - start.slope)
+        """Forget a request."""
+        self._fits.pop(request_id, None)
 
     def _of(self, request_id: int, origin: str) -> tuple[list[Row], Fit]:
         number = self._numbers.get(origin)
@@ -170,7 +164,7 @@ class Calibration:
     def _fits_of(self, request_id: int) -> list[Fit]:
         """What was learnt of a request, for every origin that is known."""
         fits = self._fits.setdefault(request_id, [])
-        fits += [Fit(start.offset, start.slope) for start in self._starts[len(fits) :]]
+        fits += [Fit() for _ in self._rows[len(fits) :]]
         return fits
 
     def _register(self, origin: str) -> int:
@@ -178,7 +172,6 @@ class Calibration:
         self._rows.append(rows_of(origin, number))
         self._logits += logits_of(self._rows[number])
         self._corrections += [0.0] * CELLS_PER_ORIGIN
-        self._starts.append(Fit())
         return number
 
     def _clamped(self, probs: Sequence[float]) -> list[float]:

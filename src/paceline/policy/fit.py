@@ -25,9 +25,8 @@ class Fit:
 
     __slots__ = ("offset", "slope")
 
-    def __init__(self, offset: float = 0.0, slope: float = 1.0) -> None:
-        self.offset = offset
-        self.slope = slope
+    def __init__(self) -> None:
+        self.offset, self.slope = 0.0, 1.0
 
     def learn(self, count: float, error: float, tilt: float, spread: float) -> None:
         """Take in sums over labelled nodes.
