@@ -146,15 +146,6 @@ SWITCHES: dict[str, Switch] = {
     ),
     "rate above plain": Switch(15, 1, {"pace.Pace.factor": _fixed(1.0)}),
     # what a node is worth
-    "pooling": Switch(
-        80,
-        8,
-        {
-            "acceptance.Calibration.pool": _constant(None),
-            "acceptance.Pooling.learn": _constant(None),
-        },
-        native=True,
-    ),
     "priors": Switch(
         25, 1, {"acceptance.rows_of": lambda origin, number: _ROWS_OF("", number)}, native=True
     ),

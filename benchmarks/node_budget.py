@@ -1,6 +1,6 @@
 """A planner with a fixed number of nodes, and how well what it chose by was calibrated.
 
-Everybody drafts, estimates are calibrated and pooled as the planner of an engine has them, and the
+Everybody drafts, estimates are calibrated and merged as the planner of an engine has them, and the
 likeliest nodes are verified whatever they cost. Knows no proposer and no text.
 """
 
@@ -112,7 +112,6 @@ class NodeBudget(FixedPlanner):
     def choose(
         self, trees: Sequence[DraftTree], limits: Sequence[DraftLimits], node_budget: int
     ) -> list[DraftTree]:
-        self._calibration.pool(trees)
         for request, tree in zip(self._requests, trees, strict=True):
             self._merged[request.request_id] = tree
         wide = [replace(each, max_nodes=self._nodes, min_path_prob=0.0) for each in limits]

@@ -76,9 +76,7 @@ nb::object claims_list(const Claims& claims) {
         const Claim* begin = claims.begin(node);
         const size_t count = static_cast<size_t>(claims.end(node) - begin);
         return make_list(count, [begin](size_t i) {
-                   return nb::make_tuple(begin[i].cell, begin[i].prob, begin[i].log_odds)
-                       .release()
-                       .ptr();
+                   return nb::make_tuple(begin[i].cell, begin[i].prob).release().ptr();
                })
             .release()
             .ptr();
@@ -182,19 +180,6 @@ class DraftCalibration {
         return calibration_.estimate(request, number(origin.ptr()), depth, valid(prob));
     }
 
-    void pool(nb::handle trees) {
-        const Items items(trees, "trees are no sequence");
-        for (size_t i = 0; i < items.size(); ++i) {
-            const Items lists(attribute(items[i], names().claims), "claims are no sequence");
-            if (lists.size()) {
-                const Parents parents = read_parents(items[i]);
-                const Claims claims = read_claims(lists, parents.size());
-                const std::vector<double> probs = calibration_.pooling.pool(claims, parents);
-                set_attribute(items[i], names().accept_probs, to_list(probs));
-            }
-        }
-    }
-
     void learn(int64_t request, nb::handle tree, nb::handle token_ids) {
         const Items evidence(attribute(tree.ptr(), names().evidence), "evidence is no sequence");
         if (!evidence.size()) {
@@ -215,7 +200,6 @@ class DraftCalibration {
         const Items lists(attribute(tree.ptr(), names().claims), "claims are no sequence");
         if (lists.size()) {
             const Claims claims = read_claims(lists, parents.size());
-            calibration_.pooling.learn(claims, probs, labels);
             for (const Outcome& label : labels) {
                 const Claim* const end = claims.end(label.node);
                 for (const Claim* claim = claims.begin(label.node); claim != end; ++claim) {
@@ -293,11 +277,10 @@ class DraftCalibration {
             const Items list(lists[node], "claims are no sequence");
             for (size_t i = 0; i < list.size(); ++i) {
                 const Items claim(list[i], "a claim is no sequence");
-                if (claim.size() != 3) {
-                    throw nb::value_error("a claim is not of three numbers");
+                if (claim.size() != 2) {
+                    throw nb::value_error("a claim is not of two numbers");
                 }
-                claims.all.push_back(
-                    {read_cell(claim[0]), to_double(claim[1]), to_double(claim[2])});
+                claims.all.push_back({read_cell(claim[0]), to_double(claim[1])});
             }
             claims.ends.push_back(static_cast<int32_t>(claims.all.size()));
         }
@@ -322,7 +305,6 @@ void bind_drafts(nb::module_& module) {
         .def("calibrate", &DraftCalibration::calibrate, arg("request_id"), arg("tree"))
         .def("estimate", &DraftCalibration::estimate, arg("request_id"), arg("origin"),
              arg("depth"), arg("prob"))
-        .def("pool", &DraftCalibration::pool, arg("trees"))
         .def("learn", &DraftCalibration::learn, arg("request_id"), arg("tree"), arg("token_ids"))
         .def("finish", &DraftCalibration::finish, arg("request_id"))
         .def_prop_ro("num_requests", &DraftCalibration::num_requests)

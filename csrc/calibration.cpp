@@ -11,46 +11,22 @@ constexpr double kCellRate = 0.02, kShrinkage = 0.05;
 constexpr double kOffsetRate = 0.5, kSlopeRate = 0.03;
 constexpr double kMaxOffset = 8.0, kMaxSlope = 4.0, kCurvature = 0.25;
 
-constexpr double kPoolRate = 0.05, kPoolSlopeRate = 0.015;
-constexpr double kMaxIntercept = 4.0, kMaxPoolSlope = 2.0, kMaxLogOdds = 12.0;
-
-int32_t origin_of(const Claim& claim) { return claim.cell >> kOriginShift; }
-
 double between(double value, double low, double high) {
     return std::min(std::max(value, low), high);
 }
 
-// By parent, 1 or 0 and the sum of its children's values; the last place is that of the top.
-std::vector<double> totals(double first, const std::vector<double>& values,
-                           const Parents& parents) {
-    std::vector<double> total(values.size() + 1, first);
-    for (size_t i = 0; i < values.size(); ++i) {
-        total[parents[i] < 0 ? values.size() : parents[i]] += values[i];
-    }
-    return total;
-}
-
-double total_at(const std::vector<double>& total, int32_t parent) {
-    return total[parent < 0 ? total.size() - 1 : parent];
-}
-
 void limit_siblings(const Parents& parents, std::vector<double>* probs) {
-    const std::vector<double> total = totals(0.0, *probs, parents);
+    std::vector<double> total(probs->size() + 1, 0.0);  // by parent; the last place is the top's
+    const auto at = [&](size_t i) { return parents[i] < 0 ? probs->size() : parents[i]; };
     for (size_t i = 0; i < probs->size(); ++i) {
-        (*probs)[i] /= std::max(1.0, total_at(total, parents[i]));
+        total[at(i)] += (*probs)[i];
+    }
+    for (size_t i = 0; i < probs->size(); ++i) {
+        (*probs)[i] /= std::max(1.0, total[at(i)]);
     }
 }
 
 }  // namespace
-
-std::vector<double> shared_out(const std::vector<double>& odds, const Parents& parents) {
-    const std::vector<double> total = totals(1.0, odds, parents);
-    std::vector<double> probs(odds.size());
-    for (size_t i = 0; i < odds.size(); ++i) {
-        probs[i] = odds[i] / total_at(total, parents[i]);
-    }
-    return probs;
-}
 
 std::vector<Outcome> outcomes(const std::vector<int64_t>& tokens, const Parents& parents,
                               const std::vector<int64_t>& emitted) {
@@ -71,66 +47,6 @@ std::vector<Outcome> outcomes(const std::vector<int64_t>& tokens, const Parents&
     }
     return found;
 }
-
-// --- pooling -------------------------------------------------------------------------------------
-
-std::vector<double>& Pooling::line(const Claim* begin, const Claim* end) {
-    const size_t count = static_cast<size_t>(end - begin);
-    for (Line& line : lines_) {
-        const auto is_of = [](const Claim& claim, int32_t origin) {
-            return origin_of(claim) == origin;
-        };
-        if (line.origins.size() == count && std::equal(begin, end, line.origins.begin(), is_of)) {
-            return line.terms;
-        }
-    }
-    Line line;
-    line.terms.push_back(count > 1 ? 0.5 : 0.0);
-    for (const Claim* claim = begin; claim != end; ++claim) {
-        line.origins.push_back(origin_of(*claim));
-        line.terms.push_back(count > 1 ? 0.5 : 1.0);
-    }
-    lines_.push_back(line);
-    return lines_.back().terms;
-}
-
-std::vector<double> Pooling::pool(const Claims& claims, const Parents& parents) {
-    std::vector<double> odds;
-    odds.reserve(parents.size());
-    for (size_t node = 0; node < parents.size(); ++node) {
-        const std::vector<double>& terms = line(claims.begin(node), claims.end(node));
-        double total = terms[0];
-        size_t at = 0;
-        for (const Claim* claim = claims.begin(node); claim != claims.end(node); ++claim) {
-            total += terms[++at] * claim->log_odds;
-        }
-        odds.push_back(std::exp(total < kMaxLogOdds ? total : kMaxLogOdds));
-    }
-    return shared_out(odds, parents);
-}
-
-void Pooling::learn(const Claims& claims, const std::vector<double>& probs,
-                    const std::vector<Outcome>& outcomes) {
-    for (const Outcome& outcome : outcomes) {
-        const double error = outcome.value - probs[outcome.node];
-        const Claim *begin = claims.begin(outcome.node), *end = claims.end(outcome.node);
-        std::vector<double>& terms = line(begin, end);
-        const double intercept = terms[0] + kPoolRate * error;
-        if (-kMaxIntercept < intercept && intercept < kMaxIntercept) {
-            terms[0] = intercept;
-        }
-        size_t at = 0;
-        for (const Claim* claim = begin; claim != end; ++claim) {
-            double& term = terms[++at];
-            const double slope = term + kPoolSlopeRate * error * claim->log_odds;
-            if (0.0 <= slope && slope <= kMaxPoolSlope) {
-                term = slope;
-            }
-        }
-    }
-}
-
-// --- calibration ---------------------------------------------------------------------------------
 
 void Calibration::add_origin(std::vector<Row> rows, const std::vector<double>& logits) {
     rows_.push_back(std::move(rows));

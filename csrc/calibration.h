@@ -1,6 +1,6 @@
-// What draft nodes are estimated at, learnt from what was accepted: paceline/policy/acceptance.py and
-// paceline/policy/pooling.py in C++, where it is described. Its arithmetic is that of the Python
-// code, so that both estimate alike to the last bit. Knows no Python.
+// What draft nodes are estimated at, learnt from what was accepted: paceline/policy/acceptance.py in
+// C++, where it is described. Its arithmetic is that of the Python code, so that both estimate alike
+// to the last bit. Knows no Python.
 #pragma once
 
 #include <cstdint>
@@ -19,22 +19,6 @@ struct Outcome {
 // The labelled nodes of a draft in place of which the target emitted these tokens, at least one.
 std::vector<Outcome> outcomes(const std::vector<int64_t>& tokens, const Parents& parents,
                               const std::vector<int64_t>& emitted);
-
-class Pooling {
-  public:
-    std::vector<double> pool(const Claims& claims, const Parents& parents);
-    void learn(const Claims& claims, const std::vector<double>& probs,
-               const std::vector<Outcome>& outcomes);
-
-  private:
-    struct Line {
-        std::vector<int32_t> origins;
-        std::vector<double> terms;  // the intercept, then a slope per origin
-    };
-    std::vector<double>& line(const Claim* begin, const Claim* end);
-
-    std::vector<Line> lines_;
-};
 
 class Calibration {
   public:
@@ -62,8 +46,6 @@ class Calibration {
     double estimate(int64_t request, int32_t origin, int64_t depth, double prob);
     void learn(int64_t request, const std::vector<Error>& errors);
     void finish(int64_t request);
-
-    Pooling pooling;
 
   private:
     struct Fit {

@@ -12,7 +12,7 @@ using Parents = std::vector<int32_t>;  // of each node, lower than its own; -1 a
 // What one proposer says of a node.
 struct Claim {
     int32_t cell;
-    double prob, log_odds;
+    double prob;
 };
 
 // Claims on the nodes of a merged tree, node after node.
@@ -48,8 +48,5 @@ class Trie {
     std::vector<int64_t> tokens_;
     std::vector<int32_t> first_, next_;
 };
-
-// Probabilities of nodes from their odds against tokens that were not drafted there.
-std::vector<double> shared_out(const std::vector<double>& odds, const Parents& parents);
 
 }  // namespace paceline

@@ -1,18 +1,9 @@
 #include "merge.h"
 
-#include <cmath>
-
 namespace paceline {
 namespace {
 
-constexpr double kLeastLeft = 0.001, kLeastOdds = 0.005, kMostOdds = 200.0;
-
-double log_odds(double odds) {
-    if (kLeastOdds < odds && odds < kMostOdds) {
-        return std::log(odds);
-    }
-    return std::log(odds <= kLeastOdds ? kLeastOdds : kMostOdds);
-}
+constexpr double kLeastLeft = 0.001;
 
 // By parent, what a tree leaves to other tokens; the last place is that of the top.
 std::vector<double> left_by(const TreeToMerge& tree) {
@@ -25,6 +16,20 @@ std::vector<double> left_by(const TreeToMerge& tree) {
         rest = rest < kLeastLeft ? kLeastLeft : rest;
     }
     return left;
+}
+
+// Probabilities of nodes from their odds against tokens that were not drafted there.
+std::vector<double> shared_out(const std::vector<double>& odds, const Parents& parents) {
+    std::vector<double> total(odds.size() + 1, 1.0);  // by parent; the last place is the top's
+    const auto at = [&](size_t i) { return parents[i] < 0 ? odds.size() : parents[i]; };
+    for (size_t i = 0; i < odds.size(); ++i) {
+        total[at(i)] += odds[i];
+    }
+    std::vector<double> probs(odds.size());
+    for (size_t i = 0; i < odds.size(); ++i) {
+        probs[i] = odds[i] / total[at(i)];
+    }
+    return probs;
 }
 
 struct Named {
@@ -88,7 +93,7 @@ Merged merge(const std::vector<TreeToMerge>& trees) {
                 }
             }
             if (is_calibrated) {
-                named.push_back({node, {tree.cells[i], prob, log_odds(share)}});
+                named.push_back({node, {tree.cells[i], prob}});
             }
         }
     }

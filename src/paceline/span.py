@@ -15,9 +15,8 @@ from paceline.errors import ProposerError
 
 ROOT = -1
 """Parent index of a draft node that follows the last committed token directly."""
-Claims = list[tuple[int, float, float]]
-"""Per proposer that named a node, in the order of their trees: its evidence, its estimate, and the
-log-odds of that against what it leaves to tokens that it did not draft there."""
+Claims = list[tuple[int, float]]
+"""Per proposer that named a node, in the order of their trees: its evidence and its estimate."""
 
 
 @dataclass(slots=True)

@@ -46,7 +46,6 @@ def one_step(
     for tree in trees:
         calibration.calibrate(request, tree)
     merged = merging(trees)
-    calibration.pool([merged])
     calibration.learn(request, merged, emitted)
     return [*trees, merged]
 
@@ -156,8 +155,8 @@ native_calibration = native.Calibration()
         ({"parents": [ROOT, 1]}, ValueError, "parent of draft node 1 is 1"),
         ({"parents": [ROOT, -2]}, ValueError, "parent of draft node 1 is -2"),
         ({"claims": [[]]}, ValueError, "differ in length"),
-        ({"claims": [[(0, 0.5)], []]}, ValueError, "not of three numbers"),
-        ({"claims": [[(1 << 20, 0.5, 0.0)], []]}, ValueError, "not of this calibration"),
+        ({"claims": [[(0, 0.5, 0.0)], []]}, ValueError, "not of two numbers"),
+        ({"claims": [[(1 << 20, 0.5)], []]}, ValueError, "not of this calibration"),
         ({"claims": [5, 6]}, TypeError, "no sequence"),
         ({"token_ids": ["a", 6]}, TypeError, "integer"),
     ],

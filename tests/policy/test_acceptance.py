@@ -116,7 +116,6 @@ def test_every_proposer_that_named_a_node_learns_from_it() -> None:
     for tree in trees:
         calibration.calibrate(0, tree)
     tree = merge(trees)
-    calibration.pool([tree])
     assert sum(map(len, tree.claims)) == 4
     assert len(tree) == 3
     calibration.observe(0, verified(tree, [0, 1], [0, MISS]))

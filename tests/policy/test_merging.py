@@ -90,7 +90,7 @@ def test_every_proposer_that_named_a_node_is_remembered(trees: list[DraftTree]) 
     if not merged.claims:  # of one tree at most
         assert sum(map(bool, map(len, trees))) <= 1
         return
-    claimed = [[claim[:2] for claim in claims] for claims in merged.claims]
+    claimed = merged.claims
     assert dict(zip(paths(merged), claimed, strict=True)) == said
     for claims, key in zip(claimed, merged.evidence, strict=True):
         assert dict(claims)[key] == max(prob for _, prob in claims)

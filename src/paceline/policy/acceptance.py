@@ -4,8 +4,8 @@ A proposer's own estimate was fitted to other text and other models. Here the lo
 those of its estimate by a prior, taken times a slope, plus an offset, plus a correction. Slope and
 offset are of the request and the proposer and follow its text within some tokens; the correction is
 of the node's cell (:mod:`paceline.policy.evidence`), which all requests share, and moves slowly.
-All of them descend the gradient of the log-loss. What several proposers say of a node of a merged
-tree is pooled (:mod:`paceline.policy.pooling`); each learns from every node that it named.
+All of them descend the gradient of the log-loss. Of a merged tree each proposer learns from every
+node that it named.
 
 Labels are censored: which token the target chose is known after nodes of the accepted path alone,
 so exactly the children of those are labelled. The native ``Calibration`` estimates and learns the
@@ -28,7 +28,6 @@ from paceline.policy.evidence import (
     rows_of,
 )
 from paceline.policy.fit import Fit
-from paceline.policy.pooling import Pooling, limit_siblings
 from paceline.request import VerifyResult
 from paceline.span import ROOT, DraftTree
 
@@ -54,7 +53,6 @@ class Calibration:
         self._corrections: list[float] = []  # by cell
         self._logits: list[float] = []  # by cell
         self._fits: dict[int, list[Fit]] = {}  # by request, then origin's number
-        self._pooling = Pooling()
 
     def calibrate(self, request_id: int, tree: DraftTree) -> None:
         """Replace a tree's estimates in place, and fill in its evidence.
@@ -91,12 +89,6 @@ class Calibration:
         cell, logit = row[int(prob * STEPS)]
         return 1.0 / (1.0 + exp(-fit.slope * logit - fit.offset - self._corrections[cell]))
 
-    def pool(self, trees: Sequence[DraftTree]) -> None:
-        """Replace the estimates of trees that were merged of calibrated ones, in place."""
-        for tree in trees:
-            if tree.claims:
-                self._pooling.pool(tree)
-
     @property
     def num_requests(self) -> int:
         """Requests of which something was learnt that have not finished."""
@@ -107,7 +99,7 @@ class Calibration:
         self.learn(request_id, result.draft, result.token_ids)
 
     def learn(self, request_id: int, tree: DraftTree, token_ids: Sequence[int]) -> None:
-        """Learn from a tree that was calibrated, and pooled if merged, whatever was verified of it.
+        """Learn from a tree that was calibrated, and perhaps merged, whatever was verified of it.
 
         Args:
             token_ids: what the target emitted in place of it; that does not depend on drafts.
@@ -116,12 +108,9 @@ class Calibration:
             return
         outcomes = _outcomes(tree, token_ids)
         if tree.claims:
-            self._pooling.learn(tree, outcomes)
             claims = tree.claims
             errors = [
-                (cell, outcome - prob)
-                for node, outcome in outcomes
-                for cell, prob, _ in claims[node]
+                (cell, outcome - prob) for node, outcome in outcomes for cell, prob in claims[node]
             ]
         else:
             evidence, probs = tree.evidence, tree.accept_probs
@@ -185,6 +174,18 @@ class Calibration:
 def warn_of_invalid(prob: float) -> None:
     """Log an estimate that is none; once per calibration."""
     logger.warning("a proposer estimates acceptance at %r: clamped to 0..1", prob)
+
+
+def limit_siblings(tree: DraftTree) -> None:
+    """Scale siblings' estimates down where they sum to more than 1."""
+    probs, parents = tree.accept_probs, tree.parents
+    total = [0.0] * (len(probs) + 1)  # by parent; the last place is that of ROOT, which is -1
+    for parent, prob in zip(parents, probs, strict=True):
+        total[parent] += prob
+    if max(total) > 1.0:
+        tree.accept_probs = [
+            prob / max(1.0, total[parent]) for parent, prob in zip(parents, probs, strict=True)
+        ]
 
 
 def _outcomes(tree: DraftTree, token_ids: Sequence[int]) -> list[tuple[int, float]]:

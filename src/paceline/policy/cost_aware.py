@@ -220,7 +220,6 @@ class CostAwarePlanner:
         self, trees: Sequence[DraftTree], limits: Sequence[DraftLimits], node_budget: int
     ) -> list[DraftTree]:
         step = self._step
-        self.calibration.pool(trees)
         if self._lateness is not None:
             step.weights = self._lateness.weights(step.requests)
         growth = self._growth(sum([len(tree.token_ids) for tree in trees]))

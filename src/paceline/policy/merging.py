@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.policy.pooling import log_odds, shared_out
 from paceline.span import ROOT, DraftTree
 
 LEAST_LEFT = 0.001
@@ -54,8 +53,8 @@ def merge(trees: Sequence[DraftTree]) -> DraftTree:
                 if prob > surest[node]:
                     surest[node], merged.origins[node], merged.evidence[node] = prob, origin, key
             if is_calibrated:
-                merged.claims[node].append((key, prob, log_odds(share)))
-    merged.accept_probs = shared_out(odds, merged.parents)
+                merged.claims[node].append((key, prob))
+    merged.accept_probs = _shared_out(odds, merged.parents)
     if not is_calibrated:
         merged.evidence, merged.claims = [], []
     return merged
@@ -67,3 +66,11 @@ def _left(tree: DraftTree) -> list[float]:
     for parent, prob in zip(tree.parents, tree.accept_probs, strict=True):
         left[parent] -= prob
     return [max(rest, LEAST_LEFT) for rest in left]
+
+
+def _shared_out(odds: Sequence[float], parents: Sequence[int]) -> list[float]:
+    """Probabilities of nodes from their odds against tokens that were not drafted there."""
+    total = [1.0] * (len(odds) + 1)  # by parent; the last place is that of ROOT, which is -1
+    for parent, each in zip(parents, odds, strict=True):
+        total[parent] += each
+    return [each / total[parent] for parent, each in zip(parents, odds, strict=True)]

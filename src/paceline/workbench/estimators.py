@@ -6,13 +6,13 @@ Calibration` is used by one. Knows neither engines nor how estimates are judged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import exp, log
 from typing import Protocol
 
+from paceline.policy.acceptance import limit_siblings
 from paceline.policy.evidence import bucket_of, depth_range
-from paceline.policy.pooling import limit_siblings
 from paceline.request import VerifyResult
 from paceline.span import DraftTree
 
@@ -24,8 +24,6 @@ class Estimator(Protocol):
     """What :class:`~paceline.policy.acceptance.Calibration` offers, and means by it."""
 
     def calibrate(self, request_id: int, tree: DraftTree) -> None: ...
-
-    def pool(self, trees: Sequence[DraftTree]) -> None: ...
 
     def observe(self, request_id: int, result: VerifyResult) -> None: ...
 
@@ -94,8 +92,6 @@ class NodeEstimator:
         tree.evidence = list(range(first, len(self._nodes)))
         tree.accept_probs = [self.estimate(node) for node in self._nodes[first:]]
         limit_siblings(tree)
-
-    def pool(self, trees: Sequence[DraftTree]) -> None: ...
 
     def observe(self, request_id: int, result: VerifyResult) -> None:
         draft = result.draft

@@ -97,9 +97,7 @@ def _calibrated(draft: LoggedDraft, estimator: Estimator) -> DraftTree:
     trees = [replace(tree) for tree in draft.trees]
     for tree in trees:
         estimator.calibrate(draft.request_id, tree)
-    merged = merge(trees)
-    estimator.pool([merged])
-    return merged
+    return merge(trees)
 
 
 def as_if_verified(tree: DraftTree, result: VerifyResult) -> VerifyResult:
