@@ -88,7 +88,7 @@ def _growth_of_forward(self: Any, max_nodes: int) -> Any:
         max_nodes, max(cost_aware.MAX_NODES, cost_aware.NODES_PER_REQUEST * len(step.requests))
     )
     if len(step.growth) <= count:
-        step.growth = self._padding.growth(step.shape, count)
+        step.growth = self.cost.growth(step.shape, count)
     return step.growth
 
 
