@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ablation_report import tables as ablation_tables
 from acceptance_report import tables as acceptance_tables
 from acceptance_times import tables as acceptance_times_tables
 from calibration_report import page_tables as calibration_tables
@@ -300,6 +301,7 @@ BUILDERS: dict[str, tuple[str, Builder]] = {
     "suffix_time": ("suffix_time", printed(suffix_time_tables)),
     "load_server": ("load_server", printed(load_tables)),
     **{name: (name, printed(never_slower_tables)) for name in RUNS.values()},
+    "ablation": ("ablation", printed(ablation_tables)),
     "never_slower_replayed": ("never_slower_replayed", printed(replayed_summaries)),
 }
 """By marker: which benchmark's results it shows, and how. A star stands for the model."""

@@ -32,15 +32,21 @@ def test_a_mechanism_is_off_within_and_on_afterwards() -> None:
 
 
 def test_a_row_says_what_a_mechanism_brings_and_where() -> None:
-    ablation = module("ablation")
+    report = module("ablation_report")
+    cells = ("x: code, 1, 0", "x: edit, 1, 0", "y: code, 1, 0", "simulated: z, seed 0")
     kept = {
-        "plain decoding": {"a": [1.0, 1.0], "b": [1.0, 1.0], "simulated: c": [1.0, 1.0]},
-        "nothing": {"a": [2.0, 1.0], "b": [1.0, 1.0], "simulated: c": [1.0, 1.0]},
-        "fairness": {"a": [1.0, 1.0], "b": [0.5, 1.0], "simulated: c": [2.0, 1.0]},
+        name: {cell: [speed, 1.0] for cell, speed in zip(cells, speeds, strict=True)}
+        for name, speeds in (
+            (report.PLAIN, (1.0, 1.0, 1.0, 1.0)),
+            (report.WHOLE, (2.0, 1.0, 1.0, 1.0)),
+            ("fairness", (1.0, 0.5, 1.0, 2.0)),
+        )
     }
-    for each in kept.values():
-        each["simulated: d"] = each["simulated: c"]
-    row = ablation.row("fairness", kept)
-    assert row["replayed"]["mean"] == pytest.approx(2.0)
-    assert row["replayed"]["below"] == 1
-    assert row["simulated"]["mean"] == pytest.approx(0.5)
+    row = report.row("fairness", SWITCHES.SWITCHES["fairness"], kept)
+    replayed, simulated = row["replayed"], row["simulated"]
+    assert replayed["mean"] == pytest.approx(4 ** (1 / 3))
+    assert (replayed["best"], replayed["best_group"]) == (pytest.approx(2.0), "x, 1 at 0")
+    assert (replayed["worst"], replayed["worst_group"]) == (1.0, "y, 1 at 0")
+    assert replayed["below"] == 1
+    assert simulated["mean"] == pytest.approx(0.5)
+    assert "fairness" in report.tables([row])[0]
