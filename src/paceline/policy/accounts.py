@@ -22,7 +22,7 @@ PROBE_SHARE = 0.002
 """Share of the time that probes of one proposer may take."""
 START = 0.5
 """Gain that is expected of a proposer that was never asked: enough to be asked some times."""
-PACE = 0.2
+PACE = 0.1
 """Weight of the latest draft in an account."""
 EXPECTED_TOKENS = (0.25, 0.75, 1.5)
 """Between these lie the situations that are told apart, by what is drafted."""
