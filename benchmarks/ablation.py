@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             kept[name] = measure(name)
             if options.keep:
                 options.keep.write_text(json.dumps(kept))
-    report = Report("ablation", {"whole": summary(kept)})
+    report = Report("ablation", {"whole": summary(kept), "cells": list(kept[WHOLE])})
     report.results += [row(name, ALL[name], kept) for name in options.mechanisms]
     return report.finish(options, tables(report.results))
 

@@ -61,8 +61,9 @@ def row(name: str, switch: Switch, kept: Kept) -> dict[str, Any]:
             "worst_group": worst,
             "below": below(kept, name, cells) - below(kept, WHOLE, cells),
             "slowest": geometric_mean(list(slowest.values())),
-            "cells": {cell: round(gain, 4) for cell, gain in speed.items() if gain != 1.0},
         }
+    whole, without = kept[WHOLE], kept[name]
+    found["gains"] = [round(whole[cell][0] / without[cell][0], 4) for cell in whole]
     return found
 
 
