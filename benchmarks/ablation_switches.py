@@ -152,7 +152,8 @@ SWITCHES: dict[str, Switch] = {
     "corrections by cell": Switch(25, 3, {"acceptance.CELL_RATE": 0.0}, native=True),
     "buckets of cells": Switch(8, 1, _ONE_BUCKET, native=True),
     "slope of a text": Switch(8, 2, {"fit.SLOPE_RATE": 0.0}, native=True),
-    "offset of a text": Switch(8, 3, {"fit.OFFSET_RATE": 0.0}, native=True),
+    "offset of a text": Switch(12, 5, {"fit.OFFSET_RATE": 0.0, "fit.HASTE": 0.0}, native=True),
+    "haste of the offset": Switch(6, 2, {"fit.HASTE": 0.0}, native=True),
     "limit of siblings": Switch(13, 0, {"acceptance.limit_siblings": _constant(None)}, native=True),
     "labels without verification": Switch(
         4, 0, {"cost_aware.CostAwarePlanner.observe": _observe_verified}, native=True

@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kOriginShift = 7;
 constexpr double kCellRate = 0.02, kShrinkage = 0.05;
-constexpr double kOffsetRate = 0.5, kSlopeRate = 0.03;
+constexpr double kOffsetRate = 0.1, kSlopeRate = 0.03, kDriftRate = 0.08, kHaste = 6.0;
 constexpr double kMaxOffset = 8.0, kMaxSlope = 4.0, kCurvature = 0.25;
 
 double between(double value, double low, double high) {
@@ -120,8 +120,10 @@ void Calibration::learn(int64_t request, const std::vector<Error>& errors) {
 }
 
 void Calibration::Fit::learn(double count, double error, double tilt, double spread) {
-    offset = between(offset + kOffsetRate * error / (1.0 + kOffsetRate * kCurvature * count),
-                     -kMaxOffset, kMaxOffset);
+    drift = (drift + kDriftRate * error) / (1.0 + kDriftRate * count);
+    const double rate = kOffsetRate + kHaste * (drift * drift);
+    offset = between(offset + rate * error / (1.0 + rate * kCurvature * count), -kMaxOffset,
+                     kMaxOffset);
     slope = between(slope + kSlopeRate * tilt / (1.0 + kSlopeRate * kCurvature * spread), 0.0,
                     kMaxSlope);
 }

@@ -49,7 +49,7 @@ class Calibration {
 
   private:
     struct Fit {
-        double offset = 0.0, slope = 1.0;
+        double offset = 0.0, slope = 1.0, drift = 0.0;
         void learn(double count, double error, double tilt, double spread);
     };
     // What was learnt of a request; where it lacks one of so many origins, all are added.
