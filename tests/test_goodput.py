@@ -11,7 +11,7 @@ from paceline.request import VerifyResult
 from paceline.span import DraftTree
 from tests.policy.machine import DEPTH, LOOKUP, cost_table, request
 from tests.programs import module
-from tests.workbench.test_rivals import shape
+from tests.test_rivals import shape
 
 FLAT, STEEP = [10.0] * 99, [10.0 * width for width in range(1, 100)]
 

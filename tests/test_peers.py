@@ -148,7 +148,7 @@ def test_widths_are_compared_within_and_between_engines() -> None:
     assert gain.met
     share = found["paceline Q8_0, share of the read bandwidth at width 1"]
     assert share.value == pytest.approx(0.9)  # 9 MB in 10 ms, of 1 GB/s
-    assert found["paceline Q8_0, T(8)/T(1), context 512"].value is None
+    assert not any("context 512" in name for name in found)  # was not measured
     assert not any("Q6_K" in name for name in found)
 
 

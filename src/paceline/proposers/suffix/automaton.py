@@ -39,6 +39,11 @@ class SuffixAutomaton:
         self.end_text()
 
     @property
+    def num_states(self) -> int:
+        """At most twice the tokens, and one."""
+        return len(self._lengths)
+
+    @property
     def end(self) -> Place:
         """Where the longest suffix of the text occurs, within ``max_depth``."""
         return self._active, self._active_length
