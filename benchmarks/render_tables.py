@@ -18,6 +18,8 @@ from kernels import tables as kernel_tables
 from load_server import tables as load_tables
 from never_slower_cells import RUNS
 from never_slower_replayed_report import summaries as replayed_summaries
+from kv_dtypes import tables as kv_tables
+from loading import tables as loading_tables
 from never_slower_tables import tables as never_slower_tables
 from ngram_tables import tables as ngram_tables
 from parallel_draft_report import tables as parallel_draft_tables
@@ -282,6 +284,9 @@ BUILDERS: dict[str, tuple[str, Builder]] = {
     "busy_machine": ("busy_machine*", busy_machine),
     "structured": ("structured", structured),
     "peers_real": ("peers_real", printed(peer_tables)),
+    "peers_shapes": ("peers-*", printed(peer_tables)),
+    "kv_dtypes": ("kv_dtypes", printed(kv_tables)),
+    "loading": ("loading", printed(loading_tables)),
     "fidelity": ("fidelity_*", printed(fidelity_tables)),
     "calibration": ("calibration", printed(calibration_tables)),
     "curves": ("curves", printed(curve_tables)),
