@@ -15,11 +15,11 @@ from fidelity import tables as fidelity_tables
 from heterogeneous import tables as heterogeneous_tables
 from host_time import PHASES
 from kernels import tables as kernel_tables
+from kv_dtypes import tables as kv_tables
 from load_server import tables as load_tables
+from loading import tables as loading_tables
 from never_slower_cells import RUNS
 from never_slower_replayed_report import summaries as replayed_summaries
-from kv_dtypes import tables as kv_tables
-from loading import tables as loading_tables
 from never_slower_tables import tables as never_slower_tables
 from ngram_tables import tables as ngram_tables
 from parallel_draft_report import tables as parallel_draft_tables
