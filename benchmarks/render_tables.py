@@ -285,7 +285,7 @@ BUILDERS: dict[str, tuple[str, Builder]] = {
     "structured": ("structured", structured),
     "peers_real": ("peers_real", printed(peer_tables)),
     "peers_shapes": ("peers-*", printed(peer_tables)),
-    "kv_dtypes": ("kv_dtypes", printed(kv_tables)),
+    "kv_dtypes": ("kv_dtypes*", printed(kv_tables)),
     "loading": ("loading", printed(loading_tables)),
     "fidelity": ("fidelity_*", printed(fidelity_tables)),
     "calibration": ("calibration", printed(calibration_tables)),
