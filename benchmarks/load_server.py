@@ -28,7 +28,7 @@ from load_watch import ENGINE, HTTP, Reading, ServerProcess, growth, plain
 from prompt_sets import SOURCES
 from report import Report, Target, number, table
 
-from paceline.commands.resolve import default_speculative_config
+from paceline.engine.default_drafts import default_speculative_config
 
 MAX_MODEL_LEN = 512
 KV_MEMORY = "10M"

@@ -65,7 +65,7 @@ def config_of(method: str, folder: str, length: int | str) -> dict[str, Any]:
 
 def open_arms(options: argparse.Namespace, checkpoint: Checkpoint, stack: ExitStack) -> Any:
     """One engine per arm, all on one checkpoint."""
-    wanted: dict[str, tuple[Any, str]] = {PLAIN: (None, "fixed")}
+    wanted: dict[str, tuple[Any, str]] = {PLAIN: ([], "fixed")}
     for length in (*options.lengths, *PLANNED):
         for method, folder in options.drafts.items():
             planner = "auto" if length in PLANNED else "fixed"

@@ -15,9 +15,10 @@ from typing import Any
 from peers_worker import UnsupportedError, generated, serve, timed
 
 from paceline import LLM, SamplingParams
-from paceline.commands.resolve import default_speculative_config, without_memory
+from paceline.commands.resolve import without_memory
 from paceline.config import DTYPES
 from paceline.config.speculative import parse_speculative_config
+from paceline.engine.default_drafts import default_speculative_config
 from paceline.engine.engine import Engine
 from paceline.models.embedded import embedded_ngram_model
 from paceline.request import StepOutput
@@ -40,6 +41,7 @@ class Paceline:
         self.options = options
         self.llm = LLM(
             options["model"],
+            speculative_config=[],
             dtype=options["dtype"],
             num_threads=options["threads"],
             max_num_seqs=MAX_NUM_SEQS,
@@ -148,7 +150,7 @@ class Paceline:
         depth = draft["num_speculative_tokens"]
         tree = {**draft, "max_tree_nodes": 2 * depth, "max_branching": 3}
         lookup = {"method": "prompt_lookup", "num_speculative_tokens": int(most or 8)}
-        known = {"plain": None, "draft": draft, "tree": tree, "lookup": lookup}
+        known = {"plain": [], "draft": draft, "tree": tree, "lookup": lookup}
         # Every mode runs the same prompts, so none may draft from what another answered.
         default = without_memory(default_speculative_config(self.llm.model))
         # The inflated target says what the embedded one does, whose n-gram model this is.
