@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError
 from paceline.policy.evidence import LEAST_DEPTHS
-from paceline.proposers.base import DraftBudget
+from paceline.proposers.base import DraftBudget, Proposer
 from paceline.request import Request, VerifyResult
 from paceline.sampling_params import SamplingParams
 from paceline.span import ROOT, DraftTree
@@ -166,11 +166,10 @@ def test_a_reliability_diagram_is_drawn(tmp_path: Path) -> None:
 # The log of an engine
 
 
-class Oracle:
+class Oracle(Proposer):
     """Knows the answer: drafts its next token beside a wrong one, and below it a wrong one."""
 
     name = "oracle"
-    costs_forwards = False
     config = SpeculativeConfig(num_speculative_tokens=2, max_tree_nodes=3, max_branching=2)
 
     def __init__(self, answer: list[int]) -> None:
@@ -183,13 +182,6 @@ class Oracle:
             tokens = [right, (right + 1) % VOCAB, VOCAB - 1]
             trees.append(DraftTree(tokens, [ROOT, ROOT, 0], [0.6, 0.3, 0.1], [self.name] * 3))
         return trees
-
-    def observe(self, request: Request, result: VerifyResult) -> None: ...
-
-    def finish(self, request: Request) -> None: ...
-
-    def context_length(self, request: Request) -> int:
-        return len(request.token_ids)
 
 
 def test_an_engine_logs_what_was_drafted_and_what_it_made_of_it() -> None:

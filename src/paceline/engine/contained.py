@@ -43,8 +43,7 @@ class Entry:
 
     @property
     def num_forwards(self) -> int:
-        count: int = getattr(self.proposer, "num_forwards", 0)
-        return count
+        return self.proposer.num_forwards
 
 
 class ContainedProposers:
@@ -183,15 +182,13 @@ class ContainedProposers:
 
 def source_of(proposer: Proposer) -> Source:
     """A proposer as planners know it."""
-    lag = getattr(proposer, "lag", lambda request: 0)
-    costs_levels = getattr(proposer, "costs_levels", True)
-    glance = getattr(proposer, "glance", None)
+    glance = proposer.glance
     return Source(
         proposer.name,
         proposer.costs_forwards,
-        lag,
+        proposer.lag,
         _applies(proposer.config),
-        costs_levels,
+        proposer.costs_levels,
         None if glance is None else partial(_glance, glance),
     )
 

@@ -270,18 +270,19 @@ class Charged:
         self.name = proposer.name
         self.config = proposer.config
         self.costs_forwards = proposer.costs_forwards
-        self.costs_levels = getattr(proposer, "costs_levels", True)
+        self.costs_levels = proposer.costs_levels
+        self.glance = proposer.glance
+        self.lag = proposer.lag
         self.observe = proposer.observe
         self.context_length = proposer.context_length
         self.finish = proposer.finish
-        self.glance = getattr(proposer, "glance", None)
-        self._lag = getattr(proposer, "lag", None)
-        self.lag = self._lag or (lambda request: 0)
+
+    @property
+    def num_forwards(self) -> int:
+        return self._proposer.num_forwards
 
     def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
-        lags = []
-        if self._lag is not None:
-            lags = [lag for request in requests if (lag := self._lag(request))]
+        lags = [lag for request in requests if (lag := self.lag(request))]
         trees = self._proposer.propose(requests, budget)
         levels = 1
         if self.costs_forwards and self.costs_levels:
