@@ -10,8 +10,6 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError
@@ -20,7 +18,7 @@ from paceline.proposers.base import DraftBudget, Proposer
 from paceline.request import Request, VerifyResult
 from paceline.sampling_params import SamplingParams
 from paceline.span import ROOT, DraftTree
-from paceline.workbench.estimators import NodeEstimator, labelled, logit, sigmoid
+from paceline.workbench.estimators import NodeEstimator, logit, sigmoid
 from paceline.workbench.estimators_log import LoggedDraft, Outcome, Recorder, replay
 from paceline.workbench.estimators_report import AS_PROPOSED, ESTIMATORS, KEPT, score
 from paceline.workbench.plots import plot_reliability
@@ -46,25 +44,6 @@ def steps(
 
 
 # Labels
-
-
-@given(st.data())
-def test_labels_are_the_children_of_the_emitted_path(data: st.DataObject) -> None:
-    count = data.draw(st.integers(1, 10))
-    parents = [data.draw(st.integers(-1, i - 1)) for i in range(count)]
-    tree = DraftTree(list(range(count)), parents, [0.5] * count, ["a"] * count)
-    node, path, tokens = ROOT, [0], []
-    while children := [i for i in range(count) if parents[i] == node]:
-        node = data.draw(st.sampled_from([*children, MISS]))
-        if node == MISS:
-            break
-        path.append(node + 1)
-        tokens.append(node)
-    result = VerifyResult(path, [*tokens, MISS], (), tree)
-    expected = {
-        i: i + 1 in path for i in range(count) if parents[i] == ROOT or parents[i] + 1 in path
-    }
-    assert dict(labelled(result)) == expected
 
 
 def test_every_estimate_is_made_before_its_step_is_learnt() -> None:

@@ -29,7 +29,7 @@ from paceline.policy.planner import Planner
 from paceline.proposers.base import DraftBudget, Proposer
 from paceline.request import TARGET_ORIGIN, FinishReason, Request, VerifyResult
 from paceline.runtime.kv_cache import KVCache
-from paceline.span import ROOT, DraftTree
+from paceline.span import DraftTree
 from paceline.workbench.trace_requests import trace_request
 from paceline.workbench.traces import Trace
 
@@ -228,24 +228,11 @@ class _Replay:
         return count
 
 
-def accepted_nodes(draft: DraftTree, log: Sequence[int], start: int) -> list[int]:
-    """The nodes of a draft that carry the tokens of ``log`` from ``start`` on."""
-    nodes: list[int] = []
-    at, end, last = start, len(log), ROOT
-    # Children come after their parents, and no two of them carry one token: one pass finds all.
-    for node, (parent, token) in enumerate(zip(draft.parents, draft.token_ids, strict=True)):
-        if parent == last and at < end and token == log[at]:
-            nodes.append(node)
-            last = node
-            at += 1
-    return nodes
-
-
 def verdict_of(draft: DraftTree, log: Sequence[int], start: int) -> VerifyResult:
     """What a target makes of a draft if it emits ``log`` from ``start`` on and then ends."""
     if not draft.token_ids:
         return VerifyResult((0,), (log[start],), (TARGET_ORIGIN,), draft)
-    nodes = accepted_nodes(draft, log, start)
+    nodes = draft.follow(log, start)
     tokens = log[start : start + len(nodes) + 1]
     origins = [draft.origins[node] for node in nodes]
     if len(tokens) > len(nodes):
