@@ -17,8 +17,8 @@ from paceline.engine.commit import Committed, commit_step, step_output
 from paceline.engine.drafting import Draft, Drafting
 from paceline.engine.prompt_logprobs import take_prompt_logprobs
 from paceline.engine.report import snapshot, totals
-from paceline.engine.scheduler import Scheduler
-from paceline.engine.step import Laps, Step
+from paceline.engine.scheduler import Scheduled, Scheduler
+from paceline.engine.step import Step
 from paceline.engine.verifier import Verdict, verify
 from paceline.errors import RequestFailedError
 from paceline.metrics import EngineStats
@@ -103,18 +103,19 @@ class Engine:
 
     def _schedule(self) -> Step:
         """One span per request that takes part, with room for it in the KV cache."""
-        laps = Laps(self._stats)
-        step = Step(self.scheduler.schedule(), laps)
+        step = Step(self._stats.seconds)
+        step.items = self.scheduler.schedule()
+        step.reshape()
         for request in self.scheduler.preempted:
             self._stats.num_preemptions += 1
             self.drafting.finish(request)
-        laps.end("schedule")
+        step.done("schedule")
         return step
 
     def _propose(self, step: Step) -> list[Draft]:
         """Ask the proposers that are worth asking; empty when there is no draft."""
         drafts = self.drafting.propose(step.items, step.shape, self._room(step))
-        step.laps.end("propose")
+        step.done("propose")
         return drafts
 
     def _plan(self, step: Step, drafts: Sequence[Draft]) -> None:
@@ -130,7 +131,7 @@ class Engine:
                 item.draft = tree
                 self._stats.expected_accepted_tokens += sum(tree.path_probs())
         step.reshape()
-        step.laps.end("plan")
+        step.done("plan")
 
     def _room(self, step: Step) -> int:
         """Rows that a step without drafts leaves for them."""
@@ -139,7 +140,7 @@ class Engine:
     def _pack(self, step: Step) -> PackedBatch:
         """All spans as one batch of flat arrays."""
         batch = self.runner.pack([item.span() for item in step.items])
-        step.laps.end("pack")
+        step.done("pack")
         return batch
 
     def _forward(self, step: Step, batch: PackedBatch) -> ForwardResult:
@@ -150,7 +151,7 @@ class Engine:
         step.forward_ms = (self.runner.seconds - before) * 1e3
         self._stats.num_rows += batch.num_rows
         self._stats.count_width(step.shape.rows, step.shape.samples)
-        step.laps.end("forward")
+        step.done("forward")
         return result
 
     def _verify(self, step: Step, result: ForwardResult) -> list[Verdict | None]:
@@ -158,38 +159,41 @@ class Engine:
         if result.argmax is None:  # else nobody wants log-probs
             take_prompt_logprobs(step.items, result)
         verdicts = verify(result, step.items)
-        step.laps.end("verify")
+        step.done("verify")
         return verdicts
 
     def _isolate(self, step: Step, error: Exception) -> list[Verdict | None]:
         """Undo a failed step and run its requests singly and plainly: only the guilty fail."""
-        count = len(step.items)
-        log.warning("a step of %d requests failed and is run again singly: %r", count, error)
-        for item in step.items:
+        items = step.items
+        log.warning("a step of %d requests failed and is run again singly: %r", len(items), error)
+        for item in items:
             self.kv.rollback(item.request.request_id)
         step.drop_drafts()
-        step.forward_ms = 0.0
-        return [self._alone(Step([item], step.laps)) for item in step.items]
+        verdicts = [self._alone(step, item) for item in items]
+        step.items, step.forward_ms = items, 0.0
+        step.reshape()
+        return verdicts
 
-    def _alone(self, step: Step) -> Verdict | None:
-        """The verdict of a step of one item."""
-        (item,) = step.items
+    def _alone(self, step: Step, item: Scheduled) -> Verdict | None:
+        """The verdict on one item of a failed step, which has nothing but that item meanwhile."""
         request_id = item.request.request_id
+        step.items = [item]
+        step.reshape()
         try:
             # The failed step held these blocks, and nobody took them since.
             reserved = self.kv.reserve(request_id, item.num_tokens)
             assert reserved
-            (verdict,) = self._verify(step, self._forward(step, self._pack(step)))
+            return self._verify(step, self._forward(step, self._pack(step)))[0]
         except Exception as error:
             self.kv.rollback(request_id)
             verdict = RequestFailedError(f"the forward failed for this request: {error!r}")
             verdict.__cause__ = error
-        return verdict
+            return verdict
 
     def _commit(self, step: Step, verdicts: Sequence[Verdict | None]) -> list[Committed]:
         """Append what was emitted, up to each request's end, and keep the KV of that path."""
         committed = commit_step(step.items, verdicts, self._aborted, self.kv, self._stats)
-        step.laps.end("commit")
+        step.done("commit")
         return committed
 
     def _observe(self, step: Step, committed: Sequence[Committed]) -> None:
@@ -205,8 +209,8 @@ class Engine:
                 self.drafting.observe(request, verdict)
             if request.finish_reason is not None:
                 self._end(request, request.finish_reason)
-        step.laps.end("observe")
-        self.drafting.end(step.items, step.shape, emitted, step.forward_ms, step.laps.total_ms)
+        step.done("observe")
+        self.drafting.end(step.items, step.shape, emitted, step.forward_ms, step.total_ms)
 
     # --- requests ------------------------------------------------------------------------------
 

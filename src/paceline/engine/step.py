@@ -2,59 +2,52 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from time import perf_counter
 
 from paceline.engine.scheduler import Scheduled, step_shape
-from paceline.metrics import EngineStats
+from paceline.policy.cost_points import NO_STEP
 from paceline.request import NO_DRAFT
 
 
-class Laps:
-    """Times a step from here on, verb by verb."""
+class Step:
+    """One step on its way through the engine's verbs; it is timed from the moment it is made.
 
-    __slots__ = ("_began", "_latest", "_stats")
+    Args:
+        seconds: of all steps so far, by verb; what this one takes is added.
 
-    def __init__(self, stats: EngineStats) -> None:
-        self._stats = stats
-        self._began = self._latest = perf_counter()
+    Attributes:
+        items: one span per request, and, once it is planned, the draft that is verified below it.
+        shape: of the forward that the items make, as of the latest :meth:`reshape`.
+        forward_ms: time of the forward; 0.0 where it failed, so that nothing is learnt from it.
+    """
 
-    def end(self, verb: str) -> None:
+    __slots__ = ("_began", "_latest", "_seconds", "forward_ms", "items", "shape")
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self.items: Sequence[Scheduled] = ()
+        self.shape = NO_STEP
+        self.forward_ms = 0.0
+        self._seconds = seconds
+        self._began = self._latest = time.perf_counter()
+
+    def reshape(self) -> None:
+        """There are other items, or they have other drafts."""
+        self.shape = step_shape(self.items)
+
+    def drop_drafts(self) -> None:
+        """Go on as if nothing had been drafted; commit gives back the slots that were reserved."""
+        for item in self.items:
+            item.draft = NO_DRAFT
+        self.reshape()
+
+    def done(self, verb: str) -> None:
         """A verb is over: charge it the time since the one before it was."""
-        self._latest = self._stats.add_seconds(verb, self._latest)
+        now = time.perf_counter()
+        self._seconds[verb] = self._seconds.get(verb, 0.0) + now - self._latest
+        self._latest = now
 
     @property
     def total_ms(self) -> float:
         """From the beginning to the end of the latest verb."""
         return (self._latest - self._began) * 1e3
-
-
-class Step:
-    """One step on its way through the engine's verbs.
-
-    Attributes:
-        items: one span per request, and, once it is planned, the draft that is verified below it.
-        laps: what its verbs take.
-        shape: of the forward that the items make.
-        forward_ms: time of the forward; 0.0 where it failed, so that nothing is learnt from it.
-    """
-
-    __slots__ = ("forward_ms", "items", "laps", "shape")
-
-    def __init__(self, items: Sequence[Scheduled], laps: Laps) -> None:
-        self.items = items
-        self.laps = laps
-        self.shape = step_shape(items)
-        self.forward_ms = 0.0
-
-    def reshape(self) -> None:
-        """The items have got drafts."""
-        self.shape = step_shape(self.items)
-
-    def drop_drafts(self) -> None:
-        """Go on as if nothing had been drafted. Slots that were reserved for it are rolled back
-        when the step commits.
-        """
-        for item in self.items:
-            item.draft = NO_DRAFT
-        self.reshape()

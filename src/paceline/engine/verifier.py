@@ -69,8 +69,9 @@ def _greedy(
     draft, token = item.draft, argmax[first_row]
     if token < 0:
         return _not_finite(item, len(item.request.token_ids))
-    path, tokens, origins, last = [0], [token], list[str](), ROOT
-    while (node := draft.child(last, token)) is not None:
+    path, tokens, last = [0], [token], ROOT
+    origins: list[str] = []
+    while draft.token_ids and (node := draft.child(last, token)) is not None:
         token, last = argmax[first_row + 1 + node], node
         if token < 0:  # the step ends before it, and the next one's root meets it
             break
