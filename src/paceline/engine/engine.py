@@ -81,7 +81,7 @@ class Engine:
 
     def step(self) -> list[StepOutput]:
         """Advance every live request by at least one token or one prefill chunk."""
-        outputs = self._end_aborted()
+        outputs = self._end_aborted() if self._aborted else []
         step = self._schedule()
         if not step.items:
             return outputs
@@ -262,8 +262,6 @@ class Engine:
         self._stats.num_failed_requests += reason is FinishReason.ERROR
 
     def _end_aborted(self) -> list[StepOutput]:
-        if not self._aborted:
-            return []
         aborted, self._aborted = self._aborted, []
         live = [self.requests[i] for i in dict.fromkeys(aborted) if i in self.requests]
         for request in live:
