@@ -155,17 +155,17 @@ def test_calibration_needs_a_prompt_to_fit_to_and_one_that_judges(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
-        module("calibration").options_of(["--num-prompts", "1"])
+        module("research.calibration").options_of(["--num-prompts", "1"])
     assert "--num-prompts is 1; allowed are 2 or more" in capsys.readouterr().err
 
 
 def test_an_arm_that_drafts_nothing_on_the_prompts_that_judge_is_a_failed_sample(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    calibration = module("calibration")
+    calibration = module("research.calibration")
     draft = LoggedDraft(0, [DraftTree([5], [-1], [0.5], ["x"])], [5])
     monkeypatch.setattr(calibration, "record", lambda *_: ([[draft]], []))
-    prompts = [module("calibration_log").Prompt("code", 0.0, "text", is_fitted=True)]
+    prompts = [module("research.calibration").Prompt("code", 0.0, "text", is_fitted=True)]
     report = module("report").Report("calibration", {})
     logs = calibration.run_arms(argparse.Namespace(max_tokens=1), None, prompts, report)
     assert logs == {}
@@ -312,10 +312,7 @@ EMBEDDED = ("--prompts", "embedded")
             "speedup",
             [*EMBEDDED, "--num-prompts", "1", "--max-tokens", "8", "--kinds", "code"],
         ),
-        ("self_drafts", [*EMBEDDED, "--max-tokens", "8", "--seconds", "0.1"]),
-        ("ngram_models", [*EMBEDDED, "--num-prompts", "1", "--max-tokens", "8"]),
         ("predicted", [*EMBEDDED, "--num-prompts", "1", "--max-tokens", "16"]),
-        ("suffix_time", ["--texts", "code", "--shared", "4096", "--steps", "20"]),
         ("structured", ["--num-prompts", "1", "--max-tokens", "32", "--shapes", "label (choice)"]),
     ],
 )
