@@ -25,6 +25,7 @@ from busy_machine import tables as busy_tables
 from fidelity import tables as fidelity_tables
 from harness import ROOT
 from kernels import tables as kernel_tables
+from kv_dtypes import tables as kv_tables
 from load_server import tables as load_tables
 from loading import tables as loading_tables
 from never_slower import RUNS
@@ -180,6 +181,7 @@ BUILDERS: dict[str, tuple[str, Builder]] = {
     "structured": ("structured", shown(structured_tables)),
     "peers_real": ("peers_real", printed(peer_tables)),
     "peers_shapes": ("peers-*", printed(peer_tables)),
+    "kv_dtypes": ("kv_dtypes", printed(kv_tables)),
     "loading": ("loading", printed(loading_tables)),
     "fidelity": ("fidelity_*", printed(fidelity_tables)),
     "kernels": ("kernels", printed(lambda rows: kernel_tables(rows, threads=1, ghz=None))),
