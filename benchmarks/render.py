@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from ablation_report import tables as ablation_tables
-from acceptance import tables as acceptance_tables
 from busy_machine import tables as busy_tables
 from fidelity import tables as fidelity_tables
 from harness import ROOT
@@ -35,6 +34,7 @@ from peers_report import tables as peer_tables
 from predicted import tables as predicted_tables
 from proposer_sets import DEFAULT
 from report import RESULTS, markdown, number, pick, yes
+from research.acceptance import tables as acceptance_tables
 from sampler import tables as sampler_tables
 from serve_peers import tables as server_tables
 from serving_overhead import tables as serving_tables

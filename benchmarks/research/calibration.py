@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from harness import arguments, note, run_sample
 from prompt_sets import load_prompts, spread
-from proposer_sets import chain, described, draft_model, tree
+from proposer_sets import chain, described, draft_model
 from report import Report, Target, number, table
 
 from paceline import LLM, SamplingParams
@@ -36,6 +36,12 @@ from paceline.workbench.estimators_report import (
     score,
 )
 from paceline.workbench.plots import check_plot, plot_reliability
+
+
+def tree(config: Mapping[str, Any], nodes: int, branching: int) -> dict[str, Any]:
+    """The same proposer with alternatives."""
+    return {**config, "max_tree_nodes": nodes, "max_branching": branching}
+
 
 TEMPERATURES = (0.0, 0.8)
 HOSTILE = 1.3

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from harness import Sample, among, arguments, names, note, run_sample
-from node_budget import NodeBudget, Reliability
 from prompt_sets import PromptSets, load_prompts, spread
-from proposer_sets import MERGED, NODES, SINGLE, SIZED, SIZES, described, for_acceptance, trees_of
+from proposer_sets import described, draft_model
 from report import Report, Target, number, table
+from research.node_budget import NodeBudget, Reliability
 from structured import SCHEMAS, prompts
 from trace_sets import FOLDER, MAX_MODEL_LEN, answer_params, traced
 
@@ -38,9 +38,49 @@ from paceline.workbench.simulate import Simulator
 from paceline.workbench.simulate_setup import open_simulator
 from paceline.workbench.traces import Trace, read_traces
 
+TRAINED = "trained on the answers to the other prompts"
+"""What tables say in place of the file of an n-gram model that a benchmark trains."""
+SINGLE = ("prompt_lookup", "suffix", "suffix of the request", "ngram_model", "draft_model")
+MERGED = "suffix + ngram_model + draft_model"
+EVERY = "prompt_lookup + suffix + ngram_model + draft_model"
+MERGERS = ("suffix + ngram_model", "suffix + draft_model", "ngram_model + draft_model")
+NODES = 16
+"""At which all of them are compared."""
+SIZES = (4, 8, 16, 32)
+"""At which :data:`SIZED` are compared."""
+SIZED = ("ngram_model", "draft_model")
+DRAFT_DEPTH = 8
+"""Forwards of a draft model for one tree."""
+
 TEMPERATURES = (0.0, 0.8)
 PUBLIC = ("humaneval", "mt_bench", "spec_bench", "edits", "prose")
 JSON = "json"
+
+
+def suffix(**options: Any) -> dict[str, Any]:
+    """Suffix automata over the request and over those before it, as trees."""
+    return {"method": "suffix", **options}
+
+
+def trees_of(nodes: int, ngram: str = TRAINED) -> dict[str, dict[str, Any]]:
+    """Every proposer by itself with trees of so many nodes, left for the planner to cut."""
+    size = {"max_tree_nodes": nodes, "max_branching": 4, "min_accept_prob": 0.001}
+    deep = {"num_speculative_tokens": nodes, **size}
+    forwards = min(nodes, DRAFT_DEPTH)
+    return {
+        "prompt_lookup": {"method": "prompt_lookup", **deep},
+        "suffix": suffix(**deep),
+        "suffix of the request": suffix(suffix_decoding_max_cached_requests=0, **deep),
+        "ngram_model": {"method": "ngram_model", "model": ngram, **deep},
+        "draft_model": {**draft_model(forwards), **size},
+    }
+
+
+def for_acceptance(nodes: int = NODES, ngram: str = TRAINED) -> dict[str, list[dict[str, Any]]]:
+    """Every proposer by itself, pairs, and all at once; no name has a comma."""
+    single = trees_of(nodes, ngram)
+    names = (*SINGLE, *MERGERS, MERGED, EVERY)
+    return {name: [single[part] for part in name.split(" + ")] for name in names}
 
 
 @dataclass(frozen=True, slots=True)
