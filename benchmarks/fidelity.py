@@ -129,6 +129,9 @@ MOST_EXCESS = 0.02
 Row = dict[str, Any]
 
 
+# --- the program ----------------------------------------------------------------------------------
+
+
 def add_tool_options(parser: argparse.ArgumentParser) -> None:
     """Where the files are and where llama.cpp is."""
     parser.add_argument("models", nargs="+", help="GGUF files, as PATH or NAME=PATH")

@@ -137,6 +137,13 @@ def run_sample(
         return Sample(arm, item, repeat, error=repr(error))
 
 
+def raw(sample: Sample, label: Mapping[str, Any]) -> dict[str, Any]:
+    """A sample as it is kept: everything but the tokens themselves."""
+    facts = {name: value for name, value in sample.facts.items() if name != "token_ids"}
+    kept = {"arm": sample.arm, "item": sample.item, "repeat": sample.repeat}
+    return {**label, **kept, "seconds": sample.seconds, **facts, "error": sample.error}
+
+
 def take_turns(
     arms: Mapping[str, Callable[[Any], Any]],
     items: Sequence[Hashable],

@@ -47,6 +47,9 @@ MAX_TOKENS = 24
 MAX_MODEL_LEN = 256
 
 
+# --- whether both say the same --------------------------------------------------------------------
+
+
 def paceline_says(folder: Path, prompt: list[int]) -> tuple[torch.Tensor, list[int]]:
     """Logits of all rows, ``[rows, vocab]``, and the greedy continuation."""
     config = EngineConfig(

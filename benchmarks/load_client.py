@@ -1,7 +1,7 @@
-"""Clients of a load: one request over a socket of its own or a kept one, read in many manners.
+"""Clients of a load: requests whose answers are known, and the many manners of asking for them.
 
-Owns HTTP as far as it is needed to misbehave in it, and the comparison of an answer with the known
-one. What arrived of an answer that was given up must be how the known one begins.
+Owns the requests, HTTP as far as it is needed to misbehave in it, and the comparison of an answer
+with the known one. What arrived of an answer that was given up must be how the known one begins.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def answered(wanted: Sequence[Mapping[str, Any]], **engine: Any) -> list[Known]:
         engine: options of :class:`~paceline.llm.LLM`.
     """
     found = []
-    with LLM(**engine) as llm:
+    with LLM(speculative_config=[], **engine) as llm:
         for body in wanted:
             ids = llm.encode(body["prompt"])
             output = llm.generate(ids, params(body))

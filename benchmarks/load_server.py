@@ -354,6 +354,9 @@ def tables(results: Sequence[dict[str, Any]]) -> list[str]:
     ]
 
 
+# --- the program ----------------------------------------------------------------------------------
+
+
 def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = arguments(__doc__, prompts=True)
     parser.sized("--minutes", 10.0, 1.0, "of load")

@@ -2,8 +2,8 @@
 
 The arms take turns on the same prompts in one process, the order reversed in every other turn:
 plain decoding, the same again as a control, simple rules (``rivals.py``, ``goodput.py``), and the
-planner. Every arm warms up on prompts of its own before a
-cell is measured. Times are end to end, the reading of the prompts included; prefix caches are off.
+planner. Every arm warms up on prompts of its own before a cell is measured. Times are end to end,
+the reading of the prompts included; prefix caches are off.
 
 Without an option the pre-registered cells run, with ``--quick`` a part of them, with ``--full`` the
 whole grid.

@@ -49,6 +49,9 @@ CROWDS = (("1 request", 1, 1), ("2", 2, 2), ("4 or more", 4, 1 << 30))
 """Numbers of requests that are taken together."""
 
 
+# --- the report -----------------------------------------------------------------------------------
+
+
 def targets(rows: Sequence[Row]) -> list[Target]:
     found = []
     for pair in dict.fromkeys(row["pair"] for row in rows):

@@ -1,4 +1,8 @@
-"""The tables of ``never_slower.py``, for the terminal and for the documentation alike."""
+"""From the samples of ``never_slower.py`` to its rows, targets and tables. Measures nothing.
+
+A cell is one workload at one number of requests and one temperature. Its arms are compared by the
+wall time of the same tokens, so a ratio above one is a higher rate.
+"""
 
 from __future__ import annotations
 
@@ -214,6 +218,9 @@ def geometric_mean(values: Sequence[float]) -> float | None:
 
 COLUMNS = 7
 """Cells side by side in the tables of all arms."""
+
+
+# --- tables ---------------------------------------------------------------------------------------
 
 
 def tables(rows: Sequence[Row]) -> list[str]:

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import peers_models as models
 import torch
-from harness import Sample, among, arguments, names, note, numbers, take_turns
+from harness import Sample, among, arguments, names, note, numbers, raw, take_turns
 from peers_client import ENGINES, KINDS, Worker
 from peers_models import MissingPeerError
 from peers_report import results_of, tables, targets
@@ -38,6 +38,9 @@ CONTEXTS = (64, 512)
 LONG_CONTEXTS = (8_000, 32_000)
 PREFILL = 512
 SEQUENCES = (1, 4, 8, 16)
+
+
+# --- options --------------------------------------------------------------------------------------
 
 
 def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -71,6 +74,9 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
 
 ARRAY_BYTES = 1 << 29
 RUNS = 7
+
+
+# --- the machine ----------------------------------------------------------------------------------
 
 
 def read_bandwidth(threads: int) -> dict[str, Any]:
@@ -280,7 +286,7 @@ def measure_model(options: argparse.Namespace, model: str, report: Report) -> li
             samples += generations(arms, options, prompts)
             samples += long_steps(arms, options, tokens, longest_context(model), rows)
             report.config.setdefault("idle_cpu_share", {}).update(idle_shares(arms))
-        report.samples += [{"model": models.label(model), **raw(sample)} for sample in samples]
+        report.samples += [raw(sample, {"model": models.label(model)}) for sample in samples]
         rows += results_of(samples, facts, memory, held)
         engines |= facts
     report.config.setdefault("engines", {})[models.label(model)] = engines
@@ -300,13 +306,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             for target in measure_model(options, model, report)
         ]
     return report.finish(options, tables(report.results))
-
-
-def raw(sample: Sample) -> dict[str, Any]:
-    """A sample as it is kept: everything but the tokens themselves."""
-    facts = {name: value for name, value in sample.facts.items() if name != "token_ids"}
-    kept = {"arm": sample.arm, "item": sample.item, "repeat": sample.repeat}
-    return {**kept, **facts, "seconds": sample.seconds, "error": sample.error}
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ class Paceline:
 
     def parallel(self, sequences: int, tokens: list[int], steps: int) -> dict[str, Any]:
         """Greedy steps of several requests at once, from the moment when all of them decode."""
-        self.llm.set_speculation(None)
+        self.llm.set_speculation([])
         params = SamplingParams(max_tokens=steps + 8, temperature=0, ignore_eos=True)
 
         def run(engine: Engine) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class Paceline:
         """Greedy text: ``plain``, or as the command line drafts by ``default``."""
         # Both modes run the same prompts, so none may draft from what the other answered.
         default = without_memory(default_speculative_config(self.llm.model))
-        self.llm.set_speculation({"plain": None, "default": default}[mode])
+        self.llm.set_speculation({"plain": [], "default": default}[mode])
         params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
         found: list[int] = []
         stamps: list[float] = []

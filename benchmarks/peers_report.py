@@ -1,4 +1,4 @@
-"""What the comparison aims at, judged on its rows. Measures nothing.
+"""From the samples of ``peers.py`` to its rows, tables and targets. Measures nothing.
 
 Paceline and llama.cpp are compared on the same file. A target over something that was not measured
 has no value.
@@ -211,6 +211,9 @@ PLAIN_TARGETS = {"Q8_0": 1.15, "Q6_K": 1.0, "Q4_K_M": 1.3, "Q4_0": 1.25}
 LONG = 4096
 """Tokens of context from which on plain steps are a target of their own."""
 _LEAST = "at least"
+
+
+# --- targets --------------------------------------------------------------------------------------
 
 
 def plain(rows: Rows, engine: str, key: str = "tokens_per_second") -> float | None:

@@ -43,6 +43,9 @@ Answer = tuple[int, str]
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
+# --- a server and a client, each a process of its own ---------------------------------------------
+
+
 def serve(factory: Callable[[], Any], stream_interval: float, pipe: Connection) -> None:
     """The server's process: says on which port it listens, then serves until it is told to end."""
     config = ServerConfig(port=0, served_model_names=("m",), stream_interval=stream_interval)
@@ -149,6 +152,9 @@ WANTED, WANTED_MS = 1.05, 3.0
 Item = tuple[int, int]
 """Prompts at once, tokens of each answer."""
 Tokens = list[list[int]]
+
+
+# --- the other ways -------------------------------------------------------------------------------
 
 
 def engine(model: str | None, threads: int | None, most: int) -> AsyncLLM:
@@ -306,6 +312,9 @@ def raw(sample: Sample) -> dict[str, Any]:
     """A sample as it is kept: everything but the answers themselves."""
     facts = {name: value for name, value in sample.facts.items() if name != "answers"}
     return {**asdict(sample), "facts": facts}
+
+
+# --- the program ----------------------------------------------------------------------------------
 
 
 def main(argv: Sequence[str] | None = None) -> int:

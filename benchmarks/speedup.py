@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness import Sample, arguments, names, note, numbers, pair_up, paired_ratio, take_turns
+from harness import Sample, arguments, names, note, numbers, pair_up, paired_ratio, raw, take_turns
 from peers_models import hugging_face
 from prompt_sets import KINDS, PromptSets, load_prompts, spread
 from proposer_sets import DEFAULT, described, for_speedup
@@ -135,13 +135,6 @@ def summary(samples: Sequence[Sample], arm: str) -> dict[str, Any]:
 def _rate(samples: Sequence[Sample]) -> float:
     tokens = sum(sample.facts["output_tokens"] for sample in samples)
     return tokens / sum(sample.seconds or 0.0 for sample in samples)
-
-
-def raw(sample: Sample, label: Mapping[str, Any]) -> dict[str, Any]:
-    """A sample as it is kept: everything but the tokens themselves."""
-    facts = {name: value for name, value in sample.facts.items() if name != "token_ids"}
-    kept = {"arm": sample.arm, "item": sample.item, "repeat": sample.repeat}
-    return {**label, **kept, "seconds": sample.seconds, **facts, "error": sample.error}
 
 
 def batches(prompts: Sequence[list[int]], size: int) -> list[list[list[int]]]:

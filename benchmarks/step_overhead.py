@@ -42,6 +42,9 @@ PHASES = ("schedule", "propose", "plan", "pack", "forward", "verify", "commit", 
 WARM_UP_STEPS = 10
 
 
+# --- one step -------------------------------------------------------------------------------------
+
+
 def forward_seconds(engine: Engine) -> tuple[float, float]:
     """Seconds inside the target's forwards and inside those of draft models, so far."""
     runners = [getattr(proposer, "_runner", None) for proposer in engine.drafting.proposers]

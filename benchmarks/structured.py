@@ -15,10 +15,10 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from harness import Sample, among, arguments, note, take_turns
+from harness import Sample, among, arguments, note, raw, take_turns
 from proposer_sets import DEFAULT, described
 from report import Report, Target, markdown, number, pick, ratio_cell, yes
-from speedup import CONTROL, PLAIN, TEMPERATURES, count, raw, summary
+from speedup import CONTROL, PLAIN, TEMPERATURES, count, summary
 
 from paceline import LLM, SamplingParams, StructuredOutputs
 from paceline.commands.resolve import default_speculative_config, without_memory
@@ -26,6 +26,9 @@ from paceline.llm import embedded_model
 from paceline.models.checkpoint import load_checkpoint
 
 Schema = dict[str, Any]
+
+
+# --- shapes of output that programs ask models for ------------------------------------------------
 
 
 def text(longest: int = 20, **more: Any) -> Schema:
@@ -169,6 +172,9 @@ CONFIGS: Mapping[str, Any] = {
     DEFAULT: without_memory(default_speculative_config(None)),
 }
 ALL = "all shapes"
+
+
+# --- the benchmark --------------------------------------------------------------------------------
 
 
 def open_arms(options: argparse.Namespace, stack: ExitStack) -> dict[str, LLM]:
