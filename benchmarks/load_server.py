@@ -33,7 +33,7 @@ from harness import ROOT, arguments, note
 from load_client import MANNERS, Connection, Known, answered, ask, bodies
 from report import Report, Target, number, table
 
-from paceline.commands.resolve import default_speculative_config
+from paceline.engine.default_drafts import default_speculative_config
 
 HTTP, ENGINE = "HTTP process", "engine process"
 ENGINE_NAME = "paceline-engine"

@@ -20,9 +20,10 @@ from never_slower_report import CONTROL, OURS, PLAIN
 from peers_models import hugging_face
 from proposer_sets import chain
 
-from paceline.commands.resolve import default_speculative_config, without_memory
+from paceline.commands.resolve import without_memory
 from paceline.config import EngineConfig, SpeculativeConfig, parse_speculative_config
 from paceline.engine.build import BuiltEngine, FindTable, build_engine
+from paceline.engine.default_drafts import default_speculative_config
 from paceline.engine.engine import Engine
 from paceline.engine.planners import new_correction
 from paceline.llm import embedded_model

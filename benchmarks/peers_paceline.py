@@ -15,8 +15,9 @@ from typing import Any
 from peers_worker import UnsupportedError, generated, serve, timed
 
 from paceline import LLM, SamplingParams
-from paceline.commands.resolve import default_speculative_config, without_memory
+from paceline.commands.resolve import without_memory
 from paceline.config import DTYPES
+from paceline.engine.default_drafts import default_speculative_config
 from paceline.engine.engine import Engine
 from paceline.request import StepOutput
 from paceline.span import Span
@@ -38,6 +39,7 @@ class Paceline:
         self.options = options
         self.llm = LLM(
             options["model"],
+            speculative_config=[],
             dtype=options["dtype"],
             num_threads=options["threads"],
             max_num_seqs=MAX_NUM_SEQS,

@@ -21,10 +21,11 @@ from never_slower_arms import Served, count, serve
 from prompt_sets import load_prompts, spread
 from report import Report, Target, interval, number, table
 
-from paceline.commands.resolve import default_speculative_config, without_memory
+from paceline.commands.resolve import without_memory
 from paceline.config import EngineConfig, SpeculativeConfig, parse_speculative_config
 from paceline.engine.build import BuiltEngine, build_engine
 from paceline.engine.compute_thread import COMPUTE
+from paceline.engine.default_drafts import default_speculative_config
 from paceline.engine.engine import Engine
 from paceline.engine.planners import PLANNERS, new_correction
 from paceline.llm import embedded_model

@@ -6,8 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from paceline.commands.resolve import default_speculative_config
 from paceline.config import parse_speculative_config
+from paceline.engine.default_drafts import default_speculative_config
 from paceline.llm import embedded_model
 from paceline.models.embedded import embedded_ngram_model
 

@@ -181,7 +181,7 @@ BUILDERS: dict[str, tuple[str, Builder]] = {
     "structured": ("structured", shown(structured_tables)),
     "peers_real": ("peers_real", printed(peer_tables)),
     "peers_shapes": ("peers-*", printed(peer_tables)),
-    "kv_dtypes": ("kv_dtypes", printed(kv_tables)),
+    "kv_dtypes": ("kv_dtypes*", printed(kv_tables)),
     "loading": ("loading", printed(loading_tables)),
     "fidelity": ("fidelity_*", printed(fidelity_tables)),
     "kernels": ("kernels", printed(lambda rows: kernel_tables(rows, threads=1, ghz=None))),

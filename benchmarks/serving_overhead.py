@@ -161,6 +161,7 @@ def engine(model: str | None, threads: int | None, most: int) -> AsyncLLM:
     """What every arm runs; made here, or by the engine's process from this function's name."""
     return AsyncLLM(
         model,
+        speculative_config=[],
         num_threads=threads,
         max_num_seqs=most,
         max_model_len=MAX_MODEL_LEN,

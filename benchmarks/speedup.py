@@ -30,8 +30,9 @@ from report import Report, Target, markdown, number, pick, ratio_cell, yes
 
 from paceline import LLM, SamplingParams
 from paceline.commands.prompts import Encoder
-from paceline.commands.resolve import default_speculative_config, without_memory
+from paceline.commands.resolve import without_memory
 from paceline.config import SpeculativeConfig, parse_speculative_config
+from paceline.engine.default_drafts import default_speculative_config
 from paceline.llm import embedded_model
 from paceline.models.checkpoint import load_checkpoint
 from paceline.outputs import GenerationOutput
@@ -57,7 +58,7 @@ def proposers(options: argparse.Namespace) -> dict[str, tuple[SpeculativeConfig,
 def open_arms(options: argparse.Namespace, stack: ExitStack) -> dict[str, LLM]:
     """One engine per arm, all on one checkpoint."""
     checkpoint = load_checkpoint(options.model or embedded_model("target"))
-    configs: dict[str, Any] = {PLAIN: None, **proposers(options), CONTROL: None}
+    configs: dict[str, Any] = {PLAIN: [], **proposers(options), CONTROL: []}
     wanted = {PLAIN, CONTROL, DEFAULT, *(options.proposers or configs)}
     return {
         name: stack.enter_context(

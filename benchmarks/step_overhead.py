@@ -218,7 +218,7 @@ class Case:
 CASES = (
     Case("greedy, prompt_lookup", chain(), has_target=True),
     Case("greedy, prompt_lookup, with text", chain(), text=True),
-    Case("greedy, plain", None),
+    Case("greedy, plain", []),
     Case("temperature 0.8, prompt_lookup", chain(), temperature=0.8),
     Case("greedy, draft_model", draft_model()),
 )

@@ -21,7 +21,8 @@ from report import Report, Target, markdown, number, pick, ratio_cell, yes
 from speedup import CONTROL, PLAIN, TEMPERATURES, count, summary
 
 from paceline import LLM, SamplingParams, StructuredOutputs
-from paceline.commands.resolve import default_speculative_config, without_memory
+from paceline.commands.resolve import without_memory
+from paceline.engine.default_drafts import default_speculative_config
 from paceline.llm import embedded_model
 from paceline.models.checkpoint import load_checkpoint
 
@@ -180,7 +181,7 @@ ALL = "all shapes"
 def open_arms(options: argparse.Namespace, stack: ExitStack) -> dict[str, LLM]:
     """One engine per arm, all on one checkpoint."""
     checkpoint = load_checkpoint(options.model or embedded_model("target"))
-    configs = {PLAIN: None, **CONFIGS, CONTROL: None}
+    configs = {PLAIN: [], **CONFIGS, CONTROL: []}
     return {
         name: stack.enter_context(
             LLM(

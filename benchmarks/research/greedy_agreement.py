@@ -83,7 +83,12 @@ def samples_of(options: argparse.Namespace, path: Path) -> list[Row]:
     source = load_checkpoint(path)
     prompts = [Encoder(source.tokenizer).encode(text) for text in prompts_of(options)]
     longest = max(map(len, prompts)) + options.max_tokens
-    settings = {"num_threads": options.threads, "max_num_seqs": 1, "max_model_len": longest}
+    settings: dict[str, Any] = {
+        "speculative_config": [],
+        "num_threads": options.threads,
+        "max_num_seqs": 1,
+        "max_model_len": longest,
+    }
     params = SamplingParams(max_tokens=options.max_tokens, temperature=0, ignore_eos=True)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))

@@ -16,7 +16,6 @@ from paceline.policy.cost_points import StepShape
 from paceline.policy.planner import DraftLimits, Drafts, FixedPlanner, Source
 from paceline.request import Request, VerifyResult
 from paceline.span import DraftTree
-from paceline.workbench.estimators import labelled
 from paceline.workbench.estimators_log import as_if_verified
 
 NUM_BINS = 10
@@ -126,5 +125,5 @@ class NodeBudget(FixedPlanner):
 
 
 def _judged(result: VerifyResult) -> Iterator[tuple[float, bool]]:
-    for node, accepted in labelled(result):
+    for node, accepted in result.draft.outcomes(result.token_ids):
         yield result.draft.accept_probs[node], accepted

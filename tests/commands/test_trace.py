@@ -41,7 +41,7 @@ def test_rows_predict_the_token_of_their_own_index(
     assert (result.code, result.out) == (0, "")
     traces = list(read_traces(tmp_path / "traces"))
     assert [each.prompt_index for each in traces] == [0, 1, 2, 3, 4]
-    with LLM() as llm:
+    with LLM(speculative_config=[]) as llm:
         params = SamplingParams(max_tokens=6, temperature=0.0)
         expected = [llm.generate(text, params) for text in TEXTS]
     for each, output in zip(traces, expected, strict=True):

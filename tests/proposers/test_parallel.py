@@ -306,7 +306,11 @@ def test_a_checkpoint_is_loaded_and_drafts(checkpoint: Callable[..., str]) -> No
     config = {"method": "parallel_draft", "model": checkpoint(pard_token=3)}
     wish = SamplingParams(max_tokens=12, temperature=0.0)
     options: dict[str, Any] = {"max_model_len": 128, "max_num_seqs": 1, "planner": "fixed"}
-    with LLM(speculative_config=config, strict=True, **options) as llm, LLM(**options) as plain:
+    plain_options = options | {"speculative_config": []}
+    with (
+        LLM(speculative_config=config, strict=True, **options) as llm,
+        LLM(**plain_options) as plain,
+    ):
         assert llm.proposers == ("parallel_draft",)
         answer = llm.generate("def add(a, b):", wish)
         assert answer.token_ids == plain.generate("def add(a, b):", wish).token_ids

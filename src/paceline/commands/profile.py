@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from paceline.checks import check_number, check_output
 from paceline.commands.display import Screen, printable
 from paceline.commands.options import EngineOptions, ModelOptions, option
-from paceline.commands.resolve import default_speculative_config, drafts_of, engine_options
+from paceline.commands.resolve import engine_options
 from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.engine.default_drafts import default_speculative_config, drafts_of
 from paceline.errors import ConfigError
 from paceline.models.embedded import embedded_model
 

@@ -50,7 +50,7 @@ def trace_command(options: TraceOptions) -> int:
     rows = read_prompts(options.prompts)
     first = _params(options, 0)
     screen = Screen()
-    with LLM(options.model, **engine_options(options)) as llm:
+    with LLM(options.model, speculative_config=[], **engine_options(options)) as llm:
         screen.note(banner(llm))
         prompts = Encoder(llm.tokenizer, options.chat, not options.no_thinking).encode_all(rows)
         writer = TraceWriter(options.output, _meta(options, llm, prompts, first))

@@ -109,7 +109,7 @@ def _qualities(
     }
     if not comparable:
         return found
-    with LLM(options.model, **engine_options(options)) as llm:
+    with LLM(options.model, speculative_config=[], **engine_options(options)) as llm:
         for name, draft in comparable.items():
             measure = partial(
                 draft_quality,

@@ -6,7 +6,6 @@ Calibration` is used by one. Knows neither engines nor how estimates are judged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import exp, log
 from typing import Protocol
@@ -63,15 +62,6 @@ def sigmoid(x: float) -> float:
     return 1.0 / (1.0 + exp(-min(max(x, -30.0), 30.0)))
 
 
-def labelled(result: VerifyResult) -> Iterator[tuple[int, bool]]:
-    """The draft nodes whose parent the target's walk reached, and whether they were accepted."""
-    after = zip(result.path, result.token_ids, strict=True)
-    targets = {node - 1: token for node, token in after}
-    for node, parent in enumerate(result.draft.parents):
-        if parent in targets:
-            yield node, result.draft.token_ids[node] == targets[parent]
-
-
 class NodeEstimator:
     """An estimator that judges every node by itself. As it stands it believes the proposer."""
 
@@ -95,7 +85,7 @@ class NodeEstimator:
 
     def observe(self, request_id: int, result: VerifyResult) -> None:
         draft = result.draft
-        for place, accepted in labelled(result):
+        for place, accepted in draft.outcomes(result.token_ids):
             node = self._nodes[draft.evidence[place]]
             self.learn(node, draft.accept_probs[place], accepted)
 

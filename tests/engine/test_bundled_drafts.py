@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from paceline.commands.resolve import default_speculative_config
-from paceline.commands.speculators import bundled_drafts
 from paceline.config import SpeculativeConfig, parse_speculative_config
+from paceline.engine.bundled_drafts import bundled_drafts
+from paceline.engine.default_drafts import default_speculative_config
 from paceline.llm import LLM
 from paceline.models.embedded import embedded_model, embedded_ngram_model
 
