@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from harness import ROOT
+from harness import ROOT, SOURCES
 
-SOURCES = ("auto", "public", "embedded")
 EMBEDDED = ROOT / "src" / "paceline" / "embedded" / "prompts.jsonl"
 PASSAGE = 700
 """Characters of a prose prompt."""

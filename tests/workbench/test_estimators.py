@@ -123,7 +123,7 @@ def test_scores_by_hand() -> None:
 def test_priors_are_the_line_that_labels_lie_on() -> None:
     slope, intercept = 0.7, 0.4
     truth = {prob: sigmoid(slope * logit(prob) + intercept) for prob in (0.1, 0.3, 0.5, 0.7, 0.9)}
-    priors = module("calibration_priors").fit_priors(
+    priors = module("research.calibration").fit_priors(
         [steps(random.Random(3), 4000, truth, length=2)]
     )
     assert list(priors) == ["lookup"]

@@ -6,15 +6,14 @@ likeliest nodes are verified whatever they cost. Knows no proposer and no text.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import log
 from typing import Any
 
 from paceline.policy.acceptance import Calibration
 from paceline.policy.cost_points import StepShape
-from paceline.policy.planner import DraftLimits, Drafts, FixedPlanner, Source, StepReport
+from paceline.policy.planner import DraftLimits, Drafts, FixedPlanner, Source
 from paceline.request import Request, VerifyResult
 from paceline.span import DraftTree
 from paceline.workbench.estimators_log import as_if_verified
@@ -67,31 +66,23 @@ class NodeBudget(FixedPlanner):
 
     Args:
         nodes: most of a request's draft in a step.
-        forward_seconds: time in draft models so far, which is not host time.
 
     Attributes:
         own: of the estimates that each proposer has for its nodes, by its name.
         chosen_by: of the estimates that nodes are chosen by.
-        host_us: of each step, from asking the first proposer to the choice, without forwards.
-        step_ms: of each step in which anyone decoded, as a whole.
     """
 
-    def __init__(self, nodes: int, forward_seconds: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(self, nodes: int) -> None:
         self.own: dict[str, Reliability] = {}
         self.chosen_by = Reliability()
-        self.host_us: list[float] = []
-        self.step_ms: list[float] = []
         self._nodes = nodes
-        self._forward_seconds = forward_seconds
         self._calibration = Calibration()
         self._requests: Sequence[Request] = ()
         self._trees: dict[int, list[DraftTree]] = {}
         self._merged: dict[int, DraftTree] = {}
-        self._began, self._is_open = 0.0, False
 
     def begin(self, step: StepShape, requests: Sequence[Request]) -> bool:
-        self._began = time.perf_counter() - self._forward_seconds()
-        self._requests, self._is_open = requests, True
+        self._requests = requests
         self._trees = {request.request_id: [] for request in requests}
         self._merged = {}
         return True
@@ -114,10 +105,7 @@ class NodeBudget(FixedPlanner):
         for request, tree in zip(self._requests, trees, strict=True):
             self._merged[request.request_id] = tree
         wide = [replace(each, max_nodes=self._nodes, min_path_prob=0.0) for each in limits]
-        chosen = super().choose(trees, wide, node_budget)
-        seconds = time.perf_counter() - self._forward_seconds() - self._began
-        self.host_us.append(seconds * 1e6)
-        return chosen
+        return super().choose(trees, wide, node_budget)
 
     def observe(self, request: Request, result: VerifyResult) -> None:
         tree = self._merged.get(request.request_id)
@@ -131,11 +119,6 @@ class NodeBudget(FixedPlanner):
         for estimate, accepted in _judged(result):
             self.chosen_by.add(estimate, accepted)
         self._calibration.observe(request.request_id, result)
-
-    def end(self, report: StepReport) -> None:
-        if self._is_open:
-            self.step_ms.append(report.total_ms)
-        self._is_open = False
 
     def finish(self, request: Request) -> None:
         self._calibration.finish(request.request_id)

@@ -165,7 +165,7 @@ def write_outliers(path: Path, out: Path, seed: int = 0) -> dict[str, int]:
 
 def largest_difference(small: Path, large: Path) -> float:
     """Of two float32 logits of the two files, over a short prompt."""
-    from inflate_check import paceline_says
+    from inflate import paceline_says
 
     tokenizer = load_checkpoint(small).tokenizer
     assert tokenizer is not None

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fidelity import add_tool_options, files_of, tools_of
-from fidelity_models import quantised
+from fidelity import add_tool_options, files_of, quantised, tools_of
 from harness import arguments, note
 from peers_models import MissingPeerError
 from prompt_sets import load_prompts, spread
@@ -39,16 +38,14 @@ Row = dict[str, Any]
 
 
 def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = arguments(__doc__)
+    parser = arguments(__doc__, prompts=True)
     add_tool_options(parser)
     parser.add_argument("--dtype", default="auto", help="Paceline's (default: auto)")
-    parser.add_argument("--num-prompts", type=int, help="default: 50, quick: 2")
-    parser.add_argument("--max-tokens", type=int, help="per prompt (default: 200, quick: 16)")
+    parser.sized("--num-prompts", 50, 2)
+    parser.sized("--max-tokens", 200, 16, "per prompt")
     parser.set_defaults(made=[])
     options = parser.parse_args(argv)
     options.formats = options.formats or ["file"]
-    options.num_prompts = options.num_prompts or (2 if options.quick else 50)
-    options.max_tokens = options.max_tokens or (16 if options.quick else 200)
     return options
 
 
