@@ -20,6 +20,7 @@ from harness import arguments, note, run_sample
 from prompt_sets import SOURCES
 from proposer_sets import described
 from report import Report
+from research.estimators import ALL
 
 from paceline import LLM
 from paceline.llm import embedded_model
@@ -40,7 +41,7 @@ LEAST_PROMPTS = 2
 def judged(arm: str, log: Log, prompts: Sequence[Prompt]) -> tuple[list[Any], dict[str, Any]]:
     """A row per estimator and, for two of them, per text; and the outcomes by estimator."""
     rows: list[dict[str, Any]] = []
-    found = compare(log)
+    found = compare(log, ALL)
     for name, outcomes in found.items():
         rows.append(scored(arm, name, score(outcomes)))
         if name in (AS_PROPOSED, KEPT):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from research.estimators import Node, NodeEstimator
 
 from paceline.policy.evidence import AS_ESTIMATED, LEAST_DEPTHS
-from paceline.workbench.estimators import Node, NodeEstimator
 from paceline.workbench.estimators_log import Log, replay
 
 RIDGE = 3.0

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from report import Target, number, table
+from research.estimators import ALL
 
 from paceline.workbench.estimators_report import (
     AS_PROPOSED,
-    ESTIMATORS,
     KEPT,
     MAX_CALIBRATION_ERROR,
 )
@@ -46,7 +46,7 @@ def page_tables(results: Sequence[Mapping[str, Any]]) -> list[str]:
     arms = list(dict.fromkeys(row["arm"] for row in whole))
     least = {arm: min(row["log_loss"] for row in whole if row["arm"] == arm) for arm in arms}
     lines = []
-    for name in ESTIMATORS:
+    for name in ALL:
         cells = {row["arm"]: row for row in whole if row["estimator"] == name}
         lines.append([name, *(cell(cells.get(arm), least[arm]) for arm in arms)])
     kept = [row for row in whole if row["estimator"] == KEPT]

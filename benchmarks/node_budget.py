@@ -17,8 +17,7 @@ from paceline.policy.cost_points import StepShape
 from paceline.policy.planner import DraftLimits, Drafts, FixedPlanner, Source, StepReport
 from paceline.request import Request, VerifyResult
 from paceline.span import DraftTree
-from paceline.workbench.estimators import labelled
-from paceline.workbench.estimators_log import as_if_verified
+from paceline.workbench.estimators_log import as_if_verified, labelled
 
 NUM_BINS = 10
 LEAST_LOSS_PROB = 0.001

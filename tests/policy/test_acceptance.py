@@ -15,8 +15,7 @@ from paceline.policy.acceptance import Calibration, _outcomes
 from paceline.policy.merging import merge
 from paceline.request import VerifyResult
 from paceline.span import ROOT, DraftTree
-from paceline.workbench.estimators import labelled
-from paceline.workbench.estimators_log import as_if_verified
+from paceline.workbench.estimators_log import as_if_verified, labelled
 
 MISS = 999
 """A token that nobody drafts."""

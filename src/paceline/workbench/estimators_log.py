@@ -6,15 +6,25 @@ engine asked and learnt. Knows no estimator's inside and no file.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from paceline.policy.cost_points import StepShape
 from paceline.policy.merging import merge
 from paceline.policy.planner import Drafts, FixedPlanner, Source
 from paceline.request import Request, VerifyResult
 from paceline.span import ROOT, DraftTree
-from paceline.workbench.estimators import Estimator, labelled
+
+
+class Estimator(Protocol):
+    """What :class:`~paceline.policy.acceptance.Calibration` offers, and means by it."""
+
+    def calibrate(self, request_id: int, tree: DraftTree) -> None: ...
+
+    def observe(self, request_id: int, result: VerifyResult) -> None: ...
+
+    def finish(self, request_id: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +108,15 @@ def _calibrated(draft: LoggedDraft, estimator: Estimator) -> DraftTree:
     for tree in trees:
         estimator.calibrate(draft.request_id, tree)
     return merge(trees)
+
+
+def labelled(result: VerifyResult) -> Iterator[tuple[int, bool]]:
+    """The draft nodes whose parent the target's walk reached, and whether they were accepted."""
+    after = zip(result.path, result.token_ids, strict=True)
+    targets = {node - 1: token for node, token in after}
+    for node, parent in enumerate(result.draft.parents):
+        if parent in targets:
+            yield node, result.draft.token_ids[node] == targets[parent]
 
 
 def as_if_verified(tree: DraftTree, result: VerifyResult) -> VerifyResult:

@@ -1,4 +1,4 @@
-"""Which estimator of acceptance is best: their scores on one log.
+"""How well acceptance is estimated: the scores of estimators on one log.
 
 Knows no engine and no file.
 
@@ -13,36 +13,36 @@ from dataclasses import asdict, astuple, dataclass
 from math import log, pi, sqrt
 from typing import Any
 
-from paceline.policy.acceptance import Calibration
-from paceline.workbench.estimators import (
-    BetaCounts,
-    Estimator,
-    KalmanOnLogit,
-    LogisticOnMargin,
-    NodeEstimator,
-    PowerOfEstimate,
-)
-from paceline.workbench.estimators_log import Log, Outcome, Recorder, replay
+from paceline.policy.acceptance import Calibration, limit_siblings
+from paceline.request import VerifyResult
+from paceline.span import DraftTree
+from paceline.workbench.estimators_log import Estimator, Log, Outcome, Recorder, replay
 from paceline.workbench.simulate import Configs, Simulator
 
 AS_PROPOSED = "as proposed"
 KEPT = "calibration"
-ESTIMATORS: Mapping[str, Callable[[], Estimator]] = {
-    AS_PROPOSED: NodeEstimator,
-    "Beta counts": BetaCounts,
-    "Beta counts, by request": lambda: BetaCounts(by_request=True),
-    "logistic on margin": LogisticOnMargin,
-    "Kalman on logit": KalmanOnLogit,
-    "power": PowerOfEstimate,
-    KEPT: Calibration,
-}
-"""What is compared; :data:`KEPT` is what planners use."""
 MAX_CALIBRATION_ERROR = 0.05
 """Expected calibration error that is aimed at."""
 NUM_BINS = 10
 LEAST_LOSS_PROB = 0.001
 """A certainty that turns out wrong costs as much as this probability would."""
 TOGETHER = "all together"
+
+
+class AsProposed:
+    """Believes the proposers."""
+
+    def calibrate(self, request_id: int, tree: DraftTree) -> None:
+        limit_siblings(tree)
+
+    def observe(self, request_id: int, result: VerifyResult) -> None: ...
+
+    def finish(self, request_id: int) -> None: ...
+
+
+Estimators = Mapping[str, Callable[[], Estimator]]
+ESTIMATORS: Estimators = {AS_PROPOSED: AsProposed, KEPT: Calibration}
+"""What the proposers say themselves, and what planners make of it (:data:`KEPT`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +86,9 @@ class Scores:
         return {**asdict(self), "bins": [list(astuple(each)) for each in self.bins]}
 
 
-def compare(log: Log) -> dict[str, list[Outcome]]:
-    """What each of :data:`ESTIMATORS` says of every labelled node of a log, by its name."""
-    return {name: replay(log, make()) for name, make in ESTIMATORS.items()}
+def compare(log: Log, estimators: Estimators = ESTIMATORS) -> dict[str, list[Outcome]]:
+    """What each estimator says of every labelled node of a log, by its name."""
+    return {name: replay(log, make()) for name, make in estimators.items()}
 
 
 def best_of(scores: Mapping[str, Scores]) -> str:
