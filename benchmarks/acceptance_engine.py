@@ -14,7 +14,7 @@ from trace_sets import MAX_MODEL_LEN
 from paceline import LLM
 from paceline.engine.engine import Engine
 from paceline.llm import embedded_model
-from paceline.workbench.traces import Trace
+from paceline.traces import Trace
 
 BATCH = 8
 

@@ -17,7 +17,7 @@ from structured_sets import SCHEMAS, prompts
 from trace_sets import answer_params, traced
 
 from paceline import SamplingParams, StructuredOutputs
-from paceline.workbench.traces import Trace, read_traces
+from paceline.traces import Trace, read_traces
 
 TEMPERATURES = (0.0, 0.8)
 PUBLIC = ("humaneval", "mt_bench", "spec_bench", "edits", "prose")

@@ -22,8 +22,8 @@ from paceline.config import EngineConfig
 from paceline.engine.build import build_engine
 from paceline.engine.engine import Engine
 from paceline.sampling_params import SamplingParams, SpeculativeParams
+from paceline.traces import Trace
 from paceline.workbench.simulate import Simulator
-from paceline.workbench.traces import Trace
 
 LENGTHS: tuple[int | str, ...] = (0, 2, 8, PLANNER)
 

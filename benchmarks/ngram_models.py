@@ -24,15 +24,14 @@ from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine.planners import PLANNERS
 from paceline.policy.cost_prior import prior_table
 from paceline.proposers.ngram_model.file import read_tables
+from paceline.traces import read_meta, read_traces
 from paceline.training.ngram.counts import Example
 from paceline.training.ngram.options import NgramTrainingConfig
 from paceline.training.ngram.report import Acceptance, measure, measure_others
 from paceline.training.ngram.smoothing import SMOOTHINGS
 from paceline.training.ngram.train import train_ngram
-from paceline.training.traces import read_answers
 from paceline.workbench.replay import ReplayResult
 from paceline.workbench.simulate import Simulator
-from paceline.workbench.traces import read_meta, read_traces
 
 KINDS = ("code", "prose", "edit")
 SHAPES = {CHAIN: (4, 0, 1)} | {
@@ -112,7 +111,7 @@ def held_out(files: Mapping[str, str], folders: Sequence[Path], tokens: int) -> 
 
 def _some(folder: Path, tokens: int) -> list[Any]:
     """The first answers, up to so many tokens."""
-    answers, found = read_answers(folder), list[Any]()
+    answers, found = read_traces(folder), list[Any]()
     for answer in answers:
         tokens -= len(answer.token_ids) - answer.prompt_len
         if tokens < 0 and found:

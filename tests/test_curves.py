@@ -14,8 +14,8 @@ import pytest
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine.planners import PLANNERS
 from paceline.policy.cost_points import StepShape
+from paceline.traces import read_meta, read_traces
 from paceline.workbench.simulate import Simulator
-from paceline.workbench.traces import read_meta, read_traces
 from tests.programs import FOLDER, ROOT, module
 from tests.workbench.test_oracle import repetitive
 from tests.workbench.toy_traces import frozen_cost, make_meta

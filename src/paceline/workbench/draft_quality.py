@@ -31,10 +31,10 @@ from paceline.proposers.draft_model.loading import load_draft
 from paceline.runtime.logit_edits import SamplingRow
 from paceline.runtime.model_runner import ModelRunner
 from paceline.runtime.sampler import rank_candidates
+from paceline.traces import Trace
 from paceline.workbench.drafts_store import check_vocabulary
 from paceline.workbench.teacher_forcing import forced_logits
 from paceline.workbench.trace_requests import trace_request
-from paceline.workbench.traces import Trace
 
 Floats = npt.NDArray[np.float64]
 Logits = npt.NDArray[np.float32]

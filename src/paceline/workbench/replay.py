@@ -30,8 +30,8 @@ from paceline.proposers.base import DraftBudget, Proposer
 from paceline.request import TARGET_ORIGIN, FinishReason, Request, VerifyResult
 from paceline.runtime.kv_cache import KVCache
 from paceline.span import ROOT, DraftTree
+from paceline.traces import Trace
 from paceline.workbench.trace_requests import trace_request
-from paceline.workbench.traces import Trace
 
 ANY_TOKEN = 1 << 31
 """Size of a vocabulary that has every token id of a trace."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from paceline.workbench.serving import server
 from paceline.workbench.serving.bench import Arm, Workload
@@ -106,10 +105,8 @@ async def run_comparison(
         for which in (0, 1) if number % 2 == 0 else (1, 0):
             arm, part = arms[which], bodies[which][first : first + found.block]
             found.flushed[which] &= await server.flush_prefix_cache(arm.session, arm.target.url)
-            await arm.measure(part, workload, first, partial(_report, on_finished, done))
+            await arm.measure(
+                part, workload, first, lambda finished, before=done: on_finished(before + finished)
+            )
             done += len(part)
     return found
-
-
-def _report(on_finished: Callable[[int], None], done: int, finished: int) -> None:
-    on_finished(done + finished)
