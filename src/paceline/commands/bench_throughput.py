@@ -29,7 +29,7 @@ from paceline.outputs import GenerationOutput
 from paceline.sampling_params import SamplingParams
 from paceline.workbench.serving.counting import LocalTokenCounter
 from paceline.workbench.serving.datasets import make_samples
-from paceline.workbench.serving.ratios import block_size, ratio_of_medians
+from paceline.workbench.serving.ratios import after, block_size, ratio_of_medians
 from paceline.writing import write_json
 
 EXIT_DIFFERENT = 1
@@ -167,7 +167,7 @@ def _run(arms: Sequence[Arm], tasks: Sequence[Task], advance: Callable[[int], No
     for number, first in enumerate(range(0, len(tasks), block)):
         for arm in arms if number % 2 == 0 else reversed(arms):
             part = tasks[first : first + block]
-            arm.run(part, lambda finished, before=done: advance(before + finished))
+            arm.run(part, after(done, advance))
             done += len(part)
 
 

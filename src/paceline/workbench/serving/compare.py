@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from paceline.workbench.serving import server
 from paceline.workbench.serving.bench import Arm, Workload
 from paceline.workbench.serving.client import Outcome
-from paceline.workbench.serving.ratios import Ratio, block_size, ratio_of_medians
+from paceline.workbench.serving.ratios import Ratio, after, block_size, ratio_of_medians
 from paceline.workbench.serving.requests import make_bodies
 
 _TIMES: dict[str, Callable[[Outcome], float]] = {
@@ -105,8 +105,6 @@ async def run_comparison(
         for which in (0, 1) if number % 2 == 0 else (1, 0):
             arm, part = arms[which], bodies[which][first : first + found.block]
             found.flushed[which] &= await server.flush_prefix_cache(arm.session, arm.target.url)
-            await arm.measure(
-                part, workload, first, lambda finished, before=done: on_finished(before + finished)
-            )
+            await arm.measure(part, workload, first, after(done, on_finished))
             done += len(part)
     return found
