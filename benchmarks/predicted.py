@@ -32,9 +32,9 @@ from paceline.llm import embedded_model
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_table import CostTable
 from paceline.sampling_params import SamplingParams
+from paceline.traces import Trace
 from paceline.workbench.profile import ProfileSettings, measure_profiles
 from paceline.workbench.simulate import Simulator
-from paceline.workbench.traces import Trace
 
 KINDS = ("code", "prose", "edit")
 PLAIN, CONTROL = "plain", "plain again"

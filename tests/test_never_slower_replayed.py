@@ -10,8 +10,8 @@ import pytest
 
 from paceline.policy.cost_points import CostPoint
 from paceline.policy.cost_table import CostTable
+from paceline.traces import read_meta, read_traces
 from paceline.workbench.profile import Profile
-from paceline.workbench.traces import read_meta, read_traces
 from tests.programs import module
 
 WIDTHS = [(requests, width) for requests in (1, 4) for width in (1, 8, 64)]

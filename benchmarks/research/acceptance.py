@@ -31,12 +31,12 @@ from paceline.engine.engine import Engine
 from paceline.llm import embedded_model
 from paceline.metrics import SpeculationCounters
 from paceline.policy.cost_prior import prior_table
+from paceline.traces import Trace, read_traces
 from paceline.training.ngram.options import NgramTrainingConfig
 from paceline.training.ngram.train import train_ngram
 from paceline.workbench.replay import ReplayResult
 from paceline.workbench.simulate import Simulator
 from paceline.workbench.simulate_setup import open_simulator
-from paceline.workbench.traces import Trace, read_traces
 
 TRAINED = "trained on the answers to the other prompts"
 """What tables say in place of the file of an n-gram model that a benchmark trains."""

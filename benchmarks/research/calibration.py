@@ -20,15 +20,14 @@ from harness import arguments, note, run_sample
 from prompt_sets import load_prompts, spread
 from proposer_sets import chain, described, draft_model
 from report import Report, Target, number, table
+from research.estimators import ALL, Node, NodeEstimator
 
 from paceline import LLM, SamplingParams
 from paceline.llm import embedded_model
 from paceline.policy.evidence import AS_ESTIMATED, LEAST_DEPTHS
-from paceline.workbench.estimators import Node, NodeEstimator
 from paceline.workbench.estimators_log import Log, Outcome, Recorder, replay
 from paceline.workbench.estimators_report import (
     AS_PROPOSED,
-    ESTIMATORS,
     KEPT,
     MAX_CALIBRATION_ERROR,
     Scores,
@@ -229,7 +228,7 @@ def page_tables(results: Sequence[Mapping[str, Any]]) -> list[str]:
     arms = list(dict.fromkeys(row["arm"] for row in whole))
     least = {arm: min(row["log_loss"] for row in whole if row["arm"] == arm) for arm in arms}
     lines = []
-    for name in ESTIMATORS:
+    for name in ALL:
         cells = {row["arm"]: row for row in whole if row["estimator"] == name}
         lines.append([name, *(cell(cells.get(arm), least[arm]) for arm in arms)])
     kept = [row for row in whole if row["estimator"] == KEPT]
@@ -291,7 +290,7 @@ LEAST_PROMPTS = 2
 def judged(arm: str, log: Log, prompts: Sequence[Prompt]) -> tuple[list[Any], dict[str, Any]]:
     """A row per estimator and, for two of them, per text; and the outcomes by estimator."""
     rows: list[dict[str, Any]] = []
-    found = compare(log)
+    found = compare(log, ALL)
     for name, outcomes in found.items():
         rows.append(scored(arm, name, score(outcomes)))
         if name in (AS_PROPOSED, KEPT):

@@ -18,6 +18,7 @@ from paceline.llm import LLM, embedded_model
 from paceline.models.pruned_head import PrunedHead
 from paceline.proposers.base import DraftBudget
 from paceline.proposers.draft_model import DraftModelProposer
+from paceline.traces import Trace
 from paceline.workbench import draft_quality as module
 from paceline.workbench.draft_quality import (
     DraftQuality,
@@ -29,7 +30,6 @@ from paceline.workbench.draft_quality import (
 )
 from paceline.workbench.teacher_forcing import forced_logits
 from paceline.workbench.trace_requests import trace_request
-from paceline.workbench.traces import Trace
 from tests.toy import VOCAB, draft_config, toy_engine, toy_runner
 from tests.workbench.test_drafts import make_meta, make_trace, toy_traces
 

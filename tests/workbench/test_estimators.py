@@ -18,14 +18,15 @@ from paceline.proposers.base import DraftBudget, Proposer
 from paceline.request import Request, VerifyResult
 from paceline.sampling_params import SamplingParams
 from paceline.span import ROOT, DraftTree
-from paceline.workbench.estimators import NodeEstimator, logit, sigmoid
 from paceline.workbench.estimators_log import LoggedDraft, Outcome, Recorder, replay
-from paceline.workbench.estimators_report import AS_PROPOSED, ESTIMATORS, KEPT, score
+from paceline.workbench.estimators_report import AS_PROPOSED, KEPT, AsProposed, score
 from paceline.workbench.plots import plot_reliability
 from tests.programs import module
 from tests.toy import VOCAB, Job, run_jobs, toy_engine
 
 MISS = 999
+RESEARCH = module("research.estimators")
+ESTIMATORS = RESEARCH.ALL
 
 
 def steps(
@@ -49,7 +50,7 @@ def steps(
 def test_every_estimate_is_made_before_its_step_is_learnt() -> None:
     calls: list[tuple[str, int]] = []
 
-    class Spy(NodeEstimator):
+    class Spy(AsProposed):
         def calibrate(self, request_id: int, tree: DraftTree) -> None:
             calls.append(("calibrate", request_id))
             super().calibrate(request_id, tree)
@@ -122,7 +123,10 @@ def test_scores_by_hand() -> None:
 
 def test_priors_are_the_line_that_labels_lie_on() -> None:
     slope, intercept = 0.7, 0.4
-    truth = {prob: sigmoid(slope * logit(prob) + intercept) for prob in (0.1, 0.3, 0.5, 0.7, 0.9)}
+    truth = {
+        prob: RESEARCH.sigmoid(slope * RESEARCH.logit(prob) + intercept)
+        for prob in (0.1, 0.3, 0.5, 0.7, 0.9)
+    }
     priors = module("research.calibration").fit_priors(
         [steps(random.Random(3), 4000, truth, length=2)]
     )
@@ -175,7 +179,7 @@ def test_an_engine_logs_what_was_drafted_and_what_it_made_of_it() -> None:
     assert [draft.token_ids[0] for draft in drafts] == [
         draft.trees[0].token_ids[0] for draft in drafts
     ]
-    outcomes = replay(recorder.log, NodeEstimator())
+    outcomes = replay(recorder.log, AsProposed())
     assert [(o.estimate, o.accepted) for o in outcomes] == 5 * [
         (0.6, True),
         (0.3, False),

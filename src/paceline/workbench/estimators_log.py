@@ -8,13 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from paceline.policy.cost_points import StepShape
 from paceline.policy.merging import merge
 from paceline.policy.planner import Drafts, FixedPlanner, Source
 from paceline.request import Request, VerifyResult
 from paceline.span import DraftTree
-from paceline.workbench.estimators import Estimator
+
+
+class Estimator(Protocol):
+    """What :class:`~paceline.policy.acceptance.Calibration` offers, and means by it."""
+
+    def calibrate(self, request_id: int, tree: DraftTree) -> None: ...
+
+    def observe(self, request_id: int, result: VerifyResult) -> None: ...
+
+    def finish(self, request_id: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

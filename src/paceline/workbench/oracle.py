@@ -24,8 +24,8 @@ from paceline.policy.planner import DraftLimits, Drafts, FixedPlanner, Source, S
 from paceline.proposers.base import Proposer
 from paceline.request import Request
 from paceline.span import DraftTree
+from paceline.traces import Trace
 from paceline.workbench.replay import NO_TIME, ReplayResult, replay
-from paceline.workbench.traces import Trace
 
 REPETITIONS = 3
 """Of the search for the rate; it hardly moves after the second."""

@@ -30,9 +30,9 @@ from paceline.proposers.base import Proposer
 from paceline.request import TARGET_ORIGIN, FinishReason, Request, VerifyResult
 from paceline.runtime.kv_cache import KVCache
 from paceline.span import DraftTree
+from paceline.traces import Trace
 from paceline.workbench.replay_parts import Charged, EndlessKV
 from paceline.workbench.trace_requests import trace_request
-from paceline.workbench.traces import Trace
 
 ANY_TOKEN = 1 << 31
 """Size of a vocabulary that has every token id of a trace."""

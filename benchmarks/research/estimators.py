@@ -6,27 +6,19 @@ Calibration` is used by one. Knows neither engines nor how estimates are judged.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import exp, log
-from typing import Protocol
 
 from paceline.policy.acceptance import limit_siblings
 from paceline.policy.evidence import bucket_of, depth_range
 from paceline.request import VerifyResult
 from paceline.span import DraftTree
+from paceline.workbench.estimators_log import Estimator
+from paceline.workbench.estimators_report import AS_PROPOSED, ESTIMATORS, KEPT
 
 LEAST_PROB = 0.002
 """Probabilities nearer to 0 or 1 than this have their log-odds."""
-
-
-class Estimator(Protocol):
-    """What :class:`~paceline.policy.acceptance.Calibration` offers, and means by it."""
-
-    def calibrate(self, request_id: int, tree: DraftTree) -> None: ...
-
-    def observe(self, request_id: int, result: VerifyResult) -> None: ...
-
-    def finish(self, request_id: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,3 +224,15 @@ class KalmanOnLogit(NodeEstimator):
     def finish(self, request_id: int) -> None:
         for key in [key for key in self._tracks if key[0] == request_id]:
             del self._tracks[key]
+
+
+ALL: Mapping[str, Callable[[], Estimator]] = {
+    AS_PROPOSED: ESTIMATORS[AS_PROPOSED],
+    "Beta counts": BetaCounts,
+    "Beta counts, by request": lambda: BetaCounts(by_request=True),
+    "logistic on margin": LogisticOnMargin,
+    "Kalman on logit": KalmanOnLogit,
+    "power": PowerOfEstimate,
+    KEPT: ESTIMATORS[KEPT],
+}
+"""By the names that the tables of results have."""

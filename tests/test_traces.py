@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from paceline.errors import TraceError
-from paceline.workbench.traces import Trace, TraceWriter, read_meta, read_traces
+from paceline.traces import Trace, TraceWriter, read_meta, read_traces
 
 META = {"model": "toy", "params": {"temperature": 0.0}}
 
