@@ -177,6 +177,7 @@ BUILDERS: dict[str, tuple[str, Builder]] = {
     "acceptance": ("acceptance", printed(acceptance_tables)),
     "speedup": ("speedup", shown(speedup_tables)),
     "speedup_real": ("speedup-*", shown(speedup_tables)),
+    "speedup_chat": ("speedup_chat-*", shown(speedup_tables)),
     "busy_machine": ("busy_machine*", shown(busy_tables)),
     "structured": ("structured", shown(structured_tables)),
     "peers_real": ("peers_real", printed(peer_tables)),
