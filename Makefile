@@ -78,11 +78,11 @@ sanitize: $(DEV_READY) ## Run the kernel tests under the address and undefined-b
 	  PACELINE_NATIVE_MODULE=$$(ls $(CURDIR)/build/sanitize/_native*.so) \
 	  $(BIN)/python -m pytest -n 0 tests/native $(KERNEL_USERS) $(ARGS)
 
-peers: $(DEV_READY) .peers/.ready-llama .peers/.ready-openvino ## Install the engines of benchmarks/peers.py
+peers: $(DEV_READY) .peers/.ready-llama ## Install llama.cpp for benchmarks/peers.py
 
 # llama.cpp's tools and the library that they share are compiled once, for this processor, from the
 # source that llama-cpp-python brings; the Python package is then installed without its own copy.
-LLAMA_TOOLS := llama-quantize llama-speculative-simple llama-batched-bench llama-bench llama-lookup llama-server
+LLAMA_TOOLS := llama-quantize llama-batched-bench llama-bench llama-lookup llama-server
 PEER_PIP := -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
 JOBS ?= 1
 
@@ -100,15 +100,6 @@ JOBS ?= 1
 	CMAKE_ARGS="-DLLAMA_BUILD=OFF -DLLAVA_BUILD=OFF" .peers/llama/bin/python $(PEER_PIP) \
 	  numpy ./.peers/src/llama-cpp-python
 	ln -sf $(CURDIR)/.peers/src/build/bin/libllama.* .peers/llama/lib/
-	@touch $@
-
-# torchvision as published asks for another torch and fails to import beside the CPU build.
-.peers/.ready-openvino:
-	rm -rf .peers/openvino
-	$(PYTHON) -m venv .peers/openvino
-	.peers/openvino/bin/python $(PEER_PIP) torch==2.13.0
-	.peers/openvino/bin/python $(PEER_PIP) torch==2.13.0 openvino-genai "optimum-intel[openvino]"
-	.peers/openvino/bin/python -m pip uninstall --quiet --yes torchvision
 	@touch $@
 
 # Clients that people have, for tests/clients; uv, because pip tries their versions for a quarter of an hour.

@@ -12,7 +12,7 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from statistics import median
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 from harness import Sample, arguments, note, numbers, take_turns
 from peers_client import Engine, Worker
 from peers_models import MissingPeerError
-from report import Report, Target, number, table
+from report import Report, Target, markdown, number
 
 from paceline.llm import embedded_model
 
@@ -46,7 +46,7 @@ def workers(model: str, threads: int, stack: ExitStack) -> dict[str, Worker]:
     """By the name of an arm; llama.cpp is left out where it cannot read the model."""
 
     def files(_: str) -> dict[str, Any]:
-        return {"model": model, "draft": "", "dtype": "auto"}
+        return {"model": model, "dtype": "auto"}
 
     own = Engine("paceline", "peers_paceline.py", "", (), None, files)
     peer = Engine("llama.cpp", "peers_llama.py", "", (), "llama", files)
@@ -112,35 +112,39 @@ def rows(found: dict[int, list[Sample]], arms: Sequence[str]) -> list[dict[str, 
     return results
 
 
+def tables(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line per number of loops and arm."""
+    rows = [
+        [
+            row["loops"],
+            row["arm"],
+            number(row["tokens_per_second"], 0),
+            number(row["over_one_thread"]),
+            number(row["slowest_over_median"]),
+        ]
+        for row in results
+    ]
+    headers = ["loops", "arm", "tok/s", "over 1 thread", "slowest run over median"]
+    return [markdown(headers, rows)]
+
+
 def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--model", default=None, help="GGUF file or folder (default: embedded)")
     parser.add_argument("--name", help="of the results: busy_machine-NAME")
     parser.add_argument("--loops", type=numbers, default=[0, 1, 2, 4], help="default: 0,1,2,4")
-    parser.add_argument("--repeats", type=int, help="runs of each arm (default: 20, quick 5)")
+    parser.sized("--repeats", 20, 5, "runs of each arm")
     parser.add_argument("--peer-repeats", type=int, default=2, help="of llama.cpp (default: 2)")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
     if options.model and options.save and not options.name:
         parser.error("--save of another model needs --name")
-    options.repeats = options.repeats or (5 if options.quick else 20)
     model = options.model or embedded_model("target")
     with ExitStack() as stack:
         arms = workers(model, options.threads, stack)
         found = measure(options, arms)
     results = rows(found, list(arms))
-    headers = ("loops", "arm", "tok/s", "over 1 thread", "slowest / median")
-    cells = [
-        (
-            row["loops"],
-            row["arm"],
-            number(row["tokens_per_second"]),
-            number(row["over_one_thread"]),
-            number(row["slowest_over_median"]),
-        )
-        for row in results
-    ]
     name = os.path.basename(model)
     report = Report(
         f"busy_machine-{options.name}" if options.name else "busy_machine",
@@ -163,7 +167,7 @@ def main() -> int:
             if r["arm"] == TEAM
         ],
     )
-    return report.finish(options, [table(headers, cells)])
+    return report.finish(options, tables(results))
 
 
 if __name__ == "__main__":

@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import peers_models
-from fidelity_models import FORMATS, Tools, made_model, named_files, quantised, tensor_types, texts
-from harness import arguments, names, note
+import peers_models as models
+from harness import among, arguments, names, note
 from peers_models import MissingPeerError
-from prompt_sets import SOURCES
+from prompt_sets import load_prompts
 from report import Report, Target, table
 
 from paceline.commands.quality import begins_with, encoded, longest, pairs
@@ -31,6 +34,94 @@ from paceline.models.tokenizer import Tokenizer
 from paceline.workbench.llama_peer import KV_TYPES
 from paceline.workbench.quality import REFERENCE, Quality, Window, measure, windows
 
+FORMATS = ("file", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "IQ4_XS", "MXFP4")
+"""``file`` is the file as it is."""
+FORCED = {"MXFP4": ("Q8_0", "mxfp4")}
+"""Format -> the type that ``llama-quantize`` is asked for, and what all linears become instead."""
+LINEARS = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+KINDS = {
+    "public": {"prose": ("prose",), "code": ("edits", "humaneval"), "chat": ("spec_bench",)},
+    "embedded": {"prose": ("prose",), "code": ("code",), "chat": ("edit",)},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """Where llama.cpp is, and where files that are made are kept."""
+
+    python: Path
+    binaries: Path
+    folder: Path
+
+
+def made_model(name: str, source: Path, tools: Tools) -> Path:
+    """A file made of another: ``wide`` or ``outliers`` (see ``inflate_gguf.py``).
+
+    Raises:
+        MissingPeerError: there is no such kind of file.
+    """
+    from research.inflate_gguf import write_outliers, write_widened
+
+    makers: dict[str, Callable[[Path, Path], object]]
+    makers = {"wide": write_widened, "outliers": write_outliers}
+    if name not in makers:
+        raise models.MissingPeerError(f"no model is called {name!r}; allowed: {', '.join(makers)}")
+    path = tools.folder / f"{source.stem}-{name}.gguf"
+    return models.made(path, lambda out: models.void(makers[name](source, out)))
+
+
+def quantised(source: Path, kind: str, tools: Tools) -> Path:
+    """The file in another type.
+
+    Raises:
+        MissingPeerError: ``llama-quantize`` is absent, or refuses.
+    """
+    if kind == "file":
+        return source
+    asked, forced = FORCED.get(kind, (kind, None))
+    words = [word for name in LINEARS if forced for word in ("--tensor-type", f"{name}={forced}")]
+    tool = tools.binaries / "llama-quantize"
+    path = tools.folder / f"{source.stem}-{kind}.gguf"
+    return models.made(
+        path, lambda out: models.run_tool(tool, "--allow-requantize", *words, source, out, asked)
+    )
+
+
+def tensor_types(path: Path) -> dict[str, int]:
+    """Type -> number of matrices of it. A file's name does not tell: rows that cannot be cut into a
+    type's blocks get another one."""
+    import gguf
+
+    tensors = gguf.GGUFReader(path).tensors
+    return dict(Counter(t.tensor_type.name for t in tensors if len(t.shape) > 1).most_common())
+
+
+def texts(source: str = "auto") -> dict[str, str]:
+    """One long text of each kind, whose pieces come in a shuffled but fixed order."""
+    prompts = load_prompts(source)
+    found = {}
+    for kind, sets in KINDS[prompts.source].items():
+        pieces = [piece for name in sets for piece in prompts.sets[name]]
+        random.Random(0).shuffle(pieces)
+        found[kind] = "\n\n".join(pieces)
+    return found
+
+
+def named_files(words: Sequence[str]) -> dict[str, Path]:
+    """``NAME=PATH`` or ``PATH`` -> file by name.
+
+    Raises:
+        ValueError: a file is not there.
+    """
+    found = {}
+    for word in words:
+        name, _, path = word.rpartition("=")
+        found[name or Path(path).stem] = Path(path)
+        if not Path(path).is_file():
+            raise ValueError(f"there is no file {path}")
+    return found
+
+
 TOKENS, QUICK_TOKENS = 16_128, 192
 WINDOW, QUICK_WINDOW = 512, 64
 MOST_EXCESS = 0.02
@@ -38,29 +129,29 @@ MOST_EXCESS = 0.02
 Row = dict[str, Any]
 
 
+# --- the program ----------------------------------------------------------------------------------
+
+
 def add_tool_options(parser: argparse.ArgumentParser) -> None:
     """Where the files are and where llama.cpp is."""
     parser.add_argument("models", nargs="+", help="GGUF files, as PATH or NAME=PATH")
-    parser.add_argument("--formats", type=names, help=f"some of: {', '.join(FORMATS)}")
+    parser.add_argument("--formats", type=among(FORMATS))
     parser.add_argument("--llama", type=Path, default=peers_models.PYTHONS["llama"])
     parser.add_argument("--llama-bin", type=Path, default=peers_models.LLAMA_BIN)
     parser.add_argument("--folder", type=Path, default=peers_models.PEERS / "models" / "fidelity")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--prompts", choices=SOURCES, default="auto")
 
 
 def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = arguments(__doc__)
+    parser = arguments(__doc__, prompts=True)
     add_tool_options(parser)
     parser.add_argument("--made", type=names, default=[], help="of the first model: wide, outliers")
     parser.add_argument("--dtypes", type=names, default=["auto"], help="rows (default: auto)")
-    parser.add_argument("--tokens", type=int, help=f"to score (default: {TOKENS}, in three kinds)")
-    parser.add_argument("--window", type=int, help=f"(default: {WINDOW})")
+    parser.sized("--tokens", TOKENS, QUICK_TOKENS, "to score")
+    parser.sized("--window", WINDOW, QUICK_WINDOW)
     parser.add_argument("--llama-kv-type", choices=KV_TYPES, default=KV_TYPES[0])
     options = parser.parse_args(argv)
     options.formats = options.formats or list(FORMATS)
-    options.tokens = options.tokens or (QUICK_TOKENS if options.quick else TOKENS)
-    options.window = options.window or (QUICK_WINDOW if options.quick else WINDOW)
     return options
 
 

@@ -17,13 +17,41 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+SOURCES = ("auto", "public", "embedded")
+"""Of prompts."""
 BOOTSTRAP_DRAWS = 2000
 CONFIDENCE = 0.95
 
 
-def arguments(description: str | None) -> argparse.ArgumentParser:
-    """The options that every benchmark has."""
-    parser = argparse.ArgumentParser(description=(description or "").split("\n")[0])
+class Options(argparse.ArgumentParser):
+    """A parser that knows that some options have another default in a quick run."""
+
+    def __init__(self, description: str | None) -> None:
+        super().__init__(description=(description or "").split("\n")[0])
+        self._sizes: dict[str, tuple[Any, Any]] = {}
+
+    def sized(self, name: str, whole: Any, quick: Any, text: str = "", **more: Any) -> None:
+        """An option whose default depends on ``--quick``; numbers, unless ``type`` says more."""
+        shown = [",".join(map(str, v)) if isinstance(v, list) else v for v in (whole, quick)]
+        words = f"{text} (default: {shown[0]}, quick: {shown[1]})".strip()
+        added = self.add_argument(name, help=words, **{"type": type(whole), **more})
+        self._sizes[added.dest] = whole, quick
+
+    def parse_args(self, *given: Any, **named: Any) -> Any:
+        found = super().parse_args(*given, **named)
+        for name, sizes in self._sizes.items():
+            if getattr(found, name) is None:
+                setattr(found, name, sizes[found.quick])
+        return found
+
+
+def arguments(description: str | None, prompts: bool = False) -> Options:
+    """The options that every benchmark has.
+
+    Args:
+        prompts: its prompts can be chosen.
+    """
+    parser = Options(description)
     parser.add_argument("--quick", action="store_true", help="a reduced run, at most two minutes")
     parser.add_argument("--json", action="store_true", help="nothing but the JSON line on stdout")
     parser.add_argument("--device", default="cpu", help="torch device (default: cpu)")
@@ -31,12 +59,29 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument(
         "--save", action="store_true", help="also write it to benchmarks/results/DEVICE/NAME.json"
     )
+    if prompts:
+        parser.add_argument("--prompts", choices=SOURCES, default="auto")
     return parser
 
 
 def names(text: str) -> list[str]:
     """An option's value: words with commas between them."""
     return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def among(allowed: Iterable[str]) -> Callable[[str], list[str]]:
+    """The type of an option that takes some of these words."""
+    known = list(allowed)
+
+    def some(text: str) -> list[str]:
+        found = names(text)
+        for word in found:
+            if word not in known:
+                wrong = f"{word!r} is unknown; allowed are {', '.join(known)}"
+                raise argparse.ArgumentTypeError(wrong)
+        return found
+
+    return some
 
 
 def numbers(text: str) -> list[int]:
@@ -90,6 +135,13 @@ def run_sample(
     except Exception as error:
         note(f"{arm}, {item}: failed: {error!r}")
         return Sample(arm, item, repeat, error=repr(error))
+
+
+def raw(sample: Sample, label: Mapping[str, Any]) -> dict[str, Any]:
+    """A sample as it is kept: everything but the tokens themselves."""
+    facts = {name: value for name, value in sample.facts.items() if name != "token_ids"}
+    kept = {"arm": sample.arm, "item": sample.item, "repeat": sample.repeat}
+    return {**label, **kept, "seconds": sample.seconds, **facts, "error": sample.error}
 
 
 def take_turns(

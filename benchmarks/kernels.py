@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from harness import arguments, names, note, numbers
+from harness import among, arguments, note, numbers
 from report import Report, number, table
 
 import paceline._native as native
@@ -86,13 +86,11 @@ def tables(results: Sequence[dict[str, Any]], threads: int, ghz: float | None) -
 def main(argv: Sequence[str] | None = None) -> int:
     parser = arguments(__doc__)
     parser.add_argument("--rows", type=numbers, default=ROWS)
-    parser.add_argument("--kinds", type=names, default=list(KINDS))
+    parser.add_argument("--kinds", type=among(KINDS), default=list(KINDS))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--isa", help="instruction-set level (default: the best of this CPU)")
     parser.add_argument("--ghz", type=float, help="clock, to state products per cycle and core")
     options = parser.parse_args(argv)
-    if unknown := set(options.kinds) - set(KINDS):
-        parser.error(f"unknown kind {sorted(unknown)}; allowed are {', '.join(KINDS)}")
     native.set_threads(options.threads)
     if options.isa:
         native.set_isa(options.isa)

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import ROOT, Sample, arguments, names, note, numbers, take_turns
+from harness import ROOT, Sample, among, arguments, note, numbers, take_turns
 from report import Report, number, table
 
 from paceline.config import KV_DTYPES
@@ -255,19 +255,15 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = arguments(__doc__)
     parser.add_argument("--model", type=Path, help="also judge this model, a folder or GGUF file")
     parser.add_argument("--dtype", default="auto", help="of the arithmetic (default: auto)")
-    parser.add_argument("--contexts", type=numbers, help="(default: 2048,8192,32768; quick: 2048)")
-    parser.add_argument("--kv-dtypes", type=names, default=list(KV_DTYPES[1:]))
-    parser.add_argument("--repeats", type=int, help="timed turns (default: 15, quick: 3)")
+    parser.sized("--contexts", [2048, 8192, 32768], [2048], type=numbers)
+    parser.add_argument("--kv-dtypes", type=among(KV_BYTES), default=list(KV_DTYPES[1:]))
+    parser.sized("--repeats", 15, 3, "timed turns")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
         "--text", type=Path, nargs="+", default=sorted(ROOT.glob("docs/*.md")), help="what is read"
     )
     parser.add_argument("--no-random", action="store_true", help="only the model that is named")
     options = parser.parse_args(argv)
-    options.contexts = options.contexts or ([2048] if options.quick else [2048, 8192, 32768])
-    options.repeats = options.repeats or (3 if options.quick else 15)
-    if unknown := set(options.kv_dtypes) - set(KV_BYTES):
-        parser.error(f"unknown KV dtype {sorted(unknown)}; allowed are {', '.join(KV_BYTES)}")
     if options.model and "float32" not in options.kv_dtypes:
         parser.error("--kv-dtypes lacks float32, with which the others are compared")
     return options

@@ -1,9 +1,9 @@
 """Speculation against plain decoding and against other rules, on easy, hard and hostile text.
 
 The arms take turns on the same prompts in one process, the order reversed in every other turn:
-plain decoding, the same again as a control, the rules of ``rivals.py`` (fixed
-draft lengths among them), and the planner. Every arm warms up on prompts of its own before a
-cell is measured. Times are end to end, the reading of the prompts included; prefix caches are off.
+plain decoding, the same again as a control, simple rules (``rivals.py``, ``goodput.py``), and the
+planner. Every arm warms up on prompts of its own before a cell is measured. Times are end to end,
+the reading of the prompts included; prefix caches are off.
 
 Without an option the pre-registered cells run, with ``--quick`` a part of them, with ``--full`` the
 whole grid.
@@ -15,34 +15,106 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import inf
 from typing import Any
 
 from harness import Sample, arguments, names, note, numbers, take_turns
 from never_slower_arms import OUR_PROPOSERS, Arms, Served, count, described, open_arms, serve
-from never_slower_cells import (
-    CONCURRENCY,
-    INFLATED,
-    PRE_REGISTERED,
-    QUICK,
-    QUICK_SIZE,
-    RUNS,
-    SIZES,
-    Cell,
-    Size,
-    full_grid,
-)
-from never_slower_report import cell_row, raw, targets
-from never_slower_tables import tables
-from prompt_sets import SOURCES, PromptSets, load_prompts
+from never_slower_report import cell_row, raw, tables, targets
+from prompt_sets import PromptSets, load_prompts
 from report import Report
 from workloads import DESCRIPTIONS, SERVED_TOKENS, MissingWorkloadError, Workload, load_workload
 
 from paceline.config import EngineConfig
 from paceline.engine.compute_thread import COMPUTE
 from paceline.sampling_params import SamplingParams
+
+Cell = tuple[str, int, float]
+"""Workload, requests in a batch, temperature."""
+HOSTILE = 1.3
+
+# These three were chosen before anything was run, and are not to be changed after: every workload,
+# several numbers of requests, greedy and sampled. The sonnet and random cells are those of public
+# reports.
+PRE_REGISTERED: tuple[Cell, ...] = (
+    ("code", 1, 0.0),
+    ("mt_bench", 4, 0.8),
+    ("spec_bench", 8, 0.0),
+    ("gsm8k", 1, 0.8),
+    ("sonnet", 1, 0.0),
+    ("sonnet", 4, 0.0),
+    ("random", 1, 0.0),
+    ("random", 4, 0.0),
+    ("edit", 1, 0.0),
+    ("prose", 16, 0.8),
+    ("hostile", 1, HOSTILE),
+    ("hostile", 8, HOSTILE),
+    ("json", 4, 0.8),
+    ("mixture", 8, 0.0),
+)
+QUICK: tuple[Cell, ...] = (
+    ("code", 1, 0.0),
+    ("sonnet", 4, 0.0),
+    ("hostile", 1, HOSTILE),
+    ("mixture", 8, 0.0),
+)
+INFLATED: tuple[Cell, ...] = (
+    ("code", 1, 0.0),
+    ("prose", 1, 0.0),
+    ("edit", 1, 0.0),
+    ("mixture", 4, 0.0),
+    ("hostile", 1, HOSTILE),
+)
+RUNS = {
+    ("embedded", False): "never_slower",
+    ("embedded", True): "never_slower_full",
+    ("inflated", False): "never_slower_inflated",
+    ("inflated", True): "never_slower_inflated_full",
+}
+"""Names of the results, by pair of models and whether the whole grid was run."""
+CONCURRENCY = (1, 2, 4, 8, 16, 32)
+TEMPERATURES = (0.0, 0.8)
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How large a cell is.
+
+    Attributes:
+        max_tokens: of each request; the sonnet and random workloads have their own.
+        longest: tokens of a prompt; of a longer one the end is taken.
+        requests: that a cell runs in each repeat, in as many groups as that makes.
+        groups: at least, and at most.
+        repeats: of each group.
+        minutes: for all cells together; what does not fit is cut from the repeats. None: no limit.
+    """
+
+    max_tokens: int
+    longest: int
+    requests: int
+    groups: tuple[int, int]
+    repeats: int
+    minutes: float | None
+
+
+SIZES = {
+    "embedded": Size(96, 550, 24, (2, 8), 3, 20.0),
+    "inflated": Size(48, 160, 4, (1, 2), 3, 15.0),
+}
+QUICK_SIZE = Size(64, 550, 4, (2, 3), 2, 2.0)
+
+
+def full_grid() -> list[Cell]:
+    return [
+        (workload, requests, temperature)
+        for workload in DESCRIPTIONS
+        for requests in CONCURRENCY
+        for temperature in ((HOSTILE,) if workload == "hostile" else TEMPERATURES)
+        if workload != "mixture" or requests > 1
+    ]
+
 
 MAX_MODEL_LEN = 1024
 
@@ -155,10 +227,9 @@ def run_all(
 
 
 def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = arguments(__doc__)
+    parser = arguments(__doc__, prompts=True)
     parser.add_argument("--full", action="store_true", help="the whole grid; takes hours")
     parser.add_argument("--pair", choices=list(SIZES), default="embedded")
-    parser.add_argument("--prompts", choices=SOURCES, default="auto")
     parser.add_argument("--workloads", type=names, help="only these of the cells")
     parser.add_argument("--concurrency", type=numbers, help="only these of the cells")
     parser.add_argument("--ours", choices=list(OUR_PROPOSERS), default="default")

@@ -20,9 +20,10 @@ from never_slower_report import CONTROL, OURS, PLAIN
 from peers_models import hugging_face
 from proposer_sets import chain
 
-from paceline.commands.resolve import default_speculative_config, without_memory
+from paceline.commands.resolve import without_memory
 from paceline.config import EngineConfig, SpeculativeConfig, parse_speculative_config
 from paceline.engine.build import BuiltEngine, FindTable, build_engine
+from paceline.engine.default_drafts import default_speculative_config
 from paceline.engine.engine import Engine
 from paceline.llm import embedded_model
 from paceline.metrics import EngineStats
@@ -38,23 +39,21 @@ from paceline.workbench.profile_store import stored_table
 
 LONGEST = 8
 """Tokens along a path of the drafts whose length a rule decides."""
-DEPTHS = {"gate, accepted per draft": 4, "gate, accepted/drafted": 4}
-"""The same for rules that decide only whether there is a draft."""
 COUNTED = ("num_steps", "num_drafts", "num_draft_tokens", "num_accepted_tokens")
 
 
 # --- who drafts -----------------------------------------------------------------------------------
 
 
-def chains(draft: str, depth: int) -> tuple[SpeculativeConfig, ...]:
-    """Both proposers, each with one continuation of up to ``depth`` tokens."""
-    model = {"method": "draft_model", "model": draft, "num_speculative_tokens": depth}
-    return parse_speculative_config([chain(depth), model])
+def chains(draft: str) -> tuple[SpeculativeConfig, ...]:
+    """Both proposers, each with one continuation."""
+    model = {"method": "draft_model", "model": draft, "num_speculative_tokens": LONGEST}
+    return parse_speculative_config([chain(LONGEST), model])
 
 
 def wide(draft: str) -> tuple[SpeculativeConfig, ...]:
     """Both proposers with caps that leave every choice to the planner, trees included."""
-    lookup, model = chains(draft, LONGEST)
+    lookup, model = chains(draft)
     return lookup, replace(model, max_branching=4, max_tree_nodes=16)
 
 
@@ -131,11 +130,8 @@ def open_arms(pair: str, config: EngineConfig, proposers: str, profile: bool) ->
 
 
 def _rival_engines(built: BuiltEngine, draft: str) -> dict[str, Engine]:
-    depths = {name: DEPTHS.get(name, LONGEST) for name in ARMS}
-    proposers = {
-        depth: built.proposers_for(chains(draft, depth)) for depth in sorted(set(depths.values()))
-    }
-    return {name: _engine(built, proposers[depths[name]], ARMS[name]) for name in ARMS}
+    proposers = built.proposers_for(chains(draft))
+    return {name: _engine(built, proposers, make) for name, make in ARMS.items()}
 
 
 def _engine(

@@ -25,12 +25,11 @@ from typing import Any
 
 from goodput import GOODPUT, OUR_GOODPUT, Goodput
 from harness import arguments, names, note, numbers
-from never_slower_arms import DEPTHS, LONGEST, chains, default, described, pair_folders
-from never_slower_cells import CONCURRENCY, PRE_REGISTERED, Cell, full_grid
-from never_slower_replayed_report import tables, targets
-from never_slower_report import OURS, PLAIN
-from prompt_sets import SOURCES, PromptSets, load_prompts
-from report import Report
+from never_slower import CONCURRENCY, PRE_REGISTERED, Cell, full_grid
+from never_slower_arms import chains, default, described, pair_folders
+from never_slower_report import NOT_SLOWER, OURS, PLAIN, geometric_mean
+from prompt_sets import PromptSets, load_prompts
+from report import Report, Target, number, table
 from rivals import RIVALS
 from trace_sets import FOLDER, MAX_MODEL_LEN, traced
 from workloads import DESCRIPTIONS, SERVED_TOKENS, MissingWorkloadError, load_workload
@@ -44,6 +43,95 @@ from paceline.workbench.profile import ProfileSettings, measure_profiles
 from paceline.workbench.replay import ReplayResult
 from paceline.workbench.simulate import Simulator, best_of_each
 from paceline.workbench.simulate_setup import open_simulator
+
+Row = Mapping[str, Any]
+CROWDS = (("1 request", 1, 1), ("2", 2, 2), ("4 or more", 4, 1 << 30))
+"""Numbers of requests that are taken together."""
+
+
+# --- the report -----------------------------------------------------------------------------------
+
+
+def targets(rows: Sequence[Row]) -> list[Target]:
+    found = []
+    for pair in dict.fromkeys(row["pair"] for row in rows):
+        own = [row for row in rows if row["pair"] == pair]
+        slower = sum(row["arms"][OURS] < NOT_SLOWER for row in own)
+        best = [row["ours_to_best"] for row in own]
+        oracle = geometric_mean([row["ours_to_oracle"] for row in own])
+        prose = min((row["prose_beside"] for row in own if "prose_beside" in row), default=None)
+        least = "at least"
+        found += [
+            Target(f"{pair}: cells whose ours/plain is below {NOT_SLOWER}", slower, 0),
+            Target(f"{pair}: ours / the best other arm, mean", geometric_mean(best), 1.0, least),
+            Target(f"{pair}: ours / the best other arm, worst cell", min(best), 0.93, least),
+            Target(f"{pair}: ours / the hindsight oracle, mean", oracle, 0.95, least),
+            Target(f"{pair}: rate of prose beside edits, worst cell", prose, 0.95, least),
+        ]
+    return found
+
+
+def tables(rows: Sequence[Row]) -> list[str]:
+    return [*summaries(rows), cells(rows)]
+
+
+def summaries(rows: Sequence[Row]) -> list[str]:
+    """By pair, requests and whether text is sampled: means over the workloads, and worst cells."""
+    headers = ["pair", "requests", "text", "cells", "ours/plain", "worst", "ours/best", "worst"]
+    headers += ["ours/oracle", "worst of ours/plain"]
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        text = "sampled" if row["temperature"] else "greedy"
+        groups.setdefault((row["pair"], row["requests"], text), []).append(row)
+    lines = []
+    for group, own in groups.items():
+        gains, best = [row["arms"][OURS] for row in own], [row["ours_to_best"] for row in own]
+        figures = [geometric_mean(gains), min(gains), geometric_mean(best), min(best)]
+        figures.append(geometric_mean([row["ours_to_oracle"] for row in own]))
+        worst = min(own, key=lambda row: row["arms"][OURS])
+        shown = [number(figure, 3) for figure in figures]
+        lines.append([*group, len(own), *shown, worst["workload"]])
+    return [table(headers, lines), rules(rows)]
+
+
+def rules(rows: Sequence[Row]) -> str:
+    """Every arm over plain: the mean and the worst cell, of one request and of several."""
+    headers, columns = ["arm / plain"], []
+    for pair in dict.fromkeys(row["pair"] for row in rows):
+        for label, least, most in CROWDS:
+            own = [row for row in rows if row["pair"] == pair and least <= row["requests"] <= most]
+            if own:
+                headers += [f"{pair}, {label}", "worst"]
+                columns.append(own)
+    lines = []
+    for arm in dict.fromkeys(arm for row in rows for arm in row["arms"]):
+        figures = []
+        for own in columns:
+            gains = [row["arms"][arm] for row in own]
+            figures += [geometric_mean(gains), min(gains)]
+        lines.append([arm, *(number(figure, 3) for figure in figures)])
+    return table(headers, lines)
+
+
+def cells(rows: Sequence[Row]) -> str:
+    headers = ["pair", "workload", "temp.", "requests", "plain tok/s", "ours/plain", "length"]
+    headers += ["ours/best", "best other", "its ratio", "ours/oracle", "prose beside"]
+    lines = [
+        [
+            *(row["pair"], row["workload"], f"{row['temperature']:g}", row["requests"]),
+            number(row["plain_tokens_per_second"], 0),
+            number(row["arms"][OURS], 3),
+            number(row["acceptance_length"]),
+            number(row["ours_to_best"], 3),
+            row["best_other"],
+            number(row["arms"][row["best_other"]], 3),
+            number(row["ours_to_oracle"], 3),
+            number(row.get("prose_beside"), 3),
+        ]
+        for row in rows
+    ]
+    return table(headers, lines)
+
 
 PAIRS = ("embedded", "inflated")
 ROLES = ("target", "draft")
@@ -120,10 +208,10 @@ def answers(
 
 def arms(simulator: Simulator, ours: Configs) -> Iterator[tuple[str, ReplayResult]]:
     yield PLAIN, simulator.plain()
+    drafts = chains(embedded_model("draft"))
     for name, make in RIVALS.items():
-        configs = chains(embedded_model("draft"), DEPTHS.get(name, LONGEST))
-        yield name, simulator.run(configs, lambda cost, *_, make=make: make(cost))
-    for name, configs in ((GOODPUT, chains(embedded_model("draft"), LONGEST)), (OUR_GOODPUT, ours)):
+        yield name, simulator.run(drafts, lambda cost, *_, make=make: make(cost))
+    for name, configs in ((GOODPUT, drafts), (OUR_GOODPUT, ours)):
         yield name, simulator.run(configs, lambda cost, drafting, _: Goodput(cost, drafting))
     yield OURS, simulator.run(ours, PLANNERS["auto"])
 
@@ -166,8 +254,7 @@ def run_workload(
     """All cells of one workload at one temperature, for every pair, on answers in a folder."""
     workload, _, temperature = cells[0]
     everybody = [config for each in costs.values() for config in each.ours]
-    for depth in sorted({LONGEST, *DEPTHS.values()}):
-        everybody += chains(embedded_model("draft"), depth)
+    everybody += chains(embedded_model("draft"))
     wanted = [config for config in everybody if config.needs_forwards]
     config = EngineConfig(max_num_seqs=1, max_model_len=MAX_MODEL_LEN)
     base = open_simulator(folder, embedded_model("target"), config, wanted).simulator
@@ -186,18 +273,15 @@ def run_workload(
 
 
 def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = arguments(__doc__)
-    parser.add_argument("--prompts", choices=SOURCES, default="auto")
+    parser = arguments(__doc__, prompts=True)
     parser.add_argument("--pairs", type=names, default=PAIRS)
     parser.add_argument("--workloads", type=names, default=tuple(DESCRIPTIONS))
     parser.add_argument("--concurrency", type=numbers, default=CONCURRENCY)
     parser.add_argument("--traces", type=Path, default=FOLDER, help="where answers are kept")
     parser.add_argument("--costs", type=Path, help="a result whose tables are taken, not measured")
-    parser.add_argument("--num-prompts", type=int, help="of each workload (default: 32, quick: 8)")
-    parser.add_argument("--profile-seconds", type=float, help="of a pair (default: 60, quick: 5)")
+    parser.sized("--num-prompts", 32, 8, "of each workload")
+    parser.sized("--profile-seconds", 60.0, 5.0, "of a pair")
     options = parser.parse_args(argv)
-    options.num_prompts = options.num_prompts or (8 if options.quick else 32)
-    options.profile_seconds = options.profile_seconds or (5.0 if options.quick else 60.0)
     if options.quick and options.pairs == PAIRS:
         options.pairs = PAIRS[:1]
     return options

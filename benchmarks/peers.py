@@ -1,11 +1,11 @@
-"""Paceline beside its peers: the same weights and prompts in every engine, in turns.
+"""Paceline beside llama.cpp: the same files and prompts in both engines, in turns.
 
 The embedded models are inflated to the size of a real one (``inflate.py``), so every engine speaks
 the same sensible text at a real model's cost; a GGUF file is a model too. Paceline and llama.cpp
 read the very same file, made once by llama.cpp's own ``llama-quantize``. Each engine is a process
 of its own under its own interpreter, and those that read files of one type stay loaded and asleep
-while one of them is measured; ``make peers`` installs them. An engine that is not there, or lacks a
-mode, is a row that says why, and no failure.
+while one of them is measured; ``make peers`` installs them. An engine that is not there is a row
+that says why, and no failure.
 """
 
 from __future__ import annotations
@@ -18,20 +18,89 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import peers_models as models
-from harness import Sample, note, take_turns
+import torch
+from harness import Sample, among, arguments, names, note, numbers, raw, take_turns
 from peers_client import ENGINES, KINDS, Worker
 from peers_models import MissingPeerError
-from peers_options import PREFILL, options_of
-from peers_report import results_of, tables
-from peers_roof import read_bandwidth
-from peers_targets import targets
+from peers_report import results_of, tables, targets
 from prompt_sets import load_prompts, spread
 from report import Report, Target
 
 from paceline.models.checkpoint import load_checkpoint
+
+WIDTHS = (1, 2, 4, 8, 16, 32)
+CONTEXTS = (64, 512)
+LONG_CONTEXTS = (8_000, 32_000)
+PREFILL = 512
+SEQUENCES = (1, 4, 8, 16)
+
+
+# --- options --------------------------------------------------------------------------------------
+
+
+def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = arguments(__doc__, prompts=True)
+    parser.add_argument(
+        "--models",
+        type=names,
+        default=["0.5b"],
+        help=f"some of {', '.join(models.PAIRS)}, and GGUF files (default: 0.5b)",
+    )
+    parser.add_argument("--formats", type=among(KINDS), default=list(KINDS), help="of the files")
+    parser.add_argument("--engines", type=among(ENGINES), default=list(ENGINES))
+    parser.add_argument("--threads", type=int, default=2, help="of every engine (default: 2)")
+    parser.sized("--widths", list(WIDTHS), [1, 8, 32], "new tokens of one forward", type=numbers)
+    parser.sized("--contexts", list(CONTEXTS), [64], "tokens before those", type=numbers)
+    parser.sized("--long-contexts", list(LONG_CONTEXTS), [], "of plain steps", type=numbers)
+    parser.sized("--num-prompts", 6, 1)
+    parser.sized("--max-tokens", 80, 24, "per prompt")
+    parser.sized("--repeat", 3, 1, "turns of everything")
+    options = parser.parse_args(argv)
+    for model in options.models:
+        if models.is_file(model) and not Path(model).is_file():
+            allowed = ", ".join(models.PAIRS)
+            parser.error(f"there is no model {model!r}; allowed are {allowed} and GGUF files")
+    options.sequences = [1, 16] if options.quick else list(SEQUENCES)
+    options.widths = sorted({1, *options.widths})  # the width that all costs are relative to
+    options.inner = 2 if options.quick else 3
+    options.steps = 8 if options.quick else 24
+    return options
+
+
+ARRAY_BYTES = 1 << 29
+RUNS = 7
+
+
+# --- the machine ----------------------------------------------------------------------------------
+
+
+def read_bandwidth(threads: int) -> dict[str, Any]:
+    """Bytes per second with which ``threads`` threads sum an array far larger than the caches.
+
+    The best of several runs over whole and over real numbers: other work on the machine, or a loop
+    that computes slower than it reads, can only lower it.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        # numpy asks for huge pages, which are read faster; weights may lie in such.
+        array = torch.from_numpy(np.ones(ARRAY_BYTES // 4, np.float32))
+        best = min(_seconds(a) for a in (array, array.view(torch.int64)) for _ in range(RUNS))
+    finally:
+        torch.set_num_threads(before)
+    return {"bytes_per_second": ARRAY_BYTES / best, "threads": threads, "array": ARRAY_BYTES}
+
+
+def _seconds(array: torch.Tensor) -> float:
+    began = time.perf_counter()
+    array.sum()
+    return time.perf_counter() - began
+
 
 PARALLEL_CONTEXT = 64
 LONGEST_PROMPT = 256
@@ -46,11 +115,9 @@ Item = tuple[Any, ...]
 
 
 def groups(options: argparse.Namespace) -> list[list[str]]:
-    """Engines that run together: those of one type of file; the others join the first of these."""
-    kinds = {kind: [n for n in options.engines if ENGINES[n].kind == kind] for kind in KINDS}
-    found = [kinds[kind] for kind in options.formats if kinds[kind]]
-    others = [name for name in options.engines if not ENGINES[name].kind]
-    return [found[0] + others, *found[1:]] if found else [others]
+    """Engines that run together: those of one type of file."""
+    kinds = ([n for n in options.engines if ENGINES[n].kind == kind] for kind in options.formats)
+    return [found for found in kinds if found]
 
 
 @contextmanager
@@ -129,10 +196,8 @@ def long_steps(
             wish = {"context": item[1], "repeats": options.inner, "tokens": text}
             return middle(worker.ask("long", **wish))
 
-        able = {n: w for n, w in arms.items() if w.engine.kind}
-        if able:
-            items: list[Item] = [("forward", context, 1)]
-            found += turns({n: partial(one, w) for n, w in able.items()}, items, 1)
+        items: list[Item] = [("forward", context, 1)]
+        found += turns({n: partial(one, w) for n, w in arms.items()}, items, 1)
     return found
 
 
@@ -148,39 +213,23 @@ def parallel(arms: Arms, options: argparse.Namespace, tokens: list[int]) -> list
 
 
 def generations(
-    arms: Arms, options: argparse.Namespace, prompts: Sequence[dict[str, Any]], rows: list[Any]
+    arms: Arms, options: argparse.Namespace, prompts: Sequence[dict[str, Any]]
 ) -> list[Sample]:
-    """Greedy text after code prompts: plainly, with the draft model, with lookup.
-
-    A first short run of each mode warms it up; a mode that is not there becomes a row.
-    """
+    """Greedy text after code prompts. A first short run of each mode warms it up."""
 
     def one(worker: Worker, mode: str, max_tokens: int, item: Item) -> dict[str, Any]:
-        worker.ask("prepare", mode=mode)
         return worker.ask("generate", mode=mode, prompt=prompts[item[1]], max_tokens=max_tokens)
 
     modes: dict[str, Callable[[Item], Any]] = {}
     for name, worker in arms.items():
-        for mode in ("plain", *quick_modes(worker, options)):
+        for mode in ("plain", *worker.engine.modes):
             try:
                 one(worker, mode, 8, ("generate", 0))
-            except MissingPeerError as error:
-                rows.append(
-                    {"engine": name, "measure": "mode", "mode": mode, "missing": str(error)}
-                )
-                continue
             except Exception as error:  # the measured runs will fail, and count
                 note(f"{name}, {mode}: {error!r}")
             modes[f"{name}, {mode}"] = partial(one, worker, mode, options.max_tokens)
     items: list[Item] = [("generate", index) for index in range(len(prompts))]
     return turns(modes, items, options.repeat)
-
-
-def quick_modes(worker: Worker, options: argparse.Namespace) -> tuple[str, ...]:
-    """All modes of an engine, or one draft length of each kind."""
-    if not options.quick:
-        return worker.engine.modes
-    return tuple(mode for mode in worker.engine.modes if not mode.endswith((" 2", " 8")))
 
 
 def usage(arms: Arms) -> dict[str, dict[str, Any]]:
@@ -234,10 +283,10 @@ def measure_model(options: argparse.Namespace, model: str, report: Report) -> li
             samples = forwards(arms, options, tokens)
             samples += parallel(arms, options, tokens)
             memory = usage(arms)
-            samples += generations(arms, options, prompts, rows)
+            samples += generations(arms, options, prompts)
             samples += long_steps(arms, options, tokens, longest_context(model), rows)
             report.config.setdefault("idle_cpu_share", {}).update(idle_shares(arms))
-        report.samples += [{"model": models.label(model), **raw(sample)} for sample in samples]
+        report.samples += [raw(sample, {"model": models.label(model)}) for sample in samples]
         rows += results_of(samples, facts, memory, held)
         engines |= facts
     report.config.setdefault("engines", {})[models.label(model)] = engines
@@ -257,13 +306,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             for target in measure_model(options, model, report)
         ]
     return report.finish(options, tables(report.results))
-
-
-def raw(sample: Sample) -> dict[str, Any]:
-    """A sample as it is kept: everything but the tokens themselves."""
-    facts = {name: value for name, value in sample.facts.items() if name != "token_ids"}
-    kept = {"arm": sample.arm, "item": sample.item, "repeat": sample.repeat}
-    return {**kept, **facts, "seconds": sample.seconds, "error": sample.error}
 
 
 if __name__ == "__main__":

@@ -28,11 +28,10 @@ class Engine:
     """One column of the comparison.
 
     Attributes:
-        kind: the type of the GGUF file that it reads, by which engines are compared; empty where it
-            has a format of its own.
-        modes: how it generates beside ``plain``; the number is the most tokens of a draft.
+        kind: the type of the GGUF file that it reads, by which engines are compared.
+        modes: how it generates beside ``plain``.
         python: the interpreter's environment, None for Paceline's own.
-        files: the worker's options for a model's name; makes the files where they are absent.
+        files: the worker's options for a model's name; makes the file where it is absent.
     """
 
     name: str
@@ -43,43 +42,19 @@ class Engine:
     files: Callable[[str], Options]
 
 
-def _folders(dtype: str) -> Callable[[str], Options]:
-    def files(name: str) -> Options:
-        target, draft = (models.hugging_face(name, role) for role in models.ROLES)
-        return {"model": str(target), "draft": str(draft), "dtype": dtype}
-
-    return files
-
-
 def _gguf(kind: str) -> Callable[[str], Options]:
-    """The very file that the other engines of this type read."""
-
-    def files(name: str) -> Options:
-        draft = None if models.is_file(name) else str(models.gguf(name, "draft", kind))
-        tool = models.LLAMA_BIN / "llama-speculative-simple"
-        found = {"model": str(models.gguf(name, "target", kind)), "draft": draft}
-        return {**found, "dtype": "auto", "speculative_tool": str(tool)}
-
-    return files
+    """The very file that the other engine reads."""
+    return lambda name: {"model": str(models.gguf(name, "target", kind)), "dtype": "auto"}
 
 
-def _openvino(name: str) -> Options:
-    target, draft = (models.openvino(name, role) for role in models.ROLES)
-    return {"model": str(target), "draft": str(draft)}
-
-
-OWN = ("draft 4", "draft 8", "tree 4", "tree 8", "lookup 8", "both 4", "both 8", "all 8", "default")
-FEW = ("draft 4", "lookup 4")
 KINDS = ("Q8_0", "Q6_K", "Q4_K_M", "Q4_0")
-OURS, LLAMA, OPENVINO = "paceline", "llama.cpp", "openvino int8"
-THEIRS = ("draft 2", "draft 4", "draft 8", "lookup 4", "lookup 8")
+OURS, LLAMA = "paceline", "llama.cpp"
 ENGINES = {
     engine.name: engine
+    for kind in KINDS
     for engine in (
-        *(Engine(f"{OURS} {k}", "peers_paceline.py", k, OWN, None, _gguf(k)) for k in KINDS),
-        *(Engine(f"{LLAMA} {k}", "peers_llama.py", k, THEIRS, "llama", _gguf(k)) for k in KINDS),
-        Engine(OPENVINO, "peers_openvino.py", "", THEIRS, "openvino", _openvino),
-        Engine("transformers bf16", "peers_transformers.py", "", FEW, None, _folders("bf16")),
+        Engine(f"{OURS} {kind}", "peers_paceline.py", kind, ("default",), None, _gguf(kind)),
+        Engine(f"{LLAMA} {kind}", "peers_llama.py", kind, (), "llama", _gguf(kind)),
     )
 }
 

@@ -1,18 +1,9 @@
-"""Worker: llama.cpp, compiled for this processor, through its C API and its own tools.
-
-Forwards, plain decoding and parallel sequences run in this process over the library that the tools
-use too. Speculation is llama.cpp's own ``llama-speculative-simple``, one process per prompt, which
-times itself and is not charged for loading the model. Runs under ``.peers/llama``.
-"""
+"""Worker: llama.cpp, compiled for this processor, by its C API. Runs under ``.peers/llama``."""
 
 from __future__ import annotations
 
 import contextlib
-import re
-import subprocess
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import llama_cpp as api
@@ -21,19 +12,12 @@ from peers_worker import UnsupportedError, generated, serve, timed
 
 CONTEXT = 1024
 BATCH = 512
-SPECULATION = {
-    "draft": ("--spec-type", "draft-simple"),
-    "lookup": ("--spec-type", "ngram-simple"),
-}
-TIMES = re.compile(r"(encoded|decoded) +(\d+) tokens in +([\d.]+) seconds")
-COUNTS = re.compile(r"n_(drafted|accept) += +(\d+)")
 
 
 class Llama:
     """One GGUF file on ``threads`` threads."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        self.options = options
         self.threads = options["threads"]
         api.llama_backend_init()
         self.model = api.llama_model_load_from_file(
@@ -135,59 +119,20 @@ class Llama:
 
     # --- generating --------------------------------------------------------------------------
 
-    def prepare(self, mode: str) -> None:
-        """Nothing is kept between two runs of a tool."""
-
     def generate(self, mode: str, prompt: dict[str, Any], max_tokens: int) -> dict[str, Any]:
-        if mode == "plain":
-            return self._plain(prompt["token_ids"], max_tokens)
-        return self._speculate(mode, prompt, max_tokens)
-
-    def _plain(self, prompt: list[int], max_tokens: int) -> dict[str, Any]:
+        """Greedy text, without speculation."""
+        if mode != "plain":
+            raise UnsupportedError(f"no mode {mode!r}")
+        tokens = prompt["token_ids"]
         self._keep(0, self.context)
         began = time.perf_counter()
-        self._decode([(t, i, 0) for i, t in enumerate(prompt)], self.context, sample=False)
+        self._decode([(t, i, 0) for i, t in enumerate(tokens)], self.context, sample=False)
         found, stamps = [self._choose(-1, self.context)], [time.perf_counter()]
         while len(found) < max_tokens:
-            self._decode([(found[-1], len(prompt) + len(found) - 1, 0)], self.context)
+            self._decode([(found[-1], len(tokens) + len(found) - 1, 0)], self.context)
             found.append(self._choose(-1, self.context))
             stamps.append(time.perf_counter())
         return generated(began, stamps, found)
-
-    def _speculate(self, mode: str, prompt: dict[str, Any], max_tokens: int) -> dict[str, Any]:
-        """``draft K`` or ``lookup K``, by llama.cpp's tool."""
-        method, _, most = mode.partition(" ")
-        command = [self.options["speculative_tool"], *SPECULATION[method]]
-        if method == "draft":
-            if self.options["draft"] is None:
-                raise UnsupportedError("there is no draft model for this file")
-            command += ["-md", self.options["draft"], "--spec-draft-n-max", most]
-            command += ["-td", str(self.threads)]
-        else:
-            command += ["--spec-ngram-simple-size-n", "3", "--spec-ngram-simple-size-m", most]
-        command += ["-m", self.options["model"], "-c", str(CONTEXT), "-t", str(self.threads)]
-        command += ["-n", str(max_tokens), "--temp", "0", "--ignore-eos", "--no-escape"]
-        if not Path(command[0]).exists():
-            raise UnsupportedError("llama-speculative-simple was not built")
-        with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
-            file.write(prompt["text"] + "\n")  # the tool takes one line end away
-            file.flush()
-            done = subprocess.run(
-                [*command, "-f", file.name], capture_output=True, text=True, check=False
-            )
-        return self._read(done, prompt)
-
-    def _read(self, done: Any, prompt: dict[str, Any]) -> dict[str, Any]:
-        said = done.stdout + done.stderr
-        found = {what: (int(n), float(s)) for what, n, s in TIMES.findall(said)}
-        if done.returncode or len(found) != 2:
-            raise RuntimeError(f"llama-speculative-simple: {done.returncode}: {said[-600:]}")
-        if found["encoded"][0] != len(prompt["token_ids"]):
-            raise RuntimeError(f"llama.cpp read {found['encoded'][0]} tokens in the prompt")
-        counts = {what: int(number) for what, number in COUNTS.findall(said)}
-        reading, (tokens, decoding) = found["encoded"][1], found["decoded"]
-        total = reading + decoding
-        return {"seconds": total, "first": reading, "tokens": tokens, **counts}
 
 
 if __name__ == "__main__":

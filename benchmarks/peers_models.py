@@ -19,7 +19,7 @@ from inflate import PAIRS, embedded_folder, write_inflated
 
 PEERS = ROOT / ".peers"
 LLAMA_BIN = PEERS / "src" / "build" / "bin"
-PYTHONS = {name: PEERS / name / "bin" / "python" for name in ("llama", "openvino")}
+PYTHONS = {"llama": PEERS / "llama" / "bin" / "python"}
 ROLES = ("target", "draft")
 LONGEST_CONTEXT = 32_768
 HELP = "run `make peers` to install it"
@@ -94,16 +94,6 @@ def gguf(name: str, role: str, kind: str) -> Path:
     source = Path(name) if is_file(name) else gguf(name, role, "BF16")
     words = (LLAMA_BIN / "llama-quantize", "--allow-requantize", source)
     return made(path, lambda out: run_tool(*words, out, kind, os.cpu_count() or 1))
-
-
-def openvino(name: str, role: str) -> Path:
-    """Folder with OpenVINO's int8 form, exported by optimum."""
-    source, tool = hugging_face(name, role), PYTHONS["openvino"].parent / "optimum-cli"
-    wish = ("--task", "text-generation-with-past", "--weight-format", "int8")
-    path = PEERS / "models" / name / f"{role}-openvino-int8"
-    return made(
-        path, lambda out: run_tool(tool, "export", "openvino", "--model", source, *wish, out)
-    )
 
 
 # --- GGUF -----------------------------------------------------------------------------------------

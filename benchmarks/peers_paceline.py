@@ -15,11 +15,10 @@ from typing import Any
 from peers_worker import UnsupportedError, generated, serve, timed
 
 from paceline import LLM, SamplingParams
-from paceline.commands.resolve import default_speculative_config, without_memory
+from paceline.commands.resolve import without_memory
 from paceline.config import DTYPES
-from paceline.config.speculative import parse_speculative_config
+from paceline.engine.default_drafts import default_speculative_config
 from paceline.engine.engine import Engine
-from paceline.models.embedded import embedded_ngram_model
 from paceline.request import StepOutput
 from paceline.span import Span
 from paceline.workbench.profile_machine import Work
@@ -40,6 +39,7 @@ class Paceline:
         self.options = options
         self.llm = LLM(
             options["model"],
+            speculative_config=[],
             dtype=options["dtype"],
             num_threads=options["threads"],
             max_num_seqs=MAX_NUM_SEQS,
@@ -47,7 +47,6 @@ class Paceline:
             enable_prefix_caching=False,
             strict=True,
         )
-        self._mode = "plain"
 
     def describe(self) -> dict[str, Any]:
         """Sizes as well: bytes of the target model's weights and of one token's keys and values.
@@ -105,7 +104,7 @@ class Paceline:
 
     def parallel(self, sequences: int, tokens: list[int], steps: int) -> dict[str, Any]:
         """Greedy steps of several requests at once, from the moment when all of them decode."""
-        self.prepare("plain")
+        self.llm.set_speculation([])
         params = SamplingParams(max_tokens=steps + 8, temperature=0, ignore_eos=True)
 
         def run(engine: Engine) -> dict[str, Any]:
@@ -129,36 +128,11 @@ class Paceline:
 
     # --- generating --------------------------------------------------------------------------
 
-    def prepare(self, mode: str) -> None:
-        """Switch the proposers; a draft model is loaded here, outside the measured time."""
-        if mode != self._mode:
-            self.llm.set_speculation(self._configuration(mode))
-            self._mode = mode
-
-    def _configuration(self, mode: str) -> Any:
-        method, _, most = mode.partition(" ")
-        if method in ("draft", "tree", "both", "all") and self.options["draft"] is None:
-            raise UnsupportedError("there is no draft model for this file")
-        draft = {
-            "method": "draft_model",
-            "model": self.options["draft"],
-            "num_speculative_tokens": int(most or 4),
-            "dtype": self.options["dtype"],
-        }
-        depth = draft["num_speculative_tokens"]
-        tree = {**draft, "max_tree_nodes": 2 * depth, "max_branching": 3}
-        lookup = {"method": "prompt_lookup", "num_speculative_tokens": int(most or 8)}
-        known = {"plain": None, "draft": draft, "tree": tree, "lookup": lookup}
-        # Every mode runs the same prompts, so none may draft from what another answered.
-        default = without_memory(default_speculative_config(self.llm.model))
-        # The inflated target says what the embedded one does, whose n-gram model this is.
-        ngrams = {"method": "ngram_model", "model": embedded_ngram_model()}
-        if self.options["draft"] is not None:
-            everything = parse_speculative_config([{"method": "suffix"}, ngrams, tree])
-            known |= {"both": [tree, lookup], "all": without_memory(everything)}
-        return {**known, "default": default}[method]
-
     def generate(self, mode: str, prompt: dict[str, Any], max_tokens: int) -> dict[str, Any]:
+        """Greedy text: ``plain``, or as the command line drafts by ``default``."""
+        # Both modes run the same prompts, so none may draft from what the other answered.
+        default = without_memory(default_speculative_config(self.llm.model))
+        self.llm.set_speculation({"plain": [], "default": default}[mode])
         params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
         found: list[int] = []
         stamps: list[float] = []

@@ -18,22 +18,23 @@ from typing import Any
 import numpy as np
 from harness import Sample, arguments, note, pair_up, paired_ratio, take_turns
 from never_slower_arms import Served, count, serve
-from prompt_sets import SOURCES, load_prompts, spread
-from report import Report, Target, number, table
+from prompt_sets import load_prompts, spread
+from report import Report, Target, interval, number, table
 
-from paceline.commands.resolve import default_speculative_config, without_memory
+from paceline.commands.resolve import without_memory
 from paceline.config import EngineConfig, SpeculativeConfig, parse_speculative_config
 from paceline.engine.build import BuiltEngine, build_engine
 from paceline.engine.compute_thread import COMPUTE
+from paceline.engine.default_drafts import default_speculative_config
 from paceline.engine.engine import Engine
 from paceline.engine.planners import PLANNERS
 from paceline.llm import embedded_model
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_table import CostTable
 from paceline.sampling_params import SamplingParams
+from paceline.traces import Trace
 from paceline.workbench.profile import ProfileSettings, measure_profiles
 from paceline.workbench.simulate import Simulator
-from paceline.workbench.traces import Trace
 
 KINDS = ("code", "prose", "edit")
 PLAIN, CONTROL = "plain", "plain again"
@@ -173,7 +174,7 @@ def tables(results: Sequence[dict[str, Any]]) -> list[str]:
                 row["kind"],
                 row["arm"],
                 number(m["value"]),
-                f"{m['low']:.2f} to {m['high']:.2f}",
+                interval(m),
                 number(row["predicted"]),
                 number(row["ratio"]),
                 number(row["length"]),
@@ -184,17 +185,12 @@ def tables(results: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = arguments(__doc__)
-    parser.add_argument("--prompts", choices=SOURCES, default="auto")
-    parser.add_argument("--num-prompts", type=int, help="of each kind (default: 8, quick: 2)")
-    parser.add_argument("--max-tokens", type=int, help="default: 128, quick: 48")
-    parser.add_argument("--repeat", type=int, help="of every run (default: 5, quick: 2)")
-    parser.add_argument("--profile-seconds", type=float, help="default: 30, quick: 4")
+    parser = arguments(__doc__, prompts=True)
+    parser.sized("--num-prompts", 8, 2, "of each kind")
+    parser.sized("--max-tokens", 128, 48)
+    parser.sized("--repeat", 5, 2, "of every run")
+    parser.sized("--profile-seconds", 30.0, 4.0)
     options = parser.parse_args(argv)
-    usual = {"num_prompts": (8, 2), "max_tokens": (128, 48), "repeat": (5, 2)}
-    for name, sizes in {**usual, "profile_seconds": (30.0, 4.0)}.items():
-        if getattr(options, name) is None:
-            setattr(options, name, sizes[options.quick])
     source = load_prompts(options.prompts)
     report = Report("predicted", {"prompts": source.source, "quick": options.quick})
     COMPUTE.call(lambda: run(options, report, source))

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from harness import ROOT
+from harness import ROOT, SOURCES
 
-SOURCES = ("auto", "public", "embedded")
 EMBEDDED = ROOT / "src" / "paceline" / "embedded" / "prompts.jsonl"
 PASSAGE = 700
 """Characters of a prose prompt."""
@@ -41,8 +40,8 @@ class PromptSets:
     sets: dict[str, list[str]]
 
     def kind(self, kind: str) -> list[str]:
-        """The set that stands for a kind of text: ``code``, ``prose`` or ``edit``."""
-        return self.sets[KINDS[self.source][kind]]
+        """The set of that name, or that stands for ``code``, ``prose`` or ``edit``."""
+        return self.sets[KINDS[self.source].get(kind, kind)]
 
 
 def load_prompts(source: str = "auto") -> PromptSets:

@@ -15,13 +15,195 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ablation_report import tables as ablation_tables
+from busy_machine import tables as busy_tables
+from fidelity import tables as fidelity_tables
 from harness import ROOT
-from render_tables import BUILDERS, SUMMARIES, provenance
-from report import RESULTS
+from kernels import tables as kernel_tables
+from kv_dtypes import tables as kv_tables
+from load_server import tables as load_tables
+from loading import tables as loading_tables
+from never_slower import RUNS
+from never_slower_replayed import summaries as replayed_summaries
+from never_slower_report import tables as never_slower_tables
+from peers_report import tables as peer_tables
+from predicted import tables as predicted_tables
+from proposer_sets import DEFAULT
+from report import RESULTS, markdown, number, pick, yes
+from research.acceptance import tables as acceptance_tables
+from sampler import tables as sampler_tables
+from serve_peers import tables as server_tables
+from serving_overhead import tables as serving_tables
+from speedup import tables as speedup_tables
+from step_overhead import tables as step_overhead_tables
+from structured import tables as structured_tables
+
+Document = Mapping[str, Any]
+Row = Mapping[str, Any]
+Builder = Callable[[Document], list[str]]
+
+
+def provenance(document: Document) -> str:
+    """Where and when, in one line, above the tables."""
+    machine, config = document["machine"], document["config"]
+    facts = [
+        f"**{document['device']}**",
+        f"torch threads: {machine['torch_threads']}",
+        f"torch {machine['versions']['torch']}",
+        f"commit `{document['commit']}`",
+        document["date"],
+    ]
+    if "prompts" in config:
+        facts.append(f"{config['prompts']} prompts")
+    if config.get("quick"):
+        facts.append("reduced run")
+    if document["num_failed"]:
+        facts.append(f"{document['num_failed']} failed samples")
+    return ", ".join(facts) + "\n"
+
+
+def target_lines(document: Document) -> str:
+    rows = [
+        [t["name"], number(t["value"]), f"{t['bound']} {t['target']:g}", yes(t["met"])]
+        for t in document["targets"]
+    ]
+    return markdown(["target", "measured", "wanted", "met"], rows)
+
+
+# --- one function per marker ----------------------------------------------------------------------
+
+
+def shown(tables: Callable[[Sequence[Row]], list[str]]) -> Builder:
+    """Tables that are of Markdown already, then the targets."""
+    return lambda document: [*tables(document["results"]), target_lines(document)]
+
+
+def printed(tables: Callable[[Sequence[Row]], list[str]]) -> Builder:
+    """The tables as the program prints them, then the targets."""
+    return lambda document: [
+        "```\n" + "\n\n".join(tables(document["results"])) + "\n```\n",
+        target_lines(document),
+    ]
+
+
+MODEL_NAMES = {"inflated": "half a billion parameters", "smollm2": "SmolLM2-135M-Instruct"}
+BUSY_ARMS = {"all threads": "Paceline", "llama.cpp": "llama.cpp"}
+GAIN_ROWS = {
+    "code": ("code", 0.0),
+    "prose": ("prose", 0.0),
+    "edits of code": ("edit", 0.0),
+    "code, sampled at 0.8": ("code", 0.8),
+}
+"""The rows of the short table: what they are called, kind of text and temperature."""
+
+
+def gains(documents: Sequence[Document]) -> list[str]:
+    """One request at a time, default configuration: a column per model and machine."""
+    rows = []
+    for name, (kind, temperature) in GAIN_ROWS.items():
+        wanted = {"kind": kind, "temperature": temperature, "requests": 1, "arm": DEFAULT}
+        rows.append([name, *(_gain_cell(pick(d["results"], **wanted)) for d in documents)])
+    names = [d["benchmark"].removeprefix("speedup-") for d in documents]
+    models = [MODEL_NAMES.get(name, name) for name in names]
+    above, columns = _with_devices(documents, models)
+    return [above, markdown(["speed-up (tok/s)", *columns], rows)]
+
+
+def _with_devices(documents: Sequence[Document], names: Sequence[str]) -> tuple[str, list[str]]:
+    """A line for the device that all results are of and the names, or no line and longer names."""
+    devices = [document["device"] for document in documents]
+    if len(set(devices)) == 1:
+        return f"**{devices[0]}**\n", list(names)
+    return "", [f"{name}, {device}" for name, device in zip(names, devices, strict=True)]
+
+
+def _gain_cell(found: Sequence[Row]) -> str:
+    if not found or "speedup" not in found[0]:
+        return "-"
+    (row,) = found
+    before, after = row["plain_tokens_per_second"], row["tokens_per_second"]
+    mark = "" if row["identical"] else ", **not identical**"
+    return f"**{row['speedup']['value']:.2f}x** ({before:.0f} to {after:.0f}){mark}"
+
+
+def busy(documents: Sequence[Document]) -> list[str]:
+    """Tokens per second beside endless loops: a line per machine and arm."""
+    loops = sorted({row["loops"] for d in documents for row in d["results"]})
+    above, devices = _with_devices(documents, [""] * len(documents))
+    rows = []
+    for document, device in zip(documents, devices, strict=True):
+        for arm, name in BUSY_ARMS.items():
+            cells = [pick(document["results"], arm=arm, loops=count) for count in loops]
+            speeds = [number(c[0]["tokens_per_second"], 0) if c else "-" for c in cells]
+            rows.append([f"{name}{device}", *speeds])
+    return [above, markdown(["tok/s", *map(str, loops)], rows)]
+
+
+FILE_NAMES = {"smollm2": "SmolLM2-135M-Instruct", "gemma3-270m-q4_k_m": "Gemma 3 270M"}
+EQUAL_COLUMNS = {
+    "one request, tok/s": {"measure": "parallel", "sequences": 1},
+    "16 requests, tok/s": {"measure": "parallel", "sequences": 16},
+    "checking 8 tokens, ms": {"measure": "forward", "context": 64, "width": 8},
+    "reading 512 tokens, ms": {"measure": "prefill", "width": 512},
+}
+
+
+def equal_files(documents: Sequence[Document]) -> list[str]:
+    """Paceline and llama.cpp on the very same Q4_K_M files: a line per file."""
+    (document,) = documents
+    rows = []
+    for model, name in FILE_NAMES.items():
+        cells = [_pair(document["results"], model, w) for w in EQUAL_COLUMNS.values()]
+        rows.append([name, *cells])
+    headers = ["Q4_K_M: Paceline / llama.cpp", *EQUAL_COLUMNS]
+    return [f"**{document['device']}**\n", markdown(headers, rows)]
+
+
+def _pair(results: Sequence[Row], model: str, wanted: Row) -> str:
+    found = [
+        pick(results, model=model, engine=f"{engine} Q4_K_M", **wanted)
+        for engine in ("paceline", "llama.cpp")
+    ]
+    values = [row.get("ms", row.get("tokens_per_second")) for rows in found for row in rows]
+    return " / ".join(number(value, 0) for value in values)
+
+
+BUILDERS: dict[str, tuple[str, Builder]] = {
+    "step_overhead": ("step_overhead", shown(step_overhead_tables)),
+    "acceptance": ("acceptance", printed(acceptance_tables)),
+    "speedup": ("speedup", shown(speedup_tables)),
+    "speedup_real": ("speedup-*", shown(speedup_tables)),
+    "speedup_chat": ("speedup_chat-*", shown(speedup_tables)),
+    "busy_machine": ("busy_machine*", shown(busy_tables)),
+    "structured": ("structured", shown(structured_tables)),
+    "peers_real": ("peers_real", printed(peer_tables)),
+    "peers_shapes": ("peers-*", printed(peer_tables)),
+    "kv_dtypes": ("kv_dtypes*", printed(kv_tables)),
+    "loading": ("loading", printed(loading_tables)),
+    "fidelity": ("fidelity_*", printed(fidelity_tables)),
+    "kernels": ("kernels", printed(lambda rows: kernel_tables(rows, threads=1, ghz=None))),
+    "predicted": ("predicted", printed(predicted_tables)),
+    "sampler": ("sampler", printed(sampler_tables)),
+    "serving_overhead": ("serving_overhead", printed(serving_tables)),
+    "serve_peers": ("serve_peers", printed(server_tables)),
+    "load_server": ("load_server", printed(load_tables)),
+    **{name: (name, printed(never_slower_tables)) for name in RUNS.values()},
+    "ablation": ("ablation", printed(ablation_tables)),
+    "never_slower_replayed": ("never_slower_replayed", printed(replayed_summaries)),
+}
+"""By marker: which benchmark's results it shows, and how. A star stands for the model."""
+
+SUMMARIES: dict[str, tuple[str, Callable[[Sequence[Document]], list[str]]]] = {
+    "gains": ("speedup-*", gains),
+    "busy": ("busy_machine-*", busy),
+    "equal_files": ("peers_real", equal_files),
+}
+"""By marker: tables that show the results of several machines and models side by side."""
+
 
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 BLOCK = re.compile(r"(<!-- begin: (\w+) -->\n)(.*?)(<!-- end(?:: \2)? -->)", re.DOTALL)

@@ -12,7 +12,7 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -120,6 +120,22 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
 
 
+def markdown(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table; the first column is text, the others are aligned to the right."""
+    rule = ["---", *["---:"] * (len(headers) - 1)]
+    lines = [headers, rule, *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines) + "\n"
+
+
+def yes(value: bool) -> str:
+    return "yes" if value else "**no**"
+
+
+def ratio_cell(row: Mapping[str, Any]) -> str:
+    ratio = row.get("speedup")
+    return f"{ratio['value']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})" if ratio else "-"
+
+
 def target_table(targets: Sequence[Target]) -> str:
     rows = [
         [t.name, number(t.value), f"{t.bound} {t.target:g}", "yes" if t.met else "NO"]
@@ -128,12 +144,18 @@ def target_table(targets: Sequence[Target]) -> str:
     return table(["target", "measured", "wanted", "met"], rows)
 
 
-def speed_cells(row: Mapping[str, Any]) -> list[str]:
-    """Plain and other tokens per second, their ratio, and its interval."""
-    ratio = row.get("speedup", {})
-    rates = [number(row.get(key), 1) for key in ("plain_tokens_per_second", "tokens_per_second")]
-    low, high = number(ratio.get("low")), number(ratio.get("high"))
-    return [*rates, number(ratio.get("value")), f"{low} to {high}"]
+def interval(ratio: Mapping[str, Any], digits: int = 2) -> str:
+    return f"{number(ratio.get('low'), digits)} to {number(ratio.get('high'), digits)}"
+
+
+def verdict(row: Mapping[str, Any]) -> str:
+    """A cell: whether outputs are identical, or why there are none."""
+    return row.get("error") or ("yes" if row["identical"] else "NO")
+
+
+def pick(rows: Iterable[Mapping[str, Any]], **wanted: object) -> list[Mapping[str, Any]]:
+    """The rows that have these values."""
+    return [row for row in rows if all(row.get(key) == value for key, value in wanted.items())]
 
 
 def number(value: float | None, digits: int = 2) -> str:

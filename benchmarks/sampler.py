@@ -8,7 +8,6 @@ Penalties see a request of 2,000 tokens.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
@@ -134,16 +133,10 @@ def tables(results: Sequence[dict[str, Any]]) -> list[str]:
     return [table(["case", "logits", "vocabulary", "native", "numpy"], rows) + "\n(medians, us)"]
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = arguments(__doc__)
-    parser.add_argument("--vocabularies", type=numbers, help="sizes (default: 4096,32000,152064)")
-    options = parser.parse_args(argv)
-    options.vocabularies = options.vocabularies or VOCABULARIES[: 2 if options.quick else None]
-    return options
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    options = parse(argv)
+    parser = arguments(__doc__)
+    parser.sized("--vocabularies", VOCABULARIES, VOCABULARIES[:2], "sizes", type=numbers)
+    options = parser.parse_args(argv)
     config = {
         "quick": options.quick,
         "vocabularies": options.vocabularies,

@@ -206,9 +206,8 @@ def targets(results: Sequence[Mapping[str, Any]]) -> list[Target]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = arguments(__doc__)
+    parser = arguments(__doc__, prompts=True)
     parser.add_argument("--model", choices=["0.5b", "1.5b", "tiny"], default="0.5b")
-    parser.add_argument("--prompts", choices=["auto", "public", "embedded"], default="auto")
     parser.add_argument("--concurrency", type=numbers, default=[1, 4, 8, 16])
     parser.add_argument("--max-tokens", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=2, help="requests per concurrent one")

@@ -14,23 +14,134 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import multiprocessing
 import random
+import re
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import uvloop
 from harness import Sample, arguments, note, numbers, pair_up, paired_ratio, take_turns
-from report import Report, Target, number, table
-from serving_http import Answer, HttpPair, Served, read
+from report import Report, Target, interval, number, table, verdict
 
 from paceline import AsyncLLM, SamplingParams
+from paceline.server.config import ServerConfig
 from paceline.server.engine.client import EngineClient
+from paceline.server.run import run as run_server
+
+END = b"0\r\n\r\n"
+ENDING_SECONDS = 30.0
+Answer = tuple[int, str]
+"""Number of tokens, text."""
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+# --- a server and a client, each a process of its own ---------------------------------------------
+
+
+def serve(factory: Callable[[], Any], stream_interval: float, pipe: Connection) -> None:
+    """The server's process: says on which port it listens, then serves until it is told to end."""
+    config = ServerConfig(port=0, served_model_names=("m",), stream_interval=stream_interval)
+    client = EngineClient(factory, stream_interval=stream_interval)
+    run_server(client, config, pipe.send)
+
+
+def ask(port: int, pipe: Connection) -> None:
+    """The client's process: bodies come through the pipe, and the answers to them go back."""
+    with asyncio.Runner() as runner:
+        streams: list[Stream] = []
+        while bodies := pipe.recv():
+            pipe.send(runner.run(_answers(port, bodies, streams)))
+
+
+async def _answers(port: int, bodies: Sequence[bytes], streams: list[Stream]) -> list[bytes]:
+    while len(streams) < len(bodies):
+        streams.append(await asyncio.open_connection("127.0.0.1", port))
+    pairs = zip(streams, bodies, strict=False)
+    return await asyncio.gather(*(_raw_answer(*stream, body) for stream, body in pairs))
+
+
+async def _raw_answer(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes
+) -> bytes:
+    head = f"Host: m\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(b"POST /v1/completions HTTP/1.1\r\n" + head.encode() + body)
+    answer = b""
+    while not answer.endswith(END):
+        data = await reader.read(1 << 16)
+        if not data:
+            raise ConnectionError(f"the server closed the connection after {answer!r:.300}")
+        answer += data
+    return answer
+
+
+def read(answer: bytes) -> Answer:
+    """What a stream brought.
+
+    Raises: ValueError: an error instead of an answer, or an end that is none.
+    """
+    head, _, body = answer.partition(b"\r\n\r\n")
+    data = b"".join(re.split(rb"\r\n[0-9a-f]+\r\n", b"\r\n" + body))
+    events = data.removesuffix(b"\r\n").decode().split("\n\n")
+    if not head.startswith(b"HTTP/1.1 200 ") or events[-2:] != ["data: [DONE]", ""]:
+        raise ValueError(f"not the answer that was wanted: {answer!r:.200}")
+    *documents, last = [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
+    text = "".join(document["choices"][0]["text"] for document in documents)
+    return last["usage"]["completion_tokens"], text
+
+
+@dataclass(slots=True)
+class Served:
+    """What came back over HTTP, not yet looked at."""
+
+    raw: list[bytes]
+
+
+class HttpPair:
+    """The two processes."""
+
+    def __init__(self, factory: Callable[[], Any], stream_interval: float) -> None:
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        self._server = context.Process(target=serve, args=(factory, stream_interval, theirs))
+        self._server.start()
+        theirs.close()
+        port = int(ours.recv().split(" at http://127.0.0.1:")[1].split()[0])
+        self._pipe, theirs = context.Pipe()
+        self._client = context.Process(target=ask, args=(port, theirs))
+        self._client.start()
+        self._cpu = 0.0
+
+    def answers(self, prompts: Sequence[list[int]], length: int) -> Served:
+        """Greedy answers of exactly that many tokens to all prompts at once."""
+        wishes = {"max_tokens": length, "temperature": 0, "ignore_eos": True}
+        stream = {"stream": True, "stream_options": {"include_usage": True}}
+        self._pipe.send(
+            [json.dumps({"prompt": each, **wishes, **stream}).encode() for each in prompts]
+        )
+        return Served(self._pipe.recv())
+
+    def cpu_seconds(self) -> float:
+        """What the server's own process has computed since the last call, its engine's not."""
+        tasks = Path(f"/proc/{self._server.pid}/task").glob("*/schedstat")
+        before, self._cpu = self._cpu, sum(int(t.read_text().split()[0]) for t in tasks) / 1e9
+        return self._cpu - before
+
+    def close(self) -> None:
+        self._pipe.send([])
+        self._client.join(ENDING_SECONDS)
+        self._server.terminate()
+        self._server.join(ENDING_SECONDS)
+        for process in (self._client, self._server):
+            process.kill()
+
 
 INSIDE, HTTP, PROCESS, THREAD = "in process", "HTTP", "own process", "thread"
 SERVED = (HTTP, PROCESS, THREAD)
@@ -43,10 +154,14 @@ Item = tuple[int, int]
 Tokens = list[list[int]]
 
 
+# --- the other ways -------------------------------------------------------------------------------
+
+
 def engine(model: str | None, threads: int | None, most: int) -> AsyncLLM:
     """What every arm runs; made here, or by the engine's process from this function's name."""
     return AsyncLLM(
         model,
+        speculative_config=[],
         num_threads=threads,
         max_num_seqs=most,
         max_model_len=MAX_MODEL_LEN,
@@ -185,10 +300,10 @@ def tables(results: Sequence[dict[str, Any]]) -> list[str]:
                 number(row.get("engine_tokens_per_second"), 1),
                 number(row.get("tokens_per_second"), 1),
                 number(ratio.get("value"), 3),
-                f"{number(ratio.get('low'), 3)} to {number(ratio.get('high'), 3)}",
+                interval(ratio, 3),
                 number(row.get("overhead_ms")),
                 number(row.get("server_cpu_seconds_per_1000_tokens"), 3),
-                row.get("error") or ("yes" if row["identical"] else "NO"),
+                verdict(row),
             ]
         )
     return [table(headers, rows)]
@@ -200,17 +315,18 @@ def raw(sample: Sample) -> dict[str, Any]:
     return {**asdict(sample), "facts": facts}
 
 
+# --- the program ----------------------------------------------------------------------------------
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = arguments(__doc__)
     parser.add_argument("--concurrency", type=numbers, default=[1, 16], help="prompts at once")
-    parser.add_argument("--max-tokens", type=int, help="per answer (default: 200, quick: 64)")
-    parser.add_argument("--repeat", type=int, help="of every run (default: 15, quick: 5)")
+    parser.sized("--max-tokens", 200, 64, "per answer")
+    parser.sized("--repeat", 15, 5, "of every run")
     parser.add_argument("--model", help="folder of the model (default: the embedded one)")
     parser.add_argument("--stream-interval-ms", type=float, default=20.0, help="of the server")
     parser.add_argument("--threads", type=int, help="of the engine (default: its own choice)")
     options = parser.parse_args(argv)
-    options.max_tokens = options.max_tokens or (64 if options.quick else 200)
-    options.repeat = options.repeat or (5 if options.quick else 15)
     items = [(1, 1), *((count, options.max_tokens) for count in options.concurrency)]
     note(f"{options.repeat} turns of {items} (prompts, tokens)")
     samples = run(options, items)

@@ -22,16 +22,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness import Sample, arguments, names, note, numbers, pair_up, paired_ratio, take_turns
+from harness import Sample, arguments, names, note, numbers, pair_up, paired_ratio, raw, take_turns
 from peers_models import hugging_face
-from prompt_sets import KINDS, SOURCES, PromptSets, load_prompts, spread
+from prompt_sets import KINDS, PromptSets, load_prompts, spread
 from proposer_sets import DEFAULT, described, for_speedup
-from report import Report, Target, number, speed_cells, table
+from report import Report, Target, markdown, number, pick, ratio_cell, yes
 
 from paceline import LLM, SamplingParams
 from paceline.commands.prompts import Encoder
-from paceline.commands.resolve import default_speculative_config, without_memory
+from paceline.commands.resolve import without_memory
 from paceline.config import SpeculativeConfig, parse_speculative_config
+from paceline.engine.default_drafts import default_speculative_config
 from paceline.llm import embedded_model
 from paceline.models.checkpoint import load_checkpoint
 from paceline.outputs import GenerationOutput
@@ -57,7 +58,7 @@ def proposers(options: argparse.Namespace) -> dict[str, tuple[SpeculativeConfig,
 def open_arms(options: argparse.Namespace, stack: ExitStack) -> dict[str, LLM]:
     """One engine per arm, all on one checkpoint."""
     checkpoint = load_checkpoint(options.model or embedded_model("target"))
-    configs: dict[str, Any] = {PLAIN: None, **proposers(options), CONTROL: None}
+    configs: dict[str, Any] = {PLAIN: [], **proposers(options), CONTROL: []}
     wanted = {PLAIN, CONTROL, DEFAULT, *(options.proposers or configs)}
     return {
         name: stack.enter_context(
@@ -137,13 +138,6 @@ def _rate(samples: Sequence[Sample]) -> float:
     return tokens / sum(sample.seconds or 0.0 for sample in samples)
 
 
-def raw(sample: Sample, label: Mapping[str, Any]) -> dict[str, Any]:
-    """A sample as it is kept: everything but the tokens themselves."""
-    facts = {name: value for name, value in sample.facts.items() if name != "token_ids"}
-    kept = {"arm": sample.arm, "item": sample.item, "repeat": sample.repeat}
-    return {**label, **kept, "seconds": sample.seconds, **facts, "error": sample.error}
-
-
 def batches(prompts: Sequence[list[int]], size: int) -> list[list[list[int]]]:
     """Full batches; where there are too few prompts for one, they are repeated."""
     enough = [prompts[i % len(prompts)] for i in range(max(size, len(prompts)))]
@@ -195,37 +189,35 @@ _LEAST = "at least"
 
 
 def tables(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    headers = ["text", "requests", "temperature", "arm", "plain tok/s", "tok/s", "speed-up"]
-    headers += ["95 % interval", "length", "identical"]
+    """A line per kind of text, number of requests and temperature; a column per arm."""
+    arms = list(dict.fromkeys(row["arm"] for row in results))
+    cells = dict.fromkeys((row["kind"], row["requests"], row["temperature"]) for row in results)
     rows = []
-    for row in results:
-        rows.append(
-            [
-                *(row[key] for key in ("kind", "requests", "temperature", "arm")),
-                *speed_cells(row),
-                number(row.get("mean_acceptance_length")),
-                row.get("error") or ("yes" if row["identical"] else "NO"),
-            ]
-        )
-    return [table(headers, rows)]
+    for kind, requests, temperature in cells:
+        here = pick(results, kind=kind, requests=requests, temperature=temperature)
+        found = {row["arm"]: row for row in here}
+        plain = number(here[0].get("plain_tokens_per_second"), 1)
+        ratios = [ratio_cell(found.get(arm, {})) for arm in arms]
+        identical = all(row.get("identical") for row in here)
+        rows.append([kind, requests, temperature, plain, *ratios, yes(identical)])
+    names = ["control" if arm == CONTROL else arm for arm in arms]
+    headers = ["text", "requests", "temperature", "plain tok/s", *names, "identical"]
+    return [markdown(headers, rows)]
 
 
 def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = arguments(__doc__)
-    parser.add_argument("--prompts", choices=SOURCES, default="auto")
+    parser = arguments(__doc__, prompts=True)
     parser.add_argument("--model", help="inflated, a folder or a GGUF file (default: embedded)")
     parser.add_argument("--draft", help="a draft model beside the default proposers")
     parser.add_argument("--name", help="of the results: speedup-NAME (default: speedup)")
     parser.add_argument("--kinds", type=names, default=list(KINDS["public"]))
     parser.add_argument("--proposers", type=names, help="only these, beside the default")
     parser.add_argument("--concurrency", type=numbers, default=[4, 8], help="requests in a batch")
-    parser.add_argument("--num-prompts", type=int, help="of each kind (default: 16, quick: 2)")
-    parser.add_argument("--max-tokens", type=int, help="per prompt (default: 80, quick: 48)")
+    parser.sized("--num-prompts", 16, 2, "of each kind")
+    parser.sized("--max-tokens", 80, 48, "per prompt")
     parser.add_argument("--repeat", type=int, help="of every run (default: 1)", default=1)
     parser.add_argument("--threads", type=int, help="torch threads (default: torch's own choice)")
     options = parser.parse_args(argv)
-    options.num_prompts = options.num_prompts or (2 if options.quick else 16)
-    options.max_tokens = options.max_tokens or (48 if options.quick else 80)
     if options.model == "inflated":
         options.model, options.draft = (str(hugging_face("0.5b", r)) for r in ("target", "draft"))
         options.name = options.name or "inflated"

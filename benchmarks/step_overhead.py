@@ -5,9 +5,6 @@ inside the target's and the draft model's forwards. It therefore covers every ph
 between the phases, and entering the forward. The model runs on one thread, so that no second one
 spins beside the host code. The target is judged on steps that verify a draft, in the real engine.
 
-The scripted rows are a cross-check. There a forward returns prepared logits which repeat what the
-real target said: what the difference shows is the cost of caches that a real forward has emptied.
-
 Steps in which nobody drafts are compared with those of an engine without speculation, in turns:
 where the planner finds nobody worth asking, and where the requests have speculation off.
 """
@@ -15,18 +12,19 @@ where the planner finds nobody worth asking, and where the requests have specula
 from __future__ import annotations
 
 import argparse
+import random
+import statistics
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from harness import arguments, note, numbers, run_sample
-from host_time import PHASES, WARM_UP_STEPS, ScriptedRunner, Steps, measure
-from prompt_sets import SOURCES, load_prompts, spread
+from prompt_sets import load_prompts, spread
 from proposer_sets import chain, described, draft_model
-from report import Report, Target, number, table
-from skipped_steps import SKIPS, run_skips
+from report import Report, Target, markdown, number, pick
 
 from paceline.config import EngineConfig, parse_speculative_config
 from paceline.engine.build import build_engine
@@ -35,11 +33,169 @@ from paceline.llm import embedded_model
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.detokenizer import TextStream
 from paceline.models.tokenizer import Tokenizer
-from paceline.sampling_params import SamplingParams
+from paceline.policy.cost_aware import CostAwarePlanner
+from paceline.policy.planned import UNPLANNED
+from paceline.request import Request
+from paceline.sampling_params import SamplingParams, SpeculativeParams
+
+PHASES = ("schedule", "propose", "plan", "pack", "forward", "verify", "commit", "observe")
+WARM_UP_STEPS = 10
+
+
+# --- one step -------------------------------------------------------------------------------------
+
+
+def forward_seconds(engine: Engine) -> tuple[float, float]:
+    """Seconds inside the target's forwards and inside those of draft models, so far."""
+    runners = [getattr(proposer, "_runner", None) for proposer in engine.drafting.proposers]
+    return engine.runner.seconds, sum(runner.seconds for runner in runners if runner)
+
+
+@dataclass(slots=True)
+class Steps:
+    """Microseconds of every measured step, and whether it verified a draft."""
+
+    host: list[float] = field(default_factory=list)
+    draft_forward: list[float] = field(default_factory=list)
+    drafted: list[bool] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    context: list[float] = field(default_factory=list)
+    phases: dict[str, list[float]] = field(default_factory=dict)
+
+    def median(self, values: Sequence[float], drafted_only: bool = False) -> float | None:
+        kept = [v for v, d in zip(values, self.drafted, strict=True) if d or not drafted_only]
+        return round(statistics.median(kept), 1) if kept else None
+
+
+def measure(engine: Engine, requests: Sequence[Request], steps: int) -> Steps:
+    """Step until ``steps`` were measured or a request ended."""
+    found = Steps()
+    while any(request.num_uncomputed != 1 for request in requests):
+        engine.step()
+    for _ in range(WARM_UP_STEPS):
+        engine.step()
+    while len(found.host) < steps and not any(request.is_finished for request in requests):
+        found.context.append(statistics.mean(len(request.token_ids) for request in requests))
+        _measure_step(engine, found)
+    return found
+
+
+def _measure_step(engine: Engine, found: Steps) -> None:
+    before, (target, drafts) = engine.stats(), forward_seconds(engine)
+    began = time.perf_counter()
+    engine.step()
+    total = time.perf_counter() - began
+    after, (target_after, drafts_after) = engine.stats(), forward_seconds(engine)
+    target, drafts = target_after - target, drafts_after - drafts
+    spent = {
+        phase: after.seconds.get(phase, 0.0) - before.seconds.get(phase, 0.0) for phase in PHASES
+    }
+    rest = total - sum(spent.values())
+    spent["propose"] -= drafts
+    spent["forward"] -= target  # what is left is entering and leaving it
+    for phase, seconds in [*spent.items(), ("rest", rest)]:
+        found.phases.setdefault(phase, []).append(seconds * 1e6)
+    found.host.append(round((total - target - drafts) * 1e6, 1))
+    found.draft_forward.append(drafts * 1e6)
+    found.rows.append(after.num_rows - before.num_rows)
+    found.drafted.append(after.speculation.num_draft_tokens > before.speculation.num_draft_tokens)
+
+
+SKIPS = {"planner asleep": True, "speculation off": False}
+"""Whether requests allow speculation, by what keeps them from it."""
+NOTHING_FOUND = {"method": "prompt_lookup", "prompt_lookup_min": 32, "prompt_lookup_max": 32}
+"""A proposer that is hardly worth asking."""
+TEMPERATURE = 1.3
+PAIRS_PER_STEP = 6
+"""Pairs for each step of other cases: these differences are small."""
+
+
+@dataclass(slots=True)
+class Pairs:
+    """Microseconds of steps outside the forward, and how many more than the plain engine's."""
+
+    host: list[float] = field(default_factory=list)
+    over_plain: list[float] = field(default_factory=list)
+
+    def summary(self) -> dict[str, Any]:
+        """Medians over the pairs."""
+        if not self.host:
+            return {"steps": 0}
+        return {
+            "steps": len(self.host),
+            "host_us": round(statistics.median(self.host), 1),
+            "over_plain_us": round(statistics.median(self.over_plain), 1),
+        }
+
+
+def compare(
+    plain: Engine, other: Engine, prompts: Sequence[list[int]], name: str, steps: int
+) -> Pairs:
+    """Let both engines continue the same prompts; only pairs in which nobody planned are kept."""
+    engines = (plain, other)
+    for engine in engines:
+        for seed, prompt in enumerate(prompts):
+            engine.add_request(prompt, _params(engine, prompt, seed, SKIPS[name]))
+        while any(request.num_uncomputed != 1 for request in engine.requests.values()):
+            engine.step()
+    found, drawn = Pairs(), random.Random(0)
+    try:
+        for number in range(steps + WARM_UP_STEPS):
+            order = drawn.sample(engines, 2)  # in turns would keep step with the probes
+            host = {engine: _host_us(engine) for engine in order}
+            if not all(len(engine.requests) == len(prompts) for engine in engines):
+                break
+            if number >= WARM_UP_STEPS and _is_unplanned(other):
+                found.host.append(round(host[other], 1))
+                found.over_plain.append(round(host[other] - host[plain], 1))
+    finally:
+        for engine in engines:
+            for request_id in list(engine.requests):
+                engine.abort(request_id)
+            engine.step()
+    return found
+
+
+def _params(engine: Engine, prompt: Sequence[int], seed: int, enabled: bool) -> SamplingParams:
+    assert engine.config.max_model_len is not None
+    return SamplingParams(
+        max_tokens=engine.config.max_model_len - len(prompt),
+        temperature=TEMPERATURE,
+        seed=seed,
+        ignore_eos=True,
+        speculative=SpeculativeParams(enabled=enabled),
+    )
+
+
+def _host_us(engine: Engine) -> float:
+    forward, began = engine.runner.seconds, time.perf_counter()
+    engine.step()
+    return (time.perf_counter() - began - (engine.runner.seconds - forward)) * 1e6
+
+
+def _is_unplanned(engine: Engine) -> bool:
+    planner = engine.drafting.planner
+    assert isinstance(planner, CostAwarePlanner)
+    return planner.planned is UNPLANNED
+
+
+def run_skips(
+    build: Callable[[Any], Engine], prompts: Callable[[int], Sequence[list[int]]], options: Any
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """A raw sample and a result for each way of not drafting and each number of requests."""
+    plain, other = build(None), build(NOTHING_FOUND)
+    found = []
+    for name in SKIPS:
+        for count in options.requests:
+            label = {"case": name, "requests": count, "forward": "real"}
+            pairs = compare(plain, other, prompts(count), name, PAIRS_PER_STEP * options.steps)
+            raw = {"host_us": pairs.host, "over_plain_us": pairs.over_plain}
+            found.append(({**label, **raw}, {**label, **pairs.summary()}))
+    return found
+
 
 TARGET_ONE, TARGET_FURTHER = 150.0, 15.0
 TARGET_SKIPPED = 10.0
-TIMES = ("host_us", "host_us_with_draft", "over_plain_us")
 MOST_PROMPT_TOKENS = 256
 MAX_MODEL_LEN = 1024
 
@@ -62,7 +218,7 @@ class Case:
 CASES = (
     Case("greedy, prompt_lookup", chain(), has_target=True),
     Case("greedy, prompt_lookup, with text", chain(), text=True),
-    Case("greedy, plain", None),
+    Case("greedy, plain", []),
     Case("temperature 0.8, prompt_lookup", chain(), temperature=0.8),
     Case("greedy, draft_model", draft_model()),
 )
@@ -84,14 +240,9 @@ def build(case: Case, checkpoint: Checkpoint, device: str, most: int) -> Engine:
 
 
 def run_cell(
-    engine: Engine,
-    tokenizer: Tokenizer,
-    prompts: Sequence[list[int]],
-    case: Case,
-    steps: int,
-    scripts: Sequence[list[int]] | None = None,
-) -> tuple[Steps, list[list[int]]]:
-    """Measure a batch of requests; also returns their tokens, which can be a script."""
+    engine: Engine, tokenizer: Tokenizer, prompts: Sequence[list[int]], case: Case, steps: int
+) -> Steps:
+    """Measure a batch of requests."""
     requests = []
     try:
         for index, prompt in enumerate(prompts):
@@ -104,10 +255,7 @@ def run_cell(
             streams = [TextStream(tokenizer, prompt)] if case.text else []
             request_id = engine.add_request(prompt, params, streams)[0]
             requests.append(engine.requests[request_id])
-            if scripts is not None:
-                assert isinstance(engine.runner, ScriptedRunner)
-                engine.runner.scripts[request_id] = scripts[index]
-        return measure(engine, requests, steps), [list(r.token_ids) for r in requests]
+        return measure(engine, requests, steps)
     finally:
         for request in requests:
             engine.abort(request.request_id)
@@ -120,32 +268,23 @@ def run_cell(
 def run_case(
     case: Case, options: argparse.Namespace, checkpoint: Checkpoint, prompts: list[list[int]]
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """A raw sample and a result for each number of requests, real and scripted."""
+    """A raw sample and a result for each number of requests."""
     tokenizer = checkpoint.tokenizer
     assert tokenizer is not None
-    most = max(options.requests)
-    real, scripted = (build(case, checkpoint, options.device, most) for _ in range(2))
-    scripted.runner = ScriptedRunner(scripted.runner)
+    engine = build(case, checkpoint, options.device, max(options.requests))
     for count in options.requests:
-        scripts: list[list[int]] | None = None
-        for forward, engine in (("real", real), ("scripted", scripted)):
-            label = {"case": case.name, "requests": count, "forward": forward}
-            note(f"{case.name}: {count} requests, {forward} forward")
-
-            cell = partial(run_cell, engine, tokenizer, spread(prompts, count), case)
-            run = partial(cell, options.steps, scripts)
-            sample = run_sample(case.name, count, run, lambda found: {"cell": found})
-            if sample.failed:
-                yield {**label, "error": sample.error}, {**label, "steps": 0}
-                break
-            steps, scripts = sample.facts["cell"]
-            yield (
-                {**label, "host_us": steps.host, "drafted": steps.drafted},
-                {
-                    **label,
-                    **summary(steps),
-                },
-            )
+        label = {"case": case.name, "requests": count, "forward": "real"}
+        note(f"{case.name}: {count} requests")
+        run = partial(run_cell, engine, tokenizer, spread(prompts, count), case, options.steps)
+        sample = run_sample(case.name, count, run, lambda found: {"steps": found})
+        if sample.failed:
+            yield {**label, "error": sample.error}, {**label, "steps": 0}
+            continue
+        steps = sample.facts["steps"]
+        yield (
+            {**label, "host_us": steps.host, "drafted": steps.drafted},
+            {**label, **summary(steps)},
+        )
 
 
 def summary(steps: Steps) -> dict[str, Any]:
@@ -184,29 +323,33 @@ def targets(results: Sequence[dict[str, Any]]) -> list[Target]:
     ]
 
 
-def tables(results: Sequence[dict[str, Any]]) -> list[str]:
+def tables(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Medians in microseconds: a line per case and number of requests."""
     parts = [*PHASES, "rest"]
-    headers = ["case", "requests", "forward", "steps", "host", "with draft", "over plain"]
-    headers += [*parts, "drafting"]
-    rows = [
-        [
-            *(row[key] for key in ("case", "requests", "forward", "steps")),
-            *(number(row.get(key), 0) for key in TIMES),
-            *(number(row.get("phases_us", {}).get(part), 0) for part in parts),
-            number(row.get("draft_forward_us"), 0),
-        ]
-        for row in results
-    ]
-    return [table(headers, rows) + "\n(medians, microseconds)"]
+    rows = []
+    for row in pick(results, forward="real"):
+        twin = pick(results, case=row["case"], requests=row["requests"], forward="scripted")
+        scripted = twin[0].get("host_us") if twin else None
+        rows.append(
+            [
+                row["case"],
+                row["requests"],
+                number(row.get("host_us"), 0),
+                number(row.get("host_us_with_draft"), 0),
+                number(scripted, 0),
+                *(number(row.get("phases_us", {}).get(part), 0) for part in parts),
+                number(row.get("draft_forward_us"), 0),
+            ]
+        )
+    headers = ["case", "requests", "host", "with draft", "scripted", *parts, "draft forwards"]
+    return [markdown(headers, rows)]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = arguments(__doc__)
+    parser = arguments(__doc__, prompts=True)
     parser.add_argument("--requests", type=numbers, default=[1, 2, 4, 8, 16])
-    parser.add_argument("--steps", type=int, help="steps per cell (default: 120, quick: 40)")
-    parser.add_argument("--prompts", choices=SOURCES, default="auto")
+    parser.sized("--steps", 120, 40, "steps per cell")
     options = parser.parse_args(argv)
-    options.steps = options.steps or (40 if options.quick else 120)
     checkpoint = load_checkpoint(embedded_model("target"))
     assert checkpoint.tokenizer is not None
     source = load_prompts(options.prompts)

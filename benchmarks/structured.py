@@ -15,16 +15,155 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from harness import Sample, arguments, names, note, take_turns
+from harness import Sample, among, arguments, note, raw, take_turns
 from proposer_sets import DEFAULT, described
-from report import Report, Target, number, speed_cells, table
-from speedup import CONTROL, PLAIN, TEMPERATURES, count, raw, summary
-from structured_sets import SHAPES, prompts
+from report import Report, Target, markdown, number, pick, ratio_cell, yes
+from speedup import CONTROL, PLAIN, TEMPERATURES, count, summary
 
-from paceline import LLM, SamplingParams
-from paceline.commands.resolve import default_speculative_config, without_memory
+from paceline import LLM, SamplingParams, StructuredOutputs
+from paceline.commands.resolve import without_memory
+from paceline.engine.default_drafts import default_speculative_config
 from paceline.llm import embedded_model
 from paceline.models.checkpoint import load_checkpoint
+
+Schema = dict[str, Any]
+
+
+# --- shapes of output that programs ask models for ------------------------------------------------
+
+
+def text(longest: int = 20, **more: Any) -> Schema:
+    return {"type": "string", "minLength": 1, "maxLength": longest, **more}
+
+
+def whole(low: int = 0, high: int = 1000) -> Schema:
+    return {"type": "integer", "minimum": low, "maximum": high}
+
+
+def one_of(*values: str) -> Schema:
+    return {"enum": list(values)}
+
+
+def record(**properties: Schema) -> Schema:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+def several(items: Schema, least: int = 1, most: int = 3) -> Schema:
+    return {"type": "array", "items": items, "minItems": least, "maxItems": most}
+
+
+FLAG: Schema = {"type": "boolean"}
+DATE: Schema = {"type": "string", "format": "date"}
+
+SCHEMAS: Mapping[str, Schema] = {
+    "person": record(
+        first_name=text(), last_name=text(), age=whole(0, 120), email=text(30), is_active=FLAG
+    ),
+    "invoice": record(
+        invoice_number=text(12),
+        issued_on=DATE,
+        customer=record(name=text(), address=text(30)),
+        lines=several(record(description=text(24), quantity=whole(1, 99), unit_price=whole())),
+        currency=one_of("EUR", "USD", "GBP"),
+        total_amount=whole(),
+    ),
+    "tool call": record(
+        name=one_of("get_weather", "search_documents", "send_message"),
+        arguments=record(location=text(), unit=one_of("celsius", "fahrenheit"), days=whole(1, 14)),
+    ),
+    "ticket": record(
+        category=one_of("billing", "technical", "account", "shipping", "other"),
+        priority=one_of("low", "normal", "high", "urgent"),
+        sentiment=one_of("positive", "neutral", "negative"),
+        language=one_of("en", "de", "fr", "es"),
+        needs_human_review=FLAG,
+        summary=text(40),
+    ),
+    "nested lists": record(
+        title=text(),
+        sections=several(
+            record(heading=text(), keywords=several(text(10), 1, 4), page_numbers=several(whole())),
+            2,
+            3,
+        ),
+    ),
+    "coordinates": record(
+        type=one_of("FeatureCollection"),
+        features=several(
+            record(
+                id=whole(),
+                geometry=record(
+                    type=one_of("Point"), latitude=whole(-90, 90), longitude=whole(-180, 180)
+                ),
+                visible=FLAG,
+            ),
+            2,
+            4,
+        ),
+    ),
+    "extraction": record(
+        entities=several(
+            record(
+                text=text(),
+                label=one_of("PERSON", "ORGANISATION", "LOCATION", "DATE"),
+                start_offset=whole(),
+                end_offset=whole(),
+            ),
+            2,
+            4,
+        ),
+    ),
+    "settings": record(
+        server=record(host=text(), port=whole(1, 9999), use_tls=FLAG),
+        database=record(driver=one_of("sqlite", "postgresql"), pool_size=whole(1, 50), echo=FLAG),
+        logging=record(level=one_of("debug", "info", "warning", "error"), to_file=FLAG),
+    ),
+    "review": record(
+        product_id={"type": "string", "pattern": "^[A-Z]{3}-[0-9]{4}$"},
+        rating=whole(1, 5),
+        pros=several(text(24)),
+        cons=several(text(24)),
+        would_recommend=FLAG,
+    ),
+}
+
+SHAPES: Mapping[str, StructuredOutputs] = {
+    **{name: StructuredOutputs(json=schema) for name, schema in SCHEMAS.items()},
+    "log line (regex)": StructuredOutputs(
+        regex=r"\[2024-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}Z\] (INFO|WARNING|ERROR) "
+        r"service=[a-z]{3,10} request_id=[0-9a-f]{8} status=[1-5]\d{2} duration_ms=\d{1,4}"
+    ),
+    "label (choice)": StructuredOutputs(
+        choice=[
+            "this message is about a delivery that is late",
+            "this message is about a refund that was not paid",
+            "this message is about an account that is locked",
+            "this message is about something else",
+        ]
+    ),
+}
+
+PROMPTS: Sequence[str] = (
+    "# The {shape} of the example, as the program prints it:\n",
+    'def example_{name}():\n    """Return one {shape}."""\n    return ',
+    "Write a {shape} for the test suite.\n\nAnswer: ",
+)
+
+
+def prompts(shape: str, count: int) -> list[str]:
+    """Prompts that ask for a shape in different words."""
+    name = shape.split(" (")[0]
+    wordings = [PROMPTS[i % len(PROMPTS)] for i in range(count)]
+    return [
+        f"# Case {i + 1}\n" + wording.format(shape=name, name=name.replace(" ", "_"))
+        for i, wording in enumerate(wordings)
+    ]
+
 
 MAX_MODEL_LEN = 1024
 WANTED = 1.5
@@ -36,10 +175,13 @@ CONFIGS: Mapping[str, Any] = {
 ALL = "all shapes"
 
 
+# --- the benchmark --------------------------------------------------------------------------------
+
+
 def open_arms(options: argparse.Namespace, stack: ExitStack) -> dict[str, LLM]:
     """One engine per arm, all on one checkpoint."""
     checkpoint = load_checkpoint(options.model or embedded_model("target"))
-    configs = {PLAIN: None, **CONFIGS, CONTROL: None}
+    configs = {PLAIN: [], **CONFIGS, CONTROL: []}
     return {
         name: stack.enter_context(
             LLM(
@@ -123,35 +265,31 @@ def targets(results: Sequence[Mapping[str, Any]]) -> list[Target]:
 
 
 def tables(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    headers = ["shape", "temperature", "arm", "plain tok/s", "tok/s", "speed-up"]
-    headers += ["95 % interval", "tokens per step", "identical"]
+    """One row per shape and temperature: times against plain ones, and tokens per step."""
+    cells = list(dict.fromkeys((row["shape"], row["temperature"]) for row in results))
+    arms = list(dict.fromkeys(row["arm"] for row in results))
     rows = []
-    for row in results:
-        rows.append(
-            [
-                *(row[key] for key in ("shape", "temperature", "arm")),
-                *speed_cells(row),
-                number(row.get("steps_ratio")),
-                row.get("error") or ("yes" if row["identical"] else "NO"),
-            ]
-        )
-    return [table(headers, rows)]
+    for shape, temperature in cells:
+        here = pick(results, shape=shape, temperature=temperature)
+        found = {row["arm"]: row for row in here}
+        plain = number(here[0].get("plain_tokens_per_second"), 1)
+        ratios = [ratio_cell(found.get(arm, {})) for arm in arms]
+        length = number(found.get(DEFAULT, {}).get("steps_ratio"))
+        identical = all(row.get("identical") for row in here)
+        rows.append([shape, temperature, plain, *ratios, length, yes(identical)])
+    names = ["control" if arm == CONTROL else arm for arm in arms]
+    headers = ["shape", "temperature", "plain tok/s", *names, "tokens per step", "identical"]
+    return [markdown(headers, rows)]
 
 
 def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = arguments(__doc__)
     parser.add_argument("--model", help="folder of the target (default: the embedded one)")
-    parser.add_argument("--shapes", type=names, default=list(SHAPES), help="only these")
-    parser.add_argument("--num-prompts", type=int, help="of each shape (default: 6, quick: 2)")
+    parser.add_argument("--shapes", type=among(SHAPES), default=list(SHAPES))
+    parser.sized("--num-prompts", 6, 2, "of each shape")
     parser.add_argument("--max-tokens", type=int, default=160, help="per prompt (default: 160)")
-    parser.add_argument("--repeat", type=int, help="of every run (default: 2, quick: 1)")
-    options = parser.parse_args(argv)
-    options.num_prompts = options.num_prompts or (2 if options.quick else 6)
-    options.repeat = options.repeat or (1 if options.quick else 2)
-    for shape in options.shapes:
-        if shape not in SHAPES:
-            parser.error(f"unknown shape {shape!r}; there are {', '.join(SHAPES)}")
-    return options
+    parser.sized("--repeat", 2, 1, "of every run")
+    return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -172,6 +310,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 _SETTINGS = ("shapes", "num_prompts", "max_tokens", "repeat")
+
 
 if __name__ == "__main__":
     sys.exit(main())

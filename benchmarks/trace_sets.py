@@ -17,8 +17,8 @@ from harness import ROOT, note
 from paceline import LLM, SamplingParams, StructuredOutputs, __version__
 from paceline.llm import embedded_model
 from paceline.outputs import GenerationOutput
+from paceline.traces import Trace, TraceWriter
 from paceline.workbench.trace_requests import model_fingerprint
-from paceline.workbench.traces import Trace, TraceWriter
 
 FOLDER = ROOT / "traces" / "benchmarks"
 MAX_MODEL_LEN = 1024
@@ -68,7 +68,11 @@ def _make(place: Path, texts: Sequence[str], params: Sequence[SamplingParams]) -
     max_tokens, temperature = params[0].max_tokens, params[0].temperature
     assert max_tokens is not None
     with LLM(
-        embedded_model("target"), max_num_seqs=BATCH, max_model_len=MAX_MODEL_LEN, planner="fixed"
+        embedded_model("target"),
+        speculative_config=[],
+        max_num_seqs=BATCH,
+        max_model_len=MAX_MODEL_LEN,
+        planner="fixed",
     ) as llm:
         prompts = [llm.encode(text)[-(MAX_MODEL_LEN - max_tokens) :] for text in texts]
         outputs = llm.generate(prompts, params)

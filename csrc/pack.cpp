@@ -45,11 +45,29 @@ inline void nibbles(const uint8_t* from, int count, uint8_t* to) {
     }
 }
 
-inline void fifth_bits(const uint8_t* from, uint8_t* to) {  // 32 bits, the lowest first
-    uint32_t bits;
-    std::memcpy(&bits, from, sizeof bits);
-    for (int i = 0; i < STRETCH; ++i) {
-        to[i] = static_cast<uint8_t>(to[i] | (bits >> i & 1) << 4);
+// For each byte eight bytes, in which the fifth bit is one where the byte's bit is.
+struct FifthBits {
+    uint64_t of[256];
+    FifthBits() {
+        for (int byte = 0; byte < 256; ++byte) {
+            uint8_t codes[8];
+            for (int bit = 0; bit < 8; ++bit) {
+                codes[bit] = static_cast<uint8_t>((byte >> bit & 1) << 4);
+            }
+            std::memcpy(of + byte, codes, sizeof codes);
+        }
+    }
+};
+const FifthBits FIFTH_BITS;
+
+// 32 bits, the lowest first. Whole words, since codes that were written one by one are not there
+// yet when they are read together.
+inline void fifth_bits(const uint8_t* from, uint8_t* to) {
+    for (int i = 0; i < STRETCH / 8; ++i) {
+        uint64_t codes;
+        std::memcpy(&codes, to + 8 * i, sizeof codes);
+        codes |= FIFTH_BITS.of[from[i]];
+        std::memcpy(to + 8 * i, &codes, sizeof codes);
     }
 }
 
@@ -63,21 +81,31 @@ inline void six_bit_pairs(const uint8_t* from, Unit& to) {
     }
 }
 
+// 256 codes of two bits: 32 bytes hold 128 of them, two bits for each 32.
+inline void two_bits(const uint8_t* from, uint8_t* to) {
+    for (int part = 0; part < 8; ++part) {
+        for (int i = 0; i < 32; ++i) {
+            to[part * 32 + i] = from[part / 4 * 32 + i] >> (part % 4 * 2) & 3;
+        }
+    }
+}
+
 // Formats: the GGUF specification and ggml's block structures, whose fields are named in passing.
 void read_q2_k(const uint8_t* from, Unit& to) {
     std::memcpy(to.scale, from, 16);  // a nibble each of scale and minimum
-    for (int i = 0; i < 256; ++i) {   // qs: 32 bytes hold 128 codes, 2 bits per 32 of them
-        to.code[i] = from[16 + i / 128 * 32 + i % 32] >> (i / 32 % 4 * 2) & 3;
-    }
+    two_bits(from + 16, to.code);
     std::memcpy(to.d, from + 80, 2);
     std::memcpy(to.m, from + 82, 2);
 }
 
 void read_q3_k(const uint8_t* from, Unit& to) {
     const uint8_t *high = from, *low = from + 32, *scales = from + 96;
-    for (int i = 0; i < 256; ++i) {
-        const int two = low[i / 128 * 32 + i % 32] >> (i / 32 % 4 * 2) & 3;
-        to.code[i] = static_cast<uint8_t>(two | (high[i % 32] >> (i / 32) & 1) << 2);
+    two_bits(low, to.code);
+    for (int part = 0; part < 8; ++part) {
+        for (int i = 0; i < 32; ++i) {
+            uint8_t& code = to.code[part * 32 + i];
+            code = static_cast<uint8_t>(code | (high[i] >> part & 1) << 2);
+        }
     }
     for (int i = 0; i < 16; ++i) {
         const int four = i < 8 ? scales[i] & 15 : scales[i - 8] >> 4;
@@ -277,45 +305,32 @@ using Word = uint32_t;  // four codes of an output
 
 // A stretch of 16 outputs' codes, [quad][output], to planes of 16 words: see BlockWeights.
 void write_codes(int bits, const Word (*codes)[TILE], uint8_t* to) {
-    Word plane[TILE];
-    const auto write = [&](auto word) {
-        for (int output = 0; output < TILE; ++output) {
-            plane[output] = word(output);
-        }
-        std::memcpy(to, plane, sizeof plane);
-        to += sizeof plane;
-    };
     if (bits == 8) {
         std::memcpy(to, codes, sizeof(Word) * 8 * TILE);
         return;
     }
-    if (bits >= 4) {
-        for (int i = 0; i < 4; ++i) {
-            write([&](int o) {
-                return (codes[i][o] & 0x0f0f0f0f) | (codes[4 + i][o] & 0x0f0f0f0f) << 4;
-            });
+    // A plane has `count` of a word's bits, from `lowest` on, of every step-th quad from `first` on.
+    const auto plane = [&](int first, int step, int lowest, int count) {
+        const Word mask = 0x01010101u * ((1u << count) - 1);
+        Word words[TILE] = {};
+        for (int quad = first, shift = 0; shift < 8; quad += step, shift += count) {
+            for (int output = 0; output < TILE; ++output) {
+                words[output] |= (codes[quad][output] >> lowest & mask) << shift;
+            }
         }
+        std::memcpy(to, words, sizeof words);
+        to += sizeof words;
+    };
+    const int below = bits >= 4 ? 4 : 0;
+    for (int i = 0; i < below; ++i) {
+        plane(i, 4, 0, 4);
     }
-    const int below = bits >= 4 ? 4 : 0;  // bits that are written
     if (bits - below >= 2) {
-        for (int i = 0; i < 8; i += 4) {
-            write([&](int o) {
-                Word word = 0;
-                for (int j = 0; j < 4; ++j) {
-                    word |= (codes[i + j][o] >> below & 0x03030303) << (2 * j);
-                }
-                return word;
-            });
-        }
+        plane(0, 1, below, 2);
+        plane(4, 1, below, 2);
     }
     if (bits % 2) {
-        write([&](int o) {
-            Word word = 0;
-            for (int j = 0; j < 8; ++j) {
-                word |= (codes[j][o] >> (bits - 1) & 0x01010101) << j;
-            }
-            return word;
-        });
+        plane(0, 1, bits - 1, 1);
     }
 }
 

@@ -19,7 +19,9 @@ struct TileChunk {
 
 inline i32x16 load_bytes(const uint8_t* p) { return load_i32(reinterpret_cast<const int32_t*>(p)); }
 
-inline i32x16 bytes_of(int value) { return splat_i32(value * 0x01010101); }
+inline i32x16 bytes_of(int value) {
+    return splat_i32(static_cast<int32_t>(uint32_t(value) * 0x01010101u));
+}
 
 template <int N> inline i32x16 shifted(i32x16 a) {  // to the left; to the right where N < 0
     if constexpr (N > 0) {

@@ -1,4 +1,4 @@
-"""What ``benchmarks/acceptance.py`` makes of counts: targets, ratios, calibration errors."""
+"""What the acceptance benchmark makes of counts: targets, ratios, calibration errors."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from tests.programs import module
 
 
 def rows(name: str, temperature: float, **lengths: float) -> list[dict[str, Any]]:
-    sets, report = module("proposer_sets"), module("acceptance_report")
-    found = dict.fromkeys(sets.SINGLE, 1.0) | {sets.MERGED: lengths["merged"]}
-    found |= {key: value for key, value in lengths.items() if key in sets.SINGLE}
-    label = {"set": name, "temperature": temperature, "nodes": sets.NODES}
+    report = module("research.acceptance")
+    found = dict.fromkeys(report.SINGLE, 1.0) | {report.MERGED: lengths["merged"]}
+    found |= {key: value for key, value in lengths.items() if key in report.SINGLE}
+    label = {"set": name, "temperature": temperature, "nodes": report.NODES}
     return [{**label, "proposer": arm, report.LENGTH: value} for arm, value in found.items()]
 
 
 def test_the_merged_tree_is_held_against_the_best_of_each_set() -> None:
-    report = module("acceptance_report")
+    report = module("research.acceptance")
     results = [
         *rows("code", 0.0, merged=6.0, ngram_model=5.0, draft_model=3.0),
         *rows("code", 0.8, merged=2.97, ngram_model=1.5, draft_model=3.0),
@@ -30,7 +30,7 @@ def test_the_merged_tree_is_held_against_the_best_of_each_set() -> None:
 
 
 def test_a_failed_arm_leaves_its_targets_without_a_value() -> None:
-    report = module("acceptance_report")
+    report = module("research.acceptance")
     results = rows("code", 0.0, merged=6.0)
     results[0] = {
         "set": "code",
@@ -43,7 +43,7 @@ def test_a_failed_arm_leaves_its_targets_without_a_value() -> None:
 
 
 def test_an_answer_that_differs_is_seen() -> None:
-    report = module("acceptance_report")
+    report = module("research.acceptance")
     engine = {"arm": "draft_model", "set": "code", "temperature": 0.0, "prompts": 4}
     for identical, met in ((4, True), (3, False)):
         target = report.targets([{**engine, "identical": identical}])[-1]
@@ -53,29 +53,14 @@ def test_an_answer_that_differs_is_seen() -> None:
 
 
 def test_the_calibration_error_by_hand() -> None:
-    reliability = module("node_budget").Reliability()
+    reliability = module("research.node_budget").Reliability()
     assert reliability.ratios() == {"labels": 0}
     for estimate, accepted in ((0.25, True), (0.25, False), (1.0, True), (1.0, True)):
         reliability.add(estimate, accepted)
-    other = module("node_budget").Reliability()
+    other = module("research.node_budget").Reliability()
     other.add(0.75, False)
     reliability.join(other)
     # Two labels a quarter off each, two right, one off by three quarters.
     found = reliability.ratios()
     assert found["calibration_error"] == pytest.approx((2 * 0.25 + 0.75) / 5)
     assert found["bins"] == [[2, 0.25, 0.5], [1, 0.75, 0.0], [2, 1.0, 1.0]]
-
-
-def test_trees_are_compared_in_the_time_of_one_another() -> None:
-    times = module("acceptance_times")
-    row = {"temperature": 0.0, "host_us": 100.0}
-    results = [
-        {**row, "proposer": name, "nodes": nodes, "mean_acceptance_length": length, "step_ms": ms}
-        for name, nodes, length, ms in (
-            ("draft_model", 4, 2.0, 3.0),
-            ("ngram_model", 8, 1.5, 2.0),
-            ("ngram_model", 16, 1.8, 2.9),
-            ("ngram_model", 32, 2.2, 3.1),
-        )
-    ]
-    assert times.tables(results)[1].splitlines()[-1].split()[-2:] == ["1.80", "(16)"]

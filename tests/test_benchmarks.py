@@ -155,17 +155,17 @@ def test_calibration_needs_a_prompt_to_fit_to_and_one_that_judges(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
-        module("calibration").options_of(["--num-prompts", "1"])
+        module("research.calibration").options_of(["--num-prompts", "1"])
     assert "--num-prompts is 1; allowed are 2 or more" in capsys.readouterr().err
 
 
 def test_an_arm_that_drafts_nothing_on_the_prompts_that_judge_is_a_failed_sample(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    calibration = module("calibration")
+    calibration = module("research.calibration")
     draft = LoggedDraft(0, [DraftTree([5], [-1], [0.5], ["x"])], [5])
     monkeypatch.setattr(calibration, "record", lambda *_: ([[draft]], []))
-    prompts = [module("calibration_log").Prompt("code", 0.0, "text", is_fitted=True)]
+    prompts = [module("research.calibration").Prompt("code", 0.0, "text", is_fitted=True)]
     report = module("report").Report("calibration", {})
     logs = calibration.run_arms(argparse.Namespace(max_tokens=1), None, prompts, report)
     assert logs == {}
@@ -239,8 +239,8 @@ def test_spread_reaches_through_the_whole_set() -> None:
 
 
 def test_configurations_name_no_folder_of_this_machine() -> None:
-    sets = module("proposer_sets")
-    configs = [*sets.for_acceptance().values(), *sets.for_speedup().values()]
+    sets, acceptance = module("proposer_sets"), module("research.acceptance")
+    configs = [*acceptance.for_acceptance().values(), *sets.for_speedup().values()]
     assert str(ROOT) not in json.dumps([sets.described(config) for config in configs])
 
 
@@ -307,26 +307,27 @@ EMBEDDED = ("--prompts", "embedded")
     ("name", "arguments"),
     [
         ("step_overhead", [*EMBEDDED, "--requests", "1,2", "--steps", "5"]),
-        ("acceptance", [*EMBEDDED, "--num-prompts", "1", "--max-tokens", "8", "--sets", "code"]),
+        (
+            "research/acceptance",
+            [*EMBEDDED, "--num-prompts", "1", "--max-tokens", "8", "--sets", "code"],
+        ),
         (
             "speedup",
             [*EMBEDDED, "--num-prompts", "1", "--max-tokens", "8", "--kinds", "code"],
         ),
-        ("self_drafts", [*EMBEDDED, "--max-tokens", "8", "--seconds", "0.1"]),
-        ("ngram_models", [*EMBEDDED, "--num-prompts", "1", "--max-tokens", "8"]),
         ("predicted", [*EMBEDDED, "--num-prompts", "1", "--max-tokens", "16"]),
-        ("suffix_time", ["--texts", "code", "--shared", "4096", "--steps", "20"]),
         ("structured", ["--num-prompts", "1", "--max-tokens", "32", "--shapes", "label (choice)"]),
     ],
 )
 def test_benchmark_runs_and_its_results_can_be_shown(
     tmp_path: Path, name: str, arguments: list[str]
 ) -> None:
-    file = tmp_path / "device" / f"{name}.json"
-    command = [sys.executable, str(FOLDER / f"{name}.py"), "--quick"]
+    program = FOLDER / f"{name}.py"
+    file = tmp_path / "device" / f"{program.stem}.json"
+    command = [sys.executable, str(program), "--quick"]
     run = subprocess.run(
         [*command, *arguments, "--output", str(file)],
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", FOLDER)))},
         capture_output=True,
         text=True,
         check=False,
@@ -334,13 +335,13 @@ def test_benchmark_runs_and_its_results_can_be_shown(
     )
     assert run.returncode == 0, run.stderr
     document = json.loads(run.stdout.splitlines()[-1])
-    assert document["benchmark"] == name
+    assert document["benchmark"] == program.stem
     assert document["num_failed"] == 0
     assert document["samples"]
     assert str(ROOT) not in run.stdout
     identical = [t for t in document["targets"] if "identical" in t["name"]]
     assert all(target["met"] for target in identical)
-    assert "| ---" in module("render").block(name, tmp_path)
+    assert "| ---" in module("render").block(program.stem, tmp_path)
 
 
 # Serving

@@ -99,7 +99,7 @@ def test_a_file_that_cannot_be_made_is_a_failed_sample(
 def test_greedy_texts_part_somewhere_and_both_tokens_are_judged(
     toys: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert module("greedy_agreement").main([*toys, "--dtype", "float32"]) == 0
+    assert module("research.greedy_agreement").main([*toys, "--dtype", "float32"]) == 0
     document = last_line(capsys)
     rows = {tuple(row["arms"]): row for row in document["results"]}
     same = rows["paceline", "float32"]
@@ -112,7 +112,7 @@ def test_greedy_texts_part_somewhere_and_both_tokens_are_judged(
 
 
 def test_where_two_texts_part() -> None:
-    greedy = module("greedy_agreement")
+    greedy = module("research.greedy_agreement")
     assert greedy.first_difference([1, 2, 3], [1, 2, 3]) is None
     assert greedy.first_difference([1, 2, 3], [1, 9, 3]) == 1
     assert greedy.first_difference([1, 2], [1, 2, 3]) == 2
@@ -130,7 +130,7 @@ def test_where_two_texts_part() -> None:
 
 
 def test_texts_are_of_three_kinds_and_always_the_same() -> None:
-    models = module("fidelity_models")
+    models = module("fidelity")
     found = models.texts("embedded")
     assert set(found) == {"prose", "code", "chat"}
     assert all(found.values())

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,18 +13,9 @@ from safetensors.torch import load_file
 from paceline.models.checkpoint import load_checkpoint
 from tests.models.gguf_writing import convert, tokenizer_metadata
 from tests.models.vocabularies import byte_fallback_json
+from tests.programs import module
 
-FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
 CHANGES = {"vocab_size": 600, "max_position_embeddings": 256}
-
-
-@pytest.fixture(autouse=True)
-def _benchmarks_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
-
-
-def module(name: str) -> Any:
-    return importlib.import_module(name)
 
 
 @pytest.mark.parametrize("count", range(1, 12))
@@ -64,7 +53,7 @@ def test_the_large_model_says_what_the_small_one_says(
     tmp_path: Path, sizes: tuple[int, ...]
 ) -> None:
     """Also where the shares differ, and by two engines that know nothing of each other."""
-    inflate, check = module("inflate"), module("inflate_check")
+    inflate, check = module("inflate"), module("inflate")
     source = inflate.embedded_folder(draft=True)
     facts = inflate.write_inflated(tmp_path, source, inflate.Shape(*sizes))
     found = check.compare(source, tmp_path)
@@ -106,7 +95,7 @@ def test_models_that_the_method_does_not_cover_are_refused() -> None:
 @pytest.mark.parametrize("embedding", [2, 4])
 def test_a_widened_gguf_file_says_what_the_file_says(tmp_path: Path, embedding: int) -> None:
     """With several key/value heads, which the embedded models do not have."""
-    wide, check = module("inflate_gguf"), module("inflate_check")
+    wide, check = module("research.inflate_gguf"), module("inflate")
     small, large = tmp_path / "small.gguf", tmp_path / "large.gguf"
     tokenizer = tokenizer_metadata(json.loads(byte_fallback_json()), "llama")
     convert("llama-tied", small, metadata=tokenizer, changes=CHANGES)
@@ -125,7 +114,7 @@ def test_a_widened_gguf_file_says_what_the_file_says(tmp_path: Path, embedding: 
 
 
 def test_a_random_model_has_inputs_far_larger_than_the_rest(tmp_path: Path) -> None:
-    wide = module("inflate_gguf")
+    wide = module("research.inflate_gguf")
     small, random = tmp_path / "small.gguf", tmp_path / "random.gguf"
     tokenizer = tokenizer_metadata(json.loads(byte_fallback_json()), "llama")
     convert("llama-tied", small, metadata=tokenizer, changes=CHANGES)

@@ -15,6 +15,8 @@ import pytest
 import paceline.async_llm
 import paceline.llm
 from paceline import LLM, AsyncLLM, SamplingParams, SpeculativeParams
+from paceline.commands.options import RunOptions
+from paceline.commands.resolve import speculative_config
 from paceline.engine.engine import Engine
 from paceline.errors import (
     ConfigError,
@@ -24,6 +26,7 @@ from paceline.errors import (
     RequestError,
 )
 from paceline.llm import embedded_model
+from paceline.models.checkpoint import load_checkpoint
 from paceline.outputs import Job
 from paceline.request import StepOutput
 from paceline.structured_outputs import StructuredOutputs
@@ -42,7 +45,7 @@ SPECULATIVE = [
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[LLM]:
-    with LLM() as llm:
+    with LLM(speculative_config=[]) as llm:
         yield llm
 
 
@@ -192,7 +195,7 @@ def wait_for_proposers(engine: Engine) -> None:
 
 
 def test_speculation_can_be_replaced_while_requests_run(plain: LLM) -> None:
-    with LLM(planner="fixed") as llm:
+    with LLM(speculative_config=[], planner="fixed") as llm:
         llm.call(wait_for_proposers)
         params = SamplingParams(temperature=0.0, max_tokens=120, ignore_eos=True)
         truth = plain.generate(PROMPTS[0], params).token_ids
@@ -204,6 +207,22 @@ def test_speculation_can_be_replaced_while_requests_run(plain: LLM) -> None:
         assert llm.stats().speculation.num_drafts > 0
         llm.reset_stats()
         assert llm.stats().num_output_tokens == 0
+
+
+def test_who_drafts_where_nothing_was_said_is_who_drafts_for_the_command_line() -> None:
+    usual = tuple(config.method for config in speculative_config(RunOptions(), None))
+    with AsyncLLM() as llm:
+        assert llm.proposers == usual == ("suffix", "ngram_model")
+        llm.set_speculation([])
+        assert llm.proposers == ()
+        llm.set_speculation(None)
+        assert llm.proposers == usual
+    checkpoint = load_checkpoint(embedded_model("target"))
+    with LLM(checkpoint) as llm:  # it does not say where it lies, so what lies beside it
+        assert llm.proposers == ("suffix",)
+    for plain in ([], "[]", ()):
+        with LLM(checkpoint, speculative_config=plain) as llm:
+            assert llm.proposers == ()
 
 
 def test_a_request_can_decline_speculation(speculative: LLM) -> None:

@@ -80,7 +80,7 @@ def test_what_is_missing_is_said(
 
 
 def test_the_registered_cells_cover_what_they_must() -> None:
-    cells = module("never_slower_cells")
+    cells = module("never_slower")
     chosen = cells.PRE_REGISTERED
     names, requests, temperatures = map(set, zip(*chosen, strict=True))
     assert names == module("workloads").DESCRIPTIONS.keys()
@@ -193,11 +193,11 @@ def test_a_failed_cell_leaves_the_targets_without_values() -> None:
     rows = [row(LABEL, 0.5), row(LABEL, None)]
     assert rows[1]["error"] == "broken"
     assert [target.value for target in report.targets(rows)] == [None] * 6
-    assert "broken" in module("never_slower_tables").tables(rows)[0]
+    assert "broken" in module("never_slower_report").tables(rows)[0]
 
 
 def test_other_tokens_are_told() -> None:
-    tables = module("never_slower_tables").tables
+    tables = module("never_slower_report").tables
     assert tables([row(LABEL, 0.5)])[0].endswith("yes")
     assert tables([row(LABEL, 0.5, token_ids=[[1, 3]])])[0].endswith("NO")
 

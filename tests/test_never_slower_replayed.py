@@ -10,6 +10,7 @@ import pytest
 
 from paceline.policy.cost_points import CostPoint
 from paceline.policy.cost_table import CostTable
+from paceline.traces import read_meta, read_traces
 from paceline.workbench.profile import Profile
 from tests.programs import module
 
@@ -25,7 +26,7 @@ def row(**changes: Any) -> dict[str, Any]:
 
 def test_targets_are_of_each_pair() -> None:
     slow = row(pair="inflated", arms={"ours": 0.98}, ours_to_best=0.9, prose_beside=0.94)
-    targets = module("never_slower_replayed_report").targets([row(), slow])
+    targets = module("never_slower_replayed").targets([row(), slow])
     values = {target.name: target.value for target in targets}
     assert values["embedded: cells whose ours/plain is below 0.99"] == 0
     assert values["inflated: cells whose ours/plain is below 0.99"] == 1
@@ -35,14 +36,14 @@ def test_targets_are_of_each_pair() -> None:
 
 
 def test_a_row_names_the_best_other_arm() -> None:
-    *_, cells = module("never_slower_replayed_report").tables([row()])
+    *_, cells = module("never_slower_replayed").tables([row()])
     assert "p_min" in cells
     assert "1.250" in cells
 
 
 def test_every_arm_is_compared_for_one_request_and_for_several() -> None:
     rows = [row(), row(requests=1, arms={"plain": 1.0, "p_min": 0.8, "ours": 1.2})]
-    lines = module("never_slower_replayed_report").rules(rows).splitlines()
+    lines = module("never_slower_replayed").rules(rows).splitlines()
     assert lines[0].split("  ")[0] == "arm / plain"
     found = {line.split()[0]: line.split()[1:] for line in lines[2:]}
     assert found["p_min"] == ["0.800", "0.800", "1.250", "1.250"]
@@ -51,7 +52,7 @@ def test_every_arm_is_compared_for_one_request_and_for_several() -> None:
 
 def test_a_summary_names_the_worst_workload() -> None:
     rows = [row(), row(workload="prose", arms={"plain": 1.0, "p_min": 1.0, "ours": 0.9})]
-    summary, _ = module("never_slower_replayed_report").summaries([*rows, row(temperature=0.8)])
+    summary, _ = module("never_slower_replayed").summaries([*rows, row(temperature=0.8)])
     greedy, sampled = summary.splitlines()[-2:]
     assert "greedy" in greedy
     assert greedy.split()[-1] == "prose"
@@ -79,3 +80,25 @@ def test_saved_tables_give_the_same_ratios_again(
     again = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [r["workload"] for r in first["results"]] == ["code", "prose"]
     assert again["results"] == first["results"]
+
+
+def test_answers_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sets = module("trace_sets")
+    first = sets.traced("code", ["def add(a, b):", "x"], 5, 0.0, tmp_path)
+    monkeypatch.setattr(sets, "LLM", None)
+    assert sets.traced("code", ["def add(a, b):", "x"], 5, 0.0, tmp_path) == first
+    with pytest.raises(TypeError):
+        sets.traced("code", ["def add(a, b):", "y"], 5, 0.0, tmp_path)
+    assert [len(trace.output_token_ids) for trace in read_traces(first)] == [5, 5]
+    assert read_meta(first)["params"]["temperature"] == 0.0
+
+
+def test_a_published_curve_comes_with_its_draft(tmp_path: Path) -> None:
+    file = tmp_path / "curves.json"
+    one = {"name": "one", "cost_ratio": [1.0, 1.5], "draft_step_ratio": 0.25}
+    two = {"name": "two", "cost_ratio": [1.0], "draft_step_ratio": None}
+    file.write_text(json.dumps({"curves": [one, two]}))
+    first, second = module("machine_curves").published(file)
+    assert (first.name, second.name, second.draft) == ("one", "two", None)
+    draft, plain = first.draft.milliseconds(1, 0), first.target.milliseconds(1, 0)
+    assert draft / plain == pytest.approx(0.25)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,9 @@ import pytest
 
 from tests.models.gguf_writing import convert, tokenizer_metadata
 from tests.models.vocabularies import byte_level_json
+from tests.programs import FOLDER, module
 
 ENGINES = ("paceline", "llama.cpp")
-FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
 WORKER = """
 import os, sys
 sys.path.insert(0, {folder!r})
@@ -36,14 +35,9 @@ serve(Engine)
 
 
 @pytest.fixture(autouse=True)
-def _benchmarks_on_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
+def _own_peers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(module("peers_models"), "PEERS", tmp_path / ".peers")
     (tmp_path / ".peers").mkdir()
-
-
-def module(name: str) -> Any:
-    return importlib.import_module(name)
 
 
 def toy_engine(tmp_path: Path, python: str | None = None, **options: Any) -> Any:
@@ -100,7 +94,7 @@ def test_what_is_half_made_is_not_taken(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_converted_model_says_what_its_folder_says(tmp_path: Path) -> None:
-    models, check = module("peers_models"), module("inflate_check")
+    models, check = module("peers_models"), module("inflate")
     source = module("inflate").embedded_folder(draft=True)
     models.write_gguf(source, tmp_path / "draft.gguf")
     prompt = [300, 1000, 17, 42, 2000, 7]
@@ -131,7 +125,7 @@ def text(arm: str, index: int, seconds: float, tokens: list[int]) -> Any:
 def judged(samples: list[Any], facts: Any = None) -> dict[str, Any]:
     rows = module("peers_report").results_of(samples, facts or {}, {}, 0)
     roof = {"bytes_per_second": 1e9}
-    return {t.name: t for t in module("peers_targets").targets(rows, facts or {}, roof)}
+    return {t.name: t for t in module("peers_report").targets(rows, facts or {}, roof)}
 
 
 def test_widths_are_compared_within_and_between_engines() -> None:
@@ -152,22 +146,18 @@ def test_widths_are_compared_within_and_between_engines() -> None:
     assert not any("Q6_K" in name for name in found)
 
 
-def test_speculation_is_compared_at_equal_bits_and_with_the_best_of_the_others() -> None:
+def test_the_default_is_compared_with_plain_decoding_of_the_same_engine() -> None:
     samples = [
         text("paceline Q8_0, plain", 0, 2.0, [1, 2, 3, 4]),
-        text("paceline Q8_0, draft 4", 0, 1.0, [1, 2, 3, 4]),
-        text("paceline Q8_0, tree 4", 0, 0.5, [1, 2, 3, 4]),
-        text("llama.cpp Q8_0, draft 4", 0, 1.0, [1, 2, 3, 4]),
-        text("openvino int8, draft 4", 0, 0.8, [1, 2, 9, 4]),
-        text("openvino int8, plain", 0, 1.6, [1, 2, 3, 4]),
+        text("paceline Q8_0, default", 0, 0.5, [1, 2, 9, 4]),
+        text("llama.cpp Q8_0, plain", 0, 4.0, [1, 2, 3, 4]),
     ]
     found = judged(samples)
-    best = found["draft model, paceline Q8_0 over the best of llama.cpp Q8_0, openvino int8"]
-    assert best.value == pytest.approx(0.8 / 0.5)
     assert found["speculation over plain, paceline Q8_0"].value == pytest.approx(4)
+    assert found["plain decoding, paceline Q8_0 over llama.cpp Q8_0"].value == pytest.approx(2)
     rows = module("peers_report").results_of(samples, {}, {}, 0)
-    row = module("peers_report").find(rows, engine="openvino int8", mode="draft 4")
-    assert row["speedup"] == pytest.approx(2)
+    row = module("peers_report").find(rows, engine="paceline Q8_0", mode="default")
+    assert row["speedup"] == pytest.approx(4)
     assert row["identical"] is False
 
 
@@ -207,10 +197,6 @@ def test_both_engines_read_the_same_file(tmp_path: Path, monkeypatch: pytest.Mon
         ours, theirs = (client.ENGINES[f"{name} {kind}"].files(str(file)) for name in ENGINES)
         assert ours["model"] == theirs["model"]
         assert Path(ours["model"]).name == f"target-{kind}.gguf"
-        assert ours["draft"] is None
-    missing = models.MissingPeerError
-    with pytest.raises(missing, match="a GGUF file alone"):
-        client.ENGINES["openvino int8"].files(str(file))
 
 
 def test_it_runs_on_a_file_and_absent_peers_are_rows(
@@ -219,7 +205,7 @@ def test_it_runs_on_a_file_and_absent_peers_are_rows(
     models = module("peers_models")
     monkeypatch.setattr(models, "PYTHONS", dict.fromkeys(models.PYTHONS, tmp_path / "absent"))
     monkeypatch.setattr(models, "LLAMA_BIN", quantiser(tmp_path / "bin"))
-    monkeypatch.setattr(module("peers_roof"), "ARRAY_BYTES", 1 << 20)
+    monkeypatch.setattr(module("peers"), "ARRAY_BYTES", 1 << 20)
     monkeypatch.setattr(module("peers"), "IDLE_SECONDS", 0.1)
     monkeypatch.setattr(module("peers"), "LONGEST_PROMPT", 1400)  # a token is a byte or two
     words = ["--quick", "--models", str(toy_file(tmp_path)), "--prompts", "embedded"]
@@ -238,7 +224,6 @@ def test_it_runs_on_a_file_and_absent_peers_are_rows(
     assert {row["context"] for row in rows if row["measure"] == "forward"} == {64, 1500}
     reasons = [row["missing"] for row in rows if "missing" in row]
     assert "the model ends at 2048 tokens" in reasons
-    assert "there is no draft model for this file" in reasons
     assert document["num_failed"] == 0
     assert set(document["config"]["engines"]["toy"]) == {"paceline Q8_0"}
     assert all(target["name"].startswith("toy: ") for target in document["targets"])

@@ -170,3 +170,30 @@ def test_a_tree_within_bounds_is_its_first_nodes_that_are_not_too_deep(
     found = tree.within(nodes, depth)
     found.validate(VOCAB)
     assert paths(found) == [path for path in paths(tree) if len(path) <= depth][:nodes]
+
+
+@given(draft_trees(vocab=3), st.lists(st.integers(0, 2), max_size=6), st.integers(0, 6))
+def test_a_tree_follows_a_text_as_far_as_it_has_its_tokens(
+    tree: DraftTree, text: list[int], start: int
+) -> None:
+    known, rest = paths(tree), tuple(text[start:])
+    reached = [known.index(rest[:n]) for n in range(1, len(rest) + 1) if rest[:n] in known]
+    assert tree.follow(text, start) == reached
+    for node, path in enumerate(known):
+        parent = known.index(path[:-1]) if path[:-1] else ROOT
+        assert tree.child(parent, path[-1]) == node
+    assert tree.child(ROOT, 3) is None
+
+
+@given(draft_trees(vocab=3), st.lists(st.integers(0, 2), min_size=1, max_size=6))
+def test_outcomes_are_those_of_all_nodes_beside_the_emitted_tokens(
+    tree: DraftTree, emitted: list[int]
+) -> None:
+    expected = {
+        node: path == tuple(emitted[: len(path)])
+        for node, path in enumerate(paths(tree))
+        if path[:-1] == tuple(emitted[: len(path) - 1]) and len(path) <= len(emitted)
+    }
+    found = tree.outcomes(emitted)
+    assert dict(found) == expected
+    assert [node for node, _ in found] == sorted(expected)

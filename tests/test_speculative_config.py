@@ -16,7 +16,7 @@ def test_json_object_list_and_alias() -> None:
     assert config == SpeculativeConfig("prompt_lookup", None, 4, prompt_lookup_max=3)
     two = parse_speculative_config([config, {"method": "draft_model", "model": "x"}])
     assert [c.method for c in two] == ["prompt_lookup", "draft_model"]
-    assert parse_speculative_config(None) == ()
+    assert parse_speculative_config([]) == parse_speculative_config("[]") == ()
     assert parse_speculative_config({"max_tree_depth": 6})[0].num_speculative_tokens == 6
 
 

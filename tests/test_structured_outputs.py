@@ -70,7 +70,7 @@ def outputs(llm: LLM) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def plain() -> list[Any]:
-    with LLM() as llm:
+    with LLM(speculative_config=[]) as llm:
         return outputs(llm)
 
 
@@ -121,12 +121,15 @@ def test_most_of_a_record_needs_no_step() -> None:
 )
 def test_contradictions_are_the_request_s_own_fault(spec: StructuredOutputs) -> None:
     params = SamplingParams(structured_outputs=spec, allowed_token_ids=(5,))
-    with LLM() as llm, pytest.raises(UnservableRequestError, match="no token is left"):
+    with (
+        LLM(speculative_config=[]) as llm,
+        pytest.raises(UnservableRequestError, match="no token is left"),
+    ):
         llm.generate("a", params)
 
 
 def test_a_grammar_that_passes_its_limits_later_is_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    with LLM() as llm:
+    with LLM(speculative_config=[]) as llm:
         llm.generate("a", SamplingParams(structured_outputs=StructuredOutputs(regex="a")))
         # The process in which it is tried out has started, with the honest limits.
         monkeypatch.setitem(grammar.LIMITS, "step_lexer_fuel", 10)
@@ -137,7 +140,7 @@ def test_a_grammar_that_passes_its_limits_later_is_too(monkeypatch: pytest.Monke
 
 def test_a_refused_grammar_starts_nothing() -> None:
     bad = SamplingParams(structured_outputs=StructuredOutputs(regex="("))
-    with LLM() as llm:
+    with LLM(speculative_config=[]) as llm:
         with pytest.raises(RequestError, match=r"structured_outputs.regex"):
             llm.generate(["a", "b"], [SamplingParams(), bad])
         assert llm.stats().num_requests == 0

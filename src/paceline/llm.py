@@ -23,6 +23,7 @@ from paceline.batches import (
 )
 from paceline.config import EngineConfig, SpeculativeConfig, parse_speculative_config
 from paceline.engine.build import BuiltEngine, build_engine
+from paceline.engine.default_drafts import EVERY_MODEL, default_speculative_config
 from paceline.engine.engine import Engine
 from paceline.engine.engine_thread import EngineThread, Sink
 from paceline.errors import ConfigError, RequestError
@@ -49,7 +50,10 @@ class LLM:
     Args:
         model: folder, GGUF file, name or hub id, or a checkpoint that is open already; None is
             the embedded model.
-        speculative_config: JSON, a mapping, or a list of mappings; None decodes plainly.
+        speculative_config: who drafts: JSON, a mapping, or a list of mappings, of which an empty
+            one is plain decoding. None is the command line's default: ``suffix``, and the drafts
+            that lie beside the model. A checkpoint that is open already does not say where it
+            lies: for it ``suffix`` alone.
         options: fields of :class:`~paceline.config.EngineConfig`.
 
     Raises:
@@ -74,7 +78,10 @@ class LLM:
         for name in options:
             if name not in allowed:
                 raise ConfigError(f"unknown option {name!r}; allowed are {', '.join(allowed)}")
-        speculative = parse_speculative_config(speculative_config)
+        self._default = EVERY_MODEL
+        if not isinstance(model, Checkpoint):
+            self._default = default_speculative_config(model)
+        speculative = self._speculative(speculative_config)
         config = EngineConfig(speculative=speculative, **options)
         if isinstance(model, str):
             named_model(model)  # fetched on this thread, where an interrupt leaves nothing behind
@@ -86,6 +93,9 @@ class LLM:
         self.promises_identity = self._built.promises_identity
         shape, tokenizer = self.checkpoint.config, self.checkpoint.tokenizer
         self._grammars = GrammarCompiler(tokenizer, shape.vocab_size, shape.eos_token_ids)
+
+    def _speculative(self, source: SpeculativeSource) -> tuple[SpeculativeConfig, ...]:
+        return self._default if source is None else parse_speculative_config(source)
 
     def _build(self, model: str | Checkpoint | None, config: EngineConfig) -> Engine:
         self._built = build_engine(model or embedded_model("target"), config, stored_table)
@@ -252,7 +262,7 @@ class LLM:
         Raises:
             RequestError, RequestFailedError: as in :meth:`generate`.
 
-        >>> with LLM() as llm:
+        >>> with LLM(speculative_config=[]) as llm:
         ...     steps = list(llm.stream("import", SamplingParams(max_tokens=3, temperature=0)))
         >>> [len(step.token_ids) for step in steps], steps[0].origins
         ([1, 1, 1], ['target'])
@@ -291,6 +301,9 @@ class LLM:
     def set_speculation(self, speculative_config: SpeculativeSource) -> None:
         """Replace the proposers, also while requests run; their outputs do not change.
 
+        Args:
+            speculative_config: as in the constructor.
+
         >>> with LLM() as llm:
         ...     llm.set_speculation({"method": "prompt_lookup"})
         ...     llm.proposers
@@ -299,7 +312,7 @@ class LLM:
         Raises:
             ConfigError: as in the constructor.
         """
-        configs = parse_speculative_config(speculative_config)
+        configs = self._speculative(speculative_config)
         # Drafts are loaded on the engine's thread too: see paceline.engine.compute_thread.
         self._thread.call(lambda engine: engine.set_speculation(self._built.proposers_for(configs)))
 

@@ -7,7 +7,6 @@ plain steps counted.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
@@ -197,9 +196,3 @@ class EngineStats:
         if rows == samples:  # a prefill chunk has rows that nobody samples
             by_rows = self.decode_steps_by_rows
             by_rows[rows] = by_rows.get(rows, 0) + 1
-
-    def add_seconds(self, phase: str, began: float) -> float:
-        """Charge the time since ``began`` to a phase and return the time it is."""
-        ended = time.perf_counter()
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + ended - began
-        return ended

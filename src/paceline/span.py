@@ -74,6 +74,43 @@ class DraftTree:
             probs.append(prob if parent < 0 else probs[parent] * prob)
         return probs
 
+    def child(self, parent: int, token_id: int) -> int | None:
+        """The node below ``parent`` (or :data:`ROOT`) that carries a token. No two siblings do."""
+        tokens, parents = self.token_ids, self.parents
+        for node in range(parent + 1, len(tokens)):  # a child comes after its parent
+            if tokens[node] == token_id and parents[node] == parent:
+                return node
+        return None
+
+    def follow(self, token_ids: Sequence[int], start: int = 0) -> list[int]:
+        """The nodes that carry the tokens of a text from ``start`` on, one below the other."""
+        nodes: list[int] = []
+        last = ROOT
+        for token_id in token_ids[start : start + len(self)]:
+            node = self.child(last, token_id)
+            if node is None:
+                break
+            nodes.append(node)
+            last = node
+        return nodes
+
+    def outcomes(self, token_ids: Sequence[int]) -> list[tuple[int, bool]]:
+        """The nodes of which the tokens that a target emitted tell whether it accepts them.
+
+        These are all below the nodes that it accepted, whether they were verified or not.
+
+        Returns:
+            Node and outcome, by node.
+        """
+        # By node: the token that followed it. The last token's own node has no successor.
+        targets = dict(zip([ROOT, *self.follow(token_ids)], token_ids, strict=False))
+        pairs = enumerate(zip(self.parents, self.token_ids, strict=True))
+        return [
+            (node, token_id == targets[parent])
+            for node, (parent, token_id) in pairs
+            if parent in targets
+        ]
+
     def select(self, nodes: Sequence[int]) -> DraftTree:
         """The tree of the given nodes, in that order. Every node's parent must come before it."""
         position = {node: i for i, node in enumerate(nodes)}

@@ -7,6 +7,7 @@ and the reading of what the system says; knows no format.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import sys
@@ -54,6 +55,13 @@ def write_text(
     """Write a file of text in UTF-8; for the arguments see :func:`whole_file`."""
     with whole_file(path, error, make_folder) as partial:
         partial.write_text(text, encoding="utf-8")
+
+
+def write_json(
+    path: str | Path, document: object, error: type[PacelineError], make_folder: bool = False
+) -> None:
+    """Write a file of one line of JSON; for the arguments see :func:`whole_file`."""
+    write_text(path, json.dumps(document) + "\n", error, make_folder)
 
 
 @contextmanager

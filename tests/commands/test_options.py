@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import typer
 
 from paceline.cli import app
+from paceline.commands.demo import own_model, real_model
 from paceline.commands.options import RunOptions
+from paceline.commands.quality import DEFAULT_TEXT_TOKENS, DEFAULT_WINDOW
 from paceline.commands.resolve import (
-    default_speculative_config,
-    drafts_of,
     engine_options,
     memory_bytes,
     sampling_params,
@@ -23,9 +24,13 @@ from paceline.commands.resolve import (
 from paceline.commands.train import DraftOptions, LMOptions, config_values
 from paceline.config import EngineConfig, environment_name
 from paceline.config.objective import Objective
+from paceline.engine.default_drafts import default_speculative_config, drafts_of
 from paceline.errors import ConfigError
 from paceline.llm import embedded_model
 from paceline.training.configs import DraftTrainingConfig, LMTrainingConfig
+from paceline.workbench.llama_peer import KV_TYPES
+from paceline.workbench.profile_steps import CONTEXTS, WIDTHS
+from paceline.workbench.verify import DEFAULT_MAX_REGRET
 from tests.commands.conftest import Result
 
 
@@ -178,3 +183,42 @@ def test_training_options_are_the_configurations_fields(
 ) -> None:
     values = config_values(vars(options(**required, steps=1)))
     assert dataclasses.replace(config(**values), command="") == config(**required, steps=1)
+
+
+STATED = {
+    "max_num_seqs": EngineConfig().max_num_seqs,
+    "max_regret": DEFAULT_MAX_REGRET,
+    "llama_kv_type": KV_TYPES[0],
+    "text_tokens": DEFAULT_TEXT_TOKENS,
+    "window": DEFAULT_WINDOW,
+    "widths": f"1-33, coarser to {WIDTHS[-1]}",
+    "contexts": ",".join(map(str, CONTEXTS)),
+}
+"""What stands for None, by options whose help has to spell it out."""
+
+
+def test_a_help_text_states_the_default_that_the_code_has() -> None:
+    """Typer writes defaults itself but for None; of those, numbers and names are compared."""
+    subjects = real_model(), own_model("")
+    (long, quick), (own, own_quick) = ((s.max_tokens, s.quick_max_tokens) for s in subjects)
+    demo = f"{long}, quick: {quick}; of the embedded model {own} and {own_quick}"
+    checked = set()
+    for path, parameter in parameters(typer.main.get_command(app)):
+        found = re.search(r"\(default: ([^)]*)\)", getattr(parameter, "help", None) or "")
+        if found and any(map(str.isdigit, found[1])):
+            wanted = demo if path[-1] == "demo" else STATED[str(parameter.name)]
+            assert found[1].split("; with")[0] == str(wanted), (path, parameter.name)
+            checked.add(parameter.name)
+    assert checked == {*STATED, "max_tokens"}
+
+
+def test_engine_options_default_to_what_an_engine_does() -> None:
+    assert EngineConfig(**engine_options(RunOptions())) == EngineConfig()
+
+
+def parameters(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    path = (*path, str(command.name))
+    for parameter in command.params:
+        yield path, parameter
+    for child in getattr(command, "commands", {}).values():
+        yield from parameters(child, path)

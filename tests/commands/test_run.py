@@ -12,8 +12,8 @@ import pytest
 
 from paceline.commands.display import Screen
 from paceline.commands.prompts import Encoder
-from paceline.commands.resolve import default_speculative_config
 from paceline.commands.run import talk
+from paceline.engine.default_drafts import default_speculative_config
 from paceline.llm import LLM, embedded_model
 from paceline.sampling_params import SamplingParams
 from tests.commands.conftest import Result

@@ -14,7 +14,7 @@ from paceline.commands.simulate_costs import cost_notes
 from paceline.llm import embedded_model
 from paceline.policy.cost_table import CostTable
 from paceline.policy.host_time import DraftingHostTime, HostTime
-from paceline.workbench.traces import read_traces
+from paceline.traces import read_traces
 from tests.commands.conftest import Result
 from tests.workbench.test_simulate import simulator as toy_simulator
 

@@ -12,8 +12,8 @@ import pytest
 
 from paceline.llm import LLM, embedded_model
 from paceline.sampling_params import SamplingParams
-from paceline.training.traces import read_traces as read_training_traces
-from paceline.workbench.traces import Trace, TraceWriter, read_meta, read_traces
+from paceline.traces import Trace, TraceWriter, read_meta, read_traces
+from paceline.training.data import read_answers
 from tests.commands.conftest import Result
 from tests.disks import full_disk
 
@@ -41,7 +41,7 @@ def test_rows_predict_the_token_of_their_own_index(
     assert (result.code, result.out) == (0, "")
     traces = list(read_traces(tmp_path / "traces"))
     assert [each.prompt_index for each in traces] == [0, 1, 2, 3, 4]
-    with LLM() as llm:
+    with LLM(speculative_config=[]) as llm:
         params = SamplingParams(max_tokens=6, temperature=0.0)
         expected = [llm.generate(text, params) for text in TEXTS]
     for each, output in zip(traces, expected, strict=True):
@@ -52,7 +52,7 @@ def test_rows_predict_the_token_of_their_own_index(
         assert each.top_ids[:, 0].tolist() == output.token_ids
         assert each.logprobs.tolist() == each.top_logprobs[:, 0].tolist()
         assert (np.diff(each.top_logprobs, axis=1) <= 0).all()
-    assert len(read_training_traces(tmp_path / "traces", 4096)) == len(TEXTS)
+    assert len(read_answers(tmp_path / "traces", 4096)) == len(TEXTS)
 
 
 def test_an_interrupted_trace_continues(

@@ -44,7 +44,7 @@ def test_it_drafts_for_the_embedded_target(trained: tuple[Result, Path], cli: Cl
     speculative = {"method": "ngram_model", "model": model}
     with LLM(speculative_config=speculative, planner="fixed", strict=True) as llm:
         drafted = llm.generate(LINES, params)
-    with LLM() as llm:
+    with LLM(speculative_config=[]) as llm:
         assert llm.generate(LINES, params).token_ids == drafted.token_ids
     assert drafted.completions[0].counters.num_accepted_tokens > 0
     single = cli(

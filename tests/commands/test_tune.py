@@ -22,11 +22,11 @@ from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.llm import embedded_model
 from paceline.proposers.ngram_model.file import write_tables
 from paceline.proposers.ngram_model.tables import context_key
+from paceline.traces import Trace, TraceWriter, read_traces
 from paceline.workbench import tune_search
 from paceline.workbench.profile import ProfileSettings, measure_profiles
 from paceline.workbench.replay import ReplayResult
 from paceline.workbench.simulate_setup import FOOTNOTE
-from paceline.workbench.traces import Trace, TraceWriter, read_traces
 from paceline.workbench.tune import Row, SpeedUp, Tuning
 from paceline.workbench.tune_search import SUFFIX, draft_candidates, suffix_candidates
 from tests.commands.conftest import Result

@@ -36,7 +36,8 @@ PROMPTS = [[7, 3, 11, 7, 3, 11, 7], [1, 2, 3, 4], [20, 21, 20, 21, 20]]
 
 def toy_llm(**options: Any) -> LLM:
     config = replace(TOY, eos_token_ids=(EOS,))
-    options = {"planner": "fixed", "dtype": "float32", "max_num_seqs": 8} | options
+    usual = {"planner": "fixed", "dtype": "float32", "max_num_seqs": 8, "speculative_config": []}
+    options = usual | options
     options.setdefault("kv_cache_memory", 8 << 20)
     return LLM(Checkpoint(config, toy_tensors(), None, "toy"), **options)
 

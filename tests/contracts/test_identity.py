@@ -40,11 +40,10 @@ from tests.toy import (
 )
 
 
-class RandomTrees:
+class RandomTrees(Proposer):
     """Drafts trees of random shape and tokens: what no sane proposer would do."""
 
     name = "random"
-    costs_forwards = False
 
     def __init__(self, seed: int = 0) -> None:
         self.config = SpeculativeConfig(
@@ -70,13 +69,6 @@ class RandomTrees:
             tree.accept_probs.append(self._random.random())
             tree.origins.append(self.name)
         return tree
-
-    def observe(self, request: Request, result: VerifyResult) -> None: ...
-
-    def finish(self, request: Request) -> None: ...
-
-    def context_length(self, request: Request) -> int:
-        return len(request.token_ids)
 
 
 def draft(noise: float, **options: Any) -> Callable[[], Proposer]:

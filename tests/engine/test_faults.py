@@ -16,9 +16,9 @@ from paceline.engine.engine import Engine
 from paceline.engine.engine_thread import EngineThread
 from paceline.errors import EngineClosedError, RequestFailedError, UnservableRequestError
 from paceline.policy.cost_aware import CostAwarePlanner
-from paceline.proposers.base import DraftBudget
+from paceline.proposers.base import DraftBudget, Proposer
 from paceline.proposers.prompt_lookup import PromptLookupProposer
-from paceline.request import Request, StepOutput, VerifyResult
+from paceline.request import Request, StepOutput
 from paceline.sampling_params import SamplingParams, SpeculativeParams
 from paceline.span import DraftTree
 from tests.toy import VOCAB, Job, assert_no_leak, lookup_config, run_jobs, toy_engine
@@ -32,11 +32,10 @@ def plain() -> list[list[int]]:
     return [group[0].token_ids for group in run_jobs(toy_engine(), JOBS)]
 
 
-class Scripted:
+class Scripted(Proposer):
     """A proposer whose draft is whatever a function makes of the request."""
 
     name = "scripted"
-    costs_forwards = False
 
     def __init__(self, make: Callable[[Request], Any], **config: Any) -> None:
         self.config = SpeculativeConfig(**{"min_accept_prob": 0.0} | config)
@@ -46,13 +45,8 @@ class Scripted:
     def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
         return [self._make(request) for request in requests]
 
-    def observe(self, request: Request, result: VerifyResult) -> None: ...
-
     def finish(self, request: Request) -> None:
         self.finished.append(request.request_id)
-
-    def context_length(self, request: Request) -> int:
-        return len(request.token_ids)
 
 
 def raising(_: Request) -> DraftTree:

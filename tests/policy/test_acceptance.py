@@ -11,12 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.policy.acceptance import Calibration, _outcomes
+from paceline.policy.acceptance import Calibration
 from paceline.policy.merging import merge
 from paceline.request import VerifyResult
 from paceline.span import ROOT, DraftTree
-from paceline.workbench.estimators import labelled
-from paceline.workbench.estimators_log import as_if_verified
 
 MISS = 999
 """A token that nobody drafts."""
@@ -78,21 +76,6 @@ def test_what_a_stop_cut_off_is_no_label() -> None:
     calibration.observe(0, verified(tree, [0], [0]))  # the request ended with the first token
     assert [calibration.estimate(0, origin, 1, 0.5) for origin in "bc"] == before
     assert calibration.estimate(0, "a", 1, 0.5) > before[0]
-
-
-@given(st.data())
-def test_what_was_not_verified_is_labelled_by_the_emitted_tokens(data: st.DataObject) -> None:
-    tree, taken = DraftTree(), set[tuple[int, int]]()
-    for node in range(data.draw(st.integers(1, 10))):
-        key = data.draw(st.tuples(st.integers(-1, node - 1), st.integers(0, 2)))
-        if key in taken or key[0] >= len(tree):
-            continue
-        taken.add(key)
-        tree.parents.append(key[0])
-        tree.token_ids.append(key[1])
-    tokens = data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=5))
-    result = as_if_verified(tree, VerifyResult((), tokens, ()))
-    assert dict(_outcomes(tree, tokens)) == dict(labelled(result))
 
 
 def test_merged_and_pruned_drafts_teach_their_origins() -> None:

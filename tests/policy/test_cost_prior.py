@@ -126,7 +126,7 @@ WARNING = "no profile of"
         ({}, None, True),
         ({}, cost_table([1.0, 1.1]), False),
         ({"planner": "fixed"}, None, False),
-        ({"speculative_config": None}, None, False),
+        ({"speculative_config": []}, None, False),
     ],
     ids=["assumed", "measured", "nobody plans", "nobody drafts"],
 )

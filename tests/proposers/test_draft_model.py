@@ -20,12 +20,15 @@ from tests.toy import TOY, VOCAB, draft_config, toy_runner
 PROMPT = [5, 9, 2, 7, 7, 30, 11]
 
 
-def drafter(
-    seed: int = 1, num_blocks: int = 100, noise: float = 0.0, **options: Any
-) -> DraftModelProposer:
+def own_runner(seed: int = 1, num_blocks: int = 100, noise: float = 0.0) -> ModelRunner:
+    """The draft model's, whose free slots hold no numbers."""
     runner = toy_runner(num_blocks=num_blocks, prefix_caching=False, seed=seed, noise=noise)
     runner.kv.poison_free()
-    return DraftModelProposer(draft_config(**options), runner)
+    return runner
+
+
+def drafter(runner: ModelRunner | None = None, **options: Any) -> DraftModelProposer:
+    return DraftModelProposer(draft_config(**options), runner or own_runner())
 
 
 def target(seed: int = 0) -> Target:
@@ -41,19 +44,21 @@ SAMPLING = [{}, {"temperature": 0.8}, {"temperature": 1.0, "top_k": 5, "repetiti
 
 @pytest.mark.parametrize("sampling", SAMPLING)
 def test_a_self_draft_chain_is_accepted_whole(sampling: dict[str, Any]) -> None:
-    model, proposer, request = target(), drafter(seed=0), make_request(1, PROMPT, **sampling)
+    runner = own_runner(seed=0)
+    model, proposer, request = target(), drafter(runner), make_request(1, PROMPT, **sampling)
     for _ in range(12):
-        proposer._kv.poison_free()
+        runner.kv.poison_free()
         draft, result = model.step(proposer, request)
         assert result.num_accepted == len(draft) == 4
 
 
 @pytest.mark.parametrize("sampling", SAMPLING)
 def test_a_self_draft_tree_is_accepted_down_to_a_leaf(sampling: dict[str, Any]) -> None:
-    model, proposer = target(), drafter(seed=0, **TREE)
+    runner = own_runner(seed=0)
+    model, proposer = target(), drafter(runner, **TREE)
     request = make_request(1, PROMPT, **sampling)
     for _ in range(12):
-        proposer._kv.poison_free()
+        runner.kv.poison_free()
         draft, result = model.step(proposer, request)
         assert len(draft) == 12
         assert result.path[-1] - 1 not in draft.parents
@@ -64,11 +69,11 @@ def test_a_self_draft_tree_is_accepted_down_to_a_leaf(sampling: dict[str, Any]) 
 def test_kept_kv_is_what_a_fresh_draft_computes(
     options: dict[str, Any], sampling: dict[str, Any]
 ) -> None:
-    model, proposer = target(), drafter(seed=0, noise=0.3, **options)
+    model, proposer = target(), drafter(own_runner(seed=0, noise=0.3), **options)
     request = make_request(1, PROMPT, **sampling)
     accepted = 0
     for _ in range(15):
-        fresh = drafter(seed=0, noise=0.3, **options)
+        fresh = drafter(own_runner(seed=0, noise=0.3), **options)
         assert propose(proposer, request) == propose(fresh, request)
         _, result = model.step(proposer, request)
         accepted += result.num_accepted
@@ -78,37 +83,40 @@ def test_kept_kv_is_what_a_fresh_draft_computes(
 # --- what it holds ------------------------------------------------------------------------------
 
 
-def held(proposer: DraftModelProposer, request: Request) -> int:
-    return proposer._kv[request.request_id].length
+def held(runner: ModelRunner, request: Request) -> int:
+    return runner.kv[request.request_id].length
 
 
 def test_the_kv_of_accepted_tokens_is_kept() -> None:
-    proposer, request = drafter(), make_request(1, PROMPT)
+    runner = own_runner()
+    proposer, request = drafter(runner), make_request(1, PROMPT)
     (draft,) = propose(proposer, request)
-    assert held(proposer, request) == len(PROMPT)
+    assert held(runner, request) == len(PROMPT)
     commit(proposer, request, [*draft.token_ids, 3])
     # The last node was never forwarded, and the bonus token cannot have been.
-    assert held(proposer, request) == len(PROMPT) + 3
-    rows = proposer._runner.num_rows
+    assert held(runner, request) == len(PROMPT) + 3
+    rows = runner.num_rows
     propose(proposer, request)
-    assert proposer._runner.num_rows - rows == 2 + 3  # the two that lacked, then one per level
+    assert runner.num_rows - rows == 2 + 3  # the two that lacked, then one per level
 
 
 def test_the_kv_of_rejected_tokens_is_rolled_back() -> None:
-    proposer, request = drafter(), make_request(1, PROMPT)
+    runner = own_runner()
+    proposer, request = drafter(runner), make_request(1, PROMPT)
     (draft,) = propose(proposer, request)
     other = (draft.token_ids[1] + 1) % VOCAB
     commit(proposer, request, [draft.token_ids[0], other])
-    assert held(proposer, request) == len(PROMPT) + 1
-    assert len(proposer._kv[1].block_table) == 1
+    assert held(runner, request) == len(PROMPT) + 1
+    assert len(runner.kv[1].block_table) == 1
     assert proposer.context_length(request) == len(request.token_ids)
 
 
 def test_a_draft_that_was_cut_short_is_committed_only_so_far() -> None:
-    proposer, request = drafter(), make_request(1, PROMPT)
+    runner = own_runner()
+    proposer, request = drafter(runner), make_request(1, PROMPT)
     (draft,) = propose(proposer, request)
     commit(proposer, request, draft.token_ids[:2])  # a stop after two accepted tokens
-    assert held(proposer, request) == len(PROMPT) + 1
+    assert held(runner, request) == len(PROMPT) + 1
     assert propose(proposer, request) == propose(drafter(), request)
 
 
@@ -162,10 +170,11 @@ def test_tokens_that_others_proposed_are_caught_up(missed: int) -> None:
 
 
 def test_a_request_that_was_preempted_begins_anew() -> None:
-    proposer, request = drafter(), make_request(1, PROMPT)
+    runner = own_runner()
+    proposer, request = drafter(runner), make_request(1, PROMPT)
     first = propose(proposer, request)
     proposer.finish(request)
-    assert proposer._kv.pool.num_used == 0
+    assert runner.kv.pool.num_used == 0
     assert propose(proposer, request) == first
 
 
@@ -237,14 +246,15 @@ def test_ranking_parameters_are_checked_when_it_is_built() -> None:
 
 
 def test_no_kv_blocks_means_no_draft() -> None:
-    proposer = drafter(num_blocks=4)  # 3 blocks: 48 tokens
+    runner = own_runner(num_blocks=4)
+    proposer = drafter(runner)  # 3 blocks: 48 tokens
     small, large = make_request(1, PROMPT), make_request(2, PROMPT * 8)
     assert [len(tree) for tree in propose(proposer, large, small)] == [0, 4]
-    assert proposer._kv[2].length == 0
+    assert runner.kv[2].length == 0
 
 
 def test_a_draft_ends_where_the_blocks_do() -> None:
-    proposer = drafter(num_blocks=2, **TREE)
+    proposer = drafter(own_runner(num_blocks=2), **TREE)
     request = make_request(1, list(range(15)))
     (tree,) = propose(proposer, request)  # one slot is left for drafted nodes
     tree.validate(VOCAB)
@@ -260,9 +270,10 @@ def test_a_draft_ends_at_the_context_limit_of_its_model(missing: int, depth: int
 
 
 def test_a_failed_forward_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    proposer, request = drafter(), make_request(1, PROMPT)
+    runner = own_runner()
+    proposer, request = drafter(runner), make_request(1, PROMPT)
     expected = propose(drafter(), request)
-    forward: Callable[..., ForwardResult] = proposer._runner.forward
+    forward: Callable[..., ForwardResult] = runner.forward
 
     def fail(self: ModelRunner, batch: object, greedy: bool = False) -> ForwardResult:
         if self.num_forwards == 2:
@@ -273,24 +284,26 @@ def test_a_failed_forward_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(ModelRunner, "forward", fail)
     with pytest.raises(RuntimeError, match="out of luck"):
         propose(proposer, request)
-    assert proposer._kv.pool.num_used == 0
+    assert runner.kv.pool.num_used == 0
     assert propose(proposer, request) == expected
 
 
 def test_logits_that_are_not_numbers_draft_nothing() -> None:
-    proposer = drafter()
-    proposer._runner.decoder.norm = torch.full_like(proposer._runner.decoder.norm, float("nan"))
+    runner = own_runner()
+    proposer = drafter(runner)
+    runner.decoder.norm = torch.full_like(runner.decoder.norm, float("nan"))
     for sampling in SAMPLING:
         assert propose(proposer, make_request(1, PROMPT, **sampling)) == [DraftTree()]
 
 
 def test_many_requests_share_each_forward() -> None:
-    proposer = drafter(**TREE)
+    runner = own_runner()
+    proposer = drafter(runner, **TREE)
     propose(proposer, *(make_request(i, PROMPT[i:]) for i in range(5)))
     assert proposer.num_forwards == 4
     for i in range(5):
         proposer.finish(make_request(i, PROMPT))
-    assert proposer._kv.pool.num_used == 0
+    assert runner.kv.pool.num_used == 0
 
 
 def test_a_configuration_without_branches_is_a_chain() -> None:

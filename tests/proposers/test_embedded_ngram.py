@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from paceline.commands.options import RunOptions
-from paceline.commands.resolve import default_speculative_config, speculative_config
+from paceline.commands.resolve import speculative_config
+from paceline.engine.default_drafts import default_speculative_config
 from paceline.llm import LLM
 from paceline.models.embedded import embedded_model, embedded_ngram_model
 from paceline.models.tokenizer import Tokenizer
@@ -31,9 +32,9 @@ def test_the_default_drafts_by_it_and_changes_no_token() -> None:
     assert speculative_config(RunOptions(method="ngram_model"), None)[0].model == config.model
     for temperature in (0.0, 0.8):
         params = SamplingParams(max_tokens=24, temperature=temperature, seed=1)
-        with LLM(planner="fixed", strict=True) as llm:
+        with LLM(speculative_config=[], planner="fixed", strict=True) as llm:
             plain = llm.generate(PROMPT, params)
-            llm.set_speculation(default_speculative_config(None))
+            llm.set_speculation(None)
             together = llm.generate(PROMPT, params)
         assert together.token_ids == plain.token_ids
         drafted = together.completions[0].counters.by_proposer

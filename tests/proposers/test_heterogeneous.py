@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from paceline import LLM, SamplingParams
-from paceline.proposers.draft_model.heterogeneous import HeterogeneousProposer
 from paceline.proposers.draft_model.translation import Translation
 from paceline.proposers.draft_model.tree_translation import translate
 from paceline.proposers.draft_model.vocabulary import VocabularyPair
 from paceline.request import Request
+from paceline.runtime.model_runner import ModelRunner
 from paceline.span import DraftTree
 from tests.proposers.drive import Target, commit, make_request, propose
 from tests.proposers.vocabularies import (
@@ -59,16 +59,21 @@ def test_a_draft_by_texts_says_what_the_target_will() -> None:
         assert result.num_accepted == len(draft) >= 2
 
 
+def own_runner() -> ModelRunner:
+    """The draft model's."""
+    return toy_runner(prefix_caching=False, noise=0.2)
+
+
 # --- what it holds ------------------------------------------------------------------------------
 
 
-def held(proposer: HeterogeneousProposer, request: Request) -> int:
-    return proposer._drafter._kv[request.request_id].length
+def held(runner: ModelRunner, request: Request) -> int:
+    return runner.kv[request.request_id].length
 
 
 def test_kept_kv_is_what_a_fresh_draft_computes() -> None:
-    model, request = Target(toy_runner()), make_request(1, PROMPT)
-    proposer = foreign_drafter(far_pair(), **TREE)
+    model, request, runner = Target(toy_runner()), make_request(1, PROMPT), own_runner()
+    proposer = foreign_drafter(far_pair(), runner, **TREE)
     drafted = 0
     for _ in range(8):
         assert propose(proposer, request) == propose(foreign_drafter(far_pair(), **TREE), request)
@@ -76,7 +81,7 @@ def test_kept_kv_is_what_a_fresh_draft_computes() -> None:
         drafted += len(draft)
     assert drafted
     proposer.finish(request)
-    assert proposer._drafter._kv.pool.num_used == 0
+    assert runner.kv.pool.num_used == 0
 
 
 def spelt(pair: VocabularyPair, text: str) -> list[int]:
@@ -85,24 +90,23 @@ def spelt(pair: VocabularyPair, text: str) -> list[int]:
 
 def test_kv_is_rolled_back_to_the_first_token_that_differs() -> None:
     pair = far_pair(replacements=[("fxy", "o")])
-    proposer, request = foreign_drafter(pair), make_request(1, spelt(pair, "efx"))
+    runner, request = own_runner(), make_request(1, spelt(pair, "efx"))
+    proposer = foreign_drafter(pair, runner)
     propose(proposer, request)
-    assert pair.draft.written(proposer._shadows[1].request.token_ids) == b"efx"
-    assert held(proposer, request) == 3
+    assert held(runner, request) == 3
     commit(proposer, request, spelt(pair, "y"))
-    assert pair.draft.written(proposer._shadows[1].request.token_ids) == b"eo"
-    assert held(proposer, request) == 1
+    assert held(runner, request) == 1
     assert propose(proposer, request) == propose(foreign_drafter(pair), request)
 
 
 def test_the_oldest_text_is_forgotten_where_the_context_ends() -> None:
-    pair = far_pair()
-    proposer = foreign_drafter(pair)
+    pair, runner = far_pair(), own_runner()
+    proposer = foreign_drafter(pair, runner)
     request = make_request(1, spelt(pair, "efx"), max_len=2000)
     drafted = []
     for _ in range(12):
         drafted.append(len(propose(proposer, request)[0]))
-        assert held(proposer, request) < 256
+        assert held(runner, request) < 256
         commit(proposer, request, spelt(pair, "cdxefghzabA" * 5))
     assert len(request.token_ids) > 300
     assert all(drafted)
@@ -129,9 +133,8 @@ def test_an_engine_says_what_it_says_plainly(
         Job(PROMPT[::-1], replace(params, n=2)),
         Job(PROMPT * 3, replace(params, repetition_penalty=1.3, frequency_penalty=0.4), at=3),
     ]
-    proposer = foreign_drafter(far_pair(), **TREE)
-    runner, calls = proposer._drafter._runner, itertools.count()
-    forward = runner.forward
+    runner, calls = own_runner(), itertools.count()
+    proposer, forward = foreign_drafter(far_pair(), runner, **TREE), runner.forward
 
     def failing(*arguments: Any) -> Any:
         if next(calls) in (4, 20):
@@ -148,8 +151,7 @@ def test_an_engine_says_what_it_says_plainly(
     assert any("draft_model" in result.origins for group in found for result in group)
     assert next(calls) > 20
     assert_no_leak(engine)
-    assert proposer._drafter._kv.pool.num_used == 0
-    assert not proposer._shadows
+    assert runner.kv.pool.num_used == 0
 
 
 # --- trees --------------------------------------------------------------------------------------

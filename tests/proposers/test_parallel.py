@@ -25,9 +25,9 @@ from paceline.models.hf_config import config_from_hf
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_aware import CostAwarePlanner
 from paceline.policy.cost_points import StepShape
-from paceline.proposers.draft_model.parallel import ParallelDraftProposer, likeliest_tree
+from paceline.proposers.draft_model.parallel import likeliest_tree
 from paceline.request import Request
-from paceline.runtime.model_runner import ForwardResult
+from paceline.runtime.model_runner import ForwardResult, ModelRunner
 from paceline.span import ROOT, DraftTree, Span
 from tests.proposers.drive import Target, commit, make_request, propose
 from tests.proposers.parallel_drafts import (
@@ -46,11 +46,16 @@ def target() -> Target:
     return Target(toy_runner())
 
 
+def own_runner() -> ModelRunner:
+    """The draft model's."""
+    return toy_runner(prefix_caching=False, noise=0.3)
+
+
 # --- the oracle: masks that know what the target says -------------------------------------------
 
 
-def knowing(request: Request, **options: Any) -> ParallelDraftProposer:
-    """A draft whose row at each position has the logits of the target, along plain decoding."""
+def all_knowing(request: Request) -> ModelRunner:
+    """Its row at each position has the logits of the target, along plain decoding."""
     model, plain = target(), replace(request, token_ids=list(PROMPT))
     for _ in range(70):
         model.verify(plain, DraftTree())
@@ -59,7 +64,7 @@ def knowing(request: Request, **options: Any) -> ParallelDraftProposer:
     assert runner.kv.reserve(0, len(tokens))
     whole = Span(0, 0, tokens, range(-1, len(tokens) - 1), range(len(tokens)))
     known = runner.forward(runner.pack([whole])).logits
-    return parallel_drafter(KnowingRunner(known, toy_runner(prefix_caching=False)), **options)
+    return KnowingRunner(known, toy_runner(prefix_caching=False))
 
 
 @pytest.mark.parametrize("sampling", SAMPLING)
@@ -68,9 +73,10 @@ def test_knowing_masks_are_accepted_whole(
     sampling: dict[str, Any], options: dict[str, int]
 ) -> None:
     request = make_request(1, PROMPT, **sampling)
-    model, proposer = target(), knowing(request, **options)
+    runner = all_knowing(request)
+    model, proposer = target(), parallel_drafter(runner, **options)
     for _ in range(8):
-        proposer._kv.poison_free()
+        runner.kv.poison_free()
         draft, result = model.step(proposer, request)
         assert result.num_accepted == max(draft.depths())
     assert proposer.num_forwards == 8
@@ -78,11 +84,12 @@ def test_knowing_masks_are_accepted_whole(
 
 def test_the_noise_is_that_of_each_position() -> None:
     request = make_request(1, PROMPT, temperature=1.5)
-    proposer = knowing(request, num_speculative_tokens=6)
+    proposer = parallel_drafter(all_knowing(request), num_speculative_tokens=6)
     (draft,) = propose(proposer, request)
     other = make_request(1, PROMPT, temperature=1.5)
     other.seed += 1
-    (elsewhere,) = propose(knowing(request, num_speculative_tokens=6), other)
+    again = parallel_drafter(all_knowing(request), num_speculative_tokens=6)
+    (elsewhere,) = propose(again, other)
     assert draft.is_chain
     assert draft.token_ids != elsewhere.token_ids
 
@@ -106,32 +113,35 @@ def test_a_mask_reads_the_tokens_and_the_masks_before_it() -> None:
 @pytest.mark.parametrize("options", [{}, TREE])
 @pytest.mark.parametrize("sampling", SAMPLING)
 def test_no_mask_leaves_anything_behind(options: dict[str, Any], sampling: dict[str, Any]) -> None:
-    model, proposer = target(), parallel_drafter(**options)
+    runner = own_runner()
+    model, proposer = target(), parallel_drafter(runner, **options)
     request = make_request(1, PROMPT, **sampling)
     for _ in range(6):
         assert propose(proposer, request) == propose(parallel_drafter(**options), request)
-        assert proposer._kv[1].length == len(request.token_ids)
-        assert len(proposer._kv[1].block_table) == math.ceil(len(request.token_ids) / 16)
+        assert runner.kv[1].length == len(request.token_ids)
+        assert len(runner.kv[1].block_table) == math.ceil(len(request.token_ids) / 16)
         model.step(proposer, request)
-        proposer._kv.poison_free()
+        runner.kv.poison_free()
 
 
 def test_requests_share_one_forward() -> None:
-    proposer = parallel_drafter(num_speculative_tokens=6)
+    runner = own_runner()
+    proposer = parallel_drafter(runner, num_speculative_tokens=6)
     requests = [make_request(i, PROMPT[i:], temperature=0.4 * i) for i in range(4)]
     alone = [propose(parallel_drafter(num_speculative_tokens=6), each)[0] for each in requests]
     assert propose(proposer, *requests) == alone
     assert proposer.num_forwards == 1
-    assert proposer._runner.num_rows == sum(len(r.token_ids) + 5 for r in requests)
+    assert runner.num_rows == sum(len(r.token_ids) + 5 for r in requests)
 
 
 @pytest.mark.parametrize(("nodes", "depth", "masks"), [(64, 8, 4), (64, 3, 2), (1, 8, 0)])
 def test_no_more_masks_are_read_than_the_budget_has_depth(
     nodes: int, depth: int, masks: int
 ) -> None:
-    proposer = parallel_drafter(**TREE)
+    runner = own_runner()
+    proposer = parallel_drafter(runner, **TREE)
     propose(proposer, make_request(1, PROMPT), nodes=nodes, depth=depth)
-    assert proposer._runner.num_rows == len(PROMPT) + masks
+    assert runner.num_rows == len(PROMPT) + masks
 
 
 def test_at_the_end_of_its_context_the_draft_is_shorter() -> None:
@@ -194,7 +204,8 @@ def test_numbers_that_are_none_end_a_tree() -> None:
 
 
 def test_after_a_forward_that_failed_it_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    proposer, requests = parallel_drafter(), [make_request(i, PROMPT) for i in (1, 2)]
+    runner, requests = own_runner(), [make_request(i, PROMPT) for i in (1, 2)]
+    proposer = parallel_drafter(runner)
     propose(proposer, *requests)
     for request in requests:
         commit(proposer, request, [8])
@@ -203,22 +214,22 @@ def test_after_a_forward_that_failed_it_begins_anew(monkeypatch: pytest.MonkeyPa
         raise RuntimeError("broken")
 
     with monkeypatch.context() as patch:
-        patch.setattr(proposer._runner, "forward", fail)
+        patch.setattr(runner, "forward", fail)
         with pytest.raises(RuntimeError):
             propose(proposer, *requests)
-    assert proposer._kv.pool.num_used == 0
+    assert runner.kv.pool.num_used == 0
     assert propose(proposer, *requests) == propose(parallel_drafter(), *requests)
 
 
 def test_logits_that_are_no_numbers_draft_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    proposer = parallel_drafter()
-    forward = proposer._runner.forward
+    runner = own_runner()
+    proposer, forward = parallel_drafter(runner), runner.forward
 
     def broken(*given: Any) -> ForwardResult:
         result = forward(*given)
         return ForwardResult(torch.full_like(result.logits, math.nan), result.offsets)
 
-    monkeypatch.setattr(proposer._runner, "forward", broken)
+    monkeypatch.setattr(runner, "forward", broken)
     assert propose(proposer, make_request(1, PROMPT, temperature=0.8)) == [DraftTree()]
 
 
@@ -234,13 +245,13 @@ def test_the_answers_are_those_of_plain_decoding(
 ) -> None:
     params = SamplingParams(max_tokens=20, seed=4, logprobs=2, **sampling)
     jobs = [Job(PROMPT[i:] * (1 + i), params, at=i) for i in range(4)]
-    proposer = parallel_drafter(**options)
-    engine = toy_engine([proposer])
+    runner = own_runner()
+    engine = toy_engine([parallel_drafter(runner, **options)])
     answers = [[r.answer for r in group] for group in run_jobs(engine, jobs)]
     assert answers == [[r.answer for r in group] for group in run_jobs(toy_engine(), jobs)]
     assert engine.stats().speculation.num_accepted_tokens
     assert_no_leak(engine)
-    assert proposer._kv.pool.num_used == 0
+    assert runner.kv.pool.num_used == 0
 
 
 def test_the_planner_is_charged_one_forward_however_deep_the_drafts() -> None:
@@ -295,7 +306,11 @@ def test_a_checkpoint_is_loaded_and_drafts(checkpoint: Callable[..., str]) -> No
     config = {"method": "parallel_draft", "model": checkpoint(pard_token=3)}
     wish = SamplingParams(max_tokens=12, temperature=0.0)
     options: dict[str, Any] = {"max_model_len": 128, "max_num_seqs": 1, "planner": "fixed"}
-    with LLM(speculative_config=config, strict=True, **options) as llm, LLM(**options) as plain:
+    plain_options = options | {"speculative_config": []}
+    with (
+        LLM(speculative_config=config, strict=True, **options) as llm,
+        LLM(**plain_options) as plain,
+    ):
         assert llm.proposers == ("parallel_draft",)
         answer = llm.generate("def add(a, b):", wish)
         assert answer.token_ids == plain.generate("def add(a, b):", wish).token_ids

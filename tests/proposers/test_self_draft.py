@@ -122,7 +122,7 @@ def test_a_failed_forward_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch)
     proposer = self_drafter(model.runner)
     begun(model, request)
     expected, before = propose(proposer, request), committed(model.runner)
-    forward: Callable[..., Any] = proposer._runner.forward
+    forward: Callable[..., Any] = ModelRunner.forward
     calls = []
 
     def fail(*arguments: Any) -> Any:
@@ -131,7 +131,7 @@ def test_a_failed_forward_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch)
             raise RuntimeError("out of luck")
         return forward(*arguments)
 
-    monkeypatch.setattr(proposer._runner, "forward", fail)
+    monkeypatch.setattr(ModelRunner, "forward", fail)
     with pytest.raises(RuntimeError, match="out of luck"):
         propose(proposer, request)
     assert (committed(model.runner), model.runner.kv.pool.num_used) == (before, 1)

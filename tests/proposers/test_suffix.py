@@ -147,12 +147,14 @@ def test_an_engine_leaves_the_shared_texts_alone() -> None:
         Job([3, 4, 5, 3, 4, 6] * n, SamplingParams(temperature=0.8, seed=n, max_tokens=30))
         for n in (3, 5, 6)
     ]
-    run_jobs(engine, jobs)
+    answers = [result.token_ids for group in run_jobs(engine, jobs) for result in group]
     stats = engine.stats()
     assert stats.num_preemptions
     assert not stats.num_proposer_failures
-    assert not proposer._texts
-    assert proposer._shared.num_texts == len(jobs)
+    for index, answer in enumerate(answers, start=100):  # each was shared
+        *known, following = answer[:9]
+        (tree,) = propose(proposer, make_request(index, known))
+        assert following in tree.token_ids
 
 
 def test_nothing_is_shared_where_nothing_may_be_cached() -> None:
@@ -164,7 +166,7 @@ def test_nothing_is_shared_where_nothing_may_be_cached() -> None:
 def test_of_a_prompt_only_the_end_is_shared() -> None:
     proposer, request = suffix(suffix_decoding_max_tree_depth=4), make_request(1, range(50))
     end(proposer, request, FinishReason.ABORT)
-    assert proposer._shared.num_texts == 0
+    assert not len(drafted(proposer, [48]))
     commit(proposer, request, [60, 61])
     end(proposer, request)
     assert not len(drafted(proposer, [20]))

@@ -53,7 +53,7 @@ def real_model() -> RealModel:
 def smollm2(real_model: RealModel) -> Iterator[LLM]:
     """SmolLM2-135M-Instruct as a user gets it, without speculation."""
     real_model("smollm2")
-    with LLM("smollm2") as llm:
+    with LLM("smollm2", speculative_config=[]) as llm:
         yield llm
 
 

@@ -7,6 +7,7 @@ Bounds are a little above what llama.cpp's own rounding of activations makes of 
 from __future__ import annotations
 
 from importlib.resources import files
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,8 @@ def test_the_files_own_numbers(real_model: RealModel, name: str, most: float) ->
     text = (files("paceline") / "engine" / "engine.py").read_text(encoding="utf-8")
 
     def logits(dtype: str) -> tuple[Window, np.ndarray]:
-        with LLM(path, dtype=dtype, max_num_seqs=1, kv_cache_memory=64 << 20) as llm:
+        options: dict[str, Any] = {"dtype": dtype, "max_num_seqs": 1, "kv_cache_memory": 64 << 20}
+        with LLM(path, speculative_config=[], **options) as llm:
             assert llm.tokenizer is not None
             window = Window(llm.tokenizer.encode(text)[:TOKENS], 1)
             found = np.zeros((len(window.targets), llm.checkpoint.config.vocab_size), np.float32)

@@ -21,7 +21,7 @@ TOP = {506: -1.6540, 496: -2.1979, 9079: -2.4768, 886: -2.6325, 3224: -2.9616}
 @pytest.fixture(scope="module", params=["auto", "float32"])
 def gemma(request: pytest.FixtureRequest, real_model: RealModel) -> Iterator[LLM]:
     real_model("gemma3-270m")
-    with LLM("gemma3-270m", dtype=request.param) as llm:
+    with LLM("gemma3-270m", speculative_config=[], dtype=request.param) as llm:
         yield llm
 
 

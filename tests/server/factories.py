@@ -74,8 +74,7 @@ def _fragile(
         return request.cache_salt in always and request in given
 
     def wrapper(*arguments: Any, **options: Any) -> Any:
-        items = arguments[0] if arguments else ()
-        given = [item.request for item in items if hasattr(item, "request")]
+        given = [item.request for step in arguments[:1] for item in step.items]
         if any(is_due(request, given) for request in list(engine.requests.values())):
             engine._stats.seconds[f"broken {phase}"] = 0.0
             raise ArithmeticError(f"broken in {phase}")

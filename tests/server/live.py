@@ -39,16 +39,15 @@ class Server:
             return await http.post(path)
 
     def signal(self, number: int) -> None:
-        assert self.client._link is not None
-        assert self.client._link.pid is not None
-        os.kill(self.client._link.pid, number)
+        assert self.client.pid is not None
+        os.kill(self.client.pid, number)
 
     async def works(self) -> None:
         """A request is answered, and nothing is left over of what came before."""
         found = self.ask(stream=False)
         await found.task
         assert found.status == 200, found.text
-        assert not self.client._generations
+        assert self.client.num_generating == 0
         assert self.app.state.serving.admission.num_unfinished == 0
         while (await self.client.stats()).num_running:  # what was aborted goes when it is its turn
             await asyncio.sleep(0.005)

@@ -58,9 +58,8 @@ async def tokens(client: EngineClient, params: SamplingParams = SHORT) -> list[i
 
 
 def pid_of(client: EngineClient) -> int:
-    assert client._link is not None
-    assert client._link.pid is not None
-    return client._link.pid
+    assert client.pid is not None
+    return client.pid
 
 
 async def kill(client: EngineClient) -> None:
@@ -83,7 +82,7 @@ def test_a_killed_engine_fails_its_prompts_and_is_replaced(tmp_path: Path) -> No
             await kill(client)
             with pytest.raises(EngineDeadError):
                 await waiting
-            assert not client._generations
+            assert client.num_generating == 0
             assert client.state == "starting"
             with pytest.raises(EngineDeadError, match="starting"):
                 await tokens(client)
@@ -169,7 +168,7 @@ def test_an_engine_that_stays_stopped_is_replaced() -> None:
         async with opened(pulse=watch) as client:
             before = pid_of(client)
             running = asyncio.create_task(tokens(client, LONG))
-            await until(lambda: bool(client._generations))
+            await until(lambda: client.num_generating > 0)
             os.kill(before, signal.SIGSTOP)
             watch.is_on = True
             with pytest.raises(EngineDeadError, match="no sign of life"):
@@ -219,7 +218,7 @@ def test_closing_ends_what_runs_and_the_process() -> None:
         async with opened() as client:
             pid = pid_of(client)
             running = asyncio.create_task(tokens(client, LONG))
-            await until(lambda: bool(client._generations))
+            await until(lambda: client.num_generating > 0)
             await client.close()
             with pytest.raises(EngineClosedError, match="closed") as caught:
                 await running
@@ -283,7 +282,7 @@ from paceline.server.engine.client import EngineClient
 async def main():
     client = EngineClient(factories.paper)
     await client.start()
-    print(client._link.pid, flush=True)
+    print(client.pid, flush=True)
     await asyncio.sleep(60)
 
 if __name__ == "__main__":

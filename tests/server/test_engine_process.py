@@ -107,7 +107,7 @@ def test_many_prompts_at_once_are_not_mixed_up(here: Here) -> None:
     for answer, output in zip(answers, here.llm.generate(prompts, wishes), strict=True):
         assert answer.completions[0].token_ids == output.token_ids
         assert answer.completions[0].text == output.text
-    assert not here.client._generations
+    assert here.client.num_generating == 0
 
 
 def test_the_engine_refuses_with_its_own_errors(here: Here) -> None:
@@ -126,7 +126,7 @@ def test_the_engine_refuses_with_its_own_errors(here: Here) -> None:
         with pytest.raises(kind) as caught:
             here.run(enter(token_ids, params))
         assert type(caught.value) is kind
-    assert not here.client._generations
+    assert here.client.num_generating == 0
 
 
 def test_leaving_frees_the_kv(here: Here) -> None:
@@ -144,7 +144,7 @@ def test_leaving_frees_the_kv(here: Here) -> None:
         for job in jobs:
             job.cancel()
         await asyncio.gather(*jobs, return_exceptions=True)
-        assert not here.client._generations
+        assert here.client.num_generating == 0
         while (after := await here.client.stats()).num_running + after.num_waiting:
             await asyncio.sleep(0.01)
         return before, after
@@ -166,7 +166,7 @@ def test_a_slow_reader_loses_nothing_and_holds_up_nobody(here: Here) -> None:
     async def read_slowly() -> tuple[list[int], Answer]:
         async with here.client.generate(ids, params) as slow:
             other = await ask(here.client, params)
-            while here.client._generations:
+            while here.client.num_generating:
                 await asyncio.sleep(0.01)
             return [token async for piece in slow for token in piece.token_ids], other
 

@@ -82,14 +82,14 @@ def test_a_hung_engine_costs_its_requests_their_time_and_nothing_else(
             left = server.ask()
             left.leaves.set()
             await left.task
-            await until(lambda: len(server.client._generations) == 1 + len(late))
+            await until(lambda: server.client.num_generating == 1 + len(late))
             held_clock.passes(11)
             await asyncio.wait_for(asyncio.gather(*(c.task for c in [began, *late])), 30)
             assert last_error(began)["code"] == "request_timeout"
             for call in late:
                 assert call.status == 504
                 assert json.loads(call.text)["error"]["code"] == "request_timeout"
-            assert not server.client._generations
+            assert server.client.num_generating == 0
             assert (await server.get("/metrics")).status_code == 200
             assert (await server.get("/stats")).status_code == 200
             server.signal(signal.SIGCONT)
@@ -161,7 +161,7 @@ def test_an_engine_that_dies_while_the_server_drains_does_not_hold_it_up() -> No
     async def story() -> None:
         async with opened() as server, listening(server) as http:
             with connected(http, STREAM) as client:
-                await until(lambda: bool(server.client._generations))
+                await until(lambda: server.client.num_generating > 0)
                 http.handle_exit(signal.SIGTERM, None)
                 await until(lambda: server.client.state == "draining")
                 server.signal(signal.SIGKILL)
@@ -183,11 +183,11 @@ def test_a_client_that_never_reads_is_left_when_its_time_is_up(
         limit = {"request_timeout": 0.7}
         async with opened(**limit) as server, listening(server, **limit) as http:
             with connected(http, {**STREAM, "return_origins": True, "logprobs": 0}) as client:
-                await until(lambda: bool(server.client._generations))
+                await until(lambda: server.client.num_generating > 0)
                 # Nothing more can be written, or the system has left the client by itself.
                 await until(lambda: all(c.flow.write_paused for c in http.server_state.connections))
                 held_clock.passes(1.0)
-                await until(lambda: not server.client._generations)
+                await until(lambda: server.client.num_generating == 0)
                 await server.works()
                 await until(lambda: not http.server_state.connections)
                 assert client.fileno() >= 0

@@ -26,7 +26,7 @@ from tests.programs import module
 from tests.server.served import chat_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-watch = module("load_watch")
+watch = module("load_server")
 LIMITS = ("--threads", "1", "--max-model-len", "512", "--kv-cache-memory", "32M")
 PROMPT = "def add(a, b):"
 LONG = {"max_tokens": 480, "ignore_eos": True, "disable_spec_decode": True}

@@ -12,7 +12,8 @@ import pytest
 
 from tests.programs import FOLDER, ROOT, module
 
-client, requests, watch = module("load_client"), module("load_requests"), module("load_watch")
+client = requests = module("load_client")
+watch = module("load_server")
 
 CHOICE = requests.Choice("ab", (7, 8), (-0.5, -1.0), "length", None)
 KNOWN = requests.Known({"prompt": "x"}, [1], [CHOICE])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from paceline.errors import ConfigError, TrainingError
+from paceline.errors import ConfigError, TraceError, TrainingError
+from paceline.traces import Trace, TraceWriter
 from paceline.training import draft as draft_module
 from paceline.training.acceptance import measure_acceptance, write_own_text
-from paceline.training.data import TokenDocuments
+from paceline.training.data import TokenDocuments, read_answers
 from paceline.training.draft import train_draft
 from paceline.training.generation import continue_prompts, generate_documents
 from paceline.training.lm import LMTrainingResult
@@ -23,7 +23,6 @@ from paceline.training.losses import cross_entropy, distillation_loss
 from paceline.training.model_files import TrainableModel, load_model, new_model
 from paceline.training.ops import TrainingOps, dense_hidden, differentiable_decoder
 from paceline.training.surgery import cut_model, kept_layers
-from paceline.training.traces import read_traces
 from tests.training.toy_text import SHAPE, draft_config
 
 PROMPTS = torch.randint(1, 280, (6, 5), generator=torch.Generator().manual_seed(1))
@@ -210,15 +209,16 @@ def test_resumed_distillation_equals_uninterrupted_one(
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
-def _write_traces(folder: Path, sequences: list[list[int]], **broken: Any) -> None:
-    folder.mkdir()
-    (folder / "meta.json").write_text(json.dumps({"format": 1}))
-    arrays = {
-        "token_ids": np.array([t for s in sequences for t in s], np.int32),
-        "offsets": np.cumsum([0, *map(len, sequences)]).astype(np.int32),
-        "prompt_lens": np.ones(len(sequences), np.int32),
-    }
-    np.savez(folder / "shard-00000.npz", **{**arrays, **broken})
+def _write_traces(folder: Path, sequences: list[list[int]]) -> None:
+    """Answers after one token of prompt."""
+    writer = TraceWriter(folder, {})
+    writer.write_shard([_trace(i, tokens) for i, tokens in enumerate(sequences)])
+
+
+def _trace(index: int, tokens: list[int]) -> Trace:
+    outputs = np.array(tokens[1:], np.int32)
+    zeros = np.zeros(len(outputs), np.float32)
+    return Trace(index, 1, np.array(tokens, np.int32), zeros, outputs[:, None], zeros[:, None])
 
 
 def test_drafts_learn_from_traces(
@@ -235,18 +235,11 @@ def test_drafts_learn_from_traces(
 
 def test_traces_are_read_and_checked(tmp_path: Path) -> None:
     _write_traces(tmp_path / "good", [[1, 2, 3], [4], [5, 6]])
-    assert [list(d) for d in read_traces(tmp_path / "good", 280)] == [[1, 2, 3], [4], [5, 6]]
-    with pytest.raises(TrainingError, match="another model"):
-        read_traces(tmp_path / "good", 5)
-    for name, offsets in (("a", [0, 9]), ("b", [0, 3, 1, 6]), ("c", [])):
-        _write_traces(tmp_path / name, [[1, 2, 3, 4, 5, 6]], offsets=np.array(offsets, np.int32))
-        with pytest.raises(TrainingError, match="damaged"):
-            read_traces(tmp_path / name, 280)
-    (tmp_path / "a" / "shard-00000.npz").write_bytes(b"PK\x03\x04 no archive")
-    with pytest.raises(TrainingError, match="cannot be read"):
-        read_traces(tmp_path / "a", 280)
-    with pytest.raises(TrainingError, match=r"meta\.json"):
-        read_traces(tmp_path, 280)
+    assert [list(d) for d in read_answers(tmp_path / "good", 280)] == [[1, 2, 3], [4], [5, 6]]
+    with pytest.raises(TraceError, match="another model"):
+        read_answers(tmp_path / "good", 5)
+    with pytest.raises(TraceError, match=r"meta\.json"):
+        read_answers(tmp_path, 280)
 
 
 def test_generated_text_starts_with_pieces_of_the_texts(target: TrainableModel) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import random
 import time
 from collections import Counter
@@ -18,6 +17,7 @@ from paceline.models.embedded import embedded_model
 from paceline.proposers.ngram_model.file import read_tables, write_tables
 from paceline.proposers.ngram_model.lookup import NgramLookup
 from paceline.proposers.ngram_model.tables import NgramTables, context_key
+from paceline.traces import Trace, TraceWriter
 from paceline.training.ngram.counts import Corpus, Example, NgramCounts, count_ngrams
 from paceline.training.ngram.data import prompt_keys, split
 from paceline.training.ngram.options import NgramTrainingConfig
@@ -219,17 +219,14 @@ def test_the_keys_of_prompts_are_part_of_the_file_and_of_its_budget(tmp_path: Pa
 
 def write_traces(folder: Path, *, fingerprint: str | None = None, logprob: float = -0.1) -> Path:
     """Forty answers of a target that counts, after two tokens of prompt."""
-    folder.mkdir()
-    (folder / "meta.json").write_text(json.dumps({"vocab_fingerprint": fingerprint}))
+    writer = TraceWriter(folder, {"vocab_fingerprint": fingerprint})
     rows = [[9, 9, *((i + j) % 8 for j in range(10))] for i in range(40)]
-    outputs = np.array([row[2:] for row in rows], np.int32).reshape(-1, 1)
-    np.savez(
-        folder / "shard-00000.npz",
-        token_ids=np.array(rows, np.int32).ravel(),
-        offsets=np.arange(41, dtype=np.int32) * 12,
-        prompt_lens=np.full(40, 2, np.int32),
-        top_ids=outputs,
-        top_logprobs=np.full(outputs.shape, logprob, np.float32),
+    logprobs = np.full(10, logprob, np.float32)
+    writer.write_shard(
+        [
+            Trace(i, 2, tokens, logprobs, tokens[2:, None], logprobs[:, None])
+            for i, tokens in enumerate(np.array(rows, np.int32))
+        ]
     )
     return folder
 
@@ -283,6 +280,9 @@ def test_soft_labels_need_log_probabilities(tmp_path: Path) -> None:
     )
     with pytest.raises(TrainingError, match="holds no log-probabilities"):
         train_ngram(config)
+    folder = write_traces(tmp_path / "damaged", logprob=float("nan"))
+    with pytest.raises(TrainingError, match="is damaged"):
+        train_ngram(dataclasses.replace(config, traces=(str(folder),)))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from paceline.llm import LLM, embedded_model
 from paceline.models.pruned_head import PrunedHead
 from paceline.proposers.base import DraftBudget
 from paceline.proposers.draft_model import DraftModelProposer
+from paceline.traces import Trace
 from paceline.workbench import draft_quality as module
 from paceline.workbench.draft_quality import (
     DraftQuality,
@@ -29,7 +30,6 @@ from paceline.workbench.draft_quality import (
 )
 from paceline.workbench.teacher_forcing import forced_logits
 from paceline.workbench.trace_requests import trace_request
-from paceline.workbench.traces import Trace
 from tests.toy import VOCAB, draft_config, toy_engine, toy_runner
 from tests.workbench.test_drafts import make_meta, make_trace, toy_traces
 
@@ -222,7 +222,7 @@ def test_no_more_tokens_than_wanted_or_than_fit() -> None:
 def test_the_embedded_pair() -> None:
     config = SpeculativeConfig("draft_model", embedded_model("draft"))
     meta = make_meta(0.0) | {"vocab_fingerprint": None}
-    with LLM() as llm:
+    with LLM(speculative_config=[]) as llm:
         texts = ["def add(a, b):\n    return a", "Once upon a time there was"]
         prompts = [llm.encode(text) for text in texts]
         traces = [make_trace(i, ids[:2], ids[2:]) for i, ids in enumerate(prompts)]

@@ -24,6 +24,7 @@ from paceline.request import Request, VerifyResult
 from paceline.runtime.model_runner import ModelRunner
 from paceline.sampling_params import SamplingParams
 from paceline.span import ROOT, DraftTree
+from paceline.traces import Trace
 from paceline.workbench import drafts_recording
 from paceline.workbench.drafts import CachedDrafts, cached_proposer
 from paceline.workbench.drafts_recording import cached_drafts, level_recorder, record_drafts
@@ -35,7 +36,6 @@ from paceline.workbench.drafts_store import (
     write_drafts,
 )
 from paceline.workbench.trace_requests import trace_request
-from paceline.workbench.traces import Trace
 from tests.toy import TOY, VOCAB, Job, draft_config, run_jobs, toy_engine, toy_runner
 
 CONTEXT = TOY.max_position
@@ -382,7 +382,7 @@ CONFIG = SpeculativeConfig(
 
 @pytest.fixture(scope="module", params=[0.0, 0.8])
 def embedded(request: pytest.FixtureRequest) -> tuple[list[Trace], dict[str, Any], TargetInfo]:
-    with LLM() as llm:
+    with LLM(speculative_config=[]) as llm:
         params = [
             SamplingParams(max_tokens=12, temperature=request.param, seed=5 + i)
             for i in range(len(TEXTS))

@@ -11,6 +11,7 @@ import pytest
 from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError, TraceError
 from paceline.proposers.base import Proposer
+from paceline.traces import Trace
 from paceline.workbench.drafts import cached_proposer
 from paceline.workbench.drafts_recording import (
     Recorder,
@@ -20,7 +21,6 @@ from paceline.workbench.drafts_recording import (
 )
 from paceline.workbench.drafts_store import RecordedDrafts, read_drafts, write_drafts
 from paceline.workbench.replay import replay
-from paceline.workbench.traces import Trace
 from tests.proposers.parallel_drafts import parallel_config, parallel_drafter
 from tests.proposers.vocabularies import close_pair, far_pair, foreign_drafter, reversed_self
 from tests.toy import TOY, draft_config, toy_runner

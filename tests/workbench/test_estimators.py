@@ -10,24 +10,23 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError
 from paceline.policy.evidence import LEAST_DEPTHS
-from paceline.proposers.base import DraftBudget
+from paceline.proposers.base import DraftBudget, Proposer
 from paceline.request import Request, VerifyResult
 from paceline.sampling_params import SamplingParams
 from paceline.span import ROOT, DraftTree
-from paceline.workbench.estimators import NodeEstimator, labelled, logit, sigmoid
 from paceline.workbench.estimators_log import LoggedDraft, Outcome, Recorder, replay
-from paceline.workbench.estimators_report import AS_PROPOSED, ESTIMATORS, KEPT, score
+from paceline.workbench.estimators_report import AS_PROPOSED, KEPT, AsProposed, score
 from paceline.workbench.plots import plot_reliability
 from tests.programs import module
 from tests.toy import VOCAB, Job, run_jobs, toy_engine
 
 MISS = 999
+RESEARCH = module("research.estimators")
+ESTIMATORS = RESEARCH.ALL
 
 
 def steps(
@@ -48,29 +47,10 @@ def steps(
 # Labels
 
 
-@given(st.data())
-def test_labels_are_the_children_of_the_emitted_path(data: st.DataObject) -> None:
-    count = data.draw(st.integers(1, 10))
-    parents = [data.draw(st.integers(-1, i - 1)) for i in range(count)]
-    tree = DraftTree(list(range(count)), parents, [0.5] * count, ["a"] * count)
-    node, path, tokens = ROOT, [0], []
-    while children := [i for i in range(count) if parents[i] == node]:
-        node = data.draw(st.sampled_from([*children, MISS]))
-        if node == MISS:
-            break
-        path.append(node + 1)
-        tokens.append(node)
-    result = VerifyResult(path, [*tokens, MISS], (), tree)
-    expected = {
-        i: i + 1 in path for i in range(count) if parents[i] == ROOT or parents[i] + 1 in path
-    }
-    assert dict(labelled(result)) == expected
-
-
 def test_every_estimate_is_made_before_its_step_is_learnt() -> None:
     calls: list[tuple[str, int]] = []
 
-    class Spy(NodeEstimator):
+    class Spy(AsProposed):
         def calibrate(self, request_id: int, tree: DraftTree) -> None:
             calls.append(("calibrate", request_id))
             super().calibrate(request_id, tree)
@@ -143,8 +123,11 @@ def test_scores_by_hand() -> None:
 
 def test_priors_are_the_line_that_labels_lie_on() -> None:
     slope, intercept = 0.7, 0.4
-    truth = {prob: sigmoid(slope * logit(prob) + intercept) for prob in (0.1, 0.3, 0.5, 0.7, 0.9)}
-    priors = module("calibration_priors").fit_priors(
+    truth = {
+        prob: RESEARCH.sigmoid(slope * RESEARCH.logit(prob) + intercept)
+        for prob in (0.1, 0.3, 0.5, 0.7, 0.9)
+    }
+    priors = module("research.calibration").fit_priors(
         [steps(random.Random(3), 4000, truth, length=2)]
     )
     assert list(priors) == ["lookup"]
@@ -166,11 +149,10 @@ def test_a_reliability_diagram_is_drawn(tmp_path: Path) -> None:
 # The log of an engine
 
 
-class Oracle:
+class Oracle(Proposer):
     """Knows the answer: drafts its next token beside a wrong one, and below it a wrong one."""
 
     name = "oracle"
-    costs_forwards = False
     config = SpeculativeConfig(num_speculative_tokens=2, max_tree_nodes=3, max_branching=2)
 
     def __init__(self, answer: list[int]) -> None:
@@ -183,13 +165,6 @@ class Oracle:
             tokens = [right, (right + 1) % VOCAB, VOCAB - 1]
             trees.append(DraftTree(tokens, [ROOT, ROOT, 0], [0.6, 0.3, 0.1], [self.name] * 3))
         return trees
-
-    def observe(self, request: Request, result: VerifyResult) -> None: ...
-
-    def finish(self, request: Request) -> None: ...
-
-    def context_length(self, request: Request) -> int:
-        return len(request.token_ids)
 
 
 def test_an_engine_logs_what_was_drafted_and_what_it_made_of_it() -> None:
@@ -204,7 +179,7 @@ def test_an_engine_logs_what_was_drafted_and_what_it_made_of_it() -> None:
     assert [draft.token_ids[0] for draft in drafts] == [
         draft.trees[0].token_ids[0] for draft in drafts
     ]
-    outcomes = replay(recorder.log, NodeEstimator())
+    outcomes = replay(recorder.log, AsProposed())
     assert [(o.estimate, o.accepted) for o in outcomes] == 5 * [
         (0.6, True),
         (0.3, False),

@@ -24,13 +24,16 @@ from paceline.workbench.estimators_report import (
     score,
 )
 from paceline.workbench.simulate import Configs
+from tests.programs import module
 from tests.toy import draft_config
 from tests.workbench.test_estimators import steps
 from tests.workbench.test_simulate import DRAFT, LOOKUP, simulator
 
+ALL = module("research.estimators").ALL
+
 
 def scores_of(log: Log) -> dict[str, Scores]:
-    return {name: score(outcomes) for name, outcomes in compare(log).items()}
+    return {name: score(outcomes) for name, outcomes in compare(log, ALL).items()}
 
 
 # Who wins
@@ -38,7 +41,7 @@ def scores_of(log: Log) -> dict[str, Scores]:
 
 def test_who_is_right_from_the_start_is_best_believed() -> None:
     scores = scores_of(steps(random.Random(0), 500, {0.3: 0.3, 0.5: 0.5, 0.8: 0.8}))
-    assert list(scores) == list(ESTIMATORS)
+    assert list(scores) == list(ALL)
     assert best_of(scores) == AS_PROPOSED
     assert scores[AS_PROPOSED].calibration_error < 2 * scores[AS_PROPOSED].error_by_chance
 

@@ -17,9 +17,9 @@ from paceline.policy.planner import DraftLimits, Drafts, FixedPlanner, Source
 from paceline.proposers.base import Proposer
 from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.span import DraftTree
+from paceline.traces import Trace
 from paceline.workbench.oracle import best_steps
 from paceline.workbench.replay import ReplayResult, replay
-from paceline.workbench.traces import Trace
 from tests.toy import lookup_config
 from tests.workbench.toy_traces import frozen_cost, make_meta, make_trace
 

@@ -25,8 +25,8 @@ from paceline.workbench.profile_store import (
     read_profile,
     store_profile,
     to_document,
-    write_json,
 )
+from paceline.writing import write_json
 from tests.toy import TOY
 
 KEY = profile_key("toy", TOY, ReferenceOps("float32"), "float32", "float32", 2)
@@ -132,9 +132,9 @@ def test_documents_are_checked(change: dict[str, Any], message: str) -> None:
 def test_the_first_of_several_is_the_targets(tmp_path: Path) -> None:
     other = replace(PROFILE, roofs=Roofs(1.0, 2.0))
     path = tmp_path / "written-by-profile.json"
-    write_json(path, {"profiles": [to_document(PROFILE), to_document(other)], "notes": []})
+    write_json(path, {"profiles": [to_document(PROFILE), to_document(other)]}, ProfileError)
     assert same(read_profile(path), PROFILE)
-    write_json(path, {"profiles": []})
+    write_json(path, {"profiles": []}, ProfileError)
     with pytest.raises(ProfileError, match="no profile"):
         read_profile(path)
 
@@ -158,7 +158,7 @@ def test_a_failed_write_leaves_what_was_there(
 def test_where_nothing_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ProfileError, match="cannot write"):
-        write_json(tmp_path / "file" / "x.json", {})
+        write_json(tmp_path / "file" / "x.json", {}, ProfileError, make_folder=True)
 
 
 def test_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

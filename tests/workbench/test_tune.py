@@ -14,12 +14,12 @@ from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine.planners import PLANNERS, MakePlanner
 from paceline.policy.cost_points import CostPoint
 from paceline.policy.cost_table import CostTable
+from paceline.traces import Trace
 from paceline.workbench import tune_search
-from paceline.workbench.drafts_recording import record_all
+from paceline.workbench.drafts_recording import record_all, widest
 from paceline.workbench.drafts_store import RecordedDrafts
 from paceline.workbench.replay import ReplayedTrace, ReplayResult, SpeculationCounters
 from paceline.workbench.simulate import Configs, Simulator
-from paceline.workbench.traces import Trace
 from paceline.workbench.tune import (
     BEST_FIXED,
     LEAST_ANSWERS,
@@ -39,7 +39,6 @@ from paceline.workbench.tune_search import (
     joint_candidates,
     search,
     suffix_candidates,
-    widest,
 )
 from tests.toy import draft_config
 from tests.workbench.test_drafts import make_key, toy_recording

@@ -11,7 +11,7 @@ from paceline.policy.cost import CostModel
 from paceline.policy.cost_points import CostPoint
 from paceline.policy.cost_table import CostTable
 from paceline.policy.host_time import NO_HOST_TIME, HostTime
-from paceline.workbench.traces import Trace
+from paceline.traces import Trace
 from tests.toy import TOY
 
 SEED = 11

@@ -8,7 +8,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
+from contextlib import AsyncExitStack
 from typing import Any
 
 from paceline.commands.bench_options import BenchServeOptions, dataset_config, wants_ignore_eos
@@ -18,7 +18,7 @@ from paceline.commands.display import Screen, printable
 from paceline.errors import ConfigError
 from paceline.workbench.serving import server
 from paceline.workbench.serving.arrivals import arrival_times, read_trace
-from paceline.workbench.serving.bench import Arm, OnFinished, Workload, run_benchmark
+from paceline.workbench.serving.bench import Arm, Workload, run_benchmark
 from paceline.workbench.serving.client import new_session
 from paceline.workbench.serving.compare import run_comparison
 from paceline.workbench.serving.counting import TokenCounter, open_counter, server_counter
@@ -80,20 +80,13 @@ async def _bench(options: BenchServeOptions) -> int:
         comparison = None
         gc.freeze()  # The prompts live as long as the run: collections need not look at them.
         stack.callback(gc.unfreeze)
-        with _progress(options, screen, len(workload.samples) * len(arms)) as advance:
+        total = len(workload.samples) * len(arms)
+        with screen.progress("requests", total, not options.disable_tqdm) as advance:
             if len(arms) > 1:
                 comparison = await run_comparison(arms[0], arms[1], workload, advance)
             else:
                 await run_benchmark(arms[0], workload, advance)
     return _report(options, Result(options, arms[0], counter.name, comparison), screen)
-
-
-def _progress(
-    options: BenchServeOptions, screen: Screen, total: int
-) -> AbstractContextManager[OnFinished]:
-    if options.disable_tqdm:
-        return nullcontext(lambda finished: None)
-    return screen.progress("requests", total)
 
 
 def _report(options: BenchServeOptions, result: Result, screen: Screen) -> int:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,8 @@ from paceline.outputs import GenerationOutput
 from paceline.sampling_params import SamplingParams
 from paceline.workbench.serving.counting import LocalTokenCounter
 from paceline.workbench.serving.datasets import make_samples
-from paceline.workbench.serving.ratios import block_size, ratio_of_medians
-from paceline.writing import write_text
+from paceline.workbench.serving.ratios import after, block_size, ratio_of_medians
+from paceline.writing import write_json
 
 EXIT_DIFFERENT = 1
 WARM_UP_TOKENS = 16
@@ -125,7 +124,8 @@ def bench_throughput_command(options: BenchThroughputOptions) -> int:
         if options.compare and not arms[-1].llm.proposers:
             raise PacelineError("no proposer could be built, so there is nothing to compare")
         tasks = _tasks(options, arms[0].llm)
-        with _progress(options, screen, len(tasks) * len(arms)) as advance:
+        total = len(tasks) * len(arms)
+        with screen.progress("prompts", total, not options.disable_tqdm) as advance:
             _run(arms, tasks, advance)
         return _report(options, arms, screen)
 
@@ -154,14 +154,6 @@ def _tasks(options: BenchThroughputOptions, llm: LLM) -> list[Task]:
     return tasks
 
 
-def _progress(
-    options: BenchThroughputOptions, screen: Screen, total: int
-) -> AbstractContextManager[Callable[[int], None]]:
-    if options.disable_tqdm:
-        return nullcontext(lambda finished: None)
-    return screen.progress("prompts", total)
-
-
 def _run(arms: Sequence[Arm], tasks: Sequence[Task], advance: Callable[[int], None]) -> None:
     prompt, params = tasks[0]
     short = replace(params, max_tokens=min(WARM_UP_TOKENS, params.max_tokens or WARM_UP_TOKENS))
@@ -175,12 +167,8 @@ def _run(arms: Sequence[Arm], tasks: Sequence[Task], advance: Callable[[int], No
     for number, first in enumerate(range(0, len(tasks), block)):
         for arm in arms if number % 2 == 0 else reversed(arms):
             part = tasks[first : first + block]
-            arm.run(part, partial(_report_done, advance, done))
+            arm.run(part, after(done, advance))
             done += len(part)
-
-
-def _report_done(advance: Callable[[int], None], before: int, finished: int) -> None:
-    advance(before + finished)
 
 
 def _report(options: BenchThroughputOptions, arms: Sequence[Arm], screen: Screen) -> int:
@@ -223,6 +211,6 @@ def _compared(arms: Sequence[Arm], document: dict[str, Any], screen: Screen) -> 
 
 def _write(options: BenchThroughputOptions, document: dict[str, Any], screen: Screen) -> None:
     if options.output_json is not None:
-        write_text(options.output_json, json.dumps(document) + "\n", ConfigError)
+        write_json(options.output_json, document, ConfigError)
     if options.json:
         screen.say(json.dumps(document))

@@ -28,8 +28,9 @@ from paceline.commands.compare import (
 from paceline.commands.display import OriginSplitter, Screen, banner, table
 from paceline.commands.options import option
 from paceline.commands.prompts import Encoder, Prompt, read_prompts
-from paceline.commands.resolve import NO_MEMORY, default_speculative_config, without_memory
+from paceline.commands.resolve import NO_MEMORY, without_memory
 from paceline.config import BACKENDS, DTYPES
+from paceline.engine.default_drafts import default_speculative_config
 from paceline.errors import FetchError
 from paceline.models.embedded import embedded_model
 from paceline.models.fetching import Download, named_model, pip_download
@@ -169,7 +170,7 @@ def _open_arms(subject: Subject, options: DemoOptions, stack: ExitStack) -> tupl
     }
     # The figures are to be those of prompts that were never answered before.
     drafts = without_memory(default_speculative_config(subject.model))
-    plain = stack.enter_context(LLM(source, **settings))
+    plain = stack.enter_context(LLM(source, speculative_config=[], **settings))
     return plain, stack.enter_context(LLM(source, speculative_config=drafts, **settings))
 
 

@@ -135,9 +135,12 @@ class Screen:
             self.note(f"drafted by {', '.join(named)}; the rest by the target model")
 
     @contextmanager
-    def progress(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
-        """A bar on a terminal, otherwise nothing; yields what to call with the number done."""
-        if not self.err.isatty():
+    def progress(
+        self, title: str, total: int, wanted: bool = True
+    ) -> Iterator[Callable[[int], None]]:
+        """A bar on a terminal if wanted, otherwise nothing; yields what to call with the number
+        done."""
+        if not wanted or not self.err.isatty():
             yield lambda done: None
             return
         from rich.console import Console

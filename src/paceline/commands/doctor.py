@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from paceline.commands.display import Screen, printable
 from paceline.commands.options import EngineOptions, ModelOptions, option
-from paceline.commands.resolve import engine_options, is_embedded
+from paceline.commands.resolve import engine_options
 from paceline.config import EngineConfig
+from paceline.engine.default_drafts import is_embedded
 from paceline.models.embedded import embedded_model
 
 if TYPE_CHECKING:

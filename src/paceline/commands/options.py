@@ -15,11 +15,22 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from paceline.commands.config_file import take_config_file, without_overruled
-from paceline.config import BACKENDS, DTYPES, KV_DTYPES, METHODS, PLANNERS, environment_name
+from paceline.config import (
+    BACKENDS,
+    DTYPES,
+    KV_DTYPES,
+    METHODS,
+    PLANNERS,
+    EngineConfig,
+    environment_name,
+)
+from paceline.config.methods import DEFAULT_METHOD, EMBEDDED_METHOD
 
 TRACE_HELP = "Write the steps' phases to this file, which Perfetto and chrome://tracing open."
 
 Options = TypeVar("Options")
+DEFAULTS = EngineConfig()
+"""What an engine is built with where nothing is said."""
 
 
 def option(default: Any, help: str, *names: str, both: bool = False, **more: Any) -> Any:
@@ -87,33 +98,43 @@ class ModelOptions:
 class EngineOptions:
     """How the engine is built."""
 
-    dtype: str = option("auto", f"Arithmetic: {', '.join(DTYPES)}.")
-    device: str = option("cpu", "Torch device.")
+    dtype: str = option(DEFAULTS.dtype, f"Arithmetic: {', '.join(DTYPES)}.")
+    device: str = option(DEFAULTS.device, "Torch device.")
     max_num_seqs: int | None = option(
-        None, "Most prompts at once (default: 32; with --compare: 1)."
+        None, f"Most prompts at once (default: {DEFAULTS.max_num_seqs}; with --compare: 1)."
     )
-    max_num_batched_tokens: int = option(512, "Most rows of one forward.")
+    max_num_batched_tokens: int = option(
+        DEFAULTS.max_num_batched_tokens, "Most rows of one forward."
+    )
     max_step_ms: float | None = option(
         None, "Keep steps this short while a prompt is read beside others."
     )
     max_model_len: int | None = option(None, "Context limit (default: the model's own).")
     kv_cache_memory: str | None = option(None, "Memory for keys and values, e.g. 512M or 2G.")
-    kv_cache_dtype: str = option("auto", f"Keys and values: {', '.join(KV_DTYPES)}.")
-    enable_prefix_caching: bool = option(
-        True, "Reuse what an earlier prompt with the same beginning has computed.", both=True
+    kv_cache_dtype: str = option(
+        DEFAULTS.kv_cache_dtype, f"Keys and values: {', '.join(KV_DTYPES)}."
     )
-    load_format: str = option("mmap", "mmap reads weights when needed, memory at once.")
+    enable_prefix_caching: bool = option(
+        DEFAULTS.enable_prefix_caching,
+        "Reuse what an earlier prompt with the same beginning has computed.",
+        both=True,
+    )
+    load_format: str = option(
+        DEFAULTS.load_format, "mmap reads weights when needed, memory at once."
+    )
     threads: int | None = option(None, "Threads that compute.")
-    backend: str = option("auto", f"Kernels of the CPU: {', '.join(BACKENDS)}.")
+    backend: str = option(DEFAULTS.backend, f"Kernels of the CPU: {', '.join(BACKENDS)}.")
     objective: str = option(
         "throughput",
         'What drafts are chosen for: throughput, latency, or {"tpot_ms": 20} to keep a time per '
         "token.",
     )
     planner: str = option(
-        "auto", f"{' or '.join(PLANNERS)}: verify what pays, or all that was drafted."
+        DEFAULTS.planner, f"{' or '.join(PLANNERS)}: verify what pays, or all that was drafted."
     )
-    strict: bool = option(False, "Fail, instead of decoding plainly, if a draft is unusable.")
+    strict: bool = option(
+        DEFAULTS.strict, "Fail, instead of decoding plainly, if a draft is unusable."
+    )
     config: str | None = option(
         None,
         "A JSON or YAML file of options by their long names; what the command line and the "
@@ -121,10 +142,6 @@ class EngineOptions:
         is_eager=True,
         callback=take_config_file,
     )
-
-
-DEFAULT_METHOD, EMBEDDED_METHOD = "suffix", "ngram_model"
-"""Who drafts for any model, and who for the embedded one as well, where nothing was said."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.checks import check_number, check_output
 from paceline.commands.display import Screen, printable
 from paceline.commands.options import EngineOptions, ModelOptions, option
-from paceline.commands.resolve import default_speculative_config, drafts_of, engine_options
+from paceline.commands.resolve import engine_options
 from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.errors import ConfigError
+from paceline.engine.default_drafts import default_speculative_config, drafts_of
+from paceline.errors import ConfigError, ProfileError
 from paceline.models.embedded import embedded_model
+from paceline.writing import write_json
 
 if TYPE_CHECKING:
     from paceline.workbench.profile import Profile
@@ -59,7 +60,7 @@ def profile_command(options: ProfileOptions) -> int:
         PacelineError: the options, the model or a file cannot be used.
     """
     from paceline.workbench.plots import check_plot, plot_tables
-    from paceline.workbench.profile_store import store_profile, to_document, write_json
+    from paceline.workbench.profile_store import store_profile, to_document
 
     screen = Screen()
     if options.output is not None:  # before minutes are spent
@@ -77,7 +78,7 @@ def profile_command(options: ProfileOptions) -> int:
     if options.plot is not None:
         plot_tables([profile.table for profile in profiles], options.plot)
     if options.output is not None:
-        write_json(Path(options.output), document)
+        write_json(options.output, document, ProfileError, make_folder=True)
     if options.json:
         screen.say(json.dumps(document))
     return 0

@@ -105,7 +105,9 @@ class Arms:
             self.add_peer(settings, path, kind)
 
     def _open(self, **settings: Any) -> LLM:
-        return self.stack.enter_context(LLM(self.source, **{**self.settings, **settings}))
+        return self.stack.enter_context(
+            LLM(self.source, speculative_config=[], **{**self.settings, **settings})
+        )
 
 
 def _arm(llm: LLM) -> Arm:

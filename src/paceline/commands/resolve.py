@@ -1,4 +1,4 @@
-"""From options to what the Python API takes. Owns the command line's default proposers.
+"""From options to what the Python API takes.
 
 Imports nothing slow: a server resolves its options in a process that never needs torch.
 """
@@ -12,19 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.commands.options import (
-    DEFAULT_METHOD,
-    EMBEDDED_METHOD,
+    DEFAULTS,
     EngineOptions,
     RunOptions,
     SamplingOptions,
     ShapeOptions,
     SpeculationOptions,
 )
-from paceline.commands.speculators import bundled_drafts
 from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.config.methods import METHODS, check_method
 from paceline.config.objective import parse_objective
 from paceline.config.speculative import NEEDED_MODELS
+from paceline.engine.default_drafts import default_speculative_config, is_embedded
 from paceline.errors import ConfigError
 from paceline.models.embedded import embedded_model, embedded_ngram_model
 from paceline.sampling_params import SamplingParams
@@ -34,40 +33,8 @@ if TYPE_CHECKING:
     from paceline.llm import LLM
     from paceline.models.checkpoint import Checkpoint
 
-DEFAULT_MAX_NUM_SEQS = 32
 _MEMORY = re.compile(r"(\d+(?:\.\d*)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
-
-
-def is_embedded(model: str | None) -> bool:
-    """Whether the model is the embedded one, named by its folder or not at all."""
-    return model is None or Path(model).resolve() == Path(embedded_model("target")).resolve()
-
-
-def default_speculative_config(model: str | None) -> tuple[SpeculativeConfig, ...]:
-    """Who drafts when nothing was said: :data:`DEFAULT_METHOD`, and drafts that a model brings."""
-    everyone = parse_speculative_config({"method": DEFAULT_METHOD})
-    drafts = drafts_of(model)
-    if is_embedded(model):
-        # Its draft model's forward takes a quarter of its own: n-grams alone bring more per second.
-        drafts = tuple(config for config in drafts if config.method == EMBEDDED_METHOD)
-    return (*everyone, *drafts)
-
-
-def drafts_of(model: str | None) -> tuple[SpeculativeConfig, ...]:
-    """The drafts that a model brings; the embedded one's are an n-gram model and a draft model."""
-    if model is not None and not is_embedded(model):
-        return bundled_drafts(model)
-    ngram = parse_speculative_config({"method": "ngram_model", "model": embedded_ngram_model()})
-    # Each level costs a forward, dear beside so small a target: one level, several candidates.
-    draft = SpeculativeConfig(
-        method="draft_model",
-        model=embedded_model("draft"),
-        num_speculative_tokens=1,
-        max_branching=4,
-        max_tree_nodes=4,
-    )
-    return (*ngram, draft)
 
 
 NO_MEMORY = "no drafts out of earlier answers: each prompt is measured as if it were new"
@@ -184,7 +151,7 @@ def engine_options(options: EngineOptions) -> dict[str, Any]:
     return {
         "dtype": options.dtype,
         "device": options.device,
-        "max_num_seqs": DEFAULT_MAX_NUM_SEQS if seqs is None else seqs,
+        "max_num_seqs": DEFAULTS.max_num_seqs if seqs is None else seqs,
         "max_num_batched_tokens": options.max_num_batched_tokens,
         "max_step_ms": options.max_step_ms,
         "max_model_len": options.max_model_len,

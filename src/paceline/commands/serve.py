@@ -23,13 +23,9 @@ from paceline.commands.options import (
     chat_template,
     option,
 )
-from paceline.commands.resolve import (
-    engine_options,
-    is_embedded,
-    memory_bytes,
-    speculative_config,
-)
+from paceline.commands.resolve import engine_options, memory_bytes, speculative_config
 from paceline.config import SpeculativeConfig
+from paceline.engine.default_drafts import is_embedded
 from paceline.errors import ConfigError
 from paceline.models.chat_templates import BUILT_IN, PLAIN, chosen_template
 from paceline.models.fetching import named_model

@@ -221,15 +221,15 @@ def _show(simulator: Simulator, rows: Rows, learnt: Mapping[str, int], screen: S
 
 
 def _cells(simulator: Simulator, name: str, rows: Rows, mark: str) -> list[str]:
-    result, counted = rows[name], figures(rows[name])
+    result, counts = rows[name], figures(rows[name])
     steps = len(result.rows)
     return [
         name + mark,
         str(steps) if steps else "-",
         f"{sum(result.rows) / steps:.2f}" if steps else "-",
-        str(counted.num_draft_tokens),
-        f"{counted.mean_acceptance_length:.2f}",
-        "-" if simulator.table.is_relative else f"{counted.tokens_per_second:.1f}",
+        str(counts.num_draft_tokens),
+        f"{counts.mean_acceptance_length:.2f}",
+        "-" if simulator.table.is_relative else f"{counts.tokens_per_second:.1f}",
         f"{rows[PLAIN].ms / result.ms:.3f}",
     ]
 
@@ -241,15 +241,9 @@ def _document(
     learnt: Mapping[str, int],
     notes: Sequence[str],
 ) -> dict[str, Any]:
-    unit = "plain steps" if simulator.table.is_relative else "ms"
     return {
-        "model": simulator.meta.get("model"),
-        "cost_table": simulator.table.name,
-        "draft_cost_tables": {name: t.name for name, t in simulator.draft_tables.items()},
-        "time_unit": unit,
-        "concurrency": simulator.config.max_num_seqs,
+        **facts(simulator),
         "speculative_config": [asdict(config) for config in configs],
-        "num_traces": len(simulator.traces),
         "notes": list(notes),
         "rows": {
             name: _row(simulator, result, rows[PLAIN]) | {"num_learnt_prompts": learnt[name]}
@@ -258,12 +252,28 @@ def _document(
     }
 
 
-def _row(simulator: Simulator, result: ReplayResult, plain: ReplayResult) -> dict[str, Any]:
-    counted = figures(result).speculative()
-    if simulator.table.is_relative:
-        counted |= {"seconds": None, "tokens_per_second": None}
+def facts(simulator: Simulator) -> dict[str, Any]:
+    """What a document says of the traces and their costs."""
     return {
-        **counted,
+        "model": simulator.meta.get("model"),
+        "cost_table": simulator.table.name,
+        "draft_cost_tables": {name: t.name for name, t in simulator.draft_tables.items()},
+        "time_unit": "plain steps" if simulator.table.is_relative else "ms",
+        "concurrency": simulator.config.max_num_seqs,
+        "num_traces": len(simulator.traces),
+    }
+
+
+def counted(simulator: Simulator, result: ReplayResult) -> dict[str, Any]:
+    """What a document says of a replay; there are no seconds where costs are multiples."""
+    found = figures(result).speculative()
+    no_time = {"seconds": None, "tokens_per_second": None}
+    return found | no_time if simulator.table.is_relative else found
+
+
+def _row(simulator: Simulator, result: ReplayResult, plain: ReplayResult) -> dict[str, Any]:
+    return {
+        **counted(simulator, result),
         "num_forwards": len(result.rows) or None,
         "steps_by_rows": dict(sorted(Counter(result.rows).items())),
         "time": result.ms,

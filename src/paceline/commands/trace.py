@@ -1,6 +1,6 @@
 """``paceline trace``: the target's own answers with their log-probabilities, in shards on disk.
 
-Owns which prompts a shard holds; the format is :mod:`paceline.workbench.traces`'.
+Owns which prompts a shard holds; the format is :mod:`paceline.traces`'.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from paceline.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
-    from paceline.workbench.traces import Trace
+    from paceline.traces import Trace
 
 SEEDS = 1 << 64
 
@@ -45,12 +45,12 @@ def trace_command(options: TraceOptions) -> int:
         PacelineError: the prompts, the model or the folder cannot be used.
     """
     from paceline.llm import LLM
-    from paceline.workbench.traces import TraceWriter
+    from paceline.traces import TraceWriter
 
     rows = read_prompts(options.prompts)
     first = _params(options, 0)
     screen = Screen()
-    with LLM(options.model, **engine_options(options)) as llm:
+    with LLM(options.model, speculative_config=[], **engine_options(options)) as llm:
         screen.note(banner(llm))
         prompts = Encoder(llm.tokenizer, options.chat, not options.no_thinking).encode_all(rows)
         writer = TraceWriter(options.output, _meta(options, llm, prompts, first))
@@ -121,7 +121,7 @@ def _trace(
 def _to_trace(index: int, output: GenerationOutput) -> Trace:
     import numpy as np
 
-    from paceline.workbench.traces import Trace
+    from paceline.traces import Trace
 
     if output.error is not None:
         raise output.error

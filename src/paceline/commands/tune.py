@@ -19,7 +19,7 @@ from paceline.commands.config_file import write_config_file
 from paceline.commands.display import Screen, printable
 from paceline.commands.options import EngineOptions
 from paceline.commands.resolve import engine_options
-from paceline.commands.simulate import figures
+from paceline.commands.simulate import counted, facts
 from paceline.commands.tune_setup import (
     TuneOptions,
     check_files,
@@ -109,7 +109,7 @@ def _qualities(
     }
     if not comparable:
         return found
-    with LLM(options.model, **engine_options(options)) as llm:
+    with LLM(options.model, speculative_config=[], **engine_options(options)) as llm:
         for name, draft in comparable.items():
             measure = partial(
                 draft_quality,
@@ -179,14 +179,9 @@ def _document(
     simulator: Simulator, tuning: Tuning, qualities: Mapping[str, DraftQuality | None]
 ) -> dict[str, Any]:
     """What was found, as plain values."""
-    row = partial(_row, is_relative=simulator.table.is_relative, learnt=simulator.learnt)
+    row = partial(_row, simulator)
     return {
-        "model": simulator.meta.get("model"),
-        "cost_table": simulator.table.name,
-        "draft_cost_tables": {name: t.name for name, t in simulator.draft_tables.items()},
-        "time_unit": "plain steps" if simulator.table.is_relative else "ms",
-        "concurrency": simulator.config.max_num_seqs,
-        "num_traces": len(simulator.traces),
+        **facts(simulator),
         "num_candidates": tuning.num_candidates,
         "num_left_out": tuning.num_left_out,
         "best": tuning.best and tuning.best.name,
@@ -200,17 +195,14 @@ def _document(
     }
 
 
-def _row(row: Row, is_relative: bool, learnt: Mapping[str, int]) -> dict[str, Any]:
-    counted = figures(row.result).speculative()
-    if is_relative:
-        counted |= {"seconds": None, "tokens_per_second": None}
+def _row(simulator: Simulator, row: Row) -> dict[str, Any]:
     found: dict[str, Any] = {
         "name": row.name,
         "speedup": row.speedup.value,
         "interval": None if row.speedup.low is None else [row.speedup.low, row.speedup.high],
         "nodes_per_step": nodes_per_step(row),
-        "num_learnt_prompts": num_learnt(row.configs, learnt),
-        **counted,
+        "num_learnt_prompts": num_learnt(row.configs, simulator.learnt),
+        **counted(simulator, row.result),
     }
     if row.candidate is not None:
         configs = [asdict(config) for config in row.candidate.configs]

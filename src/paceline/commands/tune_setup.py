@@ -12,15 +12,12 @@ from typing import TYPE_CHECKING
 
 from paceline.checks import check_output
 from paceline.commands.display import Screen, printable
-from paceline.commands.options import EngineOptions, ModelOptions, option
-from paceline.commands.resolve import (
-    DEFAULT_MAX_NUM_SEQS,
-    drafts_of,
-    engine_options,
-)
+from paceline.commands.options import DEFAULTS, EngineOptions, ModelOptions, option
+from paceline.commands.resolve import engine_options
 from paceline.commands.simulate import check_concurrency
 from paceline.commands.trace import TraceOptions, trace_command
 from paceline.config import EngineConfig, SpeculativeConfig, parse_speculative_config
+from paceline.engine.default_drafts import drafts_of
 from paceline.errors import ConfigError
 from paceline.models.embedded import embedded_model
 
@@ -151,7 +148,7 @@ def _profile(
 
     remarks: list[str] = []
     # For any number of requests: the profile serves more than this command.
-    config = EngineConfig(**engine_options(options) | {"max_num_seqs": DEFAULT_MAX_NUM_SEQS})
+    config = EngineConfig(**engine_options(options) | {"max_num_seqs": DEFAULTS.max_num_seqs})
     models: list[SpeculativeConfig | None] = [*drafts] or [None]
     for model in models:
         with screen.progress("measuring", 100) as advance:

@@ -16,11 +16,10 @@ from itertools import cycle
 from typing import Any
 
 from paceline.commands.display import Screen, banner, table
-from paceline.commands.options import SamplingOptions, VerifyOptions
+from paceline.commands.options import DEFAULTS, SamplingOptions, VerifyOptions
 from paceline.commands.prompts import Encoder, Prompt, read_prompts
 from paceline.commands.report import Figures, check_answered
 from paceline.commands.resolve import (
-    DEFAULT_MAX_NUM_SEQS,
     engine_options,
     sampling_params,
     speculative_config,
@@ -89,7 +88,7 @@ def verify_command(options: VerifyOptions) -> int:
         options.model or embedded_model("target"), load_format=options.load_format
     )
     with (
-        LLM(source, **(settings | {"max_num_seqs": 1})) as plain,
+        LLM(source, speculative_config=[], **(settings | {"max_num_seqs": 1})) as plain,
         LLM(source, speculative_config=configs, **settings) as llm,
     ):
         screen = Screen(llm.proposers)
@@ -138,7 +137,7 @@ def _rounds(
     About every second request asks for log-probabilities, which show a difference in any bit of a
     row of logits. The others are greedy without logits, where the kernels can be.
     """
-    size = ROUND * (options.max_num_seqs or DEFAULT_MAX_NUM_SEQS)
+    size = ROUND * (options.max_num_seqs or DEFAULTS.max_num_seqs)
     assert options.seed is not None
     wanted = options.num_tokens
     if wanted is None:

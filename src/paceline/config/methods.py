@@ -32,6 +32,8 @@ METHODS = tuple(BUILT_IN)
 MODEL_METHODS = ("draft_model", "parallel_draft", "self")
 """Those that draft by forwards of a model."""
 METHOD_ALIASES = {"ngram": "prompt_lookup"}
+DEFAULT_METHOD, EMBEDDED_METHOD = "suffix", "ngram_model"
+"""Who drafts for any model, and who for the embedded one as well, where nothing was said."""
 
 
 def plugins() -> dict[str, EntryPoint]:

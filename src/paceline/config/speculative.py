@@ -239,16 +239,16 @@ def _is_encodable(text: str) -> bool:
 
 
 def parse_speculative_config(
-    source: str | Mapping[str, Any] | SpeculativeConfig | Sequence[Any] | None,
+    source: str | Mapping[str, Any] | SpeculativeConfig | Sequence[Any],
 ) -> tuple[SpeculativeConfig, ...]:
     """Read a speculative configuration: JSON text, one mapping, or a list of mappings.
+
+    An empty list is plain decoding.
 
     Raises:
         ConfigError: not JSON, an unknown key (the allowed ones are listed), a key that would
             loosen acceptance, or a value out of range.
     """
-    if source is None:
-        return ()
     if isinstance(source, str):
         try:
             source = json.loads(source)

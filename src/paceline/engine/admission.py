@@ -2,11 +2,57 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
+from paceline.config import EngineConfig
 from paceline.errors import ContextLengthError, RequestError
 from paceline.request import Constraint, Request, StopChecker
 from paceline.sampling_params import SamplingParams
+
+
+class Admission:
+    """Numbers and seeds the requests of one engine.
+
+    Args:
+        config: ``max_model_len`` must be resolved.
+    """
+
+    def __init__(self, config: EngineConfig, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        assert config.max_model_len is not None
+        self._context = config.max_model_len
+        self._vocab_size = vocab_size
+        self._eos = frozenset(i for i in eos_token_ids if 0 <= i < vocab_size)
+        self._seeds = random.Random(config.seed)
+        self._next_id = 0
+
+    def requests(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        stop_checkers: Sequence[StopChecker],
+        cache_salt: str,
+        constraints: Sequence[Constraint],
+    ) -> list[Request]:
+        """One request per sample; without a seed they share one that is drawn here.
+
+        Raises:
+            RequestError: as :func:`check_prompt`.
+        """
+        check_prompt(prompt_token_ids, params, self._context, self._vocab_size)
+        group = make_requests(
+            self._next_id,
+            prompt_token_ids,
+            params,
+            seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
+            context=self._context,
+            eos_token_ids=self._eos,
+            cache_salt=cache_salt,
+            stop_checkers=stop_checkers,
+            constraints=constraints,
+        )
+        self._next_id += len(group)
+        return group
 
 
 def check_prompt(

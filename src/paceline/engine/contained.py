@@ -43,8 +43,7 @@ class Entry:
 
     @property
     def num_forwards(self) -> int:
-        count: int = getattr(self.proposer, "num_forwards", 0)
-        return count
+        return self.proposer.num_forwards
 
 
 class ContainedProposers:
@@ -95,8 +94,7 @@ class ContainedProposers:
             configs = [
                 config
                 for config in (entry.config for entry in self.entries)
-                if (methods is None or config.method in methods)
-                and (is_constrained or not config.needs_constraint)
+                if _is_for(config, methods, is_constrained)
             ]
             known = NOTHING
             if configs:
@@ -116,19 +114,28 @@ class ContainedProposers:
             trees = entry.proposer.propose(requests, budget)
             if len(trees) != len(requests):
                 raise ProposerError(f"{len(trees)} trees for {len(requests)} requests")
-            for index, tree in enumerate(trees):
-                if tree.token_ids:
-                    if not is_sound(tree, self._vocab_size):
-                        tree.validate(self._vocab_size)
-                        self._clamp(entry, tree)
-                    if requests[index].constraint is not None and not entry.config.needs_constraint:
-                        trees[index] = _legal(requests[index], tree)
+            found = [
+                self._checked(entry, request, tree) if tree.token_ids else tree
+                for request, tree in zip(requests, trees, strict=True)
+            ]
         except Exception as error:
             self._failed(entry, "propose", requests, error)
             return [DraftTree() for _ in requests]
-        if entry.failures:
-            entry.failures.pop("propose", None)
-        return trees
+        entry.failures.pop("propose", None)
+        return found
+
+    def _checked(self, entry: Entry, request: Request, tree: DraftTree) -> DraftTree:
+        """What is left of a draft when it is a tree and the request's grammar allows it.
+
+        Raises:
+            ProposerError: it is no tree.
+        """
+        if not is_sound(tree, self._vocab_size):
+            tree.validate(self._vocab_size)
+            self._clamp(entry, tree)
+        if request.constraint is None or entry.config.needs_constraint:
+            return tree
+        return _legal(request, tree)
 
     def _clamp(self, entry: Entry, tree: DraftTree) -> None:
         count = tree.clamp_probs()
@@ -147,8 +154,7 @@ class ContainedProposers:
         for entry in self.entries:
             try:
                 entry.proposer.observe(request, result)
-                if entry.failures:
-                    entry.failures.pop("observe", None)
+                entry.failures.pop("observe", None)
             except Exception as error:
                 self._failed(entry, "observe", [request], error)
 
@@ -183,15 +189,13 @@ class ContainedProposers:
 
 def source_of(proposer: Proposer) -> Source:
     """A proposer as planners know it."""
-    lag = getattr(proposer, "lag", lambda request: 0)
-    costs_levels = getattr(proposer, "costs_levels", True)
-    glance = getattr(proposer, "glance", None)
+    glance = proposer.glance
     return Source(
         proposer.name,
         proposer.costs_forwards,
-        lag,
+        proposer.lag,
         _applies(proposer.config),
-        costs_levels,
+        proposer.costs_levels,
         None if glance is None else partial(_glance, glance),
     )
 
@@ -207,15 +211,19 @@ def _glance(glance: Callable[[Request], float], request: Request) -> float:
 
 def _applies(config: SpeculativeConfig) -> Callable[[Request], bool]:
     """Whether proposers of a configuration are for a request at all."""
-    method, needs_constraint = config.method, config.needs_constraint
 
     def applies(request: Request) -> bool:
-        if needs_constraint and request.constraint is None:
-            return False
         methods = request.params.speculative.methods
-        return methods is None or method in methods
+        return _is_for(config, methods, request.constraint is not None)
 
     return applies
+
+
+def _is_for(config: SpeculativeConfig, methods: Sequence[str] | None, is_constrained: bool) -> bool:
+    """Whether a request wants drafts of this method, and has what that drafts from."""
+    if config.needs_constraint and not is_constrained:
+        return False
+    return methods is None or config.method in methods
 
 
 def _legal(request: Request, tree: DraftTree) -> DraftTree:

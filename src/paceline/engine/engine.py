@@ -9,28 +9,25 @@ thread-safe; :mod:`paceline.engine.engine_thread` is what several callers share.
 from __future__ import annotations
 
 import logging
-import random
-import time
 from collections.abc import Sequence
 
 from paceline.config import GRAMMAR_DRAFTS, EngineConfig, SpeculativeConfig
-from paceline.engine.admission import check_prompt, make_requests
+from paceline.engine.admission import Admission
 from paceline.engine.commit import Committed, commit_step, step_output
 from paceline.engine.drafting import Draft, Drafting
 from paceline.engine.prompt_logprobs import take_prompt_logprobs
 from paceline.engine.report import snapshot, totals
-from paceline.engine.scheduler import Scheduled, Scheduler, step_shape
+from paceline.engine.scheduler import Scheduled, Scheduler
+from paceline.engine.step import Step
 from paceline.engine.verifier import Verdict, verify
 from paceline.errors import RequestFailedError
 from paceline.metrics import EngineStats
 from paceline.models.ops.base import PackedBatch
 from paceline.policy.cost import CostModel
-from paceline.policy.cost_points import NO_STEP
 from paceline.policy.planner import FixedPlanner, Planner
 from paceline.proposers.base import Proposer
 from paceline.proposers.grammar import GrammarProposer
 from paceline.request import (
-    NO_DRAFT,
     Constraint,
     FinishReason,
     Request,
@@ -65,7 +62,6 @@ class Engine:
         planner: Planner | None = None,
         cost: CostModel | None = None,
     ) -> None:
-        assert config.max_model_len is not None
         self.runner = runner
         self.kv = runner.kv
         self.config = config
@@ -74,16 +70,147 @@ class Engine:
         self.scheduler = Scheduler(config, self.kv, self.cost)
         self.requests: dict[int, Request] = {}
         self._stats = EngineStats()
-        self._eos = frozenset(i for i in eos_token_ids if 0 <= i < self.vocab_size)
-        self._seeds = random.Random(config.seed)
-        self._next_id = 0
-        self._clock = 0.0
+        self._admission = Admission(config, self.vocab_size, eos_token_ids)
         self._aborted: list[int] = []
-        self._shape, self._forward_ms = NO_STEP, 0.0
         self.drafting = Drafting(
             proposers, planner or FixedPlanner(), self.vocab_size, lambda: self._stats
         )
         self._before = totals(self.runner, self.drafting, self.scheduler)
+
+    # --- the step ------------------------------------------------------------------------------
+
+    def step(self) -> list[StepOutput]:
+        """Advance every live request by at least one token or one prefill chunk."""
+        outputs = self._end_aborted() if self._aborted else []
+        step = self._schedule()
+        if not step.items:
+            return outputs
+        try:
+            drafts = self._propose(step)
+            self._plan(step, drafts)
+        except Exception as error:
+            log.warning("drafting failed; the step goes on plainly: %r", error)
+            step.drop_drafts()
+        try:
+            batch = self._pack(step)
+            result = self._forward(step, batch)
+            verdicts = self._verify(step, result)
+        except Exception as error:
+            verdicts = self._isolate(step, error)
+        committed = self._commit(step, verdicts)
+        self._observe(step, committed)
+        return outputs + [output for _, _, output in committed]
+
+    def _schedule(self) -> Step:
+        """One span per request that takes part, with room for it in the KV cache."""
+        step = Step(self._stats.seconds)
+        step.items = self.scheduler.schedule()
+        step.reshape()
+        for request in self.scheduler.preempted:
+            self._stats.num_preemptions += 1
+            self.drafting.finish(request)
+        step.done("schedule")
+        return step
+
+    def _propose(self, step: Step) -> list[Draft]:
+        """Ask the proposers that are worth asking; empty when there is no draft."""
+        drafts = self.drafting.propose(step.items, step.shape, self._room(step))
+        step.done("propose")
+        return drafts
+
+    def _plan(self, step: Step, drafts: Sequence[Draft]) -> None:
+        """Choose the nodes to verify; each item then carries them, their slots reserved."""
+        if not drafts:
+            return
+        chosen = self.drafting.choose(drafts, self._room(step))
+        for draft, tree in zip(drafts, chosen, strict=True):
+            item, pruned = draft.item, len(draft.tree) - len(tree)
+            item.request.counters.num_pruned_tokens += pruned
+            self._stats.speculation.num_pruned_tokens += pruned
+            if len(tree) and self.kv.reserve(item.request.request_id, 1 + len(tree)):
+                item.draft = tree
+                self._stats.expected_accepted_tokens += sum(tree.path_probs())
+        step.reshape()
+        step.done("plan")
+
+    def _room(self, step: Step) -> int:
+        """Rows that a step without drafts leaves for them."""
+        return self.config.max_num_batched_tokens - step.shape.rows
+
+    def _pack(self, step: Step) -> PackedBatch:
+        """All spans as one batch of flat arrays."""
+        batch = self.runner.pack([item.span() for item in step.items])
+        step.done("pack")
+        return batch
+
+    def _forward(self, step: Step, batch: PackedBatch) -> ForwardResult:
+        """What the target says after every node that is sampled."""
+        before = self.runner.seconds
+        greedy = all(item.request.wants_argmax for item in step.items)
+        result = self.runner.forward(batch, greedy=greedy)
+        step.forward_ms = (self.runner.seconds - before) * 1e3
+        self._stats.num_rows += batch.num_rows
+        self._stats.count_width(step.shape.rows, step.shape.samples)
+        step.done("forward")
+        return result
+
+    def _verify(self, step: Step, result: ForwardResult) -> list[Verdict | None]:
+        """What each item emits; None for a prefill chunk that does not reach the last token."""
+        if result.argmax is None:  # else nobody wants log-probs
+            take_prompt_logprobs(step.items, result)
+        verdicts = verify(result, step.items)
+        step.done("verify")
+        return verdicts
+
+    def _isolate(self, step: Step, error: Exception) -> list[Verdict | None]:
+        """Undo a failed step and run its requests singly and plainly: only the guilty fail."""
+        items = step.items
+        log.warning("a step of %d requests failed and is run again singly: %r", len(items), error)
+        for item in items:
+            self.kv.rollback(item.request.request_id)
+        step.drop_drafts()
+        verdicts = [self._alone(step, item) for item in items]
+        step.items, step.forward_ms = items, 0.0
+        step.reshape()
+        return verdicts
+
+    def _alone(self, step: Step, item: Scheduled) -> Verdict | None:
+        """The verdict on one item of a failed step, which has nothing but that item meanwhile."""
+        request_id = item.request.request_id
+        step.items = [item]
+        step.reshape()
+        try:
+            # The failed step held these blocks, and nobody took them since.
+            reserved = self.kv.reserve(request_id, item.num_tokens)
+            assert reserved
+            return self._verify(step, self._forward(step, self._pack(step)))[0]
+        except Exception as error:
+            self.kv.rollback(request_id)
+            verdict = RequestFailedError(f"the forward failed for this request: {error!r}")
+            verdict.__cause__ = error
+            return verdict
+
+    def _commit(self, step: Step, verdicts: Sequence[Verdict | None]) -> list[Committed]:
+        """Append what was emitted, up to each request's end, and keep the KV of that path."""
+        committed = commit_step(step.items, verdicts, self._aborted, self.kv, self._stats)
+        step.done("commit")
+        return committed
+
+    def _observe(self, step: Step, committed: Sequence[Committed]) -> None:
+        """Let whoever predicts or drafts learn, and end what has ended."""
+        try:
+            self.cost.observe(step.shape, step.forward_ms)
+        except Exception as error:
+            log.warning("what a step takes was not learnt from: %r", error)
+        emitted = 0
+        for request, verdict, _ in committed:
+            if verdict is not None:
+                emitted += len(verdict.token_ids)
+                self.drafting.observe(request, verdict)
+            if request.finish_reason is not None:
+                self._end(request, request.finish_reason)
+        step.done("observe")
+        self.drafting.end(step.items, step.shape, emitted, step.forward_ms, step.total_ms)
 
     # --- requests ------------------------------------------------------------------------------
 
@@ -104,27 +231,15 @@ class Engine:
         Raises:
             RequestError: the prompt is empty, does not fit, or names tokens outside the vocabulary.
         """
-        context = self.config.max_model_len
-        assert context is not None
         assert len(constraints) == (params.n if params.structured_outputs is not None else 0)
-        check_prompt(prompt_token_ids, params, context, self.vocab_size)
-        group = make_requests(
-            self._next_id,
-            prompt_token_ids,
-            params,
-            seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
-            context=context,
-            eos_token_ids=self._eos,
-            cache_salt=cache_salt,
-            stop_checkers=stop_checkers,
-            constraints=constraints,
+        group = self._admission.requests(
+            prompt_token_ids, params, stop_checkers, cache_salt, constraints
         )
         for request in group:
             self.scheduler.add(request)
             self.requests[request.request_id] = request
         if constraints:
             self._draft_grammars()
-        self._next_id += len(group)
         self._stats.num_requests += len(group)
         self._stats.num_prompt_tokens += len(prompt_token_ids)
         return [request.request_id for request in group]
@@ -137,141 +252,6 @@ class Engine:
     def has_work(self) -> bool:
         return bool(self.requests)
 
-    # --- the step ------------------------------------------------------------------------------
-
-    def step(self) -> list[StepOutput]:
-        """Advance every live request by at least one token or one prefill chunk."""
-        began = self._clock = time.perf_counter()
-        outputs = self._end_aborted()
-        items = self._schedule()
-        if not items:
-            return outputs
-        self._draft(items)
-        try:
-            result = self._forward(items)
-            verdicts = self._verify(items, result)
-        except Exception as error:
-            verdicts = self._isolate(items, error)
-        emitted_before = self._stats.num_output_tokens
-        committed = self._commit(items, verdicts)
-        self._observe(committed)
-        emitted = self._stats.num_output_tokens - emitted_before
-        seconds = self._clock - began
-        self.drafting.end(items, self._shape, emitted, self._forward_ms, seconds * 1e3)
-        return outputs + [output for _, _, output in committed]
-
-    def _schedule(self) -> list[Scheduled]:
-        items = self.scheduler.schedule()
-        self._shape = step_shape(items)
-        for request in self.scheduler.preempted:
-            self._stats.num_preemptions += 1
-            self.drafting.finish(request)
-        self._lap("schedule")
-        return items
-
-    def _draft(self, items: Sequence[Scheduled]) -> None:
-        """Propose and plan; whatever goes wrong costs the drafts of this step, nothing else."""
-        try:
-            drafts = self._propose(items)
-            if drafts:
-                self._plan(items, drafts)
-        except Exception as error:
-            log.warning("drafting failed; the step goes on plainly: %r", error)
-            for item in items:
-                item.draft = NO_DRAFT
-            self._shape = step_shape(items)
-
-    def _propose(self, items: Sequence[Scheduled]) -> list[Draft]:
-        """Ask the proposers that are worth asking; empty when there is no draft."""
-        drafts = self.drafting.propose(items, self._shape, self._room())
-        self._lap("propose")
-        return drafts
-
-    def _plan(self, items: Sequence[Scheduled], drafts: Sequence[Draft]) -> None:
-        """Choose the nodes to verify; each item then carries them, their slots reserved."""
-        chosen = self.drafting.choose(drafts, self._room())
-        for draft, tree in zip(drafts, chosen, strict=True):
-            item, pruned = draft.item, len(draft.tree) - len(tree)
-            item.request.counters.num_pruned_tokens += pruned
-            self._stats.speculation.num_pruned_tokens += pruned
-            if len(tree) and self.kv.reserve(item.request.request_id, 1 + len(tree)):
-                item.draft = tree
-                self._stats.expected_accepted_tokens += sum(tree.path_probs())
-        self._shape = step_shape(items)
-        self._lap("plan")
-
-    def _room(self) -> int:
-        """Rows that the step has left for draft nodes, while it has none."""
-        return self.config.max_num_batched_tokens - self._shape.rows
-
-    def _pack(self, items: Sequence[Scheduled]) -> PackedBatch:
-        batch = self.runner.pack([item.span() for item in items])
-        self._lap("pack")
-        return batch
-
-    def _forward(self, items: Sequence[Scheduled]) -> ForwardResult:
-        self._forward_ms = 0.0  # if it fails, there is none to learn from
-        batch = self._pack(items)
-        before = self.runner.seconds
-        result = self.runner.forward(batch, greedy=all(i.request.wants_argmax for i in items))
-        self._forward_ms = (self.runner.seconds - before) * 1e3
-        self._stats.num_rows += batch.num_rows
-        self._stats.count_width(self._shape.rows, self._shape.samples)
-        self._lap("forward")
-        return result
-
-    def _verify(self, items: Sequence[Scheduled], result: ForwardResult) -> list[Verdict | None]:
-        """What each item emits; None for a prefill chunk that does not reach the last token."""
-        if result.argmax is None:  # else nobody wants log-probs
-            take_prompt_logprobs(items, result)
-        verdicts = verify(result, items)
-        self._lap("verify")
-        return verdicts
-
-    def _isolate(self, items: Sequence[Scheduled], error: Exception) -> list[Verdict | None]:
-        """Undo a failed step and run its requests singly and plainly: only the guilty fail."""
-        log.warning("a step of %d requests failed and is run again singly: %r", len(items), error)
-        for item in items:
-            self.kv.rollback(item.request.request_id)
-            item.draft = NO_DRAFT
-        return [self._alone(item) for item in items]
-
-    def _alone(self, item: Scheduled) -> Verdict | None:
-        request_id = item.request.request_id
-        try:
-            # The failed step held these blocks, and nobody took them since.
-            reserved = self.kv.reserve(request_id, item.num_tokens)
-            assert reserved
-            self._shape = step_shape([item])
-            return self._verify([item], self._forward([item]))[0]
-        except Exception as error:
-            self.kv.rollback(request_id)
-            verdict = RequestFailedError(f"the forward failed for this request: {error!r}")
-            verdict.__cause__ = error
-            return verdict
-
-    def _commit(
-        self, items: Sequence[Scheduled], verdicts: Sequence[Verdict | None]
-    ) -> list[Committed]:
-        committed = commit_step(items, verdicts, self._aborted, self.kv, self._stats)
-        self._lap("commit")
-        return committed
-
-    def _observe(self, committed: Sequence[Committed]) -> None:
-        """Let who predicts or drafts learn, and end what has ended."""
-        try:
-            self.cost.observe(self._shape, self._forward_ms)
-        except Exception as error:
-            log.warning("what a step takes was not learnt from: %r", error)
-        for request, verdict, _ in committed:
-            if verdict is not None:
-                self.drafting.observe(request, verdict)
-            if request.finish_reason is not None:
-                self._end(request, request.finish_reason)
-        self._lap("observe")
-
-    # --- ends --------------------------------------------------------------------------------
-
     def _end(self, request: Request, reason: FinishReason) -> None:
         request.finish_reason = reason
         request.status = RequestStatus.FINISHED
@@ -282,8 +262,6 @@ class Engine:
         self._stats.num_failed_requests += reason is FinishReason.ERROR
 
     def _end_aborted(self) -> list[StepOutput]:
-        if not self._aborted:
-            return []
         aborted, self._aborted = self._aborted, []
         live = [self.requests[i] for i in dict.fromkeys(aborted) if i in self.requests]
         for request in live:
@@ -312,6 +290,3 @@ class Engine:
     def reset_stats(self) -> None:
         self._stats = EngineStats()
         self._before = totals(self.runner, self.drafting, self.scheduler)
-
-    def _lap(self, phase: str) -> None:
-        self._clock = self._stats.add_seconds(phase, self._clock)

@@ -21,7 +21,6 @@ from paceline.runtime.sampler import argmax_rows, sample_tokens, to_numpy, token
 from paceline.span import ROOT
 
 Verdict = VerifyResult | RequestFailedError
-ROOT_PATH = (0,)
 
 
 def verify(result: ForwardResult, items: Sequence[Scheduled]) -> list[Verdict | None]:
@@ -70,21 +69,16 @@ def _greedy(
     draft, token = item.draft, argmax[first_row]
     if token < 0:
         return _not_finite(item, len(item.request.token_ids))
-    path: Sequence[int] = ROOT_PATH
-    tokens, origins, last = [token], [TARGET_ORIGIN], ROOT
-    if draft.token_ids:
-        path, origins = [0], []
-        # Children come after their parents, and no two of them carry one token: one pass does it.
-        for node, (parent, drafted) in enumerate(zip(draft.parents, draft.token_ids, strict=True)):
-            if drafted != token or parent != last:
-                continue
-            token, last = argmax[first_row + 1 + node], node
-            if token < 0:  # the step ends before it, and the next one's root meets it
-                break
-            path.append(node + 1)
-            origins.append(draft.origins[node])
-            tokens.append(token)
-        origins.append(TARGET_ORIGIN)
+    path, tokens, last = [0], [token], ROOT
+    origins: list[str] = []
+    while draft.token_ids and (node := draft.child(last, token)) is not None:
+        token, last = argmax[first_row + 1 + node], node
+        if token < 0:  # the step ends before it, and the next one's root meets it
+            break
+        path.append(node + 1)
+        tokens.append(token)
+        origins.append(draft.origins[node])
+    origins.append(TARGET_ORIGIN)
     logprobs = _logprobs(item, first_row, path, tokens, logits)
     return VerifyResult(path, tokens, origins, draft, logprobs)
 
@@ -130,12 +124,13 @@ class _Walk:
     def step(self, token: int) -> None:
         """Emit a token, and descend if a child carries it."""
         self.tokens.append(token)
-        draft, last = self.item.draft, self.path[-1]  # span nodes are one past draft nodes
-        for node in range(last, len(draft.token_ids)):
-            if draft.token_ids[node] == token and draft.parents[node] == last - 1:
-                self.path.append(node + 1)
-                return
-        self.done = True
+        node = self.item.draft.child(
+            self.path[-1] - 1, token
+        )  # span nodes are one past draft nodes
+        if node is None:
+            self.done = True
+        else:
+            self.path.append(node + 1)
 
     def fail(self, error: RequestFailedError) -> None:
         """End where no token can be found; at the root that fails the request.

@@ -24,7 +24,7 @@ from paceline.models.git_lfs import HEAD_BYTES, check_fetched
 from paceline.models.hf_config import config_from_hf
 from paceline.models.hf_fields import Fields
 from paceline.models.json_file import read_json
-from paceline.models.packed_format import PackedFormat, packed_format
+from paceline.models.packed_format import PackedFormat, folder_format
 from paceline.models.quantised.methods import schemes_of, split_quantisation
 from paceline.models.quantised.tensors import QuantisedTensors
 from paceline.models.safetensors_files import SafetensorsFolder
@@ -146,7 +146,7 @@ def _from_folder(folder: Path, name: str, in_memory: bool, with_tokenizer: bool)
         config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *ends)))
     )
     tokenizer = _tokenizer(folder) if with_tokenizer else None
-    packed = packed_format(files.metadata, folder)
+    packed = folder_format(files.metadata, folder)
     return Checkpoint(
         config, tensors, tokenizer, name, generation, raw, quantisation is not None, packed
     )

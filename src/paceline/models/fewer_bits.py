@@ -14,7 +14,7 @@ from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
 from paceline.models.ops.base import Ops, Tensor
 from paceline.models.ops.native import native_module
-from paceline.models.packed_names import packed_formats, packed_parts
+from paceline.models.packed_format import packed_formats, packed_parts
 from paceline.models.pages import give_back_freed
 from paceline.models.weights import Layer, WeightReader
 

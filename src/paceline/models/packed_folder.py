@@ -26,8 +26,7 @@ import numpy.typing as npt
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.models.hf_config import config_from_hf
 from paceline.models.ops.base import PackedLinear, Tensor
-from paceline.models.packed_format import PackedFormat
-from paceline.models.packed_names import ORDER, packed_name
+from paceline.models.packed_format import ORDER, PackedFormat, packed_name
 from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
 from paceline.models.safetensors_files import INDEX_FILE
 from paceline.models.safetensors_writing import save_aligned

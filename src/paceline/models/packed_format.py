@@ -1,4 +1,7 @@
-"""What the files of a folder that ``paceline convert`` wrote say of themselves. Reads no tensor."""
+"""What a folder that ``paceline convert`` wrote says of itself, and how its tensors are named.
+
+Knows no file and no arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,13 @@ from pathlib import Path
 
 from paceline.config import PACKED_DTYPES
 from paceline.errors import ModelLoadError
+from paceline.models.blocks import FLOAT_BYTES, FORMATS
+from paceline.models.ops.base import PackedPart, Tensor
 
 FORMAT, VERSION = "paceline-packed", "2"
+PACKED_FORMATS = (*FORMATS, *FLOAT_BYTES, "F8_128")
+ORDER = "order"
+"""How the name of the tensor ends that holds the order of a part's inputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +35,7 @@ class PackedFormat:
         return {"format": FORMAT, "version": VERSION, "dtype": self.dtype}
 
 
-def packed_format(files: Sequence[Mapping[str, str]], where: Path) -> PackedFormat | None:
+def folder_format(files: Sequence[Mapping[str, str]], where: Path) -> PackedFormat | None:
     """The format that the metadata of a folder's files speak of; None for other checkpoints.
 
     Raises:
@@ -45,3 +53,43 @@ def packed_format(files: Sequence[Mapping[str, str]], where: Path) -> PackedForm
             f"version {VERSION} are supported: convert the model again"
         )
     return PackedFormat(said["dtype"])
+
+
+def packed_name(linear: str, index: int, kind: str) -> str:
+    """The tensor that holds a part of a packed linear: a format's name or :data:`ORDER`."""
+    return f"{linear}.{index}.{kind}"
+
+
+def packed_formats(tensors: Mapping[str, Tensor], linear: str) -> list[str]:
+    """The formats of a packed linear's parts; empty where it is not packed."""
+    found: list[str] = []
+    while True:
+        names = (
+            form for form in PACKED_FORMATS if packed_name(linear, len(found), form) in tensors
+        )
+        form = next(names, None)
+        if form is None:
+            return found
+        found.append(form)
+
+
+def packed_parts(tensors: Mapping[str, Tensor], linear: str, outs: list[int]) -> list[PackedPart]:
+    """The parts of a packed linear: one, or one for each of the stacked linears.
+
+    Raises:
+        ModelLoadError: there is another number of them.
+    """
+    formats = packed_formats(tensors, linear)
+    if len(formats) not in (1, len(outs)):
+        raise ModelLoadError(
+            f"{linear} is not packed as the configuration says: it has {len(formats)} parts; "
+            f"needed are 1 or {len(outs)}"
+        )
+    counts = [sum(outs)] if len(formats) == 1 else outs
+    parts = []
+    for index, (form, count) in enumerate(zip(formats, counts, strict=True)):
+        order = packed_name(linear, index, ORDER)
+        ordered = tensors[order].numpy() if order in tensors else None
+        data = tensors[packed_name(linear, index, form)].numpy()
+        parts.append(PackedPart(form, data, count, ordered))
+    return parts

@@ -28,7 +28,7 @@ from paceline.models.ops.base import (
     WeightOps,
     WeightPart,
 )
-from paceline.models.packed_names import ORDER, packed_formats, packed_name, packed_parts
+from paceline.models.packed_format import ORDER, packed_formats, packed_name, packed_parts
 from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
 from paceline.models.stored import StoredTensors
 from paceline.models.tensor_checks import check_floats, check_leftovers, check_tied

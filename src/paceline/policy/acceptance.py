@@ -29,7 +29,7 @@ from paceline.policy.evidence import (
 )
 from paceline.policy.fit import Fit
 from paceline.request import VerifyResult
-from paceline.span import ROOT, DraftTree
+from paceline.span import DraftTree
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class Calibration:
         """
         if not tree.evidence:
             return
-        outcomes = _outcomes(tree, token_ids)
+        outcomes = tree.outcomes(token_ids)
         if tree.claims:
             claims = tree.claims
             errors = [
@@ -186,18 +186,3 @@ def limit_siblings(tree: DraftTree) -> None:
         tree.accept_probs = [
             prob / max(1.0, total[parent]) for parent, prob in zip(parents, probs, strict=True)
         ]
-
-
-def _outcomes(tree: DraftTree, token_ids: Sequence[int]) -> list[tuple[int, float]]:
-    """The labelled nodes of a draft: 1.0 for those that carry the target's token, else 0.0."""
-    targets = {ROOT: token_ids[0]}  # by node of the emitted path: the token that followed it
-    outcomes = []
-    for node, (token, parent) in enumerate(zip(tree.token_ids, tree.parents, strict=True)):
-        target = targets.get(parent)
-        if target == token:
-            outcomes.append((node, 1.0))
-            if len(targets) < len(token_ids):
-                targets[node] = token_ids[len(targets)]
-        elif target is not None:
-            outcomes.append((node, 0.0))
-    return outcomes

@@ -20,8 +20,8 @@ MAX_DEPTH = LEAST_DEPTHS[-1]
 """Depths from here on are one."""
 
 # Slope and intercept, per range of depths, of the log-odds of acceptance over those of the
-# proposer's estimate. benchmarks/calibration.py fits them to a half of its prompts: code, prose and
-# edits, greedy and at temperatures 0.8 and 1.3, the embedded models. No draft of the first two
+# proposer's estimate. benchmarks/research/calibration.py fits them to a half of its prompts: code,
+# prose and edits, greedy and at 0.8 and 1.3, the embedded models. No draft of the first two
 # reached depth 9. Those of `suffix` come from replays of 16 prompts of each public set; those of
 # `ngram_model` from replays of 14 of each and of JSON, greedy and at 0.8, with a model of order 4
 # that had learnt the answers to others. Those of `self` are of half and three quarters of the

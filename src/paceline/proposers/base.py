@@ -74,16 +74,31 @@ class Proposer(Protocol):
     A request is first seen in :meth:`propose` or :meth:`observe`, whichever comes first; a proposer
     keeps what it needs by ``request.request_id`` until :meth:`finish`.
 
-    One that drafts in microseconds may have a method ``glance(request) -> float``: tokens that a
-    small draft (:data:`GLANCE`) would bring by its own estimates. By that it is decided whether it
-    is asked for a whole one.
+    What has a default here is that of a proposer without a model and without a memory, as its
+    subclasses inherit it.
     """
 
     name: str
+    """Origin of the nodes that it drafts."""
     config: SpeculativeConfig
     """Limits of its drafts; the engine reads them too."""
-    costs_forwards: bool
+    costs_forwards: bool = False
     """True when drafting takes forwards of a model, so that it is worth asking whether to."""
+    costs_levels: bool = True
+    """Where drafting takes forwards: each further level of its trees takes one more."""
+    glance: Callable[[Request], float] | None = None
+    """A method of one that drafts in microseconds: tokens that a small draft (:data:`GLANCE`) for a
+    request would bring by its own estimates. By that it is decided whether it is asked for a whole
+    one."""
+
+    @property
+    def num_forwards(self) -> int:
+        """Forwards of its model so far."""
+        return 0
+
+    def lag(self, request: Request) -> int | None:
+        """Tokens of a request that it has to read before it can draft; None where it will not."""
+        return 0
 
     def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
         """One tree per request (possibly empty) below its last token."""
@@ -91,15 +106,15 @@ class Proposer(Protocol):
 
     def observe(self, request: Request, result: VerifyResult) -> None:
         """Learn what a step committed. ``request.token_ids`` holds it already."""
-        ...
+        return
 
     def finish(self, request: Request) -> None:
         """Forget a request that ended or was preempted. Unknown requests are ignored."""
-        ...
+        return
 
     def context_length(self, request: Request) -> int:
         """How many of the request's tokens this proposer has taken in or will before it drafts."""
-        ...
+        return len(request.token_ids)
 
 
 Drafted = tuple[list[int], list[int], list[float]]

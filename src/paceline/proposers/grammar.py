@@ -12,8 +12,8 @@ import logging
 from collections.abc import Sequence
 
 from paceline.config import SpeculativeConfig
-from paceline.proposers.base import DraftBudget, TargetInfo
-from paceline.request import Constraint, Request, VerifyResult
+from paceline.proposers.base import DraftBudget, Proposer, TargetInfo
+from paceline.request import Constraint, Request
 from paceline.span import ROOT, DraftTree
 
 log = logging.getLogger(__name__)
@@ -27,10 +27,9 @@ _Entry = tuple[float, int, int, float, int, list[int]]
 """Minus the path probability, order, parent, probability, token, path down to the token."""
 
 
-class GrammarProposer:
+class GrammarProposer(Proposer):
     """See the module's docstring. It drafts for requests that carry a constraint."""
 
-    costs_forwards = False
     name = NAME
 
     def __init__(self, config: SpeculativeConfig) -> None:
@@ -45,13 +44,8 @@ class GrammarProposer:
         """None where the grammar leaves too much to draft anything."""
         return 0 if len(self._draft(request)) else None
 
-    def observe(self, request: Request, result: VerifyResult) -> None: ...
-
     def finish(self, request: Request) -> None:
         self._drafts.pop(request.request_id, None)
-
-    def context_length(self, request: Request) -> int:
-        return len(request.token_ids)
 
     def _draft(self, request: Request) -> DraftTree:
         """The widest draft at the request's last token; it is made once."""

@@ -15,14 +15,14 @@ from typing import Any
 
 from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError, PacelineError
-from paceline.proposers.base import DraftBudget
+from paceline.proposers.base import DraftBudget, Proposer
 from paceline.request import Request, VerifyResult
 from paceline.span import DraftTree
 
 NEEDED = ("propose", "observe", "finish")
 
 
-class PluginProposer:
+class PluginProposer(Proposer):
     """See the module's docstring.
 
     Args:
@@ -45,7 +45,7 @@ class PluginProposer:
         self.name = config.method
         self.config = config
         self.costs_forwards = hasattr(plugin, "num_forwards")
-        self.num_forwards = 0
+        self._num_forwards = 0
         self._plugin = plugin
         self._lag_error: Exception | None = None
         self._count_forwards()
@@ -54,7 +54,12 @@ class PluginProposer:
 
     def _count_forwards(self) -> None:
         if self.costs_forwards:
-            self.num_forwards = index(self._plugin.num_forwards)
+            self._num_forwards = index(self._plugin.num_forwards)
+
+    @property
+    def num_forwards(self) -> int:
+        """As it was after the latest draft; reading it can fail, which belongs to a draft."""
+        return self._num_forwards
 
     def lag(self, request: Request) -> int | None:
         """What the plugin says; where it raises it is asked for a draft, which fails in its turn.
@@ -86,9 +91,6 @@ class PluginProposer:
 
     def finish(self, request: Request) -> None:
         self._plugin.finish(request)
-
-    def context_length(self, request: Request) -> int:
-        return len(request.token_ids)
 
     def _own(self, tree: DraftTree) -> DraftTree:
         """The same tree of plain numbers; NumPy's are taken as well, fractions are not."""

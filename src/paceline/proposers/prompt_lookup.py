@@ -20,8 +20,8 @@ from typing import Any
 
 from paceline.config import MAX_SPECULATIVE_TOKENS, SpeculativeConfig
 from paceline.models.ops.native import native_module, why_not_native
-from paceline.proposers.base import GLANCE, DraftBudget, Drafted, TargetInfo, draft_each
-from paceline.request import Request, VerifyResult
+from paceline.proposers.base import GLANCE, DraftBudget, Drafted, Proposer, TargetInfo, draft_each
+from paceline.request import Request
 from paceline.span import ROOT, DraftTree
 
 NAME = "prompt_lookup"
@@ -216,14 +216,13 @@ class PromptDrafter:
         return [(self._disputed[len(runs), total - len(runs)], runs) for runs in ranked]
 
 
-class PromptLookupProposer:
+class PromptLookupProposer(Proposer):
     """See the module's docstring. A request's own ``token_ids`` is the context.
 
     Args:
         is_native: take the native index; None is where it was built.
     """
 
-    costs_forwards = False
     name = NAME
 
     def __init__(self, config: SpeculativeConfig, is_native: bool | None = None) -> None:
@@ -250,14 +249,8 @@ class PromptLookupProposer:
     def glance(self, request: Request) -> float:
         return sum(DraftTree(*self._draft(request, *self._glanced)).path_probs())
 
-    def observe(self, request: Request, result: VerifyResult) -> None:
-        """Nothing: what was committed is taken in before the next draft."""
-
     def finish(self, request: Request) -> None:
         self._indices.pop(request.request_id, None)
-
-    def context_length(self, request: Request) -> int:
-        return len(request.token_ids)
 
     def _draft(self, request: Request, nodes: int, depth: int) -> Drafted:
         index = self._indices.get(request.request_id)

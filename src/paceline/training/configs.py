@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.checks import check_choice
 from paceline.errors import ConfigError, TrainingError
-from paceline.training.options import TrainingConfig, check_choice, check_range
+from paceline.training.options import TrainingConfig, check_range
 
 CUTS = ("drop_layers", "mlp_width", "drop_heads", "hidden_width")
 LOSSES = ("kl", "tv", "ce")

@@ -1,4 +1,4 @@
-"""Text files to documents, and documents to token streams. Knows no model and no optimiser.
+"""Files of text and traces to documents, and these to token streams. Knows no model, no optimiser.
 
 A document is one text whose order inside matters: a source file, a story, a passage of a long book,
 a row of a JSONL file. Splits and shuffles act on whole documents.
@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.errors import TrainingError
+from paceline.errors import TraceError, TrainingError
+from paceline.traces import read_traces
 
 CODE_SUFFIXES = (".py", ".pyi", ".c", ".h", ".cpp", ".rs", ".go", ".js", ".ts")
 TEXT_SUFFIXES = (".txt", ".md", ".rst", *CODE_SUFFIXES)
@@ -185,6 +186,21 @@ def tokenize(documents: Iterable[Document], tokenizer: Any, batch: int = 64) -> 
             flush()
     flush()
     return TokenDocuments.of(encoded)
+
+
+def read_answers(folder: str | Path, vocab_size: int) -> list[TokenArray]:
+    """The token ids of all traces in a folder, prompts included.
+
+    Raises:
+        TraceError: there is no trace in the folder, a shard is damaged, or holds a token outside
+            the vocabulary.
+    """
+    found = [trace.token_ids for trace in read_traces(folder)]
+    if any(tokens.max() >= vocab_size for tokens in found):
+        raise TraceError(
+            f"{folder} has token ids outside the vocabulary of {vocab_size}; it is of another model"
+        )
+    return found
 
 
 def split_held_out(

@@ -20,6 +20,7 @@ from paceline.training.checkpoint import Progress, remove_state
 from paceline.training.configs import DraftTrainingConfig
 from paceline.training.data import (
     TokenDocuments,
+    read_answers,
     read_documents,
     sample_documents,
     split_held_out,
@@ -47,7 +48,6 @@ from paceline.training.parallel import (
 )
 from paceline.training.progress import ProgressDisplay
 from paceline.training.surgery import cut_model
-from paceline.training.traces import read_traces
 from paceline.training.trainer import Loss, resolve_dtype, run_training
 from paceline.writing import whole_file
 
@@ -60,8 +60,9 @@ def train_draft(config: DraftTrainingConfig) -> DraftTrainingResult:
     Interrupted at any moment, the same call continues where the last saved state was.
 
     Raises:
-        TrainingError: texts, traces, sizes, vocabularies, a saved state or the output folder
-            cannot be used.
+        TrainingError: texts, sizes, vocabularies, a saved state or the output folder cannot be
+            used.
+        TraceError: traces are damaged, or of another model.
     """
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -144,7 +145,7 @@ def _documents(config: DraftTrainingConfig, target: TrainableModel) -> TokenDocu
     texts = read_documents(config.text, config.exclude, config.stdlib)
     documents = list(tokenize(texts, load_tokenizer(config.target)))
     for folder in config.traces:
-        documents += read_traces(folder, target.config.vocab_size)
+        documents += read_answers(folder, target.config.vocab_size)
     return TokenDocuments.of(documents)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
+from paceline.checks import check_choice, check_number
 from paceline.errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16")
@@ -131,14 +132,7 @@ _RANGES = (
 
 def check_range(name: str, value: Any, low: float, high: float) -> None:
     """Raises ConfigError unless ``value`` is a number in ``[low, high]``, whole where they are."""
-    kinds = int if isinstance(low, int) and isinstance(high, int) else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
-        raise ConfigError(f"{name} is {value!r}; allowed are {low} to {high}")
-
-
-def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{name} is {value!r}; allowed are {', '.join(allowed)}")
+    check_number(name, value, low, high, int if isinstance(low, int) else float)
 
 
 def learning_rate(config: TrainingConfig, step: int, seconds: float) -> float:

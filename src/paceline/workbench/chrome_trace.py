@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from paceline.engine.engine import Engine
+from paceline.errors import ProfileError
 from paceline.metrics import EngineStats
 from paceline.request import StepOutput
-from paceline.workbench.profile_store import write_json
+from paceline.writing import write_json
 
 PHASES = ("schedule", "propose", "plan", "pack", "forward", "verify", "commit", "observe")
 """The phases of a step in their order."""
@@ -112,7 +113,8 @@ def write_trace(path: str | Path, runs: Mapping[str, Sequence[StepTimes]]) -> No
         events.append(_name("thread_name", thread, name))
         for index, step in enumerate(steps):
             events += _step_events(index, step, thread, name, (step.began - began) * 1e6)
-    write_json(Path(path), {"traceEvents": events, "displayTimeUnit": "ms"})
+    document = {"traceEvents": events, "displayTimeUnit": "ms"}
+    write_json(path, document, ProfileError, make_folder=True)
 
 
 def _name(kind: str, thread: int, name: str) -> dict[str, Any]:

@@ -31,15 +31,15 @@ from paceline.proposers.draft_model.loading import load_draft
 from paceline.runtime.logit_edits import SamplingRow
 from paceline.runtime.model_runner import ModelRunner
 from paceline.runtime.sampler import rank_candidates
+from paceline.traces import Trace
 from paceline.workbench.drafts_store import check_vocabulary
+from paceline.workbench.reliability import calibration_error, reliability
 from paceline.workbench.teacher_forcing import forced_logits
 from paceline.workbench.trace_requests import trace_request
-from paceline.workbench.traces import Trace
 
 Floats = npt.NDArray[np.float64]
 Logits = npt.NDArray[np.float32]
 TOP = (1, 2, 4, 8)
-BINS = 10
 TEMPERATURE = 0.8
 """Of the predicted acceptance where none is asked for."""
 ELEMENTS = 1 << 20
@@ -108,8 +108,7 @@ class DraftQuality:
             ``sum_i 1 / sum_j max(p_j / p_i, q_j / q_i)``.
         acceptance: how often the traces' token was the draft's first choice, sampled as they were.
         estimated_acceptance: what the draft itself expected of its first choices.
-        calibration_error: expected calibration error of these estimates, over :data:`BINS` bins of
-            equal width.
+        calibration_error: expected calibration error of these estimates.
     """
 
     num_tokens: int
@@ -232,8 +231,8 @@ class _Sums:
     rejection: float = 0.0
     coupled: float = 0.0
     agreed: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(TOP), np.int64))
-    # Per bin: first choices, what was expected of them, how many were right.
-    bins: Floats = field(default_factory=lambda: np.zeros((3, BINS)))
+    # Of first choices: what was expected, and whether they were right.
+    choices: list[tuple[float, bool]] = field(default_factory=list)
 
     def add_choices(
         self, offered: torch.Tensor, rows: Sequence[SamplingRow], targets: Sequence[int]
@@ -242,9 +241,7 @@ class _Sums:
         tokens, scores = rank_candidates(offered, rows, RANKED)
         estimates = np.nan_to_num(acceptance_estimates(rows, scores, self.like)[:, 0])
         hits = tokens[:, 0] == np.asarray(targets)
-        places = np.minimum((estimates * BINS).astype(np.int64), BINS - 1)
-        for row, weights in enumerate((np.ones(len(hits)), estimates, hits)):
-            self.bins[row] += np.bincount(places, weights, BINS)
+        self.choices += zip(estimates.tolist(), hits.tolist(), strict=True)
 
     def add_rows(self, wanted: Logits, offered: Logits) -> None:
         """Compare distributions; both ``[n, vocab]``."""
@@ -276,7 +273,7 @@ class _Sums:
         count = self.num_tokens
         if not count:
             raise TraceError("the traces hold no output token within the context of both models")
-        _, expected, right = self.bins
+        bins = reliability(self.choices)
         return DraftQuality(
             num_tokens=count,
             kl=self.kl / count,
@@ -286,7 +283,7 @@ class _Sums:
             temperature=self.temperature,
             rejection_acceptance=self.rejection / count,
             coupled_acceptance=self.coupled / count,
-            acceptance=float(right.sum()) / count,
-            estimated_acceptance=float(expected.sum()) / count,
-            calibration_error=float(np.abs(expected - right).sum()) / count,
+            acceptance=sum(each.num_right for each in bins) / count,
+            estimated_acceptance=sum(each.expected for each in bins) / count,
+            calibration_error=calibration_error(bins),
         )

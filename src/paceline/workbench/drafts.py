@@ -13,22 +13,14 @@ from typing import Any, cast
 from paceline.config import SpeculativeConfig
 from paceline.proposers.base import Proposer
 from paceline.proposers.draft_model.drafter import Candidates, Drafter
-from paceline.proposers.draft_model.heterogeneous import (
-    HeterogeneousProposer,
-    shadow_config,
-)
-from paceline.proposers.draft_model.parallel import (
-    ParallelDrafter,
-)
+from paceline.proposers.draft_model.heterogeneous import HeterogeneousProposer, shadow_config
+from paceline.proposers.draft_model.parallel import ParallelDrafter
 from paceline.proposers.draft_model.shadows import Shadow, ShadowDrafter
-from paceline.proposers.draft_model.vocabulary import VocabularyPair
 from paceline.request import Request
 from paceline.runtime.kv_cache import KVCache
 from paceline.runtime.logit_edits import SamplingRow
 from paceline.span import ROOT, Span
-from paceline.workbench.drafts_store import (
-    RecordedDrafts,
-)
+from paceline.workbench.drafts_store import RecordedDrafts
 
 NOWHERE = ROOT - 1
 
@@ -48,7 +40,8 @@ def cached_proposer(
     """
     drafts.key.check_covers(config)
     if drafts.pair is not None:
-        return cached_foreign_drafts(config, drafts, trace_of, drafts.pair)
+        drafter = _CachedShadows(shadow_config(config), drafts, trace_of)
+        return HeterogeneousProposer(config, cast(ShadowDrafter, drafter), drafts.pair)
     kind = CachedParallelDrafts if config.method == "parallel_draft" else CachedDrafts
     return kind(config, drafts, trace_of)
 
@@ -162,17 +155,6 @@ class CachedParallelDrafts(ParallelDrafter, CachedDrafts):
         places = (self.place(row.request) for row in rows)
         found = zip(places, depths, strict=True)
         return [level for place, depth in found for level in place.levels(depth)]
-
-
-def cached_foreign_drafts(
-    config: SpeculativeConfig,
-    drafts: RecordedDrafts,
-    trace_of: Mapping[int, int],
-    pair: VocabularyPair,
-) -> HeterogeneousProposer:
-    """Drafts as the model of another vocabulary would, out of what was recorded of it."""
-    drafter = _CachedShadows(shadow_config(config), drafts, trace_of)
-    return HeterogeneousProposer(config, cast(ShadowDrafter, drafter), pair)
 
 
 class _CachedShadows(CachedDrafts):

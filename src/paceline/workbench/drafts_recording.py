@@ -23,7 +23,7 @@ import logging
 import math
 from array import array
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,7 @@ from paceline.request import Request
 from paceline.runtime.kv_cache import blocks_for
 from paceline.runtime.model_runner import ModelRunner
 from paceline.span import ROOT, DraftTree
+from paceline.traces import Trace
 from paceline.workbench.drafts_store import (
     DraftsKey,
     DraftSource,
@@ -69,7 +70,6 @@ from paceline.workbench.drafts_store import (
     write_drafts,
 )
 from paceline.workbench.trace_requests import trace_request
-from paceline.workbench.traces import Trace
 
 log = logging.getLogger(__name__)
 FOLDER = "drafts"
@@ -140,13 +140,20 @@ def record_all(
     Args:
         record: makes or reads one.
     """
-    widest: dict[SpeculativeConfig, SpeculativeConfig] = {}
-    for config in wanted:
-        if config.needs_forwards:
-            kind = _kind(config)
-            widest[kind] = _wider(widest.get(kind, config), config)
-    found = {kind: record(config) for kind, config in widest.items()}
+    found = {
+        _kind(config): record(config)
+        for config in widest(each for each in wanted if each.needs_forwards)
+    }
     return lambda config: found[_kind(config)]
+
+
+def widest(configs: Iterable[SpeculativeConfig]) -> list[SpeculativeConfig]:
+    """Of configurations that differ in size alone the largest, whose drafts hold the others'."""
+    found: dict[SpeculativeConfig, SpeculativeConfig] = {}
+    for config in configs:
+        kind = _kind(config)
+        found[kind] = _wider(found.get(kind, config), config)
+    return list(found.values())
 
 
 def _kind(config: SpeculativeConfig) -> SpeculativeConfig:

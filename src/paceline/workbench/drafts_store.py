@@ -41,8 +41,8 @@ from paceline.proposers.draft_model.build import EXPANSION, vocabulary_pair
 from paceline.proposers.draft_model.growth import branching
 from paceline.proposers.draft_model.loading import draft_dtype, open_draft
 from paceline.proposers.draft_model.vocabulary import VocabularyPair
+from paceline.traces import Trace
 from paceline.workbench.trace_requests import trace_params
-from paceline.workbench.traces import Trace
 from paceline.writing import whole_file
 
 FORMAT_VERSION = 2

@@ -8,13 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from paceline.policy.cost_points import StepShape
 from paceline.policy.merging import merge
 from paceline.policy.planner import Drafts, FixedPlanner, Source
 from paceline.request import Request, VerifyResult
-from paceline.span import ROOT, DraftTree
-from paceline.workbench.estimators import Estimator, labelled
+from paceline.span import DraftTree
+
+
+class Estimator(Protocol):
+    """What :class:`~paceline.policy.acceptance.Calibration` offers, and means by it."""
+
+    def calibrate(self, request_id: int, tree: DraftTree) -> None: ...
+
+    def observe(self, request_id: int, result: VerifyResult) -> None: ...
+
+    def finish(self, request_id: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +94,7 @@ def replay(log: Log, estimator: Estimator) -> list[Outcome]:
             for draft in step
         ]
         for draft, result in zip(step, results, strict=True):
-            for node, accepted in labelled(result):
+            for node, accepted in result.draft.outcomes(result.token_ids):
                 estimate = result.draft.accept_probs[node]
                 outcomes.append(Outcome(draft.request_id, estimate, accepted))
             estimator.observe(draft.request_id, result)
@@ -106,11 +116,5 @@ def as_if_verified(tree: DraftTree, result: VerifyResult) -> VerifyResult:
     The target's tokens do not depend on that, so every node below the emitted path is labelled.
     """
     tokens = result.token_ids
-    path, at = [0], ROOT
-    for node, (token, parent) in enumerate(zip(tree.token_ids, tree.parents, strict=True)):
-        if len(path) == len(tokens):
-            break
-        if parent == at and token == tokens[len(path) - 1]:
-            path.append(node + 1)
-            at = node
+    path = [0, *[node + 1 for node in tree.follow(tokens[:-1])]]
     return VerifyResult(path, tokens[: len(path)], (), tree)

@@ -1,4 +1,4 @@
-"""Which estimator of acceptance is best: their scores on one log.
+"""How well acceptance is estimated: the scores of estimators on one log.
 
 Knows no engine and no file.
 
@@ -9,49 +9,40 @@ their nodes, for each proposer and for all at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from math import log, pi, sqrt
 from typing import Any
 
-from paceline.policy.acceptance import Calibration
-from paceline.workbench.estimators import (
-    BetaCounts,
-    Estimator,
-    KalmanOnLogit,
-    LogisticOnMargin,
-    NodeEstimator,
-    PowerOfEstimate,
-)
-from paceline.workbench.estimators_log import Log, Outcome, Recorder, replay
+from paceline.policy.acceptance import Calibration, limit_siblings
+from paceline.request import VerifyResult
+from paceline.span import DraftTree
+from paceline.workbench.estimators_log import Estimator, Log, Outcome, Recorder, replay
+from paceline.workbench.reliability import Bin, calibration_error, reliability
 from paceline.workbench.simulate import Configs, Simulator
 
 AS_PROPOSED = "as proposed"
 KEPT = "calibration"
-ESTIMATORS: Mapping[str, Callable[[], Estimator]] = {
-    AS_PROPOSED: NodeEstimator,
-    "Beta counts": BetaCounts,
-    "Beta counts, by request": lambda: BetaCounts(by_request=True),
-    "logistic on margin": LogisticOnMargin,
-    "Kalman on logit": KalmanOnLogit,
-    "power": PowerOfEstimate,
-    KEPT: Calibration,
-}
-"""What is compared; :data:`KEPT` is what planners use."""
 MAX_CALIBRATION_ERROR = 0.05
 """Expected calibration error that is aimed at."""
-NUM_BINS = 10
 LEAST_LOSS_PROB = 0.001
 """A certainty that turns out wrong costs as much as this probability would."""
 TOGETHER = "all together"
 
 
-@dataclass(frozen=True, slots=True)
-class Bin:
-    """Estimates within a tenth of the range: how many, their mean, and the share accepted."""
+class AsProposed:
+    """Believes the proposers."""
 
-    count: int
-    estimate: float
-    accepted: float
+    def calibrate(self, request_id: int, tree: DraftTree) -> None:
+        limit_siblings(tree)
+
+    def observe(self, request_id: int, result: VerifyResult) -> None: ...
+
+    def finish(self, request_id: int) -> None: ...
+
+
+Estimators = Mapping[str, Callable[[], Estimator]]
+ESTIMATORS: Estimators = {AS_PROPOSED: AsProposed, KEPT: Calibration}
+"""What the proposers say themselves, and what planners make of it (:data:`KEPT`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +52,7 @@ class Scores:
     Attributes:
         log_loss: in nats per label.
         brier: mean squared error.
-        calibration_error: expected calibration error: mean over the labels of how far their bin's
-            mean estimate is from its share of accepted nodes.
+        calibration_error: of :mod:`paceline.workbench.reliability`.
         bins: of the reliability diagram, those without labels left out.
     """
 
@@ -83,12 +73,13 @@ class Scores:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers; each bin is a list of its count, its mean estimate and its share."""
-        return {**asdict(self), "bins": [list(astuple(each)) for each in self.bins]}
+        bins = [[each.count, each.estimate, each.accepted] for each in self.bins]
+        return {**asdict(self), "bins": bins}
 
 
-def compare(log: Log) -> dict[str, list[Outcome]]:
-    """What each of :data:`ESTIMATORS` says of every labelled node of a log, by its name."""
-    return {name: replay(log, make()) for name, make in ESTIMATORS.items()}
+def compare(log: Log, estimators: Estimators = ESTIMATORS) -> dict[str, list[Outcome]]:
+    """What each estimator says of every labelled node of a log, by its name."""
+    return {name: replay(log, make()) for name, make in estimators.items()}
 
 
 def best_of(scores: Mapping[str, Scores]) -> str:
@@ -98,23 +89,15 @@ def best_of(scores: Mapping[str, Scores]) -> str:
 
 def score(outcomes: Sequence[Outcome]) -> Scores:
     """Scores of one or more labels."""
-    grouped: dict[int, list[Outcome]] = {}
     loss = brier = 0.0
     for outcome in outcomes:
         prob = outcome.estimate
-        grouped.setdefault(min(int(prob * NUM_BINS), NUM_BINS - 1), []).append(outcome)
         loss -= log(max(prob if outcome.accepted else 1.0 - prob, LEAST_LOSS_PROB))
         brier += (outcome.accepted - prob) ** 2
-    bins = [_bin(grouped[at]) for at in sorted(grouped)]
-    error = sum(each.count * abs(each.estimate - each.accepted) for each in bins)
+    bins = reliability((each.estimate, each.accepted) for each in outcomes)
     count = len(outcomes)
-    return Scores(count, loss / count, brier / count, error / count, bins)
-
-
-def _bin(outcomes: Sequence[Outcome]) -> Bin:
-    count = len(outcomes)
-    estimate = sum(outcome.estimate for outcome in outcomes) / count
-    return Bin(count, estimate, sum(outcome.accepted for outcome in outcomes) / count)
+    filled = [each for each in bins if each.count]
+    return Scores(count, loss / count, brier / count, calibration_error(bins), filled)
 
 
 def arms_of(configs: Configs) -> dict[str, Configs]:

@@ -61,17 +61,8 @@ def request_nodes(
 
 def labels(tree: DraftTree, emitted: Sequence[int]) -> list[bool | None]:
     """For each node whether the target emitted its token there; None where that is not known."""
-    depth_of = {ROOT: 0}  # of the nodes that the emitted tokens lead through
-    found: list[bool | None] = []
-    for node, (token, parent) in enumerate(zip(tree.token_ids, tree.parents, strict=True)):
-        depth = depth_of.get(parent)
-        if depth is None or depth >= len(emitted):
-            found.append(None)
-            continue
-        found.append(token == emitted[depth])
-        if found[-1]:
-            depth_of[node] = depth + 1
-    return found
+    known = dict(tree.outcomes(emitted))
+    return [known.get(node) for node in range(len(tree))]
 
 
 def cut_reasons(

@@ -8,13 +8,12 @@ screen.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from paceline.policy.cost_points import StepShape
-
-NUM_BINS = 10
+from paceline.workbench.reliability import Bin, calibration_error, reliability
 
 
 class Cut(StrEnum):
@@ -158,20 +157,6 @@ class StepRecord:
 
 
 @dataclass(slots=True)
-class Bin:
-    """Nodes whose estimate lies in one tenth of 0..1 and of which the target's token is known."""
-
-    count: int = 0
-    num_right: int = 0
-    expected: float = 0.0
-
-    @property
-    def error(self) -> float:
-        """How far estimates and truth are apart, summed over the nodes."""
-        return abs(self.expected - self.num_right)
-
-
-@dataclass(slots=True)
 class ProposerSummary:
     """One proposer over all steps.
 
@@ -208,9 +193,8 @@ class ProposerSummary:
 
     @property
     def calibration_error(self) -> float:
-        """Expected calibration error: the mean over nodes of their bin's deviation."""
-        labelled = self.num_labelled
-        return sum(each.error for each in self.bins) / labelled if labelled else 0.0
+        """Of its nodes, as :func:`~paceline.workbench.reliability.calibration_error`."""
+        return calibration_error(self.bins)
 
 
 def summarise(records: Sequence[StepRecord]) -> list[ProposerSummary]:
@@ -225,7 +209,8 @@ def summarise(records: Sequence[StepRecord]) -> list[ProposerSummary]:
         summary.num_candidates = len(own)
         summary.num_verified = sum(node.cut is None for node in own)
         summary.num_accepted = sum(node.is_accepted for node in own)
-        summary.bins = reliability(own)
+        labels = [(node.accept_prob, node.is_right) for node in own]
+        summary.bins = reliability((p, right) for p, right in labels if right is not None)
     return list(found.values())
 
 
@@ -234,18 +219,6 @@ def _add_asked(summary: ProposerSummary, asked: Asked) -> None:
     summary.num_passed_over += len(asked.passed_over)
     summary.milliseconds += asked.milliseconds
     summary.num_drafted += asked.num_nodes
-
-
-def reliability(nodes: Iterable[Node]) -> list[Bin]:
-    """:data:`NUM_BINS` bins of equal width over the labelled nodes, cut ones included."""
-    bins = [Bin() for _ in range(NUM_BINS)]
-    for node in nodes:
-        if node.is_right is not None:
-            each = bins[min(int(node.accept_prob * NUM_BINS), NUM_BINS - 1)]
-            each.count += 1
-            each.num_right += node.is_right
-            each.expected += node.accept_prob
-    return bins
 
 
 def cost_error(records: Sequence[StepRecord]) -> float | None:

@@ -24,8 +24,8 @@ from paceline.policy.planner import DraftLimits, Drafts, FixedPlanner, Source, S
 from paceline.proposers.base import Proposer
 from paceline.request import Request
 from paceline.span import DraftTree
-from paceline.workbench.replay import NO_TIME, ReplayResult, accepted_nodes, replay
-from paceline.workbench.traces import Trace
+from paceline.traces import Trace
+from paceline.workbench.replay import NO_TIME, ReplayResult, replay
 
 REPETITIONS = 3
 """Of the search for the rate; it hardly moves after the second."""
@@ -118,7 +118,7 @@ class _Oracle(FixedPlanner, ABC):
 
     def _accepted(self, index: int, tree: DraftTree) -> list[int]:
         request = self._requests[index]
-        return accepted_nodes(tree, self._logs[request.request_id], len(request.token_ids))
+        return tree.follow(self._logs[request.request_id], len(request.token_ids))
 
     def choose(
         self, trees: Sequence[DraftTree], limits: Sequence[DraftLimits], node_budget: int

@@ -135,8 +135,8 @@ def _draw_reliability(panel: Any, records: Sequence[StepRecord]) -> None:
     for summary in summarise(records):
         filled = [each for each in summary.bins if each.count]
         panel.scatter(
-            [each.expected / each.count for each in filled],
-            [each.num_right / each.count for each in filled],
+            [each.estimate for each in filled],
+            [each.accepted for each in filled],
             s=[10 + 5 * each.count for each in filled],
             alpha=0.6,
             label=f"{summary.origin}, {summary.num_labelled} nodes, "

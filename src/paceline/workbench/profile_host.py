@@ -26,7 +26,7 @@ from paceline.models.ops.base import PackedBatch
 from paceline.policy.cost_aware import CostAwarePlanner
 from paceline.policy.host_time import NO_HOST_TIME, HostTime
 from paceline.proposers.base import DraftBudget, Proposer
-from paceline.request import NO_DRAFT, Request, VerifyResult
+from paceline.request import NO_DRAFT, Request
 from paceline.runtime.model_runner import ForwardResult, ModelRunner
 from paceline.sampling_params import SamplingParams, SpeculativeParams
 from paceline.span import DraftTree, Span
@@ -174,12 +174,11 @@ class Silent:
         return [NO_DRAFT] * len(requests)
 
 
-class _Echo:
+class _Echo(Proposer):
     """A proposer that drafts a request's latest tokens once more, whatever that is worth."""
 
     name = "echo"
     config = SpeculativeConfig("suffix", num_speculative_tokens=LONG)
-    costs_forwards = False
 
     def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
         limits = zip(requests, budget.max_depth, strict=True)
@@ -187,13 +186,6 @@ class _Echo:
 
     def _chain(self, token_ids: Sequence[int]) -> DraftTree:
         return DraftTree.chain(token_ids, [0.5] * len(token_ids), self.name)
-
-    def observe(self, request: Request, result: VerifyResult) -> None: ...
-
-    def finish(self, request: Request) -> None: ...
-
-    def context_length(self, request: Request) -> int:
-        return len(request.token_ids)
 
 
 class _Merging(_Echo):

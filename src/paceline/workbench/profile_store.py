@@ -22,7 +22,7 @@ from paceline.models.ops.base import Ops
 from paceline.policy.cost_table import CostTable
 from paceline.workbench.profile import Profile
 from paceline.workbench.profile_machine import ProfileKey, Roofs, Work, profile_key
-from paceline.writing import write_text
+from paceline.writing import write_json
 
 log = logging.getLogger(__name__)
 FORMAT = "paceline-profile"
@@ -90,17 +90,8 @@ def store_profile(profile: Profile) -> Path:
     if before is not None:
         host = profile.table.host.completed_by(before.table.host)
         document["table"]["host"] = asdict(host)
-    write_json(path, document)
+    write_json(path, document, ProfileError, make_folder=True)
     return path
-
-
-def write_json(path: Path, document: object) -> None:
-    """Write a JSON file as a whole or not at all.
-
-    Raises:
-        ProfileError: it cannot be written.
-    """
-    write_text(path, json.dumps(document), ProfileError, make_folder=True)
 
 
 def read_profile(path: Path) -> Profile:

@@ -26,12 +26,13 @@ from paceline.policy.cost import CostModel
 from paceline.policy.cost_points import StepShape
 from paceline.policy.drafting_cost import DraftingCost
 from paceline.policy.planner import Planner
-from paceline.proposers.base import DraftBudget, Proposer
+from paceline.proposers.base import Proposer
 from paceline.request import TARGET_ORIGIN, FinishReason, Request, VerifyResult
 from paceline.runtime.kv_cache import KVCache
-from paceline.span import ROOT, DraftTree
+from paceline.span import DraftTree
+from paceline.traces import Trace
+from paceline.workbench.replay_parts import Charged, EndlessKV
 from paceline.workbench.trace_requests import trace_request
-from paceline.workbench.traces import Trace
 
 ANY_TOKEN = 1 << 31
 """Size of a vocabulary that has every token id of a trace."""
@@ -228,24 +229,11 @@ class _Replay:
         return count
 
 
-def accepted_nodes(draft: DraftTree, log: Sequence[int], start: int) -> list[int]:
-    """The nodes of a draft that carry the tokens of ``log`` from ``start`` on."""
-    nodes: list[int] = []
-    at, end, last = start, len(log), ROOT
-    # Children come after their parents, and no two of them carry one token: one pass finds all.
-    for node, (parent, token) in enumerate(zip(draft.parents, draft.token_ids, strict=True)):
-        if parent == last and at < end and token == log[at]:
-            nodes.append(node)
-            last = node
-            at += 1
-    return nodes
-
-
 def verdict_of(draft: DraftTree, log: Sequence[int], start: int) -> VerifyResult:
     """What a target makes of a draft if it emits ``log`` from ``start`` on and then ends."""
     if not draft.token_ids:
         return VerifyResult((0,), (log[start],), (TARGET_ORIGIN,), draft)
-    nodes = accepted_nodes(draft, log, start)
+    nodes = draft.follow(log, start)
     tokens = log[start : start + len(nodes) + 1]
     origins = [draft.origins[node] for node in nodes]
     if len(tokens) > len(nodes):
@@ -253,66 +241,3 @@ def verdict_of(draft: DraftTree, log: Sequence[int], start: int) -> VerifyResult
     # Where the last token of all was drafted itself, it is no root of another step.
     path = [0, *[node + 1 for node in nodes]][: len(tokens)]
     return VerifyResult(path, tokens, origins, draft)
-
-
-class Charged:
-    """A proposer whose calls are charged the time that they are said to take.
-
-    Attributes:
-        num_trees: that it drafted since :meth:`take_ms` was called.
-    """
-
-    def __init__(self, proposer: Proposer, cost: DraftingCost) -> None:
-        self._proposer = proposer
-        self._cost = cost
-        self._ms = 0.0
-        self.num_trees = 0
-        self.name = proposer.name
-        self.config = proposer.config
-        self.costs_forwards = proposer.costs_forwards
-        self.costs_levels = getattr(proposer, "costs_levels", True)
-        self.observe = proposer.observe
-        self.context_length = proposer.context_length
-        self.finish = proposer.finish
-        self.glance = getattr(proposer, "glance", None)
-        self._lag = getattr(proposer, "lag", None)
-        self.lag = self._lag or (lambda request: 0)
-
-    def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
-        lags = []
-        if self._lag is not None:
-            lags = [lag for request in requests if (lag := self._lag(request))]
-        trees = self._proposer.propose(requests, budget)
-        levels = 1
-        if self.costs_forwards and self.costs_levels:
-            levels = max((max(tree.depths()) for tree in trees if len(tree)), default=1)
-        self.num_trees += sum([1 for tree in trees if tree.token_ids])
-        self._ms += self._cost.milliseconds(self.name, levels)
-        if lags:
-            self._ms += sum([self._cost.catch_up(self.name, lag) for lag in lags])
-        return trees
-
-    def take_ms(self) -> float:
-        """What was charged since the last call."""
-        ms, self._ms, self.num_trees = self._ms, 0.0, 0
-        return ms
-
-
-class EndlessKV:
-    """A KV cache for the scheduler: there is always room, and nothing is kept."""
-
-    num_blocks = num_available = 1 << 40
-
-    @property
-    def pool(self) -> EndlessKV:
-        return self
-
-    def open(self, request_id: int, salt: str) -> None: ...
-
-    def free(self, request_id: int) -> None: ...
-
-    def reserve(self, request_id: int, num_nodes: int) -> bool:
-        return True
-
-    def attach_prefix(self, request_id: int, token_ids: Sequence[int], limit: int) -> int:
-        return 0

@@ -19,11 +19,11 @@ from paceline.policy.drafting_cost import DraftingCost, DraftTime
 from paceline.proposers import build_proposers
 from paceline.proposers.base import Proposer, TargetInfo
 from paceline.proposers.draft_model.heterogeneous import SPARE
+from paceline.traces import Trace
 from paceline.workbench.drafts import cached_proposer
 from paceline.workbench.drafts_store import RecordedDrafts
 from paceline.workbench.oracle import best_steps
 from paceline.workbench.replay import ANY_TOKEN, ReplayResult, replay
-from paceline.workbench.traces import Trace
 
 LENGTHS = range(1, 9)
 """Draft lengths that hindsight may choose from."""

@@ -31,6 +31,7 @@ from paceline.proposers.base import TargetInfo
 from paceline.proposers.draft_model.loading import draft_dtype, open_draft
 from paceline.proposers.ngram_model.file import read_tables
 from paceline.proposers.ngram_model.tables import context_key
+from paceline.traces import META, Trace, read_meta, read_traces
 from paceline.workbench.drafts_recording import cached_drafts, record_all
 from paceline.workbench.drafts_store import RecordedDrafts, check_vocabulary
 from paceline.workbench.profile import Profile
@@ -39,7 +40,6 @@ from paceline.workbench.profile_machine import Work
 from paceline.workbench.profile_store import find_imported, read_profile, stored_table
 from paceline.workbench.simulate import Simulator, draft_name
 from paceline.workbench.trace_requests import answer_notes, check_model
-from paceline.workbench.traces import META, Trace, read_meta, read_traces
 
 Advance = Callable[[float], None]
 SOME = 3

@@ -17,7 +17,7 @@ from paceline.models.checkpoint import Checkpoint
 from paceline.models.stored import StoredTensors
 from paceline.request import Request
 from paceline.sampling_params import SamplingParams
-from paceline.workbench.traces import Trace
+from paceline.traces import Trace
 
 SEEDS = 1 << 64
 SAMPLED_MATRICES = 48

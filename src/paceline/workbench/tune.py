@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.config import SpeculativeConfig
+from paceline.workbench.drafts_recording import widest
 from paceline.workbench.replay import ReplayResult
 from paceline.workbench.simulate import Simulator, best_of_each
 from paceline.workbench.tune_search import (
@@ -25,7 +26,6 @@ from paceline.workbench.tune_search import (
     joint_candidates,
     search,
     suffix_candidates,
-    widest,
 )
 
 WORTHWHILE = 1.01

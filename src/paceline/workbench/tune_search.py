@@ -154,25 +154,6 @@ def _best_by_nodes(scores: Scores, family: str) -> dict[int, SpeculativeConfig]:
     return found
 
 
-def widest(configs: Iterable[SpeculativeConfig]) -> list[SpeculativeConfig]:
-    """Of configurations that differ in size alone the largest one, whose drafts hold the others'.
-
-    Sizes are depth and nodes.
-    """
-    found: dict[SpeculativeConfig, SpeculativeConfig] = {}
-    for config in configs:
-        is_tree = config.max_tree_nodes > 0
-        nodes = config.max_branching if is_tree else 0
-        kind = replace(config, num_speculative_tokens=1, max_tree_nodes=nodes)
-        known = found.get(kind, config)
-        found[kind] = replace(
-            config,
-            num_speculative_tokens=max(known.num_speculative_tokens, config.num_speculative_tokens),
-            max_tree_nodes=max(known.max_tree_nodes, config.max_tree_nodes),
-        )
-    return list(found.values())
-
-
 def all_configs(candidates: Iterable[Candidate]) -> list[SpeculativeConfig]:
     """The configurations of all candidates, each once."""
     return list(dict.fromkeys(config for each in candidates for config in each.configs))

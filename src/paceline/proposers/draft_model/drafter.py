@@ -16,7 +16,7 @@ from contextlib import suppress
 from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError, RequestError
 from paceline.policy.prices import Prices
-from paceline.proposers.base import DraftBudget
+from paceline.proposers.base import DraftBudget, Proposer
 from paceline.proposers.draft_model.growth import NAME, DraftState, Growth, ranking_params
 from paceline.request import Request, VerifyResult
 from paceline.runtime.kv_cache import KVCache
@@ -32,7 +32,7 @@ Candidates = tuple[list[int], list[float]]
 """Tokens that may follow a node, best first, and how likely each is to be the target's."""
 
 
-class Drafter(ABC):
+class Drafter(Proposer, ABC):
     """See the module's docstring. Subclasses say where candidates come from.
 
     Args:

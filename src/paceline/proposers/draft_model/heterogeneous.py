@@ -22,7 +22,7 @@ from dataclasses import replace
 
 from paceline.config import MAX_SPECULATIVE_TOKENS, MAX_TREE_NODES, SpeculativeConfig
 from paceline.policy.prices import Prices
-from paceline.proposers.base import DraftBudget
+from paceline.proposers.base import DraftBudget, Proposer
 from paceline.proposers.draft_model.drafter import LAG_PER_TOKEN
 from paceline.proposers.draft_model.growth import NAME, branching
 from paceline.proposers.draft_model.shadows import Shadow, ShadowDrafter
@@ -44,7 +44,7 @@ ROOM = 64
 """Tokens of the draft's context, a quarter of it at most, that are left for drafting."""
 
 
-class HeterogeneousProposer:
+class HeterogeneousProposer(Proposer):
     """See the module's docstring.
 
     Args:

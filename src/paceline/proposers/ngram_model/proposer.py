@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.config import SpeculativeConfig
 from paceline.models.ops.native import native_module, why_not_native
-from paceline.proposers.base import DraftBudget, Drafted, TargetInfo, draft_each
+from paceline.proposers.base import DraftBudget, Drafted, Proposer, TargetInfo, draft_each
 from paceline.proposers.ngram_model.file import read_tables
 from paceline.proposers.ngram_model.lookup import LONGEST_CONTEXT, NgramLookup, TextCache
 from paceline.proposers.ngram_model.tables import NgramTables
@@ -21,14 +21,13 @@ from paceline.span import DraftTree
 NAME = "ngram_model"
 
 
-class NgramModelProposer:
+class NgramModelProposer(Proposer):
     """See the module's docstring.
 
     A request's own text is indexed as far back as its last ``ngram_window`` to twice as many
     tokens; the index is made anew when it holds twice as many.
     """
 
-    costs_forwards = False
     name = NAME
 
     def __init__(
@@ -50,9 +49,6 @@ class NgramModelProposer:
 
     def finish(self, request: Request) -> None:
         self._caches.pop(request.request_id, None)
-
-    def context_length(self, request: Request) -> int:
-        return len(request.token_ids)
 
     def _draft(self, request: Request, nodes: int, depth: int) -> Drafted:
         drafted: Drafted = self._lookup.draft(

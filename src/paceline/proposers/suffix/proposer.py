@@ -12,10 +12,10 @@ from typing import Any
 
 from paceline.config import SpeculativeConfig
 from paceline.models.ops.native import native_module, why_not_native
-from paceline.proposers.base import GLANCE, DraftBudget, Drafted, TargetInfo, draft_each
+from paceline.proposers.base import GLANCE, DraftBudget, Drafted, Proposer, TargetInfo, draft_each
 from paceline.proposers.suffix import automaton, growth
 from paceline.proposers.suffix.shared import SharedTexts
-from paceline.request import Request, VerifyResult
+from paceline.request import Request
 from paceline.span import DraftTree
 
 NAME = "suffix"
@@ -35,14 +35,13 @@ class _Text:
     length: int = 0
 
 
-class SuffixProposer:
+class SuffixProposer(Proposer):
     """See the module's docstring.
 
     Args:
         is_native: take the native automaton; None is where it was built.
     """
 
-    costs_forwards = False
     name = NAME
 
     def __init__(self, config: SpeculativeConfig, is_native: bool | None = None) -> None:
@@ -71,18 +70,12 @@ class SuffixProposer:
     def glance(self, request: Request) -> float:
         return float(self._drafter.promise(self._cursors(request), request.token_ids, *GLANCE))
 
-    def observe(self, request: Request, result: VerifyResult) -> None:
-        """Nothing: what was committed is taken in before the next draft."""
-
     def finish(self, request: Request) -> None:
         self._texts.pop(request.request_id, None)
         has_ended = request.finish_reason is not None  # otherwise it was preempted and comes back
         if has_ended and request.num_output_tokens:
             start = max(0, request.prompt_len - self.config.suffix_decoding_max_tree_depth)
             self._shared.add(request.cache_salt, request.token_ids[start:])
-
-    def context_length(self, request: Request) -> int:
-        return len(request.token_ids)
 
     def _new_automaton(self) -> Any:
         return self._parts.SuffixAutomaton(self.config.suffix_decoding_max_tree_depth)

@@ -78,6 +78,16 @@ class EngineClient:
         self._generations: dict[int, EngineGeneration] = {}
         self._questions: dict[int, asyncio.Future[Any]] = {}
 
+    @property
+    def pid(self) -> int | None:
+        """The engine's process; None where there is none."""
+        return None if self._link is None else self._link.pid
+
+    @property
+    def num_generating(self) -> int:
+        """Prompts that were sent and of which the engine owes something."""
+        return len(self._generations)
+
     async def start(self) -> None:
         """Start the engine's process and wait until it serves.
 

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from paceline.errors import TrainingError
 from paceline.models.tokenizer import Tokenizer
 from paceline.proposers.ngram_model.tables import context_key
+from paceline.traces import read_meta, read_traces
 from paceline.training.data import read_documents, tokenize
 from paceline.training.model_files import load_tokenizer
 from paceline.training.ngram.counts import Example
 from paceline.training.ngram.options import NgramTrainingConfig
-from paceline.training.traces import read_answers, read_fingerprint
 
 LARGEST_HELD_OUT_SHARE = 5
 """One part in so many of all tokens is the most that is held out."""
@@ -24,10 +24,11 @@ def read_examples(config: NgramTrainingConfig) -> tuple[list[Example], int, str 
     """All examples, the size of their vocabulary and its fingerprint.
 
     Raises:
-        TrainingError: traces or texts cannot be read, or are not in one vocabulary.
+        TrainingError: texts cannot be read, or not all are in one vocabulary.
+        TraceError: traces cannot be read.
         ModelLoadError: the target has no readable tokenizer.
     """
-    fingerprints = {read_fingerprint(folder): folder for folder in config.traces}
+    fingerprints = {read_meta(folder).get("vocab_fingerprint"): folder for folder in config.traces}
     size, fingerprint = target_vocabulary(config)
     if fingerprint is not None and config.target is not None:
         fingerprints[fingerprint] = config.target
@@ -57,12 +58,14 @@ def target_vocabulary(config: NgramTrainingConfig) -> tuple[int, str | None]:
 def _of_traces(config: NgramTrainingConfig) -> list[Example]:
     examples = []
     for folder in config.traces:
-        answers = list(read_answers(folder))
+        answers = list(read_traces(folder))
         if config.soft_labels and not any(each.top_logprobs.any() for each in answers):
             raise TrainingError(
                 f"{folder} holds no log-probabilities to learn soft labels from; record them with "
                 "paceline trace"
             )
+        if not all((each.top_logprobs <= 0.0).all() for each in answers):
+            raise TrainingError(f"{folder} is damaged: its log-probabilities are none")
         examples += [
             Example(each.token_ids, each.prompt_len, each.top_ids, np.exp(each.top_logprobs))
             for each in answers

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.checks import check_choice
 from paceline.errors import ConfigError
 from paceline.proposers.ngram_model.tables import MAX_CONTINUATIONS, MAX_ORDER, MIN_ORDER
 from paceline.training.ngram.smoothing import SMOOTHINGS
-from paceline.training.options import check_choice, check_range
+from paceline.training.options import check_range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

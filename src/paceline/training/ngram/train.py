@@ -55,7 +55,8 @@ def train_ngram(config: NgramTrainingConfig) -> NgramTrainingResult:
     """Train a model, or take over another program's, and write its file.
 
     Raises:
-        TrainingError: traces or texts cannot be used, or nothing fits into the file.
+        TrainingError: texts cannot be used, or nothing fits into the file.
+        TraceError: traces cannot be read.
         ModelLoadError: a tokenizer or a file cannot be read or written.
     """
     began = time.perf_counter()

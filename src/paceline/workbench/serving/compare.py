@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from paceline.workbench.serving import server
 from paceline.workbench.serving.bench import Arm, Workload
 from paceline.workbench.serving.client import Outcome
-from paceline.workbench.serving.ratios import Ratio, block_size, ratio_of_medians
+from paceline.workbench.serving.ratios import Ratio, after, block_size, ratio_of_medians
 from paceline.workbench.serving.requests import make_bodies
 
 _TIMES: dict[str, Callable[[Outcome], float]] = {
@@ -106,10 +105,6 @@ async def run_comparison(
         for which in (0, 1) if number % 2 == 0 else (1, 0):
             arm, part = arms[which], bodies[which][first : first + found.block]
             found.flushed[which] &= await server.flush_prefix_cache(arm.session, arm.target.url)
-            await arm.measure(part, workload, first, partial(_report, on_finished, done))
+            await arm.measure(part, workload, first, after(done, on_finished))
             done += len(part)
     return found
-
-
-def _report(on_finished: Callable[[int], None], done: int, finished: int) -> None:
-    on_finished(done + finished)

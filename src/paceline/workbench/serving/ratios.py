@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,6 +18,11 @@ MIN_BLOCKS = 10
 def block_size(count: int, concurrency: int) -> int:
     """Requests of a block: enough for the concurrency, and otherwise :data:`MIN_BLOCKS` blocks."""
     return min(count, max(concurrency, -(-count // MIN_BLOCKS)))
+
+
+def after(done: int, advance: Callable[[int], None]) -> Callable[[int], None]:
+    """What a block calls with the number that it has done, where so many were done before it."""
+    return lambda finished: advance(done + finished)
 
 
 @dataclass(frozen=True, slots=True)

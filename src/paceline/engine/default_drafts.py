@@ -1,0 +1,47 @@
+"""Who drafts where nothing was said, for every way of opening a model. Imports nothing slow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paceline.config import SpeculativeConfig, parse_speculative_config
+from paceline.config.methods import DEFAULT_METHOD, EMBEDDED_METHOD
+from paceline.engine.bundled_drafts import bundled_drafts
+from paceline.models.embedded import embedded_model, embedded_ngram_model
+
+EVERY_MODEL = parse_speculative_config({"method": DEFAULT_METHOD})
+"""Who drafts for any model, wherever it comes from."""
+
+
+def is_embedded(model: str | None) -> bool:
+    """Whether the model is the embedded one, named by its folder or not at all."""
+    return model is None or Path(model).resolve() == Path(embedded_model("target")).resolve()
+
+
+def default_speculative_config(model: str | None) -> tuple[SpeculativeConfig, ...]:
+    """:data:`EVERY_MODEL`, and the drafts that a model brings.
+
+    Args:
+        model: folder, GGUF file, name or hub id; None is the embedded model.
+    """
+    drafts = drafts_of(model)
+    if is_embedded(model):
+        # Its draft model's forward takes a quarter of its own: n-grams alone bring more per second.
+        drafts = tuple(config for config in drafts if config.method == EMBEDDED_METHOD)
+    return (*EVERY_MODEL, *drafts)
+
+
+def drafts_of(model: str | None) -> tuple[SpeculativeConfig, ...]:
+    """The drafts that a model brings; the embedded one's are an n-gram model and a draft model."""
+    if model is not None and not is_embedded(model):
+        return bundled_drafts(model)
+    ngram = parse_speculative_config({"method": "ngram_model", "model": embedded_ngram_model()})
+    # Each level costs a forward, dear beside so small a target: one level, several candidates.
+    draft = SpeculativeConfig(
+        method="draft_model",
+        model=embedded_model("draft"),
+        num_speculative_tokens=1,
+        max_branching=4,
+        max_tree_nodes=4,
+    )
+    return (*ngram, draft)

@@ -1,0 +1,74 @@
+"""What stands in a replay for the parts of an engine that compute or remember. Knows no traces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paceline.policy.drafting_cost import DraftingCost
+from paceline.proposers.base import DraftBudget, Proposer
+from paceline.request import Request
+from paceline.span import DraftTree
+
+
+class Charged:
+    """A proposer whose calls are charged the time that they are said to take.
+
+    Attributes:
+        num_trees: that it drafted since :meth:`take_ms` was called.
+    """
+
+    def __init__(self, proposer: Proposer, cost: DraftingCost) -> None:
+        self._proposer = proposer
+        self._cost = cost
+        self._ms = 0.0
+        self.num_trees = 0
+        self.name = proposer.name
+        self.config = proposer.config
+        self.costs_forwards = proposer.costs_forwards
+        self.costs_levels = proposer.costs_levels
+        self.glance = proposer.glance
+        self.lag = proposer.lag
+        self.observe = proposer.observe
+        self.context_length = proposer.context_length
+        self.finish = proposer.finish
+
+    @property
+    def num_forwards(self) -> int:
+        return self._proposer.num_forwards
+
+    def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
+        lags = [lag for request in requests if (lag := self.lag(request))]
+        trees = self._proposer.propose(requests, budget)
+        levels = 1
+        if self.costs_forwards and self.costs_levels:
+            levels = max((max(tree.depths()) for tree in trees if len(tree)), default=1)
+        self.num_trees += sum([1 for tree in trees if tree.token_ids])
+        self._ms += self._cost.milliseconds(self.name, levels)
+        if lags:
+            self._ms += sum([self._cost.catch_up(self.name, lag) for lag in lags])
+        return trees
+
+    def take_ms(self) -> float:
+        """What was charged since the last call."""
+        ms, self._ms, self.num_trees = self._ms, 0.0, 0
+        return ms
+
+
+class EndlessKV:
+    """A KV cache for the scheduler: there is always room, and nothing is kept."""
+
+    num_blocks = num_available = 1 << 40
+
+    @property
+    def pool(self) -> EndlessKV:
+        return self
+
+    def open(self, request_id: int, salt: str) -> None: ...
+
+    def free(self, request_id: int) -> None: ...
+
+    def reserve(self, request_id: int, num_nodes: int) -> bool:
+        return True
+
+    def attach_prefix(self, request_id: int, token_ids: Sequence[int], limit: int) -> int:
+        return 0
