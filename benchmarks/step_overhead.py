@@ -233,7 +233,7 @@ def build(case: Case, checkpoint: Checkpoint, device: str, most: int) -> Engine:
         num_threads=1,
         max_num_seqs=most,
         max_model_len=MAX_MODEL_LEN,
-        speculative=parse_speculative_config(case.speculative),
+        speculative=parse_speculative_config(case.speculative or []),
         strict=True,
     )
     return build_engine(checkpoint, config).engine
