@@ -14,7 +14,9 @@ from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
 
-from paceline.policy import acceptance, choice, cost_aware, cost_correction, evidence, merging
+import numpy as np
+
+from paceline.policy import acceptance, choice, cost_aware, cost_filter, evidence, merging
 from paceline.policy import asking as asks
 from paceline.policy.prices import FREE
 
@@ -22,7 +24,6 @@ NEVER, ALWAYS = 1e-12, 1e12
 IN_PYTHON = {
     "paceline.engine.planners._choose": choice.choose_nodes,
     "paceline.engine.planners._new_calibration": acceptance.Calibration,
-    "paceline.engine.planners.new_correction": cost_correction.Correction,
     "paceline.engine.drafting.merge": merging.merge,
 }
 
@@ -111,9 +112,8 @@ _ROWS_OF = evidence.rows_of.__wrapped__
 _ONE_BUCKET = {"evidence.EDGES": (), "acceptance.rows_of": _ROWS_OF}
 _NO_GLANCE = {"planner.Source.glance": _fixed(None)}
 _NO_PROBE = {"accounts.PROBE_SHARE": NEVER}
-_NUM_BINS = len(cost_correction.KERNEL)
-_ALONE = [[float(i == j) for j in range(_NUM_BINS)] for i in range(_NUM_BINS)]
-_NOTHING_HEARD = [[0.0] * _NUM_BINS for _ in range(_NUM_BINS)]
+_NO_RESIDUAL = {"cost_filter.MAX_VISITS": 0.0}
+_NO_SHARES = [0.0] * len(cost_filter.SHARES)
 
 SWITCHES: dict[str, Switch] = {
     # who is asked
@@ -159,20 +159,19 @@ SWITCHES: dict[str, Switch] = {
         4, 0, {"cost_aware.CostAwarePlanner.observe": _observe_verified}, native=True
     ),
     # what steps cost, where the clock is read
-    "width checks": Switch(125, 4, _planner(_width_check=None)),
-    "plain checks": Switch(30, 3, {"pace.PlainCheck.is_due": _fixed(False)}),
-    "plain steps that tell": Switch(15, 0, {"cost.CostModel.is_ambiguous": _constant(False)}),
-    "tilt": Switch(45, 4, {"cost_correction.SLOPES": [0.0] * _NUM_BINS}),
-    "residuals": Switch(70, 8, {"cost_correction.KERNEL": _NOTHING_HEARD}),
-    "hearsay of residuals": Switch(15, 2, {"cost_correction.KERNEL": _ALONE}),
-    "surprises": Switch(35, 2, {"cost_correction.SURPRISE": ALWAYS}),
-    "the whole correction": Switch(
-        241,
+    "exploring width": Switch(115, 3, {"wide_steps.WideSteps._may_be_wider": _constant(False)}),
+    "exploring plain steps": Switch(
+        20, 1, {"cost_aware.CostAwarePlanner._explores_plain": _constant(False)}
+    ),
+    "slope with width": Switch(
         20,
-        {
-            "cost_correction.Correction._settle": _constant(None),
-            "cost_correction.KERNEL": _NOTHING_HEARD,
-        },
+        3,
+        {"cost_filter.SHARES": _NO_SHARES, "cost_filter._SHARES": np.array(_NO_SHARES)},
+    ),
+    "residuals": Switch(25, 5, _NO_RESIDUAL),
+    "surprises": Switch(25, 2, {"cost_filter.SURPRISE": ALWAYS}),
+    "the whole correction": Switch(
+        150, 12, {"cost_filter.CostFilter._settle": _constant(None), **_NO_RESIDUAL}
     ),
 }
 """By name, in the order of the table. Several mechanisms stand in for each other; they are switched
@@ -181,7 +180,7 @@ PLACEBOS = {
     "placebo: probes 1 % dearer": Switch(0, 0, {"accounts.PROBE_SHARE": 0.99 * 0.002}),
     "placebo: glances 1 % rarer": Switch(0, 0, {"ledger.GLANCE_SHARE": 0.99 * 0.005}),
     "placebo: offsets 1 % slower": Switch(0, 0, {"fit.OFFSET_RATE": 0.99 * 0.1}, native=True),
-    "placebo: noise 1 % less": Switch(0, 0, {"cost_correction.NOISE": 0.99 * 0.06}),
+    "placebo: noise 1 % less": Switch(0, 0, {"cost_filter.NOISE": 0.99 * 0.06}),
 }
 """Changes that cannot matter. What they do to a cell nevertheless is how far its figure depends on
 accidents: one draft more or less, and everything that is learnt of it."""

@@ -25,7 +25,6 @@ from paceline.config import EngineConfig, SpeculativeConfig, parse_speculative_c
 from paceline.engine.build import BuiltEngine, FindTable, build_engine
 from paceline.engine.default_drafts import default_speculative_config
 from paceline.engine.engine import Engine
-from paceline.engine.planners import new_correction
 from paceline.llm import embedded_model
 from paceline.metrics import EngineStats
 from paceline.policy.cost import CostModel
@@ -142,7 +141,7 @@ def _engine(
 ) -> Engine:
     """Another engine on the same model."""
     known = built.engine.cost
-    cost = CostModel(known.table if known.has_profile else None, correct=new_correction)
+    cost = CostModel(known.table if known.has_profile else None)
     ends = built.checkpoint.config.eos_token_ids
     chosen = planner(cost) if planner else None
     return Engine(built.engine.runner, built.config, proposers, ends, chosen, cost)

@@ -27,7 +27,7 @@ from paceline.engine.build import BuiltEngine, build_engine
 from paceline.engine.compute_thread import COMPUTE
 from paceline.engine.default_drafts import default_speculative_config
 from paceline.engine.engine import Engine
-from paceline.engine.planners import PLANNERS, new_correction
+from paceline.engine.planners import PLANNERS
 from paceline.llm import embedded_model
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_table import CostTable
@@ -65,7 +65,7 @@ def arms() -> dict[str, Arm]:
 
 def engine_of(built: BuiltEngine, arm: Arm, costs: CostTable) -> Engine:
     """Another engine on the same model."""
-    cost = CostModel(costs, correct=new_correction)
+    cost = CostModel(costs)
     planner = PLANNERS[arm.planner](cost, None, built.config.objective)
     proposers = built.proposers_for(arm.configs)
     return Engine(built.engine.runner, built.config, proposers, (), planner, cost)

@@ -1,5 +1,5 @@
 // What planning needs on the Python side: the choice of draft nodes, with the arguments of
-// paceline.policy.choice.choose_nodes, and what paceline.policy.cost_correction learns.
+// paceline.policy.choice.choose_nodes.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/vector.h>
 
@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "correction.h"
 #include "plan.h"
 #include "read_tree.h"
 #include "sequences.h"
@@ -96,45 +95,11 @@ nb::list choose(nb::handle trees, nb::handle limits, nb::handle growth, double r
     return result;
 }
 
-// --- what steps cost -----------------------------------------------------------------------------
-
-const CorrectionTables& correction_tables() {
-    static const CorrectionTables tables = [] {
-        const nb::module_ python = nb::module_::import_("paceline.policy.cost_correction");
-        return CorrectionTables{nb::cast<std::vector<size_t>>(python.attr("BINS")),
-                                nb::cast<std::vector<std::vector<double>>>(python.attr("KERNEL")),
-                                nb::cast<std::vector<double>>(python.attr("SLOPES")),
-                                nb::cast<double>(python.attr("TILT_DECAY"))};
-    }();
-    return tables;
-}
-
-nb::object corrected_growth(Correction& correction, nb::handle times, size_t width, size_t count) {
-    const Items items(times, "times are no sequence");
-    return make_list(std::min(items.size(), count + 1), [&](size_t n) {
-        return PyFloat_FromDouble(to_double(items[n]) * correction.factor(width + n));
-    });
-}
-
 }  // namespace
 }  // namespace paceline
 
 void bind_plan(nb::module_& module) {
     using nb::arg;
-    using paceline::Correction;
-    nb::class_<Correction>(module, "Correction")
-        .def("__init__",
-             [](Correction* self, nb::object trust, bool is_relative) {
-                 new (self) Correction(paceline::correction_tables(),
-                                       nb::cast<double>(trust.attr("visits")),
-                                       nb::cast<double>(trust.attr("memory")), !is_relative);
-             },
-             arg("trust"), arg("is_relative"))
-        .def_prop_ro("knows_unit", &Correction::knows_unit)
-        .def("is_ambiguous", &Correction::is_ambiguous, arg("width"))
-        .def("factor", &Correction::factor, arg("width"))
-        .def("growth", &paceline::corrected_growth, arg("times"), arg("width"), arg("count"))
-        .def("observe", &Correction::observe, arg("width"), arg("level"));
     module.def("choose_nodes", &paceline::choose, arg("trees"), arg("limits"), arg("growth"),
                arg("rate"), nb::kw_only(), arg("weights").none() = nb::none(),
                arg("slowdown").none() = nb::none(), arg("ahead").none() = nb::none(),

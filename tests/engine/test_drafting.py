@@ -92,6 +92,8 @@ def test_who_joins_is_asked_although_nobody_else_is_worth_it() -> None:
     assert asking.is_anyone_worth_asking([request(0)], 1.0)
     assert asking._accounts is accounts, "what was learnt of the others stays"
     items = [Scheduled(request(0), 1)]
+    for _ in range(100):  # or a plain step would be looked at first
+        engine.cost.observe(step_shape(items), 1.0)
     drafting.propose(items, step_shape(items), node_budget=10)
     assert seen == [0]
     drafting.replace([joining])

@@ -9,7 +9,7 @@ import torch
 
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine.engine import Engine
-from paceline.engine.planners import PLANNERS, new_correction
+from paceline.engine.planners import PLANNERS
 from paceline.errors import ConfigError
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.config import ModelConfig
@@ -143,7 +143,7 @@ def build_engine(
     if find_table is not None:
         name, shape = checkpoint.name, checkpoint.config
         table = find_table(name, shape, ops, config.dtype, config.kv_cache_dtype)
-    cost = CostModel(table, ops=ops.name, correct=new_correction)
+    cost = CostModel(table, ops=ops.name)
     planner = PLANNERS[config.planner](cost, None, config.objective)
     stops = checkpoint.config.eos_token_ids
     engine = Engine(runner, config, proposers, stops, planner, cost)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from paceline.config.objective import Objective
-from paceline.policy import acceptance, choice, cost_correction, merging
-from paceline.policy.cost import Correct, CostModel
+from paceline.policy import acceptance, choice, merging
+from paceline.policy.cost import CostModel
 from paceline.policy.cost_aware import CostAwarePlanner
 from paceline.policy.drafting_cost import DraftingCost
 from paceline.policy.planner import FixedPlanner, Planner
@@ -18,7 +18,6 @@ MakePlanner = Callable[[CostModel, DraftingCost | None, Objective], Planner]
 
 _choose: Any = getattr(kernels, "choose_nodes", choice.choose_nodes)
 _new_calibration: Any = getattr(kernels, "Calibration", acceptance.Calibration)
-new_correction: Correct = getattr(kernels, "Correction", cost_correction.Correction)
 merge: Callable[[Sequence[DraftTree]], DraftTree] = getattr(kernels, "merge", merging.merge)
 is_sound: Callable[[DraftTree, int], bool] = getattr(kernels, "is_sound", lambda tree, size: False)
 """Whether a tree over a vocabulary of this size is known to be valid, without a closer look."""

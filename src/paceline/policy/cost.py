@@ -1,34 +1,33 @@
 """What a step costs on this machine at this moment. Owns the prediction; measures nothing itself.
 
-    T(step) = table(step) x mood x residual(rows)
+    T(step) = table(step) x correction(rows)
 
-* **table**: what was measured, read as it is and never smoothed. Without a profile: the prior.
-* **mood**: one factor for all steps, which follows the machine within a few of them.
-* **residual**: a factor per width for what the table has wrong there. It fades with the steps that
-  pass without that width, and speaks for its neighbours while they have not been seen themselves.
-
-Knows neither clock nor model; what it learns is :mod:`paceline.policy.cost_correction`'s.
+The table is what was measured, read as it is and never smoothed; without a profile it is the prior.
+What it has wrong now, :mod:`paceline.policy.cost_filter` learns. Knows neither clock nor model.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
 from math import log
 from typing import Any
 
-from paceline.policy.cost_correction import ASSUMED, MEASURED, Correction, Trust
+import numpy as np
+
+from paceline.policy.cost_filter import ASSUMED, MEASURED, CostFilter
 from paceline.policy.cost_points import MAX_MS, NO_STEP, StepShape
 from paceline.policy.cost_prior import prior_table
 from paceline.policy.cost_table import CostTable
+from paceline.policy.curves import Floats
 
 CurveKey = tuple[int, int, int, int, int]
-Correct = Callable[[Trust, bool], Correction]
 
 CONTEXT_GRAIN = 64
 """Contexts are rounded to multiples of this, so that curves can be kept."""
 COUNT_GRAIN = 64
 """Curves are read from the table in pieces of so many nodes."""
+HOPE = 0.125
+"""What width may be hoped to cost where nothing was seen of it, as a part of what is believed."""
 MAX_CURVES = 4096
 """Curves, and times of single steps, that are kept."""
 
@@ -43,7 +42,6 @@ class CostModel:
         table: of this machine and model; None where there is no profile.
         learns: False freezes the predictions: :meth:`observe` does nothing.
         ops: name of the model's operations; what is assumed without a profile depends on them.
-        correct: makes what learns; the default is in Python.
     """
 
     def __init__(
@@ -52,36 +50,43 @@ class CostModel:
         *,
         learns: bool = True,
         ops: str = "",
-        correct: Correct = Correction,
     ) -> None:
         self.has_profile = table is not None
         """False where the table is only the prior."""
         self.table = prior_table(ops) if table is None else table
         self.learns = learns
-        trust = MEASURED if self.has_profile else ASSUMED
-        self._correction = correct(trust, self.table.is_relative)
-        self._curves: dict[CurveKey, list[float]] = {}
+        spread = MEASURED if self.has_profile else ASSUMED
+        self._filter = CostFilter(spread, self.table.is_relative)
+        self._curves: dict[CurveKey, Floats] = {}
         self._times: dict[CurveKey, float] = {}
         self._latest = NO_STEP, self.table.step(NO_STEP)
 
     def predict(self, shape: StepShape) -> float:
         """Milliseconds of a step; contexts count as rounded to :data:`CONTEXT_GRAIN`."""
         time = self._time(shape)
-        return time * self._correction.factor(shape.rows) if self.learns else time
+        return time * self._filter.factor(shape.rows) if self.learns else time
 
     def growth(self, shape: StepShape, count: int) -> list[float]:
         """Milliseconds of the step with 0 to ``count`` further draft nodes, ``[count + 1]``.
 
         Each node is a sampled row whose context is the mean context of the step's requests.
         """
-        times = self._curve(shape, count)  # which may go on beyond count
-        if not self.learns:
-            return times[: count + 1]
-        return self._correction.growth(times, shape.rows, count)
+        times = self._curve(shape, count)[: count + 1]
+        if self.learns:
+            times = times * self._filter.factors(shape.rows, count)
+        found: list[float] = times.tolist()
+        return found
 
-    def is_ambiguous(self, shape: StepShape) -> bool:
-        """Whether wider steps have changed, and it is not known whether such ones have too."""
-        return self.learns and self._correction.is_ambiguous(shape.rows)
+    def hoped(self, shape: StepShape, count: int) -> list[float]:
+        """:meth:`growth` were width as cheap as what is not known of it allows."""
+        times = np.array(self.growth(shape, count))
+        doubts = self._filter.doubts(shape.rows, count)
+        found: list[float] = (times[0] + (times - times[0]) * HOPE**doubts).tolist()
+        return found
+
+    def deviation(self, shape: StepShape) -> float:
+        """How uncertain the machine's state leaves the time of a step, as a logarithm."""
+        return self._filter.deviation(shape.rows) if self.learns else 0.0
 
     def rows_within(self, shape: StepShape, milliseconds: float, limit: int) -> int:
         """Further prefill rows, up to ``limit``, with which the step stays within the time.
@@ -89,7 +94,7 @@ class CostModel:
         The most of them where time rises with rows, which it is taken to do here: behind a cliff
         there may be more. Rows are not sampled, and see the mean context of the step's requests.
         """
-        if self.learns and not self._correction.knows_unit:
+        if self.learns and not self._filter.knows_unit:
             return limit
         context = shape.context_sum / max(1, shape.requests)
 
@@ -106,7 +111,7 @@ class CostModel:
             return
         time = self._time(shape)
         if time > 0.0:
-            self._correction.observe(shape.rows, log(milliseconds / time))
+            self._filter.observe(shape.rows, log(milliseconds / time))
 
     def _time(self, shape: StepShape) -> float:
         """The table's time of a step; of one step it is asked several times in turn."""
@@ -120,13 +125,13 @@ class CostModel:
         self._latest = shape, time
         return time
 
-    def _curve(self, shape: StepShape, count: int) -> list[float]:
+    def _curve(self, shape: StepShape, count: int) -> Floats:
         """The table's times of a step with 0 to at least ``count`` further nodes."""
         key = _key(shape)
         curve = self._curves.get(key)
         if curve is None or len(curve) <= count:
             _make_room(self._curves)
-            curve = self.table.growth(_rounded(key), count + -count % COUNT_GRAIN).tolist()
+            curve = self.table.growth(_rounded(key), count + -count % COUNT_GRAIN)
             self._curves[key] = curve
         return curve
 

@@ -24,6 +24,7 @@ from paceline.policy.choice import choose_nodes
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_points import StepShape
 from paceline.policy.drafting_cost import DraftingCost
+from paceline.policy.exploration import Exploration
 from paceline.policy.fairness import ENOUGH, Fairness
 from paceline.policy.lateness import Lateness
 from paceline.policy.ledger import Ledger
@@ -32,7 +33,7 @@ from paceline.policy.planned import UNPLANNED, PlannedStep
 from paceline.policy.planner import DraftLimits, Drafts, PlainStep, Source, StepReport
 from paceline.policy.prices import FREE, Prices, cheapest_ahead
 from paceline.policy.selection import selected
-from paceline.policy.width_check import Pick, WidthCheck
+from paceline.policy.wide_steps import Pick, WideSteps
 from paceline.request import Request, VerifyResult
 from paceline.span import DraftTree
 
@@ -42,6 +43,8 @@ MAX_NODES = 64
 NODES_PER_REQUEST = 8
 """Draft nodes of a step that are considered: the former, or the latter per request if more."""
 
+PLAIN_DOUBT = 0.13
+"""Standard deviation of the logarithm of a plain step's time beyond which one is to be seen."""
 MOST_LONGER = 2.0
 """Plain steps that one step is taken to be longer at most."""
 
@@ -84,8 +87,8 @@ class CostAwarePlanner:
         self._fairness = None if is_strict else Fairness(SLOWDOWN)
         tpot_ms = self.objective.tpot_ms
         self._lateness = None if tpot_ms is None else Lateness(tpot_ms)
-        check = WidthCheck(cost, self._lateness, is_strict)
-        self._width_check = check if cost.learns else None
+        self._exploration = Exploration()
+        self._wide = WideSteps(cost, self._exploration, self._lateness, is_strict)
         self._step, self._is_open = PlannedStep(), False
 
     @property
@@ -110,14 +113,21 @@ class CostAwarePlanner:
             return False
         planned = self._step = PlannedStep(step, requests, began=time.perf_counter())
         planned.plain_ms = self.cost.predict(step)
-        is_due = self._ledger.plain_check.is_due or self.cost.is_ambiguous(step)
-        is_checked = is_due and step.requests == len(requests)
-        if is_checked and not any(map(asks_for_drafts, requests)):
-            return False
         planned.rate = self._rate(step, len(requests))
+        if step.requests == len(requests) and self._explores_plain(planned):
+            return False
         if self._fairness is not None and len(requests) > 1:
             planned.ahead = self._fairness.ahead(requests)
         return True
+
+    def _explores_plain(self, step: PlannedStep) -> bool:
+        """Whether a step is plain because it is in doubt what that takes.
+
+        An engine that always speculates never sees what it is compared with.
+        """
+        if self.cost.deviation(step.shape) < PLAIN_DOUBT:
+            return False
+        return not any(map(asks_for_drafts, step.requests))
 
     def _needy(self, requests: Sequence[Request]) -> Sequence[tuple[Request, float]]:
         """Who cannot wait for the drafts of others, and for how many steps to come."""
@@ -132,8 +142,7 @@ class CostAwarePlanner:
     def rested(self, steps: Sequence[PlainStep]) -> None:
         milliseconds = sum([step.total_ms for step in steps])
         self._ledger.note_plain(steps, milliseconds)
-        if self._width_check is not None:
-            self._width_check.passed(milliseconds)
+        self._exploration.passed(milliseconds)
         if self._fairness is not None:
             self._fairness.passed_plainly(len(steps))
 
@@ -178,8 +187,7 @@ class CostAwarePlanner:
             return calibration.estimate(request.request_id, name, depth, prob)
 
         growth = self._growth(max_nodes)[: max_nodes + 1]
-        if self._width_check is not None:
-            growth = self._width_check.growth(step, growth)
+        growth = self._wide.growth(step, growth)
         return Prices(
             nodes=[step.rate * ms for ms in cheapest_ahead(growth)],
             level=step.rate * self.drafting.of(name).level,
@@ -229,8 +237,7 @@ class CostAwarePlanner:
             if tree.token_ids:
                 step.trees[request.request_id] = tree
         self._credit(picked)
-        if self._width_check is not None:
-            picked = self._width_check.wider(step, picked, pick)
+        picked = self._wide.wider(step, picked, pick)
         step.ended = time.perf_counter()
         return picked
 
@@ -287,14 +294,12 @@ class CostAwarePlanner:
             report = StepReport(report.shape, forward_ms, total_ms, *report[3:])
         if self._lateness is not None:
             self._lateness.passed(report.total_ms)
-        if self._width_check is not None:
-            self._width_check.passed(report.total_ms)
+        self._exploration.passed(report.total_ms)
         longer = 0.0
         if step is UNPLANNED:
             self._ledger.note(report)
         else:
-            if self._width_check is not None:
-                self._width_check.end(step, report)
+            self._wide.end(step, report)
             self._ledger.book(report, step)
             longer = self._longer(step, report.shape)
         if self._fairness is not None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from paceline.policy.asking import Asking
 from paceline.policy.asks import asks_for_drafts
-from paceline.policy.pace import Pace, PlainCheck
+from paceline.policy.pace import Pace
 from paceline.policy.planned import PlannedStep
 from paceline.policy.planner import PlainStep, StepReport
 from paceline.request import Request
@@ -37,7 +37,6 @@ class Ledger:
 
     def __init__(self, asking: Asking, reads_clock: bool, pace: Pace | None = None) -> None:
         self.pace = pace or Pace()
-        self.plain_check = PlainCheck()
         self._asking = asking
         self._reads_clock = reads_clock
         self._noted: list[PlainStep] = []
@@ -151,9 +150,5 @@ class Ledger:
                 self.pace.observe_drafted(rest_ms, decoding)
             else:
                 self.pace.observe_overhead(rest_ms)
-        if drafted and self._reads_clock:
-            self.plain_check.observe_draft()
-        elif not drafted and step.plain_ms:
-            self.plain_check.observe_plain(step.plain_ms, forward_ms)
         plain_ms = step.plain_ms if drafted else forward_ms
         self.pace.observe(emitted / decoding, total_ms, plain_ms)

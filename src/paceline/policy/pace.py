@@ -16,10 +16,6 @@ USUAL_EXTRA_MS = 0.1, 0.015
 for each further request, where nobody has measured it."""
 EXTRA_PACE = 0.1
 """Weight of the latest step in what multiplies that."""
-FIRST_INTERVAL, LAST_INTERVAL = 8, 512
-"""Steps with drafts between two plain ones."""
-TOLERANCE = 0.15
-"""Error of a prediction, relative to the measured time, that still confirms it."""
 
 
 class Pace:
@@ -106,30 +102,3 @@ def _smoothed(usual: float, milliseconds: float) -> float:
     """A hiccup of the machine counts as little as a usual step."""
     milliseconds = max(0.0, milliseconds)
     return usual + (1 - MEMORY) * (min(milliseconds, 2 * usual) - usual) if usual else milliseconds
-
-
-class PlainCheck:
-    """Says when a step should be plain, so that the time of plain steps stays known.
-
-    An engine that always speculates never sees what it is compared with: a cost model that has the
-    price of width wrong would look right. The check gets rarer while it confirms the prediction.
-    """
-
-    def __init__(self) -> None:
-        self._interval = FIRST_INTERVAL
-        self._since = 0
-
-    @property
-    def is_due(self) -> bool:
-        return self._since >= self._interval
-
-    def observe_draft(self) -> None:
-        """A step had draft nodes."""
-        self._since += 1
-
-    def observe_plain(self, predicted_ms: float, measured_ms: float) -> None:
-        """A step had none."""
-        if self.is_due:
-            confirmed = abs(measured_ms - predicted_ms) <= TOLERANCE * measured_ms
-            self._interval = min(2 * self._interval, LAST_INTERVAL) if confirmed else FIRST_INTERVAL
-        self._since = 0

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from paceline.engine.engine import Engine
-from paceline.engine.planners import PLANNERS, new_correction
+from paceline.engine.planners import PLANNERS
 from paceline.policy.cost import CostModel
 from paceline.request import Constraint, Request
 from paceline.sampling_params import SamplingParams
@@ -191,7 +191,7 @@ def warm_up(engine: Engine, params: SamplingParams) -> None:
 def _stand_ins(engine: Engine, planner: str) -> Iterator[None]:
     """Let a planner of this name and a cost model of their own plan and learn meanwhile."""
     drafting, real = engine.drafting, (engine.drafting.planner, engine.cost)
-    engine.cost = CostModel(engine.cost.table, correct=new_correction)
+    engine.cost = CostModel(engine.cost.table)
     stand_in = PLANNERS[planner](engine.cost, None, engine.config.objective)
     drafting.planner = RecordingPlanner(stand_in)
     try:

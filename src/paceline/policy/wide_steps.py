@@ -1,0 +1,117 @@
+"""Steps that are wider than seems to pay, where the cost of width is in doubt. Owns which.
+
+A planner that takes wide steps to be dear takes none, sees none, and would believe it for ever: of
+a table that was measured while another process held a core, or with kernels that were since
+replaced. So a draft that would pay at what its width may cost at best is verified as soon as
+exploring may cost so much. Nothing is spent on drafts that would not pay even then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from paceline.policy.cost import CostModel
+from paceline.policy.exploration import Exploration
+from paceline.policy.lateness import Lateness
+from paceline.policy.planned import PlannedStep
+from paceline.policy.planner import StepReport
+from paceline.span import DraftTree
+
+THOUGHT_MS = 0.03
+"""Time of a second choice, about."""
+THOUGHT, WIDTH = "another choice", "width"
+
+Pick = Callable[[Sequence[float]], list[DraftTree]]
+
+
+class WideSteps:
+    """See the module's docstring.
+
+    Args:
+        cost: predicts forwards.
+        exploration: pays.
+        lateness: of requests that are to have a token in time; None where none are.
+        is_strict: no request may be held up for others.
+    """
+
+    def __init__(
+        self, cost: CostModel, exploration: Exploration, lateness: Lateness | None, is_strict: bool
+    ) -> None:
+        self._cost, self._exploration = cost, exploration
+        self._lateness, self._is_strict = lateness, is_strict
+        self._hopes = False  # something was drafted for it
+        self._running = 0, 0.0  # nodes of the step that is explored, and its predicted price
+
+    def _may_be_wider(self, step: PlannedStep) -> bool:
+        if not self._cost.learns or step.plain_ms <= 0.0:
+            return False
+        decoding = len(step.requests)
+        return (
+            step.shape.requests == decoding
+            and (decoding == 1 or not self._is_strict)
+            and self._exploration.covers(THOUGHT, THOUGHT_MS)
+        )
+
+    def growth(self, step: PlannedStep, growth: Sequence[float]) -> Sequence[float]:
+        """By what further drafting is priced: hoped times where the step may be wider.
+
+        Args:
+            growth: milliseconds of the step with 0, 1, 2, ... draft nodes, all that they take.
+        """
+        if not self._may_be_wider(step):
+            return growth
+        if not self._exploration.covers(WIDTH, growth[-1] - growth[0]):
+            return growth
+        self._hopes = True
+        return self._hoped(step, growth)
+
+    def _hoped(self, step: PlannedStep, growth: Sequence[float]) -> list[float]:
+        count = len(growth) - 1
+        saved = zip(
+            self._cost.growth(step.shape, count), self._cost.hoped(step.shape, count), strict=True
+        )
+        return [ms - (dear - cheap) for ms, (dear, cheap) in zip(growth, saved, strict=True)]
+
+    def wider(self, step: PlannedStep, picked: list[DraftTree], pick: Pick) -> list[DraftTree]:
+        """What to verify: what is picked, or more where that is to be explored.
+
+        Args:
+            pick: what would be picked at such a growth.
+        """
+        if not self._may_be_wider(step):
+            return picked
+        self._exploration.spend(THOUGHT, THOUGHT_MS)
+        growth = step.growth
+        more = pick(self._hoped(step, growth))
+        few, many = _count(picked), _count(more)
+        is_wider = few < many < len(growth) and growth[few] < growth[many]
+        cost_ms = growth[many] - growth[few] if is_wider else 0.0
+        begins = is_wider and self._exploration.covers(WIDTH, cost_ms)
+        if begins and self._lateness is not None:
+            begins = self._lateness.allows(step.requests, growth[many])
+        drafted_ms = self._drafted_ms(step, picked)
+        if drafted_ms:
+            self._exploration.spend(WIDTH, drafted_ms)
+        if not begins:
+            return picked
+        self._running = many, cost_ms
+        return more
+
+    def _drafted_ms(self, step: PlannedStep, picked: Sequence[DraftTree]) -> float:
+        """Time of drafting that would not have been at the usual prices."""
+        hopes, self._hopes = self._hopes, False
+        used = max([max(tree.depths()) for tree in picked if tree.token_ids], default=1)
+        return max(0, step.levels - used) * step.level_ms if hopes else 0.0
+
+    def end(self, step: PlannedStep, report: StepReport) -> None:
+        """A planned step is over; if it was explored, it is paid for, as predicted at most."""
+        (nodes, price_ms), self._running = self._running, (0, 0.0)
+        if nodes and nodes == report.shape.rows - step.shape.rows:
+            longer_ms = report.forward_ms - step.plain_ms
+            is_known = report.forward_ms > 0.0  # which NaN is not
+            cost_ms = min(price_ms, max(0.0, longer_ms)) if is_known else price_ms
+            self._exploration.spend(WIDTH, cost_ms)
+
+
+def _count(trees: Sequence[DraftTree]) -> int:
+    return sum([len(tree.token_ids) for tree in trees])
