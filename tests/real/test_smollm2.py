@@ -12,12 +12,13 @@ from paceline.llm import LLM
 from paceline.sampling_params import SamplingParams
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+# Without its second half the answer begins with a near tie: of `The` and `L`, 0.08 nats in float32.
+QUESTION = [{"role": "user", "content": "What is the capital of France, and what is it known for?"}]
 
 
 def test_it_knows_the_capital_of_france(smollm2: LLM) -> None:
-    (output,) = smollm2.generate([QUESTION], SamplingParams(max_tokens=32, temperature=0.0))
-    assert "Paris" in output.text
+    (output,) = smollm2.generate([QUESTION], SamplingParams(max_tokens=128, temperature=0.0))
+    assert "The capital of France is Paris" in output.text
     assert output.finish_reason == "stop"
 
 
