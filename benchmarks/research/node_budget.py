@@ -8,60 +8,40 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from math import log
 from typing import Any
 
 from paceline.policy.acceptance import Calibration
 from paceline.policy.cost_points import StepShape
-from paceline.policy.planner import DraftLimits, Drafts, FixedPlanner, Source
+from paceline.policy.planner import DraftLimits, Source
 from paceline.request import Request, VerifyResult
 from paceline.span import DraftTree
-from paceline.workbench.estimators_log import as_if_verified
-
-NUM_BINS = 10
-LEAST_LOSS_PROB = 0.001
+from paceline.workbench.estimators_log import Outcome, Recorder, as_if_verified
+from paceline.workbench.estimators_report import score
 
 
 @dataclass(slots=True)
 class Reliability:
-    """Estimates and what became of their nodes, by tenths of the estimate.
+    """Estimates, and what became of their nodes."""
 
-    Attributes:
-        bins: labels, the sum of their estimates, and how many were accepted.
-        loss: sum of the log-loss, in nats.
-    """
-
-    bins: list[list[float]] = field(default_factory=lambda: [[0, 0.0, 0] for _ in range(NUM_BINS)])
-    loss: float = 0.0
+    outcomes: list[Outcome] = field(default_factory=list)
 
     def add(self, estimate: float, accepted: bool) -> None:
-        found = self.bins[min(int(estimate * NUM_BINS), NUM_BINS - 1)]
-        found[0] += 1
-        found[1] += estimate
-        found[2] += accepted
-        self.loss -= log(max(estimate if accepted else 1.0 - estimate, LEAST_LOSS_PROB))
+        self.outcomes.append(Outcome(0, estimate, accepted))
 
     def join(self, other: Reliability) -> None:
         """Count what another has counted too."""
-        self.loss += other.loss
-        for mine, theirs in zip(self.bins, other.bins, strict=True):
-            mine[:] = [a + b for a, b in zip(mine, theirs, strict=True)]
+        self.outcomes += other.outcomes
 
     def ratios(self) -> dict[str, Any]:
         """Expected calibration error, log-loss per label, and the reliability diagram."""
-        count = sum(found[0] for found in self.bins)
-        if not count:
+        if not self.outcomes:
             return {"labels": 0}
-        off = sum(abs(estimates - accepted) for _, estimates, accepted in self.bins)
-        return {
-            "labels": count,
-            "calibration_error": off / count,
-            "log_loss": self.loss / count,
-            "bins": [[n, said / n, was / n] for n, said, was in self.bins if n],
-        }
+        found = score(self.outcomes).to_dict()
+        kept = ("calibration_error", "log_loss", "bins")
+        return {"labels": found["count"], **{name: found[name] for name in kept}}
 
 
-class NodeBudget(FixedPlanner):
+class NodeBudget(Recorder):
     """See the module's docstring.
 
     Args:
@@ -73,31 +53,24 @@ class NodeBudget(FixedPlanner):
     """
 
     def __init__(self, nodes: int) -> None:
+        super().__init__()
         self.own: dict[str, Reliability] = {}
         self.chosen_by = Reliability()
         self._nodes = nodes
         self._calibration = Calibration()
-        self._requests: Sequence[Request] = ()
-        self._trees: dict[int, list[DraftTree]] = {}
         self._merged: dict[int, DraftTree] = {}
 
     def begin(self, step: StepShape, requests: Sequence[Request]) -> bool:
-        self._requests = requests
-        self._trees = {request.request_id: [] for request in requests}
         self._merged = {}
-        return True
-
-    def ask(self, source: Source, candidates: Sequence[int], drafts: Drafts) -> list[int]:
-        return list(candidates)
+        return super().begin(step, requests)
 
     def drafted(
         self, source: Source, chosen: Sequence[int], trees: Sequence[DraftTree], milliseconds: float
     ) -> None:
         for index, tree in zip(chosen, trees, strict=True):
             if len(tree):
-                request_id = self._requests[index].request_id
-                self._calibration.calibrate(request_id, tree)
-                self._trees[request_id].append(tree)
+                self._calibration.calibrate(self._requests[index].request_id, tree)
+        super().drafted(source, chosen, trees, milliseconds)
 
     def choose(
         self, trees: Sequence[DraftTree], limits: Sequence[DraftLimits], node_budget: int

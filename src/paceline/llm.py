@@ -78,9 +78,7 @@ class LLM:
         for name in options:
             if name not in allowed:
                 raise ConfigError(f"unknown option {name!r}; allowed are {', '.join(allowed)}")
-        self._default = EVERY_MODEL
-        if not isinstance(model, Checkpoint):
-            self._default = default_speculative_config(model)
+        self._source = model
         speculative = self._speculative(speculative_config)
         config = EngineConfig(speculative=speculative, **options)
         if isinstance(model, str):
@@ -95,7 +93,11 @@ class LLM:
         self._grammars = GrammarCompiler(tokenizer, shape.vocab_size, shape.eos_token_ids)
 
     def _speculative(self, source: SpeculativeSource) -> tuple[SpeculativeConfig, ...]:
-        return self._default if source is None else parse_speculative_config(source)
+        if source is not None:
+            return parse_speculative_config(source)
+        if isinstance(self._source, Checkpoint):
+            return EVERY_MODEL
+        return default_speculative_config(self._source)
 
     def _build(self, model: str | Checkpoint | None, config: EngineConfig) -> Engine:
         self._built = build_engine(model or embedded_model("target"), config, stored_table)

@@ -162,13 +162,15 @@ def test_a_change_that_only_wide_steps_show_leaves_narrow_ones_in_doubt_until_on
 def test_width_may_be_hoped_to_be_cheap_as_far_as_it_was_not_seen() -> None:
     table = additive_table()
     model = CostModel(table)
-    times, hoped = model.growth(step(1), 16), model.hoped(step(1), 16)
+    times = model.growth(step(1), 16)
+    hoped = model.hoped(step(1), times)
     assert hoped[0] == times[0]
     assert hoped[16] - hoped[0] == pytest.approx(HOPE * (times[16] - times[0]))
     for _ in range(20):
         model.observe(step(1), table.step(step(1)))
         model.observe(step(5), table.step(step(5)))
-    times, hoped = model.growth(step(1), 16), model.hoped(step(1), 16)
+    times = model.growth(step(1), 16)
+    hoped = model.hoped(step(1), times)
 
     def part(nodes: int) -> float:
         return (hoped[nodes] - hoped[0]) / (times[nodes] - times[0])

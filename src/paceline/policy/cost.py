@@ -9,6 +9,7 @@ What it has wrong now, :mod:`paceline.policy.cost_filter` learns. Knows neither 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from math import log
 from typing import Any
 
@@ -77,10 +78,10 @@ class CostModel:
         found: list[float] = times.tolist()
         return found
 
-    def hoped(self, shape: StepShape, count: int) -> list[float]:
-        """:meth:`growth` were width as cheap as what is not known of it allows."""
-        times = np.array(self.growth(shape, count))
-        doubts = self._filter.doubts(shape.rows, count)
+    def hoped(self, shape: StepShape, growth: Sequence[float]) -> list[float]:
+        """The step's :meth:`growth` were width as cheap as what is not known of it allows."""
+        times = np.array(growth)
+        doubts = self._filter.doubts(shape.rows, len(growth) - 1)
         found: list[float] = (times[0] + (times - times[0]) * HOPE**doubts).tolist()
         return found
 

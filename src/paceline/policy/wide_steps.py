@@ -66,10 +66,8 @@ class WideSteps:
         return self._hoped(step, growth)
 
     def _hoped(self, step: PlannedStep, growth: Sequence[float]) -> list[float]:
-        count = len(growth) - 1
-        saved = zip(
-            self._cost.growth(step.shape, count), self._cost.hoped(step.shape, count), strict=True
-        )
+        predicted = self._cost.growth(step.shape, len(growth) - 1)
+        saved = zip(predicted, self._cost.hoped(step.shape, predicted), strict=True)
         return [ms - (dear - cheap) for ms, (dear, cheap) in zip(growth, saved, strict=True)]
 
     def wider(self, step: PlannedStep, picked: list[DraftTree], pick: Pick) -> list[DraftTree]:
