@@ -16,7 +16,7 @@ from paceline.engine.engine import Engine
 from paceline.policy.choice import choose_nodes
 from paceline.policy.cost_aware import CostAwarePlanner
 from paceline.policy.cost_points import StepShape
-from paceline.policy.planner import DraftLimits, Drafts, PlainStep, Planner, Source, StepReport
+from paceline.policy.planner import DraftLimits, Drafts, Planner, Source, StepReport
 from paceline.policy.prices import Prices
 from paceline.request import Request, VerifyResult
 from paceline.span import ROOT, DraftTree
@@ -160,20 +160,28 @@ class RecordingPlanner:
         self._max_steps, self._max_nodes = max_steps, max_nodes
         self._num_nodes = 0
         self._step = _Step()
+        self._skipped = 0  # steps for which inner is not asked,
+        self._decoding: list[int] | None = None  # while these decode
 
     def set_sources(self, sources: Sequence[Source]) -> None:
+        self._skipped = 0
         self.inner.set_sources(sources)
 
-    def begin(self, step: StepShape, requests: Sequence[Request]) -> bool:
+    def begin(self, step: StepShape, requests: Sequence[Request]) -> int:
         positions = [len(request.token_ids) for request in requests]
         self._step = _Step(step, list(requests), positions)
-        return self.inner.begin(step, requests)
+        return int(not self._is_asked(step, requests))  # it wants to see each step
 
-    def rest_ms(self) -> float:
-        return 0.0  # it wants to see each step
-
-    def rested(self, steps: Sequence[PlainStep]) -> None:
-        self.inner.rested(steps)
+    def _is_asked(self, step: StepShape, requests: Sequence[Request]) -> bool:
+        """Whether proposers are; ``inner`` sees the steps that it would see by itself."""
+        ids = [request.request_id for request in requests]
+        decoding = ids if step.rows == step.samples == step.requests == len(ids) else None
+        if self._skipped and decoding == self._decoding:
+            self._skipped -= 1
+            return False
+        steps = self.inner.begin(step, requests)
+        self._skipped, self._decoding = (steps - 1, ids) if steps and decoding else (0, None)
+        return not steps
 
     def ask(self, source: Source, candidates: Sequence[int], drafts: Drafts) -> list[int]:
         chosen = self.inner.ask(source, candidates, drafts)
@@ -224,7 +232,7 @@ class RecordingPlanner:
             return Terms()
         planned = self.inner.planned
         plain = [planned.plain_ms] if planned.plain_ms else []
-        return Terms(planned.growth or plain, planned.rate, planned.weights)
+        return Terms(planned.growth or plain, planned.rate)
 
     def _keep(self, record: StepRecord) -> None:
         self.steps.append(record)
