@@ -34,12 +34,10 @@ class Terms:
     Attributes:
         growth: milliseconds of the forward with 0, 1, 2, ... draft nodes.
         rate: tokens that a millisecond is worth.
-        weights: of the requests; None is equal ones.
     """
 
     growth: Sequence[float] = ()
     rate: float = 0.0
-    weights: Sequence[float] | None = None
 
 
 def request_nodes(
@@ -82,8 +80,7 @@ def cut_reasons(
     growth = terms.growth or [0.0] * (1 + sum(map(len, trees)))
 
     def choose(rate: float) -> list[list[int]]:
-        weights = terms.weights
-        return choose_nodes(trees, limits, growth, rate, weights=weights, node_budget=node_budget)
+        return choose_nodes(trees, limits, growth, rate, node_budget=node_budget)
 
     found = []
     for tree, *parts, limit, allowed, paying in zip(
@@ -274,11 +271,7 @@ def _parts(step: _Step, terms: Terms) -> list[RequestPart]:
             step.trees, step.chosen, verified, step.limits, step.node_budget, terms
         )
         nodes = [request_nodes(*each) for each in zip(step.trees, reasons, emitted, strict=True)]
-    weights = terms.weights or [1.0] * len(ids)
-    return [
-        RequestPart(*part)
-        for part in zip(ids, step.positions, emitted, nodes, weights, strict=True)
-    ]
+    return [RequestPart(*part) for part in zip(ids, step.positions, emitted, nodes, strict=True)]
 
 
 @contextmanager
