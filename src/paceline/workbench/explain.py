@@ -228,8 +228,8 @@ class RecordingPlanner:
         if self._step.shape is None or not isinstance(self.inner, CostAwarePlanner):
             return Terms()
         planned = self.inner.planned
-        plain = [planned.plain_ms] if planned.plain_ms else []
-        return Terms(planned.growth or plain, planned.rate)
+        plain_ms = self.inner.cost.predict(self._step.shape)
+        return Terms(planned.growth or [plain_ms], planned.rate)
 
     def _keep(self, record: StepRecord) -> None:
         self.steps.append(record)
