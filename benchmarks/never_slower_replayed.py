@@ -212,7 +212,7 @@ def arms(simulator: Simulator, ours: Configs) -> Iterator[tuple[str, ReplayResul
     for name, make in RIVALS.items():
         yield name, simulator.run(drafts, lambda cost, *_, make=make: make(cost))
     for name, configs in ((GOODPUT, drafts), (OUR_GOODPUT, ours)):
-        yield name, simulator.run(configs, lambda cost, drafting, _: Goodput(cost, drafting))
+        yield name, simulator.run(configs, lambda cost, _: Goodput(cost))
     yield OURS, simulator.run(ours, PLANNERS["auto"])
 
 

@@ -66,7 +66,7 @@ def arms() -> dict[str, Arm]:
 def engine_of(built: BuiltEngine, arm: Arm, costs: CostTable) -> Engine:
     """Another engine on the same model."""
     cost = CostModel(costs)
-    planner = PLANNERS[arm.planner](cost, None, built.config.objective)
+    planner = PLANNERS[arm.planner](cost, built.config.objective)
     proposers = built.proposers_for(arm.configs)
     return Engine(built.engine.runner, built.config, proposers, (), planner, cost)
 

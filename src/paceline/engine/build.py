@@ -144,7 +144,7 @@ def build_engine(
         name, shape = checkpoint.name, checkpoint.config
         table = find_table(name, shape, ops, config.dtype, config.kv_cache_dtype)
     cost = CostModel(table, ops=ops.name)
-    planner = PLANNERS[config.planner](cost, None, config.objective)
+    planner = PLANNERS[config.planner](cost, config.objective)
     stops = checkpoint.config.eos_token_ids
     engine = Engine(runner, config, proposers, stops, planner, cost)
     give_back_freed()

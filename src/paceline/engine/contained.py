@@ -9,8 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from math import inf
 
 from paceline.config import SpeculativeConfig
 from paceline.engine.planners import is_sound
@@ -189,24 +187,13 @@ class ContainedProposers:
 
 def source_of(proposer: Proposer) -> Source:
     """A proposer as planners know it."""
-    glance = proposer.glance
     return Source(
         proposer.name,
         proposer.costs_forwards,
         proposer.lag,
         _applies(proposer.config),
         proposer.costs_levels,
-        None if glance is None else partial(_glance, glance),
     )
-
-
-def _glance(glance: Callable[[Request], float], request: Request) -> float:
-    """What a proposer promises; one that fails is asked, for there it is known what to do."""
-    try:
-        return float(glance(request))
-    except Exception as error:
-        log.debug("a glance failed: %r", error)
-        return inf
 
 
 def _applies(config: SpeculativeConfig) -> Callable[[Request], bool]:

@@ -14,7 +14,6 @@ from typing import Any
 
 from paceline.engine.contained import NOTHING, ContainedProposers, Entry
 from paceline.engine.planners import merge
-from paceline.engine.rest import Rest
 from paceline.engine.scheduler import Scheduled
 from paceline.metrics import EngineStats
 from paceline.policy.cost_points import StepShape
@@ -35,8 +34,34 @@ class Draft:
     tree: DraftTree
 
 
+@dataclass(slots=True)
+class Skipped:
+    """Steps for which the planner need not be asked, as long as the same requests decode.
+
+    Attributes:
+        left: how many more.
+        count, latest: requests that decode, and the last of them: those that come stand behind it.
+    """
+
+    left: int = 0
+    count: int = 0
+    latest: Request | None = None
+
+    def goes_on(self, items: Sequence[Scheduled]) -> bool:
+        """Whether the next step is one of them."""
+        if self.left and len(items) == self.count and items[-1].request is self.latest:
+            self.left -= 1
+            return True
+        self.left = 0
+        return False
+
+
 class Drafting:
-    """The proposers that are on, and the planner that decides who of them drafts."""
+    """The proposers that are on, and the planner that decides who of them drafts.
+
+    Args:
+        clock: seconds; proposers are timed by it. None is the machine's.
+    """
 
     def __init__(
         self,
@@ -44,10 +69,12 @@ class Drafting:
         planner: Planner,
         vocab_size: int,
         stats: Callable[[], EngineStats],
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.planner = planner
         self._is_active = False
-        self._rest = Rest()
+        self.clock = clock or time.perf_counter
+        self._skipped = Skipped()
         self._proposers = ContainedProposers(vocab_size, stats)
         self.replace(proposers)
 
@@ -65,7 +92,7 @@ class Drafting:
             self._tell_planner()
 
     def _tell_planner(self) -> None:
-        self._guarded(self._rest.end, self.planner)
+        self._skipped = Skipped()
         sources = [entry.source for entry in self._proposers.entries]
         self._guarded(self.planner.set_sources, sources)
 
@@ -109,18 +136,18 @@ class Drafting:
             node_budget: most draft nodes that the step has room for.
         """
         self._is_active = False  # also if what follows raises
-        if self._rest.goes_on(items):
+        if self._skipped.goes_on(items):
             return []
-        self._guarded(self._rest.end, self.planner)
         if not self._proposers.entries or node_budget <= 0:
             return []
         able = [item for item in items if item.may_draft]
         requests = [item.request for item in able]
         if not able:
             return []
-        if not self.planner.begin(shape, requests):
+        steps = self.planner.begin(shape, requests)
+        if steps:
             if shape.rows == shape.samples == len(items) == len(able):
-                self._rest.begin(items, self.planner.rest_ms())
+                self._skipped = Skipped(steps - 1, len(items), items[-1].request)
             return []
         self._is_active = True
         limits = [self.limits(request) for request in requests]
@@ -169,9 +196,9 @@ class Drafting:
         depth = [min(limit.max_depth, most_depth) for limit in limits]
         budget = DraftBudget(nodes, depth, planner.prices(source, chosen, sum(nodes)))
         forwards = entry.num_forwards if source.costs_forwards else 0
-        began = time.perf_counter()
+        began = self.clock()
         trees = self._proposers.propose(entry, requests, budget)
-        milliseconds = (time.perf_counter() - began) * 1e3
+        milliseconds = (self.clock() - began) * 1e3
         if source.costs_forwards and entry.num_forwards == forwards:
             milliseconds = 0.0  # it declined, which says nothing of its times
         planner.drafted(source, chosen, trees, milliseconds)
@@ -199,9 +226,6 @@ class Drafting:
         total_ms: float,
     ) -> None:
         """Tell the planner what the step as a whole took and brought."""
-        if self._rest.is_on:
-            self._rest.note(forward_ms, total_ms, emitted / len(items))
-            return
         if not self._proposers.entries:
             return
         decoding = 0

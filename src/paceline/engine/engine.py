@@ -9,7 +9,8 @@ thread-safe; :mod:`paceline.engine.engine_thread` is what several callers share.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from paceline.config import GRAMMAR_DRAFTS, EngineConfig, SpeculativeConfig
 from paceline.engine.admission import Admission
@@ -51,6 +52,7 @@ class Engine:
         eos_token_ids: tokens that end a request unless it ignores them.
         planner: chooses which draft nodes are verified.
         cost: what steps cost; the engine teaches it.
+        clock: seconds; steps and proposers are timed by it. None is the machine's.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Engine:
         eos_token_ids: Sequence[int] = (),
         planner: Planner | None = None,
         cost: CostModel | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.runner = runner
         self.kv = runner.kv
@@ -70,10 +73,11 @@ class Engine:
         self.scheduler = Scheduler(config, self.kv, self.cost)
         self.requests: dict[int, Request] = {}
         self._stats = EngineStats()
+        self.clock = clock or time.perf_counter
         self._admission = Admission(config, self.vocab_size, eos_token_ids)
         self._aborted: list[int] = []
         self.drafting = Drafting(
-            proposers, planner or FixedPlanner(), self.vocab_size, lambda: self._stats
+            proposers, planner or FixedPlanner(), self.vocab_size, lambda: self._stats, clock
         )
         self._before = totals(self.runner, self.drafting, self.scheduler)
 
@@ -103,7 +107,7 @@ class Engine:
 
     def _schedule(self) -> Step:
         """One span per request that takes part, with room for it in the KV cache."""
-        step = Step(self._stats.seconds)
+        step = Step(self._stats.seconds, self.clock)
         step.items = self.scheduler.schedule()
         step.reshape()
         for request in self.scheduler.preempted:

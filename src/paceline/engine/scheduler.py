@@ -79,7 +79,7 @@ class Scheduler:
     def __init__(self, config: EngineConfig, kv: KVCache, cost: CostModel) -> None:
         self._config = config
         self._kv = kv
-        self._cost = cost
+        self.cost = cost
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.num_cached_tokens = 0
@@ -151,9 +151,9 @@ class Scheduler:
         """Prompt tokens that may share a step with decoding requests."""
         limit = self._config.max_step_ms
         if limit is None:
-            plain = self._cost.predict(decodes)
+            plain = self.cost.predict(decodes)
             limit = max(DEFAULT_STEP_MS, DEFAULT_STEP_RATIO * plain)
-        rows = self._cost.rows_within(decodes, limit, self._config.max_num_batched_tokens)
+        rows = self.cost.rows_within(decodes, limit, self._config.max_num_batched_tokens)
         return max(MIN_CHUNK, rows)
 
     def _add_chunk(self, request: Request, budget: int, items: list[Scheduled]) -> int:
