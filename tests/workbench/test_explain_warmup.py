@@ -17,11 +17,13 @@ from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.proposers.suffix.proposer import SuffixProposer
 from paceline.request import FinishReason, Request
 from paceline.sampling_params import SamplingParams
+from paceline.span import DraftTree
 from paceline.workbench import explain_run
 from paceline.workbench.explain_run import Explanation, explain, warm_up
 from tests.engine.test_faults import Scripted
 from tests.policy.machine import cost_table
-from tests.toy import lookup_config, suffix_config, toy_engine
+from tests.proposers.drive import make_request, propose
+from tests.toy import VOCAB, lookup_config, suffix_config, toy_engine
 from tests.workbench.test_explain import guess
 
 PARAMS = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
@@ -78,7 +80,8 @@ def test_nobody_remembers_it() -> None:
     lookup, suffix, _ = engine.drafting.proposers
     assert isinstance(lookup, PromptLookupProposer)
     assert isinstance(suffix, SuffixProposer)
-    assert (lookup._indices, suffix._texts, suffix._shared.num_texts) == ({}, {}, 0)
+    for token in range(VOCAB):  # where a text is remembered, what followed its tokens is drafted
+        assert propose(suffix, make_request(99, [token])) == [DraftTree()]
     assert (engine.drafting.proposers, engine.drafting.planner, engine.cost) == before
     assert engine.cost.predict(shape) == predicted
     stats = engine.stats()
