@@ -13,6 +13,7 @@ from paceline.policy.cost import CostModel
 from paceline.policy.cost_aware import CostAwarePlanner
 from paceline.policy.cost_points import StepShape
 from paceline.policy.drafting_cost import DraftingCost, DraftTime
+from paceline.proposers.base import DraftBudget
 from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.proposers.suffix.proposer import SuffixProposer
 from paceline.request import FinishReason, Request
@@ -22,8 +23,7 @@ from paceline.workbench import explain_run
 from paceline.workbench.explain_run import Explanation, explain, warm_up
 from tests.engine.test_faults import Scripted
 from tests.policy.machine import cost_table
-from tests.proposers.drive import make_request, propose
-from tests.toy import VOCAB, lookup_config, suffix_config, toy_engine
+from tests.toy import lookup_config, suffix_config, toy_engine
 from tests.workbench.test_explain import guess
 
 PARAMS = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
@@ -80,8 +80,9 @@ def test_nobody_remembers_it() -> None:
     lookup, suffix, _ = engine.drafting.proposers
     assert isinstance(lookup, PromptLookupProposer)
     assert isinstance(suffix, SuffixProposer)
-    for token in range(VOCAB):  # where a text is remembered, what followed its tokens is drafted
-        assert propose(suffix, make_request(99, [token])) == [DraftTree()]
+    for token in range(engine.vocab_size):  # what followed it in a text that is remembered
+        request = Request(99, [token], 1, PARAMS, seed=0, max_len=100)
+        assert suffix.propose([request], DraftBudget([8], [4])) == [DraftTree()]
     assert (engine.drafting.proposers, engine.drafting.planner, engine.cost) == before
     assert engine.cost.predict(shape) == predicted
     stats = engine.stats()
