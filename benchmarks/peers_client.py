@@ -80,7 +80,7 @@ class Worker:
             where = f".peers/{engine.python}"
             raise MissingPeerError(f"the environment {where} is absent; {models.HELP}")
         logs = models.PEERS / "logs"
-        logs.mkdir(exist_ok=True)
+        logs.mkdir(parents=True, exist_ok=True)
         self._log = logs / (engine.name.replace(" ", "-") + ".log")
         with self._log.open("w", encoding="utf-8") as log:
             self._process = subprocess.Popen(

@@ -38,7 +38,6 @@ serve(Engine)
 @pytest.fixture(autouse=True)
 def _own_peers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(module("peers_models"), "PEERS", tmp_path / ".peers")
-    (tmp_path / ".peers").mkdir()
 
 
 def toy_engine(tmp_path: Path, python: str | None = None, **options: Any) -> Any:
