@@ -13,10 +13,12 @@ from paceline.policy.cost import CostModel
 from paceline.policy.cost_aware import CostAwarePlanner
 from paceline.policy.cost_points import StepShape
 from paceline.policy.drafting_cost import DraftingCost, DraftTime
+from paceline.proposers.base import DraftBudget
 from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.proposers.suffix.proposer import SuffixProposer
 from paceline.request import FinishReason, Request
 from paceline.sampling_params import SamplingParams
+from paceline.span import DraftTree
 from paceline.workbench import explain_run
 from paceline.workbench.explain_run import Explanation, explain, warm_up
 from tests.engine.test_faults import Scripted
@@ -78,7 +80,9 @@ def test_nobody_remembers_it() -> None:
     lookup, suffix, _ = [each.inner for each in engine.drafting.proposers]  # type: ignore[attr-defined]
     assert isinstance(lookup, PromptLookupProposer)
     assert isinstance(suffix, SuffixProposer)
-    assert (lookup._indices, suffix._texts, suffix._shared.num_texts) == ({}, {}, 0)
+    for token in range(engine.vocab_size):  # what followed it in a text that is remembered
+        request = Request(99, [token], 1, PARAMS, seed=0, max_len=100)
+        assert suffix.propose([request], DraftBudget([8], [4])) == [DraftTree()]
     assert (engine.drafting.proposers, engine.drafting.planner, engine.cost) == before
     assert engine.cost.predict(shape) == predicted
     stats = engine.stats()

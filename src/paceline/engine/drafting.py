@@ -1,7 +1,7 @@
-"""What is drafted in a step: the planner says who is asked, and their trees become one.
+"""The drafts of a step: the planner chooses proposers, and their trees are merged into one.
 
-Owns who may draft how much. Knows no particular proposer; their failures are contained in
-:mod:`paceline.engine.contained`.
+Owns the limits of each request's draft. Knows no particular proposer;
+:mod:`paceline.engine.contained` contains their failures.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Draft:
-    """What was drafted for one request of a step, and what it may use of it."""
+    """The draft of one request in a step, and the limits within which it is verified."""
 
     item: Scheduled
     limits: DraftLimits
@@ -79,14 +79,14 @@ class Drafting:
         self.replace(proposers)
 
     def replace(self, proposers: Sequence[Proposer]) -> None:
-        """Let other proposers draft from now on; the free ones are asked first."""
+        """Replace all proposers; those without forwards are asked first."""
         self._proposers.replace(proposers)
         self._tell_planner()
 
     def join(self, proposer: Proposer) -> None:
-        """Let one more proposer draft, asked before the others; what was learnt of them stays.
+        """Add a proposer, which is asked before the others; what was learnt about those stays.
 
-        One of that name that was switched off stays so until all are replaced.
+        A name that was switched off stays off until all proposers are replaced.
         """
         if self._proposers.join(proposer):
             self._tell_planner()
@@ -189,7 +189,7 @@ class Drafting:
         requests: Sequence[Request],
         limits: Sequence[DraftLimits],
     ) -> list[DraftTree]:
-        """The trees of one proposer, with the planner's estimates; the rest is parallel to them."""
+        """The trees of one proposer, with the planner's estimates; the other lists match them."""
         source, config, planner = entry.source, entry.config, self.planner
         most_nodes, most_depth = config.tree_nodes, config.num_speculative_tokens
         nodes = [min(limit.max_nodes, most_nodes) for limit in limits]
@@ -205,9 +205,9 @@ class Drafting:
         return trees
 
     def observe(self, request: Request, result: VerifyResult) -> None:
-        """Tell the planner and every proposer what was committed, whoever proposed it.
+        """Tell the planner and every proposer which tokens were committed, whichever drafted.
 
-        While nobody drafts they are not told; a proposer catches up when it is asked again.
+        Does nothing in steps without proposers; a proposer catches up when it is asked again.
         """
         if not self._is_active:
             return
@@ -229,7 +229,7 @@ class Drafting:
         if not self._proposers.entries:
             return
         decoding = 0
-        if shape.rows == shape.samples == len(items):  # all decode, and nobody drafted
+        if shape.rows == shape.samples == len(items):  # all decode, and there is no draft
             decoding, items = len(items), ()
         for item in items:
             if item.may_draft:
@@ -248,7 +248,7 @@ class Drafting:
         self.finish(request)
 
     def _guarded(self, call: Callable[..., None], *arguments: Any) -> None:
-        """A planner that fails costs what it would have learnt, nothing else."""
+        """Run a planner's method; if it fails, only what it would have learnt is lost."""
         try:
             call(*arguments)
         except Exception as error:

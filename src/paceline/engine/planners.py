@@ -1,4 +1,4 @@
-"""The planners by name, as engines and replays make them; in native code what is built of it."""
+"""The planners by name, for engines and replays; their native parts where they are built."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Who is in the next step, and with how many tokens. Owns the queues; runs nothing.
+"""Which requests are in the next step, with how many tokens. Owns the queues; runs nothing.
 
 First come, first served. Every running request gets exactly one span per step: its next prefill
-chunk or its last token. When blocks run out the latest arrival gives all of its own back and is
+chunk or its last token. When blocks run out the latest request gives back all of its blocks and is
 computed again later; its output does not change, because its noise depends on positions only.
 """
 
@@ -59,7 +59,7 @@ class Scheduled:
 
 
 def step_shape(items: Sequence[Scheduled]) -> StepShape:
-    """What the cost of a step with these spans, drafts included, depends on."""
+    """The facts on which the cost of a step with these spans and drafts depends."""
     rows, attended, context, samples = 0, 0, 0, 0
     for item in items:
         nodes = len(item.draft.token_ids)

@@ -1,4 +1,4 @@
-"""What the verbs of one step have in common: its spans, their shape, and the time that it takes."""
+"""The state that the verbs of one step share: its spans, their shape, and its time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Step:
         clock: seconds.
 
     Attributes:
-        items: one span per request, and, once it is planned, the draft that is verified below it.
+        items: one span per request, after planning with the draft that is verified below it.
         shape: of the forward that the items make, as of the latest :meth:`reshape`.
         forward_ms: time of the forward; 0.0 where it failed, so that nothing is learnt from it.
     """
@@ -32,11 +32,11 @@ class Step:
         self._began = self._latest = clock()
 
     def reshape(self) -> None:
-        """There are other items, or they have other drafts."""
+        """Compute the shape anew, because the items or their drafts changed."""
         self.shape = step_shape(self.items)
 
     def drop_drafts(self) -> None:
-        """Go on as if nothing had been drafted; commit gives back the slots that were reserved."""
+        """Continue without drafts; commit gives back the slots that were reserved."""
         for item in self.items:
             item.draft = NO_DRAFT
         self.reshape()
