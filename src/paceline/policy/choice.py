@@ -46,7 +46,7 @@ def choose_nodes(
         slowdown: most of its tokens per time, against the step without drafts, that a request may
             lose to the others' nodes (0.04 is 4 %). Counts at which any loses more are left out,
             unless the step is then no longer than with the forced nodes alone. None is no limit.
-        ahead: tokens that each request may be taken to gain beside its nodes, or lacks where it is
+        ahead: tokens that each request may be taken to gain besides its nodes, or lacks where it is
             negative; None is nothing.
         node_budget: most draft nodes over all requests, forced ones included.
 

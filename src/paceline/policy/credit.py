@@ -1,7 +1,7 @@
 """How far each request is ahead of what it is owed, so that others' drafts do not hold it up.
 
-A step that is longer for its drafts is paid by every request in it, whoever gains by it. Each is
-owed its plain rate, less a share that it may lose. What it has had beyond that, by drafts of its
+A step that is longer for its drafts is paid by every request in it, even if it gains nothing. Each
+is owed its plain rate, less a share that it may lose. What it has had beyond that, by drafts of its
 own or in steps that were short, later steps may take from it. Knows no trees and no costs.
 """
 

@@ -80,7 +80,7 @@ class HostTime:
     Attributes:
         step: with one request and no draft.
         request: that each further request adds.
-        draft: that a draft adds beside planning: packing, verifying and committing more.
+        draft: that a draft adds to planning: packing, verifying and committing more.
         further_draft: that the draft of each further request adds, proposing it included.
         ask: that planning adds where any proposer is asked, choosing from its draft included.
         node: that each draft node adds.

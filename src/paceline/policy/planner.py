@@ -55,7 +55,7 @@ class Source:
 
 
 class StepReport(NamedTuple):  # made in every step: a frozen dataclass takes thrice as long
-    """What a step took and brought, for whoever plans the next one.
+    """What a step took and brought, for planning the next one.
 
     Attributes:
         shape: of the forward, draft nodes included.
@@ -150,7 +150,7 @@ class Planner(Protocol):
 
 
 class FixedPlanner:
-    """Asks whoever is configured and takes the likeliest nodes up to fixed caps, at any cost.
+    """Asks all proposers and takes the likeliest nodes up to fixed caps, at any cost.
 
     A proposer that costs forwards is not asked where others expect to bring a token already.
     """
