@@ -96,14 +96,18 @@ class Report:
 
 
 def _by_key(document: dict[str, Any]) -> str:
-    """The document with one key, or one row of the results, per line: small and readable diffs."""
+    """The document with one key, or one row of the results, per line: small and readable diffs.
+
+    It names no folder of the machine that it was made on.
+    """
     lines = []
     for key, value in document.items():
         text = json.dumps(value)
         if key in ("results", "targets") and value:
             text = "[\n  " + ",\n  ".join(map(json.dumps, value)) + "\n ]"
         lines.append(f" {json.dumps(key)}: {text}")
-    return "{\n" + ",\n".join(lines) + "\n}\n"
+    text = "{\n" + ",\n".join(lines) + "\n}\n"
+    return text.replace(f"{ROOT}/", "").replace(f"{Path.home()}/", "~/")
 
 
 def _failed(sample: Any) -> bool:
