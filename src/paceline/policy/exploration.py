@@ -1,4 +1,4 @@
-"""Time for choices that do not seem best, so that no estimate is believed for ever. One account.
+"""Time for choices that do not seem best, so that no estimate is believed for ever.
 
 What was not seen for long may have become good. Exploring an estimate may cost a small part of the
 time that has passed since that was last done: what is cheap to see again is seen soon, what is
