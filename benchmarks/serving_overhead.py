@@ -187,7 +187,7 @@ def rendered(text: str, finish_reason: str | None) -> str:
 
 async def from_process(client: EngineClient, prompt: list[int], params: SamplingParams) -> Answer:
     tokens, text = 0, ""
-    async with client.generate(prompt, params) as generation:
+    async with client.generate([prompt], [params]) as generation:
         async for piece in generation:
             rendered(piece.text, piece.finish_reason)
             tokens, text = tokens + len(piece.token_ids), text + piece.text
