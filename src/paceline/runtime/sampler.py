@@ -24,10 +24,6 @@ from paceline.runtime.philox import token_noise
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-GUMBEL_MAX = 22.9
-"""No noise value is larger: u is at most 1 - 2**-33."""
-FIRST_CANDIDATES = 32
-FEW_SURVIVORS = 256  # per row; with fewer than these the bound costs more than it saves
 
 
 def to_numpy(logits: torch.Tensor) -> npt.NDArray[np.float32]:
@@ -64,7 +60,7 @@ def sample_tokens(
     tokens, valid = argmax_rows(edited)
     picked = [i for i, row in enumerate(rows) if valid[i] and not row.sampling.is_greedy]
     if picked:
-        best = _Perturbed(edited[picked], [rows[i] for i in picked], 1).best()
+        best = _perturbed(edited[picked], [rows[i] for i in picked]).argmax(axis=1)
         for index, token in zip(picked, best.tolist(), strict=True):
             tokens[index] = token
     return tokens, valid
@@ -86,91 +82,42 @@ def rank_candidates(
         missing candidates have score -inf. A row whose logits allow no token has no finite score.
     """
     k = min(k, logits.shape[1])
-    array = native.in_host_memory(logits) if native.kernels else None
-    if array is not None:
-        return native.rank_candidates(array, rows, k, head)
+    is_plain = all(row.is_plain_greedy for row in rows)
+    if native.kernels and not (is_plain and logits.device.type != "cpu"):
+        return native.rank_candidates(to_numpy(logits), rows, k, head)
     if head is not None:
         logits = head.by_token(logits)  # what edits and disturbs a token goes by its id
-    if all(row.is_plain_greedy for row in rows):
+    if is_plain:
         best = torch.topk(logits, k, dim=1)
         return in_order(best.indices.cpu().numpy(), best.values.cpu().double().numpy())
     edited = edit_logits(to_numpy(logits), rows)
-    tokens = np.zeros((len(rows), k), dtype=np.int64)
-    scores = np.full((len(rows), k), -np.inf)
-    greedy = [i for i, row in enumerate(rows) if row.sampling.is_greedy]
-    if greedy:
-        tokens[greedy], scores[greedy] = top_of_rows(edited[greedy].astype(np.float64), k)
+    scores = edited.astype(np.float64)
     sampled = [i for i, row in enumerate(rows) if not row.sampling.is_greedy]
     if sampled:
-        perturbed = _Perturbed(edited[sampled], [rows[i] for i in sampled], k)
-        tokens[sampled], scores[sampled] = perturbed.top(k)
-    return tokens, scores
+        scores[sampled] = _perturbed(edited[sampled], [rows[i] for i in sampled])
+    return top_of_rows(scores, k)
 
 
-def _scaled(edited: npt.NDArray[np.float32], rows: Sequence[SamplingRow]) -> Floats:
+def _perturbed(edited: npt.NDArray[np.float32], rows: Sequence[SamplingRow]) -> Floats:
+    """Scores ``[n, vocab]``: logit over temperature, plus noise; -inf for what is filtered out."""
     temperatures = np.asarray([row.sampling.temperature for row in rows])
-    scaled: Floats = edited / temperatures[:, None]  # float32 over float64 is float64
-    return scaled
-
-
-class _Perturbed:
-    """Scores z/T + noise of the survivors that can be among the best ``k`` of their row."""
-
-    def __init__(
-        self, edited: npt.NDArray[np.float32], rows: Sequence[SamplingRow], k: int
-    ) -> None:
-        self._scaled = _scaled(edited, rows)
-        keep = filter_rows(self._scaled, [row.sampling for row in rows])
-        self._seeds = np.asarray([r.request.seed & native.SEED_MASK for r in rows], dtype=np.uint64)
-        self._positions = np.asarray([r.position for r in rows], dtype=np.uint64)
-        self._samples = np.asarray([r.request.sample_index for r in rows], dtype=np.uint64)
-        if np.count_nonzero(keep) > FEW_SURVIVORS * len(rows):
-            masked = np.where(keep, self._scaled, -np.inf)
-            keep &= masked >= (self._lower_bound(masked, k) - GUMBEL_MAX)[:, None]
-        self._rows, self._tokens = np.nonzero(keep)
-        self._scores = self._score(self._rows, self._tokens)
-        self._starts = np.searchsorted(self._rows, np.arange(len(rows)))
-
-    def _score(self, rows: Ints, tokens: Ints) -> Floats:
-        noise = token_noise(self._seeds, self._positions, self._samples, rows, tokens)
-        return self._scaled[rows, tokens] + noise
-
-    def _lower_bound(self, masked: Floats, k: int) -> Floats:
-        """A score that the k-th best of each row is sure to reach: that of known candidates."""
-        width = min(max(k, FIRST_CANDIDATES), masked.shape[1])
-        ids = np.sort(np.argpartition(-masked, width - 1, axis=1)[:, :width], axis=1)
-        rows = np.repeat(np.arange(len(masked)), width)
-        scores = self._score(rows, ids.ravel()).reshape(ids.shape)
-        scores[np.take_along_axis(masked, ids, axis=1) == -np.inf] = -np.inf
-        bound: Floats = np.partition(scores, width - k, axis=1)[:, width - k]
-        return bound
-
-    def best(self) -> Ints:
-        """The winner of each row; the lowest id of equal scores."""
-        peaks = np.maximum.reduceat(self._scores, self._starts)
-        winners = np.flatnonzero(self._scores == peaks[self._rows])
-        first = np.searchsorted(self._rows[winners], np.arange(len(self._starts)))
-        return self._tokens[winners[first]]
-
-    def top(self, k: int) -> tuple[Ints, Floats]:
-        """The k best of each row in order; rows with fewer survivors end in score -inf."""
-        count = len(self._starts)
-        tokens, scores = np.zeros((count, k), dtype=np.int64), np.full((count, k), -np.inf)
-        ends = [*self._starts[1:].tolist(), len(self._rows)]
-        for row, (start, end) in enumerate(zip(self._starts.tolist(), ends, strict=True)):
-            order = np.argsort(-self._scores[start:end], kind="stable")[:k]
-            tokens[row, : len(order)] = self._tokens[start:end][order]
-            scores[row, : len(order)] = self._scores[start:end][order]
-        return tokens, scores
+    scores: Floats = edited / temperatures[:, None]  # float32 over float64 is float64
+    keep = filter_rows(scores, [row.sampling for row in rows])
+    scores[~keep] = -np.inf
+    at, tokens = np.nonzero(keep)
+    seeds = np.asarray([row.request.seed & native.SEED_MASK for row in rows], dtype=np.uint64)
+    positions = np.asarray([row.position for row in rows], dtype=np.uint64)
+    samples = np.asarray([row.request.sample_index for row in rows], dtype=np.uint64)
+    scores[at, tokens] += token_noise(seeds, positions, samples, at, tokens)
+    return scores
 
 
 def token_logprobs(
     logits: torch.Tensor, token_ids: Sequence[int], top: Sequence[int]
 ) -> list[TokenLogprobs]:
     """Log-softmax of raw logits ``[n, vocab]`` at the emitted tokens, with the ``top[i]`` best."""
-    array = native.in_host_memory(logits.float()) if native.kernels else None
-    if array is not None:
-        return native.token_logprobs(array, token_ids, top)
+    if native.kernels:
+        return native.token_logprobs(to_numpy(logits.float()), token_ids, top)
     table = to_numpy(torch.log_softmax(logits.float(), dim=-1))
     found = []
     for values, token_id, count in zip(table, token_ids, top, strict=True):
