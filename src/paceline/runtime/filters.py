@@ -38,7 +38,8 @@ def _survivors(z: Floats, params: SamplingParams) -> Ints:
         keep &= before < params.top_p * total
     if params.min_p > 0.0:
         keep &= values >= values[0] + np.log(params.min_p)
-    return ids[keep]
+    survivors: Ints = ids[keep]
+    return survivors
 
 
 def top_of_rows(z: Floats, k: int) -> tuple[Ints, Floats]:

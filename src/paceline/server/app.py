@@ -17,7 +17,6 @@ from paceline.server.engine.client import EngineClient
 from paceline.server.errors import install_error_handlers
 from paceline.server.openapi import install_openapi
 from paceline.server.page import page_router
-from paceline.server.request_id import RequestIdMiddleware
 from paceline.server.security import BROWSERS_MAY_READ, BROWSERS_MAY_SEND, Guard
 from paceline.server.serving import Serving
 from paceline.server.tracing import TraceMiddleware
@@ -40,7 +39,6 @@ def create_app(client: EngineClient, config: ServerConfig | None = None) -> Fast
     install_error_handlers(app, _endpoints(routers))
     app.add_middleware(Guard, config)
     app.add_middleware(TraceMiddleware)
-    app.add_middleware(RequestIdMiddleware)
     if config.allowed_origins:
         # Outermost, so that a browser may read refusals too and asks without a key whether it may.
         app.add_middleware(
