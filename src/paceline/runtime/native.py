@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from paceline.models.ops.native import native_module, why_not_native
 from paceline.models.pruned_head import PrunedHead
@@ -30,6 +31,15 @@ KEPT_RULES = 4  # a request's own parameters and those of whoever drafts for it
 
 
 kernels: Any = native_module() if why_not_native() is None else None
+
+
+def in_host_memory(logits: torch.Tensor) -> Logits | None:
+    """The tensor's own memory as an array; None where it lies on a device of its own."""
+    try:
+        array: Logits = logits.detach().numpy()
+    except TypeError:
+        return None
+    return array
 
 
 def argmax_rows(logits: Logits) -> tuple[list[int], list[bool]]:

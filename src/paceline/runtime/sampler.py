@@ -83,8 +83,9 @@ def rank_candidates(
     """
     k = min(k, logits.shape[1])
     is_plain = all(row.is_plain_greedy for row in rows)
-    if native.kernels and not (is_plain and logits.device.type != "cpu"):
-        return native.rank_candidates(to_numpy(logits), rows, k, head)
+    array = native.in_host_memory(logits) if is_plain else to_numpy(logits)
+    if native.kernels and array is not None:
+        return native.rank_candidates(array, rows, k, head)
     if head is not None:
         logits = head.by_token(logits)  # what edits and disturbs a token goes by its id
     if is_plain:
