@@ -185,14 +185,12 @@ def _from_file(path: Path, name: str, in_memory: bool, with_tokenizer: bool) -> 
             f"{path} is not a GGUF file; for safetensors, give the folder that holds them and "
             "config.json"
         )
-    model = load_gguf(path, in_memory=in_memory, with_tokenizer=with_tokenizer)
+    config, tensors, tokenizer, told = load_gguf(
+        path, in_memory=in_memory, with_tokenizer=with_tokenizer
+    )
+    # Not the name in the metadata, which is often that of a training run.
     return Checkpoint(
-        model.config,
-        model.tensors,
-        model.tokenizer,
-        name,  # what the metadata say is often the name of a training run
-        hf_config=model.hf_config,
-        is_quantised=model.tensors.is_quantised,
+        config, tensors, tokenizer, name, hf_config=told, is_quantised=tensors.is_quantised
     )
 
 
