@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from paceline.errors import TemplateError
-from paceline.models import chat_template
-from paceline.models.chat_template import render_chat_template
+from paceline.models import chat_templates
+from paceline.models.chat_templates import render_chat_template
 
 
 def render(template: str, **variables: Any) -> str:
@@ -118,12 +118,12 @@ def test_long_messages_and_threads() -> None:
 
 def test_a_lost_process_is_replaced() -> None:
     assert render("a") == "a"
-    worker = chat_template._SLOT._worker
+    worker = chat_templates._SLOT._worker
     assert worker is not None
     worker._process.kill()
     worker._process.wait()
     assert render("b") == "b"
-    assert chat_template._SLOT._worker is not worker
+    assert chat_templates._SLOT._worker is not worker
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
@@ -131,8 +131,8 @@ def test_a_forked_process_has_its_own() -> None:
     assert render("a") == "a"
     pid = os.fork()
     if pid == 0:  # pragma: no cover
-        good = chat_template._SLOT._worker is None and render("c") == "c"
-        chat_template._SLOT.close()
+        good = chat_templates._SLOT._worker is None and render("c") == "c"
+        chat_templates._SLOT.close()
         os._exit(0 if good else 1)
     assert os.waitpid(pid, 0)[1] == 0
     assert render("d") == "d"

@@ -20,10 +20,9 @@ from paceline.models.catalogue import similar_names
 from paceline.models.config import ModelConfig
 from paceline.models.fetching import named_model
 from paceline.models.gguf_file import MAGIC, load_gguf
-from paceline.models.git_lfs import HEAD_BYTES, check_fetched
 from paceline.models.hf_config import config_from_hf
 from paceline.models.hf_fields import Fields
-from paceline.models.json_file import read_json
+from paceline.models.json_file import HEAD_BYTES, check_fetched, read_json
 from paceline.models.packed_format import PackedFormat, folder_format
 from paceline.models.quantised.methods import schemes_of, split_quantisation
 from paceline.models.quantised.tensors import QuantisedTensors

@@ -18,9 +18,75 @@ import torch
 from paceline.models.pruned_head import PrunedHead
 from paceline.request import TokenLogprobs
 from paceline.runtime import native
-from paceline.runtime.filters import filter_rows, in_order, top_of_rows
 from paceline.runtime.logit_edits import SamplingRow, edit_logits
-from paceline.runtime.philox import token_noise
+from paceline.sampling_params import SamplingParams
+
+U64 = npt.NDArray[np.uint64]
+
+_M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+_W0, _W1 = 0x9E3779B9, 0xBB67AE85
+_LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
+_ROUNDS = 10
+
+
+def philox(key: U64, c0: U64, c1: U64, c2: U64, c3: U64) -> tuple[U64, U64, U64, U64]:
+    """Four 32-bit words per counter, as uint64 arrays: Philox4x32-10, which has no state to lose.
+
+    Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
+
+    Args:
+        key: 64-bit keys, low word first, ``[n]``.
+        c0, c1, c2, c3: the words of the counters, ``[n]`` each, below 2**32.
+    """
+    k0, k1 = key & _LOW, key >> _SHIFT
+    c0, c1, c2, c3 = c0.copy(), c1.copy(), c2.copy(), c3.copy()
+    for turn in range(_ROUNDS):
+        c0 *= _M0  # now the products: high word left, low word right
+        c2 *= _M1
+        c1 ^= c2 >> _SHIFT
+        c1 ^= (k0 + np.uint64(turn * _W0)) & _LOW
+        c3 ^= c0 >> _SHIFT
+        c3 ^= (k1 + np.uint64(turn * _W1)) & _LOW
+        c2 &= _LOW
+        c0 &= _LOW
+        c0, c1, c2, c3 = c1, c2, c3, c0
+    return c0, c1, c2, c3
+
+
+def token_noise(
+    seeds: U64,
+    positions: U64,
+    sample_indices: U64,
+    rows: npt.NDArray[np.int64],
+    token_ids: npt.NDArray[np.int64],
+) -> npt.NDArray[np.float64]:
+    """Standard Gumbel noise of (row, token) pairs.
+
+    Args:
+        seeds, positions, sample_indices: one entry per row.
+        rows, token_ids: the pairs, sorted by row and then by token.
+
+    Returns:
+        ``-log(-log(u))`` in float64, ``[pairs]``.
+    """
+    blocks = token_ids >> 2
+    first = np.empty(len(rows), dtype=bool)
+    first[:1] = True
+    np.not_equal(blocks[1:], blocks[:-1], out=first[1:])
+    first[1:] |= rows[1:] != rows[:-1]
+    owner = rows[first]
+    words = philox(
+        seeds[owner],
+        positions[owner],
+        blocks[first].astype(np.uint64),
+        sample_indices[owner],
+        np.zeros(len(owner), dtype=np.uint64),
+    )
+    x = np.stack(words)[token_ids & 3, np.cumsum(first) - 1]
+    u = (x.astype(np.float64) + 0.5) * 2.0**-32
+    noise: npt.NDArray[np.float64] = -np.log(-np.log(u))
+    return noise
+
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -130,3 +196,47 @@ def token_logprobs(
         rank = int((values > own).sum()) + 1
         found.append(TokenLogprobs(int(token_id), float(own), rank, best))
     return found
+
+
+def filter_rows(z: Floats, params: Sequence[SamplingParams]) -> npt.NDArray[np.bool_]:
+    """Which tokens survive top-k, then top-p, then min-p; ``z`` is ``[n, vocab]``, logit over T."""
+    keep = z > -np.inf
+    for row, wish in enumerate(params):
+        if 0 < wish.top_k < z.shape[1] or wish.top_p < 1.0 or wish.min_p > 0.0:
+            survivors = _survivors(z[row], wish)
+            keep[row] = False
+            keep[row, survivors] = True
+    return keep
+
+
+def _survivors(z: Floats, params: SamplingParams) -> Ints:
+    vocab = len(z)
+    (ids,), (values,) = top_of_rows(z[None], vocab)
+    count = params.top_k if 0 < params.top_k < vocab else vocab
+    weights = np.exp(values - values[0])
+    before = np.cumsum(weights)  # sums in order, as the native kernels have them
+    total = before[count - 1] if count < vocab else np.exp(z - values[0]).sum()
+    before -= weights
+    keep = values > -np.inf
+    keep[count:] = False
+    if params.top_p < 1.0:
+        keep &= before < params.top_p * total
+    if params.min_p > 0.0:
+        keep &= values >= values[0] + np.log(params.min_p)
+    survivors: Ints = ids[keep]
+    return survivors
+
+
+def top_of_rows(z: Floats, k: int) -> tuple[Ints, Floats]:
+    """The k largest of each row, by value descending and id ascending (ties at the edge aside)."""
+    if k < z.shape[1]:
+        ids = np.argpartition(-z, k - 1, axis=1)[:, :k]
+    else:
+        ids = np.broadcast_to(np.arange(z.shape[1]), z.shape)
+    return in_order(ids, np.take_along_axis(z, ids, axis=1))
+
+
+def in_order(ids: Ints, values: Floats) -> tuple[Ints, Floats]:
+    """Sort each row by value descending and id ascending."""
+    order = np.lexsort((ids, -values), axis=1)
+    return np.take_along_axis(ids, order, axis=1), np.take_along_axis(values, order, axis=1)

@@ -11,7 +11,7 @@ from fastapi import APIRouter, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
-from paceline.server.api import chat, completions, health, models, tokenize
+from paceline.server.api import chat, completions, health, tokenize
 from paceline.server.config import ServerConfig
 from paceline.server.engine.client import EngineClient
 from paceline.server.errors import install_error_handlers
@@ -31,7 +31,7 @@ def create_app(client: EngineClient, config: ServerConfig | None = None) -> Fast
     config = config or ServerConfig()
     app = FastAPI(docs_url=None, redoc_url=None)
     app.state.serving = Serving(client, config)
-    routers = [api.router for api in (chat, completions, tokenize, models, health)]
+    routers = [api.router for api in (chat, completions, tokenize, health)]
     for router in routers:
         app.include_router(router)
     app.include_router(page_router())

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from paceline.models.blocks import FORMATS, FP4_VALUES
-from paceline.models.quantised.codes import Codes, Fp8, Tensor
+from paceline.models.quantised.weight import Codes, Fp8, Tensor
 from paceline.models.stored import StoredRows
 
 

@@ -14,11 +14,10 @@ from typing import Any
 import torch
 
 from paceline.errors import ModelLoadError, UnsupportedModelError
-from paceline.models.quantised.codes import looked_up
 from paceline.models.quantised.integers import Int8Weight
 from paceline.models.quantised.parts import Parts
 from paceline.models.quantised.unpacking import unpack_nibbles
-from paceline.models.quantised.weight import QuantisedWeight, Scheme
+from paceline.models.quantised.weight import QuantisedWeight, Scheme, looked_up
 
 _TABLES = (".weight.absmax", ".weight.quant_map")
 _NESTED = (".weight.nested_absmax", ".weight.nested_quant_map")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from paceline.models.quantised.codes import Fp8
 from paceline.models.quantised.parts import FLOATS, Parts
-from paceline.models.quantised.powers import powers_of_two
-from paceline.models.quantised.weight import QuantisedWeight
+from paceline.models.quantised.unpacking import powers_of_two
+from paceline.models.quantised.weight import Fp8, QuantisedWeight
 
 Block = tuple[int, int]
 

@@ -14,8 +14,7 @@ from paceline.models.json_file import read_json
 from paceline.models.quantised import awq, bitsandbytes, compressed_tensors, gptq
 from paceline.models.quantised.eight_bit_floats import Fp8Weight
 from paceline.models.quantised.four_bit_floats import Mxfp4Weight, Nvfp4Weight
-from paceline.models.quantised.parts import Parts
-from paceline.models.quantised.settings import as_object, block_size
+from paceline.models.quantised.parts import Parts, as_object, block_size
 from paceline.models.quantised.weight import QuantisedWeight, Scheme
 
 _KEYS = ("quantization_config", "compression_config")  # the second is a former name

@@ -14,9 +14,8 @@ import torch
 
 from paceline.errors import ModelLoadError
 from paceline.models.quantised.as_blocks import blocks_of, fp8_blocks
-from paceline.models.quantised.codes import Codes, Fp8
 from paceline.models.quantised.parts import Parts
-from paceline.models.quantised.weight import QuantisedWeight, Scheme
+from paceline.models.quantised.weight import Codes, Fp8, QuantisedWeight, Scheme
 from paceline.models.stored import StoredRows, StoredTensors
 from paceline.models.tensor_checks import is_harmless
 

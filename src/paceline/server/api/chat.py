@@ -25,8 +25,8 @@ from paceline.server.chat.tool_formats import tool_format
 from paceline.server.errors import ApiError
 from paceline.server.messages import Piece
 from paceline.server.openapi import GENERATION_ERRORS, answers, errors, takes
+from paceline.server.protocol.answers import UNENFORCED, ChatCompletionResponse
 from paceline.server.protocol.chat import ChatCompletionRequest
-from paceline.server.protocol.chat_answer import UNENFORCED, ChatCompletionResponse
 from paceline.server.sampling import answer_limit, sampling_params
 from paceline.server.serving import Answers, Prompt, Serving
 from paceline.server.sse import Deadline
