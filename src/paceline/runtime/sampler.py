@@ -100,7 +100,8 @@ def to_numpy(logits: torch.Tensor) -> npt.NDArray[np.float32]:
 def argmax_rows(logits: npt.NDArray[np.float32]) -> tuple[list[int], list[bool]]:
     """Lowest id of each row's maximum, and whether that maximum is a finite number."""
     if native.kernels:
-        return native.argmax_rows(logits)
+        found: tuple[list[int], list[bool]] = native.kernels.argmax_rows(logits)
+        return found
     tokens: list[int] = logits.argmax(axis=1).tolist()
     return tokens, [math.isfinite(logits.item(row, token)) for row, token in enumerate(tokens)]
 
@@ -118,7 +119,9 @@ def sample_tokens(
         logits, or when every token is masked).
     """
     if native.kernels:
-        return native.sample_tokens(logits, rows, at)
+        found: tuple[list[int], list[bool]]
+        found = native.kernels.sample_tokens(logits, *native.packed(rows), at)
+        return found
     logits = logits if at is None else logits[at]
     if all(row.is_plain_greedy for row in rows):
         return argmax_rows(logits)
@@ -151,7 +154,10 @@ def rank_candidates(
     is_plain = all(row.is_plain_greedy for row in rows)
     array = native.in_host_memory(logits) if is_plain else to_numpy(logits)
     if native.kernels and array is not None:
-        return native.rank_candidates(array, rows, k, head)
+        columns = (None, 0) if head is None else (head.token_ids.numpy(), head.vocab_size)
+        ranked: tuple[Ints, Floats]
+        ranked = native.kernels.rank_candidates(array, *native.packed(rows), k, *columns)
+        return ranked
     if head is not None:
         logits = head.by_token(logits)  # what edits and disturbs a token goes by its id
     if is_plain:
@@ -184,7 +190,8 @@ def token_logprobs(
 ) -> list[TokenLogprobs]:
     """Log-softmax of raw logits ``[n, vocab]`` at the emitted tokens, with the ``top[i]`` best."""
     if native.kernels:
-        return native.token_logprobs(to_numpy(logits.float()), token_ids, top)
+        entries = native.kernels.token_logprobs(to_numpy(logits.float()), token_ids, top)
+        return [TokenLogprobs(token, *each) for token, each in zip(token_ids, entries, strict=True)]
     table = to_numpy(torch.log_softmax(logits.float(), dim=-1))
     found = []
     for values, token_id, count in zip(table, token_ids, top, strict=True):
