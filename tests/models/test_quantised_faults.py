@@ -31,8 +31,7 @@ def read_changed(folder: Path, form: str, changed: Callable[[Parts], None]) -> N
     if WEIGHT in tensors:
         tensors[WEIGHT]
         tensors.rows(WEIGHT, 1, 3)
-        tensors.codes(WEIGHT)
-        tensors.fp8(WEIGHT)
+        tensors.as_stored(WEIGHT)
 
 
 def first(value: float) -> Change:
@@ -132,7 +131,12 @@ FAULTS: list[tuple[str, str, Change, str]] = [
     ("nf4", STATE, text("[" * 9999), "bitsandbytes__nf4 is not valid JSON"),
     ("nf4", STATE, text("[]"), "bitsandbytes__nf4 must hold a JSON object"),
     ("nf4", STATE, state(shape=None), "has no .*shape"),
-    ("nf4", STATE, state(shape=[N, 1 << 40]), "shape = 1099511627776; it must be a number from 1 to"),
+    (
+        "nf4",
+        STATE,
+        state(shape=[N, 1 << 40]),
+        "shape = 1099511627776; it must be a number from 1 to",
+    ),
     ("nf4", STATE, state(shape=[N, K + 2]), r"weight has shape \(6144, 1\); .* \(6240, 1\)"),
     ("nf4", STATE, state(blocksize=0), "blocksize = 0"),
     ("nf4", STATE, state(blocksize=True), "blocksize = True"),

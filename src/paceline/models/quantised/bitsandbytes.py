@@ -17,8 +17,8 @@ from paceline.errors import ModelLoadError, UnsupportedModelError
 from paceline.models.hf_fields import Fields
 from paceline.models.quantised.integers import Int8Weight
 from paceline.models.quantised.parts import Parts
-from paceline.models.quantised.unpacking import unpack_nibbles
-from paceline.models.quantised.weight import QuantisedWeight, Scheme, looked_up
+from paceline.models.quantised.unpacking import looked_up, unpack_nibbles
+from paceline.models.quantised.weight import QuantisedWeight, Scheme
 
 _TABLES = (".weight.absmax", ".weight.quant_map")
 _NESTED = (".weight.nested_absmax", ".weight.nested_quant_map")

@@ -52,3 +52,8 @@ def powers_of_two(parts: Parts, part: str, exponents: torch.Tensor, lower: int =
         raise parts.error(part, "holds a scale that is no number", "below 255 throughout")
     found = np.ldexp(np.float32(1.0), exponents.numpy().astype(np.int32) - 127 - lower)
     return torch.from_numpy(np.asarray(found, np.float32))
+
+
+def looked_up(table: torch.Tensor, code: torch.Tensor) -> torch.Tensor:
+    """``table[code]`` as float32, several times as fast as by indexing with a tensor."""
+    return table.float().index_select(0, code.flatten().int()).view(code.shape)

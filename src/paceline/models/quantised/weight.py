@@ -1,7 +1,4 @@
-"""What each quantised format makes of one linear's tensors. Owns the interface, no format.
-
-A kernel can compute with two forms as they are: integers with scales, and 8-bit floats with scales.
-"""
+"""What each quantised format makes of one linear's tensors. Owns the interface, no format."""
 
 from __future__ import annotations
 
@@ -11,84 +8,12 @@ from dataclasses import dataclass
 
 import torch
 
+from paceline.models.quantised.as_blocks import Codes, blocks_of
 from paceline.models.quantised.parts import Parts
+from paceline.models.quantised.unpacking import looked_up
+from paceline.models.stored import StoredRows
 
 Tensor = torch.Tensor
-_E4M3 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Codes:
-    """Weights ``[n, k]`` as integers and scales.
-
-    Weight ``(row, order[j])`` is ``scale[row, g] * (code[row, j] - zero[row, g])``, where ``g`` is
-    ``j // group``; with a table, ``table[code[row, j]]`` stands in place of the difference.
-
-    Attributes:
-        bits: of a code, 4 or 8.
-        code: uint8 ``[n, k]``; codes that are stored as signed are shifted, and ``zero`` with them.
-        scale: float32 ``[n, k / group]``.
-        zero: uint8 ``[n, k / group]``; zeros where there is a table.
-        group: inputs that share a scale.
-        order: int64 ``[k]``, which input each column is of; None where they are in their order.
-        table: int8 ``[16]``, what each code stands for; None where it stands for itself.
-    """
-
-    bits: int
-    code: Tensor
-    scale: Tensor
-    zero: Tensor
-    group: int
-    order: Tensor | None = None
-    table: Tensor | None = None
-
-    def floats(self) -> Tensor:
-        """The weights in float32 ``[n, k]``, their inputs in order."""
-        n, k = self.code.shape
-        values = differences(self.code.view(n, -1, self.group), self.zero[..., None], self.table)
-        weights = values.mul_(self.scale[..., None]).view(n, k)
-        if self.order is None:
-            return weights
-        placed = torch.empty_like(weights)
-        placed[:, self.order] = weights
-        return placed
-
-
-def differences(code: Tensor, zero: Tensor, table: Tensor | None) -> Tensor:
-    """What the codes stand for before they are scaled, float32, in memory of its own."""
-    if table is not None:
-        return looked_up(table.float(), code)
-    return code.float().sub_(zero)
-
-
-def looked_up(table: Tensor, code: Tensor) -> Tensor:
-    """``table[code]``, several times as fast as by indexing with a tensor."""
-    return table.index_select(0, code.flatten().int()).view(code.shape)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Fp8:
-    """Weights ``[n, k]`` as 8-bit floats and scales.
-
-    Weight ``(row, j)`` is ``value[row, j] * scale[row // block[0], j // block[1]]``.
-
-    Attributes:
-        value: float8_e4m3fn ``[n, k]``.
-        scale: float32, one for each block; blocks at the ends may be cut off.
-        block: rows and inputs that share a scale.
-    """
-
-    value: Tensor
-    scale: Tensor
-    block: tuple[int, int]
-
-    def floats(self, first: int, last: int) -> Tensor:
-        """Rows ``first:last`` of the weights in float32."""
-        high, wide = self.block
-        scale = self.scale.index_select(0, torch.arange(first, last) // high)
-        columns = torch.arange(self.value.shape[1]) // wide
-        values = looked_up(_E4M3, self.value[first:last].view(torch.uint8))
-        return values.mul_(scale.index_select(1, columns))
 
 
 class QuantisedWeight(ABC):
@@ -108,12 +33,8 @@ class QuantisedWeight(ABC):
     def floats(self, first: int, last: int) -> Tensor:
         """Rows ``first:last`` in float32, by the format's definition."""
 
-    def codes(self) -> Codes | None:
-        """All weights as integers, where the format has them."""
-        return None
-
-    def fp8(self) -> Fp8 | None:
-        """All weights as 8-bit floats, where the format has them."""
+    def as_stored(self) -> StoredRows | None:
+        """All weights in a format that linears compute with; None where none holds them."""
         return None
 
 
@@ -141,25 +62,27 @@ class CodedWeight(QuantisedWeight):
     def floats(self, first: int, last: int) -> Tensor:
         index = self.index()
         code, scale, zero = self.read(first, last)
-        if index is None:
-            return self._codes(code, scale, zero, None).floats()
-        zero, scale = (part.float().index_select(1, index) for part in (zero, scale))
-        return differences(code, zero, self.table).mul_(scale)
+        if index is None:  # a scale for as many inputs each, one after the other
+            code, scale, zero = (
+                code.unflatten(1, (self.groups, -1)),
+                scale[..., None],
+                zero[..., None],
+            )
+        else:
+            zero, scale = (part.float().index_select(1, index) for part in (zero, scale))
+        values = code.float().sub_(zero) if self.table is None else looked_up(self.table, code)
+        return values.mul_(scale).view(last - first, -1)
 
-    def codes(self) -> Codes | None:
-        index = self.index()
-        if index is None:
-            return self._codes(*self.read(0, self.shape[0]), None)
-        sizes = torch.bincount(index, minlength=self.groups)
-        if self.shape[1] % self.groups or (sizes != self.shape[1] // self.groups).any():
-            return None  # groups of different sizes
-        order = torch.argsort(index, stable=True)
-        code, scale, zero = self.read(0, self.shape[0])
-        return self._codes(code.index_select(1, order), scale, zero, order)
-
-    def _codes(self, code: Tensor, scale: Tensor, zero: Tensor, order: Tensor | None) -> Codes:
-        group = self.shape[1] // self.groups
-        return Codes(self.bits, code, scale, zero, group, order, self.table)
+    def as_stored(self) -> StoredRows | None:
+        index, order, (n, k) = self.index(), None, self.shape
+        code, scale, zero = self.read(0, n)
+        if index is not None:
+            sizes = torch.bincount(index, minlength=self.groups)
+            if k % self.groups or (sizes != k // self.groups).any():
+                return None  # groups of different sizes
+            order = torch.argsort(index, stable=True)
+            code = code.index_select(1, order)
+        return blocks_of(Codes(self.bits, code, scale, zero, k // self.groups, order, self.table))
 
 
 @dataclass(frozen=True, slots=True)
