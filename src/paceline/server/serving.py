@@ -56,9 +56,9 @@ class Clock:
         at = time.monotonic()
         last = self._last[piece.sample]
         if last is None:
-            self._metrics.observe_first_token(at - self._deadline.began)
+            self._metrics.first_token.observe(at - self._deadline.began)
         else:
-            self._metrics.observe_token_gap(at - last)
+            self._metrics.token_gap.observe(at - last)
         self._last[piece.sample] = at
         if piece.finish_reason is not None:
             prompt = piece.sample // self._num_samples
@@ -156,7 +156,7 @@ class Serving:
             try:
                 stack.enter_context(self.admission.places(count))
             except ApiError:
-                self.metrics.observe_rejected()
+                self.metrics.rejected.inc()
                 raise
             yield
 

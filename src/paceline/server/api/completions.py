@@ -12,16 +12,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.errors import RequestError
+from paceline.models.detokenizer import IncrementalDecoder
+from paceline.models.tokenizer import Tokenizer
+from paceline.request import TokenLogprobs
 from paceline.server.api.common import Answering, PlainRoute, encode_all, respond
 from paceline.server.body import read_body
-from paceline.server.completion_choice import Choice, LegacyLogprobs, joined
 from paceline.server.messages import Piece
 from paceline.server.openapi import GENERATION_ERRORS, answers, errors, takes
 from paceline.server.protocol.completions import CompletionRequest, CompletionResponse
 from paceline.server.sampling import answer_limit, sampling_params, structured_outputs
 from paceline.server.serving import Answers, Prompt, Serving
 from paceline.server.sse import Deadline
-from paceline.server.tokens import OriginTokens, prompt_logprobs
+from paceline.server.tokens import OriginTokens, TokenTexts, finite, prompt_logprobs
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -129,3 +131,121 @@ def _prompt(serving: Serving, body: CompletionRequest, token_ids: list[int]) -> 
         wanted = max(body.logprobs, body.prompt_logprobs or 0)
         params = replace(params, prompt_logprobs=wanted)
     return Prompt(token_ids, params)
+
+
+class LegacyLogprobs:
+    """Log-probabilities as completions have them: parallel lists, offsets into the text.
+
+    Args:
+        count: likeliest tokens to name at each place, besides the one that was chosen.
+        text_before: what the text that offsets count in begins with before the first token told.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        texts: TokenTexts,
+        tokenizer: Tokenizer | None,
+        token_ids_before: Sequence[int] = (),
+    ) -> None:
+        self._count = count
+        self._texts = texts
+        self._decoder = tokenizer and IncrementalDecoder(tokenizer, token_ids_before)
+        self._offset = 0
+
+    def part(
+        self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None]
+    ) -> dict[str, list[Any]]:
+        """What these tokens add to each list; no entry is the first token of a prompt."""
+        spelled = [self._texts.text(token_id) for token_id in token_ids]
+        return {
+            "tokens": spelled,
+            "token_logprobs": [entry and finite(entry.logprob) for entry in entries],
+            "top_logprobs": [entry and self._top(entry) for entry in entries],
+            "text_offset": [self._advance(token_id) for token_id in token_ids],
+        }
+
+    def _top(self, entry: TokenLogprobs) -> dict[str, float]:
+        # Tokens can be spelled alike: the chosen one's figure stays, then the likeliest one's.
+        found = {self._texts.text(entry.token_id): finite(entry.logprob)}
+        for token_id, logprob in entry.top[: self._count]:
+            found.setdefault(self._texts.text(token_id), finite(logprob))
+        return found
+
+    def _advance(self, token_id: int) -> int:
+        """Where the token's text begins."""
+        offset = self._offset
+        if self._decoder:
+            self._offset += len(self._decoder.push(token_id))
+        return offset
+
+
+class Choice:
+    """One sample of one prompt.
+
+    Args:
+        index: among the choices of the answer.
+        logprobs, origins: how to report them; None where they are not asked for.
+    """
+
+    def __init__(
+        self, index: int, logprobs: LegacyLogprobs | None, origins: OriginTokens | None
+    ) -> None:
+        self._index = index
+        self._logprobs = logprobs
+        self._origins = origins
+
+    def echo(
+        self, text: str, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None]
+    ) -> dict[str, Any]:
+        """The prompt, which comes first where it was asked for."""
+        part = self._part(text, self._logprobs_of(token_ids, entries), None, None)
+        if self._origins is not None:
+            part["tokens"] = []
+        return part
+
+    def take(self, piece: Piece) -> dict[str, Any]:
+        """What a piece adds."""
+        logprobs = self._logprobs_of(piece.token_ids, piece.logprobs)
+        part = self._part(piece.text, logprobs, piece.finish_reason, piece.stop_reason)
+        if self._origins is not None:
+            part["tokens"] = self._origins.take(piece)
+        return part
+
+    def end(self) -> dict[str, Any]:
+        """Nothing more, for an answer of no tokens."""
+        return self._part("", None, "length", None)
+
+    def _logprobs_of(
+        self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None]
+    ) -> dict[str, list[Any]] | None:
+        return None if self._logprobs is None else self._logprobs.part(token_ids, entries)
+
+    def _part(
+        self,
+        text: str,
+        logprobs: dict[str, list[Any]] | None,
+        finish_reason: str | None,
+        stop_reason: str | int | None,
+    ) -> dict[str, Any]:
+        return {
+            "index": self._index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+            "stop_reason": stop_reason,
+        }
+
+
+def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """A whole choice from its parts; there is at least one."""
+    whole = {name: value for part in parts for name, value in part.items()}
+    whole["text"] = "".join(part["text"] for part in parts)
+    told = [part["logprobs"] for part in parts if part["logprobs"] is not None]
+    if told:
+        whole["logprobs"] = {
+            name: [each for part in told for each in part[name]] for name in told[0]
+        }
+    if any("tokens" in part for part in parts):
+        whole["tokens"] = [token for part in parts for token in part.get("tokens", ())]
+    return whole
