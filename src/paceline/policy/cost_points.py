@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 from typing import Any, NamedTuple
 
+from paceline.checks import check_number
 from paceline.errors import ProfileError
 
 MAX_POINTS = 100_000
@@ -87,17 +88,12 @@ def check_points(points: Sequence[CostPoint]) -> None:
     for point in points:
         for name, least in _LEAST.items():
             value = getattr(point, name)
-            if type(value) is not int or not least <= value <= MAX_COUNT:
-                raise ProfileError(
-                    f"{name} of a cost point is {value!r}; allowed are whole numbers from {least} "
-                    f"to {MAX_COUNT}"
-                )
+            check_number(f"{name} of a cost point", value, least, MAX_COUNT, int, ProfileError)
         if point.samples > point.width:
             raise ProfileError(f"{point.samples} of {point.width} rows of a point are sampled")
         if type(point.ms) not in (int, float) or not 0 < point.ms <= MAX_MS:
             raise ProfileError(f"ms of a cost point is {point.ms!r}; allowed are numbers above 0")
-        if type(point.spread) not in (int, float) or not 0 <= point.spread <= MAX_MS:
-            raise ProfileError(f"spread of a cost point is {point.spread!r}; allowed are 0 or more")
+        check_number("spread of a cost point", point.spread, 0, MAX_MS, float, ProfileError)
         steps.add((point.requests, point.context, point.width, point.samples))
     if len(steps) != len(points):
         raise ProfileError("a cost table has two points of the same step")

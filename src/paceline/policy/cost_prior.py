@@ -11,16 +11,17 @@ from paceline.policy.cost_table import CostTable
 _WIDTHS = (1, 2, 4, 8, 16, 32)
 _RATIOS = {
     "native amx": (1.0, 1.05, 1.16, 1.30, 1.58, 2.26),
-    "native avx512vnni": (1.0, 1.01, 1.08, 1.24, 1.51, 2.43),
+    "native avx512vnni": (1.0, 1.05, 1.18, 1.40, 2.28, 4.17),
     "native avx2": (1.0, 1.04, 1.15, 1.87, 4.14, 7.11),
 }
 """Time of a forward of so many rows over that of one row, by the operations that compute it.
 
-Medians of int8 forwards of a 0.5 B model with two threads. On AMD Zen 5 (``benchmarks/peers.py``)
-and on a Xeon with AMX (the steps of ``paceline profile``) the geometric mean over contexts of 64
-and 512, two rows counted as more than one; on AMD Zen 3 at 64, of a run that a later one replaced
-in the saved results. Reading the weights bounds the narrow steps, arithmetic the wide ones: beyond
-the last point every row costs the same.
+Medians with two threads. With AVX-512 VNNI the geometric mean over GGUF files of four models of
+135 million to 1.5 billion parameters in Q8_0, Q4_K_M and Q4_0 on a Xeon (``benchmarks/peers.py``),
+two rows counted as more than one. The others are of int8 forwards of a model of half a billion:
+with AMX on a Xeon (the steps of ``paceline profile``), with AVX2 on AMD Zen 3 at a context of 64,
+of a run that a later one replaced in the saved results. Reading the weights bounds the narrow
+steps, arithmetic the wide ones: beyond the last point every row costs the same.
 """
 
 

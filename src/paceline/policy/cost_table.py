@@ -49,7 +49,7 @@ class CostTable:
             sampled, there must be one of width 1 among these.
         is_relative: times are multiples of the target's plain step, because nothing is known about
             milliseconds; wherever milliseconds are spoken of, the table gives such multiples.
-        host: what a step takes beside its forwards; no prediction here includes it.
+        host: what a step takes outside of its forwards; no prediction here includes it.
 
     Raises:
         ProfileError: the points contradict each other, or lack what every table needs.

@@ -6,20 +6,29 @@ that drafts, :mod:`paceline.workbench.profile_drafting` measure them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from paceline.checks import check_number
 from paceline.errors import ProfileError
 from paceline.policy.cost_points import MAX_MS
 
 _DRAFTING = "drafting"
+_NOT_ALWAYS_MEASURED = {"ask", "node", "calls", "merge", _DRAFTING}
 
 
 def _check(times: Iterable[float]) -> None:
     for value in times:
-        if type(value) not in (int, float) or not 0 <= value <= MAX_MS:
-            raise ProfileError(f"a host time is {value!r}; allowed are numbers from 0 on")
+        check_number("a host time", value, 0, MAX_MS, float, ProfileError)
+
+
+def _parts(of: type[Any], data: object, optional: Collection[str] = ()) -> dict[str, Any]:
+    """Raises :class:`ProfileError` where a key is missing or unknown."""
+    known = {each.name for each in fields(of)}
+    if not isinstance(data, Mapping) or not known - set(optional) <= set(data) <= known:
+        raise ProfileError(f"a host time must be an object with {', '.join(sorted(known))}")
+    return dict(data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +67,7 @@ class DraftingHostTime:
     @classmethod
     def from_dict(cls, data: object) -> DraftingHostTime:
         """Raises :class:`ProfileError` where a key is missing or unknown, or a value is wrong."""
-        known = {each.name for each in fields(cls)}
-        if not isinstance(data, Mapping) or set(data) != known:
-            names = ", ".join(sorted(known))
-            raise ProfileError(f"drafting in a host time must be an object with {names}")
-        return cls(**data)
+        return cls(**_parts(cls, data))
 
 
 NO_DRAFTING_HOST_TIME = DraftingHostTime()
@@ -75,8 +80,7 @@ class HostTime:
     Attributes:
         step: with one request and no draft.
         request: that each further request adds.
-        draft: that a draft adds beside planning: packing, verifying and committing more. Asking in
-            vain costs as much: what is seldom done is slow.
+        draft: that a draft adds to planning: packing, verifying and committing more.
         further_draft: that the draft of each further request adds, proposing it included.
         ask: that planning adds where any proposer is asked, choosing from its draft included.
         node: that each draft node adds.
@@ -118,15 +122,9 @@ class HostTime:
             merges: trees that were drafted beyond the first of each request.
         """
         time = self.step + self.request * (requests - 1) + self.ask * asked + self.merge * merges
-        if asked or drafts:
-            time += self.draft
         if drafts:
-            time += self.further_draft * (drafts - 1) + self.node * nodes
+            time += self.draft + self.further_draft * (drafts - 1) + self.node * nodes
         return time
-
-    def planning(self, drafted: bool) -> float:
-        """Milliseconds of planning a step in which a proposer is asked, and those lost in vain."""
-        return self.ask if drafted else self.ask + self.draft
 
     def call(self, method: str) -> float:
         """Milliseconds of asking a proposer; of one that was not measured those of the slowest."""
@@ -135,11 +133,7 @@ class HostTime:
     @classmethod
     def from_dict(cls, data: object) -> HostTime:
         """Raises :class:`ProfileError` where a key is missing or unknown, or a value is wrong."""
-        known = {each.name for each in fields(cls)}
-        needed = known - {"ask", "node", "calls", "merge", _DRAFTING}  # not always measured
-        if not isinstance(data, Mapping) or not needed <= set(data) <= known:
-            raise ProfileError(f"a host time must be an object with {', '.join(sorted(known))}")
-        parts: dict[str, Any] = dict(data)
+        parts = _parts(cls, data, _NOT_ALWAYS_MEASURED)
         if _DRAFTING in parts:
             parts[_DRAFTING] = DraftingHostTime.from_dict(parts[_DRAFTING])
         return cls(**parts)

@@ -53,10 +53,10 @@ class Recorder(FixedPlanner):
         self._requests: Sequence[Request] = ()
         self._trees: dict[int, list[DraftTree]] = {}
 
-    def begin(self, step: StepShape, requests: Sequence[Request]) -> bool:
+    def begin(self, step: StepShape, requests: Sequence[Request]) -> int:
         self._requests, self._trees = requests, {}
         self.log.append([])
-        return True
+        return 0
 
     def ask(self, source: Source, candidates: Sequence[int], drafts: Drafts) -> list[int]:
         return list(candidates)

@@ -117,7 +117,7 @@ def log_of(simulator: Simulator, configs: Configs) -> Log:
         PacelineError: as a replay.
     """
     recorder = Recorder()
-    simulator.run(configs, lambda cost, drafting, objective: recorder)
+    simulator.run(configs, lambda cost, objective: recorder)
     return recorder.log
 
 

@@ -68,14 +68,12 @@ class RequestPart:
         position: tokens before the step, the prompt's included.
         token_ids: emitted by the step.
         nodes: candidates, parents first; empty where nothing was drafted.
-        weight: what a token of this request counted in the choice.
     """
 
     request_id: int
     position: int
     token_ids: Sequence[int]
     nodes: Sequence[Node] = ()
-    weight: float = 1.0
 
 
 @dataclass(slots=True)
@@ -145,10 +143,7 @@ class StepRecord:
         """What one node more would bring and cost, in tokens, where that ended the choice."""
         after = self.num_verified + 1
         worths = [
-            part.weight * node.path_prob
-            for part in self.requests
-            for node in part.nodes
-            if node.cut is Cut.COST
+            node.path_prob for part in self.requests for node in part.nodes if node.cut is Cut.COST
         ]
         is_fairness = any(node.cut is Cut.FAIRNESS for node in self.nodes)
         if is_fairness or not worths or after >= len(self.growth):
