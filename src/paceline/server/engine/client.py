@@ -467,10 +467,13 @@ class EngineClient:
         """Hear what an engine says until its process is gone, or about to be."""
         ticking = asyncio.create_task(self._tick())
         try:
-            with suppress(EOFError, OSError):
-                while True:
-                    kind, *arguments = await received(life.reader)
-                    getattr(self, f"_on_{kind}")(*arguments)
+            while True:
+                kind, *arguments = await received(life.reader)
+                getattr(self, f"_on_{kind}")(*arguments)
+        except (EOFError, OSError):  # it is gone
+            return
+        except Exception:  # our mistake; another engine may get further
+            log.exception("a message of the engine's process cannot be taken")
         finally:
             ticking.cancel()
 
