@@ -171,7 +171,7 @@ def rendered(text: str, finish_reason: str | None) -> str:
 
 
 async def from_process(client: EngineClient, prompt: list[int], params: SamplingParams) -> Answer:
-    async with client.generate(prompt, params) as generation:
+    async with client.generate([prompt], [params]) as generation:
         return await taken(generation)
 
 

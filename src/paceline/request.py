@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from paceline.metrics import SpeculationCounters
 from paceline.sampling_params import SamplingParams
@@ -85,8 +85,7 @@ class Constraint(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
+class TokenLogprobs(NamedTuple):
     """Log-probabilities at one emitted token: its own, and the ``top`` as (token id, logprob)."""
 
     token_id: int

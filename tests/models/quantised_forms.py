@@ -37,7 +37,6 @@ class Form:
     config: Mapping[str, Any]
     pack: Callable[[Rng, int, int], tuple[Parts, Array]]
     kind: str = ""
-    has_codes: bool = True
 
 
 def _with(pack: Callable[..., tuple[Parts, Array]], **options: Any) -> Any:
@@ -80,17 +79,15 @@ FORMS: dict[str, Form] = {
     "int8": Form(_compressed("int-quantized"), _with(int8), "compressed-tensors 8-bit, one scale"),
     "int8-zeros": Form(_compressed("int-quantized"), _with(int8, zeros=True)),
     "int8-one": Form(_compressed("int-quantized"), _with(int8, scale=(1,))),
-    "fp8-one": Form(_FP8, _with(fp8, shape=(1,)), "FP8, one scale", False),
-    "fp8-scalar": Form(_FP8, _with(fp8, shape=()), "FP8, one scale", False),
-    "fp8-row": Form(
-        _FP8, lambda rng, n, k: fp8(rng, n, k, shape=(n, 1)), "FP8, one scale a", False
-    ),
-    "fp8-row-flat": Form(_FP8, lambda rng, n, k: fp8(rng, n, k, shape=(n,)), "", False),
-    "fp8-block": Form(_BLOCKED, _with(fp8, block=(16, 24)), "FP8, blocks of 16 x 24", False),
+    "fp8-one": Form(_FP8, _with(fp8, shape=(1,)), "FP8, one scale"),
+    "fp8-scalar": Form(_FP8, _with(fp8, shape=()), "FP8, one scale"),
+    "fp8-row": Form(_FP8, lambda rng, n, k: fp8(rng, n, k, shape=(n, 1)), "FP8, one scale a"),
+    "fp8-row-flat": Form(_FP8, lambda rng, n, k: fp8(rng, n, k, shape=(n,)), ""),
+    "fp8-block": Form(_BLOCKED, _with(fp8, block=(16, 24)), "FP8, blocks of 16 x 24"),
     "fp8-inverse": Form(
-        _BLOCKS, _with(fp8, scale=".weight_scale_inv", block=(48, 40)), "FP8, blocks of", False
+        _BLOCKS, _with(fp8, scale=".weight_scale_inv", block=(48, 40)), "FP8, blocks of"
     ),
-    "fp8-modelopt": Form({**_OPT, "quant_algo": "FP8"}, _with(fp8), "FP8", False),
+    "fp8-modelopt": Form({**_OPT, "quant_algo": "FP8"}, _with(fp8), "FP8"),
     "nvfp4": Form(
         _compressed("nvfp4-pack-quantized"),
         _with(nvfp4, codes=".weight_packed", whole=".weight_global_scale"),
@@ -106,11 +103,9 @@ FORMS: dict[str, Form] = {
         {"quant_method": "mxfp4"}, _with(mxfp4, codes=".weight_blocks", scale=".weight_scales")
     ),
     "mxfp4-short": Form({"quant_method": "mxfp4"}, _with(mxfp4, codes="_blocks", scale="_scales")),
-    "nf4": Form(_BNB, _with(bnb4), "bitsandbytes nf4, blocks of 64", False),
-    "nf4-nested": Form(_BNB, _with(bnb4, nested=True), "", False),
-    "fp4": Form(
-        {"load_in_4bit": True}, _with(bnb4, kind="fp4", block=128), "bitsandbytes fp4", False
-    ),
+    "nf4": Form(_BNB, _with(bnb4), "bitsandbytes nf4, blocks of 64"),
+    "nf4-nested": Form(_BNB, _with(bnb4, nested=True), ""),
+    "fp4": Form({"load_in_4bit": True}, _with(bnb4, kind="fp4", block=128), "bitsandbytes fp4"),
     "bnb-int8": Form(_BNB, _with(bnb8), "bitsandbytes 8-bit, one scale a row"),
 }
 

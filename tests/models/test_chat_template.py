@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from paceline.errors import TemplateError
-from paceline.models.chat_template import render_chat_template
+from paceline.models.chat_templates import render_chat_template
 from tests.children import HAS_PROC, kill, running
 
 SCRIPT = "template_worker.py"

@@ -76,17 +76,16 @@ def test_a_weight_is_unpacked_in_slices(
     assert torch.equal(tensors[WEIGHT], plain)
 
 
+FLOATS_ALONE = {"fp8-block", "fp8-inverse", "nf4", "nf4-nested", "fp4"}
+
+
 @pytest.mark.parametrize("name", FORMS)
 def test_blocks_stand_for_the_weight(tmp_path: Path, name: str) -> None:
     """Wherever the integers fit a block format that the linears compute with."""
     tensors, plain = made(tmp_path, FORMS[name])
-    codes, blocks = tensors.codes(WEIGHT), tensors.as_stored(WEIGHT)
-    fits = codes is not None and (codes.group % 32 == 0 or codes.table is not None)
-    fp8 = tensors.fp8(WEIGHT)
-    if fp8 is not None:
-        assert (blocks is not None) == (fp8.block[1] % 128 == 0 or fp8.block[1] >= K)
-    else:
-        assert (blocks is not None) == fits
+    blocks = tensors.as_stored(WEIGHT)
+    assert (blocks is None) == (name in FLOATS_ALONE)
+    assert tensors.as_stored("model.norm.weight") is not None
     if blocks is not None:
         got = unblocked(blocks, K)
         wide = name == "int8-zeros"  # its scales have bits that the floats have no room for
@@ -97,45 +96,6 @@ def unblocked(blocks: StoredRows, k: int) -> torch.Tensor:
     form, rows, order = blocks
     part = WeightPart(len(rows), lambda first, last: rows[first:last], form, order)
     return ReferenceOps("file").pack_embedding(part, k)
-
-
-@pytest.mark.parametrize("name", FORMS)
-def test_codes_stand_for_the_weight(tmp_path: Path, name: str) -> None:
-    tensors, plain = made(tmp_path, FORMS[name])
-    codes = tensors.codes(WEIGHT)
-    assert tensors.codes("model.norm.weight") is None
-    assert (codes is not None) == FORMS[name].has_codes
-    if codes is None:
-        return
-    groups = K // codes.group
-    assert (codes.code.dtype, codes.code.shape) == (torch.uint8, (N, K))
-    assert (codes.scale.dtype, codes.scale.shape) == (torch.float32, (N, groups))
-    assert (codes.zero.dtype, codes.zero.shape) == (torch.uint8, (N, groups))
-    assert int(codes.code.max()) < 1 << codes.bits
-    assert torch.equal(codes.floats(), plain)
-    by_hand = np.repeat(codes.scale.numpy(), codes.group, 1)
-    if codes.table is None:
-        zero = codes.zero.numpy().astype(np.int32).repeat(codes.group, 1)
-        by_hand = by_hand * (codes.code.numpy().astype(np.int32) - zero).astype(np.float32)
-    else:
-        assert (codes.table.dtype, codes.table.shape) == (torch.int8, (16,))
-        by_hand = by_hand * codes.table.numpy()[codes.code.numpy()].astype(np.float32)
-    columns = plain if codes.order is None else plain[:, codes.order]
-    assert torch.equal(torch.from_numpy(by_hand), columns)
-    assert (codes.order is not None) == ("act" in name or "order" in name.split("-")[1:2])
-
-
-@pytest.mark.parametrize("name", [name for name in FORMS if name.startswith("fp8")])
-def test_8_bit_floats_as_they_are(tmp_path: Path, name: str) -> None:
-    tensors, plain = made(tmp_path, FORMS[name])
-    found = tensors.fp8(WEIGHT)
-    assert found is not None
-    assert found.value.dtype == torch.float8_e4m3fn
-    high, wide = found.block
-    assert found.scale.shape == (-(-N // high), -(-K // wide))
-    scale = found.scale.repeat_interleave(high, 0)[:N].repeat_interleave(wide, 1)[:, :K]
-    assert torch.equal(found.value.float() * scale, plain)
-    assert tensors.fp8("model.norm.weight") is None
 
 
 @given(
@@ -162,17 +122,13 @@ def test_gptq(
 ) -> None:
     n, k = words * 32 // bits, (32 if group < 0 else group) * groups
     options = {"bits": bits, "ordered": ordered, "sym": sym, "version": version}
-    options["group"] = size = k if group < 0 else group
+    options["group"] = k if group < 0 else group
     config = {"quant_method": "gptq", "checkpoint_format": "gptq" if version == 1 else "gptq_v2"}
     form = Form(config, lambda rng, n, k: gptq(rng, n, k, **options))
     stored = Stored()
     stored.add(NAME, form, np.random.default_rng(seed), n, k)
     tensors = opened(tmp_path_factory.mktemp("gptq"), stored.tensors, config)
     assert torch.equal(tensors[WEIGHT], stored.plain[WEIGHT])
-    codes = tensors.codes(WEIGHT)
-    assert codes is not None
-    assert (codes.bits, codes.group) == (bits, size)
-    assert torch.equal(codes.floats(), stored.plain[WEIGHT])
     blocks = tensors.as_stored(WEIGHT)
     assert blocks is not None
     assert torch.equal(unblocked(blocks, k), stored.plain[WEIGHT])
@@ -196,15 +152,14 @@ def test_groups_of_different_sizes_are_floats_alone(tmp_path: Path) -> None:
     tensors = opened(
         tmp_path, {NAME + e: p.contiguous() for e, p in parts.items()}, FORMS["gptq"].config
     )
-    even = tensors.codes(WEIGHT)
-    assert even is not None
+    even = tensors[WEIGHT]
     parts[".g_idx"] = index
     other = opened(
         tmp_path / "x", {NAME + e: p.contiguous() for e, p in parts.items()}, FORMS["gptq"].config
     )
-    assert other.codes(WEIGHT) is None
-    zero, scale = even.zero[:, index.long()].float(), even.scale[:, index.long()]
-    assert torch.equal(other[WEIGHT], (even.code.float() - zero) * scale)
+    assert other.as_stored(WEIGHT) is None
+    assert torch.equal(other[WEIGHT][:, :32], even[:, :32])  # of the first group either way
+    assert not torch.equal(other[WEIGHT], even)
 
 
 def test_a_g_idx_that_is_not_in_use(tmp_path: Path) -> None:

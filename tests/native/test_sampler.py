@@ -19,8 +19,14 @@ import torch
 from paceline.request import Request
 from paceline.runtime import native as packing
 from paceline.runtime.logit_edits import SamplingRow
-from paceline.runtime.philox import philox, token_noise
-from paceline.runtime.sampler import argmax_rows, rank_candidates, sample_tokens, token_logprobs
+from paceline.runtime.sampler import (
+    argmax_rows,
+    philox,
+    rank_candidates,
+    sample_tokens,
+    token_logprobs,
+    token_noise,
+)
 from paceline.sampling_params import SamplingParams
 
 native = pytest.importorskip("paceline._native", reason="the native kernels are not built")

@@ -16,8 +16,13 @@ from hypothesis import strategies as st
 from paceline.request import Request
 from paceline.runtime import native
 from paceline.runtime.logit_edits import SamplingRow, edit_logits
-from paceline.runtime.philox import philox, token_noise
-from paceline.runtime.sampler import rank_candidates, sample_tokens, token_logprobs
+from paceline.runtime.sampler import (
+    philox,
+    rank_candidates,
+    sample_tokens,
+    token_logprobs,
+    token_noise,
+)
 from paceline.sampling_params import SamplingParams
 
 

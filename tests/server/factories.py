@@ -6,6 +6,7 @@ Nothing here imports torch before it is called, so that :func:`paper` starts qui
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -94,6 +95,10 @@ def unreadable() -> Any:
     raise ModelLoadError("there is no such model")
 
 
+def stillborn() -> Any:
+    os._exit(3)
+
+
 def once(marker: str) -> Any:
     """Built the first time only."""
     if Path(marker).exists():
@@ -138,13 +143,16 @@ class Paper:
         cache_salt: str,
         on_added: Callable[[list[Any]], None],
     ) -> None:
-        if not prompts[0]:
+        if not all(prompts):
             raise RequestError("the prompt is empty")
         with self._lock:
-            request = Request(self._next_id, prompts[0], 1, params[0], 0, 1 << 20)
-            self._next_id += 1
-            self._requests[request.request_id] = request, sink
-            on_added([SimpleNamespace(requests=[request])])
+            jobs = []
+            for token_ids, wish in zip(prompts, params, strict=True):
+                request = Request(self._next_id, token_ids, 1, wish, 0, 1 << 20)
+                self._next_id += 1
+                self._requests[request.request_id] = request, sink
+                jobs.append(SimpleNamespace(requests=[request]))
+            on_added(jobs)
 
     def abort(self, ids: Sequence[int]) -> None:
         for request_id in ids:

@@ -46,27 +46,34 @@ class Call:
 
 @dataclass
 class FakeGeneration:
-    """An answer that is already known, told one token at a time."""
+    """Answers that are already known, told one token at a time."""
 
     engine: FakeEngine
-    call: Call
-    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    calls: list[Call]
+
+    def __post_init__(self) -> None:
+        self.prompt_logprobs = [self._of_prompt(call) for call in self.calls]
+
+    def _of_prompt(self, call: Call) -> list[TokenLogprobs | None]:
+        count = call.params.prompt_logprobs
+        if count is None:
+            return []
+        return [None, *(self.engine.logprobs_of(i, count) for i in call.token_ids[1:])]
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
-        params, engine = self.call.params, self.engine
-        told = engine.answer_ids(self.call.token_ids)
-        if params.prompt_logprobs is not None:
-            prompt = self.call.token_ids
-            told_top = [engine.logprobs_of(i, params.prompt_logprobs) for i in prompt[1:]]
-            self.prompt_logprobs = [None, *told_top]
-        samples = [engine.pieces(self.call, told, index) for index in range(params.n)]
+        engine, samples = self.engine, list[list[Piece]]()
+        for call in self.calls:
+            told = engine.answer_ids(call.token_ids)
+            for _ in range(call.params.n):
+                samples.append(engine.pieces(call, told, len(samples)))
         for step in range(max(len(pieces) for pieces in samples)):
             await engine.pause(step)
             for pieces in samples:
                 engine.check_alive(step)
                 if step < len(pieces):
                     yield pieces[step]
-        self.call.finished = True
+        for call in self.calls:
+            call.finished = True
 
 
 @dataclass
@@ -120,19 +127,22 @@ class FakeEngine:
     @asynccontextmanager
     async def generate(
         self,
-        token_ids: list[int],
-        params: SamplingParams,
+        prompts: Sequence[list[int]],
+        params: Sequence[SamplingParams],
         *,
         cache_salt: str = "",
         trace_id: str = "",
     ) -> AsyncIterator[FakeGeneration]:
-        self._check(token_ids, params)
-        call = Call(list(token_ids), params, cache_salt, trace_id)
-        self.calls.append(call)
+        pairs = list(zip(prompts, params, strict=True))
+        for token_ids, wish in pairs:
+            self._check(token_ids, wish)
+        calls = [Call(list(ids), wish, cache_salt, trace_id) for ids, wish in pairs]
+        self.calls += calls
         try:
-            yield FakeGeneration(self, call)
+            yield FakeGeneration(self, calls)
         finally:
-            call.aborted = not call.finished
+            for call in calls:
+                call.aborted = not call.finished
 
     def _check(self, token_ids: list[int], params: SamplingParams) -> None:
         self.check_alive()
@@ -176,23 +186,24 @@ class FakeEngine:
         limit = min(params.max_tokens or room, room)
         for count, token in enumerate(answer[:limit], start=1):
             origin = self.origins[(count - 1) % len(self.origins)]
-            piece = Piece(index, [token], [origin])
+            end: dict[str, Any] = {}
+            logprobs = []
             if params.logprobs is not None:
-                piece.logprobs = [self.logprobs_of(token, params.logprobs)]
+                logprobs = [self.logprobs_of(token, params.logprobs)]
             stopped = stream.push(token, may_stop=count >= params.min_tokens) if stream else None
             if token in self._eos and not params.ignore_eos:
-                piece.finish_reason = "stop"
+                end = {"finish_reason": "stop"}
             elif token in params.stop_token_ids:
-                piece.finish_reason, piece.stop_reason = "stop", token
+                end = {"finish_reason": "stop", "stop_reason": token}
             elif stopped is not None:
-                piece.finish_reason, piece.stop_reason = "stop", stopped
+                end = {"finish_reason": "stop", "stop_reason": stopped}
             elif count == min(limit, len(answer)):
-                piece.finish_reason = "length"
-            if stream is not None:
-                piece.text = stream.take_text(final=piece.finish_reason is not None)
-            found.append(piece)
-            if piece.finish_reason is not None:
-                piece.counters = self._counters(count)
+                end = {"finish_reason": "length"}
+            text = "" if stream is None else stream.take_text(final=bool(end))
+            if end:
+                end["counters"] = self._counters(count)
+            found.append(Piece(index, [token], [origin], text, logprobs, **end))
+            if end:
                 break
         return found
 

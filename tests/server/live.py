@@ -13,8 +13,8 @@ import httpx
 
 from paceline.server.app import create_app
 from paceline.server.config import ServerConfig
-from paceline.server.engine.client import EngineClient
-from paceline.server.engine.health import Pulse, Restarts
+from paceline.server.engine.client import EngineClient, Restarts
+from paceline.server.engine.wire import Pulse
 from tests.server import factories
 from tests.server.asgi import RawCall, client_of, events
 

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.server.chat.answer import AnswerParser
-from paceline.server.chat.choice import delta_document, joined
+from paceline.server.chat.choice import joined
 from paceline.server.chat.constraints import OfferedTool, Thoughts, ToolUse
-from paceline.server.chat.deltas import AnswerDelta
 from paceline.server.chat.tool_formats import FORMATS, HERMES, LLAMA, ToolFormat
 
 NAMES = ("weather", "add")
@@ -24,9 +23,7 @@ def tool_use(form: ToolFormat, max_calls: int | None = None) -> ToolUse:
 
 def message(text: str, parser: AnswerParser) -> dict[str, Any]:
     """What a whole answer adds up to, told in one piece."""
-    deltas = [parser.push(text), parser.finish()]
-    parts = [{"delta": delta_document(delta), "logprobs": None} for delta in deltas]
-    told = joined(parts)["message"]
+    told = joined([{"delta": parser.push(text, final=True), "logprobs": None}])["message"]
     assert isinstance(told, dict)
     return told
 
@@ -74,6 +71,8 @@ L_ADD = '{"name":"add","parameters":{"a":[1,{"b":"}<\\"]"}]}}'
         ('<tool_call>{"name": "add", "arguments": {"a": [</tool_call>', None,
          [("add", '{"a": [')]),
         ('<tool_call>{"name": "add", "arguments": {"a": "x\\', None, [("add", '{"a": "x\\')]),
+        ('<tool_call>{"name": "add", "arguments": {"a": "x\\\\"}}', None,
+         [("add", '{"a": "x\\\\"}')]),
         # no calls: unknown tool, no object, no JSON, cut short
         *(
             (text, text, [])
@@ -170,17 +169,21 @@ TEXTS = st.lists(FRAGMENTS | st.text(alphabet='{}"\\<>/ a;:,', max_size=4), max_
 )
 
 
-def added_up(deltas: list[AnswerDelta]) -> tuple[str, str, list[list[Any]]]:
+def added_up(deltas: list[dict[str, Any]]) -> tuple[str, str, list[list[Any]]]:
     """As the clients do it: a delta with an id begins a call, the others go on at their index."""
     calls: list[list[Any]] = []
     for delta in deltas:
-        for call in delta.calls:
-            if call.id is not None:
-                assert call.index == len(calls)
-                assert call.name in NAMES
-                calls.append([call.name, ""])
-            calls[call.index][1] += call.arguments
-    return "".join(d.reasoning for d in deltas), "".join(d.content for d in deltas), calls
+        for call in delta.get("tool_calls", ()):
+            if "id" in call:
+                assert call["index"] == len(calls)
+                assert call["function"]["name"] in NAMES
+                calls.append([call["function"]["name"], ""])
+            calls[call["index"]][1] += call["function"]["arguments"]
+    reasoning, content = (
+        "".join(delta.get(name, "") for delta in deltas)
+        for name in ("reasoning_content", "content")
+    )
+    return reasoning, content, calls
 
 
 @settings(max_examples=120, deadline=None)
@@ -206,7 +209,7 @@ def test_pieces_add_up_to_the_whole(
         size = sizes[count % len(sizes)]
         deltas.append(streamed.push(text[position : position + size]))
         position, count = position + size, count + 1
-    deltas.append(streamed.finish())
+    deltas.append(streamed.push("", final=True))
     whole = message(text, parser())
     told = [list(c["function"].values()) for c in whole.get("tool_calls", [])]
     reasoning, content, calls = added_up(deltas)
@@ -219,11 +222,11 @@ def test_pieces_add_up_to_the_whole(
 def test_arguments_stream_as_they_come() -> None:
     parser = AnswerParser(Thoughts.NONE, tool_use(HERMES))
     deltas = [parser.push(character) for character in H_WEATHER]
-    calls = [call for delta in deltas for call in delta.calls]
-    assert calls[0].name == "weather"
-    assert calls[0].id is not None
+    calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    assert calls[0]["function"]["name"] == "weather"
+    assert calls[0]["id"]
     assert len(calls) == len(WEATHER[1])  # one for each character of the arguments
-    assert not any(delta.content for delta in deltas)
+    assert not any("content" in delta for delta in deltas)
 
 
 @settings(max_examples=25, deadline=None)

@@ -19,10 +19,8 @@ import pytest
 from paceline.errors import EngineClosedError, EngineDeadError, ModelLoadError, RequestError
 from paceline.sampling_params import SamplingParams
 from paceline.server.engine import client as client_module
-from paceline.server.engine import link as link_module
 from paceline.server.engine.client import EngineClient
-from paceline.server.engine.health import Pulse
-from paceline.server.engine.link import EngineLink
+from paceline.server.engine.wire import Pulse
 from tests.server import factories
 from tests.server.live import Eager, Watch, until, unwatched
 
@@ -53,7 +51,7 @@ async def opened(
 
 
 async def tokens(client: EngineClient, params: SamplingParams = SHORT) -> list[int]:
-    async with client.generate([7], params) as generation:
+    async with client.generate([[7]], [params]) as generation:
         return [token async for piece in generation for token in piece.token_ids]
 
 
@@ -64,7 +62,7 @@ def pid_of(client: EngineClient) -> int:
 
 async def kill(client: EngineClient) -> None:
     """Kill the engine's process under a running prompt, which must hear of it at once."""
-    async with client.generate([7], LONG) as generation:
+    async with client.generate([[7]], [LONG]) as generation:
         pieces = aiter(generation)
         await anext(pieces)
         os.kill(pid_of(client), signal.SIGKILL)
@@ -139,7 +137,7 @@ def test_a_model_that_is_back_is_started_again(tmp_path: Path) -> None:
 
 
 def test_a_stopped_engine_is_not_ready_and_goes_on_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_module, "ENDING_SECONDS", 0.05)  # it is closed while it is stopped
+    monkeypatch.setattr(client_module, "ENDING_SECONDS", 0.05)  # it is closed while it is stopped
 
     async def story() -> None:
         watch = Watch(hang_timeout=1e5, interval=0.02)
@@ -197,18 +195,9 @@ def test_what_building_the_engine_raises_is_raised() -> None:
     assert client.state == "failed"
 
 
-def test_an_engine_that_dies_as_it_says_hello_has_not_started(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Doomed(EngineLink):
-        async def open(self, *_: Any) -> None:
-            loop = asyncio.get_running_loop()
-            loop.call_soon(self._on_message, ("hello", None, None))
-            loop.call_soon(self._on_lost, self)
-
-    monkeypatch.setattr(client_module, "EngineLink", Doomed)
-    client = EngineClient(factories.paper)
-    with pytest.raises(EngineDeadError, match="as soon as"):
+def test_an_engine_that_dies_before_it_says_hello_has_not_started() -> None:
+    client = EngineClient(factories.stillborn)
+    with pytest.raises(EngineDeadError, match="died"):
         run(client.start())
     assert client.state == "failed"
 
@@ -261,10 +250,10 @@ def test_log_lines_of_a_request_carry_its_trace_id(tmp_path: Path) -> None:
 
     async def story() -> None:
         async with opened(log_to=log) as client:
-            async with client.generate([7], SHORT, trace_id="abc") as generation:
+            async with client.generate([[7]], [SHORT], trace_id="abc") as generation:
                 assert len([piece async for piece in generation]) == 3
             with pytest.raises(RequestError):
-                async with client.generate([], SHORT, trace_id="def"):
+                async with client.generate([[]], [SHORT], trace_id="def"):
                     raise AssertionError("it was accepted")
             await client.stats()
 

@@ -7,22 +7,20 @@ import asyncio
 import pytest
 
 from paceline.errors import RequestFailedError
-from paceline.server.engine.generation import EngineGeneration
-from paceline.server.engine.wire import Rest
-
-
-def rest(finish_reason: str, error: Exception | None = None) -> Rest:
-    return Rest([], finish_reason, None, None, 0, [], error)
+from paceline.sampling_params import SamplingParams
+from paceline.server.engine.client import EngineGeneration
+from paceline.server.messages import Piece
 
 
 def test_the_end_of_one_sample_does_not_hide_that_another_failed() -> None:
     async def read() -> None:
-        generation = EngineGeneration(num_samples=2)
-        generation.take(1, [7], ["target"], "x", None)
-        assert not generation.take(0, [], [], "", rest("abort", RequestFailedError("no memory")))
-        assert generation.take(1, [7], ["target"], "x", rest("stop"))
+        generation = EngineGeneration([SamplingParams(n=2)])
+        generation.take(Piece(1, [7], ["target"], "x"))
+        failed = Piece(0, [], [], finish_reason="abort", error=RequestFailedError("no memory"))
+        assert not generation.take(failed)
+        assert generation.take(Piece(1, [7], ["target"], "x", finish_reason="stop"))
         pieces = aiter(generation)
-        assert (await anext(pieces)).index == 1
+        assert (await anext(pieces)).sample == 1
         with pytest.raises(RequestFailedError, match="no memory"):
             await anext(pieces)
 

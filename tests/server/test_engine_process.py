@@ -68,10 +68,10 @@ async def ask(
 ) -> Answer:
     assert client.tokenizer is not None
     answer = Answer()
-    async with client.generate(client.tokenizer.encode(prompt), params, **rest) as generation:
+    async with client.generate([client.tokenizer.encode(prompt)], [params], **rest) as generation:
         async for piece in generation:
-            answer.prompt_logprobs = generation.prompt_logprobs
-            own = answer.completions.setdefault(piece.index, Completion(piece.index))
+            answer.prompt_logprobs = list(generation.prompt_logprobs[0])
+            own = answer.completions.setdefault(piece.sample, Completion(piece.sample))
             assert own.finish_reason is None
             own.token_ids += piece.token_ids
             own.origins += piece.origins
@@ -119,7 +119,7 @@ def test_the_engine_refuses_with_its_own_errors(here: Here) -> None:
     ]
 
     async def enter(token_ids: list[int], params: SamplingParams) -> None:
-        async with here.client.generate(token_ids, params):
+        async with here.client.generate([token_ids], [params]):
             raise AssertionError("it was accepted")
 
     for kind, token_ids, params in cases:
@@ -139,7 +139,7 @@ def test_leaving_frees_the_kv(here: Here) -> None:
     async def leave_all() -> Any:
         before = await here.client.stats()
         jobs = [asyncio.create_task(ask(here.client, params)) for _ in range(12)]
-        async with here.client.generate([5, 6, 7], params) as generation:
+        async with here.client.generate([[5, 6, 7]], [params]) as generation:
             await anext(aiter(generation))
         for job in jobs:
             job.cancel()
@@ -164,7 +164,7 @@ def test_a_slow_reader_loses_nothing_and_holds_up_nobody(here: Here) -> None:
     ids = here.client.tokenizer.encode(PROMPT)
 
     async def read_slowly() -> tuple[list[int], Answer]:
-        async with here.client.generate(ids, params) as slow:
+        async with here.client.generate([ids], [params]) as slow:
             other = await ask(here.client, params)
             while here.client.num_generating:
                 await asyncio.sleep(0.01)
@@ -180,7 +180,7 @@ def test_cached_prefixes_are_counted_kept_apart_and_flushed(here: Here) -> None:
     ids = here.client.tokenizer.encode(PROMPT * 2)
 
     async def cached(salt: str) -> int:
-        async with here.client.generate(ids, params, cache_salt=salt) as generation:
+        async with here.client.generate([ids], [params], cache_salt=salt) as generation:
             return sum([piece.num_cached_tokens async for piece in generation])
 
     assert here.run(cached("one")) == 0

@@ -9,7 +9,7 @@ import pytest
 from paceline.errors import EngineClosedError
 from paceline.metrics import EngineStats
 from paceline.server.config import ServerConfig
-from paceline.server.engine.health import INTERVAL, SILENT_TICKS, Pulse, start_beating
+from paceline.server.engine.wire import INTERVAL, SILENT_TICKS, Pulse, start_beating
 
 
 def test_an_engine_that_beats_is_well_however_long_its_step_takes() -> None:

@@ -125,11 +125,11 @@ def test_widths_are_a_histogram() -> None:
 
 def test_what_http_observes() -> None:
     metrics = ServerMetrics()
-    metrics.observe_first_token(0.02)
-    metrics.observe_token_gap(0.004)
-    metrics.observe_token_gap(0.012)
+    metrics.first_token.observe(0.02)
+    metrics.token_gap.observe(0.004)
+    metrics.token_gap.observe(0.012)
     metrics.observe_request(1.5, "stop")
-    metrics.observe_rejected()
+    metrics.rejected.inc()
     found = samples(metrics.render(None, ready()))
     assert value(found, "paceline:time_to_first_token_seconds_bucket", le="0.01") == 0
     assert value(found, "paceline:time_to_first_token_seconds_bucket", le="0.025") == 1
@@ -147,14 +147,14 @@ def test_observing_takes_microseconds() -> None:
     for _ in range(20):
         began = time.thread_time()
         for _ in range(100):
-            metrics.observe_token_gap(0.003)
+            metrics.token_gap.observe(0.003)
         best = min(best, time.thread_time() - began)
     assert best / 100 < 50e-6  # 2 µs; the rest is for machines that do something else too
 
 
 def test_servers_have_metrics_of_their_own() -> None:
     one, other = ServerMetrics(), ServerMetrics()
-    one.observe_rejected()
+    one.rejected.inc()
     found = samples(other.render(None, ready()))
     assert value(found, "paceline:requests_rejected_total") == 0
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from paceline.sampling_params import SamplingParams
 from paceline.server.engine.client import EngineClient
-from paceline.server.engine.outbox import PATIENCE, Outbox, joined
-from paceline.server.engine.wire import Entry, Rest
+from paceline.server.engine.wire import PATIENCE, Entry, Outbox, joined
+from paceline.server.messages import Piece
 from tests.server import factories
 
 INTERVAL = 20.0
@@ -37,30 +37,26 @@ class Sent:
         self.outbox = Outbox(send, self.interval, lambda: self.at)
 
     def step(self, *entries: Entry, lasts: float = 0.0) -> None:
-        """The first entry of a sample has a rest, as the engine's process makes it."""
+        """The first piece of a sample and its last are edges, as in the engine's process."""
         self.at += lasts
-        self.outbox.put([self._complete(entry) for entry in entries])
-
-    def _complete(self, entry: Entry) -> Entry:
-        key, rest = entry[:2], entry[5]
-        if key not in self.begun and rest is None:
-            entry = (*entry[:5], Rest([], None, None, None, 0, [], None))
-        has_ended = rest is not None and rest.finish_reason is not None
-        self.begun = self.begun - {key} if has_ended else self.begun | {key}
-        return entry
+        edges = set()
+        for handle, each in entries:
+            key, has_ended = (handle, each.sample), each.finish_reason is not None
+            if has_ended or key not in self.begun:
+                edges.add(key)
+            self.begun = self.begun - {key} if has_ended else self.begun | {key}
+        self.outbox.put(entries, edges)
 
     def tokens(self) -> list[list[int]]:
         """Of single messages, whoever they are for."""
-        return [[token for entry in entries for token in entry[2]] for _, entries in self.messages]
+        return [[t for _, each in entries for t in each.token_ids] for _, entries in self.messages]
 
 
 def piece(
     token: int, handle: int = 0, index: int = 0, end: str | None = None, logprobs: Any = None
 ) -> Entry:
-    rest = None
-    if end is not None or logprobs:
-        rest = Rest(logprobs or [], end, None, None, 0, [], None)
-    return handle, index, [token], [f"origin {token}"], f"<{token}>", rest
+    origins = [f"origin {token}"]
+    return handle, Piece(index, [token], origins, f"<{token}>", logprobs or [], end)
 
 
 def test_first_at_once_then_together_then_the_end_at_once() -> None:
@@ -70,11 +66,9 @@ def test_first_at_once_then_together_then_the_end_at_once() -> None:
     sent.step(piece(30, end="stop"), lasts=1)
     between = [list(range(start, start + 7)) for start in (1, 8, 15, 22)]
     assert sent.tokens() == [[0], *between, [29, 30]]
-    handle, index, tokens, origins, text, rest = sent.messages[-1][1][0]
-    assert (handle, index, tokens, origins) == (0, 0, [29, 30], ["origin 29", "origin 30"])
-    assert text == "<29><30>"
-    assert rest is not None
-    assert rest.finish_reason == "stop"
+    origins = ["origin 29", "origin 30"]
+    last = Piece(0, [29, 30], origins, "<29><30>", [], finish_reason="stop")
+    assert sent.messages[-1][1] == [(0, last)]
 
 
 def test_all_answers_share_one_message_and_edges_do_not_wait_for_it() -> None:
@@ -122,10 +116,7 @@ def test_what_waits_is_sent_when_the_engine_ends() -> None:
 
 def test_log_probs_are_joined_in_order() -> None:
     told = [(token, -0.5, 1, ()) for token in range(3)]
-    entries = [piece(token, logprobs=[told[token]]) for token in range(3)]
-    rest = joined(entries)[5]
-    assert rest is not None
-    assert rest.logprobs == told
+    assert joined([piece(i, logprobs=[told[i]])[1] for i in range(3)]).logprobs == told
 
 
 @given(
@@ -152,20 +143,20 @@ def test_nothing_is_lost_or_late_or_out_of_order(steps: Any, interval: float) ->
     assert sent.outbox.remind() is None
     came = defaultdict[int, list[int]](list)
     for at, entries in sent.messages:
-        assert len({entry[:2] for entry in entries}) == len(entries)
-        for handle, _, tokens, *_ in entries:
-            came[handle] += tokens
+        assert len({(handle, each.sample) for handle, each in entries}) == len(entries)
+        for handle, each in entries:
+            came[handle] += each.token_ids
             # The clock of this test stands still between steps: one of them may be added.
-            assert all(at - born[each] <= PATIENCE * interval + 50 for each in tokens)
+            assert all(at - born[t] <= PATIENCE * interval + 50 for t in each.token_ids)
     assert came == made
 
 
 def test_its_thread_sends_what_no_step_does() -> None:
     arrived = threading.Event()
-    outbox = Outbox(lambda entries: entries[0][2] == [1] and arrived.set(), 0.001)
+    outbox = Outbox(lambda entries: entries[0][1].token_ids == [1] and arrived.set(), 0.001)
     outbox.start()
-    outbox.put([piece(0)])
-    outbox.put([piece(1)])
+    outbox.put([piece(0)], {(0, 0)})
+    outbox.put([piece(1)], ())
     assert arrived.wait(30)
 
 
@@ -177,7 +168,7 @@ def test_an_answer_through_the_engine_comes_in_fewer_pieces() -> None:
         client = EngineClient(factory, stream_interval=1e5)
         await client.start()
         try:
-            async with client.generate([7], SamplingParams(max_tokens=40)) as generation:
+            async with client.generate([[7]], [SamplingParams(max_tokens=40)]) as generation:
                 return [list(piece.token_ids) async for piece in generation]
         finally:
             await client.close()

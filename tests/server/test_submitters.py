@@ -33,7 +33,7 @@ def test_grammars_that_take_for_ever_hold_up_no_others() -> None:
 
 def test_a_prompt_that_was_aborted_while_it_waited_is_not_submitted() -> None:
     channel, engine = MagicMock(), MagicMock()
-    channel.__iter__.return_value = [("generate", 0, [7], SHAPED, "", ""), ("abort", 0)]
+    channel.__iter__.return_value = [("generate", 0, [[7]], [SHAPED], "", ""), ("abort", 0)]
     server = EngineServer(channel, engine)
     is_free = threading.Event()
     for _ in range(NUM_GRAMMAR_SUBMITTERS):

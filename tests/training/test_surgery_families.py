@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.training.draft_head import prune_head
 from paceline.training.model_files import load_model, save_model
-from paceline.training.surgery import cut_model
+from paceline.training.surgery import cut_model, prune_head
 from tests.models import reference
 
 pytestmark = pytest.mark.slow

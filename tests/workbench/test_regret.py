@@ -11,7 +11,7 @@ import torch
 
 from paceline.engine.engine import Engine
 from paceline.errors import ConfigError
-from paceline.runtime.filters import filter_rows
+from paceline.runtime.sampler import filter_rows
 from paceline.sampling_params import SamplingParams
 from paceline.workbench.regret import score_output
 from paceline.workbench.teacher_forcing import SLICE_ROWS, forced_logits

@@ -87,8 +87,8 @@ def serve_command(options: ServeOptions) -> int:
         PacelineError: the options or the model cannot be used, or the extra is not installed.
     """
     try:
-        from paceline.server.engine.client import EngineClient
-        from paceline.server.engine.health import Pulse, Restarts
+        from paceline.server.engine.client import EngineClient, Restarts
+        from paceline.server.engine.wire import Pulse
         from paceline.server.run import run
         from paceline.server.tracing import install_trace_logging
     except ImportError as error:

@@ -20,10 +20,9 @@ from paceline.models.catalogue import similar_names
 from paceline.models.config import ModelConfig
 from paceline.models.fetching import named_model
 from paceline.models.gguf_file import MAGIC, load_gguf
-from paceline.models.git_lfs import HEAD_BYTES, check_fetched
 from paceline.models.hf_config import config_from_hf
 from paceline.models.hf_fields import Fields
-from paceline.models.json_file import read_json
+from paceline.models.json_file import HEAD_BYTES, check_fetched, read_json
 from paceline.models.packed_format import PackedFormat, folder_format
 from paceline.models.quantised.methods import schemes_of, split_quantisation
 from paceline.models.quantised.tensors import QuantisedTensors
@@ -185,14 +184,12 @@ def _from_file(path: Path, name: str, in_memory: bool, with_tokenizer: bool) -> 
             f"{path} is not a GGUF file; for safetensors, give the folder that holds them and "
             "config.json"
         )
-    model = load_gguf(path, in_memory=in_memory, with_tokenizer=with_tokenizer)
+    config, tensors, tokenizer, told = load_gguf(
+        path, in_memory=in_memory, with_tokenizer=with_tokenizer
+    )
+    # Not the name in the metadata, which is often that of a training run.
     return Checkpoint(
-        model.config,
-        model.tensors,
-        model.tokenizer,
-        name,  # what the metadata say is often the name of a training run
-        hf_config=model.hf_config,
-        is_quantised=model.tensors.is_quantised,
+        config, tensors, tokenizer, name, hf_config=told, is_quantised=tensors.is_quantised
     )
 
 

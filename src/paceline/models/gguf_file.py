@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,21 +31,17 @@ from paceline.models.gguf_tokenizer import tokenizer_from_gguf
 from paceline.models.stored import StoredRows, StoredTensors, drop_pages
 from paceline.models.tokenizer import Tokenizer
 
-__all__ = ["MAGIC", "GgufModel", "GgufTensors", "load_gguf"]
+__all__ = ["MAGIC", "load_gguf"]
+_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-@dataclass(frozen=True, slots=True)
-class GgufModel:
-    """What :func:`load_gguf` found; ``hf_config`` is the metadata told as a ``config.json``."""
-
-    config: ModelConfig
-    tensors: GgufTensors
-    tokenizer: Tokenizer | None
-    hf_config: Mapping[str, Any]
-
-
-def load_gguf(path: Path, *, in_memory: bool = False, with_tokenizer: bool = True) -> GgufModel:
+def load_gguf(
+    path: Path, *, in_memory: bool = False, with_tokenizer: bool = True
+) -> tuple[ModelConfig, GgufTensors, Tokenizer | None, Mapping[str, Any]]:
     """Open a GGUF file.
+
+    Returns:
+        Its configuration, tensors and tokenizer, and its metadata told as a ``config.json``.
 
     Raises:
         ConfigError: the ``gguf`` package is not installed.
@@ -54,17 +49,28 @@ def load_gguf(path: Path, *, in_memory: bool = False, with_tokenizer: bool = Tru
         UnsupportedModelError: the architecture or the tokenizer is not supported.
     """
     container = read_container(path, in_memory=in_memory)
-    reader = TensorReader(container)
-    told = hf_config_from_gguf(container, reader.read)
+    stored = {name: _Stored(container, info) for name, info in container.tensors.items()}
+    told = hf_config_from_gguf(container, lambda name: stored[name].read())
     config = config_from_gguf(container, told)
     tokenizer = tokenizer_from_gguf(container.metadata, str(path)) if with_tokenizer else None
-    return GgufModel(config, GgufTensors(container, config, reader), tokenizer, told)
+    places = {
+        name: place_of(architecture_of(container), name)
+        for name in stored
+        if name not in ROPE_TENSORS  # told as a part of the configuration
+    }
+    where = {place.name: (stored[name], place) for name, place in places.items()}
+    return config, GgufTensors(path, config, where), tokenizer, told
 
 
-class TensorReader:
-    """Unpacks stored tensors by means of the ``gguf`` package."""
+class _Stored:
+    """One tensor as it lies in the file, unpacked by means of the ``gguf`` package.
 
-    def __init__(self, container: GgufContainer) -> None:
+    Attributes:
+        kind: its type's name.
+        packed: its bytes, uint8 ``[..., bytes of a row]``, without a copy.
+    """
+
+    def __init__(self, container: GgufContainer, info: TensorInfo) -> None:
         try:
             import gguf
             import gguf.quants
@@ -72,108 +78,68 @@ class TensorReader:
             raise ConfigError(
                 "reading a GGUF file needs the extra: pip install 'paceline[gguf]'"
             ) from error
-        # The lists of a large vocabulary take more memory than the tokenizer that is made of them.
-        self._container = replace(container, metadata={})
-        self._types: Any = gguf.GGMLQuantizationType
-        self._dequantize: Any = gguf.quants.dequantize
-        self._sizes: Mapping[Any, tuple[int, int]] = gguf.GGML_QUANT_SIZES
-        for info in container.tensors.values():
-            self._check(info)
-
-    def _type(self, info: TensorInfo) -> Any:
         try:
-            return self._types(info.type_code)
+            self._type = gguf.GGMLQuantizationType(info.type_code)
         except ValueError as error:
             raise UnsupportedModelError(
                 f"tensor {info.name[:80]!r} is of GGML type {info.type_code}, which the installed "
                 "gguf package does not know; a newer one may"
             ) from error
-
-    def _packed_shape(self, info: TensorInfo) -> tuple[int, ...]:
-        """The shape in bytes: quantised rows are whole blocks."""
-        block, size = self._sizes[self._type(info)]
+        block, size = gguf.GGML_QUANT_SIZES[self._type]
         if not info.shape or info.shape[-1] % block:
             raise ModelLoadError(
                 f"tensor {info.name[:80]!r} has shape {info.shape}; its rows must be multiples of "
                 f"{block}"
             )
-        return (*info.shape[:-1], info.shape[-1] // block * size)
-
-    def _check(self, info: TensorInfo) -> None:
-        """The tensor's bytes lie in the file."""
-        end = self._end(info)
-        if end > len(self._container.data):
+        shape = (*info.shape[:-1], info.shape[-1] // block * size)
+        self._span = info.offset, info.offset + math.prod(shape)
+        if self._span[1] > len(container.data):
             raise ModelLoadError(
-                f"{self._container.path} is truncated: tensor {info.name[:80]!r} ends at byte "
-                f"{end} of {len(self._container.data)}; download it again"
+                f"{container.path} is truncated: tensor {info.name[:80]!r} ends at byte "
+                f"{self._span[1]} of {len(container.data)}; download it again"
             )
+        self.info, self.kind = info, str(self._type.name)
+        self._dequantize: Any = gguf.quants.dequantize
+        self._map = getattr(container.data, "_mmap", None)  # not where the file was read
+        self.packed = torch.from_numpy(container.data[slice(*self._span)].reshape(shape))
 
-    def type_of(self, stored: str) -> str:
-        return str(self._type(self._container.tensors[stored]).name)
-
-    def shape_of(self, stored: str) -> tuple[int, ...]:
-        return self._container.tensors[stored].shape
-
-    def size_of(self, stored: str) -> int:
-        return self._container.tensors[stored].num_elements
-
-    def packed(self, stored: str) -> torch.Tensor:
-        """The tensor's bytes, uint8 ``[..., bytes of a row]``, without a copy."""
-        info = self._container.tensors[stored]
-        shape = self._packed_shape(info)
-        return torch.from_numpy(self._bytes(info).reshape(shape))
-
-    def _bytes(self, info: TensorInfo) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        return self._container.data[info.offset : self._end(info)]
-
-    def _end(self, info: TensorInfo) -> int:
-        return info.offset + math.prod(self._packed_shape(info))
-
-    def release(self, stored: str) -> None:
+    def release(self) -> None:
         """Let go of the mapped pages that hold the tensor."""
-        info = self._container.tensors[stored]
-        source = getattr(self._container.data, "_mmap", None)  # not where the file was read
-        if source is not None:
-            drop_pages(source, info.offset, self._end(info))
+        if self._map is not None:
+            drop_pages(self._map, *self._span)
 
-    def read(self, stored: str, rows: slice = slice(None)) -> torch.Tensor:
-        """The tensor as stored, 16- and 32-bit floats without a copy, the rest as float32."""
-        info = self._container.tensors[stored]
-        kind = self._type(info)
-        shape = self._packed_shape(info)
-        packed = self._bytes(info)
-        floats = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-        if kind.name in floats:
-            return torch.from_numpy(packed).view(floats[kind.name]).view(info.shape)[rows]
+    def read(self, rows: slice = slice(None)) -> torch.Tensor:
+        """The tensor, 16- and 32-bit floats without a copy, the rest as float32."""
+        if self.kind in _FLOATS:
+            return self.packed.view(_FLOATS[self.kind])[rows]
         try:
-            plain = self._dequantize(packed.reshape(shape)[rows], kind)
+            plain = self._dequantize(self.packed[rows].numpy(), self._type)
         except NotImplementedError as error:
             raise UnsupportedModelError(
-                f"tensor {stored[:80]!r} is of type {kind.name}, which the gguf package cannot "
-                "unpack"
+                f"tensor {self.info.name[:80]!r} is of type {self.kind}, which the gguf package "
+                "cannot unpack"
             ) from error
-        return torch.from_numpy(np.ascontiguousarray(plain, np.float32)).view(-1, *info.shape[1:])
+        shape = self.info.shape[1:]
+        return torch.from_numpy(np.ascontiguousarray(plain, np.float32)).view(-1, *shape)
 
 
 class GgufTensors(StoredTensors):
     """Lazy mapping from Hugging Face names to tensors in their Hugging Face layout."""
 
-    def __init__(self, container: GgufContainer, config: ModelConfig, reader: TensorReader) -> None:
-        self._path = container.path
+    _where: dict[str, tuple[_Stored, Place]]
+
+    def __init__(
+        self, path: Path, config: ModelConfig, where: dict[str, tuple[_Stored, Place]]
+    ) -> None:
+        self._path = path
         self._config = config
-        self._reader = reader
-        architecture = architecture_of(container)
-        self._where = {}  # name -> (its name in the file, Place)
-        for stored in container.tensors:
-            if stored not in ROPE_TENSORS:  # told as a part of the configuration
-                place = place_of(architecture, stored)
-                self._where[place.name] = (stored, place)
+        self._where = where
 
     def __getitem__(self, name: str) -> torch.Tensor:
         if name not in self._where:
             raise ModelLoadError(f"{self._path} has no tensor {name}")
         stored, place = self._where[name]
-        tensor = self._reader.read(stored)
+        tensor = stored.read()
         return tensor.float() - 1.0 if place.minus_one else self._placed(name, place, tensor)
 
     def _placed(self, name: str, place: Place, tensor: torch.Tensor) -> torch.Tensor:
@@ -196,29 +162,27 @@ class GgufTensors(StoredTensors):
         return rows.view(tensor.dtype).reshape(tensor.shape)
 
     def type_of(self, name: str) -> str:
-        return self._reader.type_of(self._where[name][0])
+        return self._where[name][0].kind
 
     def num_bytes(self) -> int:
-        return sum(self._reader.packed(stored).nbytes for stored, _ in self._where.values())
+        return sum(stored.packed.nbytes for stored, _ in self._where.values())
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         if name not in self._where:
             return super().shape_of(name)  # which says so
-        return self._reader.shape_of(self._where[name][0])
+        return self._where[name][0].info.shape
 
     def rows(self, name: str, first: int, last: int) -> torch.Tensor:
         stored, place = self._where[name]
         assert not place.unpermute
         assert not place.minus_one
-        return self._reader.read(stored, slice(first, last))
+        return stored.read(slice(first, last))
 
     def as_stored(self, name: str) -> StoredRows | None:
         if name not in self._where or self.type_of(name) not in (*FORMATS, *FLOAT_BYTES):
             return None
         stored, place = self._where[name]
-        return StoredRows(
-            self.type_of(name), self._placed(name, place, self._reader.packed(stored))
-        )
+        return StoredRows(stored.kind, self._placed(name, place, stored.packed))
 
     @property
     def is_quantised(self) -> bool:
@@ -226,9 +190,9 @@ class GgufTensors(StoredTensors):
         sizes: Counter[bool] = Counter()
         for name, (stored, _) in self._where.items():
             if name.startswith("model.layers."):
-                sizes[self.type_of(name) not in FLOAT_BYTES] += self._reader.size_of(stored)
+                sizes[stored.kind not in FLOAT_BYTES] += stored.info.num_elements
         return sizes[True] > sizes[False]
 
     def release(self, name: str) -> None:
         if name in self._where:
-            self._reader.release(self._where[name][0])
+            self._where[name][0].release()

@@ -8,14 +8,13 @@ for the names are facts about the models' own tokenizers and kept in a table her
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from paceline.errors import ModelLoadError, UnsupportedModelError
-from paceline.models.gguf_merges import merges_from_scores
 from paceline.models.tokenizer import Tokenizer
 from paceline.models.tokenizer_files import backend_from_json
 
@@ -240,3 +239,29 @@ def _templates(metadata: Mapping[str, Any]) -> dict[str, str]:
         for name, value in metadata.items()
         if (name == key or name.startswith(key + ".")) and isinstance(value, str)
     }
+
+
+_MAX_PIECE = 1024  # splitting a piece is quadratic in its length
+
+
+def merges_from_scores(
+    vocabulary: Mapping[str, int], scores: Sequence[float]
+) -> list[tuple[str, str]]:
+    """Pairs in the order in which they merge.
+
+    SentencePiece joins the neighbours whose union has the highest score; so each split of a piece
+    into two pieces is a rule that ranks by the piece's score, ties by the pieces' ids.
+
+    Raises:
+        ModelLoadError: a piece is absurdly long.
+    """
+    rules: list[tuple[float, int, int, str, str]] = []
+    for piece, index in vocabulary.items():
+        if len(piece) > _MAX_PIECE:
+            raise ModelLoadError(f"the vocabulary has a token of {len(piece)} characters")
+        for cut in range(1, len(piece)):
+            left, right = piece[:cut], piece[cut:]
+            if left in vocabulary and right in vocabulary:
+                rules.append((-scores[index], vocabulary[left], vocabulary[right], left, right))
+    rules.sort()
+    return [(left, right) for *_, left, right in rules]

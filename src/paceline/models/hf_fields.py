@@ -70,11 +70,17 @@ class Fields:
 
     def numbers(self, key: str, length: int, low: float, high: float) -> tuple[float, ...]:
         """A list of ``length`` numbers in ``[low, high]``."""
+        return tuple(entry.number(key, low, high) for entry in self._entries(key, length))
+
+    def integers(self, key: str, length: int, low: int, high: int) -> tuple[int, ...]:
+        """A list of ``length`` whole numbers in ``[low, high]``."""
+        return tuple(entry.integer(key, low, high) for entry in self._entries(key, length))
+
+    def _entries(self, key: str, length: int) -> list[Fields]:
         value = self.get(key)
         if not isinstance(value, list | tuple) or len(value) != length:
             raise self._fail(key, value, f"a list of {length} numbers")
-        entries = [Fields({key: item}, where=self._where) for item in value]
-        return tuple(entry.number(key, low, high) for entry in entries)
+        return [Fields({key: item}, where=self._where) for item in value]
 
     def mapping(self, key: str) -> Mapping[str, Any]:
         value = self.get(key)

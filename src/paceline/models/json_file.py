@@ -1,4 +1,7 @@
-"""Reading one JSON object from an untrusted file. Owns the limits; knows no meaning of any key."""
+"""Reading text and JSON objects from untrusted files. Owns the limits; knows no meaning of a key.
+
+Also recognises the pointers that Git LFS leaves in place of large files until they are fetched.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ModelLoadError
-from paceline.models.git_lfs import check_fetched
+
+_START = b"version https://git-lfs.github.com/spec/"
+HEAD_BYTES = len(_START)
+"""How much of a file tells whether it is a pointer."""
+
+
+def check_fetched(path: str | Path, head: bytes) -> None:
+    """Raise :class:`ModelLoadError` where a file that begins with ``head`` is a pointer."""
+    if head.startswith(_START):
+        raise ModelLoadError(
+            f"{path} is not the file itself but a pointer of Git LFS to it; run `git lfs pull` in "
+            "the repository that it belongs to"
+        )
+
 
 MAX_JSON_BYTES = 64 << 20
 

@@ -16,20 +16,22 @@ memory.
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.models.hf_config import config_from_hf
 from paceline.models.ops.base import PackedLinear, Tensor
 from paceline.models.packed_format import ORDER, PackedFormat, packed_name
+from paceline.models.pages import CACHE_LINE
 from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
 from paceline.models.safetensors_files import INDEX_FILE
-from paceline.models.safetensors_writing import save_aligned
 from paceline.models.weights import EMBEDDING, HEAD, WeightReader
 from paceline.writing import whole_folder
 
@@ -172,3 +174,40 @@ class _Shards:
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+_TYPES = {"uint8": "U8", "int32": "I32", "float32": "F32", "int64": "I64"}
+
+
+def save_aligned(
+    arrays: Mapping[str, npt.NDArray[Any]], path: Path, metadata: Mapping[str, str]
+) -> None:
+    """Write a safetensors file. What is a whole number of cache lines begins at such a line.
+
+    The format wants its tensors one right after another, and does not say where the first begins.
+    The others come last, those of the largest elements first, so that elements are aligned.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    names = sorted(arrays, key=lambda name: _place(arrays[name]))
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name in names:
+        array, begin = arrays[name], end
+        end += array.nbytes
+        header[name] = {
+            "dtype": _TYPES[array.dtype.name],
+            "shape": array.shape,
+            "data_offsets": (begin, end),
+        }
+    text = json.dumps(header).encode()
+    text += b" " * (-(8 + len(text)) % CACHE_LINE)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for name in names:
+            file.write(np.ascontiguousarray(arrays[name]).data)
+
+
+def _place(array: npt.NDArray[Any]) -> int:
+    return 0 if array.nbytes % CACHE_LINE == 0 else CACHE_LINE - array.itemsize

@@ -12,6 +12,7 @@ Llama 3.1 release.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ from paceline.models.config import RopeConfig
 from paceline.models.pages import sparse_zeros
 
 _CHUNK = 1 << 10  # positions that are computed at a time
+_Params = dict[str, Any]
+"""A rule's own numbers, by name."""
 
 
 class RotaryTable:
@@ -67,27 +70,9 @@ def rope_tables(
     return (angles.cos() * attention).float(), (angles.sin() * attention).float()
 
 
-class _Params:
-    """The rule's own numbers by name."""
-
-    def __init__(self, rope: RopeConfig) -> None:
-        self._values = dict(rope.params)
-
-    def number(self, name: str, default: float) -> float:
-        value = self._values.get(name, default)
-        assert isinstance(value, int | float)
-        return float(value)
-
-    def has(self, name: str) -> bool:
-        return name in self._values
-
-    def vector(self, name: str) -> torch.Tensor:
-        return torch.tensor(self._values[name], dtype=torch.float64)
-
-
 def _frequencies(rope: RopeConfig, dim: int, max_len: int) -> tuple[torch.Tensor, float]:
     """Angle per position of each pair, float64 ``[dim // 2]``, and the factor on cos and sin."""
-    params = _Params(rope)
+    params: _Params = dict(rope.params)
     base = _plain(rope.theta, dim)
     if rope.scaling == "linear":
         return base / rope.factor, 1.0
@@ -98,8 +83,9 @@ def _frequencies(rope: RopeConfig, dim: int, max_len: int) -> tuple[torch.Tensor
     if rope.scaling == "yarn":
         return _yarn(base, rope, params, dim), _yarn_attention(rope.factor, params)
     if rope.scaling == "longrope":
-        beyond = max_len > params.number("original_max_position_embeddings", max_len)
-        divisors = params.vector("long_factor" if beyond else "short_factor")
+        beyond = max_len > params.get("original_max_position_embeddings", max_len)
+        factors = params["long_factor" if beyond else "short_factor"]
+        divisors = torch.tensor(factors, dtype=torch.float64)
         return base / divisors, _longrope_attention(rope.factor, params)
     assert rope.scaling == "default", rope.scaling
     return base, 1.0
@@ -112,7 +98,7 @@ def _plain(theta: float, dim: int) -> torch.Tensor:
 
 def _dynamic_theta(rope: RopeConfig, params: _Params, dim: int, max_len: int) -> float:
     """The base grows with the text beyond the trained length, and is the trained one below it."""
-    trained = params.number("original_max_position_embeddings", max_len)
+    trained = params.get("original_max_position_embeddings", max_len)
     if max_len <= trained or dim <= 2:
         return rope.theta
     stretch = rope.factor * max_len / trained - (rope.factor - 1)
@@ -121,22 +107,23 @@ def _dynamic_theta(rope: RopeConfig, params: _Params, dim: int, max_len: int) ->
 
 def _llama3(base: torch.Tensor, factor: float, params: _Params) -> torch.Tensor:
     """Slow pairs are divided by the factor, fast ones kept, those between blended."""
-    low, high = params.number("low_freq_factor", 1.0), params.number("high_freq_factor", 4.0)
-    trained = params.number("original_max_position_embeddings", 8192)
+    low, high = params.get("low_freq_factor", 1.0), params.get("high_freq_factor", 4.0)
+    trained = params.get("original_max_position_embeddings", 8192)
     turns = trained * base / (2 * math.pi)  # full turns within the trained length
     keep = ((turns - low) / (high - low)).clamp(0.0, 1.0)
-    return keep * base + (1.0 - keep) * base / factor
+    blended: torch.Tensor = keep * base + (1.0 - keep) * base / factor
+    return blended
 
 
 def _yarn(base: torch.Tensor, rope: RopeConfig, params: _Params, dim: int) -> torch.Tensor:
     """A linear ramp over pairs, from kept frequencies to divided ones."""
-    trained = params.number("original_max_position_embeddings", 4096)
+    trained = params.get("original_max_position_embeddings", 4096)
 
     def pair_with(turns: float) -> float:
         return dim * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
 
-    low, high = pair_with(params.number("beta_fast", 32)), pair_with(params.number("beta_slow", 1))
-    if params.number("truncate", 1.0):
+    low, high = pair_with(params.get("beta_fast", 32)), pair_with(params.get("beta_slow", 1))
+    if params.get("truncate", 1.0):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0.0), min(high, dim - 1.0)
     if low == high:
@@ -150,18 +137,18 @@ def _yarn_attention(factor: float, params: _Params) -> float:
     def temperature(scale: float) -> float:
         return 1.0 if factor <= 1.0 else 0.1 * scale * math.log(factor) + 1.0
 
-    if params.has("attention_factor"):
-        return params.number("attention_factor", 1.0)
-    scale, all_dims = params.number("mscale", 0.0), params.number("mscale_all_dim", 0.0)
+    if "attention_factor" in params:
+        return float(params["attention_factor"])
+    scale, all_dims = params.get("mscale", 0.0), params.get("mscale_all_dim", 0.0)
     if scale and all_dims:
         return temperature(scale) / temperature(all_dims)
     return temperature(1.0)
 
 
 def _longrope_attention(factor: float, params: _Params) -> float:
-    if params.has("attention_factor"):
-        return params.number("attention_factor", 1.0)
-    trained = params.number("original_max_position_embeddings", 4096)
+    if "attention_factor" in params:
+        return float(params["attention_factor"])
+    trained = params.get("original_max_position_embeddings", 4096)
     if factor <= 1.0 or trained <= 1.0:
         return 1.0
     return math.sqrt(1.0 + math.log(factor) / math.log(trained))

@@ -18,8 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from paceline.errors import ModelLoadError
 from paceline.models.blocks import FLOAT_BYTES
-from paceline.models.git_lfs import HEAD_BYTES, check_fetched
-from paceline.models.json_file import read_json
+from paceline.models.json_file import HEAD_BYTES, check_fetched, read_json
 from paceline.models.stored import StoredRows, StoredTensors, drop_pages
 
 SINGLE_FILE = "model.safetensors"

@@ -10,6 +10,13 @@ from paceline.errors import ConfigError
 from paceline.models.tokenizer import Tokenizer
 
 SPACE = "\u2581"
+_PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_OTHERS = (byte for byte in range(256) if byte not in _PRINTABLE)
+BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {
+    chr(0x100 + i): byte for i, byte in enumerate(_OTHERS)
+}
+"""The byte that each character of a byte-level vocabulary stands for, as GPT-2 introduced them:
+printable ones of Latin-1 for themselves, those from U+0100 up for the other bytes, ascending."""
 _FOREIGN = {"WordPiece", "CTC", "BPEDecoder"}
 
 
@@ -27,7 +34,6 @@ def token_pieces(tokenizer: Tokenizer, vocab_size: int) -> list[bytes | None]:
             f"a vocabulary decoded by {', '.join(sorted(kinds & _FOREIGN))} cannot be translated; "
             "byte-level and SentencePiece vocabularies can"
         )
-    byte_of = {char: byte for byte, char in _byte_characters().items()}
     is_byte_level = "ByteLevel" in kinds
     pieces: list[bytes | None] = []
     for token_id in range(vocab_size):
@@ -37,16 +43,8 @@ def token_pieces(tokenizer: Tokenizer, vocab_size: int) -> list[bytes | None]:
             pieces.append(None)
         elif byte is not None:
             pieces.append(bytes((byte,)))
-        elif is_byte_level and all(char in byte_of for char in spelling):
-            pieces.append(bytes(byte_of[char] for char in spelling))
+        elif is_byte_level and all(char in BYTE_OF for char in spelling):
+            pieces.append(bytes(BYTE_OF[char] for char in spelling))
         else:
             pieces.append(spelling.replace(SPACE, " ").encode("utf-8", "replace"))
     return pieces
-
-
-def _byte_characters() -> dict[int, str]:
-    """GPT-2's character for each byte: itself where it is printable, else one from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    characters = {byte: chr(byte) for byte in printable}
-    return characters | {byte: chr(256 + i) for i, byte in enumerate(others)}

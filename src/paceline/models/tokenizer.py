@@ -16,8 +16,7 @@ from typing import Any
 import tokenizers
 
 from paceline.errors import TemplateError
-from paceline.models.chat_template import render_chat_template
-from paceline.models.chat_templates import stops_of
+from paceline.models.chat_templates import render_chat_template, stops_of
 from paceline.models.lone_surrogates import not_encodable
 from paceline.models.tokenizer_files import (
     TokenizerParts,

@@ -16,8 +16,7 @@ import numpy.typing as npt
 import torch
 
 from paceline.models.ops.native import native_module, why_not_native
-from paceline.models.pruned_head import PrunedHead
-from paceline.request import Request, TokenLogprobs
+from paceline.request import Request
 from paceline.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -42,39 +41,10 @@ def in_host_memory(logits: torch.Tensor) -> Logits | None:
     return array
 
 
-def argmax_rows(logits: Logits) -> tuple[list[int], list[bool]]:
-    found: tuple[list[int], list[bool]] = kernels.argmax_rows(logits)
-    return found
-
-
-def sample_tokens(
-    logits: Logits, rows: Sequence[SamplingRow], at: Sequence[int] | None
-) -> tuple[list[int], list[bool]]:
-    found: tuple[list[int], list[bool]] = kernels.sample_tokens(logits, *_packed(rows), at)
-    return found
-
-
-def rank_candidates(
-    logits: Logits, rows: Sequence[SamplingRow], k: int, head: PrunedHead | None
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    columns = (None, 0) if head is None else (head.token_ids.numpy(), head.vocab_size)
-    tokens, scores = kernels.rank_candidates(logits, *_packed(rows), k, *columns)
-    return tokens, scores
-
-
-def token_logprobs(
-    logits: Logits, token_ids: Sequence[int], top: Sequence[int]
-) -> list[TokenLogprobs]:
-    found = kernels.token_logprobs(logits, token_ids, top)
-    return [
-        TokenLogprobs(token_id, *entry) for token_id, entry in zip(token_ids, found, strict=True)
-    ]
-
-
-def _packed(
+def packed(
     rows: Sequence[SamplingRow],
 ) -> tuple[list[Any], list[list[int]], list[Sequence[int]], list[bytes | None]]:
-    """Rules, tokens so far, path and mask of each row."""
+    """Rules, tokens so far, path and mask of each row, as the kernels take them."""
     return (
         [_rules(row.request, row.params or row.request.params) for row in rows],
         [row.request.token_ids for row in rows],

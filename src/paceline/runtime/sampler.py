@@ -18,16 +18,78 @@ import torch
 from paceline.models.pruned_head import PrunedHead
 from paceline.request import TokenLogprobs
 from paceline.runtime import native
-from paceline.runtime.filters import filter_rows, in_order, top_of_rows
 from paceline.runtime.logit_edits import SamplingRow, edit_logits
-from paceline.runtime.philox import token_noise
+from paceline.sampling_params import SamplingParams
+
+U64 = npt.NDArray[np.uint64]
+
+_M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+_W0, _W1 = 0x9E3779B9, 0xBB67AE85
+_LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
+_ROUNDS = 10
+
+
+def philox(key: U64, c0: U64, c1: U64, c2: U64, c3: U64) -> tuple[U64, U64, U64, U64]:
+    """Four 32-bit words per counter, as uint64 arrays: Philox4x32-10, which has no state to lose.
+
+    Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
+
+    Args:
+        key: 64-bit keys, low word first, ``[n]``.
+        c0, c1, c2, c3: the words of the counters, ``[n]`` each, below 2**32.
+    """
+    k0, k1 = key & _LOW, key >> _SHIFT
+    c0, c1, c2, c3 = c0.copy(), c1.copy(), c2.copy(), c3.copy()
+    for turn in range(_ROUNDS):
+        c0 *= _M0  # now the products: high word left, low word right
+        c2 *= _M1
+        c1 ^= c2 >> _SHIFT
+        c1 ^= (k0 + np.uint64(turn * _W0)) & _LOW
+        c3 ^= c0 >> _SHIFT
+        c3 ^= (k1 + np.uint64(turn * _W1)) & _LOW
+        c2 &= _LOW
+        c0 &= _LOW
+        c0, c1, c2, c3 = c1, c2, c3, c0
+    return c0, c1, c2, c3
+
+
+def token_noise(
+    seeds: U64,
+    positions: U64,
+    sample_indices: U64,
+    rows: npt.NDArray[np.int64],
+    token_ids: npt.NDArray[np.int64],
+) -> npt.NDArray[np.float64]:
+    """Standard Gumbel noise of (row, token) pairs.
+
+    Args:
+        seeds, positions, sample_indices: one entry per row.
+        rows, token_ids: the pairs, sorted by row and then by token.
+
+    Returns:
+        ``-log(-log(u))`` in float64, ``[pairs]``.
+    """
+    blocks = token_ids >> 2
+    first = np.empty(len(rows), dtype=bool)
+    first[:1] = True
+    np.not_equal(blocks[1:], blocks[:-1], out=first[1:])
+    first[1:] |= rows[1:] != rows[:-1]
+    owner = rows[first]
+    words = philox(
+        seeds[owner],
+        positions[owner],
+        blocks[first].astype(np.uint64),
+        sample_indices[owner],
+        np.zeros(len(owner), dtype=np.uint64),
+    )
+    x = np.stack(words)[token_ids & 3, np.cumsum(first) - 1]
+    u = (x.astype(np.float64) + 0.5) * 2.0**-32
+    noise: npt.NDArray[np.float64] = -np.log(-np.log(u))
+    return noise
+
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-GUMBEL_MAX = 22.9
-"""No noise value is larger: u is at most 1 - 2**-33."""
-FIRST_CANDIDATES = 32
-FEW_SURVIVORS = 256  # per row; with fewer than these the bound costs more than it saves
 
 
 def to_numpy(logits: torch.Tensor) -> npt.NDArray[np.float32]:
@@ -38,7 +100,8 @@ def to_numpy(logits: torch.Tensor) -> npt.NDArray[np.float32]:
 def argmax_rows(logits: npt.NDArray[np.float32]) -> tuple[list[int], list[bool]]:
     """Lowest id of each row's maximum, and whether that maximum is a finite number."""
     if native.kernels:
-        return native.argmax_rows(logits)
+        found: tuple[list[int], list[bool]] = native.kernels.argmax_rows(logits)
+        return found
     tokens: list[int] = logits.argmax(axis=1).tolist()
     return tokens, [math.isfinite(logits.item(row, token)) for row, token in enumerate(tokens)]
 
@@ -56,7 +119,9 @@ def sample_tokens(
         logits, or when every token is masked).
     """
     if native.kernels:
-        return native.sample_tokens(logits, rows, at)
+        found: tuple[list[int], list[bool]]
+        found = native.kernels.sample_tokens(logits, *native.packed(rows), at)
+        return found
     logits = logits if at is None else logits[at]
     if all(row.is_plain_greedy for row in rows):
         return argmax_rows(logits)
@@ -64,7 +129,7 @@ def sample_tokens(
     tokens, valid = argmax_rows(edited)
     picked = [i for i, row in enumerate(rows) if valid[i] and not row.sampling.is_greedy]
     if picked:
-        best = _Perturbed(edited[picked], [rows[i] for i in picked], 1).best()
+        best = _perturbed(edited[picked], [rows[i] for i in picked]).argmax(axis=1)
         for index, token in zip(picked, best.tolist(), strict=True):
             tokens[index] = token
     return tokens, valid
@@ -86,91 +151,47 @@ def rank_candidates(
         missing candidates have score -inf. A row whose logits allow no token has no finite score.
     """
     k = min(k, logits.shape[1])
-    array = native.in_host_memory(logits) if native.kernels else None
-    if array is not None:
-        return native.rank_candidates(array, rows, k, head)
+    is_plain = all(row.is_plain_greedy for row in rows)
+    array = native.in_host_memory(logits) if is_plain else to_numpy(logits)
+    if native.kernels and array is not None:
+        columns = (None, 0) if head is None else (head.token_ids.numpy(), head.vocab_size)
+        ranked: tuple[Ints, Floats]
+        ranked = native.kernels.rank_candidates(array, *native.packed(rows), k, *columns)
+        return ranked
     if head is not None:
         logits = head.by_token(logits)  # what edits and disturbs a token goes by its id
-    if all(row.is_plain_greedy for row in rows):
+    if is_plain:
         best = torch.topk(logits, k, dim=1)
         return in_order(best.indices.cpu().numpy(), best.values.cpu().double().numpy())
     edited = edit_logits(to_numpy(logits), rows)
-    tokens = np.zeros((len(rows), k), dtype=np.int64)
-    scores = np.full((len(rows), k), -np.inf)
-    greedy = [i for i, row in enumerate(rows) if row.sampling.is_greedy]
-    if greedy:
-        tokens[greedy], scores[greedy] = top_of_rows(edited[greedy].astype(np.float64), k)
+    scores = edited.astype(np.float64)
     sampled = [i for i, row in enumerate(rows) if not row.sampling.is_greedy]
     if sampled:
-        perturbed = _Perturbed(edited[sampled], [rows[i] for i in sampled], k)
-        tokens[sampled], scores[sampled] = perturbed.top(k)
-    return tokens, scores
+        scores[sampled] = _perturbed(edited[sampled], [rows[i] for i in sampled])
+    return top_of_rows(scores, k)
 
 
-def _scaled(edited: npt.NDArray[np.float32], rows: Sequence[SamplingRow]) -> Floats:
+def _perturbed(edited: npt.NDArray[np.float32], rows: Sequence[SamplingRow]) -> Floats:
+    """Scores ``[n, vocab]``: logit over temperature, plus noise; -inf for what is filtered out."""
     temperatures = np.asarray([row.sampling.temperature for row in rows])
-    scaled: Floats = edited / temperatures[:, None]  # float32 over float64 is float64
-    return scaled
-
-
-class _Perturbed:
-    """Scores z/T + noise of the survivors that can be among the best ``k`` of their row."""
-
-    def __init__(
-        self, edited: npt.NDArray[np.float32], rows: Sequence[SamplingRow], k: int
-    ) -> None:
-        self._scaled = _scaled(edited, rows)
-        keep = filter_rows(self._scaled, [row.sampling for row in rows])
-        self._seeds = np.asarray([r.request.seed & native.SEED_MASK for r in rows], dtype=np.uint64)
-        self._positions = np.asarray([r.position for r in rows], dtype=np.uint64)
-        self._samples = np.asarray([r.request.sample_index for r in rows], dtype=np.uint64)
-        if np.count_nonzero(keep) > FEW_SURVIVORS * len(rows):
-            masked = np.where(keep, self._scaled, -np.inf)
-            keep &= masked >= (self._lower_bound(masked, k) - GUMBEL_MAX)[:, None]
-        self._rows, self._tokens = np.nonzero(keep)
-        self._scores = self._score(self._rows, self._tokens)
-        self._starts = np.searchsorted(self._rows, np.arange(len(rows)))
-
-    def _score(self, rows: Ints, tokens: Ints) -> Floats:
-        noise = token_noise(self._seeds, self._positions, self._samples, rows, tokens)
-        return self._scaled[rows, tokens] + noise
-
-    def _lower_bound(self, masked: Floats, k: int) -> Floats:
-        """A score that the k-th best of each row is sure to reach: that of known candidates."""
-        width = min(max(k, FIRST_CANDIDATES), masked.shape[1])
-        ids = np.sort(np.argpartition(-masked, width - 1, axis=1)[:, :width], axis=1)
-        rows = np.repeat(np.arange(len(masked)), width)
-        scores = self._score(rows, ids.ravel()).reshape(ids.shape)
-        scores[np.take_along_axis(masked, ids, axis=1) == -np.inf] = -np.inf
-        bound: Floats = np.partition(scores, width - k, axis=1)[:, width - k]
-        return bound
-
-    def best(self) -> Ints:
-        """The winner of each row; the lowest id of equal scores."""
-        peaks = np.maximum.reduceat(self._scores, self._starts)
-        winners = np.flatnonzero(self._scores == peaks[self._rows])
-        first = np.searchsorted(self._rows[winners], np.arange(len(self._starts)))
-        return self._tokens[winners[first]]
-
-    def top(self, k: int) -> tuple[Ints, Floats]:
-        """The k best of each row in order; rows with fewer survivors end in score -inf."""
-        count = len(self._starts)
-        tokens, scores = np.zeros((count, k), dtype=np.int64), np.full((count, k), -np.inf)
-        ends = [*self._starts[1:].tolist(), len(self._rows)]
-        for row, (start, end) in enumerate(zip(self._starts.tolist(), ends, strict=True)):
-            order = np.argsort(-self._scores[start:end], kind="stable")[:k]
-            tokens[row, : len(order)] = self._tokens[start:end][order]
-            scores[row, : len(order)] = self._scores[start:end][order]
-        return tokens, scores
+    scores: Floats = edited / temperatures[:, None]  # float32 over float64 is float64
+    keep = filter_rows(scores, [row.sampling for row in rows])
+    scores[~keep] = -np.inf
+    at, tokens = np.nonzero(keep)
+    seeds = np.asarray([row.request.seed & native.SEED_MASK for row in rows], dtype=np.uint64)
+    positions = np.asarray([row.position for row in rows], dtype=np.uint64)
+    samples = np.asarray([row.request.sample_index for row in rows], dtype=np.uint64)
+    scores[at, tokens] += token_noise(seeds, positions, samples, at, tokens)
+    return scores
 
 
 def token_logprobs(
     logits: torch.Tensor, token_ids: Sequence[int], top: Sequence[int]
 ) -> list[TokenLogprobs]:
     """Log-softmax of raw logits ``[n, vocab]`` at the emitted tokens, with the ``top[i]`` best."""
-    array = native.in_host_memory(logits.float()) if native.kernels else None
-    if array is not None:
-        return native.token_logprobs(array, token_ids, top)
+    if native.kernels:
+        entries = native.kernels.token_logprobs(to_numpy(logits.float()), token_ids, top)
+        return [TokenLogprobs(token, *each) for token, each in zip(token_ids, entries, strict=True)]
     table = to_numpy(torch.log_softmax(logits.float(), dim=-1))
     found = []
     for values, token_id, count in zip(table, token_ids, top, strict=True):
@@ -182,3 +203,47 @@ def token_logprobs(
         rank = int((values > own).sum()) + 1
         found.append(TokenLogprobs(int(token_id), float(own), rank, best))
     return found
+
+
+def filter_rows(z: Floats, params: Sequence[SamplingParams]) -> npt.NDArray[np.bool_]:
+    """Which tokens survive top-k, then top-p, then min-p; ``z`` is ``[n, vocab]``, logit over T."""
+    keep = z > -np.inf
+    for row, wish in enumerate(params):
+        if 0 < wish.top_k < z.shape[1] or wish.top_p < 1.0 or wish.min_p > 0.0:
+            survivors = _survivors(z[row], wish)
+            keep[row] = False
+            keep[row, survivors] = True
+    return keep
+
+
+def _survivors(z: Floats, params: SamplingParams) -> Ints:
+    vocab = len(z)
+    (ids,), (values,) = top_of_rows(z[None], vocab)
+    count = params.top_k if 0 < params.top_k < vocab else vocab
+    weights = np.exp(values - values[0])
+    before = np.cumsum(weights)  # sums in order, as the native kernels have them
+    total = before[count - 1] if count < vocab else np.exp(z - values[0]).sum()
+    before -= weights
+    keep = values > -np.inf
+    keep[count:] = False
+    if params.top_p < 1.0:
+        keep &= before < params.top_p * total
+    if params.min_p > 0.0:
+        keep &= values >= values[0] + np.log(params.min_p)
+    survivors: Ints = ids[keep]
+    return survivors
+
+
+def top_of_rows(z: Floats, k: int) -> tuple[Ints, Floats]:
+    """The k largest of each row, by value descending and id ascending (ties at the edge aside)."""
+    if k < z.shape[1]:
+        ids = np.argpartition(-z, k - 1, axis=1)[:, :k]
+    else:
+        ids = np.broadcast_to(np.arange(z.shape[1]), z.shape)
+    return in_order(ids, np.take_along_axis(z, ids, axis=1))
+
+
+def in_order(ids: Ints, values: Floats) -> tuple[Ints, Floats]:
+    """Sort each row by value descending and id ascending."""
+    order = np.lexsort((ids, -values), axis=1)
+    return np.take_along_axis(ids, order, axis=1), np.take_along_axis(values, order, axis=1)

@@ -11,13 +11,12 @@ from fastapi import APIRouter, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
-from paceline.server.api import chat, completions, health, models, tokenize
+from paceline.server.api import chat, completions, health, tokenize
 from paceline.server.config import ServerConfig
 from paceline.server.engine.client import EngineClient
 from paceline.server.errors import install_error_handlers
 from paceline.server.openapi import install_openapi
 from paceline.server.page import page_router
-from paceline.server.request_id import RequestIdMiddleware
 from paceline.server.security import BROWSERS_MAY_READ, BROWSERS_MAY_SEND, Guard
 from paceline.server.serving import Serving
 from paceline.server.tracing import TraceMiddleware
@@ -32,7 +31,7 @@ def create_app(client: EngineClient, config: ServerConfig | None = None) -> Fast
     config = config or ServerConfig()
     app = FastAPI(docs_url=None, redoc_url=None)
     app.state.serving = Serving(client, config)
-    routers = [api.router for api in (chat, completions, tokenize, models, health)]
+    routers = [api.router for api in (chat, completions, tokenize, health)]
     for router in routers:
         app.include_router(router)
     app.include_router(page_router())
@@ -40,7 +39,6 @@ def create_app(client: EngineClient, config: ServerConfig | None = None) -> Fast
     install_error_handlers(app, _endpoints(routers))
     app.add_middleware(Guard, config)
     app.add_middleware(TraceMiddleware)
-    app.add_middleware(RequestIdMiddleware)
     if config.allowed_origins:
         # Outermost, so that a browser may read refusals too and asks without a key whether it may.
         app.add_middleware(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -17,7 +18,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from paceline.metrics import EngineStats, ProposerCounters
+from paceline.metrics import EngineStats
 
 WIDTH_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512)
 Labels = tuple[str, ...]
@@ -34,16 +35,16 @@ class Count:
     labels: Labels = ()
 
 
-def _one(read: Callable[[EngineStats], float]) -> Callable[[EngineStats], Samples]:
+def _one(path: str) -> Callable[[EngineStats], Samples]:
+    """Of an attribute, perhaps of an attribute, of the statistics."""
+    read = attrgetter(path)
     return lambda stats: [((), read(stats))]
 
 
-def _each_proposer(
-    read: Callable[[ProposerCounters], float],
-) -> Callable[[EngineStats], Samples]:
-    return lambda stats: [
-        ((name,), read(own)) for name, own in stats.speculation.by_proposer.items()
-    ]
+def _each_proposer(name: str) -> Callable[[EngineStats], Samples]:
+    """Of an attribute of each proposer's counters."""
+    read = attrgetter(name)
+    return lambda stats: [((key,), read(own)) for key, own in stats.speculation.by_proposer.items()]
 
 
 def _accepted_per_pos(stats: EngineStats) -> Samples:
@@ -65,62 +66,61 @@ PER_POS = (
     "Draft tokens that were accepted, by position in the draft from 0.",
 )
 TOTALS = (
-    Count(*DRAFTS, _one(lambda s: s.speculation.num_drafts)),
-    Count(*DRAFT_TOKENS, _one(lambda s: s.speculation.num_draft_tokens)),
-    Count(*ACCEPTED, _one(lambda s: s.speculation.num_accepted_tokens)),
+    Count(*DRAFTS, _one("speculation.num_drafts")),
+    Count(*DRAFT_TOKENS, _one("speculation.num_draft_tokens")),
+    Count(*ACCEPTED, _one("speculation.num_accepted_tokens")),
     Count(*PER_POS, _total_per_pos, ("position",)),
 )
 BY_PROPOSER = (
-    Count(*DRAFTS, _each_proposer(lambda own: own.num_drafts), ("proposer",)),
-    Count(*DRAFT_TOKENS, _each_proposer(lambda own: own.num_draft_tokens), ("proposer",)),
-    Count(*ACCEPTED, _each_proposer(lambda own: own.num_accepted_tokens), ("proposer",)),
+    Count(*DRAFTS, _each_proposer("num_drafts"), ("proposer",)),
+    Count(*DRAFT_TOKENS, _each_proposer("num_draft_tokens"), ("proposer",)),
+    Count(*ACCEPTED, _each_proposer("num_accepted_tokens"), ("proposer",)),
     Count(*PER_POS, _accepted_per_pos, ("proposer", "position")),
 )
-COUNTS = (
-    Count(
+PLAIN = (
+    (
         "spec_decode_num_steps",
         "Verify steps: one per request and step that emitted tokens.",
-        _one(lambda s: s.speculation.num_steps),
+        "speculation.num_steps",
     ),
-    Count(
+    (
         "spec_decode_num_draft_steps",
         "Verify steps with a draft; one of several proposers is one.",
-        _one(lambda s: s.speculation.num_drafts),
+        "speculation.num_drafts",
     ),
-    Count(
+    (
         "spec_decode_num_pruned_tokens",
         "Draft tokens that the planner left out.",
-        _one(lambda s: s.speculation.num_pruned_tokens),
+        "speculation.num_pruned_tokens",
     ),
+    (
+        "spec_decode_realised_tokens",
+        "Tokens that the verify steps emitted.",
+        "speculation.num_emitted_tokens",
+    ),
+    ("prompt_tokens", "Prompt tokens.", "num_prompt_tokens"),
+    ("generation_tokens", "Tokens that were generated.", "num_output_tokens"),
+    (
+        "prefix_cache_queries",
+        "Tokens that were looked for in the prefix cache.",
+        "num_queried_tokens",
+    ),
+    ("prefix_cache_hits", "Tokens that the prefix cache had.", "num_cached_tokens"),
+    ("num_preemptions", "Requests sent back to wait.", "num_preemptions"),
+    ("target_forwards", "Forwards of the target.", "num_target_forwards"),
+    ("draft_forwards", "Forwards of draft models.", "num_draft_forwards"),
+    (
+        "proposer_failures",
+        "Drafts that were lost because a proposer failed.",
+        "num_proposer_failures",
+    ),
+)
+COUNTS = (
+    *(Count(name, help, _one(path)) for name, help, path in PLAIN),
     Count(
         "spec_decode_expected_tokens",
         "Tokens that the planner expected of the verify steps.",
-        _one(lambda s: s.speculation.num_steps + s.expected_accepted_tokens),
-    ),
-    Count(
-        "spec_decode_realised_tokens",
-        "Tokens that the verify steps emitted.",
-        _one(lambda s: s.speculation.num_emitted_tokens),
-    ),
-    Count("prompt_tokens", "Prompt tokens.", _one(lambda s: s.num_prompt_tokens)),
-    Count("generation_tokens", "Tokens that were generated.", _one(lambda s: s.num_output_tokens)),
-    Count(
-        "prefix_cache_queries",
-        "Tokens that were looked for in the prefix cache.",
-        _one(lambda s: s.num_queried_tokens),
-    ),
-    Count(
-        "prefix_cache_hits",
-        "Tokens that the prefix cache had.",
-        _one(lambda s: s.num_cached_tokens),
-    ),
-    Count("num_preemptions", "Requests sent back to wait.", _one(lambda s: s.num_preemptions)),
-    Count("target_forwards", "Forwards of the target.", _one(lambda s: s.num_target_forwards)),
-    Count("draft_forwards", "Forwards of draft models.", _one(lambda s: s.num_draft_forwards)),
-    Count(
-        "proposer_failures",
-        "Drafts that were lost because a proposer failed.",
-        _one(lambda s: s.num_proposer_failures),
+        lambda s: [((), s.speculation.num_steps + s.expected_accepted_tokens)],
     ),
     Count(
         "step_seconds",

@@ -26,8 +26,8 @@ from paceline.errors import (
     RequestFailedError,
     UnservableRequestError,
 )
-from paceline.server.request_id import HEADER, current_request_id
 from paceline.server.sse import DONE, ClientGoneError, encode_json, event
+from paceline.server.tracing import REQUEST_ID, current_request_id
 
 log = logging.getLogger(__name__)
 
@@ -200,7 +200,7 @@ def install_error_handlers(app: Starlette, endpoints: Sequence[str]) -> None:
             told.message = _misdirected(request, told, endpoints)
         response = told.response()
         if current_request_id():  # what failed unexpectedly is answered outside of all layers
-            response.headers[HEADER] = current_request_id()
+            response.headers[REQUEST_ID] = current_request_id()
         return response
 
     for kind in kinds:

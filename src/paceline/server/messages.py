@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from paceline.metrics import SpeculationCounters
 from paceline.request import TokenLogprobs
@@ -55,22 +55,25 @@ class EngineInfo:
     generation_defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class Piece:
+class Piece(NamedTuple):
     """What one step, or several in a short time, added to one sample.
 
     Attributes:
-        index: which of the ``n`` samples.
-        origins: for each token the proposer that drafted it, or ``target``.
+        sample: which one of all prompts'; those of the first prompt come first.
+        token_ids, origins: for each token the proposer that drafted it, or ``target``.
         text: what became certain; empty where the model has no tokenizer.
         logprobs: one per token where they were asked for.
         finish_reason: ``stop``, ``length`` or ``abort`` with the last piece of a sample.
         stop_reason: the stop string or stop token id that matched.
         counters: what speculation did for the sample; with its last piece.
-        num_cached_tokens: prompt tokens whose KV came from the prefix cache; with its first piece.
+        num_cached_tokens: prompt tokens whose KV came from the prefix cache; with the first piece
+            of a prompt's first sample.
+        prompt_logprobs: one per prompt token (None for the first) where they were asked for; with
+            the same piece.
+        error: why the sample failed, with its last piece.
     """
 
-    index: int
+    sample: int
     token_ids: Sequence[int]
     origins: Sequence[str]
     text: str = ""
@@ -79,3 +82,5 @@ class Piece:
     stop_reason: str | int | None = None
     counters: SpeculationCounters | None = None
     num_cached_tokens: int = 0
+    prompt_logprobs: Sequence[TokenLogprobs | None] = ()
+    error: Exception | None = None

@@ -39,15 +39,21 @@ class ServerMetrics:
         prefix: of every name. Under ``vllm`` the speculation counters are totals without the label
             ``proposer``, as dashboards for vLLM expect them.
         model_name: value of the label ``model_name``.
+
+    Attributes:
+        first_token: histogram of the time from a request's arrival to its first token.
+        token_gap: histogram of the time between two pieces of a sample, each of which its client
+            gets as one event.
+        rejected: counter of requests that were refused because the queue was full.
     """
 
     def __init__(self, prefix: str = PREFIX, model_name: str = "") -> None:
         self._registry = CollectorRegistry()
         self._prefix, self._model = prefix, model_name
-        self._first_token = self._histogram(
+        self.first_token = self._histogram(
             "time_to_first_token_seconds", "Arrival to first token.", FIRST_TOKEN_BUCKETS
         )
-        self._token_gap = self._histogram(
+        self.token_gap = self._histogram(
             "inter_token_latency_seconds", "Between two pieces of an answer.", TOKEN_GAP_BUCKETS
         )
         self._request = self._histogram(
@@ -62,7 +68,7 @@ class ServerMetrics:
         )
         for reason in REASONS:
             self._finished.labels(model_name, reason)
-        self._rejected = Counter(
+        self.rejected = Counter(
             f"{prefix}:requests_rejected",
             "Requests refused because the queue was full.",
             ("model_name",),
@@ -86,26 +92,10 @@ class ServerMetrics:
             f"{self._prefix}:{name}", help, ("model_name",), registry=self._registry
         ).labels(self._model)
 
-    # --- what HTTP observes --------------------------------------------------------------------
-
-    def observe_first_token(self, seconds: float) -> None:
-        """The time from a request's arrival to its first token."""
-        self._first_token.observe(seconds)
-
-    def observe_token_gap(self, seconds: float) -> None:
-        """The time between two pieces of a sample, each of which its client gets as one event."""
-        self._token_gap.observe(seconds)
-
     def observe_request(self, seconds: float, reason: str) -> None:
         """The time from a request's arrival to its end, and its finish reason."""
         self._request.observe(seconds)
         self._finished.labels(self._model, reason).inc()
-
-    def observe_rejected(self) -> None:
-        """A request was refused because the queue was full."""
-        self._rejected.inc()
-
-    # --- what Prometheus reads -----------------------------------------------------------------
 
     def render(self, stats: EngineStats | None, client: EngineClient) -> bytes:
         """The metrics as :data:`CONTENT_TYPE`.

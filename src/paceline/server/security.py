@@ -20,8 +20,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from paceline.server.config import OPEN_PATHS, ServerConfig
 from paceline.server.errors import AUTHENTICATION, ApiError
 from paceline.server.hosts import Hosts
-from paceline.server.protocol.chat_answer import UNENFORCED
-from paceline.server.request_id import HEADER as REQUEST_ID
+from paceline.server.protocol.answers import UNENFORCED
+from paceline.server.tracing import REQUEST_ID
 
 PAGE_HEADER = "x-paceline-page"
 """With it, calls of the server's own page may bring the key as their browser keeps it."""

@@ -6,12 +6,10 @@ come. Knows no endpoint and no format.
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from starlette.requests import Request
 
@@ -21,13 +19,12 @@ from paceline.models.tokenizer import Tokenizer
 from paceline.sampling_params import SamplingParams
 from paceline.server.admission import Admission
 from paceline.server.config import ServerConfig
-from paceline.server.engine.client import EngineClient
-from paceline.server.engine.generation import EngineGeneration
+from paceline.server.engine.client import EngineClient, EngineGeneration
 from paceline.server.errors import NOT_FOUND, SERVER, ApiError
 from paceline.server.messages import Piece
 from paceline.server.metrics import ServerMetrics
 from paceline.server.security import partition
-from paceline.server.sse import Deadline, cancelled
+from paceline.server.sse import Deadline
 from paceline.server.tokens import TokenTexts
 from paceline.server.tracing import current_trace_id
 
@@ -39,38 +36,42 @@ _REFUSALS = {
 
 
 class Clock:
-    """Times of one prompt's answer, told to the metrics, and how it ended."""
+    """Times of the answers to a request's prompts, told to the metrics, and how they ended.
 
-    def __init__(self, metrics: ServerMetrics, num_samples: int, deadline: Deadline) -> None:
+    Args:
+        num_samples: of each prompt.
+    """
+
+    def __init__(
+        self, metrics: ServerMetrics, num_prompts: int, num_samples: int, deadline: Deadline
+    ) -> None:
         self._metrics = metrics
         self._deadline = deadline
-        self._last: list[float | None] = [None] * num_samples
-        self._unfinished = num_samples
-        self._reason = "abort"
+        self._num_samples = num_samples
+        self._last: list[float | None] = [None] * (num_prompts * num_samples)
+        self._unfinished = [num_samples] * num_prompts
+        self._reasons = ["abort"] * num_prompts
 
     def observe(self, piece: Piece) -> None:
         at = time.monotonic()
-        last = self._last[piece.index]
+        last = self._last[piece.sample]
         if last is None:
-            self._metrics.observe_first_token(at - self._deadline.began)
+            self._metrics.first_token.observe(at - self._deadline.began)
         else:
-            self._metrics.observe_token_gap(at - last)
-        self._last[piece.index] = at
+            self._metrics.token_gap.observe(at - last)
+        self._last[piece.sample] = at
         if piece.finish_reason is not None:
-            self._unfinished -= 1
-            if not self._unfinished:
-                self._reason = piece.finish_reason
+            prompt = piece.sample // self._num_samples
+            self._unfinished[prompt] -= 1
+            if not self._unfinished[prompt]:
+                self._reasons[prompt] = piece.finish_reason
 
-    def fail(self) -> None:
-        """The request has failed; an answer that was complete before stays what it was."""
-        if self._unfinished:
-            self._reason = "error"
-
-    def close(self) -> None:
-        """Tell that the answer has ended."""
-        if self._deadline.seconds_left <= 0:
-            self.fail()
-        self._metrics.observe_request(time.monotonic() - self._deadline.began, self._reason)
+    def close(self, has_failed: bool) -> None:
+        """Tell that the answers have ended; one that was complete before a failure stays so."""
+        has_failed = has_failed or self._deadline.seconds_left <= 0
+        for unfinished, reason in zip(self._unfinished, self._reasons, strict=True):
+            told = "error" if has_failed and unfinished else reason
+            self._metrics.observe_request(time.monotonic() - self._deadline.began, told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,7 @@ class Serving:
             try:
                 stack.enter_context(self.admission.places(count))
             except ApiError:
-                self.metrics.observe_rejected()
+                self.metrics.rejected.inc()
                 raise
             yield
 
@@ -175,44 +176,24 @@ class Serving:
         Raises (when the block is entered):
             RequestError, EngineClosedError: the engine refuses a prompt, or is dead.
         """
-        salt, trace = partition(request.scope, cache_salt), current_trace_id()
-        clocks = [Clock(self.metrics, prompt.params.n, deadline) for prompt in prompts]
-        async with AsyncExitStack() as stack:
-            entering = [
-                stack.enter_async_context(
-                    self.client.generate(
-                        prompt.token_ids, prompt.params, cache_salt=salt, trace_id=trace
-                    )
-                )
-                for prompt in prompts
-            ]
-            try:
-                try:
-                    generations = await _all_of(entering)
-                except RequestError:
-                    clocks.clear()  # what was refused took no time
-                    raise
-                yield Answers(generations, clocks)
-            except Exception:
-                for clock in clocks:
-                    clock.fail()
-                raise
-            finally:
-                for clock in clocks:
-                    clock.close()
-
-
-async def _all_of(
-    entering: Sequence[Coroutine[Any, Any, EngineGeneration]],
-) -> list[EngineGeneration]:
-    """Submit all prompts before the first is accepted, so that one step can take them all on."""
-    if len(entering) == 1:
-        return [await entering[0]]
-    tasks = [asyncio.create_task(each) for each in entering]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        await cancelled(*tasks)
+        params = [prompt.params for prompt in prompts]
+        clock = Clock(self.metrics, len(prompts), params[0].n, deadline)
+        generating = self.client.generate(
+            [prompt.token_ids for prompt in prompts],
+            params,
+            cache_salt=partition(request.scope, cache_salt),
+            trace_id=current_trace_id(),
+        )
+        has_failed = was_refused = False
+        try:
+            async with generating as generation:
+                yield Answers(generation, clock)
+        except Exception as error:
+            has_failed, was_refused = True, isinstance(error, RequestError)
+            raise
+        finally:
+            if not was_refused:  # that took no time
+                clock.close(has_failed)
 
 
 def _longest_token(tokenizer: Tokenizer | None) -> int:
@@ -222,52 +203,18 @@ def _longest_token(tokenizer: Tokenizer | None) -> int:
 
 
 class Answers:
-    """The answers to the prompts of one HTTP request, as they come.
+    """The answers to the prompts of one HTTP request, as they come: iterate over their pieces.
 
-    Iterate over ``(prompt, piece)``, the place of the prompt in the request first, until all
-    samples of all prompts have ended.
+    Attributes:
+        prompt_logprobs: as :class:`~paceline.server.engine.client.EngineGeneration` has them.
     """
 
-    def __init__(self, generations: Sequence[EngineGeneration], clocks: Sequence[Clock]) -> None:
-        self.generations = generations
-        self._clocks = clocks
+    def __init__(self, generation: EngineGeneration, clock: Clock) -> None:
+        self.prompt_logprobs = generation.prompt_logprobs
+        self._generation = generation
+        self._clock = clock
 
-    async def __aiter__(self) -> AsyncIterator[tuple[int, Piece]]:
-        if len(self.generations) == 1:
-            clock = self._clocks[0]
-            async for piece in self.generations[0]:
-                clock.observe(piece)
-                yield 0, piece
-            return
-        async for index, piece in _merged(self.generations):
-            self._clocks[index].observe(piece)
-            yield index, piece
-
-
-async def _merged(generations: Sequence[EngineGeneration]) -> AsyncIterator[tuple[int, Piece]]:
-    """The pieces of several generations, each as soon as it is there."""
-    inbox: asyncio.Queue[tuple[int, Piece] | BaseException | None] = asyncio.Queue()
-
-    async def forward(index: int, generation: EngineGeneration) -> None:
-        try:
-            async for piece in generation:
-                inbox.put_nowait((index, piece))
-            inbox.put_nowait(None)
-        except Exception as error:
-            inbox.put_nowait(error)
-
-    tasks = [asyncio.create_task(forward(i, each)) for i, each in enumerate(generations)]
-    try:
-        unfinished = len(tasks)
-        while unfinished:
-            match await inbox.get():
-                case None:
-                    unfinished -= 1
-                case BaseException() as error:
-                    raise error
-                case found:
-                    yield found
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    async def __aiter__(self) -> AsyncIterator[Piece]:
+        async for piece in self._generation:
+            self._clock.observe(piece)
+            yield piece

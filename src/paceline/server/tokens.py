@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.models.detokenizer import IncrementalDecoder
+from paceline.models.token_pieces import BYTE_OF
 from paceline.models.tokenizer import Tokenizer
 from paceline.request import TokenLogprobs
 from paceline.server.messages import Piece
@@ -69,26 +70,10 @@ class TokenTexts:
         return _bytes_of_spelling(spelling, text)
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """The characters by which byte-level vocabularies write bytes (as GPT-2 introduced them).
-
-    Printable characters of Latin-1 stand for themselves; the other bytes, ascending, for the
-    characters from U+0100 up.
-    """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(0x100) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(0x100 + i): byte for i, byte in enumerate(others)
-    }
-
-
-_BYTE_ALPHABET = _byte_alphabet()
-
-
 def _bytes_of_spelling(spelling: str, text: str) -> bytes:
     """Bytes of a token that is no whole text, if its vocabulary spells bytes."""
-    if all(character in _BYTE_ALPHABET for character in spelling):
-        raw = bytes(_BYTE_ALPHABET[character] for character in spelling)
+    if all(character in BYTE_OF for character in spelling):
+        raw = bytes(BYTE_OF[character] for character in spelling)
         if raw.decode(errors="replace") == text:
             return raw
     return text.encode()

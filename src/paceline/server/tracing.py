@@ -1,29 +1,30 @@
-"""OpenTelemetry trace ids in log lines: from the header ``traceparent`` to both processes' logs.
+"""Names by which a request is found again: ``x-request-id``, and OpenTelemetry's trace in the logs.
 
-Owns the header's format (W3C Trace Context) and the shape of a log line. Knows no exporter: spans
-are the collector's in front of the server; lines that carry its trace id can be found from there.
+Owns the headers' formats and the shape of a log line. A client's own request id is sent back if it
+is short and plain; every other request gets one. The trace id of a ``traceparent`` header (W3C
+Trace Context) goes to both processes' logs. Knows no exporter: spans are the collector's in front
+of the server; lines that carry its trace id can be found from there.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
-from contextlib import contextmanager
+import uuid
 from contextvars import ContextVar
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
-HEADER = b"traceparent"
+if TYPE_CHECKING:  # the engine's process logs by this module, and knows no framework
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+REQUEST_ID = "x-request-id"
 LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s%(trace)s"
+_PLAIN = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _TRACEPARENT = re.compile(
     r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?"
 )
+_request_id: ContextVar[str] = ContextVar("request_id", default="")
 _trace_id: ContextVar[str] = ContextVar("trace_id", default="")
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Application = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
 def parse_traceparent(header: str) -> str:
@@ -32,32 +33,46 @@ def parse_traceparent(header: str) -> str:
     return match[1] if match else ""
 
 
+def current_request_id() -> str:
+    """Of the request that is being handled; empty where there is none."""
+    return _request_id.get()
+
+
 def current_trace_id() -> str:
     """The trace of the request that is being handled; empty where it has none."""
     return _trace_id.get()
 
 
-@contextmanager
-def traced(trace_id: str) -> Iterator[None]:
-    """Lines that are logged in this block carry the trace id, unless it is empty."""
-    token = _trace_id.set(trace_id)
-    try:
-        yield
-    finally:
-        _trace_id.reset(token)
-
-
 class TraceMiddleware:
-    """ASGI middleware: lines that are logged while a request is handled carry its trace id."""
+    """ASGI middleware: every answer carries the id of its request, and log lines its trace id."""
 
-    def __init__(self, app: Application) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        headers = scope.get("headers", ())
-        value = next((value for name, value in headers if name == HEADER), b"")
-        with traced(parse_traceparent(value.decode("latin-1"))):
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
+            return
+        given = _header(scope, REQUEST_ID)
+        name = given if _PLAIN.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+        # Each request has a context of its own. It is not left as it was: whoever answers when the
+        # application has failed asks for the id after this has ended.
+        _request_id.set(name)
+        _trace_id.set(parse_traceparent(_header(scope, "traceparent")))
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                key = REQUEST_ID.encode()
+                others = [pair for pair in message.get("headers", ()) if pair[0] != key]
+                message["headers"] = [*others, (key, name.encode())]
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+def _header(scope: Scope, name: str) -> str:
+    found = (value for key, value in scope["headers"] if key == name.encode())
+    return next(found, b"").decode("latin-1")
 
 
 class _TraceFilter(logging.Filter):

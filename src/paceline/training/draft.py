@@ -26,7 +26,6 @@ from paceline.training.data import (
     split_held_out,
     tokenize,
 )
-from paceline.training.draft_head import keep_frequent, special_tokens
 from paceline.training.generation import generate_documents
 from paceline.training.lm import fingerprint, separator_id, training_data
 from paceline.training.losses import distillation_loss
@@ -47,7 +46,7 @@ from paceline.training.parallel import (
     parallel_loss,
 )
 from paceline.training.progress import ProgressDisplay
-from paceline.training.surgery import cut_model
+from paceline.training.surgery import cut_model, keep_frequent, special_tokens
 from paceline.training.trainer import Loss, resolve_dtype, run_training
 from paceline.writing import whole_file
 

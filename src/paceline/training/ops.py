@@ -61,11 +61,9 @@ class CachedBatch:
         dtype: precision of the kept keys and values.
     """
 
-    def __init__(
-        self, config: ModelConfig, size: int, capacity: int, dtype: torch.dtype, device: str = "cpu"
-    ) -> None:
+    def __init__(self, config: ModelConfig, size: int, capacity: int, dtype: torch.dtype) -> None:
         shape = (config.num_layers, 2, size, config.num_kv_heads, capacity, config.head_dim)
-        self._cache = torch.zeros(shape, dtype=dtype, device=device)
+        self._cache = torch.zeros(shape, dtype=dtype)
         self.size = size
         self.length = 0
         self.time = 0
@@ -79,7 +77,7 @@ class CachedBatch:
         self.length += self.time
         self.time = time
         assert self.length + time <= self._cache.shape[4]
-        steps = torch.arange(self.length, self.length + time, device=self._cache.device)
+        steps = torch.arange(self.length, self.length + time)
         return steps.repeat(self.size)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, config: ModelConfig) -> Tensor:
@@ -121,7 +119,7 @@ def attention(
         return _by_row(
             F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=config.scale)
         )
-    seen = _mask(first, time, config.sliding_window if sliding else 0, q.device)
+    seen = _mask(first, time, config.sliding_window if sliding else 0)
     return masked_attention(q, k, v, seen, config)
 
 
@@ -147,9 +145,9 @@ def _every_head(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
 
 
-def _mask(first: int, time: int, window: int, device: torch.device) -> Tensor:
-    rows = torch.arange(first, first + time, device=device)[:, None]
-    keys = torch.arange(first + time, device=device)[None]
+def _mask(first: int, time: int, window: int) -> Tensor:
+    rows = torch.arange(first, first + time)[:, None]
+    keys = torch.arange(first + time)[None]
     seen = keys <= rows
     return seen & (rows - keys < window) if window else seen
 
@@ -164,23 +162,23 @@ class TrainingOps:
     row_multiple = 1
     identity = False
     default_kv_dtype = "float32"
+    device = torch.device("cpu")
 
-    def __init__(self, dtype: str = "float32", device: str = "cpu") -> None:
-        self.device = torch.device(device)
+    def __init__(self, dtype: str = "float32") -> None:
         self.dtype = dtype
         self.compute = COMPUTE_DTYPES[dtype]
 
     def pack_linear(self, parts: Sequence[WeightPart], k: int, bias: Tensor | None) -> DenseLinear:
-        bias = None if bias is None else bias.to(self.device, self.compute)
+        bias = None if bias is None else bias.to(self.compute)
         weights = [part.read(0, part.num_outputs) for part in parts]
         weight = weights[0] if len(weights) == 1 else torch.cat(weights)
-        return DenseLinear(weight.to(self.device, self.compute), bias)
+        return DenseLinear(weight.to(self.compute), bias)
 
     def pack_vector(self, weight: Tensor) -> Tensor:
-        return weight.to(self.device, torch.float32)
+        return weight.to(torch.float32)
 
     def pack_embedding(self, part: WeightPart, k: int) -> Tensor:
-        return part.read(0, part.num_outputs).to(self.device, torch.float32)
+        return part.read(0, part.num_outputs).to(torch.float32)
 
     def pack_head(self, part: WeightPart, k: int, embedding: Tensor | None) -> DenseLinear:
         return self.pack_linear([part], k, None)
@@ -240,5 +238,5 @@ def differentiable_decoder(
 def dense_hidden(decoder: Decoder, tokens: Tensor) -> Tensor:
     """Final hidden rows ``[size * time, hidden]`` of the windows ``tokens`` ``[size, time]``."""
     size, time = tokens.shape
-    positions = torch.arange(time, device=tokens.device).repeat(size)
+    positions = torch.arange(time).repeat(size)
     return decoder.hidden(tokens.reshape(-1), positions, PackedBatch(size, time))

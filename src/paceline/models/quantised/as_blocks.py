@@ -5,12 +5,41 @@ The integers and scales stay as they are: nothing is rounded.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 
 from paceline.models.blocks import FORMATS, FP4_VALUES
-from paceline.models.quantised.codes import Codes, Fp8, Tensor
 from paceline.models.stored import StoredRows
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Codes:
+    """Weights ``[n, k]`` as integers and scales.
+
+    Weight ``(row, order[j])`` is ``scale[row, g] * (code[row, j] - zero[row, g])``, where ``g`` is
+    ``j // group``; with a table, ``table[code[row, j]]`` stands in place of the difference.
+
+    Attributes:
+        bits: of a code, 4 or 8.
+        code: uint8 ``[n, k]``; codes that are stored as signed are shifted, and ``zero`` with them.
+        scale: float32 ``[n, k / group]``.
+        zero: uint8 ``[n, k / group]``; zeros where there is a table.
+        group: inputs that share a scale.
+        order: int64 ``[k]``, which input each column is of; None where they are in their order.
+        table: int8 ``[16]``, what each code stands for; None where it stands for itself.
+    """
+
+    bits: int
+    code: Tensor
+    scale: Tensor
+    zero: Tensor
+    group: int
+    order: Tensor | None = None
+    table: Tensor | None = None
 
 
 def blocks_of(codes: Codes) -> StoredRows | None:
@@ -31,15 +60,21 @@ def blocks_of(codes: Codes) -> StoredRows | None:
     return _stored(codes, form, [*head, codes.code if codes.bits == 8 else _nibbles(codes.code)])
 
 
-def fp8_blocks(weight: Fp8) -> StoredRows | None:
-    """The same of 8-bit floats, a scale for 128 inputs at a time."""
-    (high, wide), (n, k) = weight.block, weight.value.shape
+def fp8_blocks(value: Tensor, scale: Tensor, block: tuple[int, int]) -> StoredRows | None:
+    """The same of 8-bit floats, a scale for 128 inputs at a time.
+
+    Args:
+        value: float8_e4m3fn ``[n, k]``.
+        scale: float32, one for each block; blocks at the ends may be cut off.
+        block: rows and inputs that share a scale.
+    """
+    (high, wide), (n, k) = block, value.shape
     if wide % 128 and wide < k:
         return None
     units = -(-k // 128)
-    scale = weight.scale.index_select(0, torch.arange(n) // high)
+    scale = scale.index_select(0, torch.arange(n) // high)
     scale = scale.index_select(1, torch.arange(units) * 128 // wide)
-    codes = F.pad(weight.value.view(torch.uint8), (0, units * 128 - k))
+    codes = F.pad(value.view(torch.uint8), (0, units * 128 - k))
     parts = [_floats(scale).view(n, units, 4), codes.view(n, units, 128)]
     return StoredRows("F8_128", torch.cat(parts, dim=2).flatten(1))
 

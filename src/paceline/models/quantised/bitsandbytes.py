@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from paceline.errors import ModelLoadError, UnsupportedModelError
-from paceline.models.quantised.codes import looked_up
+from paceline.models.hf_fields import Fields
 from paceline.models.quantised.integers import Int8Weight
 from paceline.models.quantised.parts import Parts
-from paceline.models.quantised.unpacking import unpack_nibbles
+from paceline.models.quantised.unpacking import looked_up, unpack_nibbles
 from paceline.models.quantised.weight import QuantisedWeight, Scheme
 
 _TABLES = (".weight.absmax", ".weight.quant_map")
@@ -56,9 +56,10 @@ class Bnb4Weight(QuantisedWeight):
 
     def __init__(self, parts: Parts, state: str) -> None:
         self.parts = parts
-        settings = _Settings(parts, state)
-        n, k = self.shape = settings.shape()
-        self._block = settings.whole("blocksize")
+        settings = _settings(parts, state)
+        n, k = settings.integers("shape", 2, 1, _MOST_ROWS)
+        self.shape = (n, k)
+        self._block = settings.integer("blocksize", 1, _MOST_IN_BLOCK)
         count = -(-n * k // 2)
         parts.take(".weight", _BYTE, (count, 1), (1, count), (n, k // 2))
         parts.take(".weight.quant_map", _FLOAT, (16,))
@@ -66,8 +67,8 @@ class Bnb4Weight(QuantisedWeight):
         self._nested = parts.has(".weight.nested_absmax")
         parts.take(".weight.absmax", _BYTE if self._nested else _FLOAT, (blocks,))
         if self._nested:
-            self._nested_block = settings.whole("nested_blocksize")
-            self._offset = settings.number("nested_offset")
+            self._nested_block = settings.integer("nested_blocksize", 1, _MOST_IN_BLOCK)
+            self._offset = settings.number("nested_offset", -1e30, 1e30)
             parts.take(".weight.nested_absmax", _FLOAT, (-(-blocks // self._nested_block),))
             parts.take(".weight.nested_quant_map", _FLOAT, (256,))
         self.kind = f"bitsandbytes {state.rpartition('__')[2]}, blocks of {self._block}"
@@ -93,43 +94,14 @@ class Bnb4Weight(QuantisedWeight):
         return parts.finite(".weight.absmax", scale)
 
 
-class _Settings:
+def _settings(parts: Parts, state: str) -> Fields:
     """The JSON object that lies in the bytes of a tensor."""
-
-    def __init__(self, parts: Parts, state: str) -> None:
-        self._name = parts.name(state)
-        data = parts.take(state, _BYTE, (None,))
-        try:
-            found = json.loads(bytes(data[:_STATE_BYTES].numpy()))
-        except (ValueError, RecursionError) as error:
-            raise ModelLoadError(f"tensor {self._name} is not valid JSON: {error}") from error
-        if not isinstance(found, dict):
-            raise ModelLoadError(f"tensor {self._name} must hold a JSON object")
-        self._found = found
-
-    def shape(self) -> tuple[int, int]:
-        shape = self._found.get("shape")
-        if not isinstance(shape, list) or len(shape) != 2:
-            raise self._error("shape", "[outputs, inputs]")
-        n, k = (self._checked("shape", size, _MOST_ROWS) for size in shape)
-        return n, k
-
-    def whole(self, key: str) -> int:
-        return self._checked(key, self._found.get(key), _MOST_IN_BLOCK)
-
-    def number(self, key: str) -> float:
-        value = self._found.get(key)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self._error(key, "a number")
-        return float(value)
-
-    def _checked(self, key: str, value: Any, most: int) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-            raise self._error(key, f"of whole numbers from 1 to {most}")
-        return value
-
-    def _error(self, key: str, wanted: str) -> ModelLoadError:
-        return ModelLoadError(
-            f"tensor {self._name} says {key} = {str(self._found.get(key))[:80]}; it must be "
-            f"{wanted}"
-        )
+    name = parts.name(state)
+    data = parts.take(state, _BYTE, (None,))
+    try:
+        found = json.loads(bytes(data[:_STATE_BYTES].numpy()))
+    except (ValueError, RecursionError) as error:
+        raise ModelLoadError(f"tensor {name} is not valid JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ModelLoadError(f"tensor {name} must hold a JSON object")
+    return Fields(found, where=f"{name}: ")

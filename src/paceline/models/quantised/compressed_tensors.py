@@ -17,8 +17,7 @@ from paceline.errors import UnsupportedModelError
 from paceline.models.quantised.eight_bit_floats import Block, Fp8Weight
 from paceline.models.quantised.four_bit_floats import Mxfp4Weight, Nvfp4Weight
 from paceline.models.quantised.integers import Int8Weight, PackedWeight
-from paceline.models.quantised.parts import Parts
-from paceline.models.quantised.settings import as_object, block_size
+from paceline.models.quantised.parts import Parts, as_object, block_size
 from paceline.models.quantised.weight import QuantisedWeight, Scheme
 
 _FORMATS = (

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from paceline.models.quantised.codes import Fp8
+from paceline.models.quantised.as_blocks import fp8_blocks
 from paceline.models.quantised.parts import FLOATS, Parts
-from paceline.models.quantised.powers import powers_of_two
+from paceline.models.quantised.unpacking import looked_up, powers_of_two
 from paceline.models.quantised.weight import QuantisedWeight
+from paceline.models.stored import StoredRows
 
 Block = tuple[int, int]
+_E4M3 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
 
 
 class Fp8Weight(QuantisedWeight):
@@ -34,15 +36,22 @@ class Fp8Weight(QuantisedWeight):
         self.kind = f"FP8, {_told(self._block, n, k)}"
 
     def floats(self, first: int, last: int) -> torch.Tensor:
-        return self.fp8().floats(first, last)
+        high, wide = self._block
+        scale = self._scales().index_select(0, torch.arange(first, last) // high)
+        columns = torch.arange(self.shape[1]) // wide
+        values = looked_up(_E4M3, self.parts[".weight"][first:last].view(torch.uint8))
+        return values.mul_(scale.index_select(1, columns))
 
-    def fp8(self) -> Fp8:
+    def as_stored(self) -> StoredRows | None:
+        return fp8_blocks(self.parts[".weight"], self._scales(), self._block)
+
+    def _scales(self) -> torch.Tensor:
+        """One for each block, float32."""
         parts, name = self.parts, self._scale
         scale = parts[name]
         scale = powers_of_two(parts, name, scale) if scale.dtype == torch.uint8 else scale
         rows = -(-self.shape[0] // self._block[0])
-        scale = parts.finite(name, scale).reshape(rows, -1)
-        return Fp8(parts[".weight"], scale, self._block)
+        return parts.finite(name, scale).reshape(rows, -1)
 
 
 def _told(block: Block, n: int, k: int) -> str:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import torch
 
 from paceline.models.quantised.parts import Parts
-from paceline.models.quantised.powers import powers_of_two
-from paceline.models.quantised.unpacking import unpack_nibbles
+from paceline.models.quantised.unpacking import powers_of_two, unpack_nibbles
 from paceline.models.quantised.weight import CodedWeight
 
 _DOUBLED = [0, 1, 2, 3, 4, 6, 8, 12]

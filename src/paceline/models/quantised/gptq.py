@@ -1,10 +1,10 @@
-"""Linears as GPTQ stores them: codes packed along inputs, zeros along outputs.
+"""Linears as GPTQ and AWQ store them: codes packed along inputs or outputs, zeros along outputs.
 
 Sizes come from the tensors, so modules with other settings than the rest (``dynamic``) need no
-more than being stored. Version 1 of the format stores every zero minus one; the subtraction was of
-whole words and borrowed across their codes, which the addition of whole words undoes. Some programs
-write symmetric checkpoints of version 2 and say version 1: their zeros, which can be nothing but
-the middle, tell.
+more than being stored. Version 1 of GPTQ's format stores every zero minus one; the subtraction was
+of whole words and borrowed across their codes, which the addition of whole words undoes. Some
+programs write symmetric checkpoints of version 2 and say version 1: their zeros, which can be
+nothing but the middle, tell. AWQ (``gemm``) interleaves what it packs along outputs.
 """
 
 from __future__ import annotations
@@ -88,3 +88,42 @@ def _bits(parts: Parts, stored: int, outputs: int) -> int:
         f"{parts.name('.qzeros')} has {stored} bits for {outputs} outputs, so it is damaged, or "
         "weights are not of 4 or 8 bits, which alone are supported of GPTQ"
     )
+
+
+_PLACES = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])  # of each of 8 outputs within its word
+
+
+def awq_schemes(config: Mapping[str, Any]) -> tuple[Scheme, ...]:
+    version = str(config.get("version") or "gemm").lower()
+    bits = config.get("bits", config.get("w_bit", 4))
+    if version != "gemm" or bits != 4:
+        raise UnsupportedModelError(
+            f"AWQ checkpoints of version {version[:40]!r} with {str(bits)[:40]} bits are not "
+            "supported; supported is 'gemm' with 4 bits"
+        )
+    return (Scheme(".qweight", (".qweight", ".qzeros", ".scales"), AwqWeight),)
+
+
+class AwqWeight(CodedWeight):
+    """``qweight`` ``[k, n / 8]``, ``qzeros`` ``[groups, n / 8]``, ``scales`` ``[groups, n]``."""
+
+    bits = 4
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        k, words = parts.take(".qweight", (torch.int32,), (None, None)).shape
+        n = words * 8
+        self.groups = parts.take(".scales", FLOATS, (None, n)).shape[0]
+        if k % self.groups:
+            raise parts.error(".scales", f"has {self.groups} groups", f"a divisor of {k} inputs")
+        parts.take(".qzeros", (torch.int32,), (self.groups, words))
+        self.shape = (n, k)
+        self.kind = f"AWQ 4-bit, {grouping(k, self.groups)}"
+
+    def read(self, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        scale = self.parts[".scales"][:, first:last].t()
+        code, zero = (
+            unpack_columns(self.parts[part], 4, first, last, _PLACES).t()
+            for part in (".qweight", ".qzeros")
+        )
+        return code.contiguous(), self.parts.finite(".scales", scale), zero

@@ -11,11 +11,10 @@ import torch
 
 from paceline.errors import ModelLoadError, UnsupportedModelError
 from paceline.models.json_file import read_json
-from paceline.models.quantised import awq, bitsandbytes, compressed_tensors, gptq
+from paceline.models.quantised import bitsandbytes, compressed_tensors, gptq
 from paceline.models.quantised.eight_bit_floats import Fp8Weight
 from paceline.models.quantised.four_bit_floats import Mxfp4Weight, Nvfp4Weight
-from paceline.models.quantised.parts import Parts
-from paceline.models.quantised.settings import as_object, block_size
+from paceline.models.quantised.parts import Parts, as_object, block_size
 from paceline.models.quantised.weight import QuantisedWeight, Scheme
 
 _KEYS = ("quantization_config", "compression_config")  # the second is a former name
@@ -72,7 +71,7 @@ def _modelopt_weight(parts: Parts) -> QuantisedWeight:
 
 METHODS: Mapping[str, Callable[[Config], tuple[Scheme, ...]]] = {
     "gptq": gptq.schemes,
-    "awq": awq.schemes,
+    "awq": gptq.awq_schemes,
     "compressed-tensors": compressed_tensors.schemes,
     "fp8": _fp8,
     "bitsandbytes": bitsandbytes.schemes,

@@ -1,12 +1,14 @@
-"""The stored tensors of one quantised linear. Owns how they are checked; knows no format.
+"""The stored tensors of one quantised linear, and what is said of it in ``quantization_config``.
 
-Nothing is copied here: a tensor is a view of its file until somebody computes with it.
+Both are untrusted. Owns how they are checked; knows no format. Nothing is copied here: a tensor is
+a view of its file until somebody computes with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -83,3 +85,21 @@ def _fits(found: tuple[int, ...], shape: Shape) -> bool:
 def _told(shape: Shape) -> str:
     sizes = ["any" if size is None else str(size) for size in shape]
     return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
+
+
+def as_object(value: object) -> Mapping[str, Any]:
+    """The value where it is an object, otherwise an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def block_size(said: object, key: str) -> tuple[int, int]:
+    """Rows and inputs of a block, from two whole numbers in a list or written as ``128x128``."""
+    values = said.split("x") if isinstance(said, str) else said
+    if isinstance(values, list | tuple) and len(values) == 2:
+        high, wide = (int(v) if str(v).isdecimal() and len(str(v)) < 8 else 0 for v in values)
+        if high and wide:
+            return high, wide
+    raise ModelLoadError(
+        f"the model configuration says {key} = {str(said)[:40]}; it must be two whole numbers, "
+        "both at least 1"
+    )

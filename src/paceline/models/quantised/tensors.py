@@ -13,8 +13,6 @@ from collections.abc import Sequence
 import torch
 
 from paceline.errors import ModelLoadError
-from paceline.models.quantised.as_blocks import blocks_of, fp8_blocks
-from paceline.models.quantised.codes import Codes, Fp8
 from paceline.models.quantised.parts import Parts
 from paceline.models.quantised.weight import QuantisedWeight, Scheme
 from paceline.models.stored import StoredRows, StoredTensors
@@ -76,26 +74,12 @@ class QuantisedTensors(StoredTensors):
         last = min(last, weight.shape[0])
         return _unpacked(weight, min(first, last), last)
 
-    def codes(self, name: str) -> Codes | None:
-        """A matrix ``[n, k]`` as integers and their scales; None where it is not stored so."""
-        weight = self._weight(name)
-        return None if weight is None else weight.codes()
-
     def as_stored(self, name: str) -> StoredRows | None:
-        if name not in self._where or self._where[name] is None:
-            return self.stored.as_stored(name)
-        fp8, codes = self.fp8(name), self.codes(name)
-        if fp8 is not None:
-            return fp8_blocks(fp8)
-        return None if codes is None else blocks_of(codes)
+        weight = self._where.get(name)
+        return self.stored.as_stored(name) if weight is None else weight.as_stored()
 
     def num_bytes(self) -> int:
         return self.stored.num_bytes()
-
-    def fp8(self, name: str) -> Fp8 | None:
-        """A weight's 8-bit floats and their scales; None where it has none."""
-        weight = self._weight(name)
-        return None if weight is None else weight.fp8()
 
     def type_of(self, name: str) -> str:
         weight = self._weight(name)

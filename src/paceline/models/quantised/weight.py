@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.models.quantised.codes import Codes, Fp8, differences
+from paceline.models.quantised.as_blocks import Codes, blocks_of
 from paceline.models.quantised.parts import Parts
+from paceline.models.quantised.unpacking import looked_up
+from paceline.models.stored import StoredRows
 
 Tensor = torch.Tensor
 
@@ -31,12 +33,8 @@ class QuantisedWeight(ABC):
     def floats(self, first: int, last: int) -> Tensor:
         """Rows ``first:last`` in float32, by the format's definition."""
 
-    def codes(self) -> Codes | None:
-        """All weights as integers, where the format has them."""
-        return None
-
-    def fp8(self) -> Fp8 | None:
-        """All weights as 8-bit floats, where the format has them."""
+    def as_stored(self) -> StoredRows | None:
+        """All weights in a format that linears compute with; None where none holds them."""
         return None
 
 
@@ -64,25 +62,27 @@ class CodedWeight(QuantisedWeight):
     def floats(self, first: int, last: int) -> Tensor:
         index = self.index()
         code, scale, zero = self.read(first, last)
-        if index is None:
-            return self._codes(code, scale, zero, None).floats()
-        zero, scale = (part.float().index_select(1, index) for part in (zero, scale))
-        return differences(code, zero, self.table).mul_(scale)
+        if index is None:  # a scale for as many inputs each, one after the other
+            code, scale, zero = (
+                code.unflatten(1, (self.groups, -1)),
+                scale[..., None],
+                zero[..., None],
+            )
+        else:
+            zero, scale = (part.float().index_select(1, index) for part in (zero, scale))
+        values = code.float().sub_(zero) if self.table is None else looked_up(self.table, code)
+        return values.mul_(scale).view(last - first, -1)
 
-    def codes(self) -> Codes | None:
-        index = self.index()
-        if index is None:
-            return self._codes(*self.read(0, self.shape[0]), None)
-        sizes = torch.bincount(index, minlength=self.groups)
-        if self.shape[1] % self.groups or (sizes != self.shape[1] // self.groups).any():
-            return None  # groups of different sizes
-        order = torch.argsort(index, stable=True)
-        code, scale, zero = self.read(0, self.shape[0])
-        return self._codes(code.index_select(1, order), scale, zero, order)
-
-    def _codes(self, code: Tensor, scale: Tensor, zero: Tensor, order: Tensor | None) -> Codes:
-        group = self.shape[1] // self.groups
-        return Codes(self.bits, code, scale, zero, group, order, self.table)
+    def as_stored(self) -> StoredRows | None:
+        index, order, (n, k) = self.index(), None, self.shape
+        code, scale, zero = self.read(0, n)
+        if index is not None:
+            sizes = torch.bincount(index, minlength=self.groups)
+            if k % self.groups or (sizes != k // self.groups).any():
+                return None  # groups of different sizes
+            order = torch.argsort(index, stable=True)
+            code = code.index_select(1, order)
+        return blocks_of(Codes(self.bits, code, scale, zero, k // self.groups, order, self.table))
 
 
 @dataclass(frozen=True, slots=True)

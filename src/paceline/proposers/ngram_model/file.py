@@ -18,7 +18,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from paceline.errors import ModelLoadError
-from paceline.models.git_lfs import HEAD_BYTES, check_fetched
+from paceline.models.json_file import HEAD_BYTES, check_fetched
 from paceline.proposers.ngram_model.tables import (
     MAX_BUCKET_BITS,
     MAX_CONTINUATIONS,

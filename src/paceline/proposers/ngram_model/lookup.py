@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from bisect import bisect_left
 from collections.abc import Sequence
+
+import numpy as np
 
 from paceline.proposers.ngram_model.tables import Level, NgramTables, context_key
 
@@ -31,15 +32,11 @@ Nodes = tuple[list[int], list[int], list[float]]
 
 
 class TextCache:
-    """Where each context occurred in one request's text.
-
-    An occurrence is the position of the token that follows it; of each the one before is known.
-    """
+    """What followed each context in one request's text."""
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
-        self._latest: list[dict[int, int]] = [{} for _ in range(CACHED_CONTEXT)]
-        self._before: list[list[int]] = [[] for _ in range(CACHED_CONTEXT)]
+        self._followers: dict[tuple[int, ...], list[int]] = {}
 
     def __len__(self) -> int:
         """Tokens taken in."""
@@ -47,27 +44,15 @@ class TextCache:
 
     def extend(self, token_ids: Sequence[int], start: int) -> None:
         """Take in the tokens from ``start`` on."""
-        begin = len(self._tokens)
-        self._tokens.extend(token_ids[start:])
-        first = max(0, begin - CACHED_CONTEXT)
-        recent = tuple(self._tokens[first:])
-        for length, (latest, before) in enumerate(
-            zip(self._latest, self._before, strict=True), start=1
-        ):
-            before.extend([0] * (min(length, len(self._tokens)) - len(before)))
-            for at in range(max(begin, length), len(self._tokens)):
-                key = hash(recent[at - length - first : at - first])
-                before.append(latest.get(key, 0))
-                latest[key] = at
+        for token in token_ids[start:]:
+            recent = tuple(self._tokens[-CACHED_CONTEXT:])
+            for begin in range(len(recent)):
+                self._followers.setdefault(recent[begin:], []).append(token)
+            self._tokens.append(token)
 
     def followers(self, context: tuple[int, ...]) -> list[int]:
         """The tokens after the latest occurrences of a context, latest first."""
-        length, found = len(context), list[int]()
-        at = self._latest[length - 1].get(hash(context), 0)
-        while at and len(found) < MAX_OCCURRENCES:
-            found.append(self._tokens[at])
-            at = self._before[length - 1][at]
-        return found
+        return self._followers.get(context, [])[: -MAX_OCCURRENCES - 1 : -1]
 
 
 class NgramLookup:
@@ -75,24 +60,24 @@ class NgramLookup:
 
     def __init__(self, tables: NgramTables) -> None:
         self._is_backoff = tables.is_backoff
-        self._levels = [_LevelView(level) for level in tables.levels]
+        self._levels = tables.levels
         self._unigrams = tables.unigrams.data
 
     def context_length(self, tail: Sequence[int]) -> int:
         """Tokens of the longest context at the end of a text that the model knows."""
         lengths = range(min(len(tail), len(self._levels)), 0, -1)
-        known = (n for n in lengths if self._levels[n - 1].find(context_key(tail[-n:])) >= 0)
+        known = (n for n in lengths if _find(self._levels[n - 1], context_key(tail[-n:])) >= 0)
         return next(known, 0)
 
     def probability(self, tail: Sequence[int], token: int) -> float:
         """Of a token at the end of a text, by the model alone."""
         prob = self._unigram(token)
         for length, level in enumerate(self._levels, start=1):
-            at = level.find(context_key(tail[-length:])) if length <= len(tail) else -1
+            at = _find(level, context_key(tail[-length:])) if length <= len(tail) else -1
             if at >= 0:
-                value = dict(level.continuations(at)).get(token, 0.0)
+                value = dict(_continuations(level, at)).get(token, 0.0)
                 listed = self._is_backoff and value > 0.0
-                prob = value if listed else value + level.lower_weights[at] * prob
+                prob = value if listed else value + level.lower_weights.item(at) * prob
         return prob
 
     def draft(
@@ -145,16 +130,16 @@ class NgramLookup:
         return [(token, prob / total) for token, prob in best] if total > 1.0 else best
 
     def _hear_model(
-        self, level: _LevelView, context: tuple[int, ...], probs: dict[int, float], rest: float
+        self, level: Level, context: tuple[int, ...], probs: dict[int, float], rest: float
     ) -> float:
         """Mix in what the model says of a context; returns what is left to what was before."""
-        at = level.find(context_key(context))
+        at = _find(level, context_key(context))
         if at < 0:
             return 1.0
-        left = level.lower_weights[at]
+        left = level.lower_weights.item(at)
         for token in probs:
             probs[token] *= left
-        for token, value in level.continuations(at):
+        for token, value in _continuations(level, at):
             if self._is_backoff:
                 probs[token] = value
             else:
@@ -181,25 +166,13 @@ class NgramLookup:
         return self._unigrams[token] if token < len(self._unigrams) else 0.0
 
 
-class _LevelView:
-    """A level as what Python reads fastest."""
+def _find(level: Level, key: int) -> int:
+    """Index of the context with this key, -1 where there is none."""
+    at = int(np.searchsorted(level.keys, np.uint64(key)))
+    return at if at < len(level.keys) and level.keys[at] == key else -1
 
-    def __init__(self, level: Level) -> None:
-        self._shift = 64 - level.bucket_bits
-        self._keys = level.keys.data
-        self._buckets = level.buckets.data
-        self._starts = level.starts.data
-        self._tokens = level.tokens.data
-        self._values = level.values.data
-        self.lower_weights = level.lower_weights.data
 
-    def find(self, key: int) -> int:
-        """Index of the context with this key, -1 where there is none."""
-        bucket = key >> self._shift
-        end = self._buckets[bucket + 1]
-        at = bisect_left(self._keys, key, self._buckets[bucket], end)
-        return at if at < end and self._keys[at] == key else -1
-
-    def continuations(self, at: int) -> list[tuple[int, float]]:
-        begin, end = self._starts[at], self._starts[at + 1]
-        return list(zip(self._tokens[begin:end], self._values[begin:end], strict=True))
+def _continuations(level: Level, at: int) -> list[tuple[int, float]]:
+    begin, end = level.starts[at : at + 2].tolist()
+    tokens, values = level.tokens[begin:end].tolist(), level.values[begin:end].tolist()
+    return list(zip(tokens, values, strict=True))

@@ -6,10 +6,7 @@ What a chat asks for and how its text is read is :mod:`paceline.server.chat`'s.
 from __future__ import annotations
 
 import asyncio
-import time
-import uuid
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +16,7 @@ from starlette.responses import Response
 
 from paceline.errors import RequestError
 from paceline.sampling_params import MAX_STOP_STRINGS
-from paceline.server.api.common import PlainRoute, Usage, encode, respond
+from paceline.server.api.common import Answering, PlainRoute, encode, respond
 from paceline.server.body import read_body
 from paceline.server.chat.choice import ChatChoice, ChatLogprobs, joined
 from paceline.server.chat.demands import Demands, blamed
@@ -28,11 +25,11 @@ from paceline.server.chat.tool_formats import tool_format
 from paceline.server.errors import ApiError
 from paceline.server.messages import Piece
 from paceline.server.openapi import GENERATION_ERRORS, answers, errors, takes
+from paceline.server.protocol.answers import UNENFORCED, ChatCompletionResponse
 from paceline.server.protocol.chat import ChatCompletionRequest
-from paceline.server.protocol.chat_answer import UNENFORCED, ChatCompletionResponse
 from paceline.server.sampling import answer_limit, sampling_params
 from paceline.server.serving import Answers, Prompt, Serving
-from paceline.server.sse import ChoiceEvents, Deadline
+from paceline.server.sse import Deadline
 from paceline.server.tokens import OriginTokens, prompt_logprobs
 
 router = APIRouter(route_class=PlainRoute)
@@ -47,37 +44,23 @@ async def chat_completions(request: Request) -> Response:
     serving = Serving.of(request)
     deadline = Deadline.after(serving.config.timeout)
     body = await read_body(request, ChatCompletionRequest)
-    chat = Chat(serving, body, deadline)
-    return await respond(request, chat, body.stream, deadline)
+    return await respond(request, Chat(serving, body, deadline))
 
 
-class Chat:
-    """One request while it is served.
-
-    Args:
-        deadline: it began when the request arrived.
-
+class Chat(Answering[ChatCompletionRequest]):
+    """
     Raises:
         ApiError: what is asked for does not exist.
     """
 
+    kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
     # Once the conversation is rendered.
-    _prompt: Prompt
+    _token_ids: list[int]
     _demands: Demands
-    _usage: Usage
 
     def __init__(self, serving: Serving, body: ChatCompletionRequest, deadline: Deadline) -> None:
-        self.headers: dict[str, str] = {}
-        self._serving = serving
-        self._body = body
-        self._deadline = deadline
-        self._head: dict[str, Any] = {
-            "id": f"chatcmpl-{uuid.uuid4().hex}",
-            "object": "chat.completion.chunk" if body.stream else "chat.completion",
-            "created": int(time.time()),
-            "model": serving.model_name(body.model),
-            "system_fingerprint": serving.fingerprint,
-        }
+        super().__init__(serving, body, deadline)
         self._choices: dict[int, ChatChoice] = {}
         if not serving.tokenizer.has_chat_template:
             raise ApiError(
@@ -87,13 +70,8 @@ class Chat:
                 code="no_chat_template",
             )
 
-    async def _prepare(self) -> None:
-        """Render, encode and check.
-
-        Raises:
-            RequestError, ApiError: the request cannot be served.
-        """
-        serving, body = self._serving, self._body
+    async def _prepare(self) -> list[Prompt]:
+        serving, body = self._serving, self.body
         tokenizer, config = serving.tokenizer, serving.config
         text = await asyncio.to_thread(prompt_text, tokenizer, body)
         thoughts = thoughts_of(tokenizer, body, text, config.reasoning_parser)
@@ -110,68 +88,35 @@ class Chat:
         if not body.ignore_eos:
             stops = (*params.stop, *tokenizer.chat_stops)
             params = replace(params, stop=stops[:MAX_STOP_STRINGS])
-        self._prompt, self._demands = Prompt(token_ids, params), demands
-        self._usage = Usage(len(token_ids), body)
+        self._token_ids, self._demands = token_ids, demands
+        return [Prompt(token_ids, params)]
 
-    # --- the answer ----------------------------------------------------------------------------
+    def _blamed(self, error: RequestError) -> Exception:
+        return blamed(error, self._demands.param)
 
-    async def document(self, request: Request) -> dict[str, Any]:
-        """The answer in one body."""
-        parts: dict[int, list[dict[str, Any]]] = {}
-        async with self._answering(request) as found:
-            async for _, piece in found:
-                parts.setdefault(piece.index, []).extend(self._take(piece))
-            prompt = await self._prompt_logprobs(found)
-        choices = [joined(parts[index]) for index in sorted(parts)]
-        return {**self._head, "choices": choices, "usage": self._usage.document(), **prompt}
-
-    async def events(self, request: Request) -> AsyncGenerator[bytes, None]:
-        """The answer as events; the first is empty and says that it was accepted."""
-        chunks = ChoiceEvents(self._head, self._body.wants_usage)
-        async with self._answering(request) as found:
-            yield b""
-            async for _, piece in found:
-                first = [] if piece.index in self._choices else [self._choice(piece.index).begin()]
-                choices = [*first, *self._take(piece)]
-                yield chunks.of(choices, self._usage.so_far())
-        yield chunks.end(self._usage.document())
-
-    @asynccontextmanager
-    async def _answering(self, request: Request) -> AsyncIterator[Answers]:
-        serving, body = self._serving, self._body
-        async with AsyncExitStack() as stack:
-            stack.enter_context(serving.admitted(body.n or 1))
-            await self._prepare()
-            answering = serving.answering(request, [self._prompt], self._deadline, body.cache_salt)
-            try:
-                found = await stack.enter_async_context(answering)
-            except RequestError as error:
-                raise blamed(error, self._demands.param) from error
-            yield found
-
-    def _take(self, piece: Piece) -> list[dict[str, Any]]:
+    async def _parts(self, found: Answers, piece: Piece) -> list[dict[str, Any]]:
         self._usage.take(piece)
-        return self._choice(piece.index).take(piece)
+        choice = self._choices.get(piece.sample)
+        if choice is not None:
+            return choice.take(piece)
+        choice = self._choices[piece.sample] = self._choice(piece.sample)
+        return [choice.begin(), *choice.take(piece)]
 
     def _choice(self, index: int) -> ChatChoice:
-        choice = self._choices.get(index)
-        if choice is None:
-            body, serving = self._body, self._serving
-            logprobs = None
-            if body.logprobs:
-                logprobs = ChatLogprobs(body.top_logprobs or 0, serving.texts)
-            origins = None
-            if body.return_origins:
-                origins = OriginTokens(serving.tokenizer, self._prompt.token_ids)
-            choice = ChatChoice(index, self._demands.parser(), logprobs, origins)
-            self._choices[index] = choice
-        return choice
+        body, serving = self.body, self._serving
+        logprobs = ChatLogprobs(body.top_logprobs or 0, serving.texts) if body.logprobs else None
+        origins = None
+        if body.return_origins:
+            origins = OriginTokens(serving.tokenizer, self._token_ids)
+        return ChatChoice(index, self._demands.parser(), logprobs, origins)
 
-    async def _prompt_logprobs(self, found: Answers) -> dict[str, Any]:
-        count = self._body.prompt_logprobs
+    def _joined(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        return joined(parts)
+
+    async def _extra(self, found: Answers) -> dict[str, Any]:
+        count = self.body.prompt_logprobs
         if count is None:
             return {}
-        entries = found.generations[0].prompt_logprobs
         # Twenty for each token of a long prompt take their time.
-        told = await asyncio.to_thread(prompt_logprobs, entries, self._serving.texts, count)
-        return {"prompt_logprobs": told}
+        entries, texts = found.prompt_logprobs[0], self._serving.texts
+        return {"prompt_logprobs": await asyncio.to_thread(prompt_logprobs, entries, texts, count)}

@@ -7,21 +7,33 @@ is encoded. Knows no endpoint.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from typing import Any, Protocol
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, ClassVar, Generic, TypeVar
 
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.errors import ContextLengthError
+from paceline.errors import ContextLengthError, RequestError
 from paceline.metrics import SpeculationCounters
 from paceline.models.tokenizer import LONG_TEXT
 from paceline.server.errors import error_event
 from paceline.server.messages import Piece
 from paceline.server.protocol.common import GenerationFields
-from paceline.server.serving import Serving
-from paceline.server.sse import Deadline, EventStream, encode_json, while_connected
+from paceline.server.serving import Answers, Prompt, Serving
+from paceline.server.sse import (
+    ChoiceEvents,
+    Deadline,
+    EventStream,
+    encode_json,
+    while_connected,
+)
+
+Body = TypeVar("Body", bound=GenerationFields)
 
 
 class PlainRoute(APIRoute):
@@ -59,29 +71,103 @@ async def encode_all(
     return await asyncio.to_thread(tokenizer.encode_batch, texts, add_special_tokens)
 
 
-class Answerable(Protocol):
-    """A request that was understood, and can be served in either form."""
+class Answering(ABC, Generic[Body]):
+    """One request while it is served, in one body or as events.
 
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """Of the answer, once it has begun."""
-        ...
+    Args:
+        deadline: it began when the request arrived.
 
-    async def document(self, request: Request) -> dict[str, Any]: ...
+    Attributes:
+        kind: how its id begins and what it is called, in one body and as an event.
+        num_prompts: of the request, with as many samples each.
+        headers: of the answer, once it has begun.
+    """
 
-    def events(self, request: Request) -> AsyncGenerator[bytes, None]: ...
+    kind: ClassVar[tuple[str, str, str]]
+    num_prompts = 1
+    _usage: Usage  # once it is prepared
+
+    def __init__(self, serving: Serving, body: Body, deadline: Deadline) -> None:
+        prefix, whole, event = self.kind
+        self.headers: dict[str, str] = {}
+        self.body = body
+        self.deadline = deadline
+        self._serving = serving
+        self._head: dict[str, Any] = {
+            "id": f"{prefix}-{uuid.uuid4().hex}",
+            "object": event if body.stream else whole,
+            "created": int(time.time()),
+            "model": serving.model_name(body.model),
+            "system_fingerprint": serving.fingerprint,
+        }
+
+    @abstractmethod
+    async def _prepare(self) -> list[Prompt]:
+        """Encode and check.
+
+        Raises:
+            RequestError, ApiError: the request cannot be served.
+        """
+
+    @abstractmethod
+    async def _parts(self, found: Answers, piece: Piece) -> list[dict[str, Any]]:
+        """What a piece adds to its choice."""
+
+    @abstractmethod
+    def _joined(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """A whole choice from all of its parts."""
+
+    async def _extra(self, found: Answers) -> dict[str, Any]:
+        """What an answer in one body has besides its choices, once all have ended."""
+        return {}
+
+    def _blamed(self, error: RequestError) -> Exception:
+        """What to say of a request that the engine refuses."""
+        return error
+
+    async def document(self, request: Request) -> dict[str, Any]:
+        """The answer in one body."""
+        parts: dict[int, list[dict[str, Any]]] = {}
+        async with self._answers(request) as found:
+            async for piece in found:
+                parts.setdefault(piece.sample, []).extend(await self._parts(found, piece))
+            extra = await self._extra(found)
+        choices = [self._joined(parts[sample]) for sample in sorted(parts)]
+        return {**self._head, "choices": choices, "usage": self._usage.document(), **extra}
+
+    async def events(self, request: Request) -> AsyncGenerator[bytes, None]:
+        """The answer as events; the first is empty and says that it was accepted."""
+        chunks = ChoiceEvents(self._head, self.body.wants_usage)
+        async with self._answers(request) as found:
+            yield b""
+            async for piece in found:
+                yield chunks.of(await self._parts(found, piece), self._usage.so_far())
+        yield chunks.end(self._usage.document())
+
+    @asynccontextmanager
+    async def _answers(self, request: Request) -> AsyncIterator[Answers]:
+        serving, body = self._serving, self.body
+        async with AsyncExitStack() as stack:
+            stack.enter_context(serving.admitted(self.num_prompts * (body.n or 1)))
+            prompts = await self._prepare()
+            self._usage = Usage(sum(len(prompt.token_ids) for prompt in prompts), body)
+            answering = serving.answering(request, prompts, self.deadline, body.cache_salt)
+            try:
+                found = await stack.enter_async_context(answering)
+            except RequestError as error:
+                raise self._blamed(error) from error
+            yield found
 
 
-async def respond(
-    request: Request, asked: Answerable, streams: bool | None, deadline: Deadline
-) -> Response:
+async def respond(request: Request, asked: Answering[Any]) -> Response:
     """Serve it, unless the client leaves or time is up first."""
-    if streams:
+    if asked.body.stream:
         events = asked.events(request)
-        stream = await EventStream.started(events, error_event, request.receive, deadline)
+        stream = await EventStream.started(events, error_event, request.receive, asked.deadline)
         stream.headers.update(asked.headers)
         return stream
-    document = await while_connected(request.receive, asked.document(request), deadline)
+    work = asked.document(request)
+    document = await while_connected(request.receive, work, asked.deadline)
     return Response(encode_json(document), headers=asked.headers, media_type="application/json")
 
 
@@ -102,8 +188,7 @@ class Usage:
 
     def take(self, piece: Piece) -> None:
         self._num_output_tokens += len(piece.token_ids)
-        if piece.num_cached_tokens and piece.index == 0:
-            self._num_cached_tokens += piece.num_cached_tokens
+        self._num_cached_tokens += piece.num_cached_tokens
         if piece.counters is not None and self._counters is not None:
             self._counters.add(piece.counters)
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,16 +12,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.errors import RequestError
-from paceline.server.api.common import PlainRoute, Usage, encode_all, respond
+from paceline.models.detokenizer import IncrementalDecoder
+from paceline.models.tokenizer import Tokenizer
+from paceline.request import TokenLogprobs
+from paceline.server.api.common import Answering, PlainRoute, encode_all, respond
 from paceline.server.body import read_body
-from paceline.server.completion_choice import Choice, LegacyLogprobs, joined
 from paceline.server.messages import Piece
 from paceline.server.openapi import GENERATION_ERRORS, answers, errors, takes
 from paceline.server.protocol.completions import CompletionRequest, CompletionResponse
 from paceline.server.sampling import answer_limit, sampling_params, structured_outputs
 from paceline.server.serving import Answers, Prompt, Serving
-from paceline.server.sse import ChoiceEvents, Deadline
-from paceline.server.tokens import OriginTokens, prompt_logprobs
+from paceline.server.sse import Deadline
+from paceline.server.tokens import OriginTokens, TokenTexts, finite, prompt_logprobs
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -40,47 +39,28 @@ async def completions(request: Request) -> Response:
     serving = Serving.of(request)
     deadline = Deadline.after(serving.config.timeout)
     body = await read_body(request, CompletionRequest)
-    completion = Completion(serving, body, deadline)
-    return await respond(request, completion, body.stream, deadline)
+    return await respond(request, Completion(serving, body, deadline))
 
 
-class Completion:
-    """One request while it is served.
-
-    Args:
-        deadline: it began when the request arrived.
-
+class Completion(Answering[CompletionRequest]):
+    """
     Raises:
         RequestError, ApiError: what is asked for does not exist.
     """
 
-    _usage: Usage  # once the prompts are encoded
+    kind = "cmpl", "text_completion", "text_completion"
 
     def __init__(self, serving: Serving, body: CompletionRequest, deadline: Deadline) -> None:
         if body.max_tokens == 0 and not body.echo:
             raise RequestError("max_tokens is 0; that is for echo, which reports on the prompt")
-        self.headers: Mapping[str, str] = {}
-        self._serving = serving
-        self._body = body
-        self._deadline = deadline
+        super().__init__(serving, body, deadline)
+        self.num_prompts = len(body.prompts)
         self._prompts: list[Prompt] = []
         self._texts: list[str] = []  # of the prompts, for ``echo``
-        self._head: dict[str, Any] = {
-            "id": f"cmpl-{uuid.uuid4().hex}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": serving.model_name(body.model),
-            "system_fingerprint": serving.fingerprint,
-        }
         self._choices: dict[int, Choice] = {}
 
-    async def _prepare(self) -> None:
-        """Encode and check.
-
-        Raises:
-            RequestError: the request cannot be served.
-        """
-        serving, body = self._serving, self._body
+    async def _prepare(self) -> list[Prompt]:
+        serving, body = self._serving, self.body
         self._texts = [prompt for prompt in body.prompts if isinstance(prompt, str)]
         encoded = [prompt for prompt in body.prompts if not isinstance(prompt, str)]
         if self._texts:  # all of them are
@@ -91,82 +71,51 @@ class Completion:
         if body.echo and not self._texts:
             decode = serving.tokenizer.decode
             self._texts = await asyncio.to_thread(lambda: [*map(decode, encoded)])
-        num_tokens = sum(len(prompt.token_ids) for prompt in self._prompts)
-        self._usage = Usage(num_tokens, body)
+        return self._prompts
 
-    # --- the answer ----------------------------------------------------------------------------
-
-    async def document(self, request: Request) -> dict[str, Any]:
-        """The answer in one body."""
-        parts: dict[int, list[dict[str, Any]]] = {}
-        async with self._answering(request) as found:
-            async for index, piece in found:
-                for part in await self._told(found, index, piece):
-                    parts.setdefault(part["index"], []).append(part)
-        choices = [joined(parts[index]) for index in sorted(parts)]
-        return {**self._head, "choices": choices, "usage": self._usage.document()}
-
-    async def events(self, request: Request) -> AsyncGenerator[bytes, None]:
-        """The answer as events, one per piece; the first is empty and says that it was accepted."""
-        chunks = ChoiceEvents(self._head, self._body.wants_usage)
-        async with self._answering(request) as found:
-            yield b""
-            async for index, piece in found:
-                choices = await self._told(found, index, piece)
-                yield chunks.of(choices, self._usage.so_far())
-        yield chunks.end(self._usage.document())
-
-    @asynccontextmanager
-    async def _answering(self, request: Request) -> AsyncIterator[Answers]:
-        serving, body = self._serving, self._body
-        with serving.admitted(len(body.prompts) * (body.n or 1)):
-            await self._prepare()
-            answering = serving.answering(request, self._prompts, self._deadline, body.cache_salt)
-            async with answering as found:
-                yield found
-
-    async def _told(self, found: Answers, index: int, piece: Piece) -> list[dict[str, Any]]:
-        """The parts of a piece. What it takes to report on a long prompt holds up nobody else."""
-        body = self._body
+    async def _parts(self, found: Answers, piece: Piece) -> list[dict[str, Any]]:
+        """What it takes to report on a long prompt holds up nobody else."""
+        body = self.body
         if body.prompt_logprobs is not None or (body.echo and body.logprobs is not None):
-            return await asyncio.to_thread(self._parts, found, index, piece)
-        return self._parts(found, index, piece)
+            return await asyncio.to_thread(self._told, found, piece)
+        return self._told(found, piece)
 
-    def _parts(self, found: Answers, index: int, piece: Piece) -> list[dict[str, Any]]:
-        """What a piece adds to the choice that it belongs to."""
-        place = index * (self._body.n or 1) + piece.index
-        choice = self._choices.get(place)
+    def _told(self, found: Answers, piece: Piece) -> list[dict[str, Any]]:
+        body, prompt = self.body, piece.sample // (self.body.n or 1)
+        choice = self._choices.get(piece.sample)
         parts = []
         is_first = choice is None
         if choice is None:
-            choice = self._choices[place] = self._choice(place, self._prompts[index].token_ids)
-            if self._body.echo:
-                parts.append(self._echo(found, index, choice))
-        if self._body.max_tokens == 0:
+            token_ids = self._prompts[prompt].token_ids
+            choice = self._choices[piece.sample] = self._choice(piece.sample, token_ids)
+            if body.echo:
+                entries = found.prompt_logprobs[prompt]
+                parts.append(choice.echo(self._texts[prompt], token_ids, entries))
+        if body.max_tokens == 0:
             # The engine emits at least one token, which nobody asked for.
             parts.append(choice.end())
-            piece = replace(piece, token_ids=())
+            piece = piece._replace(token_ids=())
         else:
             parts.append(choice.take(piece))
         self._usage.take(piece)
-        if is_first and self._body.prompt_logprobs is not None:
-            entries = found.generations[index].prompt_logprobs
-            told = prompt_logprobs(entries, self._serving.texts, self._body.prompt_logprobs)
+        if is_first and body.prompt_logprobs is not None:
+            told = prompt_logprobs(
+                found.prompt_logprobs[prompt], self._serving.texts, body.prompt_logprobs
+            )
             parts[-1]["prompt_logprobs"] = told
         return parts
 
-    def _echo(self, found: Answers, index: int, choice: Choice) -> dict[str, Any]:
-        entries = found.generations[index].prompt_logprobs
-        return choice.echo(self._texts[index], self._prompts[index].token_ids, entries)
-
     def _choice(self, place: int, token_ids: list[int]) -> Choice:
-        body, tokenizer = self._body, self._serving.client.tokenizer
+        body, tokenizer = self.body, self._serving.client.tokenizer
         logprobs = None
         if body.logprobs is not None:
             before = [] if body.echo else token_ids
             logprobs = LegacyLogprobs(body.logprobs, self._serving.texts, tokenizer, before)
         origins = OriginTokens(tokenizer, token_ids) if body.return_origins else None
         return Choice(place, logprobs, origins)
+
+    def _joined(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        return joined(parts)
 
 
 def _prompt(serving: Serving, body: CompletionRequest, token_ids: list[int]) -> Prompt:
@@ -182,3 +131,121 @@ def _prompt(serving: Serving, body: CompletionRequest, token_ids: list[int]) -> 
         wanted = max(body.logprobs, body.prompt_logprobs or 0)
         params = replace(params, prompt_logprobs=wanted)
     return Prompt(token_ids, params)
+
+
+class LegacyLogprobs:
+    """Log-probabilities as completions have them: parallel lists, offsets into the text.
+
+    Args:
+        count: likeliest tokens to name at each place, besides the one that was chosen.
+        text_before: what the text that offsets count in begins with before the first token told.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        texts: TokenTexts,
+        tokenizer: Tokenizer | None,
+        token_ids_before: Sequence[int] = (),
+    ) -> None:
+        self._count = count
+        self._texts = texts
+        self._decoder = tokenizer and IncrementalDecoder(tokenizer, token_ids_before)
+        self._offset = 0
+
+    def part(
+        self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None]
+    ) -> dict[str, list[Any]]:
+        """What these tokens add to each list; no entry is the first token of a prompt."""
+        spelled = [self._texts.text(token_id) for token_id in token_ids]
+        return {
+            "tokens": spelled,
+            "token_logprobs": [entry and finite(entry.logprob) for entry in entries],
+            "top_logprobs": [entry and self._top(entry) for entry in entries],
+            "text_offset": [self._advance(token_id) for token_id in token_ids],
+        }
+
+    def _top(self, entry: TokenLogprobs) -> dict[str, float]:
+        # Tokens can be spelled alike: the chosen one's figure stays, then the likeliest one's.
+        found = {self._texts.text(entry.token_id): finite(entry.logprob)}
+        for token_id, logprob in entry.top[: self._count]:
+            found.setdefault(self._texts.text(token_id), finite(logprob))
+        return found
+
+    def _advance(self, token_id: int) -> int:
+        """Where the token's text begins."""
+        offset = self._offset
+        if self._decoder:
+            self._offset += len(self._decoder.push(token_id))
+        return offset
+
+
+class Choice:
+    """One sample of one prompt.
+
+    Args:
+        index: among the choices of the answer.
+        logprobs, origins: how to report them; None where they are not asked for.
+    """
+
+    def __init__(
+        self, index: int, logprobs: LegacyLogprobs | None, origins: OriginTokens | None
+    ) -> None:
+        self._index = index
+        self._logprobs = logprobs
+        self._origins = origins
+
+    def echo(
+        self, text: str, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None]
+    ) -> dict[str, Any]:
+        """The prompt, which comes first where it was asked for."""
+        part = self._part(text, self._logprobs_of(token_ids, entries), None, None)
+        if self._origins is not None:
+            part["tokens"] = []
+        return part
+
+    def take(self, piece: Piece) -> dict[str, Any]:
+        """What a piece adds."""
+        logprobs = self._logprobs_of(piece.token_ids, piece.logprobs)
+        part = self._part(piece.text, logprobs, piece.finish_reason, piece.stop_reason)
+        if self._origins is not None:
+            part["tokens"] = self._origins.take(piece)
+        return part
+
+    def end(self) -> dict[str, Any]:
+        """Nothing more, for an answer of no tokens."""
+        return self._part("", None, "length", None)
+
+    def _logprobs_of(
+        self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None]
+    ) -> dict[str, list[Any]] | None:
+        return None if self._logprobs is None else self._logprobs.part(token_ids, entries)
+
+    def _part(
+        self,
+        text: str,
+        logprobs: dict[str, list[Any]] | None,
+        finish_reason: str | None,
+        stop_reason: str | int | None,
+    ) -> dict[str, Any]:
+        return {
+            "index": self._index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+            "stop_reason": stop_reason,
+        }
+
+
+def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """A whole choice from its parts; there is at least one."""
+    whole = {name: value for part in parts for name, value in part.items()}
+    whole["text"] = "".join(part["text"] for part in parts)
+    told = [part["logprobs"] for part in parts if part["logprobs"] is not None]
+    if told:
+        whole["logprobs"] = {
+            name: [each for part in told for each in part[name]] for name in told[0]
+        }
+    if any("tokens" in part for part in parts):
+        whole["tokens"] = [token for part in parts for token in part.get("tokens", ())]
+    return whole

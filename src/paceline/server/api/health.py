@@ -1,4 +1,7 @@
-"""How the server is: ``/health``, ``/metrics``, ``/stats``; and the prefix cache emptied."""
+"""What a server says of itself: models, version, ``/health``, ``/metrics``, ``/stats``.
+
+And the prefix cache emptied.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,12 @@ from fastapi.responses import PlainTextResponse
 from starlette.requests import Request
 from starlette.responses import Response
 
+from paceline import __version__
 from paceline.server.errors import SERVER, ApiError
 from paceline.server.metrics import CONTENT_TYPE
 from paceline.server.openapi import errors
+from paceline.server.protocol.answers import Health, ModelCard, ModelList, Version
 from paceline.server.protocol.common import ErrorBody
-from paceline.server.protocol.models import Health
 from paceline.server.security import refuse_foreign_page
 from paceline.server.serving import Serving
 from paceline.server.sse import encode_json
@@ -55,3 +59,35 @@ async def flush_prefix_cache(request: Request) -> Health:
     serving.check_takes_requests()
     await serving.client.flush_prefix_cache()
     return Health(status="flushed")
+
+
+@router.get("/v1/models", responses=errors())
+async def models(request: Request) -> ModelList:
+    serving = Serving.of(request)
+    return ModelList(data=[_card(serving, name) for name in serving.names])
+
+
+# A name can hold a slash, as those of the hub do.
+@router.get("/v1/models/{model:path}", responses=errors(404))
+async def model(request: Request, model: str) -> ModelCard:
+    serving = Serving.of(request)
+    return _card(serving, serving.model_name(model))
+
+
+def _card(serving: Serving, name: str) -> ModelCard:
+    info = serving.client.info
+    return ModelCard(
+        id=name,
+        created=serving.created,
+        root=info.model,
+        max_model_len=info.max_model_len,
+        promise="identical" if info.promises_identity else "up to rounding",
+        proposers=list(info.proposers),
+        dtype=info.dtype,
+        backend=info.backend,
+    )
+
+
+@router.get("/version", responses=errors())
+async def version() -> Version:
+    return Version(version=__version__)

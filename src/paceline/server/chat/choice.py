@@ -11,7 +11,6 @@ from typing import Any
 from paceline.errors import EngineClosedError
 from paceline.request import TokenLogprobs
 from paceline.server.chat.answer import AnswerParser
-from paceline.server.chat.deltas import AnswerDelta, CallDelta
 from paceline.server.messages import Piece
 from paceline.server.tokens import OriginTokens, TokenTexts, finite
 
@@ -69,11 +68,8 @@ class ChatChoice:
 
     def take(self, piece: Piece) -> list[dict[str, Any]]:
         """What a piece adds: parts with words, and one that ends the sample."""
-        found = [self._parser.push(piece.text)]
-        if piece.finish_reason is not None:
-            found.append(self._parser.finish())
-        deltas = [delta_document(delta) for delta in found if delta]
-        parts = [self._part(delta) for delta in deltas]
+        delta = self._parser.push(piece.text, final=piece.finish_reason is not None)
+        parts = [self._part(delta)] if delta else []
         if piece.token_ids and (self._logprobs or self._origins):
             parts = parts or [self._part({})]
             if self._logprobs is not None:
@@ -104,29 +100,6 @@ class ChatChoice:
 
     def _part(self, delta: dict[str, Any]) -> dict[str, Any]:
         return {"index": self._index, "delta": delta, "logprobs": None, "finish_reason": None}
-
-
-def delta_document(delta: AnswerDelta) -> dict[str, Any]:
-    """The ``delta`` of a choice."""
-    told: dict[str, Any] = {}
-    if delta.reasoning:
-        told["reasoning_content"] = delta.reasoning
-    if delta.content:
-        told["content"] = delta.content
-    if delta.calls:
-        told["tool_calls"] = [_call_document(call) for call in delta.calls]
-    return told
-
-
-def _call_document(call: CallDelta) -> dict[str, Any]:
-    if call.id is None:
-        return {"index": call.index, "function": {"arguments": call.arguments}}
-    return {
-        "index": call.index,
-        "id": call.id,
-        "type": "function",
-        "function": {"name": call.name, "arguments": call.arguments},
-    }
 
 
 def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:

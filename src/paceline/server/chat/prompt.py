@@ -15,8 +15,8 @@ from typing import Any
 
 from paceline.errors import RequestError, TemplateError
 from paceline.models.tokenizer import Tokenizer
+from paceline.server.chat.answer import CLOSE, OPEN
 from paceline.server.chat.constraints import Thoughts
-from paceline.server.chat.reasoning import CLOSE, OPEN
 from paceline.server.protocol.chat import ChatCompletionRequest, ChatMessage, MessageToolCall, Tool
 
 _PROTECTED = {

@@ -5,12 +5,9 @@ Owns the table of formats; supporting another one that wraps JSON is another ent
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 from paceline.models.tokenizer import Tokenizer
-from paceline.server.chat.deltas import ToolParser
-from paceline.server.chat.tool_text import JsonCallParser
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +18,9 @@ class ToolFormat:
         name: as users choose it.
         key: of the arguments.
         separator: what stands between two calls.
-        opening, closing, bare: what is recognised, see :class:`JsonCallParser`.
+        opening: strings that a call begins with, wherever they stand.
+        closing: strings dropped directly after a call.
+        bare: a brace begins a call too, at the start of the answer and directly after a call.
     """
 
     name: str
@@ -32,16 +31,6 @@ class ToolFormat:
     opening: tuple[str, ...]
     closing: tuple[str, ...]
     bare: bool
-
-    def parser(self, names: Collection[str], max_calls: int | None = None) -> ToolParser:
-        """A parser for one answer; ``names`` are the tools that were offered."""
-        return JsonCallParser(
-            names,
-            opening=self.opening,
-            closing=self.closing,
-            bare=self.bare,
-            max_calls=max_calls,
-        )
 
 
 HERMES = ToolFormat(

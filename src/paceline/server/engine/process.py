@@ -6,8 +6,8 @@ prompts to the outbox, and one sends heartbeats. None of them waits for the othe
 what was asked for, so the two processes cannot block each other. The process ends when the other
 one does.
 
-Commands: ``(generate, handle, token_ids, params, cache_salt, trace_id)``, ``(abort, handle)``,
-``(ask, number, name, arguments)``. Messages: ``(hello, info, tokenizer)``, ``(failed, error)``,
+Commands: ``(generate, handle, prompts, params, cache_salt, trace_id)``, ``(abort, handle)``,
+``(ask, number, name)``. Messages: ``(hello, info, tokenizer)``, ``(failed, error)``,
 ``(accepted, handle)``, ``(refused, handle, error)``, ``(step, entries)``,
 ``(reply, number, error, value)``, ``(beat, stats)`` and ``(dead, reason)``.
 """
@@ -29,12 +29,18 @@ from typing import Any, NoReturn
 
 from paceline.errors import EngineClosedError, RequestError
 from paceline.policy.cost_points import StepShape
-from paceline.request import Request, StepOutput, TokenLogprobs
+from paceline.request import Request, StepOutput
 from paceline.sampling_params import SamplingParams
-from paceline.server.engine.health import start_beating
-from paceline.server.engine.outbox import Outbox
-from paceline.server.engine.wire import Channel, EngineFactory, Entry, LogprobTuple, Rest, portable
-from paceline.server.messages import SAMPLING_DEFAULTS, EngineInfo
+from paceline.server.engine.wire import (
+    Channel,
+    EngineFactory,
+    Entry,
+    Outbox,
+    Sample,
+    portable,
+    start_beating,
+)
+from paceline.server.messages import SAMPLING_DEFAULTS, EngineInfo, Piece
 
 log = logging.getLogger(__name__)
 NAME = "paceline-engine"
@@ -90,6 +96,7 @@ class _Route:
     """Where a sample's outputs go, and what they will need of it."""
 
     handle: int
+    sample: int
     request: Request
     trace_id: str
     is_fresh: bool = True
@@ -111,9 +118,9 @@ class EngineServer:
         )
         self._lock = threading.Lock()
         # Request ids of each handle that still run; None while they are being submitted.
-        self._jobs: dict[int, list[int] | None] = {}
+        self._jobs: dict[int, set[int] | None] = {}
         self._routes: dict[int, _Route] = {}  # of the engine's thread alone
-        self._outbox = Outbox(lambda entries: self.tell(("step", entries)), stream_interval)
+        self._outbox = Outbox(self._send_entries, stream_interval)
 
     def serve(self) -> None:
         """Until the other process closes the channel or dies."""
@@ -123,7 +130,8 @@ class EngineServer:
                 handle, _, params, *_ = arguments
                 with self._lock:
                     self._jobs[handle] = None
-                pool = self._pool if params.structured_outputs is None else self._grammar_pool
+                is_shaped = any(wish.structured_outputs is not None for wish in params)
+                pool = self._grammar_pool if is_shaped else self._pool
                 pool.submit(self._generate, *arguments)
             elif kind == "abort":
                 self._abort(*arguments)
@@ -135,49 +143,50 @@ class EngineServer:
     def _generate(
         self,
         handle: int,
-        token_ids: list[int],
-        params: SamplingParams,
+        prompts: list[list[int]],
+        params: list[SamplingParams],
         cache_salt: str,
         trace_id: str,
     ) -> None:
         def on_added(jobs: Sequence[Any]) -> None:
-            requests = jobs[0].requests
+            requests = [request for job in jobs for request in job.requests]
             ids = [request.request_id for request in requests]
             with self._lock:
                 is_wanted = handle in self._jobs
                 if is_wanted:
-                    self._jobs[handle] = ids
+                    self._jobs[handle] = set(ids)
             if not is_wanted:  # it was aborted while it was being submitted
                 self._engine.abort(ids)
                 return
-            for request in requests:
-                self._routes[request.request_id] = _Route(handle, request, trace_id)
+            for sample, request in enumerate(requests):
+                self._routes[request.request_id] = _Route(handle, sample, request, trace_id)
 
         with self._lock:
             if handle not in self._jobs:  # it was aborted while it waited for this thread
                 return
         extra = {"trace_id": trace_id}
         try:
-            self._engine.submit([token_ids], [params], self._send_step, cache_salt, on_added)
+            self._engine.submit(prompts, params, self._send_step, cache_salt, on_added)
         except Exception as error:
             log.info("request %d is refused: %s", handle, error, extra=extra)
             with self._lock:
                 self._jobs.pop(handle, None)
             self.tell(("refused", handle, portable(error)))
         else:
-            log.info("request %d: %d prompt tokens", handle, len(token_ids), extra=extra)
+            count = sum(map(len, prompts))
+            log.info("request %d: %d prompt tokens", handle, count, extra=extra)
             self.tell(("accepted", handle))
 
     def _abort(self, handle: int) -> None:
         with self._lock:
             ids = self._jobs.pop(handle, None)
         if ids:
-            self._engine.abort(ids)
+            self._engine.abort(sorted(ids))
 
-    def _answer(self, number: int, name: str, arguments: Sequence[Any]) -> None:
+    def _answer(self, number: int, name: str) -> None:
         assert name in ASKABLE
         try:
-            value = getattr(self._engine, name)(*arguments)
+            value = getattr(self._engine, name)()
         except Exception as error:
             self.tell(("reply", number, portable(error), None))
         else:
@@ -196,40 +205,44 @@ class EngineServer:
             self._outbox.flush()
             self.tell(("dead", str(death)))
             os._exit(1)
-        entries = [entry for output in outputs if (entry := self._entry(output)) is not None]
+        entries, edges = list[Entry](), set[Sample]()
+        for output in outputs:
+            route = self._routes.get(output.request_id)
+            has_ended = output.finish_reason is not None
+            if route is None or not (output.token_ids or output.text or has_ended):
+                continue
+            entries.append((route.handle, self._piece(route, output)))
+            if has_ended or route.is_fresh:
+                edges.add((route.handle, route.sample))
+                route.is_fresh = False
+            if has_ended:
+                self._forget(route)
         if entries:
-            self._outbox.put(entries)
-
-    def _entry(self, output: StepOutput) -> Entry | None:
-        """A step of one sample as it travels; None when nobody would learn anything from it."""
-        route = self._routes.get(output.request_id)
-        has_ended = output.finish_reason is not None
-        if route is None or not (output.token_ids or output.text or has_ended):
-            return None
-        rest = None
-        if has_ended or route.is_fresh or output.logprobs:
-            rest = self._rest(route, output)
-        if has_ended:
-            self._forget(route)
-        tokens, origins = list(output.token_ids), list(output.origins)
-        return route.handle, route.request.sample_index, tokens, origins, output.text, rest
+            self._outbox.put(entries, edges)
 
     @staticmethod
-    def _rest(route: _Route, output: StepOutput) -> Rest:
-        request, is_first = route.request, route.is_fresh
-        route.is_fresh = False
-        reason = output.finish_reason
+    def _piece(route: _Route, output: StepOutput) -> Piece:
+        """A step of one sample."""
+        request, reason = route.request, output.finish_reason
         # The first sample's are everybody's, and nobody is ahead of it.
-        prompt = request.prompt_logprobs if is_first and not request.sample_index else []
-        return Rest(
-            logprobs=[_plain(each) for each in output.logprobs],
+        tells_prompt = route.is_fresh and not request.sample_index
+        return Piece(
+            route.sample,
+            list(output.token_ids),
+            list(output.origins),
+            output.text,
+            list(output.logprobs),
             finish_reason=None if reason is None else reason.value,
             stop_reason=output.stop_reason,
             counters=None if reason is None else request.counters,
-            num_cached_tokens=request.num_cached_tokens if is_first else 0,
-            prompt_logprobs=[_travelling(each) for each in prompt],
+            num_cached_tokens=request.num_cached_tokens if tells_prompt else 0,
+            prompt_logprobs=request.prompt_logprobs if tells_prompt else (),
             error=None if output.error is None else portable(output.error),
         )
+
+    def _send_entries(self, entries: Sequence[Entry]) -> None:
+        """As plain values, see :mod:`paceline.server.engine.wire`."""
+        self.tell(("step", [(handle, *piece) for handle, piece in entries]))
 
     def _forget(self, route: _Route) -> None:
         request_id = route.request.request_id
@@ -243,14 +256,6 @@ class EngineServer:
         if route.request.error is not None:
             extra = {"trace_id": route.trace_id}
             log.warning("request %d failed: %s", route.handle, route.request.error, extra=extra)
-
-
-def _travelling(entry: TokenLogprobs | None) -> LogprobTuple | None:
-    return None if entry is None else _plain(entry)
-
-
-def _plain(entry: TokenLogprobs) -> LogprobTuple:
-    return entry.token_id, entry.logprob, entry.rank, entry.top
 
 
 def engine_info(engine: Any) -> EngineInfo:

@@ -107,6 +107,34 @@ class OrderCounts:
     beginnings: Floats
     suffixes: Ints
 
+    @classmethod
+    def of(
+        cls,
+        contexts: NDArray[np.int64],
+        shorter: Ints,
+        keys: Ints,
+        weights: Floats,
+        beginnings: Floats,
+        lower: OrderCounts | None,
+        vocab_size: int,
+    ) -> OrderCounts:
+        """Add up what was counted, in any order.
+
+        Args:
+            keys: of each count the number of its context times ``vocab_size``, plus its token.
+            lower: the order below; None at the lowest.
+        """
+        ngrams, places = np.unique(keys, return_inverse=True)
+        context_of, tokens = np.divmod(ngrams, vocab_size)
+        suffixes = np.zeros(0, np.int64)
+        if lower is not None:
+            known = lower.context_of * vocab_size + lower.tokens
+            found = np.searchsorted(known, shorter[context_of] * vocab_size + tokens)
+            suffixes = found.astype(np.int64)
+        size = len(ngrams)
+        told = sums(places, weights, size), sums(places, beginnings, size)
+        return cls(contexts, shorter, context_of, tokens, *told, suffixes)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NgramCounts:
@@ -171,26 +199,7 @@ def _count(
     seen = context[corpus.positions] >= 0
     positions, weights = corpus.positions[seen], corpus.weights[seen]
     keys = context[positions] * vocab_size + corpus.labels[seen]
-    ngrams, inverse = np.unique(keys, return_inverse=True)
     at_start = np.where(place[positions] == length, weights, 0.0)
-    context_of, tokens = np.divmod(ngrams, vocab_size)
     shorter, lower = below or (np.zeros(0, np.int64), None)
-    return OrderCounts(
-        corpus.tokens[examples[:, None] + np.arange(-length, 0)].astype(np.int64),
-        shorter,
-        context_of,
-        tokens,
-        sums(inverse, weights, len(ngrams)),
-        sums(inverse, at_start, len(ngrams)),
-        suffixes(context_of, tokens, shorter, lower, vocab_size),
-    )
-
-
-def suffixes(
-    context_of: Ints, tokens: Ints, shorter: Ints, lower: OrderCounts | None, vocab_size: int
-) -> Ints:
-    """Numbers in the order below of n-grams without their first tokens; none at the lowest."""
-    if lower is None:
-        return np.zeros(0, np.int64)
-    keys = lower.context_of * vocab_size + lower.tokens
-    return np.searchsorted(keys, shorter[context_of] * vocab_size + tokens).astype(np.int64)
+    contexts = corpus.tokens[examples[:, None] + np.arange(-length, 0)].astype(np.int64)
+    return OrderCounts.of(contexts, shorter, keys, weights, at_start, lower, vocab_size)

@@ -31,7 +31,7 @@ from paceline.proposers.ngram_model.tables import (
     NgramTables,
     context_key,
 )
-from paceline.training.ngram.counts import NgramCounts, OrderCounts, suffixes
+from paceline.training.ngram.counts import NgramCounts, OrderCounts
 from paceline.writing import whole_file
 
 LLAMA_CONTEXT = 4
@@ -182,8 +182,8 @@ def _order_counts(
         numbers = {tuple(each): number for number, each in enumerate(lower.contexts.tolist())}
         shorter = np.array([numbers[context[1:]] for context in contexts])
     firsts = np.where(is_first, weights, 0.0)
-    below = suffixes(context_of, tokens, shorter, lower, vocab_size)
-    return OrderCounts(table, shorter, context_of, tokens, weights, firsts, below)
+    keys = context_of * vocab_size + tokens
+    return OrderCounts.of(table, shorter, keys, weights, firsts, lower, vocab_size)
 
 
 def write_llama_lookup(counts: NgramCounts, path: str | Path) -> None:

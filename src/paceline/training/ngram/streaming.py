@@ -18,8 +18,6 @@ from paceline.training.ngram.counts import (
     NgramCounts,
     OrderCounts,
     count_ngrams,
-    suffixes,
-    sums,
 )
 
 PIECE_TOKENS = 1 << 20
@@ -77,7 +75,15 @@ def added(one: NgramCounts, other: NgramCounts) -> NgramCounts:
             keys.append(unique)
             numbers = np.split(inverse, [len(pair[0].contexts)])
             contexts, shorter = contexts[first], np.concatenate(below)[first]
-        orders.append(_added(pair, numbers, contexts, shorter, orders, vocab_size))
+        added = [
+            to[each.context_of] * vocab_size + each.tokens
+            for to, each in zip(numbers, pair, strict=True)
+        ]
+        weights = np.concatenate([each.weights for each in pair])
+        beginnings = np.concatenate([each.beginnings for each in pair])
+        counts = (np.concatenate(added), weights, beginnings)
+        lower = orders[-1] if orders else None
+        orders.append(OrderCounts.of(contexts, shorter, *counts, lower, vocab_size))
     return NgramCounts(vocab_size, one.num_tokens + other.num_tokens, tuple(orders))
 
 
@@ -87,29 +93,3 @@ def _context_keys(contexts: Ints, keys: Sequence[Ints], vocab_size: int) -> Ints
     for place, known in enumerate(keys):
         number = np.searchsorted(known, number * vocab_size + contexts[:, place])
     return number * vocab_size + contexts[:, -1]
-
-
-def _added(
-    pair: Sequence[OrderCounts],
-    numbers: Sequence[Ints],
-    contexts: Ints,
-    shorter: Ints,
-    lower: Sequence[OrderCounts],
-    vocab_size: int,
-) -> OrderCounts:
-    """One order of the sum; ``numbers`` are those of each one's contexts in it."""
-    mixed = [
-        to[each.context_of] * vocab_size + each.tokens
-        for to, each in zip(numbers, pair, strict=True)
-    ]
-    ngrams, places = np.unique(np.concatenate(mixed), return_inverse=True)
-    context_of, tokens = np.divmod(ngrams, vocab_size)
-    return OrderCounts(
-        contexts,
-        shorter,
-        context_of,
-        tokens,
-        sums(places, np.concatenate([each.weights for each in pair]), len(ngrams)),
-        sums(places, np.concatenate([each.beginnings for each in pair]), len(ngrams)),
-        suffixes(context_of, tokens, shorter, lower[-1] if lower else None, vocab_size),
-    )

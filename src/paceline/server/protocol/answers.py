@@ -1,4 +1,4 @@
-"""What ``/v1/chat/completions`` answers with. Owns names and types."""
+"""What ``/v1/chat/completions`` answers with, and what describes a server. Owns names and types."""
 
 from __future__ import annotations
 
@@ -38,3 +38,35 @@ class ChatCompletionResponse(BaseModel):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: UsageBody | None
+
+
+class ModelCard(BaseModel):
+    """One name under which the model is served.
+
+    ``promise`` says whether answers with speculation are those of plain decoding bit for bit, or
+    up to rounding, where near-ties can fall otherwise.
+    """
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: Literal["paceline"] = "paceline"
+    root: str
+    max_model_len: int
+    promise: Literal["identical", "up to rounding"]
+    proposers: list[str]
+    dtype: str
+    backend: str
+
+
+class ModelList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class Version(BaseModel):
+    version: str
+
+
+class Health(BaseModel):
+    status: str
