@@ -17,7 +17,7 @@ from paceline.workbench.serving.arrivals import TraceRow, arrival_times, read_tr
 from paceline.workbench.serving.client import EventParser, Outcome
 from paceline.workbench.serving.figures import figures_of, parse_goodput
 from paceline.workbench.serving.ratios import block_size, ratio_of_medians
-from paceline.workbench.serving.server import parse_counters
+from paceline.workbench.serving.server import growth, parse_counters, speculation_figures
 
 TRACE = Path(__file__).parents[3] / "shared/data/traces/azure_llm_inference_code.csv"
 
@@ -231,11 +231,14 @@ other:spec_decode_num_drafts_total 100
 """
     found = parse_counters(text)
     assert found is not None
-    assert (found.num_drafts, found.num_draft_tokens, found.num_accepted_tokens) == (4, 12, 6)
-    assert found.figures()["spec_decode_acceptance_length"] == pytest.approx(1 + 6 / 8)
-    assert found.figures()["spec_decode_per_position_acceptance_rates"] == [0.0, 0.5]
+    figures = speculation_figures(found)
+    names = ("num_drafts", "draft_tokens", "accepted_tokens")
+    assert [figures[f"spec_decode_{name}"] for name in names] == [4, 12, 6]
+    assert figures["spec_decode_acceptance_length"] == pytest.approx(1 + 6 / 8)
+    assert figures["spec_decode_per_position_acceptance_rates"] == [0.0, 0.5]
     assert parse_counters("process_cpu_seconds_total 1\n") is None
     merged = parse_counters(f"{text}\nvllm:spec_decode_num_draft_steps_total 3\n")
     assert merged is not None
-    assert merged.num_drafts == 3  # one draft was a tree of two proposers
-    assert found.combined(found, sign=-1).figures() == {}
+    assert merged["num_drafts"] == 3  # one draft was a tree of two proposers
+    assert speculation_figures(growth(found, found, {})) == {}
+    assert growth({}, found, found)["num_draft_tokens"] == 24

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from paceline.workbench.serving.datasets import DatasetConfig
 
 DATASETS = "random, sonnet, sharegpt, spec_bench, custom"
-METRICS = "ttft, tpot, itl, e2el"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -88,20 +87,17 @@ class TrafficOptions:
 class BenchServeOptions(TrafficOptions, DatasetOptions, ServerOptions):
     """Options of ``paceline bench serve``."""
 
-    percentile_metrics: str = option("ttft,tpot,itl", f"Shown, with commas between: {METRICS}.")
     metric_percentiles: str = option("99", "Percentiles, with commas between.")
     goodput: list[str] | None = option(
         None,
         "A limit that good requests keep, for ttft, tpot or e2el; give it once for each.",
         metavar="KEY:MS",
     )
-    label: str | None = option(None, "Begins the result's name (default: the backend).")
     save_result: bool = option(False, "Write the figures as JSON.")
     save_detailed: bool = option(False, "With every request's lengths, times and text.")
-    append_result: bool = option(False, "Add a line to the file instead of replacing it.")
-    result_dir: str | None = option(None, "Folder of the file.")
-    result_filename: str | None = option(None, "Its name (default: rate, model and date).")
-    disable_tqdm: bool = option(False, "No progress bar.")
+    result_filename: str | None = option(
+        None, "Write them to this file (default: named by backend, model and date)."
+    )
     json: bool = option(False, "End stdout with a line of JSON.")
 
 
@@ -111,8 +107,6 @@ class BenchThroughputOptions(EngineOptions, SpeculationOptions, DatasetOptions, 
 
     chat: bool = option(False, "Put prompts into the chat template.")
     compare: bool = option(False, "Plainly and speculatively, in turns; exit 1 if outputs differ.")
-    output_json: str | None = option(None, "Write the figures to this file.")
-    disable_tqdm: bool = option(False, "No progress bar.")
     json: bool = option(False, "End stdout with a line of JSON.")
 
 

