@@ -177,13 +177,19 @@ def comparison_lines(found: Comparison) -> Iterator[str]:
     rows = []
     for name, ratio in found.ratios().items():
         title, scale = _RATIOS[name]
-        medians = [f"{median * scale:.2f}" for median in (ratio.ours, ratio.theirs)]
+        ours, theirs = (f"{median * scale:.2f}" for median in (ratio.ours, ratio.theirs))
         rows.append(
-            [title, *medians, f"{ratio.value:.3f}", ratio.interval, str(ratio.num_pairs)],
+            {
+                "median": title,
+                "first": ours,
+                "second": theirs,
+                "first / second": f"{ratio.value:.3f}",
+                "95 % interval": ratio.interval,
+                "pairs": str(ratio.num_pairs),
+            }
         )
     if rows:
-        headers = ("median", "first", "second", "first / second", "95 % interval", "pairs")
-        yield table(headers, rows)
+        yield table(rows)
     pairs, differing = len(found.pairs), found.differing
     if not pairs:
         yield "no request was completed by both"

@@ -216,24 +216,20 @@ def comparison_table(comparison: Comparison) -> str:
     """A row per group of prompts."""
     rows = []
     for pair in comparison.pairs:
-        last = pair.first_prompt + len(pair.outputs)
-        first = pair.first_prompt + 1
-        rows.append([f"{first}" if first == last else f"{first}-{last}", *pair_cells(pair)])
-    return table(["prompt", *PAIR_HEADERS], rows)
+        first, last = pair.first_prompt + 1, pair.first_prompt + len(pair.outputs)
+        rows.append({"prompt": f"{first}" if first == last else f"{first}-{last}"} | cells(pair))
+    return table(rows)
 
 
-PAIR_HEADERS = ("plain tok/s", "speculative tok/s", "speed-up", "acceptance length", "identical")
-
-
-def pair_cells(pair: Pair) -> list[str]:
-    """The cells of :data:`PAIR_HEADERS`."""
-    return [
-        f"{pair.plain.tokens_per_second:.1f}",
-        f"{pair.speculative.tokens_per_second:.1f}",
-        f"{pair.speedup:.2f}x",
-        f"{pair.speculative.mean_acceptance_length:.2f}",
-        "NO" if pair.differing else "yes",
-    ]
+def cells(pair: Pair) -> dict[str, str]:
+    """The figures of both arms in a table."""
+    return {
+        "plain tok/s": f"{pair.plain.tokens_per_second:.1f}",
+        "speculative tok/s": f"{pair.speculative.tokens_per_second:.1f}",
+        "speed-up": f"{pair.speedup:.2f}x",
+        "acceptance length": f"{pair.speculative.mean_acceptance_length:.2f}",
+        "identical": "NO" if pair.differing else "yes",
+    }
 
 
 def verdict(comparison: Comparison, promises_identity: bool) -> str:

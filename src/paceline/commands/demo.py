@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.commands.compare import (
     EXIT_DIFFERENT,
-    PAIR_HEADERS,
     Comparison,
     Pair,
+    cells,
     compare,
     open_arms,
-    pair_cells,
     verdict,
 )
 from paceline.commands.display import OriginSplitter, Screen, table
@@ -194,8 +193,7 @@ def by_kind(prompts: Sequence[Prompt], comparison: Comparison) -> dict[str, Pair
 
 def demo_table(kinds: Mapping[str, Pair]) -> str:
     """A row per kind of prompt, and one for all."""
-    rows = [[kind, *pair_cells(pair)] for kind, pair in kinds.items()]
-    return table(["prompt kind", *PAIR_HEADERS], rows)
+    return table([{"prompt kind": kind} | cells(pair) for kind, pair in kinds.items()])
 
 
 def _kind_results(kinds: Mapping[str, Pair]) -> list[dict[str, Any]]:

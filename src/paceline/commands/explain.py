@@ -151,8 +151,9 @@ def _show(
     view = StepView(run, prompt, pieces, _readable(tokenizer), wants_colour(screen.out))
     for line in view.lines(wanted):
         screen.say(line)
-    if wanted and wanted[-1] > run.num_steps:
-        screen.note(f"the last step is step {run.num_steps}: there is no step {wanted[-1]}")
+    last = run.records[-1].index + 1
+    if wanted and wanted[-1] > last:
+        screen.note(f"the last step is step {last}: there is no step {wanted[-1]}")
     screen.say("")
     for line in summary_lines(run):
         screen.say(line)
@@ -203,7 +204,6 @@ def _document(run: Explanation, llm: LLM, pieces: Sequence[str]) -> dict[str, An
         "proposers": [
             asdict(each) | {"calibration_error": each.calibration_error} for each in summaries
         ],
-        "num_dropped_steps": run.num_dropped,
         "steps": [
             _step(record, "".join(pieces[run.emitted_by(record)]), text_of)
             for record in run.records

@@ -158,11 +158,8 @@ def numbers(option: str, text: str | None, least: int, most: int) -> list[int]:
 
 
 def _show(profiles: list[Profile], screen: Screen) -> None:
-    from paceline.commands.profile_view import describe, draw_bars, tables
+    from paceline.commands.profile_view import describe, tables
 
     for profile in profiles:
-        screen.say(describe(profile) + "\n")
-        for text in tables(profile):
+        for text in (describe(profile), *tables(profile)):
             screen.say(text + "\n")
-        draw_bars(profile.table, screen.out)
-        screen.say("")

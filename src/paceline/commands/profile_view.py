@@ -1,20 +1,13 @@
-"""How a profile looks on a terminal: tables of figures, and the curve as bars."""
+"""How a profile looks on a terminal: tables of figures."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TextIO
 
 from paceline.commands.display import printable, table
 from paceline.policy.cost_table import CostTable
 from paceline.policy.host_time import NO_DRAFTING_HOST_TIME, NO_HOST_TIME, HostTime
 from paceline.workbench.profile import Profile
-from paceline.workbench.profile_machine import Roofs, Work
-
-BAR_WIDTHS = 64
-"""Wider steps have no bar: prefill chunks would flatten those of verification."""
-BAR_CELLS = 50
-ROOFED = ("GB/s", "of read roof", "GFLOP/s", "of compute roof")
 
 
 def describe(profile: Profile) -> str:
@@ -57,31 +50,34 @@ def tables(profile: Profile) -> list[str]:
 
 
 def _widths(profile: Profile, context: int) -> str:
-    costs, roofs, work = profile.table, profile.roofs, profile.work
+    costs = profile.table
     unit = "plain steps" if costs.is_relative else "ms"
-    headers = ["width", unit, "spread", "cost ratio"]
-    has_roofs = roofs is not None and work is not None
-    rows = []
-    for point in costs.base_points(context):
-        ratio = costs.cost_ratio(point.width, context)
-        row = [str(point.width), f"{point.ms:.3f}", f"{point.spread:.3f}", f"{ratio:.3f}"]
-        if roofs is not None and work is not None:
-            row += _achieved(point.width, context, point.ms, roofs, work)
-        rows.append(row)
-    text = table(headers + list(ROOFED if has_roofs else ()), rows)
-    return f"one request, context {context}, all rows sampled\n{text}"
+    rows = [
+        {
+            "width": str(point.width),
+            unit: f"{point.ms:.3f}",
+            "spread": f"{point.spread:.3f}",
+            "cost ratio": f"{costs.cost_ratio(point.width, context):.3f}",
+            **_achieved(point.width, context, point.ms, profile),
+        }
+        for point in costs.base_points(context)
+    ]
+    return f"one request, context {context}, all rows sampled\n{table(rows)}"
 
 
-def _achieved(width: int, context: int, ms: float, roofs: Roofs, work: Work) -> list[str]:
-    """The cells of :data:`ROOFED`."""
+def _achieved(width: int, context: int, ms: float, profile: Profile) -> dict[str, str]:
+    """How much of the machine a step uses, where that was measured."""
+    roofs, work = profile.roofs, profile.work
+    if roofs is None or work is None:
+        return {}
     read = work.bytes_read(width, context) / ms / 1e6
     computed = work.operations(width, context) / ms / 1e6
-    return [
-        f"{read:.1f}",
-        f"{read / roofs.read_gb_per_s:.0%}",
-        f"{computed:.1f}",
-        f"{computed / roofs.gflop_per_s:.0%}",
-    ]
+    return {
+        "GB/s": f"{read:.1f}",
+        "of read roof": f"{read / roofs.read_gb_per_s:.0%}",
+        "GFLOP/s": f"{computed:.1f}",
+        "of compute roof": f"{computed / roofs.gflop_per_s:.0%}",
+    }
 
 
 def _samples(costs: CostTable) -> str:
@@ -92,47 +88,33 @@ def _samples(costs: CostTable) -> str:
     }
     widths = sorted({width for width, samples in single if samples == 0})
     rows = [
-        [str(width), *(_cell(single.get((width, samples))) for samples in (width, 1, 0))]
+        {
+            "width": str(width),
+            "all sampled": _cell(single.get((width, width))),
+            "one": _cell(single.get((width, 1))),
+            "none": _cell(single.get((width, 0))),
+        }
         for width in widths
     ]
-    text = table(["width", "all sampled", "one", "none"], rows)
-    return f"sampled rows, context {context}, ms\n{text}" if rows else ""
+    return f"sampled rows, context {context}, ms\n{table(rows)}" if rows else ""
 
 
 def _requests(costs: CostTable) -> str:
     """Several requests beside one request with as many rows."""
-    rows = []
-    for point in costs.points:
-        if point.requests > 1:
-            count = point.requests * point.width
-            alone = costs.milliseconds(count, point.context)
-            step = f"{point.requests} x {point.width}"
-            rows.append([step, str(point.context), _cell(point.ms), _cell(alone)])
-    text = table(["requests x width", "context", "ms", "as one request"], rows)
-    return f"several requests\n{text}" if rows else ""
+    rows = [
+        {
+            "requests x width": f"{point.requests} x {point.width}",
+            "context": str(point.context),
+            "ms": _cell(point.ms),
+            "as one request": _cell(
+                costs.milliseconds(point.requests * point.width, point.context)
+            ),
+        }
+        for point in costs.points
+        if point.requests > 1
+    ]
+    return f"several requests\n{table(rows)}" if rows else ""
 
 
 def _cell(ms: float | None) -> str:
     return "-" if ms is None else f"{ms:.3f}"
-
-
-def draw_bars(costs: CostTable, out: TextIO) -> None:
-    """The cost ratio of every width as a bar, at the shortest context."""
-    from rich.bar import Bar
-    from rich.console import Console
-    from rich.table import Table
-
-    context = costs.contexts[0]
-    points = [point for point in costs.base_points(context) if point.width <= BAR_WIDTHS]
-    plain = points[0].ms
-    most = max(point.ms for point in points)
-    grid = Table.grid(padding=(0, 1))
-    grid.add_column(justify="right")
-    grid.add_column(width=BAR_CELLS)
-    grid.add_column(justify="right")
-    for point in points:
-        bar = Bar(most, 0, point.ms, width=BAR_CELLS)
-        grid.add_row(str(point.width), bar, f"{point.ms / plain:.2f}")
-    console = Console(file=out, highlight=False)
-    console.print(f"cost ratio to width 1, context {context}")
-    console.print(grid)

@@ -30,7 +30,6 @@ from paceline.workbench.quality import REFERENCE, Excess, Quality, Window, exces
 
 DEFAULT_TEXT_TOKENS = 8192
 DEFAULT_WINDOW = 512
-HEADERS = ("arithmetic", "tokens", "perplexity", "ratio", "mean KL", "99 % KL", "top-1 agreement")
 
 
 def quality_command(options: VerifyOptions) -> int:
@@ -200,19 +199,20 @@ def _report(
 
 
 def quality_table(rows: Mapping[str, Quality]) -> str:
-    return table(HEADERS, [_cells(name, row) for name, row in rows.items()])
-
-
-def _cells(name: str, row: Quality) -> Sequence[str]:
-    return [
-        name,
-        str(row.num_tokens),
-        f"{row.perplexity:.4f}",
-        f"{row.ratio:.5f}",
-        f"{row.mean_kl:.3e}",
-        f"{row.kl_99:.3e}",
-        f"{row.top1_agreement:.2%}",
-    ]
+    return table(
+        [
+            {
+                "arithmetic": name,
+                "tokens": str(row.num_tokens),
+                "perplexity": f"{row.perplexity:.4f}",
+                "ratio": f"{row.ratio:.5f}",
+                "mean KL": f"{row.mean_kl:.3e}",
+                "99 % KL": f"{row.kl_99:.3e}",
+                "top-1 agreement": f"{row.top1_agreement:.2%}",
+            }
+            for name, row in rows.items()
+        ]
+    )
 
 
 def pairs(rows: Mapping[str, Quality]) -> Iterator[tuple[str, str, Excess]]:

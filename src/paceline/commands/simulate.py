@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from paceline.workbench.simulate import Configs, Simulator
 
 PLAIN, BEST_FIXED, BEST_STEPS = "plain", "best fixed of each prompt", "best drafts of each step"
-HEADERS = ("", "steps", "rows/step", "draft tokens", "accepted length", "tok/s", "speed-up")
 MOST_REQUESTS = 4096
 """At a time, as in an engine."""
 Rows = dict[str, "ReplayResult"]
@@ -215,23 +214,23 @@ def _show(simulator: Simulator, rows: Rows, learnt: Mapping[str, int], screen: S
         f"{printable(simulator.table.name)}\n"
     )
     cells = [_cells(simulator, name, rows, MARK if learnt[name] else "") for name in rows]
-    screen.say(table(HEADERS, cells))
+    screen.say(table(cells))
     if any(learnt.values()):
         screen.say(FOOTNOTE)
 
 
-def _cells(simulator: Simulator, name: str, rows: Rows, mark: str) -> list[str]:
+def _cells(simulator: Simulator, name: str, rows: Rows, mark: str) -> dict[str, str]:
     result, counts = rows[name], figures(rows[name])
     steps = len(result.rows)
-    return [
-        name + mark,
-        str(steps) if steps else "-",
-        f"{sum(result.rows) / steps:.2f}" if steps else "-",
-        str(counts.num_draft_tokens),
-        f"{counts.mean_acceptance_length:.2f}",
-        "-" if simulator.table.is_relative else f"{counts.tokens_per_second:.1f}",
-        f"{rows[PLAIN].ms / result.ms:.3f}",
-    ]
+    return {
+        "": name + mark,
+        "steps": str(steps) if steps else "-",
+        "rows/step": f"{sum(result.rows) / steps:.2f}" if steps else "-",
+        "draft tokens": str(counts.num_draft_tokens),
+        "accepted length": f"{counts.mean_acceptance_length:.2f}",
+        "tok/s": "-" if simulator.table.is_relative else f"{counts.tokens_per_second:.1f}",
+        "speed-up": f"{rows[PLAIN].ms / result.ms:.3f}",
+    }
 
 
 def _document(

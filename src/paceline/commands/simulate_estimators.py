@@ -14,8 +14,6 @@ from paceline.workbench.estimators_report import (
     best_of,
 )
 
-HEADERS = ("estimator", "log-loss", "Brier score", "calibration error")
-BINS = ("estimated", "accepted", "labels")
 Compared = Mapping[str, Mapping[str, Scores]]
 """By proposer, then by estimator; empty for a proposer that drafted nothing."""
 
@@ -31,26 +29,25 @@ def texts(compared: Compared) -> list[str]:
 def _texts(name: str, scores: Mapping[str, Scores]) -> list[str]:
     best, kept = best_of(scores), scores[KEPT]
     lines = [
-        [
-            _label(estimator),
-            f"{'* ' if estimator == best else ''}{each.log_loss:.4f}",
-            f"{each.brier:.4f}",
-            f"{each.calibration_error:.3f}",
-        ]
+        {
+            "estimator": f"{estimator} (what planners use)" if estimator == KEPT else estimator,
+            "log-loss": f"{'* ' if estimator == best else ''}{each.log_loss:.4f}",
+            "Brier score": f"{each.brier:.4f}",
+            "calibration error": f"{each.calibration_error:.3f}",
+        }
         for estimator, each in scores.items()
     ]
-    bins = [[f"{b.estimate:.2f}", f"{b.accepted:.2f}", str(b.count)] for b in kept.bins]
+    bins = [
+        {"estimated": f"{b.estimate:.2f}", "accepted": f"{b.accepted:.2f}", "labels": str(b.count)}
+        for b in kept.bins
+    ]
     met = "met" if kept.calibration_error <= MAX_CALIBRATION_ERROR else "not met"
     return [
-        f"{name}: {kept.count} labelled nodes, log-loss in nats\n{table(HEADERS, lines)}",
-        f"{name}: reliability of the {KEPT}\n{table(BINS, bins)}\n"
+        f"{name}: {kept.count} labelled nodes, log-loss in nats\n{table(lines)}",
+        f"{name}: reliability of the {KEPT}\n{table(bins)}\n"
         f"calibration error {kept.calibration_error:.3f}, at most {MAX_CALIBRATION_ERROR:g} is "
         f"aimed at: {met}; with so many labels chance alone makes {kept.error_by_chance:.3f}",
     ]
-
-
-def _label(estimator: str) -> str:
-    return f"{estimator} (what planners use)" if estimator == KEPT else estimator
 
 
 def document(compared: Compared) -> dict[str, Any]:

@@ -28,7 +28,6 @@ from paceline.commands.tune_setup import (
     traced,
 )
 from paceline.commands.tune_view import (
-    chart,
     doubt,
     nodes_per_step,
     quality_table,
@@ -139,7 +138,6 @@ def _show(
     screen.say(ranking(tuning, simulator.table.is_relative, simulator.learnt) + "\n")
     if qualities:
         screen.say(quality_table(qualities, tuning) + "\n")
-    screen.say(chart(tuning) + "\n")
     for line in verdict(tuning, drafts):
         screen.say(line)
 

@@ -196,8 +196,8 @@ def _table(figures: dict[str, Any]) -> str:
             return "yes" if value else "NO"
         return f"{value:.4g}" if isinstance(value, float) else str(value)
 
-    rows = [[name, cell(figures[name])] for name in figures if name != "first_differences"]
-    return table(["figure", "value"], rows)
+    names = [name for name in figures if name != "first_differences"]
+    return table([{"figure": name, "value": cell(figures[name])} for name in names])
 
 
 def _verdict(failures: Sequence[str], figures: dict[str, Any]) -> str:

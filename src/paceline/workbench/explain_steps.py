@@ -80,19 +80,19 @@ class RequestPart:
 
 @dataclass(slots=True)
 class Asked:
-    """A proposer in a step; requests are named by their ids.
+    """A proposer in a step.
 
     Attributes:
-        asked, passed_over: for whom it was to draft, and for whom it was found not to pay.
+        num_asked, num_passed_over: requests for which it was to draft, and for which it was found
+            not to pay.
         node_price, level_price: expected tokens that the first node, and each level, must bring.
         milliseconds: of its drafting.
         num_nodes: that it drafted, over all requests.
     """
 
     origin: str
-    costs_forwards: bool
-    asked: list[int]
-    passed_over: list[int]
+    num_asked: int
+    num_passed_over: int
     node_price: float = 0.0
     level_price: float = 0.0
     milliseconds: float = 0.0
@@ -144,13 +144,9 @@ class StepRecord:
     def next_node(self) -> tuple[float, float] | None:
         """What one node more would bring and cost, in tokens, where that ended the choice."""
         after = self.num_verified + 1
-        worths = [
-            part.weight * node.path_prob
-            for part in self.requests
-            for node in part.nodes
-            if node.cut is Cut.COST
-        ]
-        is_fairness = any(node.cut is Cut.FAIRNESS for node in self.nodes)
+        cuts = [(part.weight * n.path_prob, n.cut) for part in self.requests for n in part.nodes]
+        worths = [worth for worth, cut in cuts if cut is Cut.COST]
+        is_fairness = any(cut is Cut.FAIRNESS for _, cut in cuts)
         if is_fairness or not worths or after >= len(self.growth):
             return None
         return max(worths), self.rate * (self.growth[after] - self.growth[after - 1])
@@ -202,7 +198,11 @@ def summarise(records: Sequence[StepRecord]) -> list[ProposerSummary]:
     found: dict[str, ProposerSummary] = {}
     for record in records:
         for asked in record.asks:
-            _add_asked(found.setdefault(asked.origin, ProposerSummary(asked.origin)), asked)
+            summary = found.setdefault(asked.origin, ProposerSummary(asked.origin))
+            summary.num_asked += asked.num_asked
+            summary.num_passed_over += asked.num_passed_over
+            summary.milliseconds += asked.milliseconds
+            summary.num_drafted += asked.num_nodes
     nodes = [node for record in records for node in record.nodes]
     for origin, summary in found.items():
         own = [node for node in nodes if node.origin == origin]
@@ -212,13 +212,6 @@ def summarise(records: Sequence[StepRecord]) -> list[ProposerSummary]:
         labels = [(node.accept_prob, node.is_right) for node in own]
         summary.bins = reliability((p, right) for p, right in labels if right is not None)
     return list(found.values())
-
-
-def _add_asked(summary: ProposerSummary, asked: Asked) -> None:
-    summary.num_asked += len(asked.asked)
-    summary.num_passed_over += len(asked.passed_over)
-    summary.milliseconds += asked.milliseconds
-    summary.num_drafted += asked.num_nodes
 
 
 def cost_error(records: Sequence[StepRecord]) -> float | None:
