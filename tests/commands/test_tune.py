@@ -181,7 +181,7 @@ def test_nothing_beats_plain_decoding(cli: Cli, cost: tuple[str, ...], tmp_path:
     assert found.document["best"] is None
     # So few answers have no interval, and drafts that never came are all the same.
     assert {row["interval"] for row in found.document["rows"]} == {None}
-    assert "2 answers, 64 tokens together, are too few to be sure" in found.out
+    assert "too few answers (2 of 64 tokens) to be sure" in found.out
     first = found.document["rows"][0]
     assert first["same"]
     assert f"{first['name']} (and {len(first['same'])} larger)" in found.out
@@ -207,7 +207,7 @@ def test_what_is_not_known_is_measured_once(
     assert first.code == 0, first.err
     assert first.document["cost_table"] == "target"
     (note,) = first.document["notes"]
-    assert "2 answers, 8 tokens together, are too few" in note
+    assert "too few answers (2 of 8 tokens)" in note
     assert {row["planner"] for row in first.document["rows"]} == {"fixed"}
     assert "replays were left out for lack of time" in first.out
     assert cli(*arguments).document["time_unit"] == "ms"

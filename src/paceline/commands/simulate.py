@@ -94,15 +94,10 @@ def _opened(
     options: SimulateOptions, fixed: Mapping[str, Configs], screen: Screen
 ) -> tuple[Simulator, list[str]]:
     """The simulator, and remarks on what it rests on, which are shown."""
-    from paceline.commands.profile_view import describe
     from paceline.commands.simulate_costs import cost_notes, costs_of
     from paceline.workbench.simulate_setup import open_simulator
 
-    costs, draft_costs = costs_of(
-        options.cost,
-        options.draft_cost,
-        lambda profile: screen.note(f"costs of {describe(profile)}"),
-    )
+    costs, draft_costs = costs_of(options.cost, options.draft_cost)
     with screen.progress("drafting", 100) as advance:
         opened = open_simulator(
             options.traces,
@@ -206,17 +201,20 @@ def figures(result: ReplayResult) -> Figures:
 def _show(simulator: Simulator, rows: Rows, learnt: Mapping[str, int], screen: Screen) -> None:
     from paceline.workbench.simulate_setup import FOOTNOTE, MARK
 
-    tokens = rows[PLAIN].total("num_emitted_tokens")
-    count = simulator.config.max_num_seqs
-    screen.say(
-        f"predicted, not measured: {len(simulator.traces)} traces, {tokens} tokens, {count} "
-        f"{'request' if count == 1 else 'requests'} at a time; costs: "
-        f"{printable(simulator.table.name)}\n"
-    )
+    screen.say(said_of(simulator, rows[PLAIN]))
     cells = [_cells(simulator, name, rows, MARK if learnt[name] else "") for name in rows]
     screen.say(table(cells))
     if any(learnt.values()):
         screen.say(FOOTNOTE)
+
+
+def said_of(simulator: Simulator, plain: ReplayResult) -> str:
+    """What a table of predictions is made from."""
+    return (
+        f"predicted, not measured; answers: {len(simulator.traces)}, tokens: "
+        f"{plain.total('num_emitted_tokens')}, requests at a time: "
+        f"{simulator.config.max_num_seqs}, costs: {printable(simulator.table.name)}\n"
+    )
 
 
 def _cells(simulator: Simulator, name: str, rows: Rows, mark: str) -> dict[str, str]:

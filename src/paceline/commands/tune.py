@@ -19,7 +19,7 @@ from paceline.commands.config_file import write_config_file
 from paceline.commands.display import Screen, printable
 from paceline.commands.options import EngineOptions
 from paceline.commands.resolve import engine_options
-from paceline.commands.simulate import counted, facts
+from paceline.commands.simulate import counted, facts, said_of
 from paceline.commands.tune_setup import (
     TuneOptions,
     check_files,
@@ -129,12 +129,7 @@ def _show(
     drafts: Drafts,
     screen: Screen,
 ) -> None:
-    tokens, count = tuning.plain.result.total("num_emitted_tokens"), len(simulator.traces)
-    screen.say(
-        f"predicted, not measured: {count} {'answer' if count == 1 else 'answers'}, {tokens} "
-        f"{'token' if tokens == 1 else 'tokens'}, concurrency "
-        f"{simulator.config.max_num_seqs}; costs: {printable(simulator.table.name)}\n"
-    )
+    screen.say(said_of(simulator, tuning.plain.result))
     screen.say(ranking(tuning, simulator.table.is_relative, simulator.learnt) + "\n")
     if qualities:
         screen.say(quality_table(qualities, tuning) + "\n")

@@ -69,18 +69,11 @@ def doubt(tuning: Tuning) -> str | None:
     """What to say where there are too few answers for an interval."""
     if tuning.is_sure:
         return None
+    count, tokens = len(tuning.plain.result.traces), tuning.plain.result.total("num_emitted_tokens")
     return (
-        f"{_answers(tuning.plain)} too few to be sure of any speed-up: there are no intervals; "
-        f"tune with at least {LEAST_ANSWERS} prompts, better with dozens"
+        f"too few answers ({count} of {tokens} tokens) to be sure of any speed-up: there are no "
+        f"intervals; tune with at least {LEAST_ANSWERS} prompts, better with dozens"
     )
-
-
-def _answers(row: Row) -> str:
-    count, tokens = len(row.result.traces), row.result.total("num_emitted_tokens")
-    tokens_each = f"{tokens} {'token' if tokens == 1 else 'tokens'}"
-    if count == 1:
-        return f"1 answer of {tokens_each} is"
-    return f"{count} answers, {tokens_each} together, are"
 
 
 def verdict(tuning: Tuning, drafts: Drafts) -> list[str]:
