@@ -31,11 +31,7 @@ EXIT_NOTHING = 1
 
 
 def bench_serve_command(options: BenchServeOptions) -> int:
-    """Run ``paceline bench serve``; returns the exit code: 1 when no request was completed.
-
-    Raises:
-        PacelineError: the options, the dataset or the server cannot be used.
-    """
+    """The work of ``paceline bench serve``: 1 when no request was completed."""
     _check(options)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_bench(options))

@@ -85,11 +85,7 @@ class Arm:
 
 
 def bench_throughput_command(options: BenchThroughputOptions) -> int:
-    """Run ``paceline bench throughput``; the exit code is 1 when promised identity is broken.
-
-    Raises:
-        PacelineError: the options, the dataset or the model cannot be used.
-    """
+    """The work of ``paceline bench throughput``: 1 when promised identity is broken."""
     dataset_config(options)
     speculative, settings = speculative_config(options, options.model), engine_options(options)
     with ExitStack() as stack:

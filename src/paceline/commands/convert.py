@@ -34,11 +34,7 @@ class ConvertOptions:
 
 
 def convert_command(options: ConvertOptions) -> int:
-    """Run the command; returns its exit code.
-
-    Raises:
-        PacelineError: the options, the model or the folder cannot be used.
-    """
+    """The work of ``paceline convert``."""
     import torch
 
     from paceline.models.checkpoint import load_checkpoint

@@ -114,11 +114,7 @@ class DemoOptions:
 
 
 def demo_command(options: DemoOptions) -> int:
-    """Run the demonstration; 1 if an output differed, otherwise 0.
-
-    Raises:
-        PacelineError: the options or the embedded models cannot be used.
-    """
+    """The work of ``paceline demo``: 1 if an output differed."""
     subject = choose_subject(options.embedded)
     prompts = subject.prompts(options.quick)
     wanted = options.max_tokens

@@ -32,11 +32,7 @@ class DoctorOptions(EngineOptions, ModelOptions):
 
 
 def doctor_command(options: DoctorOptions) -> int:
-    """Run the command; returns its exit code.
-
-    Raises:
-        ConfigError: an option cannot be used.
-    """
+    """The work of ``paceline doctor``."""
     from paceline.workbench.doctor import diagnose
 
     config = EngineConfig(**engine_options(options))

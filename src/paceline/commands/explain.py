@@ -54,11 +54,7 @@ class ExplainOptions(EngineOptions, SpeculationOptions, SamplingOptions, ModelOp
 
 
 def explain_command(options: ExplainOptions) -> int:
-    """Run the command; returns its exit code.
-
-    Raises:
-        PacelineError: the options, the prompt or the model cannot be used.
-    """
+    """The work of ``paceline explain``."""
     from paceline.workbench.explain import MAX_STEPS
     from paceline.workbench.plots import check_plot
 

@@ -54,11 +54,7 @@ class ProfileOptions(EngineOptions, ModelOptions):
 
 
 def profile_command(options: ProfileOptions) -> int:
-    """Run the command; returns its exit code.
-
-    Raises:
-        PacelineError: the options, the model or a file cannot be used.
-    """
+    """The work of ``paceline profile``."""
     from paceline.workbench.plots import check_plot, plot_tables
     from paceline.workbench.profile_store import store_profile, to_document
 

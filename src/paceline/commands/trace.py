@@ -39,11 +39,7 @@ class TraceOptions(EngineOptions, ModelOptions):
 
 
 def trace_command(options: TraceOptions) -> int:
-    """Run the command; returns its exit code.
-
-    Raises:
-        PacelineError: the prompts, the model or the folder cannot be used.
-    """
+    """The work of ``paceline trace``."""
     from paceline.llm import LLM
     from paceline.traces import TraceWriter
 

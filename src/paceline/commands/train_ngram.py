@@ -64,11 +64,7 @@ class TrainNgramOptions:
 
 
 def train_ngram_command(options: TrainNgramOptions) -> int:
-    """Run the command; returns its exit code.
-
-    Raises:
-        ConfigError, TrainingError, ModelLoadError: options, data or files cannot be used.
-    """
+    """The work of ``paceline train ngram``."""
     from paceline.training.ngram.train import train_ngram
 
     result, screen = train_ngram(_config(options)), Screen()

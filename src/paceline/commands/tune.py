@@ -52,11 +52,7 @@ NOT_WRITTEN = ("config", "max_num_seqs", "planner")
 
 
 def tune_command(options: TuneOptions) -> int:
-    """Run the command; returns its exit code.
-
-    Raises:
-        PacelineError: the prompts, answers, a model or a file cannot be used.
-    """
+    """The work of ``paceline tune``."""
     check_files(options)
     screen, seconds = Screen(), dict[str, float]()
     drafts = drafts_to_try(options)

@@ -65,11 +65,7 @@ class Arms:
 
 
 def verify_command(options: VerifyOptions) -> int:
-    """Run the command; returns its exit code.
-
-    Raises:
-        PacelineError: the options, the prompts or the model cannot be used.
-    """
+    """The work of ``paceline verify``."""
     if options.quality:
         from paceline.commands.quality import quality_command
 
