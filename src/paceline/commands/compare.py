@@ -118,14 +118,12 @@ def _run_pair(
     arms = [(plain, Figures()), (speculative, Figures())]
     outputs = {}
     for llm, figures in arms if plain_first else reversed(arms):
-        outputs[id(figures)] = check_answered(figures.measure(llm, group, params))
+        outputs[llm] = check_answered(figures.measure(llm, group, params))
     (_, one_arm), (_, other_arm) = arms
     pair.plain.add_figures(one_arm)
     pair.speculative.add_figures(other_arm)
-    pair.rounds.append(
-        Round(one_arm.seconds, one_arm.num_steps, other_arm.seconds, other_arm.num_steps)
-    )
-    expected, found = outputs[id(one_arm)], outputs[id(other_arm)]
+    pair.rounds.append((one_arm, other_arm))
+    expected, found = outputs[plain], outputs[speculative]
     pair.outputs = pair.outputs or found
     for index, (one, other) in enumerate(zip(expected, found, strict=True), pair.first_prompt):
         if one.token_ids != other.token_ids or one.finish_reason != other.finish_reason:

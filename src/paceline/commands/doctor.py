@@ -43,7 +43,7 @@ def doctor_command(options: DoctorOptions) -> int:
         screen.say(json.dumps(asdict(found)))
         return 0
     for name, text in facts(found):
-        screen.say(_entry(name, text))
+        screen.say(_wrapped(name.ljust(INDENT), text))
     screen.say("\nFaster, the greatest gain first:" if found.advice else "\nNothing to improve.")
     for number, text in enumerate(found.advice, start=1):
         screen.say(_wrapped(f"{number:2}. ", text))
@@ -57,8 +57,6 @@ def facts(found: Diagnosis) -> Iterator[tuple[str, str]]:
     if machine.instructions:
         yield "instructions", ", ".join(machine.instructions)
     yield "cores", _cores(machine)
-    if machine.hypervisor is not None:
-        yield "virtualised", machine.hypervisor or "yes"
     yield "memory", _memory(machine)
     roofs = found.roofs
     yield "measured", f"{roofs.read_gb_per_s:.1f} GB/s read, {roofs.gflop_per_s:.0f} GFLOP/s"
@@ -110,10 +108,6 @@ def _memory(machine: Machine) -> str:
     pages = f", huge pages: {machine.huge_pages}" if machine.huge_pages else ""
     total, available = machine.memory_total / 1e9, machine.memory_available / 1e9
     return f"{total:.1f} GB, {available:.1f} GB available{pages}"
-
-
-def _entry(name: str, text: str) -> str:
-    return _wrapped(name.ljust(INDENT), text)
 
 
 def _wrapped(begin: str, text: str) -> str:

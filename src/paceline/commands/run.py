@@ -26,14 +26,12 @@ from paceline.commands.resolve import (
     without_memory,
 )
 from paceline.errors import ConfigError, RequestError
-from paceline.llm import LLM
 from paceline.outputs import Completion, GenerationOutput
 from paceline.sampling_params import SamplingParams
 from paceline.workbench.chrome_trace import StepClock, write_trace
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
-
 
 EXIT_FAILED = 2
 PROMPT = "> "
