@@ -8,7 +8,7 @@ steps: what a draft is worth in a batch is for a replay to say.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,6 @@ from paceline.models.checkpoint import Checkpoint
 from paceline.proposers.base import TargetInfo
 from paceline.proposers.draft_model.growth import (
     RANKED,
-    Likeness,
     acceptance_estimates,
     likeness,
     ranking_params,
@@ -185,12 +184,12 @@ def compare_models(
     if not temperature > 0:
         raise ConfigError(f"temperature is {temperature}; allowed are numbers above 0")
     draft = Engine(runner, EngineConfig(max_model_len=runner.decoder.max_len))
-    sums = _Sums(temperature, likeness(config))
     assert engine.config.max_model_len is not None
-    limit = min(engine.config.max_model_len, runner.decoder.max_len)
+    limit, like = min(engine.config.max_model_len, runner.decoder.max_len), likeness(config)
+    sums, choices = np.zeros(5 + len(TOP)), list[tuple[float, bool]]()
     for index, trace in enumerate(traces):
         first = trace.prompt_len
-        end = min(len(trace.token_ids), limit, first + max_tokens - sums.num_tokens)
+        end = min(len(trace.token_ids), limit, first + max_tokens - len(choices))
         if end <= first:
             continue
         request = trace_request(index, trace, meta)
@@ -201,9 +200,30 @@ def compare_models(
             rows = [
                 SamplingRow(request, tokens[first : begin + i], params) for i in range(len(targets))
             ]
-            sums.add_choices(offered, rows, targets)
-            sums.add_rows(wanted.numpy(force=True), offered.numpy(force=True))
-    return sums.quality()
+            ranked, scores = rank_candidates(offered, rows, RANKED)
+            estimates = np.nan_to_num(acceptance_estimates(rows, scores, like)[:, 0])
+            hits = ranked[:, 0] == np.asarray(targets)
+            choices += zip(estimates.tolist(), hits.tolist(), strict=True)
+            step = max(1, ELEMENTS // wanted.shape[1])
+            for both in zip(wanted.split(step), offered.split(step), strict=True):
+                sums += _figures(*(z.numpy(force=True) for z in both), temperature).sum(axis=0)
+    if not choices:
+        raise TraceError("the traces hold no output token within the context of both models")
+    bins, count = reliability(choices), len(choices)
+    kl, outside, variation, rejection, coupled, *agreed = (sums / count).tolist()
+    return DraftQuality(
+        num_tokens=count,
+        kl=kl,
+        outside=outside,
+        total_variation=variation,
+        agreement=dict(zip(TOP, agreed, strict=True)),
+        temperature=temperature,
+        rejection_acceptance=rejection,
+        coupled_acceptance=coupled,
+        acceptance=sum(each.num_right for each in bins) / count,
+        estimated_acceptance=sum(each.expected for each in bins) / count,
+        calibration_error=calibration_error(bins),
+    )
 
 
 def _both(
@@ -218,72 +238,28 @@ def _both(
         yield begin, wanted.float(), whole.float()
 
 
-@dataclass(slots=True)
-class _Sums:
-    """Totals so far."""
+def _figures(wanted: Logits, offered: Logits, temperature: float) -> Floats:
+    """Of each row: KL, what is outside, variation, both acceptances, and agreement by :data:`TOP`.
 
-    temperature: float
-    like: Likeness
-    num_tokens: int = 0
-    kl: float = 0.0
-    outside: float = 0.0
-    variation: float = 0.0
-    rejection: float = 0.0
-    coupled: float = 0.0
-    agreed: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(TOP), np.int64))
-    # Of first choices: what was expected, and whether they were right.
-    choices: list[tuple[float, bool]] = field(default_factory=list)
-
-    def add_choices(
-        self, offered: torch.Tensor, rows: Sequence[SamplingRow], targets: Sequence[int]
-    ) -> None:
-        """Compare the draft's first choices with the tokens that came."""
-        tokens, scores = rank_candidates(offered, rows, RANKED)
-        estimates = np.nan_to_num(acceptance_estimates(rows, scores, self.like)[:, 0])
-        hits = tokens[:, 0] == np.asarray(targets)
-        self.choices += zip(estimates.tolist(), hits.tolist(), strict=True)
-
-    def add_rows(self, wanted: Logits, offered: Logits) -> None:
-        """Compare distributions; both ``[n, vocab]``."""
-        step = max(1, ELEMENTS // wanted.shape[1])
-        for start in range(0, len(wanted), step):
-            rows = slice(start, start + step)
-            self._add_slice(wanted[rows], offered[rows])
-        self.num_tokens += len(wanted)
-
-    def _add_slice(self, wanted: Logits, offered: Logits) -> None:
-        log_p, log_q = log_softmax(wanted), log_softmax(offered)
-        p, q = np.exp(log_p), np.exp(log_q)
-        has = np.isfinite(log_q)
-        self.outside += float(p[~has].sum())
-        log_kept = log_softmax(np.where(has, wanted, -np.inf))
-        kept = np.exp(log_kept)
-        with np.errstate(invalid="ignore"):  # -inf minus -inf
-            self.kl += float(np.where(kept > 0, kept * (log_kept - log_q), 0.0).sum())
-        self.variation += float(np.abs(p - q).sum()) / 2
-        placed = ranks(offered, wanted.argmax(axis=1))
-        self.agreed += [int((placed < k).sum()) for k in TOP]
-        if self.temperature != 1.0:
-            log_p, log_q = (log_softmax(z, self.temperature) for z in (wanted, offered))
-            p, q = np.exp(log_p), np.exp(log_q)
-        self.rejection += float(np.minimum(p, q).sum())
-        self.coupled += float(coupled_acceptance(log_p, log_q).sum())
-
-    def quality(self) -> DraftQuality:
-        count = self.num_tokens
-        if not count:
-            raise TraceError("the traces hold no output token within the context of both models")
-        bins = reliability(self.choices)
-        return DraftQuality(
-            num_tokens=count,
-            kl=self.kl / count,
-            outside=self.outside / count,
-            total_variation=self.variation / count,
-            agreement=dict(zip(TOP, (self.agreed / count).tolist(), strict=True)),
-            temperature=self.temperature,
-            rejection_acceptance=self.rejection / count,
-            coupled_acceptance=self.coupled / count,
-            acceptance=sum(each.num_right for each in bins) / count,
-            estimated_acceptance=sum(each.expected for each in bins) / count,
-            calibration_error=calibration_error(bins),
-        )
+    Args:
+        wanted, offered: ``[n, vocab]``.
+    """
+    log_p, log_q = log_softmax(wanted), log_softmax(offered)
+    p, q = np.exp(log_p), np.exp(log_q)
+    has = np.isfinite(log_q)
+    log_kept = log_softmax(np.where(has, wanted, -np.inf))
+    kept = np.exp(log_kept)
+    with np.errstate(invalid="ignore"):  # -inf minus -inf
+        kl = np.where(kept > 0, kept * (log_kept - log_q), 0.0).sum(axis=1)
+    warm_p, warm_q = (log_softmax(z, temperature) for z in (wanted, offered))
+    placed = ranks(offered, wanted.argmax(axis=1))
+    return np.column_stack(
+        [
+            kl,
+            np.where(has, 0.0, p).sum(axis=1),
+            np.abs(p - q).sum(axis=1) / 2,
+            np.minimum(np.exp(warm_p), np.exp(warm_q)).sum(axis=1),
+            coupled_acceptance(warm_p, warm_q),
+            *(placed < k for k in TOP),
+        ]
+    )

@@ -21,7 +21,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -178,22 +177,16 @@ class _Tape:
     request: Request
     output: list[int]
     num_blocks: int
-    counts: array[int] = field(default_factory=lambda: array("i"))
-    token_ids: array[int] = field(default_factory=lambda: array("i"))
-    parents: array[int] = field(default_factory=lambda: array("i"))
-    accept_probs: array[float] = field(default_factory=lambda: array("d"))
+    trees: list[DraftTree] = field(default_factory=list)
 
     @property
     def is_done(self) -> bool:
-        return len(self.counts) == len(self.output)
+        return len(self.trees) == len(self.output)
 
     def add(self, tree: DraftTree) -> None:
         """Keep what was grown, and move on by one token."""
-        self.request.token_ids.append(self.output[len(self.counts)])
-        self.counts.append(len(tree))
-        self.token_ids.extend(tree.token_ids)
-        self.parents.extend(tree.parents)
-        self.accept_probs.extend(tree.accept_probs)
+        self.request.token_ids.append(self.output[len(self.trees)])
+        self.trees.append(tree)
 
 
 class Recorder:
@@ -308,17 +301,16 @@ def _step(recorder: Recorder, tapes: Sequence[_Tape]) -> int:
     return ready
 
 
-def _joined(tapes: Sequence[_Tape]) -> dict[str, Any]:
+def _joined(tapes: Sequence[_Tape]) -> dict[str, NDArray[Any]]:
     """The arrays of all traces, one after another."""
+    trees = [tree for tape in tapes for tree in tape.trees]
 
     def joined(name: str, dtype: str) -> NDArray[Any]:
-        parts = [np.frombuffer(getattr(tape, name), dtype) for tape in tapes]
-        return np.concatenate([np.empty(0, dtype), *parts])
+        return np.array([value for tree in trees for value in getattr(tree, name)], dtype)
 
-    counts = joined("counts", "i4").astype(np.int64)
     return {
-        "positions": np.cumsum([0, *(len(tape.counts) for tape in tapes)], dtype=np.int64),
-        "offsets": np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]),
+        "positions": np.cumsum([0, *(len(tape.trees) for tape in tapes)], dtype=np.int64),
+        "offsets": np.cumsum([0, *map(len, trees)], dtype=np.int64),
         "token_ids": joined("token_ids", "i4"),
         "parents": joined("parents", "i4"),
         "accept_probs": joined("accept_probs", "f8"),
