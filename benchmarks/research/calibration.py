@@ -25,13 +25,16 @@ from research.estimators import ALL, Node, NodeEstimator
 from paceline import LLM, SamplingParams
 from paceline.llm import embedded_model
 from paceline.policy.evidence import AS_ESTIMATED, LEAST_DEPTHS
-from paceline.workbench.estimators_log import Log, Outcome, Recorder, replay
-from paceline.workbench.estimators_report import (
+from paceline.workbench.estimators import (
     AS_PROPOSED,
     KEPT,
     MAX_CALIBRATION_ERROR,
+    Log,
+    Outcome,
+    Recorder,
     Scores,
     compare,
+    replay,
     score,
 )
 from paceline.workbench.plots import check_plot, plot_reliability

@@ -7,8 +7,7 @@ import json
 import pytest
 
 from paceline.commands.simulate_estimators import document, panels, texts
-from paceline.workbench.estimators_log import Outcome
-from paceline.workbench.estimators_report import AS_PROPOSED, ESTIMATORS, KEPT, Scores, score
+from paceline.workbench.estimators import AS_PROPOSED, ESTIMATORS, KEPT, Outcome, Scores, score
 
 
 def scores_where(best: str, estimate: float = 0.9) -> dict[str, Scores]:

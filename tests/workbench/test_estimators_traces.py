@@ -9,12 +9,13 @@ from statistics import mean
 import pytest
 
 from paceline.engine.planners import PLANNERS
-from paceline.workbench.estimators_log import Log, Outcome
-from paceline.workbench.estimators_report import (
+from paceline.workbench.estimators import (
     AS_PROPOSED,
     ESTIMATORS,
     KEPT,
     TOGETHER,
+    Log,
+    Outcome,
     Scores,
     arms_of,
     best_of,

@@ -61,7 +61,7 @@ class Arm:
         """Under vLLM's keys, with counts of tokens and speculation."""
         seconds, requests = self.figures.seconds, len(self.outputs)
         total = self.prompt_tokens + self.figures.output_tokens
-        counts = self.figures.speculative()
+        counts = self.figures.document()
         return {
             "elapsed_time": seconds,
             "num_requests": requests,

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.commands.compare import (
     EXIT_DIFFERENT,
@@ -54,15 +54,13 @@ class Subject:
         model: its name in the catalogue; None for the embedded model.
         why: the model and the reason for it, for people.
         prompts_file: of the package.
-        max_tokens: per prompt.
-        quick_max_tokens: the same where it has to be quick.
+        max_tokens: per prompt; half as many where it has to be quick.
     """
 
     model: str | None
     why: str
     prompts_file: str
     max_tokens: int
-    quick_max_tokens: int
 
     def prompts(self, quick: bool) -> list[Prompt]:
         """The prompts; with ``quick`` the first one of each kind."""
@@ -73,12 +71,12 @@ class Subject:
 
 def real_model() -> Subject:
     why = f"{REAL}, a small real model, answers; --embedded asks the one that comes with Paceline"
-    return Subject(REAL, why, "chat_prompts.jsonl", max_tokens=128, quick_max_tokens=64)
+    return Subject(REAL, why, "chat_prompts.jsonl", max_tokens=128)
 
 
 def own_model(reason: str) -> Subject:
     why = f"the embedded model continues texts: {reason}"
-    return Subject(None, why, "prompts.jsonl", max_tokens=96, quick_max_tokens=48)
+    return Subject(None, why, "prompts.jsonl", max_tokens=96)
 
 
 def choose_subject(embedded: bool, download: Download = _HASTY) -> Subject:
@@ -117,9 +115,8 @@ def demo_command(options: DemoOptions) -> int:
     """The work of ``paceline demo``: 1 if an output differed."""
     subject = choose_subject(options.embedded)
     prompts = subject.prompts(options.quick)
-    wanted = options.max_tokens
-    if wanted is None:
-        wanted = subject.quick_max_tokens if options.quick else subject.max_tokens
+    usual = subject.max_tokens // 2 if options.quick else subject.max_tokens
+    wanted = usual if options.max_tokens is None else options.max_tokens
     params = SamplingParams(max_tokens=wanted, temperature=0.0)
     drafts = default_speculative_config(subject.model)
     settings = {
@@ -144,7 +141,16 @@ def demo_command(options: DemoOptions) -> int:
                 "max_tokens": wanted,
                 "repeat": repeat,
                 "disturbed": comparison.disturbed,
-                "kinds": _kind_results(kinds),
+                "kinds": [
+                    {
+                        "kind": kind,
+                        "plain": pair.plain.document(),
+                        "speculative": pair.speculative.document(),
+                        "speedup": pair.speedup,
+                        "identical": not pair.differing,
+                    }
+                    for kind, pair in kinds.items()
+                ],
             }
             screen.say(comparison.report().to_json(speculative, results))
     return EXIT_DIFFERENT if comparison.differing else 0
@@ -190,16 +196,3 @@ def by_kind(prompts: Sequence[Prompt], comparison: Comparison) -> dict[str, Pair
 def demo_table(kinds: Mapping[str, Pair]) -> str:
     """A row per kind of prompt, and one for all."""
     return table([{"prompt kind": kind} | cells(pair) for kind, pair in kinds.items()])
-
-
-def _kind_results(kinds: Mapping[str, Pair]) -> list[dict[str, Any]]:
-    return [
-        {
-            "kind": kind,
-            "plain": pair.plain.plain(),
-            "speculative": pair.speculative.speculative(),
-            "speedup": pair.speedup,
-            "identical": not pair.differing,
-        }
-        for kind, pair in kinds.items()
-    ]

@@ -87,7 +87,9 @@ def explain_prompt(
         PacelineError: the options, the prompt or the model cannot be used.
     """
     from paceline.llm import LLM
+    from paceline.workbench.chrome_trace import write_trace
     from paceline.workbench.explain_run import explain
+    from paceline.workbench.plots import plot_steps
 
     if not speculative:
         raise ConfigError("explain needs speculation: leave out --no-speculation")
@@ -102,7 +104,12 @@ def explain_prompt(
             run = llm.call(lambda engine: explain(engine, ids, params, advance, constraints))
         pieces = token_texts(llm.tokenizer, run)
         _show(run, llm.tokenizer, pieces, wanted, screen)
-        _write_files(run, pieces, plot, options.trace)
+        if plot is not None:
+            texts = ["".join(pieces[run.emitted_by(record)]) for record in run.records]
+            plot_steps(run.records, texts, plot)
+        if options.trace is not None:
+            runs = {"speculative": run.speculative.steps, "plain": run.plain.steps}
+            write_trace(options.trace, runs)
         if options.json:
             settings = {"seed": params.seed, "temperature": params.temperature}
             screen.say(json.dumps(_document(run, llm, pieces) | settings))
@@ -164,20 +171,6 @@ def _readable(tokenizer: Tokenizer) -> Callable[[int], str]:
         return (tokenizer.id_to_token(token_id) or decoded) if is_partial else decoded
 
     return text
-
-
-def _write_files(
-    run: Explanation, pieces: Sequence[str], plot: str | None, trace: str | None
-) -> None:
-    from paceline.workbench.chrome_trace import write_trace
-    from paceline.workbench.plots import plot_steps
-
-    if plot is not None:
-        texts = ["".join(pieces[run.emitted_by(record)]) for record in run.records]
-        plot_steps(run.records, texts, plot)
-    if trace is not None:
-        runs = {"speculative": run.speculative.steps, "plain": run.plain.steps}
-        write_trace(trace, runs)
 
 
 def _document(run: Explanation, llm: LLM, pieces: Sequence[str]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.checks import check_number
 from paceline.commands.display import Screen, printable, table
 from paceline.commands.options import EngineOptions, SpeculationOptions, argument, option
-from paceline.commands.report import Figures
+from paceline.commands.report import COUNTERS, Figures
 from paceline.commands.resolve import engine_options, speculative_config
 from paceline.config import EngineConfig
 from paceline.errors import ConfigError
@@ -143,7 +143,7 @@ def _estimators(
 ) -> dict[str, Any]:
     """Show how well acceptance is estimated; returns what it adds to the document."""
     from paceline.commands import simulate_estimators
-    from paceline.workbench.estimators_report import arms_of, compared
+    from paceline.workbench.estimators import arms_of, compared
     from paceline.workbench.plots import plot_reliability
 
     began = time.perf_counter()
@@ -184,14 +184,8 @@ def _rows(
 
 def figures(result: ReplayResult) -> Figures:
     """The counters of a replay, whose seconds are predicted ones."""
-    return Figures(
-        seconds=result.ms / 1e3,
-        output_tokens=result.total("num_emitted_tokens"),
-        num_steps=result.total("num_steps"),
-        num_drafts=result.total("num_drafts"),
-        num_draft_tokens=result.total("num_draft_tokens"),
-        num_accepted_tokens=result.total("num_accepted_tokens"),
-    )
+    counts = {name: result.total(name) for name in COUNTERS}
+    return Figures(result.ms / 1e3, result.total("num_emitted_tokens"), **counts)
 
 
 def _show(simulator: Simulator, rows: Rows, learnt: Mapping[str, int], screen: Screen) -> None:
@@ -259,7 +253,7 @@ def facts(simulator: Simulator) -> dict[str, Any]:
 
 def counted(simulator: Simulator, result: ReplayResult) -> dict[str, Any]:
     """What a document says of a replay; there are no seconds where costs are multiples."""
-    found = figures(result).speculative()
+    found = figures(result).document()
     no_time = {"seconds": None, "tokens_per_second": None}
     return found | no_time if simulator.table.is_relative else found
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.commands.display import printable, table
-from paceline.workbench.estimators_report import (
+from paceline.workbench.estimators import (
     AS_PROPOSED,
     KEPT,
     MAX_CALIBRATION_ERROR,

@@ -179,8 +179,8 @@ def _report(
             "passed": not failures,
             "failures": failures,
             **figures,
-            "plain": arms.plain_figures.plain(),
-            "speculative": arms.speculative_figures.speculative(),
+            "plain": arms.plain_figures.document(),
+            "speculative": arms.speculative_figures.document(),
         }
         screen.say(json.dumps(document))
     return EXIT_FAILED if failures else 0

@@ -17,7 +17,7 @@ from typing import Any
 from paceline.checks import check_output
 from paceline.errors import ConfigError, ProfileError
 from paceline.policy.cost_table import CostTable
-from paceline.workbench.estimators_report import Scores
+from paceline.workbench.estimators import Scores
 from paceline.workbench.explain_steps import StepRecord, summarise
 from paceline.workbench.tune import SpeedUp, Tuning
 from paceline.writing import whole_file
