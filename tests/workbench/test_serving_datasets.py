@@ -16,7 +16,6 @@ from paceline.errors import ConfigError, RequestError
 from paceline.workbench.serving.arrivals import TraceRow
 from paceline.workbench.serving.counting import (
     TokenCounter,
-    WordCounter,
     open_counter,
     server_counter,
     text_of_length,
@@ -28,7 +27,7 @@ from paceline.workbench.serving.datasets import (
 )
 from tests.workbench.fake_server import FakeServer, serving
 
-WORDS = WordCounter()
+WORDS = TokenCounter()
 
 
 @pytest.fixture(scope="module")

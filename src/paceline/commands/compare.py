@@ -76,7 +76,7 @@ def compare(
     plain: LLM,
     speculative: LLM,
     prompts: Sequence[list[int]],
-    params: SamplingParams,
+    params: SamplingParams | Sequence[SamplingParams],
     *,
     repeat: int = 1,
     group_size: int = 1,
@@ -85,23 +85,26 @@ def compare(
     """Run prompts through both arms in turns, after a warm-up that is not counted.
 
     Args:
-        params: with a seed, so that both arms sample alike.
+        params: of all, or of each; with a seed, so that both arms sample alike.
         group_size: prompts that run at once.
         advance: called with the number of groups that are done, repetitions counted.
 
     Raises:
         RequestError: a prompt cannot be served.
     """
-    assert params.is_greedy or params.seed is not None
-    short = replace(params, max_tokens=min(WARM_UP_TOKENS, params.max_tokens or WARM_UP_TOKENS))
+    wishes = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+    assert all(wish.is_greedy or wish.seed is not None for wish in wishes)
+    longest = wishes[0].max_tokens or WARM_UP_TOKENS
+    short = replace(wishes[0], max_tokens=min(WARM_UP_TOKENS, longest))
     for arm in (plain, speculative):
         arm.generate([prompts[0]], short)
     pairs = [Pair(first) for first in range(0, len(prompts), group_size)]
     done = 0
     for _ in range(repeat):
         for pair in pairs:
-            group = list(prompts[pair.first_prompt : pair.first_prompt + group_size])
-            _run_pair(pair, plain, speculative, group, params, plain_first=done % 2 == 0)
+            part = slice(pair.first_prompt, pair.first_prompt + group_size)
+            arms = [(plain, Figures()), (speculative, Figures())]
+            _run_pair(pair, arms, list(prompts[part]), wishes[part], plain_first=done % 2 == 0)
             done += 1
             advance(done)
     return Comparison(pairs)
@@ -109,17 +112,15 @@ def compare(
 
 def _run_pair(
     pair: Pair,
-    plain: LLM,
-    speculative: LLM,
+    arms: Sequence[tuple[LLM, Figures]],
     group: list[list[int]],
-    params: SamplingParams,
+    params: Sequence[SamplingParams],
     plain_first: bool,
 ) -> None:
-    arms = [(plain, Figures()), (speculative, Figures())]
     outputs = {}
     for llm, figures in arms if plain_first else reversed(arms):
         outputs[llm] = check_answered(figures.measure(llm, group, params))
-    (_, one_arm), (_, other_arm) = arms
+    (plain, one_arm), (speculative, other_arm) = arms
     pair.plain.add_figures(one_arm)
     pair.speculative.add_figures(other_arm)
     pair.rounds.append((one_arm, other_arm))

@@ -18,7 +18,7 @@ from typing import Any
 from paceline.commands.display import Screen, table
 from paceline.commands.options import VerifyOptions
 from paceline.commands.prompts import read_prompts
-from paceline.commands.quality_arms import CONTROL, PEER, Arms, PeerSettings
+from paceline.commands.quality_arms import CONTROL, PEER, Arms
 from paceline.commands.resolve import engine_options
 from paceline.config import DTYPES
 from paceline.errors import ConfigError, RequestError
@@ -54,17 +54,17 @@ def quality_command(options: VerifyOptions) -> int:
 
 
 def _add_peers(arms: Arms, options: VerifyOptions, longest: int) -> None:
-    peer = PeerSettings(
-        python=str(options.llama),
-        longest=longest,
-        threads=options.threads or os.cpu_count() or 1,
-        kv_type=options.llama_kv_type or KV_TYPES[0],
-    )
+    settings = {
+        "python": options.llama,
+        "longest": longest,
+        "threads": options.threads or os.cpu_count() or 1,
+        "kv_type": options.llama_kv_type or KV_TYPES[0],
+    }
     own = Path(options.model).expanduser() if options.model else None
     if own is not None and own.is_file():
-        arms.add_peer(peer, own)
+        arms.add_peer(own, **settings)
     else:
-        arms.add_converted_peers(peer)
+        arms.add_converted_peers(**settings)
 
 
 def _dtypes(options: VerifyOptions) -> list[str]:

@@ -205,8 +205,9 @@ def compare_models(
             hits = ranked[:, 0] == np.asarray(targets)
             choices += zip(estimates.tolist(), hits.tolist(), strict=True)
             step = max(1, ELEMENTS // wanted.shape[1])
-            for both in zip(wanted.split(step), offered.split(step), strict=True):
-                sums += _figures(*(z.numpy(force=True) for z in both), temperature).sum(axis=0)
+            for one, two in zip(wanted.split(step), offered.split(step), strict=True):
+                both = one.numpy(force=True), two.numpy(force=True)
+                sums += _figures(*both, temperature).sum(axis=0)
     if not choices:
         raise TraceError("the traces hold no output token within the context of both models")
     bins, count = reliability(choices), len(choices)

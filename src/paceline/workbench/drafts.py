@@ -49,12 +49,8 @@ def cached_proposer(
 class CachedDrafts(Drafter):
     """Drafts as the draft model would, out of what was recorded of it; nothing is forwarded.
 
-    Only where its KV cache is full does the model itself draft less.
-
-    Args:
-        config: how to draft; its trees no larger than those recorded.
-        drafts: of the traces.
-        places: of each request, by its id: which of the recorded traces it is.
+    Only where its KV cache is full does the model itself draft less. Arguments are those of
+    :func:`cached_proposer`.
 
     Attributes:
         num_forwards, num_rows: what the draft model would have been asked for.

@@ -301,7 +301,7 @@ def _step(recorder: Recorder, tapes: Sequence[_Tape]) -> int:
     return ready
 
 
-def _joined(tapes: Sequence[_Tape]) -> dict[str, NDArray[Any]]:
+def _joined(tapes: Sequence[_Tape]) -> dict[str, Any]:
     """The arrays of all traces, one after another."""
     trees = [tree for tape in tapes for tree in tape.trees]
 

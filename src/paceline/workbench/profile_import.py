@@ -19,8 +19,8 @@ from typing import Any
 from paceline.errors import ProfileError
 from paceline.policy.cost_points import CostPoint
 from paceline.policy.cost_table import CostTable
+from paceline.workbench.profile_store import read_small
 
-MAX_FILE_BYTES = 16 << 20
 MAX_WIDTHS = 4096
 MOST = 1e9
 _COUNTS = {"pp": 0, "tg": 1, "pl": 1}
@@ -34,14 +34,7 @@ def import_tables(path: str | Path) -> list[CostTable]:
         ProfileError: the file cannot be read, or is of neither format.
     """
     file = Path(path)
-    try:
-        with file.open("rb") as handle:
-            data = handle.read(MAX_FILE_BYTES + 1)
-        text = data.decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ProfileError(f"{file} cannot be read: {error}") from error
-    if len(data) > MAX_FILE_BYTES:
-        raise ProfileError(f"{file} is larger than {MAX_FILE_BYTES} bytes")
+    text = read_small(file)
     try:
         # No run of a benchmark has a key of this name.
         return _curves(text) if '"curves"' in text else [_batched_bench(text, file.stem)]

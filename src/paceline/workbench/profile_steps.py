@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from paceline.config import EngineConfig
 from paceline.errors import ConfigError
@@ -55,7 +55,8 @@ class Task:
     every: int = 1
 
 
-class Timing(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Timing:
     """Milliseconds of one task: median, range of the middle half, and number of measurements."""
 
     ms: float
