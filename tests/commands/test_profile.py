@@ -46,7 +46,7 @@ def test_the_embedded_pair(cli: Cli, tmp_path: Path) -> None:
     assert f"host, ms per call as a draft: {draft.drafting.call:.3f}" in result.out
     assert json.loads(file.read_text()) == result.document
     assert plot.read_bytes().startswith(b"\x89PNG")
-    for shown in ("one request, context 40", "GFLOP/s", "sampled rows", "16 x 4", "cost ratio"):
+    for shown in ("one request, context 40", "GFLOP/s", "cost ratio"):
         assert shown in result.out
 
 

@@ -72,10 +72,9 @@ def test_the_rows(cli: Cli, folder: Path) -> None:
     assert {*rows} == lengths | trees | others | hindsight
     tokens = [len(trace.output_token_ids) for trace in read_traces(folder)]
     for name, row in rows.items():
-        assert row["traces"]["output_tokens"] == tokens, name
+        assert row["output_tokens"] == sum(tokens), name
         assert row["speedup"] == pytest.approx(rows["plain"]["time"] / row["time"])
         assert row["tokens_per_second"] == pytest.approx(1e3 * sum(tokens) / row["time"])
-        assert sum(row["steps_by_rows"].values()) == (row["num_forwards"] or 0)
         assert any(line.startswith(name) for line in result.out.splitlines())
     assert rows["plain"]["speedup"] == 1.0
     assert rows["draft_model 2"]["draft_time"] > 0.0
@@ -195,15 +194,13 @@ def test_estimators_are_compared_on_request(cli: Cli, folder: Path, tmp_path: Pa
     found = result.document["estimators"]
     assert list(found) == ["suffix", "draft_model", "all together"]
     for name, each in found.items():
-        losses = {key: scores["log_loss"] for key, scores in each["scores"].items()}
-        assert losses[each["best"]] == min(losses.values())
-        accepted = sum(n * share for n, _, share in each["scores"]["calibration"]["bins"])
+        accepted = sum(n * share for n, _, share in each["calibration"]["bins"])
         rows = result.document["rows"]
         if name == "all together":  # a merged tree may have more nodes than are verified
             assert accepted >= rows["as configured"]["num_accepted_tokens"]
         else:
             assert accepted == pytest.approx(rows[f"{name} 4"]["num_accepted_tokens"])
-        assert f"{name}: reliability of the calibration" in result.out
+        assert f"\n{name}: {each['calibration']['count']} labelled nodes" in result.out
     assert "<svg" in (tmp_path / "r.svg").read_text()
     assert "estimators" not in cli(*base, "--method", "suffix").document
 

@@ -64,7 +64,6 @@ def facts(found: Diagnosis) -> Iterator[tuple[str, str]]:
         yield "kernels", f"native, {kernels.level} (of {', '.join(kernels.levels)})"
     else:
         yield "kernels", f"reference: {kernels.problem}"
-    yield "versions", ", ".join(f"{name} {version}" for name, version in found.versions.items())
     yield "model", _model(model)
     if model.problem is None:
         yield "profile", "measured" if model.has_profile else "none"

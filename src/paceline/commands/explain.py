@@ -46,9 +46,7 @@ class ExplainOptions(EngineOptions, SpeculationOptions, SamplingOptions, ModelOp
     no_thinking: bool = option(False, "Ask the chat template for no thoughts.")
     max_tokens: int = option(64, "Most tokens of the answer.")
     steps: str | None = option(None, "Show these steps only, e.g. 3-10 (default: all).")
-    plot: str | None = option(
-        None, "Draw costs, reliability and widths into a .png, .svg or .pdf file."
-    )
+    plot: str | None = option(None, "Draw costs, widths and nodes into a .png, .svg or .pdf file.")
     trace: str | None = option(None, TRACE_HELP)
     json: bool = option(False, "End stdout with a line of JSON.")
 

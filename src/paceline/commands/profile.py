@@ -19,7 +19,6 @@ from paceline.policy.host_time import NO_DRAFTING_HOST_TIME, NO_HOST_TIME, HostT
 from paceline.writing import write_json
 
 if TYPE_CHECKING:
-    from paceline.policy.cost_table import CostTable
     from paceline.workbench.profile import Profile
 
 MAX_WIDTH = 4096
@@ -157,8 +156,9 @@ def numbers(option: str, text: str | None, least: int, most: int) -> list[int]:
 
 def _show(profiles: list[Profile], screen: Screen) -> None:
     for profile in profiles:
-        for text in (describe(profile), *tables(profile)):
-            screen.say(text + "\n")
+        screen.say(describe(profile) + "\n")
+        for context in profile.table.contexts:
+            screen.say(_widths(profile, context) + "\n")
 
 
 def describe(profile: Profile) -> str:
@@ -194,12 +194,6 @@ def _host(host: HostTime) -> list[str]:
     return lines
 
 
-def tables(profile: Profile) -> list[str]:
-    """One table of widths per context, then what other samples and several requests cost."""
-    found = [_widths(profile, context) for context in profile.table.contexts]
-    return found + [text for text in (_samples(profile.table), _requests(profile.table)) if text]
-
-
 def _widths(profile: Profile, context: int) -> str:
     costs = profile.table
     unit = "plain steps" if costs.is_relative else "ms"
@@ -229,43 +223,3 @@ def _achieved(width: int, context: int, ms: float, profile: Profile) -> dict[str
         "GFLOP/s": f"{computed:.1f}",
         "of compute roof": f"{computed / roofs.gflop_per_s:.0%}",
     }
-
-
-def _samples(costs: CostTable) -> str:
-    """The same width with all rows sampled, with one, and with none."""
-    context = costs.contexts[0]
-    single = {
-        (p.width, p.samples): p.ms for p in costs.points if p.requests == 1 and p.context == context
-    }
-    widths = sorted({width for width, samples in single if samples == 0})
-    rows = [
-        {
-            "width": str(width),
-            "all sampled": _cell(single.get((width, width))),
-            "one": _cell(single.get((width, 1))),
-            "none": _cell(single.get((width, 0))),
-        }
-        for width in widths
-    ]
-    return f"sampled rows, context {context}, ms\n{table(rows)}" if rows else ""
-
-
-def _requests(costs: CostTable) -> str:
-    """Several requests beside one request with as many rows."""
-    rows = [
-        {
-            "requests x width": f"{point.requests} x {point.width}",
-            "context": str(point.context),
-            "ms": _cell(point.ms),
-            "as one request": _cell(
-                costs.milliseconds(point.requests * point.width, point.context)
-            ),
-        }
-        for point in costs.points
-        if point.requests > 1
-    ]
-    return f"several requests\n{table(rows)}" if rows else ""
-
-
-def _cell(ms: float | None) -> str:
-    return "-" if ms is None else f"{ms:.3f}"

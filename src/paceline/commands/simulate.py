@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -65,6 +64,7 @@ class SimulateOptions(EngineOptions, SpeculationOptions):
 
 def simulate_command(options: SimulateOptions) -> int:
     """The work of ``paceline simulate``."""
+    from paceline.commands.simulate_estimators import show_estimators
     from paceline.workbench.simulate import fixed_configs
     from paceline.workbench.simulate_setup import num_learnt
 
@@ -79,10 +79,11 @@ def simulate_command(options: SimulateOptions) -> int:
     learnt = {name: num_learnt(fixed.get(name, configs), simulator.learnt) for name in rows}
     _show(simulator, rows, learnt, screen)
     screen.note(f"replayed in {time.perf_counter() - began:.1f} s")
-    estimators = _estimators(options, simulator, configs, screen) if options.estimators else {}
+    found = _document(simulator, configs, rows, learnt, notes)
+    if options.estimators:
+        found["estimators"] = show_estimators(simulator, configs, options.plot, screen)
     if options.json:
-        found = _document(simulator, configs, rows, learnt, notes)
-        screen.say(json.dumps({**found, **estimators}))
+        screen.say(json.dumps(found))
     return 0
 
 
@@ -136,26 +137,6 @@ def check_concurrency(options: EngineOptions) -> None:
     most = EngineConfig(**engine_options(options) | {"max_num_seqs": 1}).max_num_batched_tokens
     if options.max_num_seqs is not None:
         check_number("--concurrency", options.max_num_seqs, 1, min(most, MOST_REQUESTS))
-
-
-def _estimators(
-    options: SimulateOptions, simulator: Simulator, configs: Configs, screen: Screen
-) -> dict[str, Any]:
-    """Show how well acceptance is estimated; returns what it adds to the document."""
-    from paceline.commands import simulate_estimators
-    from paceline.workbench.estimators import arms_of, compared
-    from paceline.workbench.plots import plot_reliability
-
-    began = time.perf_counter()
-    with screen.progress("estimating", len(arms_of(configs))) as advance:
-        found = compared(simulator, configs, advance)
-    for text in simulate_estimators.texts(found):
-        screen.say(f"\n{text}")
-    panels = simulate_estimators.panels(found)
-    if options.plot is not None and panels:
-        plot_reliability(panels, options.plot)
-    screen.note(f"estimated in {time.perf_counter() - began:.1f} s")
-    return {"estimators": simulate_estimators.document(found)}
 
 
 def _rows(
@@ -261,15 +242,7 @@ def counted(simulator: Simulator, result: ReplayResult) -> dict[str, Any]:
 def _row(simulator: Simulator, result: ReplayResult, plain: ReplayResult) -> dict[str, Any]:
     return {
         **counted(simulator, result),
-        "num_forwards": len(result.rows) or None,
-        "steps_by_rows": dict(sorted(Counter(result.rows).items())),
         "time": result.ms,
         "draft_time": result.draft_ms,
         "speedup": plain.ms / result.ms,
-        "traces": {
-            "prompt_index": [trace.prompt_index for trace in simulator.traces],
-            "time": [trace.ms for trace in result.traces],
-            "num_steps": [trace.counters.num_steps for trace in result.traces],
-            "output_tokens": [trace.counters.num_emitted_tokens for trace in result.traces],
-        },
     }

@@ -130,11 +130,6 @@ def _figures(found: DraftQuality | None) -> dict[str, str]:
     return {
         "tokens": str(found.num_tokens),
         "KL (nats)": f"{found.kl:.3f}",
-        "outside": f"{found.outside:.1%}",
-        "total variation": f"{found.total_variation:.3f}",
         **{f"top {k}": f"{found.agreement[k]:.1%}" for k in TOP},
-        "calibration error": f"{found.calibration_error:.3f}",
-        "accepted greedily": f"{found.greedy_acceptance:.1%}",
-        f"at {TEMPERATURE:g}": f"{found.rejection_acceptance:.1%}",
-        "with shared noise": f"{found.coupled_acceptance:.1%}",
+        f"accepted at {TEMPERATURE:g}": f"{found.coupled_acceptance:.1%}",
     }

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import log, pi, sqrt
+from math import log
 from typing import Any, Protocol
 
 from paceline.policy.acceptance import Calibration, limit_siblings
@@ -166,15 +166,6 @@ class Scores:
     brier: float
     calibration_error: float
     bins: Sequence[Bin]
-
-    @property
-    def error_by_chance(self) -> float:
-        """The calibration error that labels drawn with the estimated probabilities would show.
-
-        About that: each bin by the normal approximation, with its mean estimate for all of it.
-        """
-        spread = sum(sqrt(each.count * each.estimate * (1.0 - each.estimate)) for each in self.bins)
-        return sqrt(2.0 / pi) * spread / self.count
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers; each bin is a list of its count, its mean estimate and its share."""
