@@ -188,9 +188,7 @@ def _document(run: Explanation, llm: LLM, pieces: Sequence[str]) -> dict[str, An
         "identical": run.is_identical,
         "speedup": speedups[-1] if speedups else None,
         "cost_error": cost_error(run.records),
-        "proposers": [
-            asdict(each) | {"calibration_error": each.calibration_error} for each in summaries
-        ],
+        "proposers": [asdict(each) for each in summaries],
         "steps": [
             _step(record, "".join(pieces[run.emitted_by(record)]), text_of)
             for record in run.records

@@ -223,5 +223,4 @@ def _cells(summary: ProposerSummary) -> dict[str, str]:
         "labelled": str(summary.num_labelled),
         "expected": f"{summary.expected:.1f}",
         "right": str(summary.num_right),
-        "error": f"{summary.calibration_error:.2f}",
     }

@@ -8,7 +8,7 @@ and no file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import log
 from typing import Any, Protocol
@@ -19,7 +19,6 @@ from paceline.policy.merging import merge
 from paceline.policy.planner import Drafts, FixedPlanner, Source
 from paceline.request import Request, VerifyResult
 from paceline.span import DraftTree
-from paceline.workbench.reliability import Bin, calibration_error, reliability
 from paceline.workbench.simulate import Configs, Simulator
 
 AS_PROPOSED = "as proposed"
@@ -29,6 +28,7 @@ MAX_CALIBRATION_ERROR = 0.05
 LEAST_LOSS_PROB = 0.001
 """A certainty that turns out wrong costs as much as this probability would."""
 TOGETHER = "all together"
+NUM_BINS = 10
 
 
 class Estimator(Protocol):
@@ -150,6 +150,46 @@ ESTIMATORS: Estimators = {AS_PROPOSED: AsProposed, KEPT: Calibration}
 """What the proposers say themselves, and what planners make of it (:data:`KEPT`)."""
 
 
+@dataclass(slots=True)
+class Bin:
+    """Estimates that lie in one tenth of 0..1 and whose outcome is known.
+
+    Attributes:
+        num_right: of ``count``, those that came true.
+        expected: the sum of the estimates.
+    """
+
+    count: int = 0
+    num_right: int = 0
+    expected: float = 0.0
+
+    @property
+    def estimate(self) -> float:
+        """The mean; only of a bin that is not empty, as is :attr:`accepted`."""
+        return self.expected / self.count
+
+    @property
+    def accepted(self) -> float:
+        return self.num_right / self.count
+
+
+def reliability(outcomes: Iterable[tuple[float, bool]]) -> list[Bin]:
+    """All :data:`NUM_BINS` bins over estimates, each with whether it came true."""
+    bins = [Bin() for _ in range(NUM_BINS)]
+    for estimate, is_right in outcomes:
+        each = bins[min(int(estimate * NUM_BINS), NUM_BINS - 1)]
+        each.count += 1
+        each.num_right += is_right
+        each.expected += estimate
+    return bins
+
+
+def calibration_error(bins: Sequence[Bin]) -> float:
+    """Expected calibration error: the mean over estimates of their bin's deviation."""
+    count = sum(each.count for each in bins)
+    return sum(abs(each.expected - each.num_right) for each in bins) / count if count else 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Scores:
     """How good estimates are; lower is better.
@@ -157,7 +197,7 @@ class Scores:
     Attributes:
         log_loss: in nats per label.
         brier: mean squared error.
-        calibration_error: of :mod:`paceline.workbench.reliability`.
+        calibration_error: as :func:`calibration_error` says.
         bins: of the reliability diagram, those without labels left out.
     """
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from paceline.policy.cost_points import StepShape
-from paceline.workbench.reliability import Bin, calibration_error, reliability
 
 
 class Cut(StrEnum):
@@ -161,7 +160,8 @@ class ProposerSummary:
         milliseconds: of drafting.
         num_drafted: nodes, before what two proposers both drafted was merged.
         num_candidates, num_verified, num_accepted: nodes, counted where it was the surest.
-        bins: reliability of its candidates' estimates.
+        num_labelled, num_right: of the candidates, those whose truth is known, and that were right.
+        expected: of the labelled ones, as many as were estimated to be right.
     """
 
     origin: str
@@ -172,25 +172,9 @@ class ProposerSummary:
     num_candidates: int = 0
     num_verified: int = 0
     num_accepted: int = 0
-    bins: Sequence[Bin] = ()
-
-    @property
-    def num_labelled(self) -> int:
-        return sum(each.count for each in self.bins)
-
-    @property
-    def num_right(self) -> int:
-        return sum(each.num_right for each in self.bins)
-
-    @property
-    def expected(self) -> float:
-        """Of the labelled nodes, as many as were estimated to be right."""
-        return sum(each.expected for each in self.bins)
-
-    @property
-    def calibration_error(self) -> float:
-        """Of its nodes, as :func:`~paceline.workbench.reliability.calibration_error`."""
-        return calibration_error(self.bins)
+    num_labelled: int = 0
+    num_right: int = 0
+    expected: float = 0.0
 
 
 def summarise(records: Sequence[StepRecord]) -> list[ProposerSummary]:
@@ -209,8 +193,10 @@ def summarise(records: Sequence[StepRecord]) -> list[ProposerSummary]:
         summary.num_candidates = len(own)
         summary.num_verified = sum(node.cut is None for node in own)
         summary.num_accepted = sum(node.is_accepted for node in own)
-        labels = [(node.accept_prob, node.is_right) for node in own]
-        summary.bins = reliability((p, right) for p, right in labels if right is not None)
+        labelled = [node for node in own if node.is_right is not None]
+        summary.num_labelled = len(labelled)
+        summary.num_right = sum(node.is_right is True for node in labelled)
+        summary.expected = sum(node.accept_prob for node in labelled)
     return list(found.values())
 
 
