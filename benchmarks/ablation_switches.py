@@ -16,11 +16,19 @@ from unittest.mock import patch
 
 import numpy as np
 
-from paceline.policy import acceptance, choice, cost_aware, cost_filter, evidence, merging
-from paceline.policy import asking as asks
+from paceline.policy import (
+    acceptance,
+    choice,
+    cost_aware,
+    cost_filter,
+    evidence,
+    exploration,
+    merging,
+)
+from paceline.policy.planned import asks_for_drafts
 from paceline.policy.prices import FREE
 
-NEVER, ALWAYS = 1e-12, 1e12
+ALWAYS = 1e12
 IN_PYTHON = {
     "paceline.engine.planners._choose": choice.choose_nodes,
     "paceline.engine.planners._new_calibration": acceptance.Calibration,
@@ -79,8 +87,8 @@ def _planner(**changes: Any) -> Mapping[str, Any]:
 def _observe_verified(self: Any, request: Any, result: Any) -> None:
     if request.request_id in self._step.trees and len(result.draft):
         self.calibration.learn(request.request_id, result.draft, result.token_ids)
-    if self._fairness is not None:
-        self._fairness.emitted(request, len(result.token_ids))
+    if self._credits is not None:
+        self._credits.emitted(request, len(result.token_ids))
 
 
 def _growth_of_forward(self: Any, max_nodes: int) -> Any:
@@ -98,46 +106,32 @@ def _slopes(growth: Any) -> list[float]:
     return [max(0.0, each) for each in [*steps, *steps[-1:]]] or [0.0]
 
 
-def _is_worth_at_once(self: Any, asked: Any, rate: float) -> bool:
-    gain = self._accounts.gain(asked.key, rate)
-    return gain > 0.0 or asks.asks_for_drafts(asked.request)
+def _is_worth_at_once(self: Any, asked: Any) -> bool:
+    return asked.value.gain(self._step.rate) > 0.0 or asks_for_drafts(asked.request)
 
 
-def _never_rest(self: Any, *_: Any) -> bool:
-    self.settle()
-    return False
-
-
+_NOBODY_WAITS = {"cost_aware.CostAwarePlanner._holds_up": _constant(False)}
 _ROWS_OF = evidence.rows_of.__wrapped__
 _ONE_BUCKET = {"evidence.EDGES": (), "acceptance.rows_of": _ROWS_OF}
-_NO_GLANCE = {"planner.Source.glance": _fixed(None)}
-_NO_PROBE = {"accounts.PROBE_SHARE": NEVER}
 _NO_RESIDUAL = {"cost_filter.MAX_VISITS": 0.0}
 _NO_SHARES = [0.0] * len(cost_filter.SHARES)
 
 SWITCHES: dict[str, Switch] = {
     # who is asked
-    "glances at a draft": Switch(60, 3, _NO_GLANCE),
-    "glances while resting": Switch(35, 5, {"ledger.Ledger._sees_promise": lambda *_: False}),
-    "probes": Switch(35, 2, _NO_PROBE),
-    "probes and glances": Switch(95, 5, {**_NO_PROBE, **_NO_GLANCE}),
-    "accounts by situation": Switch(15, 3, {"accounts.EXPECTED_TOKENS": ()}),
-    "reading as an investment": Switch(20, 1, {"asking.Asking._is_worth": _is_worth_at_once}),
-    "share of delays": Switch(25, 1, {"asking.Asking._may_delay": _constant(True)}),
-    "learnt planning time": Switch(8, 1, {"asking.HOST_PACE": 0.0}),
-    "saved allowances": Switch(10, 1, {"allowance.SAVED": 1}),
-    "resting": Switch(60, 2, {"ledger.Ledger.is_resting": _never_rest}),
+    "exploring proposers": Switch(20, 1, {"cost_aware.CostAwarePlanner._explored": _constant(())}),
+    "values by situation": Switch(5, 1, {"proposer_value.SITUATIONS": ()}),
+    "reading as an investment": Switch(
+        10, 0, {"cost_aware.CostAwarePlanner._is_worth": _is_worth_at_once}
+    ),
+    "learnt host times": Switch(8, 1, {"pace.HOST_PACE": 0.0}),
+    "saved exploration": Switch(5, 1, {"exploration.SAVED": 1}),
+    "skipped steps": Switch(20, 1, {"cost_aware.MAX_SKIPPED": 1}),
     # for whom
-    "fairness": Switch(140, 8, _planner(_fairness=None, _slowdown=None)),
-    "drafting for the needy first": Switch(
-        30,
-        1,
-        {"cost_aware.ENOUGH": -ALWAYS, "cost_aware.CostAwarePlanner._needy": _constant(())},
+    "credits": Switch(
+        90, 6, {**_planner(_credits=None, _slowdown=_constant(None)), **_NOBODY_WAITS}
     ),
-    "fairness at first": Switch(4, 2, {"fairness.AT_FIRST": 0.0}),
-    "weights of the late": Switch(
-        57, 1, {"lateness.Lateness.weights": lambda self, requests: None}
-    ),
+    "drafting for those who cannot wait": Switch(8, 1, _NOBODY_WAITS),
+    "credits at first": Switch(4, 2, {"credit.AT_FIRST": 0.0}),
     # what is drafted, and verified
     "stopping by itself": Switch(60, 0, {"cost_aware.CostAwarePlanner.prices": _constant(FREE)}),
     "cliffs in prices": Switch(25, 0, {"cost_aware.cheapest_ahead": _slopes}),
@@ -160,9 +154,7 @@ SWITCHES: dict[str, Switch] = {
     ),
     # what steps cost, where the clock is read
     "exploring width": Switch(115, 3, {"wide_steps.WideSteps._may_be_wider": _constant(False)}),
-    "exploring plain steps": Switch(
-        20, 1, {"cost_aware.CostAwarePlanner._explores_plain": _constant(False)}
-    ),
+    "exploring plain steps": Switch(5, 1, {"cost_aware.PLAIN_DOUBT": ALWAYS}),
     "slope with width": Switch(
         20,
         3,
@@ -177,8 +169,7 @@ SWITCHES: dict[str, Switch] = {
 """By name, in the order of the table. Several mechanisms stand in for each other; they are switched
 off together too."""
 PLACEBOS = {
-    "placebo: probes 1 % dearer": Switch(0, 0, {"accounts.PROBE_SHARE": 0.99 * 0.002}),
-    "placebo: glances 1 % rarer": Switch(0, 0, {"ledger.GLANCE_SHARE": 0.99 * 0.005}),
+    "placebo: exploring 1 % rarer": Switch(0, 0, {"exploration.SHARE": 0.99 * exploration.SHARE}),
     "placebo: offsets 1 % slower": Switch(0, 0, {"fit.OFFSET_RATE": 0.99 * 0.1}, native=True),
     "placebo: noise 1 % less": Switch(0, 0, {"cost_filter.NOISE": 0.99 * 0.06}),
 }

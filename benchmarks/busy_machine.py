@@ -12,15 +12,15 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from statistics import median
 from typing import Any
 
-from harness import Sample, arguments, note, numbers, take_turns
+from harness import Sample, arguments, chosen, note, numbers, take_turns
 from peers_client import Engine, Worker
 from peers_models import MissingPeerError
-from report import Report, Target, markdown, number
+from report import Report, Row, Target, grid, markdown
 
 from paceline.llm import embedded_model
 
@@ -44,12 +44,9 @@ def busy_loops(count: int) -> Iterator[None]:
 
 def workers(model: str, threads: int, stack: ExitStack) -> dict[str, Worker]:
     """By the name of an arm; llama.cpp is left out where it cannot read the model."""
-
-    def files(_: str) -> dict[str, Any]:
-        return {"model": model, "dtype": "auto"}
-
-    own = Engine("paceline", "peers_paceline.py", "", (), None, files)
-    peer = Engine("llama.cpp", "peers_llama.py", "", (), "llama", files)
+    files = {"model": model, "dtype": "auto"}
+    own = Engine("paceline", "peers_paceline.py", "", (), None, lambda _: files)
+    peer = Engine("llama.cpp", "peers_llama.py", "", (), "llama", lambda _: files)
     found = {}
     for arm, engine, count in ((TEAM, own, threads), (ALONE, own, 1), (PEER, peer, threads)):
         try:
@@ -66,10 +63,7 @@ def workers(model: str, threads: int, stack: ExitStack) -> dict[str, Worker]:
 def measure(options: argparse.Namespace, arms: dict[str, Worker]) -> dict[int, list[Sample]]:
     """The samples of each number of loops."""
     request = {"mode": "plain", "prompt": {"token_ids": PROMPT}, "max_tokens": options.max_tokens}
-    runs = {
-        arm: lambda _, worker=worker: worker.ask("generate", **request)
-        for arm, worker in arms.items()
-    }
+    runs = {name: lambda _, own=own: own.ask("generate", **request) for name, own in arms.items()}
     for run in runs.values():
         run(None)  # pages in the weights
     peer = {arm: runs.pop(arm) for arm in [PEER] if arm in runs}
@@ -77,8 +71,8 @@ def measure(options: argparse.Namespace, arms: dict[str, Worker]) -> dict[int, l
     for count in options.loops:
         with busy_loops(count):
             for turns, repeats in ((runs, options.repeats), (peer, options.peer_repeats)):
-                item = f"{count} loops"
-                found.setdefault(count, []).extend(take_turns(turns, [item], repeats, tokens))
+                samples = take_turns(turns, [f"{count} loops"], repeats, tokens)
+                found.setdefault(count, []).extend(samples)
         note(f"{count} loops done")
     return found
 
@@ -92,40 +86,41 @@ def speeds(samples: Sequence[Sample], arm: str) -> list[float]:
     return [s.facts["tokens"] / s.seconds for s in samples if s.arm == arm and s.seconds]
 
 
+def row(count: int, arm: str, own: Sequence[float], alone: Sequence[float]) -> dict[str, Any]:
+    """An arm's speeds at a number of loops, beside those of one thread."""
+    middle = median(own)
+    found = {"loops": count, "arm": arm, "tokens_per_second": middle}
+    found["over_one_thread"] = middle / median(alone)
+    return {**found, "slowest_over_median": min(own) / middle}
+
+
 def rows(found: dict[int, list[Sample]], arms: Sequence[str]) -> list[dict[str, Any]]:
-    results = []
-    for count, samples in found.items():
-        alone = median(speeds(samples, ALONE))
-        for arm in arms:
-            own = speeds(samples, arm)
-            if own:
-                middle = median(own)
-                results.append(
-                    {
-                        "loops": count,
-                        "arm": arm,
-                        "tokens_per_second": middle,
-                        "over_one_thread": middle / alone,
-                        "slowest_over_median": min(own) / middle,
-                    }
-                )
-    return results
-
-
-def tables(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line per number of loops and arm."""
-    rows = [
-        [
-            row["loops"],
-            row["arm"],
-            number(row["tokens_per_second"], 0),
-            number(row["over_one_thread"]),
-            number(row["slowest_over_median"]),
-        ]
-        for row in results
+    return [
+        row(count, arm, own, speeds(samples, ALONE))
+        for count, samples in found.items()
+        for arm in arms
+        if (own := speeds(samples, arm))
     ]
-    headers = ["loops", "arm", "tok/s", "over 1 thread", "slowest run over median"]
-    return [markdown(headers, rows)]
+
+
+def targets(results: Sequence[Row]) -> list[Target]:
+    team = {row["loops"]: row["over_one_thread"] for row in results if row["arm"] == TEAM}
+    return [
+        Target(f"all threads over one, {loops} loops", value, TARGET, "at least")
+        for loops, value in team.items()
+    ]
+
+
+def tables(results: Sequence[Row]) -> list[str]:
+    """A line per number of loops and arm."""
+    columns = (
+        ("loops", "loops"),
+        ("arm", "arm"),
+        ("tok/s", "tokens_per_second", 0),
+        ("over 1 thread", "over_one_thread", 2),
+        ("slowest run over median", "slowest_over_median", 2),
+    )
+    return [markdown(*grid(results, *columns))]
 
 
 def main() -> int:
@@ -144,30 +139,15 @@ def main() -> int:
     with ExitStack() as stack:
         arms = workers(model, options.threads, stack)
         found = measure(options, arms)
-    results = rows(found, list(arms))
-    name = os.path.basename(model)
-    report = Report(
-        f"busy_machine-{options.name}" if options.name else "busy_machine",
-        {
-            "model": name,
-            "threads": options.threads,
-            "max_tokens": options.max_tokens,
-            "repeats": options.repeats,
-        },
-        [sample for samples in found.values() for sample in samples],
-        results,
-        [
-            Target(
-                f"all threads over one, {r['loops']} loops",
-                r["over_one_thread"],
-                TARGET,
-                "at least",
-            )
-            for r in results
-            if r["arm"] == TEAM
-        ],
-    )
-    return report.finish(options, tables(results))
+    config = {
+        "model": os.path.basename(model),
+        **chosen(options, "threads", "max_tokens", "repeats"),
+    }
+    name = f"busy_machine-{options.name}" if options.name else "busy_machine"
+    report = Report(name, config, [each for samples in found.values() for each in samples])
+    report.results = rows(found, list(arms))
+    report.targets = targets(report.results)
+    return report.finish(options, tables(report.results))
 
 
 if __name__ == "__main__":

@@ -15,16 +15,13 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import peers_models
 import peers_models as models
-from harness import among, arguments, names, note
+from harness import among, arguments, chosen, names, note
 from peers_models import MissingPeerError
 from prompt_sets import load_prompts
-from report import Report, Target, table
+from report import Report, Row, Target, grid, table
 
 from paceline.commands.quality import begins_with, encoded, longest, pairs
 from paceline.commands.quality_arms import PEER, Arms
@@ -45,16 +42,7 @@ KINDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Tools:
-    """Where llama.cpp is, and where files that are made are kept."""
-
-    python: Path
-    binaries: Path
-    folder: Path
-
-
-def made_model(name: str, source: Path, tools: Tools) -> Path:
+def made_model(name: str, source: Path, options: argparse.Namespace) -> Path:
     """A file made of another: ``wide`` or ``outliers`` (see ``inflate_gguf.py``).
 
     Raises:
@@ -66,11 +54,11 @@ def made_model(name: str, source: Path, tools: Tools) -> Path:
     makers = {"wide": write_widened, "outliers": write_outliers}
     if name not in makers:
         raise models.MissingPeerError(f"no model is called {name!r}; allowed: {', '.join(makers)}")
-    path = tools.folder / f"{source.stem}-{name}.gguf"
+    path = options.folder / f"{source.stem}-{name}.gguf"
     return models.made(path, lambda out: models.void(makers[name](source, out)))
 
 
-def quantised(source: Path, kind: str, tools: Tools) -> Path:
+def quantised(source: Path, kind: str, options: argparse.Namespace) -> Path:
     """The file in another type.
 
     Raises:
@@ -80,8 +68,8 @@ def quantised(source: Path, kind: str, tools: Tools) -> Path:
         return source
     asked, forced = FORCED.get(kind, (kind, None))
     words = [word for name in LINEARS if forced for word in ("--tensor-type", f"{name}={forced}")]
-    tool = tools.binaries / "llama-quantize"
-    path = tools.folder / f"{source.stem}-{kind}.gguf"
+    tool = options.llama_bin / "llama-quantize"
+    path = options.folder / f"{source.stem}-{kind}.gguf"
     return models.made(
         path, lambda out: models.run_tool(tool, "--allow-requantize", *words, source, out, asked)
     )
@@ -126,7 +114,6 @@ TOKENS, QUICK_TOKENS = 16_128, 192
 WINDOW, QUICK_WINDOW = 512, 64
 MOST_EXCESS = 0.02
 """Of llama.cpp's mean KL divergence: what the targets allow Paceline's to exceed it by."""
-Row = dict[str, Any]
 
 
 # --- the program ----------------------------------------------------------------------------------
@@ -136,9 +123,9 @@ def add_tool_options(parser: argparse.ArgumentParser) -> None:
     """Where the files are and where llama.cpp is."""
     parser.add_argument("models", nargs="+", help="GGUF files, as PATH or NAME=PATH")
     parser.add_argument("--formats", type=among(FORMATS))
-    parser.add_argument("--llama", type=Path, default=peers_models.PYTHONS["llama"])
-    parser.add_argument("--llama-bin", type=Path, default=peers_models.LLAMA_BIN)
-    parser.add_argument("--folder", type=Path, default=peers_models.PEERS / "models" / "fidelity")
+    parser.add_argument("--llama", type=Path, default=models.PYTHONS["llama"])
+    parser.add_argument("--llama-bin", type=Path, default=models.LLAMA_BIN)
+    parser.add_argument("--folder", type=Path, default=models.PEERS / "models" / "fidelity")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
 
 
@@ -155,16 +142,12 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def tools_of(options: argparse.Namespace) -> Tools:
-    return Tools(options.llama, options.llama_bin, options.folder)
-
-
 def files_of(options: argparse.Namespace) -> dict[str, Path]:
     """The models by name, those that are made included."""
     found = named_files(options.models)
     first, source = next(iter(found.items()))
     for kind in options.made:
-        found[f"{first} {kind}"] = made_model(kind, source, tools_of(options))
+        found[f"{first} {kind}"] = made_model(kind, source, options)
     return found
 
 
@@ -215,7 +198,7 @@ def measure_file(options: argparse.Namespace, report: Report, model: str, path: 
     for kind in options.formats:
         at = {"model": model, "format": kind}
         try:
-            file = quantised(path, kind, tools_of(options))
+            file = quantised(path, kind, options)
             note(f"{model} {kind}: {types_text(tensor_types(file))}")
             pieces, rows, arms = compared(options, file, f"{model} {kind}")
         except (PacelineError, MissingPeerError) as error:
@@ -251,36 +234,38 @@ def types_text(types: dict[str, int]) -> str:
 
 
 def tables(results: Sequence[Row]) -> list[str]:
+    def name(row: Row) -> str:
+        return f"{row['model']} {row['format']}"
+
+    def share(row: Row, key: str) -> str:
+        found = (row["excess"] or {}).get(key)
+        return "-" if found is None else f"{found:+.1%}"
+
     seen: dict[str, str] = {}
     for row in results:
-        seen.setdefault(f"{row['model']} {row['format']}", types_text(row["tensor_types"]))
+        seen.setdefault(name(row), types_text(row["tensor_types"]))
+    columns = (
+        ("file", name),
+        ("arithmetic", "arithmetic"),
+        ("perplexity", "perplexity", 3),
+        ("ratio", "ratio", 4),
+        ("mean KL", lambda row: f"{row['mean_kl']:.2e}"),
+        ("99 % KL", lambda row: f"{row['kl_99']:.2e}"),
+        ("top-1", lambda row: f"{row['top1_agreement']:.1%}"),
+        (f"over {PEER}", lambda row: share(row, "relative")),
+        ("at most", lambda row: share(row, "relative_upper")),
+    )
     shown = [result for result in results if result["arithmetic"] != REFERENCE]
-    headers = ["file", "arithmetic", "perplexity", "ratio", "mean KL", "99 % KL", "top-1"]
     return [
         table(["file", "matrices of each type"], list(seen.items())),
-        table([*headers, f"over {PEER}", "at most"], [cells(row) for row in shown]),
-    ]
-
-
-def cells(row: Row) -> list[str]:
-    over = row["excess"] or {}
-    shares = [over.get(key) for key in ("relative", "relative_upper")]
-    return [
-        f"{row['model']} {row['format']}",
-        row["arithmetic"],
-        f"{row['perplexity']:.3f}",
-        f"{row['ratio']:.4f}",
-        f"{row['mean_kl']:.2e}",
-        f"{row['kl_99']:.2e}",
-        f"{row['top1_agreement']:.1%}",
-        *("-" if share is None else f"{share:+.1%}" for share in shares),
+        table(*grid(shown, *columns)),
     ]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = options_of(argv)
     keys = ("quick", "formats", "dtypes", "tokens", "window", "threads", "prompts", "llama_kv_type")
-    report = Report("fidelity", {key: getattr(options, key) for key in keys})
+    report = Report("fidelity", chosen(options, *keys))
     for model, path in files_of(options).items():
         measure_file(options, report, model, path)
     return report.finish(options, tables(report.results))

@@ -34,12 +34,11 @@ class Goodput(LimitedLength):
     """See the module's docstring.
 
     Args:
-        drafting: what drafting costs; None learns it from the clock.
     """
 
-    def __init__(self, cost: CostModel, drafting: DraftingCost | None = None) -> None:
+    def __init__(self, cost: CostModel) -> None:
         super().__init__()
-        self._cost, self._drafting = cost, drafting or DraftingCost()
+        self._cost, self._drafting = cost, DraftingCost()
         self._rates: defaultdict[str, list[float]] = defaultdict(lambda: [FIRST_RATE] * LONGEST)
         self._step, self._draft_ms = NO_STEP, 0.0
         self._length = self._num_steps = 0
@@ -51,7 +50,7 @@ class Goodput(LimitedLength):
     def _is_probe(self) -> bool:
         return self._num_steps % PROBE_EVERY == 0
 
-    def begin(self, step: StepShape, requests: Sequence[Request]) -> bool:
+    def begin(self, step: StepShape, requests: Sequence[Request]) -> int:
         self._step, self._draft_ms = step, 0.0
         self._num_steps += 1
         return super().begin(step, requests)
@@ -76,10 +75,7 @@ class Goodput(LimitedLength):
     ) -> None:
         has_levels = source.costs_forwards and source.costs_levels
         levels = _depth(trees) or 1 if has_levels else 1
-        if self._drafting.is_fixed:
-            milliseconds = self._drafting.milliseconds(source.name, levels)
-        else:
-            self._drafting.observe(source.name, levels, 0, milliseconds, has_levels)
+        self._drafting.observe(source.name, levels, 0, milliseconds, has_levels)
         self._draft_ms += milliseconds
 
     def choose(

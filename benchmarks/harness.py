@@ -12,13 +12,17 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("auto", "public", "embedded")
 """Of prompts."""
+PLAIN, CONTROL = "plain", "plain again"
+"""The arm that others are compared with, and the same again, which shows the machine's unrest."""
+COUNTED = ("num_steps", "num_drafts", "num_draft_tokens", "num_accepted_tokens")
+"""Counters that every run of an arm reports."""
 BOOTSTRAP_DRAWS = 2000
 CONFIDENCE = 0.95
 
@@ -89,6 +93,11 @@ def numbers(text: str) -> list[int]:
     return [int(word) for word in names(text)]
 
 
+def chosen(options: argparse.Namespace, *settings: str) -> dict[str, Any]:
+    """These options by name, for a report."""
+    return {name: getattr(options, name) for name in settings}
+
+
 def note(text: str) -> None:
     """Progress and warnings; standard output is kept for tables and the JSON line."""
     print(text, file=sys.stderr, flush=True)
@@ -137,9 +146,13 @@ def run_sample(
         return Sample(arm, item, repeat, error=repr(error))
 
 
+def first_error(samples: Iterable[Sample]) -> str | None:
+    return next((sample.error for sample in samples if sample.failed), None)
+
+
 def raw(sample: Sample, label: Mapping[str, Any]) -> dict[str, Any]:
-    """A sample as it is kept: everything but the tokens themselves."""
-    facts = {name: value for name, value in sample.facts.items() if name != "token_ids"}
+    """A sample as it is kept: everything but the tokens and texts themselves."""
+    facts = {n: value for n, value in sample.facts.items() if n not in ("token_ids", "answers")}
     kept = {"arm": sample.arm, "item": sample.item, "repeat": sample.repeat}
     return {**label, **kept, "seconds": sample.seconds, **facts, "error": sample.error}
 
@@ -227,3 +240,29 @@ def pair_up(samples: Iterable[Sample], above: str, below: str) -> list[list[tupl
         [(turn[above], turn[below]) for turn in turns.values() if above in turn and below in turn]
         for turns in found.values()
     ]
+
+
+def against_plain(samples: Sequence[Sample], arm: str) -> dict[str, Any]:
+    """One row: an arm against the plain one, whether their tokens are the same, or its error."""
+    own = [sample for sample in samples if sample.arm == arm]
+    plain = [sample for sample in samples if sample.arm == PLAIN]
+    error = first_error([*own, *plain])
+    if error is not None:
+        return {"arm": arm, "error": error}
+    expected = {(s.item, s.repeat): s.facts["token_ids"] for s in plain}
+    steps = sum(sample.facts["num_steps"] for sample in own)
+    tokens = sum(sample.facts["output_tokens"] for sample in own)
+    return {
+        "arm": arm,
+        "speedup": asdict(paired_ratio(pair_up(samples, PLAIN, arm))),
+        "plain_tokens_per_second": _rate(plain),
+        "tokens_per_second": _rate(own),
+        "output_tokens": tokens,
+        "mean_acceptance_length": tokens / steps if steps else 0.0,
+        "identical": all(s.facts["token_ids"] == expected[s.item, s.repeat] for s in own),
+    }
+
+
+def _rate(samples: Sequence[Sample]) -> float:
+    tokens = sum(sample.facts["output_tokens"] for sample in samples)
+    return tokens / sum(sample.seconds or 0.0 for sample in samples)

@@ -15,7 +15,7 @@ not zero before: an engine can skip nothing.
   half of the repetitions take back what the other half adds. Its inputs are in another order, so
   that no two tensors are equal: an engine that stores equal constants once would read fewer bytes.
 
-Knows no engine but for ``--check``, which compares the two models' logits and greedy text.
+Knows no engine. The tests compare the two models' logits and greedy text in two engines.
 """
 
 from __future__ import annotations
@@ -26,82 +26,13 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from prompt_sets import load_prompts
 from safetensors.torch import load_file, save_file
 
-from paceline.config import EngineConfig
-from paceline.engine.build import build_engine
-from paceline.engine.engine import Engine
 from paceline.llm import embedded_model
-from paceline.models.checkpoint import load_checkpoint
-from paceline.sampling_params import SamplingParams
-from paceline.span import Span
-
-TOLERANCE = 1e-4
-MAX_TOKENS = 24
-MAX_MODEL_LEN = 256
-
-
-# --- whether both say the same --------------------------------------------------------------------
-
-
-def paceline_says(folder: Path, prompt: list[int]) -> tuple[torch.Tensor, list[int]]:
-    """Logits of all rows, ``[rows, vocab]``, and the greedy continuation."""
-    config = EngineConfig(
-        dtype="float32", max_model_len=MAX_MODEL_LEN, max_num_seqs=2, enable_prefix_caching=False
-    )
-    engine: Engine = build_engine(str(folder), config).engine
-    runner, rows = engine.runner, range(len(prompt))
-    request = -1
-    runner.kv.open(request)
-    assert runner.kv.reserve(request, len(prompt))
-    span = Span(request, 0, prompt, range(-1, len(prompt) - 1), rows)
-    logits = runner.forward(runner.pack([span])).logits.clone()
-    runner.kv.free(request)
-    params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0, ignore_eos=True)
-    (id_,) = engine.add_request(prompt, params)
-    found = engine.requests[id_]
-    while engine.has_work:
-        engine.step()
-    return logits, list(found.token_ids)[-MAX_TOKENS:]
-
-
-def transformers_says(folder: Path, prompt: list[int]) -> tuple[torch.Tensor, list[int]]:
-    """The same by transformers."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    inputs = torch.tensor([prompt])
-    with torch.inference_mode():
-        logits = model(inputs).logits[0]
-        text = model.generate(
-            inputs, max_new_tokens=MAX_TOKENS, min_new_tokens=MAX_TOKENS, do_sample=False
-        )
-    return logits, text[0, len(prompt) :].tolist()
-
-
-def compare(small: Path, large: Path) -> dict[str, dict[str, Any]]:
-    """By engine the largest difference of two logits, and whether it and the text are equal."""
-    tokenizer = load_checkpoint(str(small)).tokenizer
-    assert tokenizer is not None
-    prompt = tokenizer.encode(load_prompts("embedded").kind("code")[0])[: MAX_MODEL_LEN // 4]
-    found = {}
-    for name, ask in (("paceline", paceline_says), ("transformers", transformers_says)):
-        (a, a_text), (b, b_text) = map(partial(_asked, ask, prompt), (small, large))
-        worst = float((a - b).abs().max())
-        same = worst <= TOLERANCE and a_text == b_text and len(a_text) == MAX_TOKENS
-        found[name] = {"largest_difference": worst, "same_text": a_text == b_text, "same": same}
-    return found
-
-
-def _asked(ask: Any, prompt: list[int], folder: Path) -> Any:
-    return ask(folder, prompt)
-
 
 Tensor = torch.Tensor
 Tensors = dict[str, Tensor]
@@ -291,9 +222,6 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("out", type=Path, help="the folder to write")
     parser.add_argument("--shape", choices=list(PAIRS), default="0.5b")
     parser.add_argument("--draft", action="store_true", help="the draft model of that shape")
-    parser.add_argument(
-        "--check", action="store_true", help="compare with the small model, in float32"
-    )
     return parser.parse_args(argv)
 
 
@@ -301,14 +229,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = options_of(argv)
     source, pair = embedded_folder(options.draft), PAIRS[options.shape]
     facts = write_inflated(options.out, source, pair.draft if options.draft else pair.target)
-    done = True
-    if options.check:
-        from inflate import compare
-
-        facts["check"] = compare(source, options.out)
-        done = all(found["same"] for found in facts["check"].values())
     print(json.dumps(facts))
-    return 0 if done else 1
+    return 0
 
 
 if __name__ == "__main__":

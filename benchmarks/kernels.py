@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from harness import among, arguments, note, numbers
-from report import Report, number, table
+from report import Report, Row, grid, table
 
 import paceline._native as native
 from paceline.models.blocks import row_bytes
@@ -46,17 +46,6 @@ def measure(copies: Sequence[Any], rows: int, seconds: float) -> list[float]:
     return list(native.time_linears(copies, rows, passes))
 
 
-def summary(copies: Sequence[Any], rows: int, times: Sequence[float]) -> dict[str, float]:
-    linear, median = copies[0], statistics.median(times)
-    return {
-        "us": median * 1e6,
-        "best_us": min(times) * 1e6,
-        "gb_per_s": linear.nbytes / median / 1e9,
-        "gmac_per_s": rows * linear.n * linear.k / median / 1e9,
-        "calls": len(times),
-    }
-
-
 def run_shape(
     report: Report, kind: str, shape: tuple[int, int], options: argparse.Namespace
 ) -> None:
@@ -65,22 +54,26 @@ def run_shape(
         label = {"kind": kind, "n": shape[0], "k": shape[1], "rows": rows}
         note(f"{kind} {shape[0]}x{shape[1]}: {rows} rows")
         times = measure(copies, rows, QUICK_SECONDS if options.quick else SECONDS)
+        median = statistics.median(times)
+        found = {"us": median * 1e6, "best_us": min(times) * 1e6, "calls": len(times)}
+        found["gb_per_s"] = copies[0].nbytes / median / 1e9
+        found["gmac_per_s"] = rows * shape[0] * shape[1] / median / 1e9
         report.samples.append({**label, "us": [round(each * 1e6, 1) for each in times]})
-        report.results.append({**label, **summary(copies, rows, times)})
+        report.results.append({**label, **found})
 
 
-def tables(results: Sequence[dict[str, Any]], threads: int, ghz: float | None) -> list[str]:
-    headers = ["linear", "rows", "us", "best us", "GB/s", "GMAC/s"]
-    rows = [
-        [
-            f"{row['kind']} {row['n']}x{row['k']}",
-            row["rows"],
-            *(number(row[key], 1) for key in ("us", "best_us", "gb_per_s", "gmac_per_s")),
-            *([number(row["gmac_per_s"] / threads / ghz, 1)] if ghz else []),
-        ]
-        for row in results
+def tables(results: Sequence[Row], threads: int, ghz: float | None) -> list[str]:
+    columns: list[Any] = [
+        ("linear", lambda row: f"{row['kind']} {row['n']}x{row['k']}"),
+        ("rows", "rows"),
+        ("us", "us", 1),
+        ("best us", "best_us", 1),
+        ("GB/s", "gb_per_s", 1),
+        ("GMAC/s", "gmac_per_s", 1),
     ]
-    return [table([*headers, *(["MAC/cycle"] if ghz else [])], rows)]
+    if ghz:
+        columns.append(("MAC/cycle", lambda row: row["gmac_per_s"] / threads / ghz, 1))
+    return [table(*grid(results, *columns))]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

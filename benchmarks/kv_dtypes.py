@@ -22,8 +22,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import ROOT, Sample, among, arguments, note, numbers, take_turns
-from report import Report, number, table
+from harness import (
+    ROOT,
+    Sample,
+    among,
+    arguments,
+    chosen,
+    first_error,
+    note,
+    numbers,
+    take_turns,
+)
+from report import Report, Row, grid, table
 
 from paceline.config import KV_DTYPES
 from paceline.models.checkpoint import load_checkpoint
@@ -55,38 +65,30 @@ HALF_BILLION = ModelConfig(
 )
 
 
-class RandomTensors(Mapping[str, torch.Tensor]):
-    """Weights by their names, made as they are looked up."""
+class RandomTensors(dict[str, Any]):
+    """Weights by their names, made as they are looked up; kept are their shapes."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        c, self._shapes = config, {"model.norm.weight": (config.hidden_size,)}
-        self._shapes["model.embed_tokens.weight"] = (c.vocab_size, c.hidden_size)
+    def __init__(self, c: ModelConfig) -> None:
+        super().__init__({"model.norm.weight": (c.hidden_size,)})
+        self["model.embed_tokens.weight"] = (c.vocab_size, c.hidden_size)
         q, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+        shapes: dict[str, tuple[int, ...]] = {
+            "input_layernorm": (c.hidden_size,),
+            "post_attention_layernorm": (c.hidden_size,),
+            "self_attn.q_proj": (q, c.hidden_size),
+            "self_attn.k_proj": (kv, c.hidden_size),
+            "self_attn.v_proj": (kv, c.hidden_size),
+            "self_attn.o_proj": (c.hidden_size, q),
+            "mlp.gate_proj": (c.intermediate_size, c.hidden_size),
+            "mlp.up_proj": (c.intermediate_size, c.hidden_size),
+            "mlp.down_proj": (c.hidden_size, c.intermediate_size),
+        }
         for layer in range(c.num_layers):
-            self._shapes |= {
-                f"model.layers.{layer}.{name}.weight": shape
-                for name, shape in {
-                    "input_layernorm": (c.hidden_size,),
-                    "post_attention_layernorm": (c.hidden_size,),
-                    "self_attn.q_proj": (q, c.hidden_size),
-                    "self_attn.k_proj": (kv, c.hidden_size),
-                    "self_attn.v_proj": (kv, c.hidden_size),
-                    "self_attn.o_proj": (c.hidden_size, q),
-                    "mlp.gate_proj": (c.intermediate_size, c.hidden_size),
-                    "mlp.up_proj": (c.intermediate_size, c.hidden_size),
-                    "mlp.down_proj": (c.hidden_size, c.intermediate_size),
-                }.items()
-            }
+            self |= {f"model.layers.{layer}.{name}.weight": s for name, s in shapes.items()}
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        shape = self._shapes[name]
+        shape = super().__getitem__(name)
         return torch.ones(shape) if len(shape) == 1 else torch.randn(shape) / shape[-1] ** 0.5
-
-    def __iter__(self) -> Any:
-        return iter(self._shapes)
-
-    def __len__(self) -> int:
-        return len(self._shapes)
 
 
 class Arm:
@@ -181,25 +183,18 @@ def judge(
     samples = timed(arms, probe, options.repeats)
     logits = {name: arm.logits(probe) for name, arm in arms.items()} if is_read else {}
     for name in arms:
-        own = {
-            str(width): [
-                s.seconds / FORWARDS * 1e3 if s.seconds is not None else None
-                for s in samples
-                if s.arm == name and s.item == width
-            ]
-            for width in WIDTHS
+        own = [sample for sample in samples if sample.arm == name]
+        row = {**label, "kv_dtype": name, "kv_bytes_per_token": kv_bytes(config, name)}
+        times = {
+            str(w): [s.seconds and s.seconds / FORWARDS * 1e3 for s in own if s.item == w]
+            for w in WIDTHS
         }
-        error = next((s.error for s in samples if s.arm == name and s.failed), None)
-        row = {**label, "kv_dtype": name}
-        report.samples.append({**row, "ms": own, "error": error})
-        medians = {
-            f"t{width}_ms": statistics.median(own[str(width)]) if error is None else None
-            for width in WIDTHS
-        }
+        error = first_error(own)
+        report.samples.append({**row, "ms": times, "error": error})
+        for width, values in times.items():
+            row[f"t{width}_ms"] = None if error else statistics.median(values)
         close = fidelity(logits[name], logits["float32"]) if is_read else {}
-        report.results.append(
-            {**row, "kv_bytes_per_token": kv_bytes(config, name), **medians, **close}
-        )
+        report.results.append({**row, **close})
 
 
 def run_model(report: Report, options: argparse.Namespace) -> None:
@@ -238,17 +233,21 @@ def run_random(report: Report, options: argparse.Namespace) -> None:
         judge(report, label, arms, range(1, 9), options, HALF_BILLION, is_read=False)
 
 
-def tables(results: Sequence[dict[str, Any]]) -> list[str]:
-    headers = ["model", "context", "KV", "bytes/token", "T(1) ms", "T(8) ms"]
-    rows = []
-    for row in results:
-        close = ["-", "-", "-"]
-        if "kl_mean" in row:
-            same = f"{row['same_top']:.1%}"
-            close = [f"{row['kl_mean']:.2e}", f"{row['kl_max']:.2e}", same]
-        own = [row[key] for key in ("model", "context", "kv_dtype", "kv_bytes_per_token")]
-        rows.append([*own, *(number(row[f"t{width}_ms"]) for width in WIDTHS), *close])
-    return [table([*headers, "mean KL", "max KL", "same top"], rows)]
+def tables(results: Sequence[Row]) -> list[str]:
+    def scientific(key: str) -> Callable[[Row], str]:
+        return lambda row: f"{row[key]:.2e}" if key in row else "-"
+
+    columns = (
+        ("model", "model"),
+        ("context", "context"),
+        ("KV", "kv_dtype"),
+        ("bytes/token", "kv_bytes_per_token"),
+        *((f"T({width}) ms", f"t{width}_ms", 2) for width in WIDTHS),
+        ("mean KL", scientific("kl_mean")),
+        ("max KL", scientific("kl_max")),
+        ("same top", lambda row: f"{row['same_top']:.1%}" if "same_top" in row else "-"),
+    )
+    return [table(*grid(results, *columns))]
 
 
 def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -275,12 +274,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.manual_seed(0)
     config = {
         "model": options.model.name if options.model else None,
-        "contexts": options.contexts,
+        **chosen(options, "contexts", "repeats", "threads", "quick"),
         "probes": PROBES,
         "forwards_per_sample": FORWARDS,
-        "repeats": options.repeats,
-        "threads": options.threads,
-        "quick": options.quick,
     }
     report = Report("kv_dtypes", config)
     if options.model:

@@ -240,7 +240,7 @@ def varied(known: Known, rng: random.Random) -> dict[str, Any]:
 
 def request_bytes(body: Mapping[str, Any]) -> bytes:
     data = json.dumps(body).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nHost: load\r\nContent-Type: application/json\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
 
 
@@ -296,21 +296,22 @@ def check(known: Known, answer: Answer, body: Mapping[str, Any], manner: str) ->
         raise LoadError(f"status {answer.status}: {bytes(answer.body[:300])!r}")
     if manner == "refused" or not (answer.is_complete or body["stream"]):
         return
-    documents = _documents(answer, body["stream"])
+    found = documents(answer, body["stream"])
     parts: dict[int, list[dict[str, Any]]] = {}
-    for document in documents:
+    for document in found:
         if "error" in document:
             raise LoadError(f"an error instead of an answer: {document}")
         for part in document["choices"]:
             parts.setdefault(part["index"], []).append(part)
-    _check_usage(known, documents, body, answer.is_complete)
+    _check_usage(known, found, body, answer.is_complete)
     if answer.is_complete and len(parts) != len(known.choices):
         raise LoadError(f"{len(parts)} samples instead of {len(known.choices)}")
     for index, found in parts.items():
         _compare(_joined(found), known.choices[index], answer.is_complete)
 
 
-def _documents(answer: Answer, is_stream: bool) -> list[dict[str, Any]]:
+def documents(answer: Answer, is_stream: bool) -> list[dict[str, Any]]:
+    """The JSON that has arrived whole: of a stream each event's."""
     if not is_stream:
         return [json.loads(answer.body)]
     *events, rest = bytes(answer.body).split(b"\n\n")

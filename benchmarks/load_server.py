@@ -23,15 +23,15 @@ import tempfile
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from harness import ROOT, arguments, note
+from harness import ROOT, arguments, chosen, note
 from load_client import MANNERS, Connection, Known, answered, ask, bodies
-from report import Report, Target, number, table
+from report import Report, Row, Target, grid, number, table
 
 from paceline.engine.default_drafts import default_speculative_config
 
@@ -170,10 +170,6 @@ def growth(readings: Sequence[Reading], process: str, warm_up: float) -> dict[st
     }
 
 
-def plain(reading: Reading) -> dict[str, Any]:
-    return asdict(reading)
-
-
 MAX_MODEL_LEN = 512
 KV_MEMORY = "10M"
 """Less than the streams could use: preemption is part of the load."""
@@ -279,7 +275,7 @@ def run(options: argparse.Namespace, known: Sequence[Known], report: Report) -> 
         alarms = server.alarms
     finally:
         code = server.end()
-    report.samples = [*map(plain, readings), *load.failures, *({"error": a} for a in alarms)]
+    report.samples = [*map(asdict, readings), *load.failures, *({"error": a} for a in alarms)]
     if code:
         report.samples.append({"error": f"the server ended with code {code}"})
     warm_up = WARM_UP * options.minutes * 60
@@ -307,50 +303,48 @@ def _counted(stats: dict[str, Any]) -> dict[str, Any]:
     return {"tokens": stats["tokens"], "preemptions": stats["preemptions"], **speculation}
 
 
-def targets(load: Load, results: Sequence[dict[str, Any]]) -> list[Target]:
-    found = [
+def targets(load: Load, results: Sequence[Row]) -> list[Target]:
+    return [
         Target("answers that were lost, mixed up or wrong", len(load.failures), 0),
         Target("whole answers", load.done["whole"] + load.done["slow"], 1, "at least"),
-    ]
-    for row in results[1:]:
-        found.append(
+        *(
             Target(f"growth of the {row['process']} after warm-up", row.get("growth"), GROWTH)
-        )
-    return found
+            for row in results[1:]
+        ),
+    ]
 
 
 def leftovers(
     stats: dict[str, Any], before: Sequence[Reading], after: Sequence[Reading]
 ) -> list[Target]:
-    found = [
+    return [
         Target("KV blocks in use at the end", stats["kv"]["used"], 0),
         Target("engine restarts", stats["restarts"], 0),
+        *(
+            Target(f"files left open, {old.process}", new.files - old.files, 0)
+            for old, new in zip(before, after, strict=True)
+        ),
     ]
-    for old, new in zip(before, after, strict=True):
-        found.append(Target(f"files left open, {old.process}", new.files - old.files, 0))
-    return found
 
 
-def tables(results: Sequence[dict[str, Any]]) -> list[str]:
+def tables(results: Sequence[Row]) -> list[str]:
+    def megabytes(name: str) -> Callable[[Row], str]:
+        return lambda row: number(row[name] / MEGABYTE, 1) if name in row else "-"
+
     requests, *memory = results
-    done = [[manner, count] for manner, count in requests["done"].items()]
-    rows = [
-        [
-            row["process"],
-            *(
-                number(row[name] / MEGABYTE, 1) if name in row else "-"
-                for name in ("resident_at_start", "resident_after_warm_up", "resident_at_end")
-            ),
-            row.get("error") or f"{row['growth']:+.2%}",
-            row.get("most_files", "-"),
-        ]
-        for row in memory
-    ]
     names = ("preemptions", "steps", "emitted", "draft_tokens", "accepted")
+    columns = (
+        ("memory", "process"),
+        ("start MB", megabytes("resident_at_start")),
+        ("warm MB", megabytes("resident_after_warm_up")),
+        ("end MB", megabytes("resident_at_end")),
+        ("growth", lambda row: row.get("error") or f"{row['growth']:+.2%}"),
+        ("most files", "most_files"),
+    )
     return [
-        table(["clients that", "requests"], done),
+        table(["clients that", "requests"], list(requests["done"].items())),
         table(names, [[requests[name] for name in names]]),
-        table(["memory", "start MB", "warm MB", "end MB", "growth", "most files"], rows),
+        table(*grid(memory, *columns)),
     ]
 
 
@@ -374,7 +368,7 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     options = options_of(argv)
     settings = ("quick", "prompts", "minutes", "streams", "num_requests", "planner")
-    report = Report("load_server", {name: getattr(options, name) for name in settings})
+    report = Report("load_server", chosen(options, *settings))
     note(f"{options.num_requests} requests, each alone and plainly")
     wanted = bodies(options.num_requests, options.prompts)
     known = answered(wanted, max_model_len=MAX_MODEL_LEN, max_num_seqs=4)

@@ -14,14 +14,14 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
-from harness import arguments, note
-from report import Report, number, table
+from harness import arguments, chosen, note
+from report import Report, Row, grid, table
 
 GB = 1e9
 
@@ -33,10 +33,8 @@ def resident() -> int:
 
 def read(path: str) -> dict[str, float]:
     began = time.perf_counter()
-    if Path(path).is_dir():
-        arrays = [np.fromfile(file, np.uint8) for file in sorted(Path(path).glob("*.safetensors"))]
-    else:
-        arrays = [np.fromfile(path, np.uint8)]
+    files = sorted(Path(path).glob("*.safetensors")) or [path]
+    arrays = [np.fromfile(file, np.uint8) for file in files]
     return {"seconds": time.perf_counter() - began, "bytes": sum(map(len, arrays))}
 
 
@@ -92,32 +90,37 @@ def measure(path: str, rounds: int) -> dict[str, Any]:
     }
 
 
-def tables(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    headers = ["model", "MB", "read, s/GB", "weights, s/GB", "beyond reading, s/GB"]
-    headers += ["vocabulary, s", "resident / file", "of it vocabulary, MB"]
-    lines = []
-    for row in rows:
-        read, load = row["read_seconds_per_gb"], row["weights_seconds_per_gb"]
-        speeds = [number(each) for each in (read, load, load - read, row["vocabulary_seconds"])]
-        held = [number(row["resident_over_file"]), round(row["vocabulary_bytes"] / 1e6)]
-        lines.append([row["model"], round(row["bytes"] / 1e6), *speeds, *held])
-    return [table(headers, lines)]
+def tables(rows: Sequence[Row]) -> list[str]:
+    columns = (
+        ("model", "model"),
+        ("MB", lambda row: round(row["bytes"] / 1e6)),
+        ("read, s/GB", "read_seconds_per_gb", 2),
+        ("weights, s/GB", "weights_seconds_per_gb", 2),
+        ("beyond reading, s/GB", beyond_reading, 2),
+        ("vocabulary, s", "vocabulary_seconds", 2),
+        ("resident / file", "resident_over_file", 2),
+        ("of it vocabulary, MB", lambda row: round(row["vocabulary_bytes"] / 1e6)),
+    )
+    return [table(*grid(rows, *columns))]
+
+
+def beyond_reading(row: Row) -> float:
+    return row["weights_seconds_per_gb"] - row["read_seconds_per_gb"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = arguments(__doc__)
     parser.add_argument("--models", nargs="+", required=True, help="GGUF files or folders")
-    parser.add_argument("--rounds", type=int, help="(default: 5, quick: 1)")
+    parser.sized("--rounds", 5, 1, "of both processes")
     parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.arm:
         print(json.dumps(ARMS[options.arm](options.models[0])))
         return 0
-    rounds = options.rounds or (1 if options.quick else 5)
-    report = Report("loading", {"rounds": rounds, "quick": options.quick})
+    report = Report("loading", chosen(options, "rounds", "quick"))
     for path in options.models:
         note(f"loading: {path}")
-        report.results.append(measure(path, rounds))
+        report.results.append(measure(path, options.rounds))
     return report.finish(options, tables(report.results))
 
 

@@ -5,8 +5,8 @@ plain decoding, the same again as a control, simple rules (``rivals.py``, ``good
 planner. Every arm warms up on prompts of its own before a cell is measured. Times are end to end,
 the reading of the prompts included; prefix caches are off.
 
-Without an option the pre-registered cells run, with ``--quick`` a part of them, with ``--full`` the
-whole grid.
+Without an option the pre-registered cells run, with ``--quick`` a part of them. The whole grid is
+for ``never_slower_replayed.py``.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from math import inf
 from typing import Any
 
-from harness import Sample, arguments, names, note, numbers, take_turns
-from never_slower_arms import OUR_PROPOSERS, Arms, Served, count, described, open_arms, serve
+from harness import Sample, arguments, chosen, names, note, numbers, take_turns
+from never_slower_arms import Arms, Served, count, open_arms, serve
 from never_slower_report import cell_row, raw, tables, targets
 from prompt_sets import PromptSets, load_prompts
+from proposer_sets import described
 from report import Report
 from workloads import DESCRIPTIONS, SERVED_TOKENS, MissingWorkloadError, Workload, load_workload
 
@@ -67,13 +67,8 @@ INFLATED: tuple[Cell, ...] = (
     ("mixture", 4, 0.0),
     ("hostile", 1, HOSTILE),
 )
-RUNS = {
-    ("embedded", False): "never_slower",
-    ("embedded", True): "never_slower_full",
-    ("inflated", False): "never_slower_inflated",
-    ("inflated", True): "never_slower_inflated_full",
-}
-"""Names of the results, by pair of models and whether the whole grid was run."""
+RUNS = {"embedded": "never_slower", "inflated": "never_slower_inflated"}
+"""Names of the results, by pair of models."""
 CONCURRENCY = (1, 2, 4, 8, 16, 32)
 TEMPERATURES = (0.0, 0.8)
 
@@ -88,7 +83,7 @@ class Size:
         requests: that a cell runs in each repeat, in as many groups as that makes.
         groups: at least, and at most.
         repeats: of each group.
-        minutes: for all cells together; what does not fit is cut from the repeats. None: no limit.
+        minutes: for all cells together; what does not fit is cut from the repeats.
     """
 
     max_tokens: int
@@ -96,7 +91,7 @@ class Size:
     requests: int
     groups: tuple[int, int]
     repeats: int
-    minutes: float | None
+    minutes: float
 
 
 SIZES = {
@@ -124,16 +119,10 @@ MAX_MODEL_LEN = 1024
 
 def cells_of(options: argparse.Namespace) -> list[Cell]:
     """The cells that the options ask for."""
-    chosen: Sequence[Cell] = PRE_REGISTERED
-    if options.full:
-        chosen = full_grid()
-    elif options.pair == "inflated":
-        chosen = INFLATED
-    elif options.quick:
-        chosen = QUICK
+    quick = QUICK if options.quick else PRE_REGISTERED
     return [
         cell
-        for cell in chosen
+        for cell in (INFLATED if options.pair == "inflated" else quick)
         if cell[0] in (options.workloads or DESCRIPTIONS)
         and cell[1] in (options.concurrency or CONCURRENCY)
     ]
@@ -142,15 +131,9 @@ def cells_of(options: argparse.Namespace) -> list[Cell]:
 def size_of(options: argparse.Namespace) -> Size:
     """Sizes for the pair, with what the options say instead."""
     size = QUICK_SIZE if options.quick and options.pair == "embedded" else SIZES[options.pair]
-    if options.full:
-        size = replace(size, minutes=None)
     if options.groups:
         size = replace(size, groups=(options.groups, options.groups))
-    wishes = {
-        "repeats": options.repeat,
-        "minutes": options.budget_minutes,
-        "max_tokens": options.max_tokens,
-    }
+    wishes = chosen(options, "repeats", "minutes", "max_tokens")
     return replace(size, **{name: wish for name, wish in wishes.items() if wish is not None})
 
 
@@ -202,7 +185,7 @@ def run_all(
 ) -> dict[str, str]:
     """Fill the report cell by cell; returns which workloads were left out, and why."""
     cells, size, left_out = cells_of(options), size_of(options), {}
-    end = time.monotonic() + 60 * (inf if size.minutes is None else size.minutes)
+    end = time.monotonic() + 60 * size.minutes
     for index, cell in enumerate(cells):
         label = dict(zip(("workload", "requests", "temperature"), cell, strict=True))
         note(", ".join(f"{name} {value}" for name, value in label.items()))
@@ -228,16 +211,15 @@ def run_all(
 
 def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = arguments(__doc__, prompts=True)
-    parser.add_argument("--full", action="store_true", help="the whole grid; takes hours")
     parser.add_argument("--pair", choices=list(SIZES), default="embedded")
     parser.add_argument("--workloads", type=names, help="only these of the cells")
     parser.add_argument("--concurrency", type=numbers, help="only these of the cells")
-    parser.add_argument("--ours", choices=list(OUR_PROPOSERS), default="default")
     parser.add_argument("--profile", action="store_true", help="measure the costs of steps before")
     parser.add_argument("--groups", type=int, help="batches of prompts per cell")
     parser.add_argument("--max-tokens", type=int, help="of each request")
-    parser.add_argument("--repeat", type=int, help="most repeats of each run")
-    parser.add_argument("--budget-minutes", type=float, help="repeats that do not fit are cut")
+    parser.add_argument("--repeat", dest="repeats", type=int, help="most repeats of each run")
+    text = "repeats that do not fit are cut"
+    parser.add_argument("--budget-minutes", dest="minutes", type=float, help=text)
     parser.add_argument("--threads", type=int, help="torch threads (default: torch's own choice)")
     return parser.parse_args(argv)
 
@@ -245,13 +227,11 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
 def configuration(arms: Arms, source: PromptSets, options: argparse.Namespace) -> dict[str, Any]:
     used = dict.fromkeys(cell[0] for cell in cells_of(options))
     return {
-        "pair": options.pair,
+        **chosen(options, "pair", "quick"),
         "dtype": arms.built.config.dtype,
         "backend": arms.built.backend,
         "prompts": source.source,
         "prefix_caching": False,
-        "quick": options.quick,
-        "full": options.full,
         "cost": arms.cost,
         "ours": described(arms.ours),
         "size": asdict(size_of(options)),
@@ -273,8 +253,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
 
     def measured() -> Report:  # torch keeps its workers per thread, and this is the engines' own
-        arms = open_arms(options.pair, config, options.ours, options.profile)
-        report = Report(RUNS[options.pair, options.full], configuration(arms, source, options))
+        arms = open_arms(options.pair, config, options.profile)
+        report = Report(RUNS[options.pair], configuration(arms, source, options))
         report.config["left_out"] = run_all(arms, source, options, report)
         return report
 

@@ -9,14 +9,14 @@ ones are engines to which no proposer was ever given.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
 from goodput import ARMS
-from harness import note
-from never_slower_report import CONTROL, OURS, PLAIN
+from harness import CONTROL, COUNTED, PLAIN, note
+from never_slower_report import OURS
 from peers_models import hugging_face
 from proposer_sets import chain
 
@@ -39,7 +39,6 @@ from paceline.workbench.profile_store import stored_table
 
 LONGEST = 8
 """Tokens along a path of the drafts whose length a rule decides."""
-COUNTED = ("num_steps", "num_drafts", "num_draft_tokens", "num_accepted_tokens")
 
 
 # --- who drafts -----------------------------------------------------------------------------------
@@ -49,12 +48,6 @@ def chains(draft: str) -> tuple[SpeculativeConfig, ...]:
     """Both proposers, each with one continuation."""
     model = {"method": "draft_model", "model": draft, "num_speculative_tokens": LONGEST}
     return parse_speculative_config([chain(LONGEST), model])
-
-
-def wide(draft: str) -> tuple[SpeculativeConfig, ...]:
-    """Both proposers with caps that leave every choice to the planner, trees included."""
-    lookup, model = chains(draft)
-    return lookup, replace(model, max_branching=4, max_tree_nodes=16)
 
 
 def default(draft: str) -> tuple[SpeculativeConfig, ...]:
@@ -67,9 +60,6 @@ def default(draft: str) -> tuple[SpeculativeConfig, ...]:
         return without_memory(default_speculative_config(None))
     methods = [{"method": "suffix"}, {"method": "draft_model", "model": draft}]
     return without_memory(parse_speculative_config(methods))
-
-
-OUR_PROPOSERS = {"default": default, "wide": wide}
 
 
 # --- engines --------------------------------------------------------------------------------------
@@ -101,11 +91,10 @@ def pair_folders(pair: str) -> tuple[str, str]:
     return str(hugging_face("0.5b", "target")), str(hugging_face("0.5b", "draft"))
 
 
-def open_arms(pair: str, config: EngineConfig, proposers: str, profile: bool) -> Arms:
+def open_arms(pair: str, config: EngineConfig, profile: bool) -> Arms:
     """Build every engine. Call it on the compute thread.
 
     Args:
-        proposers: key of :data:`OUR_PROPOSERS`.
         profile: measure the costs of the model's steps before; otherwise they are what a user
             has: the profile that is stored, or the prior.
     """
@@ -119,7 +108,7 @@ def open_arms(pair: str, config: EngineConfig, proposers: str, profile: bool) ->
         def find_table(*_: object) -> CostTable:
             return profiles[0].table
 
-    configs = OUR_PROPOSERS[proposers](draft)
+    configs = default(draft)
     built = build_engine(target, replace(config, speculative=configs), find_table)
     ours = built.engine
     source = "measured before the run" if profile else "a stored profile"
@@ -231,9 +220,3 @@ def verification_seconds(engine: Engine, stats: EngineStats) -> float:
     nodes = ceil(counters.num_draft_tokens / counters.num_drafts)
     growth = engine.cost.growth(StepShape(1, context, context, 1, 1), nodes)
     return counters.num_drafts * (growth[nodes] - growth[0]) / 1e3
-
-
-def described(configs: Sequence[SpeculativeConfig]) -> list[Mapping[str, Any]]:
-    """Configurations without the folder in which a model lies on this machine."""
-    kept = ("method", "num_speculative_tokens", "max_branching", "max_tree_nodes")
-    return [{name: getattr(config, name) for name in kept} for config in configs]

@@ -24,12 +24,13 @@ from statistics import fmean
 from typing import Any
 
 from goodput import GOODPUT, OUR_GOODPUT, Goodput
-from harness import arguments, names, note, numbers
+from harness import PLAIN, arguments, chosen, names, note, numbers
 from never_slower import CONCURRENCY, PRE_REGISTERED, Cell, full_grid
-from never_slower_arms import chains, default, described, pair_folders
-from never_slower_report import NOT_SLOWER, OURS, PLAIN, geometric_mean
+from never_slower_arms import chains, default, pair_folders
+from never_slower_report import NOT_SLOWER, OURS, geometric_mean
 from prompt_sets import PromptSets, load_prompts
-from report import Report, Target, number, table
+from proposer_sets import described
+from report import Report, Row, Target, number, table
 from rivals import RIVALS
 from trace_sets import FOLDER, MAX_MODEL_LEN, traced
 from workloads import DESCRIPTIONS, SERVED_TOKENS, MissingWorkloadError, load_workload
@@ -44,7 +45,6 @@ from paceline.workbench.replay import ReplayResult
 from paceline.workbench.simulate import Simulator, best_of_each
 from paceline.workbench.simulate_setup import open_simulator
 
-Row = Mapping[str, Any]
 CROWDS = (("1 request", 1, 1), ("2", 2, 2), ("4 or more", 4, 1 << 30))
 """Numbers of requests that are taken together."""
 
@@ -72,10 +72,6 @@ def targets(rows: Sequence[Row]) -> list[Target]:
 
 
 def tables(rows: Sequence[Row]) -> list[str]:
-    return [*summaries(rows), cells(rows)]
-
-
-def summaries(rows: Sequence[Row]) -> list[str]:
     """By pair, requests and whether text is sampled: means over the workloads, and worst cells."""
     headers = ["pair", "requests", "text", "cells", "ours/plain", "worst", "ours/best", "worst"]
     headers += ["ours/oracle", "worst of ours/plain"]
@@ -110,26 +106,6 @@ def rules(rows: Sequence[Row]) -> str:
             gains = [row["arms"][arm] for row in own]
             figures += [geometric_mean(gains), min(gains)]
         lines.append([arm, *(number(figure, 3) for figure in figures)])
-    return table(headers, lines)
-
-
-def cells(rows: Sequence[Row]) -> str:
-    headers = ["pair", "workload", "temp.", "requests", "plain tok/s", "ours/plain", "length"]
-    headers += ["ours/best", "best other", "its ratio", "ours/oracle", "prose beside"]
-    lines = [
-        [
-            *(row["pair"], row["workload"], f"{row['temperature']:g}", row["requests"]),
-            number(row["plain_tokens_per_second"], 0),
-            number(row["arms"][OURS], 3),
-            number(row["acceptance_length"]),
-            number(row["ours_to_best"], 3),
-            row["best_other"],
-            number(row["arms"][row["best_other"]], 3),
-            number(row["ours_to_oracle"], 3),
-            number(row.get("prose_beside"), 3),
-        ]
-        for row in rows
-    ]
     return table(headers, lines)
 
 
@@ -212,7 +188,7 @@ def arms(simulator: Simulator, ours: Configs) -> Iterator[tuple[str, ReplayResul
     for name, make in RIVALS.items():
         yield name, simulator.run(drafts, lambda cost, *_, make=make: make(cost))
     for name, configs in ((GOODPUT, drafts), (OUR_GOODPUT, ours)):
-        yield name, simulator.run(configs, lambda cost, drafting, _: Goodput(cost, drafting))
+        yield name, simulator.run(configs, lambda cost, _: Goodput(cost))
     yield OURS, simulator.run(ours, PLANNERS["auto"])
 
 
@@ -242,7 +218,6 @@ def cell_row(simulator: Simulator, ours: Configs, label: Mapping[str, Any]) -> d
         "best_other": best,
         "ours_to_best": others[best] / ours_ms,
         "ours_to_oracle": oracle_ms / ours_ms,
-        "draft_share": found[OURS].draft_ms / ours_ms,
         "acceptance_length": found[OURS].total("num_emitted_tokens")
         / found[OURS].total("num_steps"),
     }
@@ -294,7 +269,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         pair: saved(pair, options.costs) if options.costs else measured(pair, options)
         for pair in options.pairs
     }
-    config = {"prompts": source.source, "quick": options.quick, "num_prompts": options.num_prompts}
+    config = {"prompts": source.source, **chosen(options, "quick", "num_prompts")}
     config["tables"] = {
         pair: {"target": each.target.to_dict(), "draft": each.draft.to_dict()}
         for pair, each in costs.items()

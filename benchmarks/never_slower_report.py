@@ -7,18 +7,20 @@ wall time of the same tokens, so a ratio above one is a higher rate.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from math import exp, log
 from typing import Any
 
-from harness import Sample, pair_up, paired_ratio
-from report import Target, interval, number, table
+from harness import CONTROL, PLAIN, Sample, against_plain, first_error, paired_ratio
+from report import Row, Target, grid, interval, number, table
 
-PLAIN, CONTROL, OURS = "plain", "plain again", "ours"
+OURS = "ours"
 OVERHEAD_CELL = ("hostile", 1)
 """Workload and requests of the cell in which nothing is predictable."""
 HOST_PHASES = ("propose", "plan")
+PROSE_TARGET = "rate of prose beside edits / decoded plainly, worst cell"
+OVERHEAD_TARGET = "probes + host time where nothing is predictable, share of the time, worst cell"
 NOT_SLOWER = 0.99
 """A cell is slower where even the upper end of its interval lies below this."""
 KEPT = (
@@ -29,7 +31,8 @@ KEPT = (
     "num_accepted_tokens",
     "seconds_per_prose_token",
 )
-Row = Mapping[str, Any]
+COLUMNS = 7
+"""Cells side by side in the tables of all arms."""
 Times = dict[str, dict[Any, dict[int, float]]]
 """Seconds by arm, group and repeat."""
 
@@ -39,7 +42,7 @@ Times = dict[str, dict[Any, dict[int, float]]]
 
 def cell_row(samples: Sequence[Sample], label: Row) -> dict[str, Any]:
     """Everything that is said about a cell; an ``error`` where plain or ours failed."""
-    arms = {arm: _arm(samples, arm) for arm in dict.fromkeys(s.arm for s in samples)}
+    arms = {arm: against_plain(samples, arm) for arm in dict.fromkeys(s.arm for s in samples)}
     row: dict[str, Any] = {**label, "arms": arms}
     for arm in (PLAIN, OURS):
         if "error" in arms[arm]:
@@ -50,24 +53,6 @@ def cell_row(samples: Sequence[Sample], label: Row) -> dict[str, Any]:
     if (label["workload"], label["requests"]) == OVERHEAD_CELL:
         row["overhead"] = overhead(samples)
     return row
-
-
-def _arm(samples: Sequence[Sample], arm: str) -> dict[str, Any]:
-    """One arm against the plain one."""
-    own = [sample for sample in samples if sample.arm == arm]
-    plain = {(s.item, s.repeat): s for s in samples if s.arm == PLAIN}
-    error = next((s.error for s in [*own, *plain.values()] if s.failed), None)
-    if error is not None:
-        return {"error": error}
-    tokens = sum(s.facts["output_tokens"] for s in own)
-    steps = sum(s.facts["num_steps"] for s in own)
-    expected = {key: sample.facts["token_ids"] for key, sample in plain.items()}
-    return {
-        "speedup": asdict(paired_ratio(pair_up(samples, PLAIN, arm))),
-        "tokens_per_second": tokens / sum(s.seconds or 0.0 for s in own),
-        "mean_acceptance_length": tokens / steps if steps else 0.0,
-        "identical": all(s.facts["token_ids"] == expected[s.item, s.repeat] for s in own),
-    }
 
 
 def _times(samples: Iterable[Sample]) -> Times:
@@ -172,11 +157,8 @@ def raw(samples: Sequence[Sample], label: Row) -> list[dict[str, Any]]:
         if (label["workload"], label["requests"]) == OVERHEAD_CELL and arm in (PLAIN, OURS):
             lists["phases"] = [s.facts.get("phases") for s in own]
             lists["verification"] = [s.facts.get("verification") for s in own]
-        error = next((s.error for s in own if s.failed), None)
-        used = {
-            name: values for name, values in lists.items() if any(v is not None for v in values)
-        }
-        kept.append({**label, "arm": arm, **used, "error": error})
+        used = {name: own for name, own in lists.items() if any(v is not None for v in own)}
+        kept.append({**label, "arm": arm, **used, "error": first_error(own)})
     return kept
 
 
@@ -198,26 +180,13 @@ def targets(rows: Sequence[Row]) -> list[Target]:
         Target("ours / the best other arm, geometric mean", geometric_mean(best), 1.0, least),
         Target("ours / the best other arm, worst cell", min(best, default=None), 0.93, least),
         Target("ours / the hindsight oracle, geometric mean", geometric_mean(oracle), 0.95, least),
-        Target(
-            "rate of prose beside edits / decoded plainly, worst cell",
-            min(prose, default=None),
-            0.95,
-            least,
-        ),
-        Target(
-            "probes + host time where nothing is predictable, share of the time, worst cell",
-            max(spent, default=None),
-            0.008,
-        ),
+        Target(PROSE_TARGET, min(prose, default=None), 0.95, least),
+        Target(OVERHEAD_TARGET, max(spent, default=None), 0.008),
     ]
 
 
 def geometric_mean(values: Sequence[float]) -> float | None:
     return exp(statistics.fmean(map(log, values))) if values else None
-
-
-COLUMNS = 7
-"""Cells side by side in the tables of all arms."""
 
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -231,52 +200,47 @@ def tables(rows: Sequence[Row]) -> list[str]:
 
 def _cells(rows: Sequence[Row]) -> str:
     """Ratios are rates over rates; ``held out``: the other arm was chosen by the other repeats."""
-    headers = ["workload", "requests", "temp.", "plain tok/s", "control", "ours/plain"]
-    headers += ["95 % interval", "ours/best", "held out", "best other", "ours/oracle", "held out"]
-    headers += ["prose beside", "identical"]
-    return table(headers, [_cell(row) for row in rows])
+    ours = f"arms/{OURS}/speedup"
+    return table(
+        *grid(
+            rows,
+            ("workload", "workload"),
+            ("requests", "requests"),
+            ("temp.", "temperature"),
+            ("plain tok/s", f"arms/{PLAIN}/tokens_per_second", 0),
+            ("control", f"arms/{CONTROL}/speedup/value", 3),
+            ("ours/plain", f"{ours}/value", 3),
+            ("95 % interval", lambda row: interval(row["arms"][OURS].get("speedup", {}), 3)),
+            ("ours/best", "ours_to_best", 3),
+            ("held out", "ours_to_best_held_out", 3),
+            ("best other", "best_other"),
+            ("ours/oracle", "ours_to_oracle", 3),
+            ("held out", "ours_to_oracle_held_out", 3),
+            ("prose beside", "prose_beside/value", 3),
+            ("identical", lambda row: row.get("error") or _identical(row["arms"])),
+        )
+    )
 
 
-def _cell(row: Row) -> list[object]:
-    arms = row["arms"]
-    ours = arms[OURS].get("speedup", {})
-    same = all(arm.get("identical") for arm in arms.values())
-    return [
-        *(row[key] for key in ("workload", "requests", "temperature")),
-        number(arms[PLAIN].get("tokens_per_second"), 0),
-        number(arms[CONTROL].get("speedup", {}).get("value"), 3),
-        number(ours.get("value"), 3),
-        interval(ours, 3),
-        number(row.get("ours_to_best"), 3),
-        number(row.get("ours_to_best_held_out"), 3),
-        row.get("best_other", "-"),
-        number(row.get("ours_to_oracle"), 3),
-        number(row.get("ours_to_oracle_held_out"), 3),
-        number(row.get("prose_beside", {}).get("value"), 3),
-        row.get("error") or ("yes" if same else "NO"),
-    ]
+def _identical(arms: Row) -> str:
+    return "yes" if all(arm.get("identical") for arm in arms.values()) else "NO"
+
+
+def _name(row: Row) -> str:
+    return f"{row['workload']} x{row['requests']} @{row['temperature']:g}"
 
 
 def _all_arms(rows: Sequence[Row]) -> str:
     """Each arm over plain, a column per cell."""
-    names = [f"{row['workload']} x{row['requests']} @{row['temperature']:g}" for row in rows]
     lines = []
     for arm in dict.fromkeys(arm for row in rows for arm in row["arms"]):
         found = [row["arms"].get(arm, {}).get("speedup", {}).get("value") for row in rows]
         lines.append([arm, *(number(value, 3) for value in found)])
-    return table(["arm / plain", *names], lines)
+    return table(["arm / plain", *map(_name, rows)], lines)
 
 
 def _overheads(rows: Sequence[Row]) -> list[str]:
-    found = [row for row in rows if "overhead" in row]
-    if not found:
-        return []
-    parts = list(found[0]["overhead"])
-    lines = [
-        [
-            f"{row['workload']} x{row['requests']} @{row['temperature']:g}",
-            *(f"{row['overhead'][part]:.2%}" for part in parts),
-        ]
-        for row in found
-    ]
-    return [table(["share of our time beyond plain", *parts], lines)]
+    found = {_name(row): row["overhead"] for row in rows if "overhead" in row}
+    lines = [[name, *(f"{share:.2%}" for share in own.values())] for name, own in found.items()]
+    parts = next(iter(found.values()), {})
+    return [table(["share of our time beyond plain", *parts], lines)] if found else []

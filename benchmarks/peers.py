@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -21,10 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import peers_models as models
-import torch
-from harness import Sample, among, arguments, names, note, numbers, raw, take_turns
+from harness import Sample, among, arguments, chosen, names, note, numbers, raw, take_turns
 from peers_client import ENGINES, KINDS, Worker
 from peers_models import MissingPeerError
 from peers_report import results_of, tables, targets
@@ -32,12 +29,20 @@ from prompt_sets import load_prompts, spread
 from report import Report, Target
 
 from paceline.models.checkpoint import load_checkpoint
+from paceline.runtime import native
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
 CONTEXTS = (64, 512)
 LONG_CONTEXTS = (8_000, 32_000)
 PREFILL = 512
 SEQUENCES = (1, 4, 8, 16)
+PARALLEL_CONTEXT = 64
+LONGEST_PROMPT = 256
+SHORT_CONTEXT, SPARE_TOKENS = 1024, 32
+ROOF_MEGABYTES = 512
+"""Of the array whose reading shows the bandwidth: far more than the caches hold."""
+Arms = Mapping[str, Worker]
+Item = tuple[Any, ...]
 
 
 # --- options --------------------------------------------------------------------------------------
@@ -70,45 +75,6 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     options.inner = 2 if options.quick else 3
     options.steps = 8 if options.quick else 24
     return options
-
-
-ARRAY_BYTES = 1 << 29
-RUNS = 7
-
-
-# --- the machine ----------------------------------------------------------------------------------
-
-
-def read_bandwidth(threads: int) -> dict[str, Any]:
-    """Bytes per second with which ``threads`` threads sum an array far larger than the caches.
-
-    The best of several runs over whole and over real numbers: other work on the machine, or a loop
-    that computes slower than it reads, can only lower it.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        # numpy asks for huge pages, which are read faster; weights may lie in such.
-        array = torch.from_numpy(np.ones(ARRAY_BYTES // 4, np.float32))
-        best = min(_seconds(a) for a in (array, array.view(torch.int64)) for _ in range(RUNS))
-    finally:
-        torch.set_num_threads(before)
-    return {"bytes_per_second": ARRAY_BYTES / best, "threads": threads, "array": ARRAY_BYTES}
-
-
-def _seconds(array: torch.Tensor) -> float:
-    began = time.perf_counter()
-    array.sum()
-    return time.perf_counter() - began
-
-
-PARALLEL_CONTEXT = 64
-LONGEST_PROMPT = 256
-SHORT_CONTEXT, SPARE_TOKENS = 1024, 32
-IDLE_SECONDS = 2.0
-MOST_IDLE_SHARE = 0.02
-Arms = Mapping[str, Worker]
-Item = tuple[Any, ...]
 
 
 # --- engines --------------------------------------------------------------------------------------
@@ -156,6 +122,15 @@ def turns(
     return [
         s if s.failed else replace(s, seconds=s.facts.get("seconds", s.seconds)) for s in samples
     ]
+
+
+def read_bandwidth(threads: int) -> dict[str, Any]:
+    """Bytes per second with which this many threads read memory; None without native kernels."""
+    found = {"threads": threads, "megabytes": ROOF_MEGABYTES, "bytes_per_second": None}
+    if native.kernels:
+        native.kernels.set_threads(threads)
+        found["bytes_per_second"] = native.kernels.bandwidth(ROOF_MEGABYTES) * 1e9
+    return found
 
 
 def middle(times: Sequence[float]) -> dict[str, Any]:
@@ -232,22 +207,6 @@ def generations(
     return turns(modes, items, options.repeat)
 
 
-def usage(arms: Arms) -> dict[str, dict[str, Any]]:
-    return {name: worker.ask("usage") for name, worker in arms.items()}
-
-
-def idle_shares(arms: Arms) -> dict[str, float]:
-    """Processor seconds per second that each worker burns while nobody asks it anything."""
-    before, began = usage(arms), time.perf_counter()
-    time.sleep(IDLE_SECONDS)
-    seconds, after = time.perf_counter() - began, usage(arms)
-    burnt = {n: (after[n]["cpu_seconds"] - before[n]["cpu_seconds"]) / seconds for n in arms}
-    for name, share in burnt.items():
-        if share > MOST_IDLE_SHARE:
-            note(f"{name} uses {share:.0%} of a core while it should sleep: it slows the others")
-    return burnt
-
-
 def longest_context(model: str) -> int:
     """Tokens that the file of a model allows; those of inflated models say more than the folder."""
     if not models.is_file(model):
@@ -282,10 +241,9 @@ def measure_model(options: argparse.Namespace, model: str, report: Report) -> li
             facts = {name: worker.facts for name, worker in arms.items()}
             samples = forwards(arms, options, tokens)
             samples += parallel(arms, options, tokens)
-            memory = usage(arms)
+            memory = {name: worker.ask("usage") for name, worker in arms.items()}
             samples += generations(arms, options, prompts)
             samples += long_steps(arms, options, tokens, longest_context(model), rows)
-            report.config.setdefault("idle_cpu_share", {}).update(idle_shares(arms))
         report.samples += [raw(sample, {"model": models.label(model)}) for sample in samples]
         rows += results_of(samples, facts, memory, held)
         engines |= facts
@@ -298,7 +256,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = options_of(argv)
     keys = ("models", "formats", "quick", "threads", "widths", "contexts", "long_contexts")
     keys += ("sequences", "repeat", "num_prompts", "max_tokens", "steps")
-    report = Report("peers", {key: getattr(options, key) for key in keys})
+    report = Report("peers", chosen(options, *keys))
     report.config["roof"] = read_bandwidth(options.threads)
     for model in options.models:
         report.targets += [

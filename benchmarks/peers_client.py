@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,11 +77,10 @@ class Worker:
         files = engine.files(model)
         python = models.PYTHONS[engine.python] if engine.python else Path(sys.executable)
         if not python.exists():
-            raise MissingPeerError(
-                f"the environment .peers/{engine.python} is absent; {models.HELP}"
-            )
+            where = f".peers/{engine.python}"
+            raise MissingPeerError(f"the environment {where} is absent; {models.HELP}")
         logs = models.PEERS / "logs"
-        logs.mkdir(exist_ok=True)
+        logs.mkdir(parents=True, exist_ok=True)
         self._log = logs / (engine.name.replace(" ", "-") + ".log")
         with self._log.open("w", encoding="utf-8") as log:
             self._process = subprocess.Popen(
@@ -131,11 +131,10 @@ class Worker:
             return
         self._process = None
         process.stdin.close()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        process.kill()
+        process.wait()
 
 
 def environment(threads: int) -> dict[str, str]:

@@ -54,7 +54,7 @@ class Paceline:
         Neither has padding or second copies; blocks count with their scales. Of a GGUF file
         they are the file's bytes.
         """
-        config = self._on_engine(lambda engine: engine.runner.decoder.config)
+        config = self.llm.call(lambda engine: engine.runner.decoder.config)
         kv_dtype = self.llm.config.kv_cache_dtype
         path = Path(self.options["model"])
         stored = path.stat().st_size if path.is_file() else None
@@ -68,9 +68,6 @@ class Paceline:
             "weight_bytes": stored or work.weight_bytes,
             "kv_bytes_per_token": config.num_layers * work.kv_bytes,
         }
-
-    def _on_engine(self, function: Any) -> Any:
-        return self.llm._thread.call(function)
 
     # --- forwards ----------------------------------------------------------------------------
 
@@ -86,7 +83,7 @@ class Paceline:
             engine.kv.free(REQUEST)
             return times[1:]
 
-        return self._on_engine(run)
+        return self.llm.call(run)
 
     def long(self, context: int, repeats: int, tokens: list[int]) -> list[float]:
         """Seconds of plain steps after a context longer than all others have."""
@@ -100,7 +97,7 @@ class Paceline:
             engine.kv.free(REQUEST)
             return times
 
-        return self._on_engine(run)
+        return self.llm.call(run)
 
     def parallel(self, sequences: int, tokens: list[int], steps: int) -> dict[str, Any]:
         """Greedy steps of several requests at once, from the moment when all of them decode."""
@@ -124,7 +121,7 @@ class Paceline:
             engine.step()
             return {"seconds": seconds, "tokens": count}
 
-        return self._on_engine(run)
+        return self.llm.call(run)
 
     # --- generating --------------------------------------------------------------------------
 

@@ -10,12 +10,11 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from harness import Sample
-from peers_client import LLAMA, OURS
-from report import Target, number, table
+from harness import Sample, first_error
+from peers_client import KINDS, LLAMA, OURS
+from report import Row, Target, grid, number, pick, table
 
-Row = dict[str, Any]
-Rows = Sequence[Mapping[str, Any]]
+Rows = Sequence[Row]
 
 
 # --- rows -----------------------------------------------------------------------------------------
@@ -42,7 +41,7 @@ def results_of(
         engine, _, mode = arm.partition(", ")
         kind, label = _KINDS[item[0]](item)
         row = {"engine": engine, "measure": item[0], **label, **({"mode": mode} if mode else {})}
-        error = next((sample.error for sample in group if sample.failed), None)
+        error = first_error(group)
         rows.append({**row, "error": error} if error else {**row, **kind(group)})
     _compare_with_plain(rows, samples)
     return rows + [_memory_row(name, memory[name], engines[name], held) for name in memory]
@@ -110,7 +109,7 @@ def _memory_row(
     libraries held before a model was loaded. ``needed_bytes`` are the weights and the keys and
     values of ``held`` tokens, each once; nothing is added for what is rounded up.
     """
-    row: Row = {"engine": name, "measure": "memory", "peak_bytes": used["peak"]}
+    row: dict[str, Any] = {"engine": name, "measure": "memory", "peak_bytes": used["peak"]}
     row["baseline_bytes"] = used["baseline"]
     row["loaded_bytes"] = used["peak"] - used["baseline"]
     row["anonymous_bytes"], row["file_bytes"] = used["anonymous"], used["file"]
@@ -121,8 +120,7 @@ def _memory_row(
 
 def find(rows: Rows, **wanted: Any) -> Mapping[str, Any]:
     """The row that has these values; empty where nothing like it was measured."""
-    found = (row for row in rows if all(row.get(k) == v for k, v in wanted.items()))
-    return next(found, {})
+    return next(iter(pick(rows, **wanted)), {})
 
 
 def ratio(above: float | None, below: float | None) -> float | None:
@@ -187,26 +185,22 @@ def _engine_table(rows: Rows, engines: Sequence[str]) -> str:
 
 
 def _generate_table(rows: Rows) -> str:
-    lines = [
-        [
-            row["engine"],
-            row["mode"],
-            number(row.get("tokens_per_second"), 1),
-            number(row.get("decode_tokens_per_second"), 1),
-            number(row.get("speedup")),
-            {True: "yes", False: "NO", None: "-"}[row.get("identical")],
-        ]
-        for row in rows
-        if row.get("measure") == "generate"
-    ]
-    headers = ["code, greedy", "mode", "tok/s", "without the prompt", "over plain", "same text"]
-    return table(headers, lines)
+    columns = (
+        ("code, greedy", "engine"),
+        ("mode", "mode"),
+        ("tok/s", "tokens_per_second", 1),
+        ("without the prompt", "decode_tokens_per_second", 1),
+        ("over plain", "speedup", 2),
+        ("same text", lambda r: {True: "yes", False: "NO", None: "-"}[r.get("identical")]),
+    )
+    return table(*grid(pick(rows, measure="generate"), *columns))
 
 
 WIDTHS_OF_8_BITS = {8: 1.3, 16: 2.0, 32: 3.8}
 WIDTHS_OF_FEWER = {8: 1.5, 16: 2.7, 32: 5.2}
 """At a short context, where one 512-bit product takes two cycles; the time of fewer bits has less
 reading and more unpacking in it."""
+WIDTH_TARGETS = {"Q8_0": WIDTHS_OF_8_BITS, **dict.fromkeys(KINDS[1:], WIDTHS_OF_FEWER)}
 PLAIN_TARGETS = {"Q8_0": 1.15, "Q6_K": 1.0, "Q4_K_M": 1.3, "Q4_0": 1.25}
 LONG = 4096
 """Tokens of context from which on plain steps are a target of their own."""
@@ -216,90 +210,60 @@ _LEAST = "at least"
 # --- targets --------------------------------------------------------------------------------------
 
 
-def plain(rows: Rows, engine: str, key: str = "tokens_per_second") -> float | None:
-    return find(rows, engine=engine, measure="generate", mode="plain").get(key)
-
-
 def targets(
     rows: Rows, engines: Mapping[str, Mapping[str, Any]], roof: Mapping[str, Any]
 ) -> list[Target]:
     """Those of every type of file that an engine of ours has rows of."""
     named = {row["engine"] for row in rows}
-    found: list[Target] = []
-    for kind, wanted in PLAIN_TARGETS.items():
-        own, peer = f"{OURS} {kind}", f"{LLAMA} {kind}"
-        if own in named:
-            found.append(_plain(rows, own, peer, wanted))
-            found.append(_roof_share(rows, own, engines.get(own, {}), roof))
-            found += [*_widths(rows, own), *_long_contexts(rows, own, peer)]
-            found += [*_reading(rows, own, peer), _speculation(rows, own)]
-            found += _serving(rows, own, peer)
-    return found
+    return [
+        target
+        for kind in PLAIN_TARGETS
+        if (own := f"{OURS} {kind}") in named
+        for target in [_roof_share(rows, own, engines.get(own, {}), roof), *_targets(rows, kind)]
+    ]
 
 
-def _plain(rows: Rows, own: str, peer: str, wanted: float) -> Target:
-    rates = [plain(rows, name, "decode_tokens_per_second") for name in (own, peer)]
-    return Target(f"plain decoding, {own} over {peer}", ratio(*rates), wanted, _LEAST)
-
-
-def _widths(rows: Rows, own: str) -> list[Target]:
+def _targets(rows: Rows, kind: str) -> list[Target]:
+    own, peer = f"{OURS} {kind}", f"{LLAMA} {kind}"
     short = min((row["context"] for row in rows if "context" in row), default=0)
-    wanted = WIDTHS_OF_8_BITS if own.endswith("Q8_0") else WIDTHS_OF_FEWER
-    return [
-        Target(
-            f"{own}, T({width})/T(1), context {short}",
-            ratio(forward(rows, own, width, short), forward(rows, own, 1, short)),
-            most,
-        )
-        for width, most in wanted.items()
+    long = sorted({row["context"] for row in rows if row.get("context", 0) >= LONG})
+    times = {width: forward(rows, own, width, short) for width in (1, *WIDTH_TARGETS[kind])}
+    modes = [
+        find(rows, engine=own, measure="generate", mode=mode).get("tokens_per_second")
+        for mode in ("default", "plain")
     ]
+    memory = find(rows, engine=own, measure="memory")
+    used = ratio(memory.get("loaded_bytes"), memory.get("needed_bytes"))
 
+    def over(name: str, wanted: float, key: str, **where: Any) -> Target:
+        """Ours over the peer's; of times theirs over ours."""
+        ours, theirs = (find(rows, engine=engine, **where).get(key) for engine in (own, peer))
+        value = ratio(theirs, ours) if key == "ms" else ratio(ours, theirs)
+        return Target(f"{name}, {own} over {peer}", value, wanted, _LEAST)
 
-def _long_contexts(rows: Rows, own: str, peer: str) -> list[Target]:
-    contexts = {row["context"] for row in rows if row.get("context", 0) >= LONG}
+    step, plain = {"measure": "forward", "width": 1}, {"measure": "generate", "mode": "plain"}
     return [
-        Target(
-            f"plain step after {context} tokens, {own} over {peer}",
-            ratio(forward(rows, peer, 1, context), forward(rows, own, 1, context)),
-            1.1,
-            _LEAST,
-        )
-        for context in sorted(contexts)
+        over("plain decoding", PLAIN_TARGETS[kind], "decode_tokens_per_second", **plain),
+        *(
+            Target(f"{own}, T({width})/T(1), context {short}", ratio(times[width], times[1]), most)
+            for width, most in WIDTH_TARGETS[kind].items()
+        ),
+        *(
+            over(f"plain step after {each} tokens", 1.1, "ms", **step, context=each)
+            for each in long
+        ),
+        over("verifying 8 tokens", 3.0, "ms", measure="forward", width=8, context=64),
+        over("prefill of 512", 2.5, "ms", measure="prefill"),
+        Target(f"speculation over plain, {own}", ratio(*modes), 2.0, _LEAST),
+        over("16 sequences", 3.0, "tokens_per_second", measure="parallel", sequences=16),
+        Target(f"{own}, peak memory over weights and KV", used, 1.1),
     ]
-
-
-def _reading(rows: Rows, own: str, peer: str) -> list[Target]:
-    """Several tokens of one text at once: what a draft's verification costs, and a prompt."""
-    verified = ratio(forward(rows, peer, 8), forward(rows, own, 8))
-    found = [Target(f"verifying 8 tokens, {own} over {peer}", verified, 3.0, _LEAST)]
-    prefill = [find(rows, engine=name, measure="prefill").get("ms") for name in (peer, own)]
-    return [*found, Target(f"prefill of 512, {own} over {peer}", ratio(*prefill), 2.5, _LEAST)]
 
 
 def _roof_share(rows: Rows, name: str, facts: Mapping[str, Any], roof: Mapping[str, Any]) -> Target:
     """Bytes that a forward over one token must read, in its time, against the measured roof."""
-    time = forward(rows, name, 1)
-    share = None
+    time, share = forward(rows, name, 1), None
     if time and facts:
         read = facts["weight_bytes"] + 64 * facts["kv_bytes_per_token"]
-        share = read / (time / 1000) / roof["bytes_per_second"]
+        share = ratio(read / (time / 1000), roof["bytes_per_second"])
     return Target(f"{name}, share of the read bandwidth at width 1", share, 0.85, _LEAST)
-
-
-def _speculation(rows: Rows, own: str) -> Target:
-    drafted = find(rows, engine=own, measure="generate", mode="default").get("tokens_per_second")
-    name = f"speculation over plain, {own}"
-    return Target(name, ratio(drafted, plain(rows, own)), 2.0, _LEAST)
-
-
-def _serving(rows: Rows, own: str, peer: str) -> list[Target]:
-    rates = [
-        find(rows, engine=name, measure="parallel", sequences=16).get("tokens_per_second")
-        for name in (own, peer)
-    ]
-    memory = find(rows, engine=own, measure="memory")
-    used = ratio(memory.get("loaded_bytes"), memory.get("needed_bytes"))
-    return [
-        Target(f"16 sequences, {own} over {peer}", ratio(*rates), 3.0, _LEAST),
-        Target(f"{own}, peak memory over weights and KV", used, 1.1),
-    ]

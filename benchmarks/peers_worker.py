@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -42,11 +41,6 @@ def forget_peak() -> None:
     """Let the peak begin anew, where the system allows it."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
-
-
-def cpu_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
 
 
 def timed(run: Callable[[], Any], repeats: int, before: Callable[[], Any] | None = None) -> list:
@@ -87,7 +81,7 @@ def serve(make: Callable[[dict[str, Any]], Any]) -> None:
                 engine = make(args)
                 result = engine.describe()
             elif task == "usage":
-                result = {**memory(), "baseline": baseline, "cpu_seconds": cpu_seconds()}
+                result = {**memory(), "baseline": baseline}
             else:
                 result = getattr(engine, task)(**args)
             answer = {"result": result}

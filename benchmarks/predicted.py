@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-from harness import Sample, arguments, note, pair_up, paired_ratio, take_turns
+from harness import CONTROL, PLAIN, Sample, arguments, note, pair_up, paired_ratio, take_turns
 from never_slower_arms import Served, count, serve
 from prompt_sets import load_prompts, spread
-from report import Report, Target, interval, number, table
+from report import Report, Row, Target, grid, interval, table
+from trace_sets import bare_trace
 
 from paceline.commands.resolve import without_memory
 from paceline.config import EngineConfig, SpeculativeConfig, parse_speculative_config
@@ -37,7 +37,6 @@ from paceline.workbench.profile import ProfileSettings, measure_profiles
 from paceline.workbench.simulate import Simulator
 
 KINDS = ("code", "prose", "edit")
-PLAIN, CONTROL = "plain", "plain again"
 LONGEST = 400
 """Tokens of a prompt; of a longer one the end is taken."""
 TOLERANCE = 0.07
@@ -66,21 +65,15 @@ def arms() -> dict[str, Arm]:
 def engine_of(built: BuiltEngine, arm: Arm, costs: CostTable) -> Engine:
     """Another engine on the same model."""
     cost = CostModel(costs)
-    planner = PLANNERS[arm.planner](cost, None, built.config.objective)
+    planner = PLANNERS[arm.planner](cost, built.config.objective)
     proposers = built.proposers_for(arm.configs)
     return Engine(built.engine.runner, built.config, proposers, (), planner, cost)
 
 
 def traces_of(prompts: Sequence[Sequence[int]], samples: Sequence[Sample]) -> list[Trace]:
-    """The plain answers; of their log-probs replays know nothing."""
+    """The plain answers."""
     answers = {s.item: s.facts["token_ids"][0] for s in samples if s.arm == PLAIN}
-    found = []
-    for index, prompt in enumerate(prompts):
-        none = np.zeros((len(answers[index]), 1), np.float32)
-        tokens = np.array([*prompt, *answers[index]], np.int32)
-        ids = none.astype(np.int32)
-        found.append(Trace(index, len(prompt), tokens, none[:, 0], ids, none))
-    return found
+    return [bare_trace(i, prompt, answers[i]) for i, prompt in enumerate(prompts)]
 
 
 def run(options: argparse.Namespace, report: Report, source: Any) -> None:
@@ -155,7 +148,7 @@ def _no_drafts(config: SpeculativeConfig) -> Any:
     raise AssertionError("nobody here drafts by forwards")
 
 
-def targets(results: Sequence[dict[str, Any]]) -> list[Target]:
+def targets(results: Sequence[Row]) -> list[Target]:
     found = []
     for name in arms():
         off = [abs(row["ratio"] - 1.0) for row in results if row["arm"] == name]
@@ -164,24 +157,18 @@ def targets(results: Sequence[dict[str, Any]]) -> list[Target]:
     return found
 
 
-def tables(results: Sequence[dict[str, Any]]) -> list[str]:
-    headers = ["text", "arm", "measured", "95 %", "predicted", "ratio", "length", "predicted"]
-    cells = []
-    for row in results:
-        m = row["measured"]
-        cells.append(
-            [
-                row["kind"],
-                row["arm"],
-                number(m["value"]),
-                interval(m),
-                number(row["predicted"]),
-                number(row["ratio"]),
-                number(row["length"]),
-                number(row["predicted_length"]),
-            ]
-        )
-    return [table(headers, cells)]
+def tables(results: Sequence[Row]) -> list[str]:
+    columns = (
+        ("text", "kind"),
+        ("arm", "arm"),
+        ("measured", "measured/value", 2),
+        ("95 %", lambda row: interval(row["measured"])),
+        ("predicted", "predicted", 2),
+        ("ratio", "ratio", 2),
+        ("length", "length", 2),
+        ("predicted", "predicted_length", 2),
+    )
+    return [table(*grid(results, *columns))]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

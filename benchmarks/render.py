@@ -28,12 +28,12 @@ from kv_dtypes import tables as kv_tables
 from load_server import tables as load_tables
 from loading import tables as loading_tables
 from never_slower import RUNS
-from never_slower_replayed import summaries as replayed_summaries
+from never_slower_replayed import tables as replayed_tables
 from never_slower_report import tables as never_slower_tables
 from peers_report import tables as peer_tables
 from predicted import tables as predicted_tables
 from proposer_sets import DEFAULT
-from report import RESULTS, markdown, number, pick, yes
+from report import RESULTS, markdown, number, pick, target_grid, yes
 from research.acceptance import tables as acceptance_tables
 from sampler import tables as sampler_tables
 from serve_peers import tables as server_tables
@@ -67,11 +67,7 @@ def provenance(document: Document) -> str:
 
 
 def target_lines(document: Document) -> str:
-    rows = [
-        [t["name"], number(t["value"]), f"{t['bound']} {t['target']:g}", yes(t["met"])]
-        for t in document["targets"]
-    ]
-    return markdown(["target", "measured", "wanted", "met"], rows)
+    return markdown(*target_grid(document["targets"], yes))
 
 
 # --- one function per marker ----------------------------------------------------------------------
@@ -193,7 +189,7 @@ BUILDERS: dict[str, tuple[str, Builder]] = {
     "load_server": ("load_server", printed(load_tables)),
     **{name: (name, printed(never_slower_tables)) for name in RUNS.values()},
     "ablation": ("ablation", printed(ablation_tables)),
-    "never_slower_replayed": ("never_slower_replayed", printed(replayed_summaries)),
+    "never_slower_replayed": ("never_slower_replayed", printed(replayed_tables)),
 }
 """By marker: which benchmark's results it shows, and how. A star stands for the model."""
 

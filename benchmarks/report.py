@@ -12,7 +12,7 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -82,7 +82,8 @@ class Report:
         line = json.dumps(document)
         if not options.json:
             print(*tables, sep="\n\n")
-            print(f"\n{target_table(self.targets)}\n" if self.targets else "")
+            shown = table(*target_grid(document["targets"], lambda met: "yes" if met else "NO"))
+            print(f"\n{shown}\n" if self.targets else "")
         files = [options.output] if options.output else []
         if options.save:
             files.append(RESULTS / slug(document["device"]) / f"{self.benchmark}.json")
@@ -136,12 +137,52 @@ def ratio_cell(row: Mapping[str, Any]) -> str:
     return f"{ratio['value']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})" if ratio else "-"
 
 
-def target_table(targets: Sequence[Target]) -> str:
-    rows = [
-        [t.name, number(t.value), f"{t.bound} {t.target:g}", "yes" if t.met else "NO"]
-        for t in targets
+Row = Mapping[str, Any]
+Key = str | Callable[[Row], object]
+
+
+def grid(
+    rows: Iterable[Mapping[str, Any]], *columns: tuple[str, Key] | tuple[str, Key, int]
+) -> tuple[list[str], list[list[object]]]:
+    """Headers and cells of a table.
+
+    Args:
+        columns: a header; a key of the row (``a/b`` is a key in a mapping under one) or a function
+            of it; and for a number its digits.
+    """
+    return [column[0] for column in columns], [
+        [_cell(row, *column[1:]) for column in columns] for row in rows
     ]
-    return table(["target", "measured", "wanted", "met"], rows)
+
+
+def _cell(row: Any, key: Key, digits: int | None = None) -> object:
+    if not isinstance(key, str):
+        row = key(row)
+    else:
+        for part in key.split("/"):
+            row = None if row is None else row.get(part)
+    return number(row, digits) if digits is not None else "-" if row is None else row
+
+
+def target_grid(
+    targets: Iterable[Mapping[str, Any]], verdict: Callable[[bool], str]
+) -> tuple[list[str], list[list[object]]]:
+    """Of targets as a document has them."""
+    return grid(
+        targets,
+        ("target", "name"),
+        ("measured", "value", 2),
+        ("wanted", lambda t: f"{t['bound']} {t['target']:g}"),
+        ("met", lambda t: verdict(t["met"])),
+    )
+
+
+def identical_target(results: Sequence[Mapping[str, Any]], what: str = "output") -> Target:
+    """The share of rows with the same output in all arms; no value where a row failed."""
+    done = bool(results) and all("error" not in row for row in results)
+    same = sum(bool(row.get("identical")) for row in results)
+    name = f"share of rows with identical {what}"
+    return Target(name, same / len(results) if done else None, 1.0, "at least")
 
 
 def interval(ratio: Mapping[str, Any], digits: int = 2) -> str:

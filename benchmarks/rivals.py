@@ -43,9 +43,9 @@ class LimitedLength(FixedPlanner, ABC):
     def length(self, request: Request) -> int:
         """Most tokens along a path of the request's next draft."""
 
-    def begin(self, step: StepShape, requests: Sequence[Request]) -> bool:
+    def begin(self, step: StepShape, requests: Sequence[Request]) -> int:
         self._requests = requests
-        return True
+        return 0
 
     def prices(self, source: Source, chosen: Sequence[int], max_nodes: int) -> Prices:
         lengths = [self.length(self._requests[i]) for i in chosen]

@@ -11,15 +11,16 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from harness import arguments, note, numbers, run_sample
-from report import Report, Target, number, table
+from harness import arguments, chosen, note, numbers, run_sample
+from report import Report, Row, Target, grid, table
 
 from paceline.request import Request
 from paceline.runtime import native
@@ -90,31 +91,26 @@ def run_cell(case: Case, kind: str, vocab: int) -> list[float]:
     return measure(lambda: sample_tokens(values, [row]))
 
 
-def arms() -> dict[str, Any]:
-    found = {"native": native.kernels} if native.kernels else {}
-    return {**found, "numpy": None}
+ARMS = {**({"native": native.kernels} if native.kernels else {}), "numpy": None}
 
 
-def run_row(case: Case, kind: str, vocab: int) -> Iterator[tuple[dict[str, Any], dict[str, float]]]:
-    """For each arm a raw sample, and its median."""
-    chosen = native.kernels
-    try:
-        for arm, kernels in arms().items():
-            native.kernels = kernels
-            label = {"case": case.name, "logits": kind, "vocab": vocab, "arm": arm}
-            sample = run_sample(
-                arm, case.name, lambda: run_cell(case, kind, vocab), lambda us: {"us": us}
-            )
-            if sample.failed:
-                yield {**label, "error": sample.error}, {}
-            else:
-                us = [round(value, 2) for value in sample.facts["us"]]
-                yield {**label, "us": us}, {f"{arm}_us": statistics.median(us)}
-    finally:
-        native.kernels = chosen
+def run_case(report: Report, case: Case, kind: str, vocab: int) -> None:
+    """For each arm a raw sample; of both a row of medians."""
+    label = {"case": case.name, "logits": kind, "vocab": vocab}
+    medians = {}
+    for arm, kernels in ARMS.items():
+        native.kernels = kernels
+        run = partial(run_cell, case, kind, vocab)
+        sample = run_sample(arm, case.name, run, lambda us: {"us": us})
+        us = [round(value, 2) for value in sample.facts.get("us", ())]
+        kept = {"error": sample.error} if sample.failed else {"us": us}
+        report.samples.append({**label, "arm": arm, **kept})
+        medians |= {f"{arm}_us": statistics.median(us)} if us else {}
+    native.kernels = ARMS.get("native")
+    report.results.append({**label, **medians})
 
 
-def targets(results: Sequence[dict[str, Any]]) -> list[Target]:
+def targets(results: Sequence[Row]) -> list[Target]:
     return [
         Target(f"us per row, {row['case']}, {row['vocab']} tokens", row.get("native_us"), limit)
         for row in results
@@ -122,15 +118,15 @@ def targets(results: Sequence[dict[str, Any]]) -> list[Target]:
     ]
 
 
-def tables(results: Sequence[dict[str, Any]]) -> list[str]:
-    rows = [
-        [
-            *(row[key] for key in ("case", "logits", "vocab")),
-            *(number(row.get(f"{arm}_us"), 1) for arm in ("native", "numpy")),
-        ]
-        for row in results
-    ]
-    return [table(["case", "logits", "vocabulary", "native", "numpy"], rows) + "\n(medians, us)"]
+def tables(results: Sequence[Row]) -> list[str]:
+    columns = (
+        ("case", "case"),
+        ("logits", "logits"),
+        ("vocabulary", "vocab"),
+        ("native", "native_us", 1),
+        ("numpy", "numpy_us", 1),
+    )
+    return [table(*grid(results, *columns)) + "\n(medians, us)"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -138,8 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.sized("--vocabularies", VOCABULARIES, VOCABULARIES[:2], "sizes", type=numbers)
     options = parser.parse_args(argv)
     config = {
-        "quick": options.quick,
-        "vocabularies": options.vocabularies,
+        **chosen(options, "quick", "vocabularies"),
         "level": native.kernels.isa() if native.kernels else None,
         "request_tokens": REQUEST_TOKENS,
         "cases": {case.name: case.options for case in CASES},
@@ -149,11 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for kind in ("text", "flat"):
             note(f"vocabulary {vocab}, {kind}")
             for case in CASES:
-                result = {"case": case.name, "logits": kind, "vocab": vocab}
-                for sample, median in run_row(case, kind, vocab):
-                    report.samples.append(sample)
-                    result.update(median)
-                report.results.append(result)
+                run_case(report, case, kind, vocab)
     report.targets = targets(report.results)
     return report.finish(options, tables(report.results))
 

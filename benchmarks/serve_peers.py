@@ -16,15 +16,15 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from harness import arguments, note, numbers
+from harness import arguments, chosen, note, numbers
 from peers_models import LLAMA_BIN, MissingPeerError, gguf, hugging_face
 from prompt_sets import load_prompts
-from report import Report, Target, number, table
+from report import Report, Row, Target, grid, interval, table
 
 CONTEXT = 1024
 SLOTS = 16
@@ -63,11 +63,10 @@ def serving(command: Sequence[object], port: int) -> Iterator[str]:
             raise MissingPeerError(f"{error}: {tail}") from error
         finally:
             process.terminate()
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.kill()
+            process.wait()
 
 
 def wait_until_healthy(url: str, process: subprocess.Popen[bytes]) -> None:
@@ -152,7 +151,7 @@ def run_side(
             report.samples.append(document)
 
 
-def summary(document: Mapping[str, Any], concurrency: int, speculation: bool) -> dict[str, Any]:
+def summary(document: Row, concurrency: int, speculation: bool) -> dict[str, Any]:
     comparison = document["comparison"]
     return {
         "speculation": speculation,
@@ -165,38 +164,28 @@ def summary(document: Mapping[str, Any], concurrency: int, speculation: bool) ->
     }
 
 
-def figures(arm: Mapping[str, Any]) -> dict[str, Any]:
+def figures(arm: Row) -> dict[str, Any]:
     wanted = ("output_throughput", "median_ttft_ms", "median_tpot_ms", "p99_itl_ms", "failed")
     return {name: arm.get(name) for name in wanted}
 
 
-def tables(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    headers = ["speculation", "at once", "paceline tok/s", "llama.cpp tok/s", "ratio", "95 %"]
-    headers += ["TTFT ms", "llama.cpp", "TPOT ms", "llama.cpp"]
-    rows = []
-    for row in results:
-        ours, theirs, ratio = row["paceline"], row["llama.cpp"], row["ratio"]
-        interval = [number(ratio.get(end)) for end in ("low", "high")]
-        times = [
-            number(arm[name], 1)
-            for name in ("median_ttft_ms", "median_tpot_ms")
-            for arm in (ours, theirs)
-        ]
-        rows.append(
-            [
-                "draft model" if row["speculation"] else "none",
-                row["concurrency"],
-                number(ours["output_throughput"], 1),
-                number(theirs["output_throughput"], 1),
-                number(ratio.get("value")),
-                " to ".join(interval),
-                *times,
-            ]
-        )
-    return [table(headers, rows)]
+def tables(results: Sequence[Row]) -> list[str]:
+    columns = (
+        ("speculation", lambda row: "draft model" if row["speculation"] else "none"),
+        ("at once", "concurrency"),
+        ("paceline tok/s", "paceline/output_throughput", 1),
+        ("llama.cpp tok/s", "llama.cpp/output_throughput", 1),
+        ("ratio", "ratio/value", 2),
+        ("95 %", lambda row: interval(row["ratio"])),
+        ("TTFT ms", "paceline/median_ttft_ms", 1),
+        ("llama.cpp", "llama.cpp/median_ttft_ms", 1),
+        ("TPOT ms", "paceline/median_tpot_ms", 1),
+        ("llama.cpp", "llama.cpp/median_tpot_ms", 1),
+    )
+    return [table(*grid(results, *columns))]
 
 
-def targets(results: Sequence[Mapping[str, Any]]) -> list[Target]:
+def targets(results: Sequence[Row]) -> list[Target]:
     found = []
     for row in results:
         what = "with speculation" if row["speculation"] else "plain"
@@ -219,8 +208,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         prompts = Path(folder) / "prompts.jsonl"
         most = max(options.rounds * max(options.concurrency), options.least)
         source = write_prompts(prompts, most, options.max_tokens, options.prompts)
-        config = {"prompts": source, "quick": options.quick, "model": options.model}
-        report = Report("serve_peers", {**config, "max_tokens": options.max_tokens})
+        config = {"prompts": source, **chosen(options, "quick", "model", "max_tokens")}
+        report = Report("serve_peers", config)
         for is_speculative in (False, True):
             run_side(report, options, prompts, is_speculative)
     report.targets.extend(targets(report.results))

@@ -16,131 +16,116 @@ import asyncio
 import json
 import multiprocessing
 import random
-import re
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import load_client
 import uvloop
-from harness import Sample, arguments, note, numbers, pair_up, paired_ratio, take_turns
-from report import Report, Target, interval, number, table, verdict
+from harness import (
+    Sample,
+    arguments,
+    chosen,
+    first_error,
+    note,
+    numbers,
+    pair_up,
+    paired_ratio,
+    raw,
+    take_turns,
+)
+from load_server import HTTP as HTTP_PROCESS
+from load_server import ServerProcess
+from report import Report, Row, Target, grid, identical_target, interval, table, verdict
 
 from paceline import AsyncLLM, SamplingParams
-from paceline.server.config import ServerConfig
 from paceline.server.engine.client import EngineClient
-from paceline.server.run import run as run_server
 
-END = b"0\r\n\r\n"
 ENDING_SECONDS = 30.0
 Answer = tuple[int, str]
 """Number of tokens, text."""
-Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-# --- a server and a client, each a process of its own ---------------------------------------------
+# --- a client in a process of its own -------------------------------------------------------------
 
 
-def serve(factory: Callable[[], Any], stream_interval: float, pipe: Connection) -> None:
-    """The server's process: says on which port it listens, then serves until it is told to end."""
-    config = ServerConfig(port=0, served_model_names=("m",), stream_interval=stream_interval)
-    client = EngineClient(factory, stream_interval=stream_interval)
-    run_server(client, config, pipe.send)
-
-
-def ask(port: int, pipe: Connection) -> None:
+def ask(port: int, pipe: Pipe) -> None:
     """The client's process: bodies come through the pipe, and the answers to them go back."""
     with asyncio.Runner() as runner:
-        streams: list[Stream] = []
+        connections: list[load_client.Connection] = []
         while bodies := pipe.recv():
-            pipe.send(runner.run(_answers(port, bodies, streams)))
+            pipe.send(runner.run(_answers(port, bodies, connections)))
 
 
-async def _answers(port: int, bodies: Sequence[bytes], streams: list[Stream]) -> list[bytes]:
-    while len(streams) < len(bodies):
-        streams.append(await asyncio.open_connection("127.0.0.1", port))
-    pairs = zip(streams, bodies, strict=False)
-    return await asyncio.gather(*(_raw_answer(*stream, body) for stream, body in pairs))
+async def _answers(port: int, bodies: list[Any], connections: list[Any]) -> list[Any]:
+    while len(connections) < len(bodies):
+        connections.append(await load_client.Connection.open(port))
+    return await asyncio.gather(*map(_answer, connections, bodies))
 
 
-async def _raw_answer(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes
-) -> bytes:
-    head = f"Host: m\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    writer.write(b"POST /v1/completions HTTP/1.1\r\n" + head.encode() + body)
-    answer = b""
-    while not answer.endswith(END):
-        data = await reader.read(1 << 16)
-        if not data:
-            raise ConnectionError(f"the server closed the connection after {answer!r:.300}")
-        answer += data
+async def _answer(connection: load_client.Connection, body: dict[str, Any]) -> load_client.Answer:
+    connection.writer.write(load_client.request_bytes(body))
+    answer = load_client.Answer()
+    async for _ in load_client.read(connection, answer):
+        pass
     return answer
 
 
-def read(answer: bytes) -> Answer:
+def read(answer: load_client.Answer) -> Answer:
     """What a stream brought.
 
-    Raises: ValueError: an error instead of an answer, or an end that is none.
+    Raises: LoadError: an error instead of an answer, or an end that is none.
     """
-    head, _, body = answer.partition(b"\r\n\r\n")
-    data = b"".join(re.split(rb"\r\n[0-9a-f]+\r\n", b"\r\n" + body))
-    events = data.removesuffix(b"\r\n").decode().split("\n\n")
-    if not head.startswith(b"HTTP/1.1 200 ") or events[-2:] != ["data: [DONE]", ""]:
-        raise ValueError(f"not the answer that was wanted: {answer!r:.200}")
-    *documents, last = [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
+    if answer.status != 200:
+        raise load_client.LoadError(f"status {answer.status}: {bytes(answer.body[:200])!r}")
+    *documents, last = load_client.documents(answer, is_stream=True)
     text = "".join(document["choices"][0]["text"] for document in documents)
     return last["usage"]["completion_tokens"], text
 
 
-@dataclass(slots=True)
-class Served:
-    """What came back over HTTP, not yet looked at."""
-
-    raw: list[bytes]
-
-
 class HttpPair:
-    """The two processes."""
+    """A server and its client, processes of their own."""
 
-    def __init__(self, factory: Callable[[], Any], stream_interval: float) -> None:
+    def __init__(self, options: argparse.Namespace, most: int) -> None:
+        words = [options.model] if options.model else []
+        words += ["--threads", str(options.threads)] if options.threads else []
+        self._server = ServerProcess(
+            *(*words, "--no-speculation", "--no-enable-prefix-caching"),
+            *("--max-num-seqs", str(most), "--max-model-len", str(MAX_MODEL_LEN)),
+            *("--stream-interval-ms", str(options.stream_interval_ms)),
+        )
         context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        self._server = context.Process(target=serve, args=(factory, stream_interval, theirs))
-        self._server.start()
-        theirs.close()
-        port = int(ours.recv().split(" at http://127.0.0.1:")[1].split()[0])
         self._pipe, theirs = context.Pipe()
-        self._client = context.Process(target=ask, args=(port, theirs))
+        self._client = context.Process(target=ask, args=(self._server.port, theirs))
         self._client.start()
         self._cpu = 0.0
 
-    def answers(self, prompts: Sequence[list[int]], length: int) -> Served:
-        """Greedy answers of exactly that many tokens to all prompts at once."""
+    def answers(self, prompts: Sequence[list[int]], length: int) -> list[load_client.Answer]:
+        """Greedy answers of exactly that many tokens to all prompts at once, not yet looked at."""
         wishes = {"max_tokens": length, "temperature": 0, "ignore_eos": True}
         stream = {"stream": True, "stream_options": {"include_usage": True}}
-        self._pipe.send(
-            [json.dumps({"prompt": each, **wishes, **stream}).encode() for each in prompts]
-        )
-        return Served(self._pipe.recv())
+        self._pipe.send([{"prompt": each, **wishes, **stream} for each in prompts])
+        found: list[load_client.Answer] = self._pipe.recv()
+        return found
 
     def cpu_seconds(self) -> float:
         """What the server's own process has computed since the last call, its engine's not."""
-        tasks = Path(f"/proc/{self._server.pid}/task").glob("*/schedstat")
+        pid = self._server.pids[HTTP_PROCESS]
+        tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
         before, self._cpu = self._cpu, sum(int(t.read_text().split()[0]) for t in tasks) / 1e9
         return self._cpu - before
 
     def close(self) -> None:
         self._pipe.send([])
         self._client.join(ENDING_SECONDS)
-        self._server.terminate()
-        self._server.join(ENDING_SECONDS)
-        for process in (self._client, self._server):
-            process.kill()
+        self._client.kill()
+        self._server.end()
 
 
 INSIDE, HTTP, PROCESS, THREAD = "in process", "HTTP", "own process", "thread"
@@ -186,19 +171,19 @@ def rendered(text: str, finish_reason: str | None) -> str:
 
 
 async def from_process(client: EngineClient, prompt: list[int], params: SamplingParams) -> Answer:
-    tokens, text = 0, ""
     async with client.generate(prompt, params) as generation:
-        async for piece in generation:
-            rendered(piece.text, piece.finish_reason)
-            tokens, text = tokens + len(piece.token_ids), text + piece.text
-    return tokens, text
+        return await taken(generation)
 
 
 async def from_thread(llm: AsyncLLM, prompt: list[int], params: SamplingParams) -> Answer:
+    return await taken(llm.astream(prompt, params))
+
+
+async def taken(pieces: AsyncIterable[Any]) -> Answer:
     tokens, text = 0, ""
-    async for step in llm.astream(prompt, params):
-        rendered(step.text, step.finish_reason)
-        tokens, text = tokens + len(step.token_ids), text + step.text
+    async for piece in pieces:
+        rendered(piece.text, piece.finish_reason)
+        tokens, text = tokens + len(piece.token_ids), text + piece.text
     return tokens, text
 
 
@@ -212,25 +197,24 @@ def inside(llm: AsyncLLM, item: Item) -> list[Answer]:
     return [(len(output.token_ids), output.text) for output in outputs]
 
 
-def count(http: HttpPair, came: list[Answer] | Served) -> dict[str, Any]:
+def count(http: HttpPair, came: list[Any]) -> dict[str, Any]:
     facts: dict[str, Any] = {}
-    if isinstance(came, Served):
+    if isinstance(came[0], load_client.Answer):
         facts["cpu_seconds"] = http.cpu_seconds()
-        came = [read(raw) for raw in came.raw]
+        came = [read(answer) for answer in came]
     return {**facts, "output_tokens": sum(tokens for tokens, _ in came), "answers": came}
 
 
 def run(options: argparse.Namespace, items: Sequence[Item]) -> list[Sample]:
     most = max(concurrency for concurrency, _ in items)
     factory = partial(engine, options.model, options.threads, most)
-    interval = options.stream_interval_ms / 1e3
     with ExitStack() as stack:
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
         llm = stack.enter_context(factory())
-        client = EngineClient(factory, stream_interval=interval)
+        client = EngineClient(factory, stream_interval=options.stream_interval_ms / 1e3)
         runner.run(client.start())
         stack.callback(lambda: runner.run(client.close()))
-        http = HttpPair(factory, interval)
+        http = HttpPair(options, most)
         stack.callback(http.close)
         arms: dict[str, Callable[[Any], Any]] = {
             INSIDE: partial(inside, llm),
@@ -249,8 +233,7 @@ def summary(samples: Sequence[Sample], arm: str, item: Item) -> dict[str, Any]:
     """One row: a way of serving beside the engine's own speed."""
     row: dict[str, Any] = {"arm": arm, "concurrency": item[0], "max_tokens": item[1]}
     cell = [sample for sample in samples if sample.item == item]
-    error = next((sample.error for sample in cell if sample.failed), None)
-    if error is not None:
+    if (error := first_error(cell)) is not None:
         return {**row, "error": error}
     seconds = {
         name: median([s.seconds or 0.0 for s in cell if s.arm == name]) for name in (INSIDE, arm)
@@ -269,50 +252,33 @@ def summary(samples: Sequence[Sample], arm: str, item: Item) -> dict[str, Any]:
     }
 
 
-def targets(results: Sequence[dict[str, Any]], options: argparse.Namespace) -> list[Target]:
+def targets(results: Sequence[Row], options: argparse.Namespace) -> list[Target]:
     """What a client of the server meets; the other ways say where it comes from."""
     rows = {(r["concurrency"], r["max_tokens"]): r for r in results if r["arm"] == HTTP}
     busiest = rows[max(options.concurrency), options.max_tokens]
-    first = rows[1, 1]
-    done = all("error" not in row for row in results)
-    share = sum(bool(row.get("identical")) for row in results) / len(results)
     name = f"seconds over the engine's own, {busiest['concurrency']} at once"
+    first = "milliseconds added to the first token, one at a time"
     return [
         Target(name, busiest.get("ratio", {}).get("value"), WANTED),
-        Target(
-            "milliseconds added to the first token, one at a time",
-            first.get("overhead_ms"),
-            WANTED_MS,
-        ),
-        Target("share of rows with identical answers", share if done else None, 1.0, "at least"),
+        Target(first, rows[1, 1].get("overhead_ms"), WANTED_MS),
+        identical_target(results, "answers"),
     ]
 
 
-def tables(results: Sequence[dict[str, Any]]) -> list[str]:
-    headers = ["served from", "at once", "tokens each", "engine tok/s", "tok/s", "ratio"]
-    headers += ["95 % interval", "added ms", "server's CPU s per 1,000 tokens", "identical"]
-    rows = []
-    for row in results:
-        ratio = row.get("ratio", {})
-        rows.append(
-            [
-                *(row[key] for key in ("arm", "concurrency", "max_tokens")),
-                number(row.get("engine_tokens_per_second"), 1),
-                number(row.get("tokens_per_second"), 1),
-                number(ratio.get("value"), 3),
-                interval(ratio, 3),
-                number(row.get("overhead_ms")),
-                number(row.get("server_cpu_seconds_per_1000_tokens"), 3),
-                verdict(row),
-            ]
-        )
-    return [table(headers, rows)]
-
-
-def raw(sample: Sample) -> dict[str, Any]:
-    """A sample as it is kept: everything but the answers themselves."""
-    facts = {name: value for name, value in sample.facts.items() if name != "answers"}
-    return {**asdict(sample), "facts": facts}
+def tables(results: Sequence[Row]) -> list[str]:
+    columns = (
+        ("served from", "arm"),
+        ("at once", "concurrency"),
+        ("tokens each", "max_tokens"),
+        ("engine tok/s", "engine_tokens_per_second", 1),
+        ("tok/s", "tokens_per_second", 1),
+        ("ratio", "ratio/value", 3),
+        ("95 % interval", lambda row: interval(row.get("ratio", {}), 3)),
+        ("added ms", "overhead_ms", 2),
+        ("server's CPU s per 1,000 tokens", "server_cpu_seconds_per_1000_tokens", 3),
+        ("identical", verdict),
+    )
+    return [table(*grid(results, *columns))]
 
 
 # --- the program ----------------------------------------------------------------------------------
@@ -331,11 +297,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     note(f"{options.repeat} turns of {items} (prompts, tokens)")
     samples = run(options, items)
     settings = ("quick", "concurrency", "max_tokens", "repeat", "threads", "stream_interval_ms")
-    config = {name: getattr(options, name) for name in settings}
+    config = chosen(options, *settings)
     config["model"] = "embedded" if options.model is None else Path(options.model).name
     name = "serving_overhead" if options.model is None else "serving_overhead_model"
     report = Report(name, config)
-    report.samples = [raw(sample) for sample in samples]
+    report.samples = [raw(sample, {}) for sample in samples]
     report.results = [summary(samples, arm, item) for item in items for arm in SERVED]
     report.targets = targets(report.results, options)
     return report.finish(options, tables(report.results))

@@ -17,16 +17,28 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness import Sample, arguments, names, note, numbers, pair_up, paired_ratio, raw, take_turns
+from harness import (
+    CONTROL,
+    COUNTED,
+    PLAIN,
+    Sample,
+    against_plain,
+    arguments,
+    chosen,
+    names,
+    note,
+    numbers,
+    raw,
+    take_turns,
+)
 from peers_models import hugging_face
 from prompt_sets import KINDS, PromptSets, load_prompts, spread
 from proposer_sets import DEFAULT, described, for_speedup
-from report import Report, Target, markdown, number, pick, ratio_cell, yes
+from report import Report, Row, Target, grid, identical_target, markdown, pick, ratio_cell, yes
 
 from paceline import LLM, SamplingParams
 from paceline.commands.prompts import Encoder
@@ -40,9 +52,7 @@ from paceline.outputs import GenerationOutput
 TEMPERATURES = (0.0, 0.8)
 MAX_MODEL_LEN = 1024
 WARM_UP_TOKENS = 16
-PLAIN, CONTROL = "plain", "plain again"
 WANTED = 1.5
-COUNTED = ("num_steps", "num_drafts", "num_draft_tokens", "num_accepted_tokens")
 
 
 def proposers(options: argparse.Namespace) -> dict[str, tuple[SpeculativeConfig, ...]]:
@@ -56,25 +66,29 @@ def proposers(options: argparse.Namespace) -> dict[str, tuple[SpeculativeConfig,
 
 
 def open_arms(options: argparse.Namespace, stack: ExitStack) -> dict[str, LLM]:
-    """One engine per arm, all on one checkpoint."""
+    """The arms that are asked for."""
+    configs: dict[str, Any] = proposers(options)
+    wanted = {DEFAULT, *(options.proposers or configs)}
+    return open_engines(
+        options,
+        {name: config for name, config in configs.items() if name in wanted},
+        stack,
+        num_threads=options.threads,
+        max_num_seqs=max(8, *options.concurrency),
+    )
+
+
+def open_engines(
+    options: argparse.Namespace, configs: Mapping[str, Any], stack: ExitStack, **more: Any
+) -> dict[str, LLM]:
+    """An engine per configuration and two plain ones, all on one checkpoint."""
     checkpoint = load_checkpoint(options.model or embedded_model("target"))
-    configs: dict[str, Any] = {PLAIN: [], **proposers(options), CONTROL: []}
-    wanted = {PLAIN, CONTROL, DEFAULT, *(options.proposers or configs)}
+    more |= {"device": options.device, "max_model_len": MAX_MODEL_LEN, "strict": True}
     return {
         name: stack.enter_context(
-            LLM(
-                checkpoint,
-                speculative_config=config,
-                device=options.device,
-                num_threads=options.threads,
-                max_num_seqs=max(8, *options.concurrency),
-                max_model_len=MAX_MODEL_LEN,
-                enable_prefix_caching=False,
-                strict=True,
-            )
+            LLM(checkpoint, speculative_config=config, enable_prefix_caching=False, **more)
         )
-        for name, config in configs.items()
-        if name in wanted
+        for name, config in {PLAIN: [], **configs, CONTROL: []}.items()
     }
 
 
@@ -112,32 +126,6 @@ def run_cell(
     return take_turns(runs, range(len(groups)), options.repeat, count)
 
 
-def summary(samples: Sequence[Sample], arm: str) -> dict[str, Any]:
-    """One row: an arm against the plain one."""
-    own = [sample for sample in samples if sample.arm == arm]
-    plain = [sample for sample in samples if sample.arm == PLAIN]
-    error = next((sample.error for sample in [*own, *plain] if sample.failed), None)
-    if error is not None:
-        return {"arm": arm, "error": error}
-    expected = {(s.item, s.repeat): s.facts["token_ids"] for s in plain}
-    steps = sum(sample.facts["num_steps"] for sample in own)
-    tokens = sum(sample.facts["output_tokens"] for sample in own)
-    return {
-        "arm": arm,
-        "speedup": asdict(paired_ratio(pair_up(samples, PLAIN, arm))),
-        "plain_tokens_per_second": _rate(plain),
-        "tokens_per_second": _rate(own),
-        "output_tokens": tokens,
-        "mean_acceptance_length": tokens / steps if steps else 0.0,
-        "identical": all(s.facts["token_ids"] == expected[s.item, s.repeat] for s in own),
-    }
-
-
-def _rate(samples: Sequence[Sample]) -> float:
-    tokens = sum(sample.facts["output_tokens"] for sample in samples)
-    return tokens / sum(sample.seconds or 0.0 for sample in samples)
-
-
 def batches(prompts: Sequence[list[int]], size: int) -> list[list[list[int]]]:
     """Full batches; where there are too few prompts for one, they are repeated."""
     enough = [prompts[i % len(prompts)] for i in range(max(size, len(prompts)))]
@@ -164,45 +152,49 @@ def run_all(
             samples = run_cell(engines, groups, options, temperature)
             report.samples += [raw(sample, label) for sample in samples]
             report.results += [
-                {**label, **summary(samples, arm)} for arm in engines if arm != PLAIN
+                {**label, **against_plain(samples, arm)} for arm in engines if arm != PLAIN
             ]
 
 
-def targets(results: Sequence[Mapping[str, Any]]) -> list[Target]:
-    done = bool(results) and all("error" not in row for row in results)
-    identical = sum(bool(row.get("identical")) for row in results)
+def targets(results: Sequence[Row]) -> list[Target]:
     wanted = {"kind": "code", "requests": 1, "temperature": 0.0, "arm": DEFAULT}
-    code = [row for row in results if all(row[key] == value for key, value in wanted.items())]
-    value = code[0]["speedup"]["value"] if code and "speedup" in code[0] else None
-    return [
-        Target("speed-up, greedy code, default configuration, one request", value, WANTED, _LEAST),
-        Target(
-            "share of rows with identical output",
-            identical / len(results) if done else None,
-            1.0,
-            _LEAST,
-        ),
-    ]
+    code = pick(results, **wanted)
+    value = code[0].get("speedup", {}).get("value") if code else None
+    name = "speed-up, greedy code, default configuration, one request"
+    return [Target(name, value, WANTED, "at least"), identical_target(results)]
 
 
-_LEAST = "at least"
-
-
-def tables(results: Sequence[Mapping[str, Any]]) -> list[str]:
+def tables(results: Sequence[Row]) -> list[str]:
     """A line per kind of text, number of requests and temperature; a column per arm."""
+    keys = {"text": "kind", "requests": "requests", "temperature": "temperature"}
+    return [comparison(results, keys)]
+
+
+def comparison(results: Sequence[Row], keys: Mapping[str, str], *last: Any) -> str:
+    """A line per cell, which its keys (by header) tell from others; a column per arm."""
     arms = list(dict.fromkeys(row["arm"] for row in results))
-    cells = dict.fromkeys((row["kind"], row["requests"], row["temperature"]) for row in results)
+    cells = dict.fromkeys(tuple(row[key] for key in keys.values()) for row in results)
     rows = []
-    for kind, requests, temperature in cells:
-        here = pick(results, kind=kind, requests=requests, temperature=temperature)
-        found = {row["arm"]: row for row in here}
-        plain = number(here[0].get("plain_tokens_per_second"), 1)
-        ratios = [ratio_cell(found.get(arm, {})) for arm in arms]
-        identical = all(row.get("identical") for row in here)
-        rows.append([kind, requests, temperature, plain, *ratios, yes(identical)])
-    names = ["control" if arm == CONTROL else arm for arm in arms]
-    headers = ["text", "requests", "temperature", "plain tok/s", *names, "identical"]
-    return [markdown(headers, rows)]
+    for cell in cells:
+        here = pick(results, **dict(zip(keys.values(), cell, strict=True)))
+        same = all(row.get("identical") for row in here)
+        rows.append({**here[0], **{row["arm"]: row for row in here}, "same": yes(same)})
+    return markdown(
+        *grid(
+            rows,
+            *keys.items(),
+            ("plain tok/s", "plain_tokens_per_second", 1),
+            *(
+                (
+                    "control" if arm == CONTROL else arm,
+                    lambda row, arm=arm: ratio_cell(row.get(arm, {})),
+                )
+                for arm in arms
+            ),
+            *last,
+            ("identical", "same"),
+        )
+    )
 
 
 def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -236,7 +228,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "dtype": arms[PLAIN].config.dtype,
             "prompts": source.source,
             "prefix_caching": False,
-            **{name: getattr(options, name) for name in ("quick", *_SETTINGS)},
+            **chosen(options, "quick", "num_prompts", "max_tokens", "repeat", "concurrency"),
             "proposers": {name: described(config) for name, config in proposers(options).items()},
         }
         report = Report(f"speedup-{options.name}" if options.name else "speedup", config)
@@ -244,8 +236,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     report.targets = targets(report.results)
     return report.finish(options, tables(report.results))
 
-
-_SETTINGS = ("num_prompts", "max_tokens", "repeat", "concurrency")
 
 if __name__ == "__main__":
     sys.exit(main())

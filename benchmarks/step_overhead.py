@@ -16,15 +16,17 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain as chained
 from typing import Any
 
-from harness import arguments, note, numbers, run_sample
+from harness import arguments, chosen, note, numbers, run_sample
 from prompt_sets import load_prompts, spread
 from proposer_sets import chain, described, draft_model
-from report import Report, Target, markdown, number, pick
+from report import Report, Row, Target, grid, markdown, pick
 
 from paceline.config import EngineConfig, parse_speculative_config
 from paceline.engine.build import build_engine
@@ -40,6 +42,7 @@ from paceline.sampling_params import SamplingParams, SpeculativeParams
 
 PHASES = ("schedule", "propose", "plan", "pack", "forward", "verify", "commit", "observe")
 WARM_UP_STEPS = 10
+MAX_MODEL_LEN = 1024
 
 
 # --- one step -------------------------------------------------------------------------------------
@@ -58,8 +61,6 @@ class Steps:
     host: list[float] = field(default_factory=list)
     draft_forward: list[float] = field(default_factory=list)
     drafted: list[bool] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)
-    context: list[float] = field(default_factory=list)
     phases: dict[str, list[float]] = field(default_factory=dict)
 
     def median(self, values: Sequence[float], drafted_only: bool = False) -> float | None:
@@ -67,15 +68,43 @@ class Steps:
         return round(statistics.median(kept), 1) if kept else None
 
 
+def endless(
+    prompt: Sequence[int], temperature: float, seed: int, drafts: bool = True
+) -> SamplingParams:
+    """A request that goes on until the model's context ends."""
+    return SamplingParams(
+        max_tokens=MAX_MODEL_LEN - len(prompt),
+        temperature=temperature,
+        seed=seed,
+        ignore_eos=True,
+        speculative=SpeculativeParams(enabled=drafts),
+    )
+
+
+def read_prompts(engine: Engine) -> None:
+    while any(request.num_uncomputed != 1 for request in engine.requests.values()):
+        engine.step()
+
+
+@contextmanager
+def only_for_now(*engines: Engine) -> Iterator[None]:
+    """Leave no request behind."""
+    try:
+        yield
+    finally:
+        for engine in engines:
+            for request_id in list(engine.requests):
+                engine.abort(request_id)
+            engine.step()
+
+
 def measure(engine: Engine, requests: Sequence[Request], steps: int) -> Steps:
     """Step until ``steps`` were measured or a request ended."""
     found = Steps()
-    while any(request.num_uncomputed != 1 for request in requests):
-        engine.step()
+    read_prompts(engine)
     for _ in range(WARM_UP_STEPS):
         engine.step()
     while len(found.host) < steps and not any(request.is_finished for request in requests):
-        found.context.append(statistics.mean(len(request.token_ids) for request in requests))
         _measure_step(engine, found)
     return found
 
@@ -97,7 +126,6 @@ def _measure_step(engine: Engine, found: Steps) -> None:
         found.phases.setdefault(phase, []).append(seconds * 1e6)
     found.host.append(round((total - target - drafts) * 1e6, 1))
     found.draft_forward.append(drafts * 1e6)
-    found.rows.append(after.num_rows - before.num_rows)
     found.drafted.append(after.speculation.num_draft_tokens > before.speculation.num_draft_tokens)
 
 
@@ -110,61 +138,32 @@ PAIRS_PER_STEP = 6
 """Pairs for each step of other cases: these differences are small."""
 
 
-@dataclass(slots=True)
-class Pairs:
-    """Microseconds of steps outside the forward, and how many more than the plain engine's."""
-
-    host: list[float] = field(default_factory=list)
-    over_plain: list[float] = field(default_factory=list)
-
-    def summary(self) -> dict[str, Any]:
-        """Medians over the pairs."""
-        if not self.host:
-            return {"steps": 0}
-        return {
-            "steps": len(self.host),
-            "host_us": round(statistics.median(self.host), 1),
-            "over_plain_us": round(statistics.median(self.over_plain), 1),
-        }
-
-
 def compare(
     plain: Engine, other: Engine, prompts: Sequence[list[int]], name: str, steps: int
-) -> Pairs:
-    """Let both engines continue the same prompts; only pairs in which nobody planned are kept."""
+) -> dict[str, list[float]]:
+    """Let both engines continue the same prompts; only pairs in which nobody planned are kept.
+
+    Returns:
+        Microseconds of steps outside the forward, and how many more than the plain engine's.
+    """
     engines = (plain, other)
-    for engine in engines:
-        for seed, prompt in enumerate(prompts):
-            engine.add_request(prompt, _params(engine, prompt, seed, SKIPS[name]))
-        while any(request.num_uncomputed != 1 for request in engine.requests.values()):
-            engine.step()
-    found, drawn = Pairs(), random.Random(0)
-    try:
+    host_us: list[float] = []
+    over_plain_us: list[float] = []
+    drawn = random.Random(0)
+    with only_for_now(*engines):
+        for engine in engines:
+            for seed, prompt in enumerate(prompts):
+                engine.add_request(prompt, endless(prompt, TEMPERATURE, seed, SKIPS[name]))
+            read_prompts(engine)
         for number in range(steps + WARM_UP_STEPS):
             order = drawn.sample(engines, 2)  # in turns would keep step with the probes
             host = {engine: _host_us(engine) for engine in order}
             if not all(len(engine.requests) == len(prompts) for engine in engines):
                 break
             if number >= WARM_UP_STEPS and _is_unplanned(other):
-                found.host.append(round(host[other], 1))
-                found.over_plain.append(round(host[other] - host[plain], 1))
-    finally:
-        for engine in engines:
-            for request_id in list(engine.requests):
-                engine.abort(request_id)
-            engine.step()
-    return found
-
-
-def _params(engine: Engine, prompt: Sequence[int], seed: int, enabled: bool) -> SamplingParams:
-    assert engine.config.max_model_len is not None
-    return SamplingParams(
-        max_tokens=engine.config.max_model_len - len(prompt),
-        temperature=TEMPERATURE,
-        seed=seed,
-        ignore_eos=True,
-        speculative=SpeculativeParams(enabled=enabled),
-    )
+                host_us.append(round(host[other], 1))
+                over_plain_us.append(round(host[other] - host[plain], 1))
+    return {"host_us": host_us, "over_plain_us": over_plain_us}
 
 
 def _host_us(engine: Engine) -> float:
@@ -180,24 +179,24 @@ def _is_unplanned(engine: Engine) -> bool:
 
 
 def run_skips(
-    build: Callable[[Any], Engine], prompts: Callable[[int], Sequence[list[int]]], options: Any
-) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    options: argparse.Namespace, checkpoint: Checkpoint, prompts: list[list[int]]
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """A raw sample and a result for each way of not drafting and each number of requests."""
-    plain, other = build(None), build(NOTHING_FOUND)
-    found = []
+    plain, other = (
+        build(Case("", config), options, checkpoint) for config in (None, NOTHING_FOUND)
+    )
     for name in SKIPS:
         for count in options.requests:
             label = {"case": name, "requests": count, "forward": "real"}
-            pairs = compare(plain, other, prompts(count), name, PAIRS_PER_STEP * options.steps)
-            raw = {"host_us": pairs.host, "over_plain_us": pairs.over_plain}
-            found.append(({**label, **raw}, {**label, **pairs.summary()}))
-    return found
+            steps = PAIRS_PER_STEP * options.steps
+            pairs = compare(plain, other, spread(prompts, count), name, steps)
+            medians = {key: round(statistics.median(us), 1) for key, us in pairs.items() if us}
+            yield {**label, **pairs}, {**label, "steps": len(pairs["host_us"]), **medians}
 
 
 TARGET_ONE, TARGET_FURTHER = 150.0, 15.0
 TARGET_SKIPPED = 10.0
 MOST_PROMPT_TOKENS = 256
-MAX_MODEL_LEN = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,11 +226,11 @@ CASES = (
 # --- one cell ------------------------------------------------------------------------------------
 
 
-def build(case: Case, checkpoint: Checkpoint, device: str, most: int) -> Engine:
+def build(case: Case, options: argparse.Namespace, checkpoint: Checkpoint) -> Engine:
     config = EngineConfig(
-        device=device,
+        device=options.device,
         num_threads=1,
-        max_num_seqs=most,
+        max_num_seqs=max(options.requests),
         max_model_len=MAX_MODEL_LEN,
         speculative=parse_speculative_config(case.speculative or []),
         strict=True,
@@ -244,22 +243,12 @@ def run_cell(
 ) -> Steps:
     """Measure a batch of requests."""
     requests = []
-    try:
+    with only_for_now(engine):
         for index, prompt in enumerate(prompts):
-            params = SamplingParams(
-                max_tokens=MAX_MODEL_LEN - len(prompt),
-                temperature=case.temperature,
-                seed=index,
-                ignore_eos=True,
-            )
             streams = [TextStream(tokenizer, prompt)] if case.text else []
-            request_id = engine.add_request(prompt, params, streams)[0]
-            requests.append(engine.requests[request_id])
+            params = endless(prompt, case.temperature, index)
+            requests.append(engine.requests[engine.add_request(prompt, params, streams)[0]])
         return measure(engine, requests, steps)
-    finally:
-        for request in requests:
-            engine.abort(request.request_id)
-        engine.step()
 
 
 # --- the benchmark --------------------------------------------------------------------------------
@@ -271,7 +260,7 @@ def run_case(
     """A raw sample and a result for each number of requests."""
     tokenizer = checkpoint.tokenizer
     assert tokenizer is not None
-    engine = build(case, checkpoint, options.device, max(options.requests))
+    engine = build(case, options, checkpoint)
     for count in options.requests:
         label = {"case": case.name, "requests": count, "forward": "real"}
         note(f"{case.name}: {count} requests")
@@ -292,8 +281,6 @@ def summary(steps: Steps) -> dict[str, Any]:
     return {
         "steps": len(steps.host),
         "steps_with_draft": sum(steps.drafted),
-        "rows": steps.median(steps.rows),
-        "context": steps.median(steps.context),
         "host_us": steps.median(steps.host),
         "host_us_with_draft": steps.median(steps.host, drafted_only=True),
         "draft_forward_us": steps.median(steps.draft_forward),
@@ -301,48 +288,36 @@ def summary(steps: Steps) -> dict[str, Any]:
     }
 
 
-def targets(results: Sequence[dict[str, Any]]) -> list[Target]:
+def targets(results: Sequence[Row]) -> list[Target]:
     judged = {case.name for case in CASES if case.has_target}
-    skipped = [
-        Target(
-            f"host us per step over the plain engine's, {row['case']}, requests: {row['requests']}",
-            row.get("over_plain_us"),
-            TARGET_SKIPPED,
-        )
-        for row in results
-        if row["case"] in SKIPS
-    ]
-    return skipped + [
-        Target(
-            f"host us per step, {row['case']}, requests: {row['requests']}",
-            row.get("host_us_with_draft"),
-            TARGET_ONE + TARGET_FURTHER * (row["requests"] - 1),
-        )
-        for row in results
-        if row["case"] in judged and row["forward"] == "real"
-    ]
-
-
-def tables(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Medians in microseconds: a line per case and number of requests."""
-    parts = [*PHASES, "rest"]
-    rows = []
+    skipped, drafted = [], []
     for row in pick(results, forward="real"):
-        twin = pick(results, case=row["case"], requests=row["requests"], forward="scripted")
-        scripted = twin[0].get("host_us") if twin else None
-        rows.append(
-            [
-                row["case"],
-                row["requests"],
-                number(row.get("host_us"), 0),
-                number(row.get("host_us_with_draft"), 0),
-                number(scripted, 0),
-                *(number(row.get("phases_us", {}).get(part), 0) for part in parts),
-                number(row.get("draft_forward_us"), 0),
-            ]
-        )
-    headers = ["case", "requests", "host", "with draft", "scripted", *parts, "draft forwards"]
-    return [markdown(headers, rows)]
+        name = f"{row['case']}, requests: {row['requests']}"
+        if row["case"] in SKIPS:
+            name = f"host us per step over the plain engine's, {name}"
+            skipped.append(Target(name, row.get("over_plain_us"), TARGET_SKIPPED))
+        elif row["case"] in judged:
+            most = TARGET_ONE + TARGET_FURTHER * (row["requests"] - 1)
+            drafted.append(Target(f"host us per step, {name}", row.get("host_us_with_draft"), most))
+    return skipped + drafted
+
+
+def tables(results: Sequence[Row]) -> list[str]:
+    """Medians in microseconds: a line per case and number of requests."""
+    scripted = {
+        (row["case"], row["requests"]): row.get("host_us")
+        for row in pick(results, forward="scripted")
+    }
+    columns = (
+        ("case", "case"),
+        ("requests", "requests"),
+        ("host", "host_us", 0),
+        ("with draft", "host_us_with_draft", 0),
+        ("scripted", lambda row: scripted.get((row["case"], row["requests"])), 0),
+        *((part, f"phases_us/{part}", 0) for part in (*PHASES, "rest")),
+        ("draft forwards", "draft_forward_us", 0),
+    )
+    return [markdown(*grid(pick(results, forward="real"), *columns))]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -360,23 +335,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         {
             "model": checkpoint.name,
             "prompts": source.source,
-            "quick": options.quick,
-            "steps": options.steps,
+            **chosen(options, "quick", "steps"),
             "warm_up_steps": WARM_UP_STEPS,
             "cases": {case.name: described(case.speculative) for case in CASES},
             "threads": 1,
         },
     )
-    for case in CASES:
-        for sample, result in run_case(case, options, checkpoint, prompts):
-            report.samples.append(sample)
-            report.results.append(result)
-    most = max(options.requests)
-    for sample, result in run_skips(
-        lambda config: build(Case("", config), checkpoint, options.device, most),
-        lambda count: spread(prompts, count),
-        options,
-    ):
+    cases = [run_case(case, options, checkpoint, prompts) for case in CASES]
+    for sample, result in chained(*cases, run_skips(options, checkpoint, prompts)):
         report.samples.append(sample)
         report.results.append(result)
     report.targets = targets(report.results)

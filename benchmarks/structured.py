@@ -10,21 +10,30 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from harness import Sample, among, arguments, note, raw, take_turns
+from harness import (
+    CONTROL,
+    PLAIN,
+    Sample,
+    against_plain,
+    among,
+    arguments,
+    chosen,
+    note,
+    raw,
+    take_turns,
+)
 from proposer_sets import DEFAULT, described
-from report import Report, Target, markdown, number, pick, ratio_cell, yes
-from speedup import CONTROL, PLAIN, TEMPERATURES, count, summary
+from report import Report, Row, Target, identical_target
+from speedup import TEMPERATURES, comparison, count, open_engines
 
 from paceline import LLM, SamplingParams, StructuredOutputs
 from paceline.commands.resolve import without_memory
 from paceline.engine.default_drafts import default_speculative_config
-from paceline.llm import embedded_model
-from paceline.models.checkpoint import load_checkpoint
 
 Schema = dict[str, Any]
 
@@ -60,6 +69,12 @@ def several(items: Schema, least: int = 1, most: int = 3) -> Schema:
 FLAG: Schema = {"type": "boolean"}
 DATE: Schema = {"type": "string", "format": "date"}
 
+SECTION = record(heading=text(), keywords=several(text(10), 1, 4), page_numbers=several(whole()))
+POINT = record(type=one_of("Point"), latitude=whole(-90, 90), longitude=whole(-180, 180))
+FEATURE = record(id=whole(), geometry=POINT, visible=FLAG)
+LABEL = one_of("PERSON", "ORGANISATION", "LOCATION", "DATE")
+ENTITY = record(text=text(), label=LABEL, start_offset=whole(), end_offset=whole())
+
 SCHEMAS: Mapping[str, Schema] = {
     "person": record(
         first_name=text(), last_name=text(), age=whole(0, 120), email=text(30), is_active=FLAG
@@ -84,40 +99,9 @@ SCHEMAS: Mapping[str, Schema] = {
         needs_human_review=FLAG,
         summary=text(40),
     ),
-    "nested lists": record(
-        title=text(),
-        sections=several(
-            record(heading=text(), keywords=several(text(10), 1, 4), page_numbers=several(whole())),
-            2,
-            3,
-        ),
-    ),
-    "coordinates": record(
-        type=one_of("FeatureCollection"),
-        features=several(
-            record(
-                id=whole(),
-                geometry=record(
-                    type=one_of("Point"), latitude=whole(-90, 90), longitude=whole(-180, 180)
-                ),
-                visible=FLAG,
-            ),
-            2,
-            4,
-        ),
-    ),
-    "extraction": record(
-        entities=several(
-            record(
-                text=text(),
-                label=one_of("PERSON", "ORGANISATION", "LOCATION", "DATE"),
-                start_offset=whole(),
-                end_offset=whole(),
-            ),
-            2,
-            4,
-        ),
-    ),
+    "nested lists": record(title=text(), sections=several(SECTION, 2, 3)),
+    "coordinates": record(type=one_of("FeatureCollection"), features=several(FEATURE, 2, 4)),
+    "extraction": record(entities=several(ENTITY, 2, 4)),
     "settings": record(
         server=record(host=text(), port=whole(1, 9999), use_tls=FLAG),
         database=record(driver=one_of("sqlite", "postgresql"), pool_size=whole(1, 50), echo=FLAG),
@@ -165,7 +149,6 @@ def prompts(shape: str, count: int) -> list[str]:
     ]
 
 
-MAX_MODEL_LEN = 1024
 WANTED = 1.5
 CONFIGS: Mapping[str, Any] = {
     "grammar": {"method": "grammar"},
@@ -176,25 +159,6 @@ ALL = "all shapes"
 
 
 # --- the benchmark --------------------------------------------------------------------------------
-
-
-def open_arms(options: argparse.Namespace, stack: ExitStack) -> dict[str, LLM]:
-    """One engine per arm, all on one checkpoint."""
-    checkpoint = load_checkpoint(options.model or embedded_model("target"))
-    configs = {PLAIN: [], **CONFIGS, CONTROL: []}
-    return {
-        name: stack.enter_context(
-            LLM(
-                checkpoint,
-                speculative_config=config,
-                device=options.device,
-                max_model_len=MAX_MODEL_LEN,
-                enable_prefix_caching=False,
-                strict=True,
-            )
-        )
-        for name, config in configs.items()
-    }
 
 
 def run_cell(
@@ -214,24 +178,13 @@ def run_cell(
 
     for llm in arms.values():
         generate(llm, 0)
-    runs: dict[str, Callable[[Any], Any]] = {
-        name: partial(generate, llm) for name, llm in arms.items()
-    }
+    runs = {name: partial(generate, llm) for name, llm in arms.items()}
     samples = take_turns(runs, range(len(texts)), options.repeat, count)
     return [Sample(s.arm, (shape, s.item), s.repeat, s.seconds, s.facts, s.error) for s in samples]
 
 
-def rows_of(samples: Sequence[Sample], label: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One row per arm, with its steps against plain ones beside its time."""
-    rows = []
-    for arm in (*CONFIGS, CONTROL):
-        row = {**label, **summary(samples, arm)}
-        own = [sample for sample in samples if sample.arm == arm and not sample.failed]
-        steps = sum(sample.facts["num_steps"] for sample in own)
-        if steps:
-            row["steps_ratio"] = row["output_tokens"] / steps
-        rows.append(row)
-    return rows
+def rows_of(samples: Sequence[Sample], label: Row) -> list[dict[str, Any]]:
+    return [{**label, **against_plain(samples, arm)} for arm in (*CONFIGS, CONTROL)]
 
 
 def run_all(arms: Mapping[str, LLM], options: argparse.Namespace, report: Report) -> None:
@@ -247,9 +200,7 @@ def run_all(arms: Mapping[str, LLM], options: argparse.Namespace, report: Report
         report.results += rows_of(together, {"shape": ALL, "temperature": temperature})
 
 
-def targets(results: Sequence[Mapping[str, Any]]) -> list[Target]:
-    done = bool(results) and all("error" not in row for row in results)
-    identical = sum(bool(row.get("identical")) for row in results)
+def targets(results: Sequence[Row]) -> list[Target]:
     found = [
         Target(
             f"speed-up over all shapes, temperature {row['temperature']}",
@@ -260,26 +211,13 @@ def targets(results: Sequence[Mapping[str, Any]]) -> list[Target]:
         for row in results
         if row["shape"] == ALL and row["arm"] == DEFAULT
     ]
-    share = identical / len(results) if done else None
-    return [*found, Target("share of rows with identical output", share, 1.0, "at least")]
+    return [*found, identical_target(results)]
 
 
-def tables(results: Sequence[Mapping[str, Any]]) -> list[str]:
+def tables(results: Sequence[Row]) -> list[str]:
     """One row per shape and temperature: times against plain ones, and tokens per step."""
-    cells = list(dict.fromkeys((row["shape"], row["temperature"]) for row in results))
-    arms = list(dict.fromkeys(row["arm"] for row in results))
-    rows = []
-    for shape, temperature in cells:
-        here = pick(results, shape=shape, temperature=temperature)
-        found = {row["arm"]: row for row in here}
-        plain = number(here[0].get("plain_tokens_per_second"), 1)
-        ratios = [ratio_cell(found.get(arm, {})) for arm in arms]
-        length = number(found.get(DEFAULT, {}).get("steps_ratio"))
-        identical = all(row.get("identical") for row in here)
-        rows.append([shape, temperature, plain, *ratios, length, yes(identical)])
-    names = ["control" if arm == CONTROL else arm for arm in arms]
-    headers = ["shape", "temperature", "plain tok/s", *names, "tokens per step", "identical"]
-    return [markdown(headers, rows)]
+    keys = {"shape": "shape", "temperature": "temperature"}
+    return [comparison(results, keys, ("tokens per step", f"{DEFAULT}/mean_acceptance_length", 2))]
 
 
 def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -295,21 +233,18 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     options = options_of(argv)
     with ExitStack() as stack:
-        arms = open_arms(options, stack)
+        arms = open_engines(options, CONFIGS, stack)
         config = {
             "model": arms[PLAIN].model,
             "dtype": arms[PLAIN].config.dtype,
             "prefix_caching": False,
-            **{name: getattr(options, name) for name in ("quick", *_SETTINGS)},
+            **chosen(options, "quick", "shapes", "num_prompts", "max_tokens", "repeat"),
             "proposers": {name: described(config) for name, config in CONFIGS.items()},
         }
         report = Report("structured", config)
         run_all(arms, options, report)
     report.targets = targets(report.results)
     return report.finish(options, tables(report.results))
-
-
-_SETTINGS = ("shapes", "num_prompts", "max_tokens", "repeat")
 
 
 if __name__ == "__main__":

@@ -93,11 +93,13 @@ def _make(place: Path, texts: Sequence[str], params: Sequence[SamplingParams]) -
 
 
 def _trace(index: int, output: GenerationOutput) -> Trace:
-    """Without log-probabilities, which no replay reads."""
     if output.error is not None:
         raise output.error
-    tokens = np.array([*output.prompt_token_ids, *output.token_ids], np.int32)
-    rows = np.zeros((len(output.token_ids), 1), np.float32)
-    return Trace(
-        index, len(output.prompt_token_ids), tokens, rows[:, 0], rows.astype(np.int32), rows
-    )
+    return bare_trace(index, output.prompt_token_ids, output.token_ids)
+
+
+def bare_trace(index: int, prompt: Sequence[int], answer: Sequence[int]) -> Trace:
+    """A trace without log-probabilities, which no replay reads."""
+    rows = np.zeros((len(answer), 1), np.float32)
+    tokens = np.array([*prompt, *answer], np.int32)
+    return Trace(index, len(prompt), tokens, rows[:, 0], rows.astype(np.int32), rows)

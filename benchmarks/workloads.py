@@ -73,10 +73,8 @@ def load_workload(
     elif name == "mixture":
         if size % 2:
             raise MissingWorkloadError(f"a batch of {size} cannot be half prose and half edits")
-        halves = zip(
-            *(repeated(source.kind(k), wanted // 2) for k in ("prose", "edit")), strict=True
-        )
-        prompts = [encode(text) for pair in halves for text in pair]
+        prose, edits = (repeated(source.kind(kind), wanted // 2) for kind in ("prose", "edit"))
+        prompts = [encode(text) for pair in zip(prose, edits, strict=True) for text in pair]
     else:
         prompts = [encode(text) for text in repeated(texts_of(name, source), wanted)]
     groups = [prompts[at : at + size] for at in range(0, wanted, size)]
@@ -92,10 +90,8 @@ def repeated(texts: Sequence[str], count: int) -> list[str]:
 def texts_of(name: str, source: PromptSets) -> list[str]:
     """Raises :class:`MissingWorkloadError` where the source has no such set."""
     if name == "json":
-        sets = source.sets
-        return json_prompts(
-            sets.get("gsm8k") or [text for texts in sets.values() for text in texts]
-        )
+        every = [text for texts in source.sets.values() for text in texts]
+        return json_prompts(source.sets.get("gsm8k") or every)
     kind = "prose" if name == "hostile" else name
     if kind in ("code", "prose", "edit"):
         return source.kind(kind)

@@ -56,7 +56,7 @@ void read_each(nb::handle source, const char* what, double PlanRequest::*field,
 }
 
 nb::list choose(nb::handle trees, nb::handle limits, nb::handle growth, double rate,
-                nb::handle weights, nb::handle slowdown, nb::handle ahead, int64_t node_budget) {
+                nb::handle slowdown, nb::handle ahead, int64_t node_budget) {
     static const Names names;
     const Items tree_items(trees, "trees are no sequence");
     const Items limit_items(limits, "limits are no sequence");
@@ -77,10 +77,8 @@ nb::list choose(nb::handle trees, nb::handle limits, nb::handle growth, double r
             read_limit(limit_items[r], names, &request);
         }
         read_tree(tree_items[r], &plan, &request);
-        request.weight = 1.0;
         request.ahead = 0.0;
     }
-    read_each(weights, "weights", &PlanRequest::weight, &plan.requests);
     read_each(ahead, "ahead", &PlanRequest::ahead, &plan.requests);
     const Items times(growth, "growth is no sequence");
     const int64_t end = std::min(plan.most_nodes() + 1, static_cast<int64_t>(times.size()));
@@ -101,7 +99,6 @@ nb::list choose(nb::handle trees, nb::handle limits, nb::handle growth, double r
 void bind_plan(nb::module_& module) {
     using nb::arg;
     module.def("choose_nodes", &paceline::choose, arg("trees"), arg("limits"), arg("growth"),
-               arg("rate"), nb::kw_only(), arg("weights").none() = nb::none(),
-               arg("slowdown").none() = nb::none(), arg("ahead").none() = nb::none(),
+               arg("rate"), nb::kw_only(), arg("slowdown").none() = nb::none(), arg("ahead").none() = nb::none(),
                arg("node_budget"));
 }

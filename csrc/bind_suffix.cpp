@@ -44,8 +44,10 @@ void extend(SuffixAutomaton& automaton, const nb::list& token_ids, size_t start)
     }
 }
 
-SuffixDraft grow(const SuffixRules& rules, const nb::list& cursors, const nb::list& token_ids,
-                 size_t max_nodes, uint32_t max_depth) {
+using Drafted = std::tuple<std::vector<int32_t>, std::vector<int32_t>, std::vector<double>>;
+
+Drafted draft(const SuffixRules& rules, const nb::list& cursors, const nb::list& token_ids,
+              size_t max_nodes, uint32_t max_depth) {
     std::vector<SuffixCursor*> found;
     const size_t length = token_ids.size();
     size_t unread = 0;
@@ -64,29 +66,9 @@ SuffixDraft grow(const SuffixRules& rules, const nb::list& cursors, const nb::li
     for (SuffixCursor* cursor : found) {
         cursor->advance(tail, length);
     }
-    return grow_suffix_draft({found.begin(), found.end()}, rules, max_nodes, max_depth);
-}
-
-using Drafted = std::tuple<std::vector<int32_t>, std::vector<int32_t>, std::vector<double>>;
-
-Drafted draft(const SuffixRules& rules, const nb::list& cursors, const nb::list& token_ids,
-              size_t max_nodes, uint32_t max_depth) {
-    SuffixDraft tree = grow(rules, cursors, token_ids, max_nodes, max_depth);
+    SuffixDraft tree =
+        grow_suffix_draft({found.begin(), found.end()}, rules, max_nodes, max_depth);
     return {std::move(tree.tokens), std::move(tree.parents), std::move(tree.probs)};
-}
-
-// Tokens that such a draft is expected to bring.
-double promise(const SuffixRules& rules, const nb::list& cursors, const nb::list& token_ids,
-               size_t max_nodes, uint32_t max_depth) {
-    SuffixDraft tree = grow(rules, cursors, token_ids, max_nodes, max_depth);
-    double expected = 0.0;
-    for (size_t i = 0; i < tree.probs.size(); ++i) {
-        if (tree.parents[i] >= 0) {
-            tree.probs[i] *= tree.probs[tree.parents[i]];  // as a path's, like those before it
-        }
-        expected += tree.probs[i];
-    }
-    return expected;
 }
 
 }  // namespace
@@ -128,7 +110,5 @@ void bind_suffix(nb::module_& module) {
              arg("others"), nb::kw_only(), arg("branching"), arg("min_token_prob"),
              arg("min_path_prob"), arg("max_spec_factor"))
         .def("draft", &draft, arg("cursors"), arg("token_ids"), arg("max_nodes"),
-             arg("max_depth"))
-        .def("promise", &promise, arg("cursors"), arg("token_ids"), arg("max_nodes"),
              arg("max_depth"));
 }

@@ -6,19 +6,16 @@ namespace paceline {
 namespace {
 
 struct Candidate {
-    double worth, path_prob;  // worth: weighted
+    double path_prob;
     int32_t request, node, depth;
 };
 
 // Whether a ranks behind b; the comparison of a heap whose top ranks first.
 bool ranks_behind(const Candidate& a, const Candidate& b) {
-    if (a.worth != b.worth) {
-        return a.worth < b.worth;
+    if (a.path_prob != b.path_prob) {
+        return a.path_prob < b.path_prob;
     }
-    if (a.request != b.request) {
-        return a.request > b.request;
-    }
-    return a.path_prob != b.path_prob ? a.path_prob < b.path_prob : a.node > b.node;
+    return a.request != b.request ? a.request > b.request : a.node > b.node;
 }
 
 // Takes candidates best first, of each request as many as it may have. A child never ranks before
@@ -76,7 +73,7 @@ class Ranking {
         for (; node >= 0; node = next_[request.first + node]) {
             const double prob = parent_prob * plan_.accept_probs[request.first + node];
             if (request.is_forced || prob >= request.min_path_prob) {
-                heap_.push_back({request.weight * prob, prob, r, node, depth});
+                heap_.push_back({prob, r, node, depth});
                 std::push_heap(heap_.begin(), heap_.end(), ranks_behind);
             }
         }
@@ -115,8 +112,8 @@ void extend(const Plan& plan, int64_t most, std::vector<Candidate>* taken) {
     Candidate next;
     while (taken->size() < prices.size() && candidates.take(&next)) {
         const double price = prices[taken->size()];
-        value += next.worth;
-        if (next.worth <= price &&
+        value += next.path_prob;
+        if (next.path_prob <= price &&
             value - price * static_cast<double>(taken->size() + 1) <= best) {
             break;
         }

@@ -13,7 +13,6 @@ struct PlanRequest {
     int64_t max_nodes, max_depth;
     double min_path_prob;
     bool is_forced;
-    double weight;
     double ahead;  // tokens that it is taken to gain beside its nodes
 };
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.policy.fairness import Fairness
+from paceline.policy import proposer_value
+from paceline.policy.proposer_value import SITUATIONS
 from tests.policy.machine import DRAFT, Machine, request
 from tests.programs import module
 
@@ -26,9 +27,9 @@ def test_a_planner_runs_without_any_one_mechanism(name: str) -> None:
 
 
 def test_a_mechanism_is_off_within_and_on_afterwards() -> None:
-    with SWITCHES.switched_off(ALL["fairness"]):
-        assert run().planner._fairness is None
-    assert isinstance(run().planner._fairness, Fairness)
+    with SWITCHES.switched_off(ALL["values by situation"]):
+        assert not proposer_value.SITUATIONS
+    assert proposer_value.SITUATIONS == SITUATIONS
 
 
 def test_a_row_says_what_a_mechanism_brings_and_where() -> None:
@@ -39,14 +40,14 @@ def test_a_row_says_what_a_mechanism_brings_and_where() -> None:
         for name, speeds in (
             (report.PLAIN, (1.0, 1.0, 1.0, 1.0)),
             (report.WHOLE, (2.0, 1.0, 1.0, 1.0)),
-            ("fairness", (1.0, 0.5, 1.0, 2.0)),
+            ("credits", (1.0, 0.5, 1.0, 2.0)),
         )
     }
-    row = report.row("fairness", SWITCHES.SWITCHES["fairness"], kept)
+    row = report.row("credits", SWITCHES.SWITCHES["credits"], kept)
     replayed, simulated = row["replayed"], row["simulated"]
     assert replayed["mean"] == pytest.approx(4 ** (1 / 3))
     assert (replayed["best"], replayed["best_group"]) == (pytest.approx(2.0), "x, 1 at 0")
     assert (replayed["worst"], replayed["worst_group"]) == (1.0, "y, 1 at 0")
     assert replayed["below"] == 1
     assert simulated["mean"] == pytest.approx(0.5)
-    assert "fairness" in report.tables([row])[0]
+    assert "credits" in report.tables([row])[0]

@@ -121,8 +121,8 @@ def test_an_unknown_bound_is_refused() -> None:
 def test_a_failed_sample_leaves_its_target_without_a_value() -> None:
     speedup = module("speedup")
     key = {"kind": "code", "requests": 1, "temperature": 0.0}
-    samples = [sample(speedup.PLAIN, 0, 0, 2.0), sample(speedup.DEFAULT, 0, 0, None)]
-    row = speedup.summary(samples, speedup.DEFAULT)
+    samples = [sample(module("harness").PLAIN, 0, 0, 2.0), sample(speedup.DEFAULT, 0, 0, None)]
+    row = module("harness").against_plain(samples, speedup.DEFAULT)
     assert row == {"arm": speedup.DEFAULT, "error": "broken"}
     assert [target.value for target in speedup.targets([{**key, **row}])] == [None, None]
 

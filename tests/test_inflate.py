@@ -14,6 +14,7 @@ from paceline.models.checkpoint import load_checkpoint
 from tests.models.gguf_writing import convert, tokenizer_metadata
 from tests.models.vocabularies import byte_fallback_json
 from tests.programs import module
+from tests.saying import compare, paceline_says
 
 CHANGES = {"vocab_size": 600, "max_position_embeddings": 256}
 
@@ -53,10 +54,10 @@ def test_the_large_model_says_what_the_small_one_says(
     tmp_path: Path, sizes: tuple[int, ...]
 ) -> None:
     """Also where the shares differ, and by two engines that know nothing of each other."""
-    inflate, check = module("inflate"), module("inflate")
+    inflate = module("inflate")
     source = inflate.embedded_folder(draft=True)
     facts = inflate.write_inflated(tmp_path, source, inflate.Shape(*sizes))
-    found = check.compare(source, tmp_path)
+    found = compare(source, tmp_path)
     assert set(found) == {"paceline", "transformers"}
     assert all(answer["same"] for answer in found.values()), found
     assert facts["nonzero_share"] > 0.999
@@ -95,13 +96,13 @@ def test_models_that_the_method_does_not_cover_are_refused() -> None:
 @pytest.mark.parametrize("embedding", [2, 4])
 def test_a_widened_gguf_file_says_what_the_file_says(tmp_path: Path, embedding: int) -> None:
     """With several key/value heads, which the embedded models do not have."""
-    wide, check = module("research.inflate_gguf"), module("inflate")
+    wide = module("research.inflate_gguf")
     small, large = tmp_path / "small.gguf", tmp_path / "large.gguf"
     tokenizer = tokenizer_metadata(json.loads(byte_fallback_json()), "llama")
     convert("llama-tied", small, metadata=tokenizer, changes=CHANGES)
     facts = wide.write_widened(small, large, embedding)
     prompt = [5, 17, 300, 44, 8, 8, 91]
-    (a, a_text), (b, b_text) = (check.paceline_says(path, prompt) for path in (small, large))
+    (a, a_text), (b, b_text) = (paceline_says(path, prompt) for path in (small, large))
     assert (a - b).abs().max() < 1e-4
     assert a_text == b_text
     before, after = (load_checkpoint(path) for path in (small, large))

@@ -11,6 +11,7 @@ import pytest
 from tests.models.gguf_writing import convert, tokenizer_metadata
 from tests.models.vocabularies import byte_level_json
 from tests.programs import FOLDER, module
+from tests.saying import paceline_says
 
 ENGINES = ("paceline", "llama.cpp")
 WORKER = """
@@ -37,7 +38,6 @@ serve(Engine)
 @pytest.fixture(autouse=True)
 def _own_peers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(module("peers_models"), "PEERS", tmp_path / ".peers")
-    (tmp_path / ".peers").mkdir()
 
 
 def toy_engine(tmp_path: Path, python: str | None = None, **options: Any) -> Any:
@@ -94,12 +94,12 @@ def test_what_is_half_made_is_not_taken(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_converted_model_says_what_its_folder_says(tmp_path: Path) -> None:
-    models, check = module("peers_models"), module("inflate")
+    models = module("peers_models")
     source = module("inflate").embedded_folder(draft=True)
     models.write_gguf(source, tmp_path / "draft.gguf")
     prompt = [300, 1000, 17, 42, 2000, 7]
     (a, a_text), (b, b_text) = (
-        check.paceline_says(path, prompt) for path in (source, tmp_path / "draft.gguf")
+        paceline_says(path, prompt) for path in (source, tmp_path / "draft.gguf")
     )
     assert (a - b).abs().max() < 1e-4
     assert a_text == b_text
@@ -205,8 +205,7 @@ def test_it_runs_on_a_file_and_absent_peers_are_rows(
     models = module("peers_models")
     monkeypatch.setattr(models, "PYTHONS", dict.fromkeys(models.PYTHONS, tmp_path / "absent"))
     monkeypatch.setattr(models, "LLAMA_BIN", quantiser(tmp_path / "bin"))
-    monkeypatch.setattr(module("peers"), "ARRAY_BYTES", 1 << 20)
-    monkeypatch.setattr(module("peers"), "IDLE_SECONDS", 0.1)
+    monkeypatch.setattr(module("peers"), "ROOF_MEGABYTES", 1)
     monkeypatch.setattr(module("peers"), "LONGEST_PROMPT", 1400)  # a token is a byte or two
     words = ["--quick", "--models", str(toy_file(tmp_path)), "--prompts", "embedded"]
     words += ["--threads", "1", "--max-tokens", "8", "--formats", "Q8_0", "--json"]

@@ -45,7 +45,7 @@ def step(planner: Planner, *drafts: tuple[DraftTree, int]) -> list[DraftTree] | 
     """
     requests = [request(i) for i in range(len(drafts))]
     verified = None
-    if planner.begin(shape(len(drafts), len(drafts)), requests):
+    if not planner.begin(shape(len(drafts), len(drafts)), requests):
         limits = [DraftLimits(64, DEPTH)] * len(drafts)
         verified = planner.choose([tree for tree, _ in drafts], limits, 512)
         for each, tree, (_, right) in zip(requests, verified, drafts, strict=True):

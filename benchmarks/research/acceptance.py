@@ -186,7 +186,7 @@ def opened(cell: Cell, device: str) -> Simulator:
 
 def run_arm(simulator: Simulator, configs: Sequence[SpeculativeConfig], nodes: int) -> Outcome:
     planner = NodeBudget(nodes)
-    result = simulator.run(configs, lambda cost, drafting, objective: planner)
+    result = simulator.run(configs, lambda cost, objective: planner)
     return Outcome(_counters(result), planner)
 
 

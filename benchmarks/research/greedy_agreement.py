@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fidelity import add_tool_options, files_of, quantised, tools_of
+from fidelity import add_tool_options, files_of, quantised
 from harness import arguments, note
 from peers_models import MissingPeerError
 from prompt_sets import load_prompts, spread
@@ -161,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for kind in options.formats:
             name = f"{model} {kind}"
             try:
-                rows = samples_of(options, quantised(source, kind, tools_of(options)))
+                rows = samples_of(options, quantised(source, kind, options))
             except (PacelineError, MissingPeerError) as error:
                 report.samples.append({"file": name, "error": str(error)})
                 continue

@@ -59,7 +59,7 @@ class NodeBudget(Recorder):
         self._calibration = Calibration()
         self._merged: dict[int, DraftTree] = {}
 
-    def begin(self, step: StepShape, requests: Sequence[Request]) -> bool:
+    def begin(self, step: StepShape, requests: Sequence[Request]) -> int:
         self._merged = {}
         return super().begin(step, requests)
 

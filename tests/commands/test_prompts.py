@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import tokenizers
 
 from paceline.commands.prompts import Encoder, Prompt, read_prompts
 from paceline.errors import ConfigError, RequestError, TemplateError
@@ -91,7 +92,8 @@ class TestEncoder:
 
     @property
     def chatty(self) -> Tokenizer:
-        return Tokenizer(self.plain._backend, chat_templates={"default": self.template})
+        encoder = tokenizers.Tokenizer.from_str(self.plain.to_json())
+        return Tokenizer(encoder, chat_templates={"default": self.template})
 
     def text(self, encoder: Encoder, content: object) -> str:
         return encoder.tokenizer.decode(encoder.encode(content))  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from paceline.proposers.base import GLANCE, DraftBudget, Proposer
+from paceline.proposers.base import DraftBudget, Proposer
 from paceline.proposers.draft_model import DraftModelProposer
 from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.proposers.suffix import SuffixProposer
@@ -124,23 +124,6 @@ def test_budgets_are_each_requests_own(build: Callable[[], Proposer]) -> None:
         for tree, most, depth in zip(trees, nodes, depths, strict=True):
             assert len(tree) <= most
             assert max(tree.depths(), default=0) <= depth
-
-
-@pytest.mark.parametrize("build", [b for name, b in BUILDERS.items() if b().glance])
-def test_a_glance_tells_of_a_small_draft_and_changes_nothing(build: Callable[[], Proposer]) -> None:
-    glanced, other, requests = build(), build(), batch()
-    seen = set()
-    for _ in range(6):
-        assert glanced.glance is not None
-        promised = [glanced.glance(request) for request in requests]
-        nodes, depth = GLANCE
-        small = propose(other, *requests, nodes=nodes, depth=depth)
-        assert promised == [sum(tree.path_probs()) for tree in small]
-        assert propose(glanced, *requests) == propose(other, *requests)
-        seen.update(map(bool, promised))
-        for request in requests:
-            request.token_ids.append(3)
-    assert True in seen
 
 
 def test_no_requests_no_trees(build: Callable[[], Proposer]) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.config.objective import Objective
 from paceline.engine.contained import MAX_FAILURES
 from paceline.engine.drafting import Drafting
 from paceline.engine.scheduler import Scheduled, step_shape
 from paceline.metrics import EngineStats
+from paceline.policy.cost import CostModel
 from paceline.policy.cost_aware import CostAwarePlanner
-from paceline.policy.drafting_cost import DraftingCost, DraftTime
 from paceline.policy.planner import FixedPlanner
 from paceline.request import Request
 from paceline.sampling_params import SamplingParams
@@ -73,28 +72,35 @@ def test_who_was_switched_off_does_not_come_back_until_all_are_replaced() -> Non
 
 def test_who_joins_is_asked_although_nobody_else_is_worth_it() -> None:
     """As with a grammar, whose drafts may be sure while those of the others were never right."""
-    engine = toy_engine([Scripted(lambda request: DraftTree.chain([1], [0.0], "scripted"))])
-    costs = DraftingCost({"scripted": DraftTime(1.0)})  # too much to be probed at once
-    planner = CostAwarePlanner(engine.cost, Objective(), costs)
-    drafting = Drafting(engine.drafting.proposers, planner, VOCAB, EngineStats)
-    asking, seen = planner._asking, list[int]()
-    accounts = asking._accounts
-    accounts.settle(("scripted", 0), -100.0, 0.0)
+    asked: list[str] = []
 
-    def sure(request: Request) -> DraftTree:
-        seen.append(request.request_id)
-        return DraftTree.chain([7], [1.0], "sure")
+    def proposer(name: str, prob: float) -> Scripted:
+        def draft(request: Request) -> DraftTree:
+            asked.append(name)
+            return DraftTree.chain([7], [prob], name)
 
-    joining = Scripted(sure)
-    joining.name = "sure"
-    assert not asking.is_anyone_worth_asking([request(0)], 1.0)
-    drafting.join(joining)
-    assert asking.is_anyone_worth_asking([request(0)], 1.0)
-    assert asking._accounts is accounts, "what was learnt of the others stays"
-    items = [Scheduled(request(0), 1)]
-    for _ in range(100):  # or a plain step would be looked at first
-        engine.cost.observe(step_shape(items), 1.0)
-    drafting.propose(items, step_shape(items), node_budget=10)
-    assert seen == [0]
-    drafting.replace([joining])
-    assert asking._accounts is not accounts
+        scripted = Scripted(draft)
+        scripted.name = name
+        return scripted
+
+    engine = toy_engine([proposer("poor", 0.0)])
+    cost, items = CostModel(learns=False), [Scheduled(request(0), 1)]
+    shape = step_shape(items)
+    drafting = Drafting(engine.drafting.proposers, CostAwarePlanner(cost), VOCAB, EngineStats)
+
+    def steps(count: int) -> list[str]:
+        asked.clear()
+        for _ in range(count):
+            known = len(asked)
+            drafts = drafting.propose(items, shape, node_budget=10)
+            if drafts:
+                drafting.choose(drafts, 10)
+            asking_ms = 0.5 * (len(asked) - known)
+            drafting.end(items, shape, 1, 1.0, 1.0 + asking_ms)
+        return list(asked)
+
+    steps(200)
+    assert "poor" not in steps(3), "it is asked no more but to explore"
+    drafting.join(proposer("sure", 1.0))
+    assert steps(2)[0] == "sure"
+    assert steps(20).count("poor") < 15, "what was learnt of it stays"

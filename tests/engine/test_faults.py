@@ -314,13 +314,7 @@ def test_a_finished_request_leaves_nothing_with_the_planner() -> None:
     planner = CostAwarePlanner(engine.cost, Objective("tpot", 5.0))
     engine.drafting.planner = planner
     run_jobs(engine, JOBS)
-    accounts = planner._asking._accounts
-    assert not any(each.probed for each in accounts._accounts.values())
-    assert planner._lateness is not None
-    assert not planner._lateness._starts
-    assert not planner.calibration.num_requests
-    assert planner._fairness is not None
-    assert not planner._fairness._ahead
+    assert planner.num_requests == planner.calibration.num_requests == 0
 
 
 class BrokenChecker:

@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from paceline.errors import TemplateError
-from paceline.models import chat_template
 from paceline.models.chat_template import render_chat_template
+from tests.children import HAS_PROC, kill, running
+
+SCRIPT = "template_worker.py"
+finds_processes = pytest.mark.skipif(not HAS_PROC, reason="processes are found in /proc")
 
 
 def render(template: str, **variables: Any) -> str:
@@ -116,23 +119,22 @@ def test_long_messages_and_threads() -> None:
     assert results == {i: str(i) * 300_000 for i in range(4)}
 
 
+@finds_processes
 def test_a_lost_process_is_replaced() -> None:
     assert render("a") == "a"
-    worker = chat_template._SLOT._worker
-    assert worker is not None
-    worker._process.kill()
-    worker._process.wait()
+    (lost,) = running(SCRIPT)
+    kill(lost)
     assert render("b") == "b"
-    assert chat_template._SLOT._worker is not worker
+    assert running(SCRIPT) not in ([], [lost])
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
+@finds_processes
 def test_a_forked_process_has_its_own() -> None:
     assert render("a") == "a"
     pid = os.fork()
     if pid == 0:  # pragma: no cover
-        good = chat_template._SLOT._worker is None and render("c") == "c"
-        chat_template._SLOT.close()
+        good = running(SCRIPT) == [] and render("c") == "c" and len(running(SCRIPT)) == 1
+        kill(*running(SCRIPT))
         os._exit(0 if good else 1)
     assert os.waitpid(pid, 0)[1] == 0
     assert render("d") == "d"

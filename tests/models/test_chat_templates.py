@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import tokenizers
 
 from paceline.errors import ConfigError
 from paceline.models.chat_templates import BUILT_IN, chosen_template
 from paceline.models.tokenizer import Tokenizer
-from tests.models.test_tokenizer import byte_level
+from tests.models.vocabularies import byte_level_json
 
 CHAT = [
     {"role": "system", "content": "Be brief."},
@@ -42,7 +43,7 @@ WRITTEN = {
 
 def tokenizer(add_bos: bool | None = True) -> Tokenizer:
     return Tokenizer(
-        byte_level()._backend,
+        tokenizers.Tokenizer.from_str(byte_level_json()),
         special_tokens={"bos_token": "<s>", "eos_token": "</s>"},
         add_bos_token=add_bos,
     )

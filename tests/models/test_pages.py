@@ -13,7 +13,7 @@ import torch
 from paceline.models.decoder import Decoder
 from paceline.models.ops.native import why_not_native
 from paceline.models.pages import HUGE_PAGE, MAP_BYTES, Arena, sparse_zeros
-from paceline.models.weights import WeightReader, _stacked_rows
+from paceline.models.weights import WeightReader, stacked_rows
 from paceline.runtime.kv_cache import KVCache
 from paceline.runtime.model_runner import ModelRunner
 from paceline.span import Span
@@ -62,12 +62,12 @@ def test_sparse_zeros_take_memory_where_they_are_written() -> None:
     assert sparse_zeros((2, 0, 16), np.uint16).shape == (2, 0, 16)
 
 
-def test_stacked_rows_are_those_of_the_stacked_matrix() -> None:
+def teststacked_rows_are_those_of_the_stacked_matrix() -> None:
     parts = [torch.randn(n, 3) for n in (5, 1, 7)]
     whole = torch.cat(parts)
     for first in range(len(whole)):
         for last in range(first + 1, len(whole) + 1):
-            assert torch.equal(_stacked_rows(parts, first, last), whole[first:last])
+            assert torch.equal(stacked_rows(parts, first, last), whole[first:last])
 
 
 @linux

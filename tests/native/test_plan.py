@@ -33,7 +33,7 @@ def test_a_wide_batch() -> None:
     ]
     growth = [40 + 0.1 * n - 3 * (n % 16 == 0) for n in range(513)]
     limits = [DraftLimits(24, 10)] * 32
-    problem = Problem(trees, limits, growth, 1.2, None, None, 2048)
+    problem = Problem(trees, limits, growth, 1.2, None, 2048)
     chosen = problem.chosen(native.choose_nodes)
     assert sum(map(len, chosen)) > 100
     assert chosen == problem.chosen()
@@ -66,7 +66,6 @@ GOOD: dict[str, Any] = {
         ({"trees": 5}, TypeError, "trees are no sequence"),
         ({"limits": []}, ValueError, "trees and limits differ"),
         ({"limits": [None]}, AttributeError, "max_nodes"),
-        ({"weights": [1.0, 1.0]}, ValueError, "trees and weights differ"),
         ({"growth": ["a", 1.0]}, TypeError, "str"),
         ({"slowdown": "a"}, TypeError, "str"),
         ({"ahead": [1.0, 1.0]}, ValueError, "trees and ahead differ"),

@@ -11,7 +11,7 @@ from paceline.policy.cost import CostModel
 from paceline.policy.cost_aware import CostAwarePlanner
 from paceline.policy.cost_points import CostPoint, StepShape
 from paceline.policy.cost_table import CostTable
-from paceline.policy.drafting_cost import DraftingCost, DraftTime
+from paceline.policy.drafting_cost import DraftTime
 from paceline.policy.planner import DraftLimits, Source, StepReport
 from paceline.request import TARGET_ORIGIN, Request, VerifyResult
 from paceline.sampling_params import SamplingParams, SpeculativeParams
@@ -56,8 +56,9 @@ class Machine:
     def __post_init__(self) -> None:
         table = self.table or cost_table(self.times)
         cost = CostModel(table if self.has_profile else None, learns=self.learns)
-        drafting = DraftingCost({s.name: self.draft_time for s in self.sources})
-        self.planner = CostAwarePlanner(cost, self.objective, drafting)
+        self.planner = CostAwarePlanner(cost, self.objective)
+        self.planner.set_sources(self.sources)
+        self._skipped = 0
         self.random = random.Random(self.seed)
         self.milliseconds = self.plain_milliseconds = 0.0
         self.asked = 0
@@ -80,18 +81,23 @@ class Machine:
         plain = StepShape(count, 0, 0, count, count)
         trees = [DraftTree() for _ in requests]
         draft_ms, planner = 0.0, self.planner
-        if planner.begin(plain, requests):
+        if self._skipped:
+            self._skipped -= 1
+        elif steps := planner.begin(plain, requests):
+            self._skipped = steps - 1
+        else:
             for source in self.sources:
                 chosen = planner.ask(source, range(count), [[tree] for tree in trees])
                 if not chosen:
                     continue
                 self.asked += len(chosen)
                 levels = self._levels(source, chosen)
-                draft_ms += self.draft_time.call + self.draft_time.level * (levels - 1)
+                call_ms = self.draft_time.call + self.draft_time.level * (levels - 1)
+                draft_ms += call_ms
                 for i in chosen:
                     probs = [self.claimed] * levels
                     trees[i] = DraftTree.chain([7] * levels, probs, source.name)
-                planner.drafted(source, chosen, [trees[i] for i in chosen], 0.0)
+                planner.drafted(source, chosen, [trees[i] for i in chosen], call_ms)
             limits = [_limits(each) for each in requests]
             trees = planner.choose(trees, limits, node_budget=512)
         emitted = {

@@ -25,14 +25,13 @@ class Problem:
     limits: list[DraftLimits]
     growth: list[float]
     rate: float
-    weights: list[float] | None
     slowdown: float | None
     node_budget: int
     ahead: list[float] | None = None
 
     def chosen(self, choose: Any = choose_nodes) -> list[list[int]]:
         step = (self.trees, self.limits, self.growth, self.rate)
-        options = {"weights": self.weights, "slowdown": self.slowdown, "ahead": self.ahead}
+        options = {"slowdown": self.slowdown, "ahead": self.ahead}
         return choose(*step, **options, node_budget=self.node_budget)
 
     def allowed(self, request: int) -> list[int]:
@@ -52,13 +51,9 @@ class Problem:
         ]
         return sorted(nodes, key=self.rank)[: max(0, self.node_budget)]
 
-    def rank(self, node: tuple[int, int]) -> tuple[float, int, float, int]:
+    def rank(self, node: tuple[int, int]) -> tuple[float, int, int]:
         request, i = node
-        prob = self.trees[request].path_probs()[i]
-        return -self.weight(request) * prob, request, -prob, i
-
-    def weight(self, request: int) -> float:
-        return 1.0 if self.weights is None else self.weights[request]
+        return -self.trees[request].path_probs()[i], request, i
 
     def worth(self, nodes: list[tuple[int, int]]) -> float:
         """The objective; what the forced nodes bring is left out, for nobody weighs it."""
@@ -102,7 +97,6 @@ def problems(draw: st.DrawFn, most: int = 5, requests: int = 2) -> Problem:
         [draw(limit) for _ in drafts],
         [10.0, *draw(st.lists(times, max_size=most * requests + 1))],
         draw(st.sampled_from([0.0, 0.05, 0.2, 1.0]) | st.floats(0.0, 2.0)),
-        draw(st.none() | st.just([draw(st.floats(0.0, 4.0)) for _ in drafts])),
         draw(st.none() | st.sampled_from([0.0, 0.04, 0.5])),
         draw(st.integers(0, most * requests)),
         draw(st.none() | st.just([draw(st.floats(-2.0, 4.0)) for _ in drafts])),
@@ -210,7 +204,6 @@ def test_of_equally_good_counts_the_lowest_is_taken() -> None:
 def test_ties_go_to_the_lower_request_then_to_the_lower_node() -> None:
     fork = DraftTree([7, 8], [-1, -1], [0.5, 0.5], ["x"] * 2)
     assert chosen(fork, fork, growth=[10.0] * 4, rate=0.1) == [[0, 1], [0]]
-    assert chosen(fork, fork, growth=[10.0] * 4, rate=0.1, weights=[1.0, 2.0]) == [[0], [0, 1]]
 
 
 def test_a_forced_request_gets_its_draft_and_the_others_only_what_pays() -> None:
@@ -238,10 +231,6 @@ def test_a_request_without_a_draft_does_not_pay_for_its_neighbour() -> None:
     step = {"growth": growth, "rate": 0.1, "slowdown": 0.0}
     assert chosen(sure, prose, **step, ahead=[0.0, 0.07]) == [[0, 1], []]
     assert chosen(sure, sure, **step, ahead=[0.0, -1.0]) == [[], []]
-    # A weight says what its tokens count, not how many there are.
-    dear = {"growth": [10.0, 14.0], "rate": 0.1, "weights": [4.0]}
-    assert chosen(line(0.25), **dear) == [[0]]
-    assert chosen(line(0.25), **dear, slowdown=0.04) == [[]]
 
 
 def test_the_likeliest_path_comes_first() -> None:

@@ -25,7 +25,7 @@ def test_a_step() -> None:
 
 def test_asking_and_nodes() -> None:
     host = HostTime(step=1.0, draft=0.5, ask=0.3, node=0.01, calls={"suffix": 0.02, "odd": 0.07})
-    assert host.of(1, 0, asked=True) == pytest.approx(1.8), "in vain"
+    assert host.of(1, 0, asked=True) == pytest.approx(1.3), "in vain"
     assert host.of(1, 1, 16, asked=True) == pytest.approx(1.96)
     assert host.call("suffix") == 0.02
     assert host.call("not measured") == 0.07

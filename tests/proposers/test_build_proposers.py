@@ -17,7 +17,6 @@ from paceline.errors import ConfigError, ModelLoadError, PacelineError
 from paceline.models.checkpoint import Checkpoint
 from paceline.proposers import build_proposers
 from paceline.proposers.base import TargetInfo
-from paceline.proposers.draft_model import DraftModelProposer
 from paceline.runtime.kv_cache import bytes_per_block
 from tests.proposers.drive import make_request, propose
 from tests.toy import TOY, VOCAB, toy_folder, toy_tensors
@@ -59,21 +58,19 @@ def test_a_loaded_draft_drafts(folder: Path) -> None:
     assert len(tree) == 4
 
 
-def kv_blocks(*configs: SpeculativeConfig, **target: Any) -> list[int]:
+def num_served(*configs: SpeculativeConfig, **target: Any) -> list[int]:
+    """How many requests of a block of KV each draft model has memory for."""
     built = build_proposers(configs, dataclasses.replace(TARGET, **target), strict=True)
-    blocks = []
-    for proposer in built:
-        assert isinstance(proposer, DraftModelProposer)
-        blocks.append(proposer._kv.pool.num_blocks)
-    return blocks
+    requests = [make_request(i, range(8)) for i in range(20)]
+    return [sum(len(tree) > 0 for tree in propose(each, *requests, depth=4)) for each in built]
 
 
 def test_kv_memory_is_shared_by_all_drafts_and_never_more_than_useful(folder: Path) -> None:
-    block = bytes_per_block(TOY, "float32")
+    block = bytes_per_block(TOY, "float32")  # one of them is reserved
     config = draft(folder)
-    assert kv_blocks(config, kv_bytes=7 * block) == [7]
-    assert kv_blocks(config, config, kv_bytes=7 * block) == [3, 3]
-    assert kv_blocks(config, kv_bytes=1000 * block) == [1 + 2 * 5]  # two of 64 tokens and a draft
+    assert num_served(config, kv_bytes=7 * block) == [6]
+    assert num_served(config, config, kv_bytes=7 * block) == [2, 2]
+    assert num_served(config, kv_bytes=1000 * block) == [2 * 5]  # two of 64 tokens and a draft
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_the_default_drafts_by_it_and_changes_no_token() -> None:
 
 
 def test_no_prompt_that_it_learnt_from_is_a_benchmarks() -> None:
-    prompts = module("ngram_prompts")
+    prompts = module("research.ngram_prompts")
     known = "the quick brown fox jumps over the lazy dog"
     texts = [known[4:], "the quick brown fox sleeps over the lazy dog", "lazy dog"]
     assert prompts.without(texts, [known, "eight or nine words", "lazy dog"]) == texts[1:2]
@@ -52,7 +52,7 @@ def test_no_prompt_that_it_learnt_from_is_a_benchmarks() -> None:
 
 
 def test_prompts_are_pieces_of_lines_from_all_over_a_text() -> None:
-    prompts = module("ngram_prompts")
+    prompts = module("research.ngram_prompts")
     lines = [f"line {number} of a text that is long\n" for number in range(200)]
     pieces = prompts.cut("".join(lines), 12)
     assert len(pieces) > 9

@@ -26,6 +26,7 @@ from tests.proposers.ngrams import ngram_config, toy_tables, train
 
 TEXT = [1, 2, 3, 1, 2, 4, 1, 2, 3, 0, 4, 3, 2, 1] * 3
 ALL = 1 << 20
+IMPLEMENTATIONS = [False, *([True] if why_not_native() is None else [])]
 
 
 def test_a_tree_has_the_likeliest_paths_best_first() -> None:
@@ -133,17 +134,29 @@ def test_occurrences_are_the_latest() -> None:
     assert cache.followers((2,)) == []
 
 
-def test_memory_is_bounded_by_the_window() -> None:
-    proposer = NgramModelProposer(ngram_config(ngram_window=8), toy_tables(), is_native=False)
-    request = make_request(1, [1], max_len=1000)
+@pytest.mark.parametrize("is_native", IMPLEMENTATIONS)
+@pytest.mark.parametrize(("window", "is_far"), [(8, False), (1000, True)])
+def test_the_own_text_counts_as_far_back_as_the_window(
+    window: int, is_far: bool, is_native: bool
+) -> None:
+    config = ngram_config(ngram_window=window)
+    proposer = NgramModelProposer(config, toy_tables(), is_native=is_native)
+    request = make_request(1, [45, 46], max_len=1000)
     propose(proposer, request)
     for at in range(200):
         commit(proposer, request, [at % 7])
-        base, cache = proposer._caches[1]
-        assert base + len(cache) == len(request.token_ids)
-        assert len(cache) <= 16
-    proposer.finish(request)
-    assert not proposer._caches
+    commit(proposer, request, [45])
+    (tree,) = propose(proposer, request)
+    assert (46 in tree.token_ids) == is_far
+
+
+@pytest.mark.parametrize("is_native", IMPLEMENTATIONS)
+def test_a_finished_request_is_forgotten(is_native: bool) -> None:
+    proposer = NgramModelProposer(ngram_config(), toy_tables(), is_native=is_native)
+    first, second = make_request(1, [45, 46, 45]), make_request(1, [0, 1, 45])
+    assert 46 in propose(proposer, first)[0].token_ids
+    proposer.finish(first)
+    assert 46 not in propose(proposer, second)[0].token_ids
 
 
 def test_it_is_built_from_its_file(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from math import nan
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ import pytest
 from paceline.engine.contained import MAX_FAILURES
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_aware import CostAwarePlanner
-from paceline.policy.drafting_cost import DraftingCost
 from paceline.proposers.plugin import PluginProposer
 from paceline.request import Request
 from paceline.sampling_params import SpeculativeParams
@@ -46,7 +44,7 @@ def test_a_lag_that_is_none_costs_nobody_else_a_draft(lag: Any) -> None:
     bad.name = "lagging"
     engine = toy_engine([bad, good])
     frozen = CostModel(learns=False)  # no decision depends on a clock
-    engine.drafting.planner = CostAwarePlanner(frozen, drafting=DraftingCost({}))
+    engine.drafting.planner = CostAwarePlanner(frozen)
     engine.drafting.replace([bad, good])
     params = dataclasses.replace(GREEDY, speculative=SpeculativeParams(num_speculative_tokens=3))
     results = run_jobs(engine, [Job(job.prompt, params, job.at) for job in JOBS])
@@ -55,34 +53,3 @@ def test_a_lag_that_is_none_costs_nobody_else_a_draft(lag: Any) -> None:
     assert stats.num_proposer_failures == MAX_FAILURES
     assert engine.drafting.proposers == [good]
     assert stats.speculation.by_proposer["repeats"].num_draft_tokens > 0
-
-
-@pytest.mark.parametrize(
-    ("promise", "is_asked"),
-    [
-        (RuntimeError("plugin"), True),
-        ("much", True),
-        (2, True),
-        (0.0, False),
-        (nan, False),
-    ],
-)
-def test_a_glance_that_fails_costs_no_draft(promise: Any, is_asked: bool) -> None:
-    class Glanced(Repeats):
-        def glance(self, request: Request) -> Any:
-            if isinstance(promise, Exception):
-                raise promise
-            return promise
-
-    config = repeating_plugin().config
-    expected = [group[0].token_ids for group in run_jobs(toy_engine(), JOBS)]
-    engine = toy_engine([PluginProposer(config, Glanced(config, None))])
-    frozen = CostModel(learns=False)  # no decision depends on a clock
-    engine.drafting.planner = CostAwarePlanner(frozen, drafting=DraftingCost({}))
-    engine.drafting.replace(engine.drafting.proposers)
-    jobs = [Job(job.prompt, GREEDY, job.at) for job in JOBS]
-    assert [group[0].token_ids for group in run_jobs(engine, jobs)] == expected
-    stats = engine.stats()
-    assert stats.num_proposer_failures == 0
-    drafted = stats.speculation.num_draft_tokens + stats.speculation.num_pruned_tokens
-    assert bool(drafted) is is_asked

@@ -108,15 +108,14 @@ def test_a_plugin_that_cannot_be_built(
 
 
 def test_the_built_in_ones_are_registered_in_the_same_way_and_need_no_metadata(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["entry-points"][ENTRY_POINTS] == BUILT_IN
     monkeypatch.setattr(methods, "entry_points", lambda group: EntryPoints())
-    methods._plugins.cache_clear()
+    monkeypatch.syspath_prepend(str(tmp_path))  # looked at anew, since the path is another
     assert all(callable(find_builder(method)) for method in METHODS)
     assert build("suffix").name == "suffix"
-    methods._plugins.cache_clear()
 
 
 # --- what a plugin may lack, and do --------------------------------------------------------------

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.config import SpeculativeConfig
-from paceline.proposers.prompt_lookup import PromptLookupProposer
+from paceline.models.ops.native import native_module, why_not_native
+from paceline.proposers.prompt_lookup import PromptIndex, PromptLookupProposer
 from paceline.span import ROOT
 from tests.proposers.drive import commit, make_request, propose
 from tests.test_span import paths
@@ -133,12 +134,21 @@ def test_the_index_finds_what_a_scan_finds(window: int, pieces: list[list[int]])
         commit(proposer, request, piece)
 
 
-def test_memory_is_bounded_by_the_window() -> None:
-    proposer, request = lookup(prompt_lookup_window=50), make_request(1, [1, 2, 3])
+INDICES = [PromptIndex, *([native_module().PromptIndex] if why_not_native() is None else [])]
+
+
+@pytest.mark.parametrize("index_of", INDICES)
+def test_an_index_covers_twice_its_window_at_most(index_of: Any) -> None:
+    index, tokens = index_of(2, 4, 50), list[int]()
     for token in range(1000):
-        commit(proposer, request, [token % 97])
-        propose(proposer, request)
-    (index,) = proposer._indices.values()
-    assert len(index) <= 100
-    proposer.finish(request)
-    assert not proposer._indices
+        tokens.append(token % 97)
+        index.extend(tokens)
+        assert len(index) <= 100
+
+
+def test_a_finished_request_is_forgotten() -> None:
+    proposer = lookup(prompt_lookup_min=1)
+    first, second = make_request(1, [5, 6, 7, 5]), make_request(1, [1, 2, 3, 5, 8, 9, 5])
+    assert propose(proposer, first)[0].token_ids[0] == 6
+    proposer.finish(first)
+    assert propose(proposer, second)[0].token_ids[0] == 8

@@ -36,7 +36,8 @@ DTYPES = ["float32", pytest.param("native-int8", marks=native)]
 def committed(runner: ModelRunner) -> bytes:
     """Every bit of the committed KV of all requests."""
     kv, memory = runner.kv, runner.kv.memory
-    slots = np.concatenate([s.slots[: s.length] for s in kv._sequences.values()])
+    held = [kv[request_id] for request_id in range(100) if request_id in kv]
+    slots = np.concatenate([sequence.slots[: sequence.length] for sequence in held])
     if isinstance(memory, NativeKV):
         blocks, lanes = slots // 16, slots % 16
         return (

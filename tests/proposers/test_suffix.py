@@ -193,9 +193,9 @@ def test_the_shared_store_is_bounded(max_texts: int, max_tokens: int) -> None:
     texts = shared(max_texts, max_tokens)
     for i in range(200):
         texts.add(f"{i % 3}", range(5 * i, 5 * i + 1 + i % 9))
-        held = [g for generations in texts._salts.values() for g in generations]
-        assert texts.num_texts == sum(g.num_texts for g in held) <= max_texts
-        assert texts.num_tokens == sum(g.automaton.num_tokens for g in held) <= max_tokens
+        held = [each for salt in "012" for each in texts.automata(salt)]
+        assert texts.num_texts <= max_texts
+        assert texts.num_tokens == sum(each.num_tokens for each in held) <= max_tokens
     assert texts.num_texts
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import builtins
+import itertools
 import json
+import os
 import re
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -18,11 +19,16 @@ import pytest
 from paceline.errors import RequestError
 from paceline.llm import embedded_model
 from paceline.models.tokenizer import Tokenizer
+from paceline.models.worker_process import WorkerSlot
 from paceline.runtime import grammar
 from paceline.runtime.grammar import GrammarCompiler
 from paceline.structured_outputs import StructuredOutputs
+from tests.children import HAS_PROC, kill_once_asked, running
 
 pytest.importorskip("llguidance")
+FRESH = itertools.count(13)
+"""Lengths of expressions that no test has tried before."""
+finds_processes = pytest.mark.skipif(not HAS_PROC, reason="processes are found in /proc")
 
 
 @pytest.fixture(scope="module")
@@ -74,22 +80,28 @@ def test_every_kind(
 def test_compiled_once_and_forgotten_in_turn(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiled: list[str] = []
-    honest = grammar._tried
+    tried: list[str] = []
+    honest = WorkerSlot.ask
 
-    def counted(spec: StructuredOutputs, *rest: Any) -> Any:
-        compiled.append(spec.source)
-        return honest(spec, *rest)
+    def noted(slot: WorkerSlot, line: str, seconds: float) -> dict[str, Any]:
+        tried.append(line)
+        return honest(slot, line, seconds)
 
-    monkeypatch.setattr(grammar, "_tried", counted)
+    monkeypatch.setattr(WorkerSlot, "ask", noted)
     monkeypatch.setattr(grammar, "MAX_CACHED", 2)
     for pattern in ("one", "one", "two", "one", "three", "one", "two"):
         compiler.constraints(StructuredOutputs(regex=pattern), 1)
-    assert compiled == ["one", "two", "three", "two"]
+    names = ("one", "two", "three")
+    assert [name for line in tried for name in names if name in line] == [
+        "one",
+        "two",
+        "three",
+        "two",
+    ]
     for _ in range(2):  # refusals are kept too
         with pytest.raises(RequestError):
             compiler.constraints(StructuredOutputs(regex="("), 1)
-    assert compiled.count("(") == 1
+    assert len(tried) == 5
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -201,26 +213,30 @@ def test_after_a_killed_trial_the_next_one_works(compiler: GrammarCompiler) -> N
     assert compiler.constraints(StructuredOutputs(regex="b{10}"), 3)
 
 
+@finds_processes
 def test_a_busy_machine_refuses_no_grammar(compiler: GrammarCompiler) -> None:
     """Time in which the trial does not run counts for nothing."""
-    process = worker(compiler)
-    process.send_signal(signal.SIGSTOP)
-    goes_on = threading.Timer(2 * grammar.COMPILE_SECONDS, process.send_signal, [signal.SIGCONT])
+    pid = worker(compiler)
+    os.kill(pid, signal.SIGSTOP)
+    goes_on = threading.Timer(2 * grammar.COMPILE_SECONDS, os.kill, [pid, signal.SIGCONT])
     goes_on.start()
     assert compiler.constraints(StructuredOutputs(regex="c{11}"), 1)
     goes_on.join()
 
 
+@finds_processes
 def test_a_trial_that_did_not_end_says_nothing_of_the_next(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good = StructuredOutputs(regex="d{12}")
-    process = worker(compiler)
-    process.send_signal(signal.SIGSTOP)
-    monkeypatch.setattr(process, "stdin", DeadlyPipe(process))
+    pid = worker(compiler)
+    os.kill(pid, signal.SIGSTOP)
+    killer = threading.Thread(target=kill_once_asked, args=(pid,))
+    killer.start()
     with pytest.raises(RequestError, match="its process ended"):
         compiler.constraints(good, 1)
-    worker(compiler).send_signal(signal.SIGSTOP)
+    killer.join()
+    os.kill(worker(compiler), signal.SIGSTOP)
     with monkeypatch.context() as late:
         late.setattr(grammar, "DEADLINE_SECONDS", 0.3)
         with pytest.raises(RequestError, match="longer than"):
@@ -232,27 +248,11 @@ def test_a_trial_that_did_not_end_says_nothing_of_the_next(
     assert compiler.constraints(good, 1)
 
 
-class DeadlyPipe:
-    """The way into a process that ends once it has been asked."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process, self._pipe = process, process.stdin
-
-    def flush(self) -> None:
-        self._pipe.flush()
-        self._process.kill()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._pipe, name)
-
-
-def worker(compiler: GrammarCompiler) -> subprocess.Popen[bytes]:
+def worker(compiler: GrammarCompiler) -> int:
     """The process that tries grammars out; it has started."""
-    compiler._cache.clear()
-    compiler.constraints(StructuredOutputs(regex="e{13}"), 1)
-    _, slot = compiler._ready()
-    assert slot._worker is not None
-    return slot._worker._process
+    compiler.constraints(StructuredOutputs(regex=f"e{{{next(FRESH)}}}"), 1)
+    (pid,) = running("grammar_worker.py")
+    return pid
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def held_clock(monkeypatch: pytest.MonkeyPatch) -> HeldClock:
     """The time by which answers are late and streams are silent."""
     clock = HeldClock()
     monkeypatch.setattr(sse, "time", clock)
-    monkeypatch.setattr(sse, "_first_of", clock.first_of)
+    monkeypatch.setattr(sse, "first_of", clock.first_of)
     return clock
 
 

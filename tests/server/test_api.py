@@ -122,7 +122,7 @@ class Watched(Tokenizer):
     """Notes which of its methods are called in another thread than the event loop's."""
 
     def __init__(self, loop: list[int]) -> None:
-        super().__init__(embedded_tokenizer()._backend)
+        super().__init__(tokenizers.Tokenizer.from_str(embedded_tokenizer().to_json()))
         self.aside: list[str] = []
         self.inline: list[str] = []
         self._loop = loop

@@ -24,12 +24,14 @@ MODELS = HEALTH.replace(b"health", b"v1/models")
 
 
 @asynccontextmanager
-async def listening(seconds: float = FOR_EVER) -> AsyncIterator[DrainingServer]:
+async def listening(
+    seconds: float = FOR_EVER, engine: FakeEngine | None = None
+) -> AsyncIterator[DrainingServer]:
     """A server whose clients have so long for a request's headers."""
     listener, ready = bind(ServerConfig(port=0)), asyncio.Event()
-    app = application(FakeEngine(), receive_timeout=seconds)
+    app = application(engine or FakeEngine(), receive_timeout=seconds)
     server = DrainingServer(app, app.state.serving, 0, ready.set)
-    serving = asyncio.create_task(server._serve([listener]))
+    serving = asyncio.create_task(server.serve([listener]))
     await ready.wait()
     try:
         yield server
@@ -95,9 +97,9 @@ def test_headers_in_drops_have_no_more_time_than_others() -> None:
 
 def test_an_answer_may_take_longer_than_headers() -> None:
     async def story() -> None:
-        async with listening(seconds=0.02) as server:
-            engine = server._serving.client
-            engine.seconds_per_token = 0.01
+        engine = FakeEngine()
+        engine.seconds_per_token = 0.01
+        async with listening(0.02, engine) as server:
             with connected(server) as client:
                 body = b'{"prompt": "a", "max_tokens": 10}'
                 head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"

@@ -136,8 +136,7 @@ async def listening(server: Server, **config: Any) -> AsyncIterator[DrainingServ
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     ready = asyncio.Event()
     found = DrainingServer(server.app, server.app.state.serving, 30, ready.set)
-    serving = asyncio.create_task(found._serve([listener]))
-    found._loop = asyncio.get_running_loop()
+    serving = asyncio.create_task(found.serve([listener]))
     await ready.wait()
     yield found
     await asyncio.wait_for(serving, 30)

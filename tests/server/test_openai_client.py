@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import openai
@@ -13,6 +14,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from paceline.errors import EngineDeadError, RequestFailedError
+from paceline.server import admission as admissions
 from tests.server.chats import TOOLS, USER, WEATHER, ChatServer
 from tests.server.served import KEY, NAME
 
@@ -78,6 +80,10 @@ def test_a_full_queue_is_tried_again_when_the_server_said(monkeypatch: pytest.Mo
     server = ChatServer(max_queue=0)
     admission = server.http.app.state.serving.admission  # type: ignore[attr-defined]
     others, waits = ExitStack(), list[float]()
+    with monkeypatch.context() as clock:  # a request that took 21 s: they take 5 s on average
+        clock.setattr(admissions, "time", SimpleNamespace(monotonic=iter((0.0, 21.0)).__next__))
+        with admission.places(1):
+            pass
     others.enter_context(admission.places(8))
 
     def sleep(seconds: float) -> None:
@@ -86,7 +92,6 @@ def test_a_full_queue_is_tried_again_when_the_server_said(monkeypatch: pytest.Mo
             others.close()
 
     monkeypatch.setattr("openai._base_client.time.sleep", sleep)
-    admission._seconds = 5.0  # what requests have taken so far
     patient = server.openai.with_options(max_retries=3).chat.completions
     raw = patient.with_raw_response.create(model="fake", messages=[USER])
     assert raw.parse().choices[0].message.content == "It rains."

@@ -47,7 +47,7 @@ def served(test: Test, engine: FakeEngine, drain_timeout: float = 60.0) -> None:
         listening = asyncio.Event()
         app = application(engine)
         server = DrainingServer(app, app.state.serving, drain_timeout, listening.set)
-        serving = asyncio.create_task(server._serve([listener]))
+        serving = asyncio.create_task(server.serve([listener]))
         await listening.wait()
         async with httpx.AsyncClient(base_url=address(listener), timeout=60) as client:
             await test(server, client)
@@ -68,7 +68,6 @@ async def streaming(client: httpx.AsyncClient, then: Callable[[], Awaitable[Any]
 
 
 def send_signal(server: DrainingServer) -> None:
-    server._loop = asyncio.get_running_loop()
     server.handle_exit(signal.SIGTERM, None)
 
 
@@ -77,7 +76,7 @@ def test_the_first_signal_lets_what_is_in_flight_finish() -> None:
 
     async def test(server: DrainingServer, client: httpx.AsyncClient) -> None:
         assert (await client.get("/health")).status_code == 200
-        places = server._serving.admission.limit
+        places = server.config.app.state.serving.admission.limit  # type: ignore[union-attr]
         assert server.config.limit_concurrency is not None
         assert server.config.limit_concurrency >= 4 * places
 

@@ -13,14 +13,17 @@ from paceline.policy.cost import CostModel
 from paceline.policy.cost_aware import CostAwarePlanner
 from paceline.policy.cost_points import StepShape
 from paceline.policy.drafting_cost import DraftingCost, DraftTime
+from paceline.proposers.base import DraftBudget
 from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.proposers.suffix.proposer import SuffixProposer
 from paceline.request import FinishReason, Request
 from paceline.sampling_params import SamplingParams
+from paceline.span import DraftTree
 from paceline.workbench import explain_run
 from paceline.workbench.explain_run import Explanation, explain, warm_up
 from tests.engine.test_faults import Scripted
 from tests.policy.machine import cost_table
+from tests.predicted import predict_times
 from tests.toy import lookup_config, suffix_config, toy_engine
 from tests.workbench.test_explain import guess
 
@@ -60,8 +63,7 @@ def engine_with(remembering: Remembering) -> Engine:
     times = dict.fromkeys(("prompt_lookup", "suffix", "scripted"), DraftTime(0.001))
     cost = CostModel(table, learns=False)
     engine = toy_engine([lookup, suffix, remembering])
-    engine.drafting.planner = CostAwarePlanner(cost, drafting=DraftingCost(times))
-    return engine
+    return predict_times(engine, CostAwarePlanner(cost), cost, DraftingCost(times))
 
 
 def test_nobody_remembers_it() -> None:
@@ -75,10 +77,12 @@ def test_nobody_remembers_it() -> None:
 
     assert remembering.num_drafted > 10, "the warm-up must draft"
     assert (remembering.ends, remembering.seen) == ([None] * 2, set()), "it must see no end"
-    lookup, suffix, _ = engine.drafting.proposers
+    lookup, suffix, _ = [each.inner for each in engine.drafting.proposers]  # type: ignore[attr-defined]
     assert isinstance(lookup, PromptLookupProposer)
     assert isinstance(suffix, SuffixProposer)
-    assert (lookup._indices, suffix._texts, suffix._shared.num_texts) == ({}, {}, 0)
+    for token in range(engine.vocab_size):  # what followed it in a text that is remembered
+        request = Request(99, [token], 1, PARAMS, seed=0, max_len=100)
+        assert suffix.propose([request], DraftBudget([8], [4])) == [DraftTree()]
     assert (engine.drafting.proposers, engine.drafting.planner, engine.cost) == before
     assert engine.cost.predict(shape) == predicted
     stats = engine.stats()
@@ -91,7 +95,7 @@ def planned(run: Explanation) -> list[Any]:
     """All of the steps that no clock has measured."""
     return [
         (
-            (record.index, record.shape, record.growth, record.rate, record.predicted_ms),
+            (record.index, record.shape, round(record.rate, 9)),
             [(part.position, part.token_ids, part.nodes) for part in record.requests],
         )
         for record in run.records

@@ -92,7 +92,7 @@ def test_for_one_request_nobody_is_faster(
         return replay(traces, meta, proposers(), planner, cost, drafting=drafting)
 
     best = best_steps(traces, meta, proposers, cost, drafting=drafting)
-    others = [run(Whim(seed)), run(FixedPlanner()), run(CostAwarePlanner(cost, None, drafting))]
+    others = [run(Whim(seed)), run(FixedPlanner()), run(CostAwarePlanner(cost))]
     others.append(replay(traces, meta, (), FixedPlanner(), cost))
     for other in others:
         for mine, theirs in zip(best.traces, other.traces, strict=True):
@@ -130,7 +130,7 @@ def test_for_several_requests_it_is_ahead_of_what_cannot_know(dear: bool, host: 
     for other in (
         run(FixedPlanner()),
         run(FixedPlanner(), *proposers()),
-        run(CostAwarePlanner(cost, None, drafting), *proposers()),
+        run(CostAwarePlanner(cost), *proposers()),
         *(run(FixedPlanner(), PromptLookupProposer(config)) for config in lengths),
     ):
         assert best.ms < other

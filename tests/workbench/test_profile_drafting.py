@@ -50,15 +50,15 @@ def test_what_is_measured(
     built: BuiltEngine, draft: SpeculativeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_exactly(monkeypatch, lambda requests, nodes: OUTSIDE)
-    engine, runs = built.engine, list[profile_drafting._Run]()
+    engine, runs = built.engine, list[profile_drafting.Run]()
     proposers, held = engine.drafting.proposers, engine.runner.kv.pool.num_available
-    run = profile_drafting._run
+    run = profile_drafting.run
 
-    def noted(*arguments: object) -> profile_drafting._Run:
+    def noted(*arguments: object) -> profile_drafting.Run:
         runs.append(run(*arguments))  # type: ignore[arg-type]
         return runs[-1]
 
-    monkeypatch.setattr(profile_drafting, "_run", noted)
+    monkeypatch.setattr(profile_drafting, "run", noted)
     host = COMPUTE.call(lambda: measure_drafting(built, draft, *opened(built, draft), EXACT))
     assert [run.forwards for run in runs] == [1, 4, 4, 4]
     assert all(run.ms > run.inside_ms > FORWARD for run in runs)
@@ -84,16 +84,16 @@ def test_forwards_by_the_table_are_no_time_of_the_host() -> None:
         ],
     )
 
-    def run(levels: int, host: float, forward: float = 2.5) -> profile_drafting._Run:
-        return profile_drafting._Run(levels * forward + host, levels * forward, levels)
+    def run(levels: int, host: float, forward: float = 2.5) -> profile_drafting.Run:
+        return profile_drafting.Run(levels * forward + host, levels * forward, levels)
 
     one, several = run(1, 0.7), run(4, 0.7 + 3 * 0.2)
     wide, together = run(4, 1.3 + 3 * 3 * 0.1), run(4, 1.3 + 4 * 3 * 0.05, 3.5)
-    host = profile_drafting._host_time(table, 4, one, several, wide, together)
+    host = profile_drafting.host_time(table, 4, one, several, wide, together)
     assert astuple(host) == pytest.approx((0.7 + 0.5, 0.2 + 0.5, 0.05, 0.1))
     # Measured while the machine was busy, the table says nothing of the forwards here.
     busy = CostTable("busy", [CostPoint(1, 0, rows, rows, 90.0) for rows in (1, 64)])
-    host = profile_drafting._host_time(busy, 4, one, several, wide, together)
+    host = profile_drafting.host_time(busy, 4, one, several, wide, together)
     assert astuple(host) == pytest.approx((0.7, 0.2, 0.05, 0.1))
 
 

@@ -18,7 +18,6 @@ from paceline.policy.cost_aware import CostAwarePlanner
 from paceline.policy.cost_points import StepShape
 from paceline.policy.drafting_cost import DraftingCost, DraftTime
 from paceline.policy.host_time import NO_HOST_TIME, HostTime
-from paceline.policy.planned import PlannedStep
 from paceline.policy.planner import FixedPlanner, Planner, StepReport
 from paceline.proposers.base import DraftBudget, Proposer
 from paceline.proposers.prompt_lookup import PromptLookupProposer
@@ -28,6 +27,7 @@ from paceline.span import DraftTree
 from paceline.workbench.drafts import CachedDrafts
 from paceline.workbench.replay import replay, verdict_of
 from paceline.workbench.simulate import Simulator
+from tests.predicted import predict_times
 from tests.toy import EOS, TOY, draft_config, lookup_config, toy_runner
 from tests.workbench.test_drafts import toy_drafter, toy_recording
 from tests.workbench.toy_traces import SEED, frozen_cost, make_meta, make_trace
@@ -43,7 +43,7 @@ BUSY = HostTime(step=0.2, request=0.02, draft=0.05, ask=0.04, node=0.01, merge=0
 
 
 def make_planner(kind: str, cost: CostModel) -> Planner:
-    return FixedPlanner() if kind == "fixed" else CostAwarePlanner(cost, drafting=DRAFTING)
+    return FixedPlanner() if kind == "fixed" else CostAwarePlanner(cost)
 
 
 def make_prompts() -> list[list[int]]:
@@ -97,8 +97,8 @@ def run_engine(
     host: HostTime = NO_HOST_TIME,
 ) -> Steps:
     cost = frozen_cost(curve, host)
-    planner = make_planner(kind, cost)
-    engine = Engine(toy_runner(), limits(concurrency), proposers, [EOS], planner, cost)
+    engine = Engine(toy_runner(), limits(concurrency), proposers, [EOS])
+    predict_times(engine, make_planner(kind, cost), cost, DRAFTING)
     return Steps(engine, temperature)
 
 
@@ -163,8 +163,7 @@ def test_the_embedded_model_takes_the_steps_of_its_replay() -> None:
             super().end(report)
 
     def freeze(engine: Engine) -> None:
-        engine.cost = engine.scheduler._cost = cost
-        engine.drafting.planner = Noting(cost, drafting=DRAFTING)
+        predict_times(engine, Noting(cost), cost, DRAFTING)
 
     texts = ["def add(a, b):\n    return a", "1, 2, 3, 1, 2, 3, 1,", "Once upon a time", "import"]
     wishes = [SamplingParams(max_tokens=40, temperature=t, seed=3) for t in (0.0, 0.0, 0.8, 0.8)]
@@ -172,7 +171,7 @@ def test_the_embedded_model_takes_the_steps_of_its_replay() -> None:
         llm.call(freeze)
         outputs = llm.generate(texts, wishes)
     traces = [make_trace(i, o.prompt_token_ids, o.token_ids) for i, o in enumerate(outputs)]
-    planner = CostAwarePlanner(cost, drafting=DRAFTING)
+    planner = CostAwarePlanner(cost)
     lookup = PromptLookupProposer(config)
     result = replay(
         traces, make_meta(40), [lookup], planner, cost, drafting=DRAFTING, concurrency=2
@@ -258,15 +257,13 @@ def test_each_tree_beyond_a_requests_first_is_merged_at_a_charge() -> None:
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
-def test_a_frozen_planner_and_its_replay_charge_the_host_alike(concurrency: int) -> None:
-    cost, noted_ms = frozen_cost(host=BUSY), [0.0, 0.0]
+def test_the_planner_is_told_what_a_replay_charges(concurrency: int) -> None:
+    cost, noted_ms = frozen_cost(host=BUSY), list[float]()
 
     class Noting(CostAwarePlanner):
-        def _host_ms(self, report: StepReport, step: PlannedStep) -> float:
-            host_ms = super()._host_ms(report, step)
-            noted_ms[0] += host_ms + self.cost.predict(report.shape)
-            noted_ms[1] += BUSY.merge * (step.num_trees - len(step.trees))
-            return host_ms
+        def end(self, report: StepReport) -> None:
+            noted_ms.append(report.total_ms)
+            super().end(report)
 
     lookups = [PromptLookupProposer(lookup_config(num_speculative_tokens=n)) for n in (6, 2)]
     lookups[1].name = "another"
@@ -275,13 +272,13 @@ def test_a_frozen_planner_and_its_replay_charge_the_host_alike(concurrency: int)
         traces,
         make_meta(32),
         lookups,
-        Noting(cost, drafting=DRAFTING),
+        Noting(cost),
         cost,
         drafting=DRAFTING,
         concurrency=concurrency,
     )
-    assert noted_ms[1] > 0.0
-    assert result.ms - result.draft_ms == pytest.approx(noted_ms[0])
+    assert result.draft_ms > 0.0
+    assert result.ms == pytest.approx(sum(noted_ms))
 
 
 def _no_drafts(config: SpeculativeConfig) -> Any:

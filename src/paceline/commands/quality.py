@@ -54,7 +54,7 @@ def quality_command(options: VerifyOptions) -> int:
 
 
 def _add_peers(arms: Arms, options: VerifyOptions, longest: int) -> None:
-    settings = {
+    settings: dict[str, Any] = {
         "python": options.llama,
         "longest": longest,
         "threads": options.threads or os.cpu_count() or 1,

@@ -20,8 +20,8 @@ class Objective:
 
     Attributes:
         kind: ``throughput``: most tokens per second over all requests; ``latency``: least time
-            per token of each request; ``tpot``: every request keeps ``tpot_ms``, and those behind
-            it get nodes first.
+            per token of each request; ``tpot``: most tokens per second, where a request may be
+            held up by the drafts of others as long as it keeps ``tpot_ms``.
         tpot_ms: wanted milliseconds per output token; with ``tpot`` only.
 
     Raises:

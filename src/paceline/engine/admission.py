@@ -58,7 +58,7 @@ class Admission:
 def check_prompt(
     prompt_token_ids: Sequence[int], params: SamplingParams, context: int, vocab_size: int
 ) -> None:
-    """Refuse what cannot be served.
+    """Refuse a prompt that cannot be served.
 
     Raises:
         ContextLengthError: the prompt leaves no room for an answer.

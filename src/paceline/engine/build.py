@@ -37,11 +37,11 @@ DRAFT_SHARE = 5
 
 @dataclass(slots=True)
 class BuiltEngine:
-    """An engine with what its callers need to know about it.
+    """An engine, and the facts about it that its callers need.
 
     Attributes:
-        config: with all that depends on the checkpoint and the machine resolved.
-        target: what further proposers are built for.
+        config: resolved for the checkpoint and the machine.
+        target: describes the target model to proposers that are built later.
         backend: name of the ops, with the instruction-set level of native ones.
         promises_identity: plain and speculative outputs are bitwise identical by construction.
     """
@@ -58,11 +58,11 @@ class BuiltEngine:
 
 
 def resolve_config(config: EngineConfig, checkpoint: Checkpoint) -> tuple[EngineConfig, Ops]:
-    """Fill in what depends on the checkpoint and the machine, and choose the backend.
+    """Resolve values that depend on the checkpoint and the machine, and choose the backend.
 
     Raises:
-        ConfigError: ``max_model_len`` is beyond what the model was made for.
-        UnsupportedModelError: the model's head has not every token.
+        ConfigError: ``max_model_len`` is beyond the model's own longest context.
+        UnsupportedModelError: the model's head lacks tokens of the vocabulary.
     """
     check_whole_head(checkpoint.name, checkpoint.config)
     limit = checkpoint.config.max_position
@@ -84,14 +84,14 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Engine
 
 
 def kv_budget(config: EngineConfig) -> int:
-    """Bytes for all KV caches: what was asked for, or a share of the memory that is free."""
+    """Bytes for all KV caches: the configured number, or a share of the free memory."""
     return config.kv_cache_memory or int(free_memory() * DEFAULT_MEMORY_SHARE)
 
 
 def target_info(
     checkpoint: Checkpoint, config: EngineConfig, kv_bytes: int, runner: ModelRunner | None = None
 ) -> TargetInfo:
-    """What proposers need to know of a target, by a resolved configuration.
+    """Describe a target model to its proposers, by a resolved configuration.
 
     Args:
         kv_bytes: for the KV caches of draft models.
@@ -144,7 +144,7 @@ def build_engine(
         name, shape = checkpoint.name, checkpoint.config
         table = find_table(name, shape, ops, config.dtype, config.kv_cache_dtype)
     cost = CostModel(table, ops=ops.name)
-    planner = PLANNERS[config.planner](cost, None, config.objective)
+    planner = PLANNERS[config.planner](cost, config.objective)
     stops = checkpoint.config.eos_token_ids
     engine = Engine(runner, config, proposers, stops, planner, cost)
     give_back_freed()
@@ -152,7 +152,7 @@ def build_engine(
 
 
 def _open_runner(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> tuple[ModelRunner, int]:
-    """The model with its KV cache, and what is left of the byte budget for those of drafts."""
+    """The model with its KV cache, and the bytes that are left for the KV caches of drafts."""
     assert config.max_model_len is not None
     shape = checkpoint.config
     decoder = Decoder(shape, checkpoint.tensors, ops, config.max_model_len)

@@ -1,4 +1,4 @@
-"""Drafts that lie beside a model: the folder ``speculators/`` inside its own.
+"""Drafts that come with a model, in the folder ``speculators/`` inside the model's own folder.
 
 Owns where they are looked for and which of them can run: draft models, parallel drafts and files of
 n-grams. A draft model's ``config.json`` may carry what the `speculators` library writes
@@ -41,7 +41,7 @@ def bundled_drafts(model: str) -> tuple[SpeculativeConfig, ...]:
 
 
 def _draft_files(place: Path) -> list[Path]:
-    """What says that there is a draft: a configuration, or a file of n-grams."""
+    """Files that show that there is a draft: a configuration, or a file of n-grams."""
     ngrams = sorted(place.glob(f"*{_NGRAM_SUFFIX}")) or [place / _FOREIGN_NGRAMS]
     return [path for path in (place / "config.json", *ngrams) if path.is_file()]
 
@@ -88,7 +88,7 @@ def _draft_model(place: Path) -> SpeculativeConfig:
 
 
 def _proposed_tokens(config: Mapping[str, Any]) -> int | None:
-    """How many tokens the draft was made to propose, where its configuration says so."""
+    """How many tokens the draft was trained to propose, if its configuration says so."""
     inner = config.get("speculators_config")
     methods = inner.get("proposal_methods") if isinstance(inner, Mapping) else None
     first = methods[0] if isinstance(methods, list) and methods else None

@@ -1,6 +1,6 @@
-"""Turns what the target emitted into committed tokens, cut at the first reason to stop.
+"""Turns the target's tokens into committed ones, cut at the first reason to stop.
 
-Everything that follows (streaming, counting, observing, publishing) sees only what is left after
+Everything that follows (streaming, counting, observing, publishing) sees only the tokens before
 the cut. Knows no tokenizer: stop strings are the request's injected stop checker's business.
 """
 
@@ -34,7 +34,7 @@ def commit_step(
     kv: KVCache,
     stats: EngineStats,
 ) -> list[Committed]:
-    """Append what was emitted, cut at its end; make its KV contiguous and publish it.
+    """Append the emitted tokens up to their end; make their KV contiguous and publish it.
 
     Args:
         aborted: ids of requests that end when the next step starts.
@@ -80,7 +80,7 @@ def append_tokens(request: Request, result: VerifyResult) -> VerifyResult:
     """Append emitted tokens to a request up to its end, and set its finish reason if it ended.
 
     Returns:
-        The result cut to what was appended.
+        The result, cut to the tokens that were appended.
     """
     params, constraint, checker = request.params, request.constraint, request.stop_checker
     matched = None
@@ -133,7 +133,7 @@ def count_step(draft: DraftTree, result: VerifyResult, *counters: SpeculationCou
 
 
 def step_output(request: Request, verdict: VerifyResult | None) -> StepOutput:
-    """What a step has to tell about a request: what it emitted, and whether it ended."""
+    """The output of a step for one request: its new tokens, and whether the request ended."""
     checker, text = request.stop_checker, ""
     if checker is not None and request.error is None:
         text = checker.take_text(final=request.finish_reason is not None)

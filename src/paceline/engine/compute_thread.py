@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 
 class Member(Protocol):
-    """Something that wants turns on the thread."""
+    """An object that gets turns on the thread, such as an engine."""
 
     @property
     def has_work(self) -> bool: ...
@@ -28,7 +28,7 @@ class Member(Protocol):
 
 
 class ComputeThread:
-    """Runs commands, and gives members that have work a step in turn. Ends when nobody is left."""
+    """Runs commands, and gives members that have work a step in turn. Ends with its last member."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -46,7 +46,7 @@ class ComputeThread:
             self._members.remove(member)
 
     def call(self, function: Callable[[], Result]) -> Result:
-        """Run a function on the thread, between two steps, and return or raise what it does."""
+        """Run a function on the thread, between two steps, and return or raise its result."""
         if threading.current_thread() is self._thread:
             return function()
         future: Future[Result] = Future()

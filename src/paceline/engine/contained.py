@@ -9,8 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from math import inf
 
 from paceline.config import SpeculativeConfig
 from paceline.engine.planners import is_sound
@@ -28,7 +26,7 @@ NOTHING = DraftLimits(0, 0)
 
 @dataclass(slots=True)
 class Entry:
-    """A proposer that is on, and how a planner knows it."""
+    """A proposer that may draft, and its description for planners."""
 
     proposer: Proposer
     source: Source = field(init=False)
@@ -50,8 +48,8 @@ class ContainedProposers:
     """See the module's docstring.
 
     Attributes:
-        entries: the proposers that are on, in the order in which they are asked; another list
-            where others are, so that who goes through one can switch them off.
+        entries: the proposers that may draft, in the order in which they are asked. A change makes
+            another list, so that a loop over the old one may switch proposers off.
     """
 
     def __init__(self, vocab_size: int, stats: Callable[[], EngineStats]) -> None:
@@ -68,7 +66,7 @@ class ContainedProposers:
         return self._past_forwards + sum(entry.num_forwards for entry in self.entries)
 
     def replace(self, proposers: Sequence[Proposer]) -> None:
-        """Let others draft from now on; the free ones are asked first."""
+        """Replace all proposers; those without forwards are asked first."""
         self._past_forwards = self.num_forwards
         free_first = sorted(proposers, key=lambda proposer: proposer.costs_forwards)
         self.entries = [Entry(proposer) for proposer in free_first]
@@ -76,10 +74,11 @@ class ContainedProposers:
         self._widest.clear()
 
     def join(self, proposer: Proposer) -> bool:
-        """Let one more draft, asked before the others.
+        """Add a proposer, which is asked before the others.
 
         Returns:
-            False for one of whose name one was switched off; it stays so until all are replaced.
+            False if a proposer of the same name was switched off: the name stays off until all
+            proposers are replaced.
         """
         if proposer.name in self._off:
             return False
@@ -109,7 +108,7 @@ class ContainedProposers:
     def propose(
         self, entry: Entry, requests: Sequence[Request], budget: DraftBudget
     ) -> list[DraftTree]:
-        """What one of them drafts: valid trees with estimates in 0..1, one per request."""
+        """The drafts of one proposer: valid trees with estimates in 0..1, one per request."""
         try:
             trees = entry.proposer.propose(requests, budget)
             if len(trees) != len(requests):
@@ -125,10 +124,10 @@ class ContainedProposers:
         return found
 
     def _checked(self, entry: Entry, request: Request, tree: DraftTree) -> DraftTree:
-        """What is left of a draft when it is a tree and the request's grammar allows it.
+        """The part of a draft that the request's grammar allows, checked to be a tree.
 
         Raises:
-            ProposerError: it is no tree.
+            ProposerError: the draft is not a tree.
         """
         if not is_sound(tree, self._vocab_size):
             tree.validate(self._vocab_size)
@@ -150,7 +149,7 @@ class ContainedProposers:
             stats.num_clamped_estimates += count
 
     def observe(self, request: Request, result: VerifyResult) -> None:
-        """Tell all what was committed, whoever proposed it."""
+        """Tell all proposers which tokens were committed, whichever of them drafted."""
         for entry in self.entries:
             try:
                 entry.proposer.observe(request, result)
@@ -159,7 +158,7 @@ class ContainedProposers:
                 self._failed(entry, "observe", [request], error)
 
     def finish(self, request: Request) -> None:
-        """Let all forget a request."""
+        """Let all proposers forget a request."""
         for entry in self.entries:
             try:
                 entry.proposer.finish(request)
@@ -189,28 +188,17 @@ class ContainedProposers:
 
 def source_of(proposer: Proposer) -> Source:
     """A proposer as planners know it."""
-    glance = proposer.glance
     return Source(
         proposer.name,
         proposer.costs_forwards,
         proposer.lag,
         _applies(proposer.config),
         proposer.costs_levels,
-        None if glance is None else partial(_glance, glance),
     )
 
 
-def _glance(glance: Callable[[Request], float], request: Request) -> float:
-    """What a proposer promises; one that fails is asked, for there it is known what to do."""
-    try:
-        return float(glance(request))
-    except Exception as error:
-        log.debug("a glance failed: %r", error)
-        return inf
-
-
 def _applies(config: SpeculativeConfig) -> Callable[[Request], bool]:
-    """Whether proposers of a configuration are for a request at all."""
+    """Whether proposers of a configuration may serve a request at all."""
 
     def applies(request: Request) -> bool:
         methods = request.params.speculative.methods
@@ -220,14 +208,14 @@ def _applies(config: SpeculativeConfig) -> Callable[[Request], bool]:
 
 
 def _is_for(config: SpeculativeConfig, methods: Sequence[str] | None, is_constrained: bool) -> bool:
-    """Whether a request wants drafts of this method, and has what that drafts from."""
+    """Whether a request allows this method, and has the data that the method drafts from."""
     if config.needs_constraint and not is_constrained:
         return False
     return methods is None or config.method in methods
 
 
 def _legal(request: Request, tree: DraftTree) -> DraftTree:
-    """What the request's grammar leaves of a draft."""
+    """The part of a draft that the request's grammar allows."""
     assert request.constraint is not None
     try:
         return request.constraint.legal(tree)

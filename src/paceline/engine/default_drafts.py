@@ -1,4 +1,4 @@
-"""Who drafts where nothing was said, for every way of opening a model. Imports nothing slow."""
+"""The proposers of a model for which no speculation is configured. Imports nothing slow."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def drafts_of(model: str | None) -> tuple[SpeculativeConfig, ...]:
     if model is not None and not is_embedded(model):
         return bundled_drafts(model)
     ngram = parse_speculative_config({"method": "ngram_model", "model": embedded_ngram_model()})
-    # Each level costs a forward, dear beside so small a target: one level, several candidates.
+    # One level with several candidates: a forward per level is slow compared with this target.
     draft = SpeculativeConfig(
         method="draft_model",
         model=embedded_model("draft"),

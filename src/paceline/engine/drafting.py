@@ -1,7 +1,7 @@
-"""What is drafted in a step: the planner says who is asked, and their trees become one.
+"""The drafts of a step: the planner chooses proposers, and their trees are merged into one.
 
-Owns who may draft how much. Knows no particular proposer; their failures are contained in
-:mod:`paceline.engine.contained`.
+Owns the limits of each request's draft. Knows no particular proposer;
+:mod:`paceline.engine.contained` contains their failures.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 
 from paceline.engine.contained import NOTHING, ContainedProposers, Entry
 from paceline.engine.planners import merge
-from paceline.engine.rest import Rest
 from paceline.engine.scheduler import Scheduled
 from paceline.metrics import EngineStats
 from paceline.policy.cost_points import StepShape
@@ -28,15 +27,41 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Draft:
-    """What was drafted for one request of a step, and what it may use of it."""
+    """The draft of one request in a step, and the limits within which it is verified."""
 
     item: Scheduled
     limits: DraftLimits
     tree: DraftTree
 
 
+@dataclass(slots=True)
+class Skipped:
+    """Steps for which the planner need not be asked, as long as the same requests decode.
+
+    Attributes:
+        left: how many more.
+        count, latest: requests that decode, and the last of them: those that come stand behind it.
+    """
+
+    left: int = 0
+    count: int = 0
+    latest: Request | None = None
+
+    def goes_on(self, items: Sequence[Scheduled]) -> bool:
+        """Whether the next step is one of them."""
+        if self.left and len(items) == self.count and items[-1].request is self.latest:
+            self.left -= 1
+            return True
+        self.left = 0
+        return False
+
+
 class Drafting:
-    """The proposers that are on, and the planner that decides who of them drafts."""
+    """The proposers that are on, and the planner that decides who of them drafts.
+
+    Args:
+        clock: seconds; proposers are timed by it. None is the machine's.
+    """
 
     def __init__(
         self,
@@ -44,28 +69,30 @@ class Drafting:
         planner: Planner,
         vocab_size: int,
         stats: Callable[[], EngineStats],
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.planner = planner
         self._is_active = False
-        self._rest = Rest()
+        self.clock = clock or time.perf_counter
+        self._skipped = Skipped()
         self._proposers = ContainedProposers(vocab_size, stats)
         self.replace(proposers)
 
     def replace(self, proposers: Sequence[Proposer]) -> None:
-        """Let other proposers draft from now on; the free ones are asked first."""
+        """Replace all proposers; those without forwards are asked first."""
         self._proposers.replace(proposers)
         self._tell_planner()
 
     def join(self, proposer: Proposer) -> None:
-        """Let one more proposer draft, asked before the others; what was learnt of them stays.
+        """Add a proposer, which is asked before the others; what was learnt about those stays.
 
-        One of that name that was switched off stays so until all are replaced.
+        A name that was switched off stays off until all proposers are replaced.
         """
         if self._proposers.join(proposer):
             self._tell_planner()
 
     def _tell_planner(self) -> None:
-        self._guarded(self._rest.end, self.planner)
+        self._skipped = Skipped()
         sources = [entry.source for entry in self._proposers.entries]
         self._guarded(self.planner.set_sources, sources)
 
@@ -109,18 +136,18 @@ class Drafting:
             node_budget: most draft nodes that the step has room for.
         """
         self._is_active = False  # also if what follows raises
-        if self._rest.goes_on(items):
+        if self._skipped.goes_on(items):
             return []
-        self._guarded(self._rest.end, self.planner)
         if not self._proposers.entries or node_budget <= 0:
             return []
         able = [item for item in items if item.may_draft]
         requests = [item.request for item in able]
         if not able:
             return []
-        if not self.planner.begin(shape, requests):
+        steps = self.planner.begin(shape, requests)
+        if steps:
             if shape.rows == shape.samples == len(items) == len(able):
-                self._rest.begin(items, self.planner.rest_ms())
+                self._skipped = Skipped(steps - 1, len(items), items[-1].request)
             return []
         self._is_active = True
         limits = [self.limits(request) for request in requests]
@@ -162,25 +189,25 @@ class Drafting:
         requests: Sequence[Request],
         limits: Sequence[DraftLimits],
     ) -> list[DraftTree]:
-        """The trees of one proposer, with the planner's estimates; the rest is parallel to them."""
+        """The trees of one proposer, with the planner's estimates; the other lists match them."""
         source, config, planner = entry.source, entry.config, self.planner
         most_nodes, most_depth = config.tree_nodes, config.num_speculative_tokens
         nodes = [min(limit.max_nodes, most_nodes) for limit in limits]
         depth = [min(limit.max_depth, most_depth) for limit in limits]
         budget = DraftBudget(nodes, depth, planner.prices(source, chosen, sum(nodes)))
         forwards = entry.num_forwards if source.costs_forwards else 0
-        began = time.perf_counter()
+        began = self.clock()
         trees = self._proposers.propose(entry, requests, budget)
-        milliseconds = (time.perf_counter() - began) * 1e3
+        milliseconds = (self.clock() - began) * 1e3
         if source.costs_forwards and entry.num_forwards == forwards:
             milliseconds = 0.0  # it declined, which says nothing of its times
         planner.drafted(source, chosen, trees, milliseconds)
         return trees
 
     def observe(self, request: Request, result: VerifyResult) -> None:
-        """Tell the planner and every proposer what was committed, whoever proposed it.
+        """Tell the planner and every proposer which tokens were committed, whichever drafted.
 
-        While nobody drafts they are not told; a proposer catches up when it is asked again.
+        Does nothing in steps without proposers; a proposer catches up when it is asked again.
         """
         if not self._is_active:
             return
@@ -199,13 +226,10 @@ class Drafting:
         total_ms: float,
     ) -> None:
         """Tell the planner what the step as a whole took and brought."""
-        if self._rest.is_on:
-            self._rest.note(forward_ms, total_ms, emitted / len(items))
-            return
         if not self._proposers.entries:
             return
         decoding = 0
-        if shape.rows == shape.samples == len(items):  # all decode, and nobody drafted
+        if shape.rows == shape.samples == len(items):  # all decode, and there is no draft
             decoding, items = len(items), ()
         for item in items:
             if item.may_draft:
@@ -224,7 +248,7 @@ class Drafting:
         self.finish(request)
 
     def _guarded(self, call: Callable[..., None], *arguments: Any) -> None:
-        """A planner that fails costs what it would have learnt, nothing else."""
+        """Run a planner's method; if it fails, only what it would have learnt is lost."""
         try:
             call(*arguments)
         except Exception as error:

@@ -9,7 +9,8 @@ thread-safe; :mod:`paceline.engine.engine_thread` is what several callers share.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from paceline.config import GRAMMAR_DRAFTS, EngineConfig, SpeculativeConfig
 from paceline.engine.admission import Admission
@@ -47,10 +48,11 @@ class Engine:
     Args:
         runner: the target model with its KV cache.
         config: limits; ``config.max_model_len`` must be resolved.
-        proposers: who drafts; their trees are merged.
+        proposers: draft for the requests; their trees are merged.
         eos_token_ids: tokens that end a request unless it ignores them.
         planner: chooses which draft nodes are verified.
         cost: what steps cost; the engine teaches it.
+        clock: seconds; steps and proposers are timed by it. None is the machine's.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Engine:
         eos_token_ids: Sequence[int] = (),
         planner: Planner | None = None,
         cost: CostModel | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.runner = runner
         self.kv = runner.kv
@@ -70,10 +73,11 @@ class Engine:
         self.scheduler = Scheduler(config, self.kv, self.cost)
         self.requests: dict[int, Request] = {}
         self._stats = EngineStats()
+        self.clock = clock or time.perf_counter
         self._admission = Admission(config, self.vocab_size, eos_token_ids)
         self._aborted: list[int] = []
         self.drafting = Drafting(
-            proposers, planner or FixedPlanner(), self.vocab_size, lambda: self._stats
+            proposers, planner or FixedPlanner(), self.vocab_size, lambda: self._stats, clock
         )
         self._before = totals(self.runner, self.drafting, self.scheduler)
 
@@ -103,7 +107,7 @@ class Engine:
 
     def _schedule(self) -> Step:
         """One span per request that takes part, with room for it in the KV cache."""
-        step = Step(self._stats.seconds)
+        step = Step(self._stats.seconds, self.clock)
         step.items = self.scheduler.schedule()
         step.reshape()
         for request in self.scheduler.preempted:
@@ -113,7 +117,7 @@ class Engine:
         return step
 
     def _propose(self, step: Step) -> list[Draft]:
-        """Ask the proposers that are worth asking; empty when there is no draft."""
+        """The drafts of the proposers that the planner asks; empty when there is none."""
         drafts = self.drafting.propose(step.items, step.shape, self._room(step))
         step.done("propose")
         return drafts
@@ -134,7 +138,7 @@ class Engine:
         step.done("plan")
 
     def _room(self, step: Step) -> int:
-        """Rows that a step without drafts leaves for them."""
+        """Rows that the step has left for draft nodes."""
         return self.config.max_num_batched_tokens - step.shape.rows
 
     def _pack(self, step: Step) -> PackedBatch:
@@ -144,7 +148,7 @@ class Engine:
         return batch
 
     def _forward(self, step: Step, batch: PackedBatch) -> ForwardResult:
-        """What the target says after every node that is sampled."""
+        """The target's logits at every node that is sampled."""
         before = self.runner.seconds
         greedy = all(item.request.wants_argmax for item in step.items)
         result = self.runner.forward(batch, greedy=greedy)
@@ -156,14 +160,14 @@ class Engine:
 
     def _verify(self, step: Step, result: ForwardResult) -> list[Verdict | None]:
         """What each item emits; None for a prefill chunk that does not reach the last token."""
-        if result.argmax is None:  # else nobody wants log-probs
+        if result.argmax is None:  # otherwise no request wants log-probs
             take_prompt_logprobs(step.items, result)
         verdicts = verify(result, step.items)
         step.done("verify")
         return verdicts
 
     def _isolate(self, step: Step, error: Exception) -> list[Verdict | None]:
-        """Undo a failed step and run its requests singly and plainly: only the guilty fail."""
+        """Undo a failed step; run its requests one by one, without drafts: only the cause fails."""
         items = step.items
         log.warning("a step of %d requests failed and is run again singly: %r", len(items), error)
         for item in items:
@@ -175,12 +179,12 @@ class Engine:
         return verdicts
 
     def _alone(self, step: Step, item: Scheduled) -> Verdict | None:
-        """The verdict on one item of a failed step, which has nothing but that item meanwhile."""
+        """The verdict on one item of a failed step, which is run again with that item alone."""
         request_id = item.request.request_id
         step.items = [item]
         step.reshape()
         try:
-            # The failed step held these blocks, and nobody took them since.
+            # The failed step held these blocks, and no other request took them since.
             reserved = self.kv.reserve(request_id, item.num_tokens)
             assert reserved
             return self._verify(step, self._forward(step, self._pack(step)))[0]
@@ -191,13 +195,13 @@ class Engine:
             return verdict
 
     def _commit(self, step: Step, verdicts: Sequence[Verdict | None]) -> list[Committed]:
-        """Append what was emitted, up to each request's end, and keep the KV of that path."""
+        """Append the emitted tokens up to each request's end, and keep the KV of that path."""
         committed = commit_step(step.items, verdicts, self._aborted, self.kv, self._stats)
         step.done("commit")
         return committed
 
     def _observe(self, step: Step, committed: Sequence[Committed]) -> None:
-        """Let whoever predicts or drafts learn, and end what has ended."""
+        """Let cost model, planner and proposers learn, and end requests that are finished."""
         try:
             self.cost.observe(step.shape, step.forward_ms)
         except Exception as error:
@@ -277,7 +281,7 @@ class Engine:
             self._draft_grammars()
 
     def _draft_grammars(self) -> None:
-        """Where anyone drafts, draft what grammars leave too; it costs no forwards."""
+        """Add the proposer of grammars to any others; it costs no forwards."""
         drafting = self.drafting
         if drafting.is_on and not any(p.config.needs_constraint for p in drafting.proposers):
             config = SpeculativeConfig(method="grammar", **GRAMMAR_DRAFTS)

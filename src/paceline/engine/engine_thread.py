@@ -1,8 +1,8 @@
 """Lets many callers share one engine, which lives on the process's compute thread.
 
-Whatever happens to the engine happens on that thread, between two steps: callers hand over
-functions. A request's outputs go to its sink, once per step for all requests that share one. Knows
-no prompts, texts or asyncio.
+The engine is used on that thread only, between two steps: callers hand over functions. A request's
+outputs go to its sink, once per step for all requests that share one. Knows no prompts, texts or
+asyncio.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class EngineThread:
     """Owns an :class:`Engine` and steps it while there is work.
 
     Args:
-        build: makes the engine; it runs on the compute thread, and what it raises is raised here.
+        build: makes the engine; it runs on the compute thread, and its errors are raised here.
     """
 
     def __init__(self, build: Callable[[], Engine]) -> None:
@@ -63,7 +63,7 @@ class EngineThread:
         self._sinks[request_id] = sink
 
     def abort(self, request_ids: list[int]) -> None:
-        """End requests; their sinks hear of it. Does nothing when the engine is closed."""
+        """End requests, and tell their sinks. Does nothing when the engine is closed."""
 
         def command() -> None:
             for request_id in request_ids:

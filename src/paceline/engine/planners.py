@@ -1,4 +1,4 @@
-"""The planners by name, as engines and replays make them; in native code what is built of it."""
+"""The planners by name, for engines and replays; their native parts where they are built."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from paceline.config.objective import Objective
 from paceline.policy import acceptance, choice, merging
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_aware import CostAwarePlanner
-from paceline.policy.drafting_cost import DraftingCost
 from paceline.policy.planner import FixedPlanner, Planner
 from paceline.runtime.native import kernels
 from paceline.span import DraftTree
 
-MakePlanner = Callable[[CostModel, DraftingCost | None, Objective], Planner]
+MakePlanner = Callable[[CostModel, Objective], Planner]
 
 _choose: Any = getattr(kernels, "choose_nodes", choice.choose_nodes)
 _new_calibration: Any = getattr(kernels, "Calibration", acceptance.Calibration)
@@ -23,13 +22,11 @@ is_sound: Callable[[DraftTree, int], bool] = getattr(kernels, "is_sound", lambda
 """Whether a tree over a vocabulary of this size is known to be valid, without a closer look."""
 
 
-def cost_aware(
-    cost: CostModel, drafting: DraftingCost | None, objective: Objective
-) -> CostAwarePlanner:
-    return CostAwarePlanner(cost, objective, drafting, _choose, _new_calibration())
+def cost_aware(cost: CostModel, objective: Objective) -> CostAwarePlanner:
+    return CostAwarePlanner(cost, objective, _choose, _new_calibration())
 
 
 PLANNERS: dict[str, MakePlanner] = {
     "auto": cost_aware,
-    "fixed": lambda cost, drafting, objective: FixedPlanner(),
+    "fixed": lambda cost, objective: FixedPlanner(),
 }

@@ -18,7 +18,7 @@ def take_prompt_logprobs(items: Sequence[Scheduled], result: ForwardResult) -> N
 
 
 def _take_chunk(request: Request, num_tokens: int, result: ForwardResult, index: int) -> None:
-    """Extend ``request.prompt_logprobs`` by what the request's chunk tells.
+    """Extend ``request.prompt_logprobs`` by the tokens of the request's chunk.
 
     The row of token ``i`` predicts token ``i + 1``; the first token has no log-prob. Tokens that
     are known already (after a preemption) are skipped.

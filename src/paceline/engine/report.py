@@ -1,4 +1,4 @@
-"""What an engine tells of itself: its own counters, and those that its parts keep."""
+"""The statistics of an engine: its own counters, and those of its parts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.runtime.model_runner import ModelRunner
 
 
 class Totals(NamedTuple):
-    """What an engine's parts have counted since they were made, named as in the statistics."""
+    """The counters of an engine's parts since they were made, named as in the statistics."""
 
     num_target_forwards: int
     num_draft_forwards: int
@@ -28,7 +28,7 @@ def totals(runner: ModelRunner, drafting: Drafting, queue: Scheduler) -> Totals:
 def snapshot(
     stats: EngineStats, since: Totals, runner: ModelRunner, drafting: Drafting, queue: Scheduler
 ) -> EngineStats:
-    """A copy of the counters, with what the parts have counted ``since`` the last reset."""
+    """A copy of the counters; those of the parts count from the last reset, ``since``."""
     copied = copy.deepcopy(stats)
     for name, total, before in zip(
         Totals._fields, totals(runner, drafting, queue), since, strict=True

@@ -1,7 +1,7 @@
-"""Who is in the next step, and with how many tokens. Owns the queues; runs nothing.
+"""Which requests are in the next step, with how many tokens. Owns the queues; runs nothing.
 
 First come, first served. Every running request gets exactly one span per step: its next prefill
-chunk or its last token. When blocks run out the latest arrival gives all of its own back and is
+chunk or its last token. When blocks run out the latest request gives back all of its blocks and is
 computed again later; its output does not change, because its noise depends on positions only.
 """
 
@@ -59,7 +59,7 @@ class Scheduled:
 
 
 def step_shape(items: Sequence[Scheduled]) -> StepShape:
-    """What the cost of a step with these spans, drafts included, depends on."""
+    """The facts on which the cost of a step with these spans and drafts depends."""
     rows, attended, context, samples = 0, 0, 0, 0
     for item in items:
         nodes = len(item.draft.token_ids)
@@ -79,7 +79,7 @@ class Scheduler:
     def __init__(self, config: EngineConfig, kv: KVCache, cost: CostModel) -> None:
         self._config = config
         self._kv = kv
-        self._cost = cost
+        self.cost = cost
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.num_cached_tokens = 0
@@ -151,9 +151,9 @@ class Scheduler:
         """Prompt tokens that may share a step with decoding requests."""
         limit = self._config.max_step_ms
         if limit is None:
-            plain = self._cost.predict(decodes)
+            plain = self.cost.predict(decodes)
             limit = max(DEFAULT_STEP_MS, DEFAULT_STEP_RATIO * plain)
-        rows = self._cost.rows_within(decodes, limit, self._config.max_num_batched_tokens)
+        rows = self.cost.rows_within(decodes, limit, self._config.max_num_batched_tokens)
         return max(MIN_CHUNK, rows)
 
     def _add_chunk(self, request: Request, budget: int, items: list[Scheduled]) -> int:

@@ -1,9 +1,8 @@
-"""What the verbs of one step have in common: its spans, their shape, and the time that it takes."""
+"""The state that the verbs of one step share: its spans, their shape, and its time."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from paceline.engine.scheduler import Scheduled, step_shape
 from paceline.policy.cost_points import NO_STEP
@@ -15,35 +14,36 @@ class Step:
 
     Args:
         seconds: of all steps so far, by verb; what this one takes is added.
+        clock: seconds.
 
     Attributes:
-        items: one span per request, and, once it is planned, the draft that is verified below it.
+        items: one span per request, after planning with the draft that is verified below it.
         shape: of the forward that the items make, as of the latest :meth:`reshape`.
         forward_ms: time of the forward; 0.0 where it failed, so that nothing is learnt from it.
     """
 
-    __slots__ = ("_began", "_latest", "_seconds", "forward_ms", "items", "shape")
+    __slots__ = ("_began", "_clock", "_latest", "_seconds", "forward_ms", "items", "shape")
 
-    def __init__(self, seconds: dict[str, float]) -> None:
+    def __init__(self, seconds: dict[str, float], clock: Callable[[], float]) -> None:
         self.items: Sequence[Scheduled] = ()
         self.shape = NO_STEP
         self.forward_ms = 0.0
-        self._seconds = seconds
-        self._began = self._latest = time.perf_counter()
+        self._seconds, self._clock = seconds, clock
+        self._began = self._latest = clock()
 
     def reshape(self) -> None:
-        """There are other items, or they have other drafts."""
+        """Compute the shape anew, because the items or their drafts changed."""
         self.shape = step_shape(self.items)
 
     def drop_drafts(self) -> None:
-        """Go on as if nothing had been drafted; commit gives back the slots that were reserved."""
+        """Continue without drafts; commit gives back the slots that were reserved."""
         for item in self.items:
             item.draft = NO_DRAFT
         self.reshape()
 
     def done(self, verb: str) -> None:
         """A verb is over: charge it the time since the one before it was."""
-        now = time.perf_counter()
+        now = self._clock()
         self._seconds[verb] = self._seconds.get(verb, 0.0) + now - self._latest
         self._latest = now
 

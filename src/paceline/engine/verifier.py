@@ -27,14 +27,14 @@ def verify(result: ForwardResult, items: Sequence[Scheduled]) -> list[Verdict | 
     """Walk every request's tree.
 
     Args:
-        result: raw logits of the target, or, where all requests want no more, perhaps only their
-            arg-max; a request's rows are its root and its draft nodes, in span order.
+        result: raw logits of the target, or only their arg-max where all requests need no more; a
+            request's rows are its root and its draft nodes, in span order.
         items: the spans of this step.
 
     Returns:
-        For each what was accepted and emitted, or the error that ends that request alone (logits
-        that are not numbers, or a mask that leaves no token); None for a prefill chunk that does
-        not reach the last token.
+        For each span its accepted and emitted tokens, or the error that ends that request alone
+        (logits that are not numbers, or a mask that leaves no token); None for a prefill chunk
+        that does not reach the last token.
     """
     verdicts: list[Verdict | None] = [None] * len(items)
     argmax, offsets = result.argmax, result.offsets
@@ -65,7 +65,7 @@ def _argmax(logits: torch.Tensor) -> list[int]:
 def _greedy(
     item: Scheduled, first_row: int, argmax: Sequence[int], logits: torch.Tensor
 ) -> Verdict:
-    """What a request emits that takes the best token of each row."""
+    """The tokens of a greedy request, which takes the best token of each row."""
     draft, token = item.draft, argmax[first_row]
     if token < 0:
         return _not_finite(item, len(item.request.token_ids))
@@ -133,10 +133,10 @@ class _Walk:
             self.path.append(node + 1)
 
     def fail(self, error: RequestFailedError) -> None:
-        """End where no token can be found; at the root that fails the request.
+        """End the walk where no token can be found; at the root this fails the request.
 
-        Further down the step ends with the token before. A request that does not end there meets
-        the failure at its next root, as without a draft.
+        Below the root the step ends with the token before. A request that does not end there
+        fails at its next root, as it would without a draft.
         """
         self.done = True
         if self.tokens:
@@ -172,7 +172,7 @@ def _sample(walks: Sequence[_Walk], logits: torch.Tensor) -> None:
 
 
 def _mask(walk: _Walk) -> bytes | None:
-    """What the request's grammar allows where the walk is; a grammar that fails ends the walk."""
+    """The tokens that the grammar allows at the current node; a failing grammar ends the walk."""
     request = walk.item.request
     if request.constraint is None:
         return None
@@ -187,7 +187,7 @@ def _mask(walk: _Walk) -> bytes | None:
 
 
 def _no_token(walk: _Walk, table: npt.NDArray[np.float32]) -> RequestFailedError:
-    """Why no token was found where the walk is; ``table`` has the raw logits."""
+    """Why no token was found at the current node; ``table`` has the raw logits."""
     position = len(walk.item.request.token_ids) + len(walk.tokens)
     if not all(argmax_rows(table[walk.row : walk.row + 1])[1]):
         return _not_finite(walk.item, position)

@@ -241,7 +241,7 @@ class WeightReader:
                 self._tensors.release(name)
 
 
-def _stacked_rows(parts: list[Tensor], first: int, last: int) -> Tensor:
+def stacked_rows(parts: list[Tensor], first: int, last: int) -> Tensor:
     """Rows ``first:last`` of matrices on top of each other, without stacking the others."""
     found = []
     for part in parts:
@@ -265,7 +265,7 @@ def _stacked(parts: list[WeightPart]) -> list[WeightPart]:
         return parts
     whole = [part.read(0, part.num_outputs) for part in parts]
     count = sum(part.num_outputs for part in parts)
-    return [WeightPart(count, partial(_stacked_rows, whole), first.format, first.order)]
+    return [WeightPart(count, partial(stacked_rows, whole), first.format, first.order)]
 
 
 def _are_alike(first: WeightPart, other: WeightPart) -> bool:

@@ -1,6 +1,6 @@
 """Which draft nodes a step verifies: the choice as a pure function. Knows no past and no clock.
 
-Over all requests at once it maximises ``sum of weighted path probabilities - rate x extra time``. A
+Over all requests at once it maximises ``sum of path probabilities - rate x extra time``. A
 step's time depends on how many nodes it has, not on which, so the best nodes of every count are the
 likeliest ones; and as kernels have cliffs both ways, every count is looked at, up to where no
 further one can be better. The native ``choose_nodes`` makes the same choices from the same
@@ -17,8 +17,8 @@ from paceline.policy.planner import DraftLimits
 from paceline.policy.selection import best_path_first
 from paceline.span import DraftTree
 
-Candidate = tuple[float, int, float, int]
-"""Minus the weighted path probability, request, minus the path probability, node: the ranking."""
+Candidate = tuple[float, int, int]
+"""Minus the path probability, request, node: the ranking."""
 
 
 def choose_nodes(
@@ -27,7 +27,6 @@ def choose_nodes(
     growth: Sequence[float],
     rate: float,
     *,
-    weights: Sequence[float] | None = None,
     slowdown: float | None = None,
     ahead: Sequence[float] | None = None,
     node_budget: int,
@@ -44,7 +43,6 @@ def choose_nodes(
         growth: milliseconds of the step with 0, 1, 2, ... draft nodes over all requests. More
             nodes than it has times for are only taken when forced.
         rate: what a millisecond is worth, in tokens; at least 0.
-        weights: how much a token of each request counts, at least 0; None is all the same.
         slowdown: most of its tokens per time, against the step without drafts, that a request may
             lose to the others' nodes (0.04 is 4 %). Counts at which any loses more are left out,
             unless the step is then no longer than with the forced nodes alone. None is no limit.
@@ -55,13 +53,12 @@ def choose_nodes(
     Returns:
         For each request its nodes, prefix-closed, the best path first.
     """
-    shares = weights or [1.0] * len(trees)
     forced: list[Iterator[Candidate]] = []
     wanted: list[Iterator[Candidate]] = []
     most = 0
     for request, (tree, limit) in enumerate(zip(trees, limits, strict=True)):
         if tree.token_ids and limit.max_nodes > 0:
-            ranked = _ranked(tree, limit, request, shares[request])
+            ranked = _ranked(tree, limit, request)
             (forced if limit.is_forced else wanted).append(ranked)
             most += min(len(tree.token_ids), limit.max_nodes)
     taken = list(islice(merge(*forced), max(0, node_budget))) if forced else []
@@ -71,14 +68,12 @@ def choose_nodes(
         gains = list(ahead) if ahead else [0.0] * len(trees)
         _extend(taken, gains, candidates, growth[: most + 1], rate, slowdown)
     chosen: list[list[int]] = [[] for _ in trees]
-    for _, request, _, node in taken:
+    for _, request, node in taken:
         chosen[request].append(node)
     return [_in_order(tree, nodes) for tree, nodes in zip(trees, chosen, strict=True)]
 
 
-def _ranked(
-    tree: DraftTree, limit: DraftLimits, request: int, weight: float
-) -> Iterator[Candidate]:
+def _ranked(tree: DraftTree, limit: DraftLimits, request: int) -> Iterator[Candidate]:
     """The nodes that the limits allow, likeliest first: a parent before its children."""
     probs = tree.path_probs()
     order = sorted(range(len(probs)), key=probs.__getitem__, reverse=True)
@@ -87,7 +82,7 @@ def _ranked(
     if limit.max_depth < len(probs):
         depths = tree.depths()
         order = [node for node in order if depths[node] <= limit.max_depth]
-    return ((-weight * probs[i], request, -probs[i], i) for i in order[: limit.max_nodes])
+    return ((-probs[i], request, i) for i in order[: limit.max_nodes])
 
 
 def _extend(
@@ -99,7 +94,7 @@ def _extend(
     slowdown: float | None,
 ) -> None:
     """Append to the forced nodes those that pay, by the best of all counts."""
-    for _, request, minus_prob, _ in taken:
+    for minus_prob, request, _ in taken:
         gains[request] -= minus_prob
     plain, longest, count = growth[0], growth[len(taken)], len(taken)
     # prices[n]: what a node of any larger count costs at least, averaged over all of that count.
@@ -114,7 +109,7 @@ def _extend(
         if value - price * n <= best and -candidate[0] <= price:
             break
         taken.append(candidate)
-        gains[candidate[1]] -= candidate[2]
+        gains[candidate[1]] -= candidate[0]
         total = value - rate * (time - plain)
         if total > best and (
             slowdown is None

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from math import log
+from operator import mul
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,6 @@ from paceline.policy.cost_filter import ASSUMED, MEASURED, CostFilter
 from paceline.policy.cost_points import MAX_MS, NO_STEP, StepShape
 from paceline.policy.cost_prior import prior_table
 from paceline.policy.cost_table import CostTable
-from paceline.policy.curves import Floats
 
 CurveKey = tuple[int, int, int, int, int]
 
@@ -58,7 +58,7 @@ class CostModel:
         self.learns = learns
         spread = MEASURED if self.has_profile else ASSUMED
         self._filter = CostFilter(spread, self.table.is_relative)
-        self._curves: dict[CurveKey, Floats] = {}
+        self._curves: dict[CurveKey, list[float]] = {}
         self._times: dict[CurveKey, float] = {}
         self._latest = NO_STEP, self.table.step(NO_STEP)
 
@@ -73,10 +73,9 @@ class CostModel:
         Each node is a sampled row whose context is the mean context of the step's requests.
         """
         times = self._curve(shape, count)[: count + 1]
-        if self.learns:
-            times = times * self._filter.factors(shape.rows, count)
-        found: list[float] = times.tolist()
-        return found
+        if not self.learns:
+            return times
+        return [*map(mul, times, self._filter.factors(shape.rows, count))]
 
     def hoped(self, shape: StepShape, growth: Sequence[float]) -> list[float]:
         """The step's :meth:`growth` were width as cheap as what is not known of it allows."""
@@ -126,13 +125,13 @@ class CostModel:
         self._latest = shape, time
         return time
 
-    def _curve(self, shape: StepShape, count: int) -> Floats:
+    def _curve(self, shape: StepShape, count: int) -> list[float]:
         """The table's times of a step with 0 to at least ``count`` further nodes."""
         key = _key(shape)
         curve = self._curves.get(key)
         if curve is None or len(curve) <= count:
             _make_room(self._curves)
-            curve = self.table.growth(_rounded(key), count + -count % COUNT_GRAIN)
+            curve = self.table.growth(_rounded(key), count + -count % COUNT_GRAIN).tolist()
             self._curves[key] = curve
         return curve
 

@@ -5,34 +5,32 @@ It maximises, over all draft nodes of all requests at once,
     sum of path probabilities - rate * (T(step + nodes) - T(step))
 
 with T from the cost model, path probabilities from the calibration, and the rate at which the
-engine makes tokens as the price of time. Drafting is decided before it is paid, by accounts of what
-asking each proposer brought. Owns the order of these parts; each is a module of its own. Knows no
-forwards, and nothing that it decides can change a token.
+engine makes tokens as the price of time. Whether a proposer is asked is the same rule with what
+asking it is expected to bring. What seems not to pay is tried as often as exploring it may cost.
+
+Owns the order of these parts; each is a module of its own. Knows no forwards and no clock, and
+nothing that it decides can change a token.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from math import inf
 
 from paceline.config.objective import Objective
 from paceline.policy.acceptance import Calibration
-from paceline.policy.asking import USUAL_HOST_MS, Asking
-from paceline.policy.asks import asks_for_drafts
 from paceline.policy.choice import choose_nodes
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_points import StepShape
-from paceline.policy.drafting_cost import DraftingCost
+from paceline.policy.credit import ENOUGH, Credits
+from paceline.policy.drafting_cost import USUAL_LAG, DraftingCost
 from paceline.policy.exploration import Exploration
-from paceline.policy.fairness import ENOUGH, Fairness
-from paceline.policy.lateness import Lateness
-from paceline.policy.ledger import Ledger
-from paceline.policy.pace import USUAL_EXTRA_MS, Pace
-from paceline.policy.planned import UNPLANNED, PlannedStep
-from paceline.policy.planner import DraftLimits, Drafts, PlainStep, Source, StepReport
+from paceline.policy.pace import Pace
+from paceline.policy.planned import UNPLANNED, Asked, PlannedStep, asks_for_drafts
+from paceline.policy.planner import DraftLimits, Drafts, Source, StepReport
 from paceline.policy.prices import FREE, Prices, cheapest_ahead
-from paceline.policy.selection import selected
+from paceline.policy.proposer_value import ProposerValues
+from paceline.policy.selection import expected_tokens, selected
 from paceline.policy.wide_steps import Pick, WideSteps
 from paceline.request import Request, VerifyResult
 from paceline.span import DraftTree
@@ -42,11 +40,12 @@ SLOWDOWN = 0.03
 MAX_NODES = 64
 NODES_PER_REQUEST = 8
 """Draft nodes of a step that are considered: the former, or the latter per request if more."""
-
 PLAIN_DOUBT = 0.13
 """Standard deviation of the logarithm of a plain step's time beyond which one is to be seen."""
 MOST_LONGER = 2.0
 """Plain steps that one step is taken to be longer at most."""
+MAX_SKIPPED = 64
+"""Steps for which the planner need not be asked at most."""
 
 Choose = Callable[..., list[list[int]]]
 
@@ -57,8 +56,6 @@ class CostAwarePlanner:
     Args:
         cost: shared with the engine, which teaches it.
         objective: what is to be made small.
-        drafting: what drafting costs; None learns it from the clock. With fixed times and a cost
-            model that does not learn, no decision depends on a clock and a replay decides the same.
         choose: the choice of nodes; the default is in Python.
         calibration: what estimates them; likewise.
     """
@@ -67,111 +64,130 @@ class CostAwarePlanner:
         self,
         cost: CostModel,
         objective: Objective | None = None,
-        drafting: DraftingCost | None = None,
         choose: Choose = choose_nodes,
         calibration: Calibration | None = None,
     ) -> None:
         self.cost = cost
         self.objective = objective or Objective()
         self.calibration = calibration or Calibration()
-        self.drafting = drafting or DraftingCost()
-        self._is_frozen, self._host = not cost.learns, cost.table.host
         self._choose = choose
-        self._asking = Asking(self.drafting, self._host.ask or USUAL_HOST_MS)
-        host = self._host
-        extra_ms = (host.draft, host.further_draft) if host.draft else USUAL_EXTRA_MS
-        pace = Pace(host.step, extra_ms)
-        self._ledger = Ledger(self._asking, cost.learns, pace)
+        self._sources: list[Source] = []
+        self._drafting, self._values = DraftingCost(), ProposerValues()
+        self._pace, self._exploration = Pace(cost.table.host), Exploration()
         is_strict = self.objective.kind == "latency"
-        self._slowdown = 0.0 if is_strict else SLOWDOWN
-        self._fairness = None if is_strict else Fairness(SLOWDOWN)
-        tpot_ms = self.objective.tpot_ms
-        self._lateness = None if tpot_ms is None else Lateness(tpot_ms)
-        self._exploration = Exploration()
-        self._wide = WideSteps(cost, self._exploration, self._lateness, is_strict)
-        self._step, self._is_open = PlannedStep(), False
+        self._credits = None if is_strict else Credits()
+        self._wide = WideSteps(cost, self._exploration, is_strict)
+        self._step = self.planned = UNPLANNED
+        """The step that is open, and the latest, for whatever shows how it was planned."""
 
     @property
-    def planned(self) -> PlannedStep:
-        """The latest step, for whoever wants to show how it was planned."""
-        return self._step
+    def num_requests(self) -> int:
+        """Requests of which something is kept."""
+        return len(self._credits) if self._credits else 0
 
     def set_sources(self, sources: Sequence[Source]) -> None:
-        self._ledger.settle()
-        self._asking.set_sources(sources)
+        if not all(source in sources for source in self._sources):
+            self._values = ProposerValues()  # what one brought says nothing of another
+        self._sources = list(sources)
 
     # --- before drafting -----------------------------------------------------------------------
 
-    def begin(self, step: StepShape, requests: Sequence[Request]) -> bool:
-        if self._lateness is not None:
-            self._lateness.begin(requests)
-        self._is_open = True
-        if self._ledger.is_resting(
-            requests, lambda: self._rate(step, len(requests)), lambda: self._needy(requests)
-        ):
-            self._step = UNPLANNED
-            return False
-        planned = self._step = PlannedStep(step, requests, began=time.perf_counter())
-        planned.plain_ms = self.cost.predict(step)
-        planned.rate = self._rate(step, len(requests))
-        if step.requests == len(requests) and self._explores_plain(planned):
-            return False
-        if self._fairness is not None and len(requests) > 1:
-            planned.ahead = self._fairness.ahead(requests)
-        return True
+    def begin(self, step: StepShape, requests: Sequence[Request]) -> int:
+        self.planned = UNPLANNED
+        plain_ms = self.cost.predict(step)
+        rate = self._rate(step, len(requests), plain_ms)
+        if not any(map(asks_for_drafts, requests)):
+            if step.requests == len(requests) and self.cost.deviation(step) > PLAIN_DOUBT:
+                # An engine that always speculates never sees what it is compared with.
+                return 1
+            pause_ms = self._pause_ms(requests, rate)
+            if pause_ms > 0.0:
+                longest_ms = MAX_SKIPPED * self._pace.plain_ms(plain_ms)
+                return max(1, int(MAX_SKIPPED * min(1.0, pause_ms / longest_ms)))
+        self._step = self.planned = PlannedStep(step, requests, plain_ms=plain_ms, rate=rate)
+        self._step.slowdown = self._slowdown(plain_ms)
+        if len(requests) > 1:
+            credits = self._credits
+            self._step.ahead = credits.ahead(requests) if credits else [0.0] * len(requests)
+        return 0
 
-    def _explores_plain(self, step: PlannedStep) -> bool:
-        """Whether a step is plain because it is in doubt what that takes.
+    def _slowdown(self, plain_ms: float) -> float:
+        """Share of its plain speed that a request may lose to the drafts of others."""
+        tpot_ms = self.objective.tpot_ms
+        if tpot_ms is not None:
+            return max(0.0, 1.0 - self._pace.plain_ms(plain_ms) / tpot_ms)
+        return SLOWDOWN if self._credits is not None else 0.0
 
-        An engine that always speculates never sees what it is compared with.
-        """
-        if self.cost.deviation(step.shape) < PLAIN_DOUBT:
-            return False
-        return not any(map(asks_for_drafts, step.requests))
+    def _pause_ms(self, requests: Sequence[Request], rate: float) -> float:
+        """Time that has to pass before any proposer is worth asking first, or may be explored."""
+        willing = [request for request in requests if request.params.speculative.enabled]
+        least_ms = inf if self._sources else 0.0  # a planner that was told of none asks all
+        for source in self._sources:
+            if any(map(source.applies, willing)):
+                if self._values.of(source.name).gain(rate) > 0.0:
+                    return 0.0
+                ask_ms = self._ask_ms(source.name)
+                pause_ms = self._exploration.milliseconds_until(source.name, ask_ms)
+                least_ms = min(least_ms, pause_ms)
+        return least_ms
 
-    def _needy(self, requests: Sequence[Request]) -> Sequence[tuple[Request, float]]:
-        """Who cannot wait for the drafts of others, and for how many steps to come."""
-        if self._fairness is None or len(requests) == 1:
-            return ()
-        return self._fairness.needy(requests)
+    def _ask_ms(self, name: str) -> float:
+        return self._drafting.milliseconds(name) + self._pace.ask_ms
 
-    def rest_ms(self) -> float:
-        needs_each = self._is_frozen or self._lateness is not None
-        return 0.0 if needs_each else self._ledger.quiet_ms
-
-    def rested(self, steps: Sequence[PlainStep]) -> None:
-        milliseconds = sum([step.total_ms for step in steps])
-        self._ledger.note_plain(steps, milliseconds)
-        self._exploration.passed(milliseconds)
-        if self._fairness is not None:
-            self._fairness.passed_plainly(len(steps))
-
-    def _rate(self, step: StepShape, decoding: int) -> float:
+    def _rate(self, step: StepShape, decoding: int, plain_ms: float) -> float:
         """The value of time is that of decoding alone: a prefill chunk does not lower it."""
         if step.requests > decoding:
             seen = decoding * step.context_sum / step.requests
-            step = StepShape(decoding, seen, seen, decoding, decoding)
-        return self._ledger.pace.tokens_per_ms(decoding, self.cost.predict(step))
-
-    def _growth(self, max_nodes: int) -> Sequence[float]:
-        step = self._step
-        count = min(max_nodes, max(MAX_NODES, NODES_PER_REQUEST * len(step.requests)))
-        if len(step.growth) <= count:
-            step.growth = self.cost.growth(step.shape, count)
-            extra_ms = self._host.draft
-            if not self._is_frozen:
-                extra_ms = self._ledger.pace.extra_ms(len(step.requests))
-            if extra_ms:
-                plain_ms, *further = step.growth
-                step.growth = [plain_ms, *[ms + extra_ms for ms in further]]
-        return step.growth
+            plain_ms = self.cost.predict(StepShape(decoding, seen, seen, decoding, decoding))
+        return self._pace.tokens_per_ms(decoding, plain_ms)
 
     def ask(self, source: Source, candidates: Sequence[int], drafts: Drafts) -> list[int]:
-        step = self._step
-        needy = [i for i, ahead in enumerate(step.ahead) if ahead < ENOUGH] if step.ahead else ()
-        asks = self._asking.ask(source, step.requests, candidates, drafts, step.rate, needy)
-        step.asks += asks
-        return [asked.index for asked in asks]
+        step, worth, doubtful = self._step, list[Asked](), list[Asked]()
+        for i in candidates:
+            request = step.requests[i]
+            lag = source.lag(request)
+            if lag is None:
+                continue
+            value = self._values.of(source.name, expected_tokens(drafts[i]))
+            lag = lag if lag > USUAL_LAG else 0
+            asked = Asked(source.name, value, i, request, lag, len(candidates))
+            (worth if self._is_worth(asked) else doubtful).append(asked)
+        if step.ahead and source.costs_forwards and self._holds_up(worth):
+            worth = [asked for asked in worth if asks_for_drafts(asked.request)]
+        elif doubtful:
+            worth += self._explored(source.name, doubtful)
+            worth.sort(key=lambda asked: asked.index)
+        step.asks += worth
+        return [asked.index for asked in worth]
+
+    def _is_worth(self, asked: Asked) -> bool:
+        request, rate = asked.request, self._step.rate
+        gain = asked.value.gain(rate)
+        if (gain > 0.0 and not asked.lag) or asks_for_drafts(request):
+            return True
+        if gain <= 0.0:
+            return False
+        # Catching up is an investment: it has to come back before the request ends, in the usual
+        # situation, in which no other proposer drafts.
+        gain = min(gain, self._values.of(asked.name).gain(rate))
+        steps = request.remaining / (1 + gain)
+        return gain * steps > rate * self._drafting.catch_up(asked.name, asked.lag)
+
+    def _holds_up(self, asks: Sequence[Asked]) -> bool:
+        """Whether drafts for these hold up a request that cannot wait for them."""
+        indices = {asked.index for asked in asks}
+        ahead = self._step.ahead or ()
+        return any(has < ENOUGH and i not in indices for i, has in enumerate(ahead))
+
+    def _explored(self, name: str, doubtful: Sequence[Asked]) -> Sequence[Asked]:
+        """Those of these that are asked to see whether it pays by now: who is not behind first."""
+        ready = [asked for asked in doubtful if not asked.lag]
+        chosen = ready or [min(doubtful, key=lambda asked: asked.lag)]
+        cost_ms = self._ask_ms(name) + self._drafting.catch_up(name, chosen[0].lag)
+        if not self._exploration.covers(name, cost_ms):
+            return ()
+        self._step.explored.add(name)
+        return chosen
 
     def prices(self, source: Source, chosen: Sequence[int], max_nodes: int) -> Prices:
         step = self._step
@@ -190,46 +206,47 @@ class CostAwarePlanner:
         growth = self._wide.growth(step, growth)
         return Prices(
             nodes=[step.rate * ms for ms in cheapest_ahead(growth)],
-            level=step.rate * self.drafting.of(name).level,
+            level=step.rate * self._drafting.of(name).level,
             estimate=estimate,
         )
+
+    def _growth(self, max_nodes: int) -> Sequence[float]:
+        step = self._step
+        count = min(max_nodes, max(MAX_NODES, NODES_PER_REQUEST * len(step.requests)))
+        if len(step.growth) <= count:
+            plain_ms, *further = self.cost.growth(step.shape, count)
+            extra_ms = self._pace.draft_ms(len(step.requests))
+            step.growth = [plain_ms, *[ms + extra_ms for ms in further]]
+        return step.growth
 
     # --- after drafting ------------------------------------------------------------------------
 
     def drafted(
         self, source: Source, chosen: Sequence[int], trees: Sequence[DraftTree], milliseconds: float
     ) -> None:
-        step, name = self._step, source.name
+        step, name, drafting = self._step, source.name, self._drafting
         levels, has_levels = 1, source.costs_forwards and source.costs_levels
         if has_levels:
             levels = max((max(tree.depths()) for tree in trees if len(tree)), default=1)
-        asks = [asked for asked in step.asks if asked.key[0] == name]
+        asks = [asked for asked in step.asks if asked.name == name]
         lag = sum([asked.lag for asked in asks])
-        drafting = self.drafting
-        if not drafting.is_fixed:
-            drafting.observe(name, levels, lag, milliseconds, has_levels)
+        drafting.observe(name, levels, lag, milliseconds, has_levels)
         if has_levels:
             step.levels, step.level_ms = levels, drafting.of(name).level
-        usual_ms = drafting.milliseconds(name, levels)
-        if drafting.is_fixed:
-            milliseconds = usual_ms + drafting.catch_up(name, lag)
         step.draft_ms += milliseconds
-        if source.costs_forwards:
-            self._asking.drafted(asks, step.requests, milliseconds)
+        if name in step.explored:
+            self._exploration.spend(name, milliseconds + self._pace.ask_ms)
+        usual_ms = drafting.milliseconds(name, levels)
         for asked in asks:
             asked.cost_ms = usual_ms / asked.candidates
         for i, tree in zip(chosen, trees, strict=True):
             if tree.token_ids:
                 self.calibration.calibrate(step.requests[i].request_id, tree)
-                step.num_trees += 1
-        step.ended = time.perf_counter()  # if nothing was drafted, there is no choice
 
     def choose(
         self, trees: Sequence[DraftTree], limits: Sequence[DraftLimits], node_budget: int
     ) -> list[DraftTree]:
         step = self._step
-        if self._lateness is not None:
-            step.weights = self._lateness.weights(step.requests)
         growth = self._growth(sum([len(tree.token_ids) for tree in trees]))
         pick = self._picker(trees, limits, node_budget)
         picked = pick(growth)
@@ -237,9 +254,7 @@ class CostAwarePlanner:
             if tree.token_ids:
                 step.trees[request.request_id] = tree
         self._credit(picked)
-        picked = self._wide.wider(step, picked, pick)
-        step.ended = time.perf_counter()
-        return picked
+        return self._wide.wider(step, picked, pick)
 
     def _picker(
         self, trees: Sequence[DraftTree], limits: Sequence[DraftLimits], node_budget: int
@@ -253,8 +268,7 @@ class CostAwarePlanner:
                 limits,
                 growth,
                 step.rate,
-                weights=step.weights,
-                slowdown=self._slowdown,
+                slowdown=step.slowdown,
                 ahead=step.ahead,
                 node_budget=node_budget,
             )
@@ -279,58 +293,37 @@ class CostAwarePlanner:
         tree = self._step.trees.get(request.request_id)
         if tree is not None:
             self.calibration.learn(request.request_id, tree, result.token_ids)
-        if self._fairness is not None:
-            self._fairness.emitted(request, len(result.token_ids))
+        if self._credits is not None:
+            self._credits.emitted(request, len(result.token_ids))
 
     def end(self, report: StepReport) -> None:
-        if not self._is_open:  # nobody decoded, so nothing was planned
-            self._step = UNPLANNED
-        step, self._is_open = self._step, False
-        if step.ended:
-            step.host_ms = self._planning_ms(step, report)
-        if self._is_frozen:
-            forward_ms = self.cost.predict(report.shape)
-            total_ms = forward_ms + step.draft_ms + self._host_ms(report, step)
-            report = StepReport(report.shape, forward_ms, total_ms, *report[3:])
-        if self._lateness is not None:
-            self._lateness.passed(report.total_ms)
+        step, self._step = self._step, UNPLANNED
+        self.planned = step
         self._exploration.passed(report.total_ms)
-        longer = 0.0
-        if step is UNPLANNED:
-            self._ledger.note(report)
-        else:
+        plain_ms = report.forward_ms
+        if step is not UNPLANNED:
             self._wide.end(step, report)
-            self._ledger.book(report, step)
+            plain_ms = step.plain_ms if report.shape.rows > step.shape.rows else plain_ms
+        if report.shape.requests == report.num_decoding and report.total_ms > 0.0:
+            self._pace.observe(report, plain_ms, step.draft_ms, bool(step.asks))
+        # Those who are still catching up, or asked for drafts at any price, say nothing of others.
+        shared_ms = self._pace.ask_ms / (len(step.asks) or 1)
+        for asked in step.asks:
+            if not asked.lag and not asks_for_drafts(asked.request):
+                asked.value.learn(asked.gain, asked.cost_ms + shared_ms)
+        if self._credits is not None:
             longer = self._longer(step, report.shape)
-        if self._fairness is not None:
-            self._fairness.passed(1.0 + longer)
-
-    def _planning_ms(self, step: PlannedStep, report: StepReport) -> float:
-        if self._is_frozen:
-            drafted = report.shape.rows > step.shape.rows
-            return self._host.planning(drafted) if step.asks else 0.0
-        return (step.ended - step.began) * 1e3 - step.draft_ms
-
-    def _host_ms(self, report: StepReport, step: PlannedStep) -> float:
-        """What the table says of the host's time in a step."""
-        shape = report.shape
-        nodes = shape.rows - step.shape.rows if step.trees else 0
-        drafts = min(nodes, len(step.trees))
-        merges = step.num_trees - len(step.trees)
-        return self._host.of(shape.requests, drafts, nodes, bool(step.asks), merges)
+            self._credits.passed(1.0 + longer, self._slowdown(plain_ms))
 
     def _longer(self, step: PlannedStep, shape: StepShape) -> float:
         """Plain steps by which drafts made the step longer; predicted, for clocks have hiccups."""
-        plain_ms = self._ledger.pace.plain_ms(step.plain_ms)
-        if plain_ms <= 0.0:
+        plain_ms = self._pace.plain_ms(step.plain_ms)
+        if plain_ms <= 0.0 or not step.asks:
             return 0.0
-        forward_ms = self.cost.predict(shape) - step.plain_ms
-        return min((forward_ms + step.draft_ms + step.host_ms) / plain_ms, MOST_LONGER)
+        further_ms = self.cost.predict(shape) - step.plain_ms + step.draft_ms + self._pace.ask_ms
+        return min(further_ms / plain_ms, MOST_LONGER)
 
     def finish(self, request: Request) -> None:
         self.calibration.finish(request.request_id)
-        self._asking.finish(request)
-        if self._fairness is not None:
-            self._fairness.finish(request)
-        if self._lateness is not None:
-            self._lateness.finish(request)
+        if self._credits is not None:
+            self._credits.finish(request)

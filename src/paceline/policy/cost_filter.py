@@ -84,12 +84,14 @@ class CostFilter:
         level = self._scale + SHARES[at] * self._slope
         return exp(level + residual.mean(self._steps) if residual else level)
 
-    def factors(self, width: int, count: int) -> Floats:
+    def factors(self, width: int, count: int) -> list[float]:
         """:meth:`factor` of ``width`` to ``width + count`` rows, ``[count + 1]``."""
-        levels = self._scale + _SHARES * self._slope
-        for at, residual in self._residuals.items():
-            levels[at] += residual.mean(self._steps)
-        found: Floats = np.exp(levels)[_range(width, count)]
+        found: list[float] = []
+        known, factor = -1, 1.0
+        for rows in range(width, width + count + 1):
+            if (at := _at(rows)) != known:
+                known, factor = at, self.factor(rows)
+            found.append(factor)
         return found
 
     def doubts(self, width: int, count: int) -> Floats:

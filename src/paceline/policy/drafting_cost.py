@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 PACE = 0.1
 """Weight of the latest measurement."""
@@ -33,15 +33,14 @@ UNKNOWN = DraftTime()
 
 
 class DraftingCost:
-    """Times of all proposers, by name.
+    """Times of all proposers, by name, as they are learnt; or as they are known.
 
     Args:
-        fixed: what they are and remain; None learns them.
+        known: times to begin with.
     """
 
-    def __init__(self, fixed: Mapping[str, DraftTime] | None = None) -> None:
-        self.is_fixed = fixed is not None
-        self._times: dict[str, DraftTime] = dict(fixed or {})
+    def __init__(self, known: Mapping[str, DraftTime] | None = None) -> None:
+        self._times: dict[str, DraftTime] = {n: replace(t) for n, t in (known or {}).items()}
         self._calls: dict[str, int] = {}
 
     def of(self, name: str) -> DraftTime:
@@ -65,7 +64,7 @@ class DraftingCost:
             lag: tokens that its requests lacked together beyond the usual, 0 for none.
             has_levels: each level takes a forward; without, the time does not depend on them.
         """
-        if self.is_fixed or milliseconds <= 0.0:
+        if milliseconds <= 0.0:
             return
         count = self._calls[name] = self._calls.get(name, 0) + 1
         if count == 1:  # first calls are slow in every program, by any factor

@@ -32,12 +32,20 @@ class Exploration:
 
     def covers(self, what: Hashable, cost_ms: float) -> bool:
         """Whether exploring something may cost so much."""
+        return self.milliseconds_until(what, cost_ms) <= 0.0
+
+    def milliseconds_until(self, what: Hashable, cost_ms: float) -> float:
+        """Time that has to pass before exploring something may cost so much."""
         if cost_ms > self._dearest_ms.get(what, 0.0):
             self._dearest_ms[what] = cost_ms
-        return self._now_ms >= self._paid_until.get(what, 0.0) + cost_ms / SHARE
+        return self._paid_until.get(what, 0.0) + self._pause_ms(cost_ms) - self._now_ms
 
     def spend(self, what: Hashable, cost_ms: float) -> None:
         """Something was explored. What was saved beyond some of the dearest prices is lost."""
-        longest = SAVED * self._dearest_ms.get(what, 0.0) / SHARE
+        longest = SAVED * self._pause_ms(self._dearest_ms.get(what, 0.0))
         begun = max(self._paid_until.get(what, 0.0), self._now_ms - longest)
-        self._paid_until[what] = begun + cost_ms / SHARE
+        self._paid_until[what] = begun + self._pause_ms(cost_ms)
+
+    def _pause_ms(self, cost_ms: float) -> float:
+        """Time that has to pass before so much is there for one estimate."""
+        return cost_ms / SHARE

@@ -75,8 +75,7 @@ class HostTime:
     Attributes:
         step: with one request and no draft.
         request: that each further request adds.
-        draft: that a draft adds beside planning: packing, verifying and committing more. Asking in
-            vain costs as much: what is seldom done is slow.
+        draft: that a draft adds beside planning: packing, verifying and committing more.
         further_draft: that the draft of each further request adds, proposing it included.
         ask: that planning adds where any proposer is asked, choosing from its draft included.
         node: that each draft node adds.
@@ -118,15 +117,9 @@ class HostTime:
             merges: trees that were drafted beyond the first of each request.
         """
         time = self.step + self.request * (requests - 1) + self.ask * asked + self.merge * merges
-        if asked or drafts:
-            time += self.draft
         if drafts:
-            time += self.further_draft * (drafts - 1) + self.node * nodes
+            time += self.draft + self.further_draft * (drafts - 1) + self.node * nodes
         return time
-
-    def planning(self, drafted: bool) -> float:
-        """Milliseconds of planning a step in which a proposer is asked, and those lost in vain."""
-        return self.ask if drafted else self.ask + self.draft
 
     def call(self, method: str) -> float:
         """Milliseconds of asking a proposer; of one that was not measured those of the slowest."""

@@ -45,8 +45,6 @@ class Source:
         lag: tokens of a request that it has to read before it can draft; None where it will not.
         applies: whether it is for a request at all, whatever its text.
         costs_levels: each further level of its trees takes one more forward.
-        glance: tokens that a small draft for a request would bring by the proposer's own estimates,
-            where that is cheap to find out; None where it is not.
     """
 
     name: str
@@ -54,7 +52,6 @@ class Source:
     lag: Callable[[Request], int | None] = lambda request: 0
     applies: Callable[[Request], bool] = lambda request: True
     costs_levels: bool = True
-    glance: Callable[[Request], float] | None = None
 
 
 class StepReport(NamedTuple):  # made in every step: a frozen dataclass takes thrice as long
@@ -75,19 +72,6 @@ class StepReport(NamedTuple):  # made in every step: a frozen dataclass takes th
     num_emitted: int
 
 
-class PlainStep(NamedTuple):
-    """A step in which all requests decoded and nobody drafted.
-
-    Attributes:
-        forward_ms, total_ms: as of a :class:`StepReport`.
-        emitted: tokens, over requests.
-    """
-
-    forward_ms: float
-    total_ms: float
-    emitted: float
-
-
 class Planner(Protocol):
     """Decides for each step who drafts, for how much, and which nodes are verified.
 
@@ -104,23 +88,18 @@ class Planner(Protocol):
         """
         ...
 
-    def begin(self, step: StepShape, requests: Sequence[Request]) -> bool:
-        """Look at the requests that may draft; False when nobody is to be asked.
+    def begin(self, step: StepShape, requests: Sequence[Request]) -> int:
+        """Look at the requests that may draft.
 
         Args:
             step: everything that will be forwarded anyway.
             requests: that decode, those that draft nothing included.
-        """
-        ...
 
-    def rest_ms(self) -> float:
-        """Time in which :meth:`begin` would go on to say no to the same requests, all of them
-        decoding. It need not be asked meanwhile, but is told of such steps by :meth:`rested`.
+        Returns:
+            0 where proposers are to be asked. Else for how many steps, this one included, none of
+            them is, as long as the same requests decode and no others come: the planner need not be
+            called before, but for :meth:`end`.
         """
-        ...
-
-    def rested(self, steps: Sequence[PlainStep]) -> None:
-        """Learn from steps in which it was not asked."""
         ...
 
     def ask(self, source: Source, candidates: Sequence[int], drafts: Drafts) -> list[int]:
@@ -178,13 +157,8 @@ class FixedPlanner:
 
     def set_sources(self, sources: Sequence[Source]) -> None: ...
 
-    def begin(self, step: StepShape, requests: Sequence[Request]) -> bool:
-        return True
-
-    def rest_ms(self) -> float:
-        return 0.0
-
-    def rested(self, steps: Sequence[PlainStep]) -> None: ...
+    def begin(self, step: StepShape, requests: Sequence[Request]) -> int:
+        return 0
 
     def ask(self, source: Source, candidates: Sequence[int], drafts: Drafts) -> list[int]:
         if not source.costs_forwards:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 
 from paceline.policy.cost import CostModel
 from paceline.policy.exploration import Exploration
-from paceline.policy.lateness import Lateness
 from paceline.policy.planned import PlannedStep
 from paceline.policy.planner import StepReport
 from paceline.span import DraftTree
@@ -30,15 +29,11 @@ class WideSteps:
     Args:
         cost: predicts forwards.
         exploration: pays.
-        lateness: of requests that are to have a token in time; None where none are.
         is_strict: no request may be held up for others.
     """
 
-    def __init__(
-        self, cost: CostModel, exploration: Exploration, lateness: Lateness | None, is_strict: bool
-    ) -> None:
-        self._cost, self._exploration = cost, exploration
-        self._lateness, self._is_strict = lateness, is_strict
+    def __init__(self, cost: CostModel, exploration: Exploration, is_strict: bool) -> None:
+        self._cost, self._exploration, self._is_strict = cost, exploration, is_strict
         self._hopes = False  # something was drafted for it
         self._running = 0, 0.0  # nodes of the step that is explored, and its predicted price
 
@@ -85,8 +80,6 @@ class WideSteps:
         is_wider = few < many < len(growth) and growth[few] < growth[many]
         cost_ms = growth[many] - growth[few] if is_wider else 0.0
         begins = is_wider and self._exploration.covers(WIDTH, cost_ms)
-        if begins and self._lateness is not None:
-            begins = self._lateness.allows(step.requests, growth[many])
         drafted_ms = self._drafted_ms(step, picked)
         if drafted_ms:
             self._exploration.spend(WIDTH, drafted_ms)

@@ -64,10 +64,6 @@ class DraftBudget(NamedTuple):  # made in every step: a frozen dataclass takes t
     prices: Prices = FREE
 
 
-GLANCE = 4, 4
-"""Nodes and depth of a draft that is only looked at."""
-
-
 class Proposer(Protocol):
     """Drafts continuations from token ids. Wrong drafts cost time, never correctness.
 
@@ -86,10 +82,6 @@ class Proposer(Protocol):
     """True when drafting takes forwards of a model, so that it is worth asking whether to."""
     costs_levels: bool = True
     """Where drafting takes forwards: each further level of its trees takes one more."""
-    glance: Callable[[Request], float] | None = None
-    """A method of one that drafts in microseconds: tokens that a small draft (:data:`GLANCE`) for a
-    request would bring by its own estimates. By that it is decided whether it is asked for a whole
-    one."""
 
     @property
     def num_forwards(self) -> int:

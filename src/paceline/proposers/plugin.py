@@ -28,8 +28,7 @@ class PluginProposer(Proposer):
     Args:
         plugin: the plugin's object. Where it counts forwards of a model in ``num_forwards``, the
             planner asks it only when that seems worth the time; ``lag(request)`` may say how many
-            of a request's tokens it has yet to read, or None where it will not draft. A
-            ``glance(request)`` is taken over, see :class:`~paceline.proposers.base.Proposer`.
+            of a request's tokens it has yet to read, or None where it will not draft.
 
     Raises:
         ConfigError: it lacks what a plugin needs.
@@ -49,8 +48,6 @@ class PluginProposer(Proposer):
         self._plugin = plugin
         self._lag_error: Exception | None = None
         self._count_forwards()
-        if hasattr(plugin, "glance"):
-            self.glance = plugin.glance
 
     def _count_forwards(self) -> None:
         if self.costs_forwards:

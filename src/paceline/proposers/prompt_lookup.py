@@ -20,7 +20,7 @@ from typing import Any
 
 from paceline.config import MAX_SPECULATIVE_TOKENS, SpeculativeConfig
 from paceline.models.ops.native import native_module, why_not_native
-from paceline.proposers.base import GLANCE, DraftBudget, Drafted, Proposer, TargetInfo, draft_each
+from paceline.proposers.base import DraftBudget, Drafted, Proposer, TargetInfo, draft_each
 from paceline.request import Request
 from paceline.span import ROOT, DraftTree
 
@@ -227,10 +227,6 @@ class PromptLookupProposer(Proposer):
 
     def __init__(self, config: SpeculativeConfig, is_native: bool | None = None) -> None:
         self.config = config
-        self._glanced = (
-            min(GLANCE[0], config.tree_nodes),
-            min(GLANCE[1], config.num_speculative_tokens),
-        )
         if is_native is None:
             is_native = why_not_native() is None
         native: Any = native_module() if is_native else None
@@ -245,9 +241,6 @@ class PromptLookupProposer(Proposer):
 
     def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
         return draft_each(self._draft, requests, budget, self.config)
-
-    def glance(self, request: Request) -> float:
-        return sum(DraftTree(*self._draft(request, *self._glanced)).path_probs())
 
     def finish(self, request: Request) -> None:
         self._indices.pop(request.request_id, None)

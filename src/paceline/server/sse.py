@@ -103,7 +103,7 @@ async def while_connected(
     task = asyncio.create_task(work)
     gone = asyncio.create_task(_disconnected(receive))
     try:
-        await _first_of(task, gone, deadline.seconds_left)
+        await first_of(task, gone, deadline.seconds_left)
         if task.done():
             return task.result()
         if gone.done():
@@ -170,7 +170,7 @@ class EventStream(Response):
         self._last_sent = time.monotonic()
         try:
             while not sender.done() and not gone.done() and self._deadline.seconds_left > 0:
-                await _first_of(sender, gone, self._patience())
+                await first_of(sender, gone, self._patience())
                 if not (sender.done() or gone.done()) and self._is_due:
                     await self._send(send, KEEP_ALIVE)
             if not sender.done() and not gone.done():
@@ -233,7 +233,7 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-async def _first_of(one: asyncio.Task[Any], other: asyncio.Task[Any], seconds: float) -> None:
+async def first_of(one: asyncio.Task[Any], other: asyncio.Task[Any], seconds: float) -> None:
     timeout = None if seconds == math.inf else max(seconds, 0.0)
     await asyncio.wait((one, other), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
 

@@ -67,10 +67,10 @@ class Recorder(FixedPlanner):
         self._requests: Sequence[Request] = ()
         self._trees: dict[int, list[DraftTree]] = {}
 
-    def begin(self, step: StepShape, requests: Sequence[Request]) -> bool:
+    def begin(self, step: StepShape, requests: Sequence[Request]) -> int:
         self._requests, self._trees = requests, {}
         self.log.append([])
-        return True
+        return 0
 
     def ask(self, source: Source, candidates: Sequence[int], drafts: Drafts) -> list[int]:
         return list(candidates)
@@ -253,7 +253,7 @@ def log_of(simulator: Simulator, configs: Configs) -> Log:
         PacelineError: as a replay.
     """
     recorder = Recorder()
-    simulator.run(configs, lambda cost, drafting, objective: recorder)
+    simulator.run(configs, lambda cost, objective: recorder)
     return recorder.log
 
 

@@ -34,12 +34,10 @@ class Terms:
     Attributes:
         growth: milliseconds of the forward with 0, 1, 2, ... draft nodes.
         rate: tokens that a millisecond is worth.
-        weights: of the requests; None is equal ones.
     """
 
     growth: Sequence[float] = ()
     rate: float = 0.0
-    weights: Sequence[float] | None = None
 
 
 def request_nodes(
@@ -77,8 +75,7 @@ def cut_reasons(
     growth = terms.growth or [0.0] * (1 + sum(map(len, trees)))
 
     def choose(rate: float) -> list[list[int]]:
-        weights = terms.weights
-        return choose_nodes(trees, limits, growth, rate, weights=weights, node_budget=node_budget)
+        return choose_nodes(trees, limits, growth, rate, node_budget=node_budget)
 
     found = []
     for tree, *parts, limit, allowed, paying in zip(
@@ -142,17 +139,31 @@ class RecordingPlanner:
         self.steps: deque[StepRecord] = deque(maxlen=MAX_STEPS)
         self._num_steps = 0
         self._step = _Step()
+        self._skipped = 0  # steps for which inner is not asked,
+        self._decoding: list[int] | None = None  # while these decode
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def begin(self, step: StepShape, requests: Sequence[Request]) -> bool:
+    def set_sources(self, sources: Sequence[Source]) -> None:
+        self._skipped = 0
+        self.inner.set_sources(sources)
+
+    def begin(self, step: StepShape, requests: Sequence[Request]) -> int:
         positions = [len(request.token_ids) for request in requests]
         self._step = _Step(step, list(requests), positions)
-        return self.inner.begin(step, requests)
+        return int(not self._is_asked(step, requests))  # it wants to see each step
 
-    def rest_ms(self) -> float:
-        return 0.0  # it wants to see each step
+    def _is_asked(self, step: StepShape, requests: Sequence[Request]) -> bool:
+        """Whether proposers are; ``inner`` sees the steps that it would see by itself."""
+        ids = [request.request_id for request in requests]
+        decoding = ids if step.rows == step.samples == step.requests == len(ids) else None
+        if self._skipped and decoding == self._decoding:
+            self._skipped -= 1
+            return False
+        steps = self.inner.begin(step, requests)
+        self._skipped, self._decoding = (steps - 1, ids) if steps and decoding else (0, None)
+        return not steps
 
     def ask(self, source: Source, candidates: Sequence[int], drafts: Drafts) -> list[int]:
         chosen = self.inner.ask(source, candidates, drafts)
@@ -198,8 +209,8 @@ class RecordingPlanner:
         if self._step.shape is None or not isinstance(self.inner, CostAwarePlanner):
             return Terms()
         planned = self.inner.planned
-        plain = [planned.plain_ms] if planned.plain_ms else []
-        return Terms(planned.growth or plain, planned.rate, planned.weights)
+        plain_ms = self.inner.cost.predict(self._step.shape)
+        return Terms(planned.growth or [plain_ms], planned.rate)
 
 
 def _record(index: int, step: _Step, terms: Terms, report: StepReport) -> StepRecord:
@@ -234,9 +245,7 @@ def _parts(step: _Step, terms: Terms) -> list[RequestPart]:
             step.trees, step.chosen, verified, step.limits, step.node_budget, terms
         )
         nodes = [request_nodes(*each) for each in zip(step.trees, reasons, emitted, strict=True)]
-    weights = terms.weights or [1.0] * len(ids)
-    columns = zip(ids, step.positions, emitted, nodes, weights, strict=True)
-    return [RequestPart(*part) for part in columns]
+    return [RequestPart(*part) for part in zip(ids, step.positions, emitted, nodes, strict=True)]
 
 
 @contextmanager

@@ -185,7 +185,7 @@ def _stand_ins(engine: Engine, planner: str) -> Iterator[None]:
     """Let a planner of this name and a cost model of their own plan and learn meanwhile."""
     drafting, real = engine.drafting, (engine.drafting.planner, engine.cost)
     engine.cost = CostModel(engine.cost.table)
-    stand_in = PLANNERS[planner](engine.cost, None, engine.config.objective)
+    stand_in = PLANNERS[planner](engine.cost, engine.config.objective)
     drafting.planner = cast(Planner, RecordingPlanner(stand_in))
     try:
         yield

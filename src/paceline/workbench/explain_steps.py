@@ -67,14 +67,12 @@ class RequestPart:
         position: tokens before the step, the prompt's included.
         token_ids: emitted by the step.
         nodes: candidates, parents first; empty where nothing was drafted.
-        weight: what a token of this request counted in the choice.
     """
 
     request_id: int
     position: int
     token_ids: Sequence[int]
     nodes: Sequence[Node] = ()
-    weight: float = 1.0
 
 
 @dataclass(slots=True)
@@ -143,9 +141,8 @@ class StepRecord:
     def next_node(self) -> tuple[float, float] | None:
         """What one node more would bring and cost, in tokens, where that ended the choice."""
         after = self.num_verified + 1
-        cuts = [(part.weight * n.path_prob, n.cut) for part in self.requests for n in part.nodes]
-        worths = [worth for worth, cut in cuts if cut is Cut.COST]
-        is_fairness = any(cut is Cut.FAIRNESS for _, cut in cuts)
+        worths = [node.path_prob for node in self.nodes if node.cut is Cut.COST]
+        is_fairness = any(node.cut is Cut.FAIRNESS for node in self.nodes)
         if is_fairness or not worths or after >= len(self.growth):
             return None
         return max(worths), self.rate * (self.growth[after] - self.growth[after - 1])

@@ -99,11 +99,11 @@ class _Oracle(FixedPlanner, ABC):
         """Tokens per millisecond over the steps in which no prompt was read."""
         return self._tokens / self._ms if self._ms else 0.0
 
-    def begin(self, step: StepShape, requests: Sequence[Request]) -> bool:
+    def begin(self, step: StepShape, requests: Sequence[Request]) -> int:
         self._step, self._requests = step, requests
         self._reaches = [{} for _ in requests]
         self._step_draft_ms = 0.0
-        return True
+        return 0
 
     def ask(self, source: Source, candidates: Sequence[int], drafts: Drafts) -> list[int]:
         return list(candidates)

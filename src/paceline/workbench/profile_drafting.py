@@ -40,7 +40,7 @@ Make = Callable[[SpeculativeConfig], tuple[Proposer, ModelRunner]]
 """A proposer and what it runs."""
 
 
-class _Run(NamedTuple):
+class Run(NamedTuple):
     """Medians over calls: milliseconds, those inside forwards, and how many forwards these were."""
 
     ms: float
@@ -54,14 +54,14 @@ class _Timed(Silent):
     def __init__(self, proposer: Proposer, runner: ModelRunner) -> None:
         super().__init__(proposer)
         self._runner = runner
-        self.calls: list[_Run] = []
+        self.calls: list[Run] = []
 
     def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
         runner, began = self._runner, time.perf_counter()
         inside, forwards = runner.seconds, runner.num_forwards
         silence = super().propose(requests, budget)
         ms, inside_ms = (time.perf_counter() - began) * 1e3, (runner.seconds - inside) * 1e3
-        self.calls.append(_Run(ms, inside_ms, runner.num_forwards - forwards))
+        self.calls.append(Run(ms, inside_ms, runner.num_forwards - forwards))
         return silence
 
     def observe(self, request: Request, result: VerifyResult) -> None:
@@ -103,24 +103,24 @@ def measure_drafting(
     make, many = _maker(checkpoint, runner, built), min(MANY, built.config.max_num_seqs)
     before = built.engine.drafting.proposers
     try:
-        one = _run(built, make(chain), FEW, 1)
-        several = _run(built, make(chain), FEW, LEVELS)
-        wide = _run(built, make(tree), FEW, LEVELS)
-        together = _run(built, make(chain), many, LEVELS)
+        one = run(built, make(chain), FEW, 1)
+        several = run(built, make(chain), FEW, LEVELS)
+        wide = run(built, make(tree), FEW, LEVELS)
+        together = run(built, make(chain), many, LEVELS)
     finally:
         built.engine.set_speculation(before)
     runs = one, several, wide, together
     if any(run.forwards < 1 for run in runs):
         return NO_DRAFTING_HOST_TIME
-    return _host_time(table, many, *runs)
+    return host_time(table, many, *runs)
 
 
-def _host_time(
-    table: CostTable, many: int, one: _Run, several: _Run, wide: _Run, together: _Run
+def host_time(
+    table: CostTable, many: int, one: Run, several: Run, wide: Run, together: Run
 ) -> DraftingHostTime:
     """Out of drafts of one level and of several, the latter with wide levels or many requests."""
 
-    def beyond(run: _Run, requests: int = FEW, nodes: int = 1) -> float:
+    def beyond(run: Run, requests: int = FEW, nodes: int = 1) -> float:
         context = table.contexts[0]
         first = table.milliseconds(requests, context, requests=requests)
         level = table.milliseconds(requests * nodes, context, requests=requests)
@@ -130,7 +130,7 @@ def _host_time(
     level = max(0.0, (beyond(several) - beyond(one)) / further) if further > 0 else 0.0
     call = max(0.0, beyond(one) - (one.forwards - 1) * level)
 
-    def more(run: _Run, beyond_ms: float) -> float:
+    def more(run: Run, beyond_ms: float) -> float:
         """What each further node or request of its levels adds, all of them together."""
         return max(0.0, beyond_ms - call - (run.forwards - 1) * level)
 
@@ -141,16 +141,14 @@ def _host_time(
     return DraftingHostTime(call, level, request if many > FEW else 0.0, node)
 
 
-def _run(
-    built: BuiltEngine, made: tuple[Proposer, ModelRunner], requests: int, levels: int
-) -> _Run:
+def run(built: BuiltEngine, made: tuple[Proposer, ModelRunner], requests: int, levels: int) -> Run:
     timed = _Timed(*made)
     built.engine.set_speculation([timed])
     decode(built.engine, requests, levels)
     calls = timed.calls[-STEPS:]
     if not calls:
-        return _Run(0.0, 0.0, 0.0)
-    return _Run(*(statistics.median(each) for each in zip(*calls, strict=True)))
+        return Run(0.0, 0.0, 0.0)
+    return Run(*(statistics.median(each) for each in zip(*calls, strict=True)))
 
 
 def _maker(checkpoint: Checkpoint, runner: ModelRunner, built: BuiltEngine) -> Make:

@@ -139,17 +139,24 @@ def drafted_steps(engine: Engine, most_seconds: float) -> list[DraftedStep]:
         for _ in range(DRAFTED_STEPS):
             if request_id not in engine.requests or time.perf_counter() > end:
                 break
+            planned_ms = _planning_ms(engine)
             forwards, began = scripted.seconds, time.perf_counter()
             engine.step()
             passed = time.perf_counter() - began - (scripted.seconds - forwards)
             if scripted.num_nodes:
-                planning_ms = planner.planned.host_ms
+                planning_ms = _planning_ms(engine) - planned_ms - planner.planned.draft_ms
                 found.append(DraftedStep(passed * 1e3, planning_ms, scripted.num_nodes))
     finally:
         engine.abort(request_id)
         engine.step()
         engine.runner = runner
     return found
+
+
+def _planning_ms(engine: Engine) -> float:
+    """Milliseconds that the engine has spent on proposing and planning."""
+    seconds = engine.stats().seconds
+    return (seconds.get("propose", 0.0) + seconds.get("plan", 0.0)) * 1e3
 
 
 def _text(vocab_size: int, length: int) -> list[int]:

@@ -31,7 +31,7 @@ from paceline.request import TARGET_ORIGIN, FinishReason, Request, VerifyResult
 from paceline.runtime.kv_cache import KVCache
 from paceline.span import DraftTree
 from paceline.traces import Trace
-from paceline.workbench.replay_parts import Charged, EndlessKV
+from paceline.workbench.replay_parts import Charged, Clock, EndlessKV
 from paceline.workbench.trace_requests import trace_request
 
 ANY_TOKEN = 1 << 31
@@ -100,8 +100,7 @@ def replay(
     Args:
         meta: of the traces; it says how many tokens each might have had.
         proposers: fresh ones; a request's id is the place of its trace.
-        planner: a fresh one, for it learns. Made with the same ``cost`` and ``drafting`` it reads
-            no clock.
+        planner: a fresh one, for it learns; made with the same ``cost``.
         cost: frozen.
         drafting: fixed times of the proposers; one without takes none.
         concurrency: most requests at a time.
@@ -114,7 +113,9 @@ def replay(
     """
     assert not cost.learns, "nothing is measured here that it could learn from"
     limits = replace(config or EngineConfig(), max_num_seqs=concurrency)
-    loop = _Replay([Charged(each, drafting) for each in proposers], planner, cost, limits)
+    clock = Clock()
+    charged = [Charged(each, drafting, clock) for each in proposers]
+    loop = _Replay(charged, planner, cost, limits, clock)
     for index, trace in enumerate(traces):
         loop.add(trace_request(index, trace, meta), trace.token_ids.tolist())
     return loop.run()
@@ -127,6 +128,7 @@ class _Replay:
         planner: Planner,
         cost: CostModel,
         config: EngineConfig,
+        clock: Clock,
     ) -> None:
         self._proposers = proposers
         self._cost = cost
@@ -134,7 +136,7 @@ class _Replay:
         self._kv = EndlessKV()
         self._scheduler = Scheduler(config, cast(KVCache, self._kv), cost)
         self._stats = EngineStats()
-        self._drafting = Drafting(proposers, planner, ANY_TOKEN, lambda: self._stats)
+        self._drafting = Drafting(proposers, planner, ANY_TOKEN, lambda: self._stats, clock)
         self._waiting: deque[Request] = deque()
         self._logs: list[list[int]] = []
         self._result = ReplayResult([])
@@ -175,11 +177,11 @@ class _Replay:
             merges += proposer.num_trees
             draft_ms += proposer.take_ms()
         self._result.rows.append(shape.rows)
-        self._share(items, roots, shape, forward_ms, draft_ms, merges)
+        total_ms = self._share(items, roots, shape, forward_ms, draft_ms, merges)
         emitted = 0
         for item in items:
             emitted += self._commit(item)
-        self._drafting.end(items, shape, emitted, forward_ms, forward_ms + draft_ms)
+        self._drafting.end(items, shape, emitted, forward_ms, total_ms)
 
     def _share(
         self,
@@ -189,7 +191,8 @@ class _Replay:
         forward_ms: float,
         draft_ms: float,
         merges: int,
-    ) -> None:
+    ) -> float:
+        """Charge each request for its part of a step; returns the milliseconds of it all."""
         sizes, count = [len(item.draft.token_ids) for item in items], len(items)
         nodes, drafts = sum(sizes), sum(map(bool, sizes))
         host_ms = self._cost.table.host.of(count, drafts, nodes, draft_ms > 0.0, merges)
@@ -200,6 +203,7 @@ class _Replay:
             trace.ms += (plain_ms + draft_ms + host_ms) / count + size * node_ms
             trace.draft_ms += draft_ms / count
             trace.wall_ms += forward_ms + draft_ms + host_ms
+        return forward_ms + draft_ms + host_ms
 
     def _plan(self, drafts: Sequence[Draft], room: int) -> None:
         for draft, tree in zip(drafts, self._drafting.choose(drafts, room), strict=True):

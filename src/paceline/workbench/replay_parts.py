@@ -10,23 +10,36 @@ from paceline.request import Request
 from paceline.span import DraftTree
 
 
+class Clock:
+    """A clock that stands still until it is moved on."""
+
+    def __init__(self) -> None:
+        self.milliseconds = 0.0
+
+    def __call__(self) -> float:
+        """Seconds, as :func:`time.perf_counter` gives them."""
+        return self.milliseconds / 1e3
+
+
 class Charged:
     """A proposer whose calls are charged the time that they are said to take.
+
+    Args:
+        clock: is moved on by that.
 
     Attributes:
         num_trees: that it drafted since :meth:`take_ms` was called.
     """
 
-    def __init__(self, proposer: Proposer, cost: DraftingCost) -> None:
-        self._proposer = proposer
-        self._cost = cost
+    def __init__(self, proposer: Proposer, cost: DraftingCost, clock: Clock) -> None:
+        self.inner = proposer
+        self._cost, self._clock = cost, clock
         self._ms = 0.0
         self.num_trees = 0
         self.name = proposer.name
         self.config = proposer.config
         self.costs_forwards = proposer.costs_forwards
         self.costs_levels = proposer.costs_levels
-        self.glance = proposer.glance
         self.lag = proposer.lag
         self.observe = proposer.observe
         self.context_length = proposer.context_length
@@ -34,18 +47,20 @@ class Charged:
 
     @property
     def num_forwards(self) -> int:
-        return self._proposer.num_forwards
+        return self.inner.num_forwards
 
     def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
         lags = [lag for request in requests if (lag := self.lag(request))]
-        trees = self._proposer.propose(requests, budget)
+        trees = self.inner.propose(requests, budget)
         levels = 1
         if self.costs_forwards and self.costs_levels:
             levels = max((max(tree.depths()) for tree in trees if len(tree)), default=1)
         self.num_trees += sum([1 for tree in trees if tree.token_ids])
-        self._ms += self._cost.milliseconds(self.name, levels)
+        ms = self._cost.milliseconds(self.name, levels)
         if lags:
-            self._ms += sum([self._cost.catch_up(self.name, lag) for lag in lags])
+            ms += sum([self._cost.catch_up(self.name, lag) for lag in lags])
+        self._ms += ms
+        self._clock.milliseconds += ms
         return trees
 
     def take_ms(self) -> float:

@@ -79,7 +79,7 @@ class Simulator:
     def run(self, configs: Configs, make_planner: MakePlanner) -> ReplayResult:
         """A replay with the proposers of ``configs``; none at all is plain decoding."""
         cost, drafting = self._cost(), self._drafting(configs)
-        planner = make_planner(cost, drafting, self.config.objective)
+        planner = make_planner(cost, self.config.objective)
         return replay(
             self.traces,
             self.meta,

@@ -16,7 +16,7 @@ from itertools import count, islice
 
 from paceline.proposers.base import Drafted
 from paceline.proposers.suffix.automaton import Edges, Place, SuffixAutomaton, SuffixCursor
-from paceline.span import ROOT, DraftTree
+from paceline.span import ROOT
 
 MAX_CONTEXTS = 4
 """Suffixes that are blended."""
@@ -118,17 +118,6 @@ class SuffixDrafter:
                 below = [a.follow(p, token) for a, p in zip(automata, places, strict=True)]
                 push(len(tokens) - 1, -minus_prob, depth + 1, below)
         return tree
-
-    def promise(
-        self,
-        cursors: Sequence[SuffixCursor],
-        token_ids: Sequence[int],
-        max_nodes: int,
-        max_depth: int,
-    ) -> float:
-        """Tokens that such a draft is expected to bring."""
-        tokens, parents, probs = self.draft(cursors, token_ids, max_nodes, max_depth)
-        return sum(DraftTree(tokens, parents, probs, []).path_probs())
 
     def _children(
         self, automata: Sequence[SuffixAutomaton], places: Sequence[Place]

@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.config import SpeculativeConfig
 from paceline.models.ops.native import native_module, why_not_native
-from paceline.proposers.base import GLANCE, DraftBudget, Drafted, Proposer, TargetInfo, draft_each
+from paceline.proposers.base import DraftBudget, Drafted, Proposer, TargetInfo, draft_each
 from paceline.proposers.suffix import automaton, growth
 from paceline.proposers.suffix.shared import SharedTexts
 from paceline.request import Request
@@ -66,9 +66,6 @@ class SuffixProposer(Proposer):
 
     def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
         return draft_each(self._draft, requests, budget, self.config)
-
-    def glance(self, request: Request) -> float:
-        return float(self._drafter.promise(self._cursors(request), request.token_ids, *GLANCE))
 
     def finish(self, request: Request) -> None:
         self._texts.pop(request.request_id, None)

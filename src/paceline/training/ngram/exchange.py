@@ -1,7 +1,16 @@
 """N-gram files of other programs: what they hold, in our terms. Knows no options and no figures.
 
-``docs/formats.md`` has their layouts. They are untrusted: every count is checked against the file's
-size before it is used, and nothing is allocated that is not in proportion to that size.
+They are untrusted: every count is checked against the file's size before it is used, and nothing is
+allocated that is not in proportion to that size. All numbers are little endian.
+
+``model.bin`` of uzu and lalamo, version 2: u32 order, f32 discount, then a table per order n, from
+1 on: u64 bytes of what follows | u32 slots S, u32 k, u32 n, u32 padding token | u64 tags [S] | u32
+tokens [S, k] | f32 values [S, k] | u32 counts [S]. The XXH3-64 hash h of a context of n - 1 tokens,
+as u32, has its slot at ``h % S`` and the tag ``h / S``, so both give the hash back, which is our
+key. A value of 0 is padding.
+
+Lookup caches of llama.cpp: records without a header: i32 tokens [4], the context, filled up with -1
+| i32 pairs | pairs of i32 token, i32 count.
 """
 
 from __future__ import annotations

@@ -1,0 +1,58 @@
+"""What asking proposers for drafts is worth, learnt from what their drafts promised and took.
+
+A value is the tokens that a proposer's chosen nodes promised beyond the time of verifying them,
+less the time of drafting at the going rate, which depends on how many requests decode. All requests
+share it: what one of them shows, the others need not find out. A proposer has a value for each
+situation, which is how much other proposers have drafted in the step already.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from dataclasses import dataclass
+
+SITUATIONS = (0.25, 0.75, 1.5)
+"""Expected tokens of the drafts that are there already; between these situations are told apart."""
+FIRST_VALUE = 0.5
+"""Tokens that are expected of a proposer that was never asked: enough to be asked some times."""
+PACE = 0.1
+"""Weight of the latest draft in a value."""
+
+
+@dataclass(slots=True)
+class ProposerValue:
+    """What one draft for one request brings and takes.
+
+    Attributes:
+        tokens: that the chosen nodes promise beyond the time in which they are verified.
+        ms: that planning and drafting take.
+        count: drafts that these rest on.
+    """
+
+    tokens: float = FIRST_VALUE
+    ms: float = 0.0
+    count: int = 0
+
+    def gain(self, rate: float) -> float:
+        """Tokens that asking is expected to bring, where a millisecond is worth ``rate`` tokens."""
+        return self.tokens - rate * self.ms
+
+    def learn(self, tokens: float, ms: float) -> None:
+        """Take in what a draft promised and took."""
+        self.count += 1
+        pace = max(PACE, 1 / (self.count + 2))
+        self.ms += pace * (ms - self.ms)
+        # No less than nothing, so that a change of text is believed after few drafts.
+        self.tokens = max(0.0, self.tokens + pace * (tokens - self.tokens))
+
+
+class ProposerValues:
+    """The values of all proposers."""
+
+    def __init__(self) -> None:
+        self._values: defaultdict[tuple[str, int], ProposerValue] = defaultdict(ProposerValue)
+
+    def of(self, name: str, expected_tokens: float = 0.0) -> ProposerValue:
+        """Of a proposer, where others expect so many tokens of their drafts for the request."""
+        return self._values[name, bisect_right(SITUATIONS, expected_tokens)]
