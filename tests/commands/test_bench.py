@@ -159,8 +159,8 @@ def test_chat_and_details(bench: Callable[..., Result], fake: FakeServer, tmp_pa
 
 def test_replay_of_a_trace(bench: Callable[..., Result], fake: FakeServer, tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
-    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n10.0,30,4\n10.4,20,9\n10.8,25,2\n")
-    result = bench("--trace-path", str(trace), "--trace-speed", "4", "--json", "--save-detailed")
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n10.0,30,4\n10.1,20,9\n10.2,25,2\n")
+    result = bench("--trace-path", str(trace), "--json", "--save-detailed")
     document = result.document
     starts = document["start_times"]
     assert document["num_prompts"] == 3

@@ -156,8 +156,8 @@ def test_traces(tmp_path: Path) -> None:
         "\r\n"
         "2023-11-17 00:00:02.5000000,7,3\r\n"
     )
-    rows = read_trace(path, 10, speed=2.0)
-    assert [row.time for row in rows] == pytest.approx([0.0, 0.75, 1.5])
+    rows = read_trace(path, 10)
+    assert [row.time for row in rows] == pytest.approx([0.0, 1.5, 3.0])
     assert [(row.prompt_len, row.output_len) for row in rows] == [(4808, 10), (110, 1), (7, 3)]
     assert len(read_trace(path, 2)) == 2
     path.write_text("0.5,1,2\n3.5,3,4\n")
@@ -178,8 +178,6 @@ def test_damaged_traces(tmp_path: Path, text: str, problem: str) -> None:
     path.write_text(text)
     with pytest.raises(RequestError, match=problem):
         read_trace(path, 10)
-    with pytest.raises(ConfigError, match="--trace-speed"):
-        read_trace(path, 10, speed=0.0)
 
 
 @pytest.mark.skipif(not TRACE.exists(), reason="the shared traces are not here")

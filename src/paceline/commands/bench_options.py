@@ -50,7 +50,6 @@ class ServerOptions:
     base_url: str | None = option(None, "Its address, instead of host and port.")
     host: str = option("127.0.0.1", "Its host.")
     port: int = option(8000, "Its port.")
-    endpoint: str | None = option(None, "Its path (default: the backend's usual one).")
     model: str | None = option(None, "Its model's name (default: the first that it lists).")
     tokenizer: str | None = option(
         None,
@@ -77,7 +76,6 @@ class TrafficOptions:
     burstiness: float = option(1.0, "1 is a Poisson process, less is burstier, more is steadier.")
     max_concurrency: int | None = option(None, "Most requests at once.", min=1)
     trace_path: str | None = option(None, "CSV of time, prompt tokens, output tokens to replay.")
-    trace_speed: float = option(1.0, "Replay so many times faster than recorded.")
     num_warmups: int = option(0, "Requests before the measured ones.", min=0)
     compare_with: str | None = option(None, "A second server, measured in turns.", metavar="URL")
     compare_extra_body: str | None = option(None, "Its --extra-body (default: the same).")

@@ -125,7 +125,6 @@ async def _arm(options: BenchServeOptions, place: int, stack: AsyncExitStack) ->
         url,
         options.model or await server.first_model(session, url),
         options.backend,
-        options.endpoint or BACKENDS[options.backend],
         headers,
         _json_object(extra, "--extra-body"),
     )
@@ -159,7 +158,7 @@ def _workload(options: BenchServeOptions, counter: TokenCounter) -> Workload:
     has_trial = options.ready_check_timeout_sec > 0
     extra = has_trial + options.num_warmups
     if options.trace_path is not None:
-        rows = read_trace(options.trace_path, count, options.trace_speed)
+        rows = read_trace(options.trace_path, count)
         count = len(rows)
         repeated = (rows * (1 + extra))[: count + extra]
         samples = make_trace_samples(repeated, config, counter, seed)

@@ -54,7 +54,7 @@ _RATIOS = {
 SHOWN = 10
 """Reasons of failures, and prompts that differ; the rest is in the file."""
 _SETTINGS = (
-    *("backend", "dataset_name", "trace_path", "trace_speed", "temperature", "seed"),
+    *("backend", "dataset_name", "trace_path", "temperature", "seed"),
     *("burstiness", "max_concurrency"),
 )
 """Options that the document has under their own names."""

@@ -171,8 +171,6 @@ def _report(
     screen: Screen,
 ) -> None:
     screen.say(quality_table(rows))
-    for name, facts in arms.peers.items():
-        screen.say(peer_line(name, facts))
     for name, reason in arms.skipped.items():
         screen.say(f"{name}: not measured: {reason}")
     found = list(pairs(rows))
@@ -228,10 +226,3 @@ def pair_line(own: str, other: str, found: Excess) -> str:
     if found.relative is None or found.relative_upper is None:
         return line
     return f"{line}; that is {found.relative:+.1%}, at most {found.relative_upper:+.1%}"
-
-
-def peer_line(name: str, facts: Mapping[str, Any]) -> str:
-    return (
-        f"{name}: {facts['version']}, {facts['library']}; flash attention "
-        f"{facts['flash_attention']}, keys and values {facts['kv_type']}; {facts['system_info']}"
-    )

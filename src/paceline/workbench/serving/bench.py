@@ -19,7 +19,7 @@ from paceline.workbench.serving import server
 from paceline.workbench.serving.client import Outcome, send
 from paceline.workbench.serving.extra import aiohttp
 from paceline.workbench.serving.figures import figures_of
-from paceline.workbench.serving.requests import Sample, Sampling, Target, make_bodies
+from paceline.workbench.serving.requests import BACKENDS, Sample, Sampling, Target, make_bodies
 from paceline.workbench.serving.server import Counters
 
 Send = Callable[[bytes, Outcome], Awaitable[None]]
@@ -101,7 +101,7 @@ class Arm:
 
     @property
     def url(self) -> str:
-        return f"{self.target.url}{self.target.endpoint}"
+        return f"{self.target.url}{BACKENDS[self.target.backend]}"
 
     async def prepare(self, workload: Workload) -> None:
         """Try one request, and warm up.
