@@ -23,8 +23,6 @@ from paceline.workbench.simulate import Configs, Simulator
 
 AS_PROPOSED = "as proposed"
 KEPT = "calibration"
-MAX_CALIBRATION_ERROR = 0.05
-"""Expected calibration error that is aimed at."""
 LEAST_LOSS_PROB = 0.001
 """A certainty that turns out wrong costs as much as this probability would."""
 TOGETHER = "all together"
