@@ -24,7 +24,7 @@ from prompt_sets import load_prompts
 from report import Report, Row, Target, grid, table
 
 from paceline.commands.quality import begins_with, encoded, longest, pairs
-from paceline.commands.quality_arms import PEER, Arms, PeerSettings
+from paceline.commands.quality_arms import PEER, Arms
 from paceline.errors import PacelineError
 from paceline.models.checkpoint import load_checkpoint
 from paceline.models.tokenizer import Tokenizer
@@ -176,8 +176,13 @@ def compared(
         reference = arms.reference()
         for dtype in options.dtypes:
             arms.add_dtype(dtype)
-        peer = PeerSettings(str(options.llama), most, options.threads, options.llama_kv_type)
-        arms.add_peer(peer, path)
+        arms.add_peer(
+            path,
+            python=str(options.llama),
+            longest=most,
+            threads=options.threads,
+            kv_type=options.llama_kv_type,
+        )
         vocab = source.config.vocab_size
         return pieces, measure(noted(pieces, label), vocab, reference, arms.found), arms
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from paceline.span import DraftTree
-from paceline.workbench.estimators_log import LoggedDraft
+from paceline.workbench.estimators import LoggedDraft
 from tests.programs import FOLDER, ROOT, module
 
 

@@ -25,13 +25,15 @@ from research.estimators import ALL, Node, NodeEstimator
 from paceline import LLM, SamplingParams
 from paceline.llm import embedded_model
 from paceline.policy.evidence import AS_ESTIMATED, LEAST_DEPTHS
-from paceline.workbench.estimators_log import Log, Outcome, Recorder, replay
-from paceline.workbench.estimators_report import (
+from paceline.workbench.estimators import (
     AS_PROPOSED,
     KEPT,
-    MAX_CALIBRATION_ERROR,
+    Log,
+    Outcome,
+    Recorder,
     Scores,
     compare,
+    replay,
     score,
 )
 from paceline.workbench.plots import check_plot, plot_reliability
@@ -42,6 +44,8 @@ def tree(config: Mapping[str, Any], nodes: int, branching: int) -> dict[str, Any
     return {**config, "max_tree_nodes": nodes, "max_branching": branching}
 
 
+MAX_CALIBRATION_ERROR = 0.05
+"""Expected calibration error that is aimed at."""
 TEMPERATURES = (0.0, 0.8)
 HOSTILE = 1.3
 """Prose at this temperature is hardly predictable."""

@@ -14,8 +14,7 @@ from paceline.policy.acceptance import limit_siblings
 from paceline.policy.evidence import bucket_of, depth_range
 from paceline.request import VerifyResult
 from paceline.span import DraftTree
-from paceline.workbench.estimators_log import Estimator
-from paceline.workbench.estimators_report import AS_PROPOSED, ESTIMATORS, KEPT
+from paceline.workbench.estimators import AS_PROPOSED, ESTIMATORS, KEPT, Estimator
 
 LEAST_PROB = 0.002
 """Probabilities nearer to 0 or 1 than this have their log-odds."""

@@ -15,8 +15,7 @@ from paceline.policy.cost_points import StepShape
 from paceline.policy.planner import DraftLimits, Source
 from paceline.request import Request, VerifyResult
 from paceline.span import DraftTree
-from paceline.workbench.estimators_log import Outcome, Recorder, as_if_verified
-from paceline.workbench.estimators_report import score
+from paceline.workbench.estimators import Outcome, Recorder, as_if_verified, score
 
 
 @dataclass(slots=True)

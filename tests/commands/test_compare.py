@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from paceline.commands.compare import Comparison, Pair, comparison_table, verdict
-from paceline.commands.compare_noise import Round
 from paceline.commands.report import Figures
 from paceline.commands.resolve import NO_MEMORY
 from paceline.llm import LLM
@@ -54,7 +53,7 @@ def test_verdict(measured: Comparison, promised: bool, sentence: str) -> None:
 def test_a_speedup_that_noise_made_is_not_claimed() -> None:
     measured = comparison(106.0, 2.0)
     for pair in measured.pairs:
-        pair.rounds = [Round(106.0, 100, 2.0, 40)]
+        pair.rounds = [(Figures(106.0, num_steps=100), Figures(2.0, num_steps=40))]
     said = verdict(measured, True)
     assert said == (
         "identical output, and no speed-up can be told, the machine was busy: a plain step took "

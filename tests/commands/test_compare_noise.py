@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from paceline.commands.compare_noise import Round, why_disturbed
+from paceline.commands.report import Figures
 
 
 def one(ratio: float, steps: int = 40, length: float = 2.5, plain: float = 1.0) -> Round:
@@ -18,7 +20,8 @@ def one(ratio: float, steps: int = 40, length: float = 2.5, plain: float = 1.0) 
         plain: seconds.
     """
     plain_steps = int(steps * length)
-    return Round(plain, plain_steps, plain * steps / plain_steps / ratio, steps)
+    speculative = plain * steps / plain_steps / ratio
+    return Figures(plain, num_steps=plain_steps), Figures(speculative, num_steps=steps)
 
 
 def many(count: int, deviation: float, seed: int, typical: float = 0.85) -> list[Round]:
@@ -44,7 +47,7 @@ def test_rounds_of_a_quiet_machine_tell_a_speedup(count: int) -> None:
 
 def test_prompts_that_are_drafted_well_and_badly_are_no_noise() -> None:
     rounds = [one(1.0, length=1.0), one(0.8, length=4.0), one(0.6, length=6.0)] * 2
-    assert max(r.plain_seconds / r.speculative_seconds for r in rounds) > 3.5
+    assert max(plain.seconds / drafted.seconds for plain, drafted in rounds) > 3.5
     assert why_disturbed(rounds) is None
 
 
@@ -58,10 +61,10 @@ def test_more_than_the_steps_that_were_saved_is_impossible(rounds: list[Round]) 
 def test_one_arm_that_was_held_up_in_a_round_of_many() -> None:
     for seed in range(20):
         quiet = many(12, 0.05, seed)
-        for place, (plain, plain_steps, speculative, steps) in enumerate(quiet):
+        for place, (plain, drafted) in enumerate(quiet):
             for held_up in (
-                Round(plain + 60, plain_steps, speculative, steps),
-                Round(plain, plain_steps, speculative + 60, steps),
+                (replace(plain, seconds=plain.seconds + 60), drafted),
+                (plain, replace(drafted, seconds=drafted.seconds + 60)),
             ):
                 assert why_disturbed([*quiet[:place], held_up, *quiet[place + 1 :]]) is not None
 
@@ -76,4 +79,5 @@ def test_rounds_that_contradict_each_other() -> None:
 
 def test_what_was_not_measured_says_nothing() -> None:
     assert why_disturbed([]) is None
-    assert why_disturbed([Round(0.0, 0, 1.0, 1), Round(1.0, 1, 0.0, 0)]) is None
+    nothing, something = Figures(), Figures(1.0, num_steps=1)
+    assert why_disturbed([(nothing, something), (something, nothing)]) is None

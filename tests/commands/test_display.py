@@ -121,6 +121,6 @@ def test_closing_line() -> None:
 
 
 def test_table() -> None:
-    assert table(["a", "long"], [["first", "1"], ["b", "22.5"]]) == (
+    assert table([{"a": "first", "long": "1"}, {"a": "b", "long": "22.5"}]) == (
         "a      long\n-----  ----\nfirst     1\nb      22.5"
     )

@@ -200,7 +200,7 @@ STATED = {
 def test_a_help_text_states_the_default_that_the_code_has() -> None:
     """Typer writes defaults itself but for None; of those, numbers and names are compared."""
     subjects = real_model(), own_model("")
-    (long, quick), (own, own_quick) = ((s.max_tokens, s.quick_max_tokens) for s in subjects)
+    (long, quick), (own, own_quick) = ((s.max_tokens, s.max_tokens // 2) for s in subjects)
     demo = f"{long}, quick: {quick}; of the embedded model {own} and {own_quick}"
     checked = set()
     for path, parameter in parameters(typer.main.get_command(app)):

@@ -72,10 +72,9 @@ def test_the_rows(cli: Cli, folder: Path) -> None:
     assert {*rows} == lengths | trees | others | hindsight
     tokens = [len(trace.output_token_ids) for trace in read_traces(folder)]
     for name, row in rows.items():
-        assert row["traces"]["output_tokens"] == tokens, name
+        assert row["output_tokens"] == sum(tokens), name
         assert row["speedup"] == pytest.approx(rows["plain"]["time"] / row["time"])
         assert row["tokens_per_second"] == pytest.approx(1e3 * sum(tokens) / row["time"])
-        assert sum(row["steps_by_rows"].values()) == (row["num_forwards"] or 0)
         assert any(line.startswith(name) for line in result.out.splitlines())
     assert rows["plain"]["speedup"] == 1.0
     assert rows["draft_model 2"]["draft_time"] > 0.0
@@ -83,7 +82,7 @@ def test_the_rows(cli: Cli, folder: Path) -> None:
     assert document["cost_table"] == "machine"
     assert document["concurrency"] == 2
     assert [*document["draft_cost_tables"].values()] == ["machine: draft"]
-    assert "predicted, not measured: 3 traces" in result.out
+    assert "predicted, not measured; answers: 3, tokens: " in result.out
     # What the draft model drafts is kept beside the traces.
     assert [*folder.rglob("*.safetensors")]
 
@@ -165,7 +164,7 @@ def test_a_profiles_file_is_named_and_must_begin_at_one_row(
     plain = ("simulate", str(folder), "--no-speculation", "--json", "--cost")
     result = cli(*plain, profile_file(tmp_path, 1.5))
     assert result.document["cost_table"] == "by hand"
-    assert "costs of by hand" in result.err
+    assert "costs: by hand" in result.out
     gap = cli(*plain, profile_file(tmp_path, 1.5, first=2))
     assert gap.code == 2
     assert "without a step of width 1" in gap.err
@@ -177,8 +176,7 @@ def test_curves_are_no_profile_and_gaps_are_said(cli: Cli, folder: Path, tmp_pat
     plain = ("simulate", str(folder), "--no-speculation", "--json")
     result = cli(*plain, "--cost", str(file))
     assert result.code == 2
-    assert f"paceline profile --import '{file}'" in result.err
-    assert "'machine', 'machine: draft', 'ratios'" in result.err
+    assert "paceline profile --import FILE keeps published curves" in result.err
     file.write_text("{}")
     assert f"{file}: this is no profile" in cli(*plain, "--cost", str(file)).err
     said = cli(*plain, "--cost", profile_file(tmp_path, 1.5))
@@ -196,15 +194,13 @@ def test_estimators_are_compared_on_request(cli: Cli, folder: Path, tmp_path: Pa
     found = result.document["estimators"]
     assert list(found) == ["suffix", "draft_model", "all together"]
     for name, each in found.items():
-        losses = {key: scores["log_loss"] for key, scores in each["scores"].items()}
-        assert losses[each["best"]] == min(losses.values())
-        accepted = sum(n * share for n, _, share in each["scores"]["calibration"]["bins"])
+        accepted = sum(n * share for n, _, share in each["calibration"]["bins"])
         rows = result.document["rows"]
         if name == "all together":  # a merged tree may have more nodes than are verified
             assert accepted >= rows["as configured"]["num_accepted_tokens"]
         else:
             assert accepted == pytest.approx(rows[f"{name} 4"]["num_accepted_tokens"])
-        assert f"{name}: reliability of the calibration" in result.out
+        assert f"\n{name}: {each['calibration']['count']} labelled nodes" in result.out
     assert "<svg" in (tmp_path / "r.svg").read_text()
     assert "estimators" not in cli(*base, "--method", "suffix").document
 
@@ -243,7 +239,7 @@ def test_a_damaged_profile_is_named_with_what_makes_one(
     result = cli("simulate", str(folder), "--cost", str(file))
     assert result.code == 2
     assert result.err.startswith(f"error: {file}")
-    assert result.err.endswith("paceline profile -o FILE writes a profile\n")
+    assert "paceline profile -o FILE writes a profile" in result.err
 
 
 def test_other_traces_are_refused(cli: Cli, folder: Path, tmp_path: Path) -> None:

@@ -55,10 +55,10 @@ def test_what_is_measured_as_densely_as_costs_bend_has_no_note(widths: Sequence[
     assert notes(table_of(widths)) == []
 
 
-def test_only_the_context_that_lacks_widths_is_named() -> None:
+def test_gaps_of_any_context_are_named() -> None:
     whole, gappy = table_of(range(1, 34), (64,)), table_of((1, 2, 9, 33), (512,))
     (note,) = notes(CostTable("by hand", [*whole.points, *gappy.points]))
-    assert note.endswith("2 and 9 (context 512), 9 and 33 (context 512)")
+    assert note.endswith("2 and 9, 9 and 33")
 
 
 def test_what_lies_beyond_the_table_is_named() -> None:
@@ -66,10 +66,7 @@ def test_what_lies_beyond_the_table_is_named() -> None:
     assert "nothing wider than 9 rows" in note
     (note,) = notes(table_of(WIDTHS), length=129)
     assert "the longest context measured is 64, that of the traces 129" in note
-    assert note.endswith("not at all")
     assert notes(table_of(WIDTHS), length=128) == []
-    (note,) = notes(table_of(WIDTHS, (10, 60)), length=128)
-    assert note.endswith("as between the last two")
 
 
 def test_several_requests_that_nobody_measured_are_named() -> None:

@@ -44,12 +44,12 @@ def test_a_single_short_answer_is_too_few(cli: Cli, cost: tuple[str, ...], tmp_p
     assert found.code == 0, found.err
     assert found.document["best"] is not None
     assert found.document["rows"][0]["interval"] is None
-    assert "1 answer, 8 tokens, concurrency" in found.out
+    assert "answers: 1, tokens: 8, requests at a time: " in found.out
     assert "times plain decoding (no interval)" in found.out
-    assert "1 answer of 8 tokens is too few to be sure of any speed-up" in found.out
+    assert "too few answers (1 of 8 tokens) to be sure of any speed-up" in found.out
     assert f"written to {file}" in found.err
-    assert "what was written may not pay: 1 answer of 8 tokens is too few" in found.err
-    assert found.document["notes"][-1].startswith("1 answer of 8 tokens is too few")
+    assert "what was written may not pay: too few answers (1 of 8 tokens)" in found.err
+    assert found.document["notes"][-1].startswith("too few answers (1 of 8 tokens)")
 
 
 def test_remarks_on_answers_are_no_missing_costs(

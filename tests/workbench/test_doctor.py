@@ -26,7 +26,6 @@ HEALTHY = Machine(
     memory_total=8 << 30,
     memory_available=6 << 30,
     governor="performance",
-    hypervisor=None,
     huge_pages="madvise",
 )
 NATIVE = Kernels(None, "avx512vnni", ("avx512vnni", "avx2"))
@@ -42,7 +41,7 @@ def test_a_healthy_machine_needs_nothing() -> None:
     ("machine", "kernels", "model", "word"),
     [
         ({}, Kernels("no module", remedy="compile"), MODEL, "to get them compile (no module)"),
-        ({}, Kernels(None, "avx2", NATIVE.levels, "avx2"), MODEL, "PACELINE_CPU_ISA"),
+        ({}, Kernels(None, "avx2", NATIVE.levels), MODEL, "PACELINE_CPU_ISA"),
         ({"instructions": ("avx2",)}, NATIVE, MODEL, "dot product"),
         ({"memory_available": 1 << 20}, NATIVE, MODEL, "reads from disk"),
         ({"cpu_quota": 1.5}, NATIVE, MODEL, "--threads 1,"),

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from paceline.config import SpeculativeConfig
@@ -27,7 +28,7 @@ from paceline.span import ROOT, DraftTree
 from paceline.traces import Trace
 from paceline.workbench import drafts_recording
 from paceline.workbench.drafts import CachedDrafts, cached_proposer
-from paceline.workbench.drafts_recording import cached_drafts, level_recorder, record_drafts
+from paceline.workbench.drafts_recording import Recorder, cached_drafts, record_drafts
 from paceline.workbench.drafts_store import (
     DraftsKey,
     RecordedDrafts,
@@ -110,7 +111,7 @@ def make_key(config: SpeculativeConfig, **changes: Any) -> DraftsKey:
 def toy_recording(
     config: SpeculativeConfig, traces: Sequence[Trace], meta: dict[str, Any]
 ) -> RecordedDrafts:
-    recorder = level_recorder(config, draft_runner())
+    recorder = Recorder(config, draft_runner())
     return record_drafts(make_key(config), recorder, traces, meta, lambda done: None)
 
 
@@ -248,7 +249,7 @@ def test_recording_does_not_depend_on_who_is_recorded_beside(
 ) -> None:
     traces, meta, config = toy_traces(0.8), make_meta(0.8), draft_config(num_speculative_tokens=2)
     done: list[int] = []
-    recorder = level_recorder(config, draft_runner())
+    recorder = Recorder(config, draft_runner())
     together = record_drafts(make_key(config), recorder, traces, meta, done.append)
     assert done == sorted(done)
     assert done[-1] == sum(len(trace.output_token_ids) for trace in traces)
@@ -256,7 +257,7 @@ def test_recording_does_not_depend_on_who_is_recorded_beside(
     monkeypatch.setattr(drafts_recording, "BATCH", 1)
     config = dataclasses.replace(config, catch_up_tokens=16)
     for other in (draft_runner(), draft_runner(num_blocks=15)):
-        recorder = level_recorder(config, other)
+        recorder = Recorder(config, other)
         alone = record_drafts(make_key(config), recorder, traces, meta, done.append)
         assert arrays_of(alone) == arrays_of(together)
         assert other.kv.pool.num_used == 0
@@ -269,7 +270,7 @@ def arrays_of(drafts: RecordedDrafts) -> dict[str, list[Any]]:
 
 def test_a_cache_without_room_is_refused_rather_than_cutting_drafts_short() -> None:
     config = draft_config(**TREE)
-    recorder = level_recorder(config, draft_runner(num_blocks=8))
+    recorder = Recorder(config, draft_runner(num_blocks=8))
     with pytest.raises(ConfigError, match="a trace with its drafts takes 144: raise"):
         record_drafts(make_key(config), recorder, toy_traces(0.0), make_meta(0.0), print)
 
@@ -299,14 +300,10 @@ def recorded() -> RecordedDrafts:
     return toy_recording(draft_config(**TREE), toy_traces(0.8), make_meta(0.8))
 
 
-def lengths_of(drafts: RecordedDrafts) -> list[int]:
-    return np.diff(drafts.positions).tolist()
-
-
 def test_round_trip(recorded: RecordedDrafts, tmp_path: Path) -> None:
     path = tmp_path / "new" / "drafts"
     write_drafts(path, recorded)
-    found = read_drafts(path, recorded.key, lengths_of(recorded))
+    found = read_drafts(path, recorded.key)
     assert arrays_of(found) == arrays_of(recorded)
     assert [each.name for each in path.parent.iterdir()] == ["drafts"]
     blocked = path / "file"
@@ -315,35 +312,26 @@ def test_round_trip(recorded: RecordedDrafts, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "problem"),
+    ("name", "change"),
     [
-        ("token_ids", lambda a: a.astype(np.int64), "token_ids is I64"),
-        ("token_ids", lambda a: a[None], "shape"),
-        ("token_ids", lambda a: a[1:], "disagree"),
-        ("token_ids", lambda a: a - 100, "vocabulary"),
-        ("token_ids", lambda a: a + VOCAB, "vocabulary"),
-        ("parents", lambda a: a + 1, "parent"),
-        ("parents", lambda a: a - 1, "parent"),
-        ("accept_probs", lambda a: a * np.nan, "probability"),
-        ("accept_probs", lambda a: a * 0, "probability"),
-        ("accept_probs", lambda a: a + 1, "probability"),
-        ("offsets", lambda a: a[:-1], "offsets"),
-        ("offsets", lambda a: a[::-1].copy(), "offsets"),
-        ("offsets", lambda a: np.array([0, *a[2:0:-1], *a[3:]]), "offsets"),
-        ("positions", lambda a: a[:-1], "positions"),
-        ("positions", lambda a: a * 0, "positions"),
+        ("token_ids", lambda a: a.astype(np.int64)),
+        ("token_ids", lambda a: a[None]),
+        ("parents", lambda a: a - 1),
+        ("accept_probs", lambda a: a * np.nan),
+        ("offsets", lambda a: a[:-1]),
+        ("positions", lambda a: a * 0),
     ],
 )
-def test_a_damaged_file(
-    recorded: RecordedDrafts, tmp_path: Path, name: str, change: Any, problem: str
-) -> None:
+def test_a_damaged_file(recorded: RecordedDrafts, tmp_path: Path, name: str, change: Any) -> None:
     path = tmp_path / "drafts"
     write_drafts(path, recorded)
+    with safe_open(path, framework="numpy") as file:
+        said = file.metadata()
     arrays = load_file(path)
     arrays[name] = np.ascontiguousarray(change(arrays[name]))
-    save_file(arrays, path, {"key": recorded.key.text})
-    with pytest.raises(TraceError, match=problem):
-        read_drafts(path, recorded.key, lengths_of(recorded))
+    save_file(arrays, path, said)
+    with pytest.raises(TraceError, match="damaged: its checksum is another"):
+        read_drafts(path, recorded.key)
 
 
 def test_a_file_that_is_incomplete_or_of_something_else(
@@ -353,18 +341,18 @@ def test_a_file_that_is_incomplete_or_of_something_else(
     write_drafts(path, recorded)
     other = dataclasses.replace(recorded.key, draft="another")
     with pytest.raises(TraceError, match="something else"):
-        read_drafts(path, other, lengths_of(recorded))
+        read_drafts(path, other)
     assert other.digest != recorded.key.digest
     data = path.read_bytes()
     for size in (0, 7, 200, len(data) - 1):
         path.write_bytes(data[:size])
         with pytest.raises(TraceError, match="damaged"):
-            read_drafts(path, recorded.key, lengths_of(recorded))
+            read_drafts(path, recorded.key)
     arrays = load_file_of(data, tmp_path)
     del arrays["parents"]
     save_file(arrays, path, {"key": recorded.key.text})
     with pytest.raises(TraceError, match="damaged"):
-        read_drafts(path, recorded.key, lengths_of(recorded))
+        read_drafts(path, recorded.key)
 
 
 def load_file_of(data: bytes, folder: Path) -> dict[str, Any]:

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from paceline.config import SpeculativeConfig
-from paceline.errors import ConfigError, TraceError
+from paceline.errors import ConfigError
 from paceline.proposers.base import Proposer
 from paceline.traces import Trace
 from paceline.workbench.drafts import cached_proposer
 from paceline.workbench.drafts_recording import (
+    ForeignRecorder,
     Recorder,
-    foreign_recorder,
-    parallel_recorder,
     record_drafts,
 )
 from paceline.workbench.drafts_store import RecordedDrafts, read_drafts, write_drafts
@@ -26,7 +25,6 @@ from tests.proposers.vocabularies import close_pair, far_pair, foreign_drafter, 
 from tests.toy import TOY, draft_config, toy_runner
 from tests.workbench.test_drafts import (
     BUDGETS,
-    lengths_of,
     make_key,
     make_meta,
     make_trace,
@@ -50,7 +48,7 @@ def parallel_recording(config: SpeculativeConfig) -> Recorder:
     runner = toy_runner(num_blocks=400, prefix_caching=False, noise=0.3)
     shape = dataclasses.replace(TOY, mask_token_id=MASK)
     runner.decoder.config = shape
-    return parallel_recorder(config, runner)
+    return Recorder(config, runner)
 
 
 def foreign_config(**options: Any) -> SpeculativeConfig:
@@ -77,7 +75,7 @@ class Kind:
     def recorder(self, config: SpeculativeConfig) -> Recorder:
         if self.pair is None:
             return parallel_recording(config)
-        return foreign_recorder(config, self._runner(), self.pair)
+        return ForeignRecorder(config, self._runner(), self.pair)
 
     def _runner(self) -> Any:
         if self.pair is PAIRS["close"]:
@@ -160,10 +158,7 @@ def test_what_a_draft_of_another_vocabulary_writes_is_counted(tmp_path: Any) -> 
     assert further < first - 2.0  # two levels more, whatever is drafted
     path = tmp_path / "drafts"
     write_drafts(path, far)
-    assert read_drafts(path, far.key, lengths_of(far)).forwards == far.forwards
-    write_drafts(path, dataclasses.replace(far, forwards=(float("nan"), 1.0)))
-    with pytest.raises(TraceError, match="forwards"):
-        read_drafts(path, far.key, lengths_of(far))
+    assert read_drafts(path, far.key).forwards == far.forwards
 
 
 def test_a_text_that_the_drafts_context_does_not_hold_is_refused() -> None:
@@ -174,4 +169,4 @@ def test_a_text_that_the_drafts_context_does_not_hold_is_refused() -> None:
 
 def test_a_model_without_masks_is_no_parallel_draft() -> None:
     with pytest.raises(ConfigError, match="no parallel draft"):
-        parallel_recorder(parallel_config(), toy_runner(prefix_caching=False))
+        Recorder(parallel_config(), toy_runner(prefix_caching=False))

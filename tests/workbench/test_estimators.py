@@ -18,8 +18,16 @@ from paceline.proposers.base import DraftBudget, Proposer
 from paceline.request import Request, VerifyResult
 from paceline.sampling_params import SamplingParams
 from paceline.span import ROOT, DraftTree
-from paceline.workbench.estimators_log import LoggedDraft, Outcome, Recorder, replay
-from paceline.workbench.estimators_report import AS_PROPOSED, KEPT, AsProposed, score
+from paceline.workbench.estimators import (
+    AS_PROPOSED,
+    KEPT,
+    AsProposed,
+    LoggedDraft,
+    Outcome,
+    Recorder,
+    replay,
+    score,
+)
 from paceline.workbench.plots import plot_reliability
 from tests.programs import module
 from tests.toy import VOCAB, Job, run_jobs, toy_engine

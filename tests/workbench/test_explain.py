@@ -30,7 +30,6 @@ from paceline.workbench.explain import (
     RecordingPlanner,
     Terms,
     cut_reasons,
-    labels,
     recording,
     request_nodes,
 )
@@ -112,7 +111,7 @@ def test_records_agree_with_the_engine(make: Any) -> None:
         assert [part.position for part in parts[1:]] == ends[:-1]
     asked = [asked for record in records for asked in record.asks]
     assert {each.origin for each in asked} == {"prompt_lookup", "scripted"}
-    assert any(each.passed_over for each in asked)
+    assert any(each.num_passed_over for each in asked)
 
 
 def test_costs_are_those_that_the_planner_went_by() -> None:
@@ -144,14 +143,15 @@ def test_requests_that_end_are_forgotten() -> None:
     assert sorted(finished) == [0, 1, 2]
 
 
-def test_memory_is_bounded() -> None:
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.workbench.explain.MAX_STEPS", 9)
     engine = engine_with(FixedPlanner())
-    recorder = engine.drafting.planner = RecordingPlanner(FixedPlanner(), max_steps=9, max_nodes=40)
-    run_jobs(engine, JOBS)
-    assert recorder.num_dropped > 0
-    assert len(recorder.steps) <= 9
-    assert sum(len(record.nodes) for record in recorder.steps) <= 40
-    assert recorder.steps[-1].index == recorder.num_dropped + len(recorder.steps) - 1
+    with recording(engine) as recorder:
+        run_jobs(engine, JOBS)
+    assert len(recorder.steps) == 9
+    indices = [step.index for step in recorder.steps]
+    assert indices[0] > 0
+    assert indices == list(range(indices[0], indices[0] + 9))
 
 
 def test_a_step_that_is_run_again_plainly_has_dropped_its_draft() -> None:
@@ -191,7 +191,8 @@ TREE = DraftTree([1, 2, 3, 4, 5], [-1, 0, 1, -1, 3], [0.6, 0.5, 0.5, 0.3, 0.5], 
     ],
 )
 def test_labels_are_censored(emitted: list[int], expected: list[bool | None]) -> None:
-    assert labels(TREE, emitted) == expected
+    nodes = request_nodes(TREE, [None] * 5, emitted)
+    assert [node.is_right for node in nodes] == expected
 
 
 def reasons(
@@ -259,18 +260,16 @@ def test_summary_counts_what_was_recorded() -> None:
         assert summary.num_labelled == len(known)
         assert summary.num_right == sum(node.is_right is True for node in known)
         assert summary.expected == pytest.approx(sum(node.accept_prob for node in known))
-        assert 0.0 <= summary.calibration_error <= 1.0
     assert sum(each.num_accepted for each in summarise(records)) == sum(
         record.num_accepted for record in records
     )
 
 
-def test_calibration_error_and_cost_error() -> None:
+def test_what_was_expected_and_the_cost_error() -> None:
     records = [recorded_step(*step) for step in (([1], 2.0), ([2], 4.0), ([1], None))]
     (summary,) = summarise(records)
     assert (summary.num_labelled, summary.num_right) == (3, 2)
     assert summary.expected == pytest.approx(2.7)
-    assert summary.calibration_error == pytest.approx(0.7 / 3)
     assert cost_error(records) == pytest.approx(0.5)
     assert cost_error(records[2:]) is None
 

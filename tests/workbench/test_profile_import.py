@@ -105,8 +105,7 @@ def test_curves(tmp_path: Path) -> None:
     ],
 )
 def test_malformed_curves(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    # The first curve begins on line 4 and takes nine lines.
-    with pytest.raises(ProfileError, match=f"line 13: .*{message}"):
+    with pytest.raises(ProfileError, match=f"curve 2: .*{message}"):
         curves(tmp_path, CURVE, {**CURVE, **change})
 
 
@@ -116,7 +115,7 @@ def test_malformed_curves(tmp_path: Path, change: dict[str, Any], message: str) 
         ('{"curves": []}', "there is no curve"),
         ('{"curves": [\n{"name": \n]}', "line 3: not JSON"),
         ('{"curves": [\n{"name": "a", "cost_ratio": [1]}\n', "not JSON"),
-        ('{"curves": [\n{"name": "a", "cost_ratio": [1]},\n5]}', "line 2: a curve must be"),
+        ('{"curves": [\n{"name": "a", "cost_ratio": [1]},\n5]}', "curve 2: a curve must be"),
     ],
 )
 def test_malformed_files_of_curves(tmp_path: Path, text: str, message: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from paceline.config import EngineConfig
 from paceline.errors import ConfigError
 from paceline.policy.cost_points import CostPoint
 from paceline.policy.cost_table import CostTable
@@ -79,8 +80,12 @@ def test_a_small_cache_is_a_clear_error() -> None:
 # --- the plan ------------------------------------------------------------------------------------
 
 
+def limits(requests: int, rows: int) -> EngineConfig:
+    return EngineConfig(max_num_seqs=requests, max_num_batched_tokens=rows)
+
+
 def test_the_default_plan() -> None:
-    steps, notes = plan_steps(WIDTHS, CONTEXTS, 4096, 32, 512)
+    steps, notes = plan_steps(WIDTHS, CONTEXTS, 4096, limits(32, 512))
     assert not notes
     for context in CONTEXTS:
         alone = {s.width for s in steps if s.context == context and s.requests == 1}
@@ -95,7 +100,7 @@ def test_the_default_plan() -> None:
 
 
 def test_what_does_not_fit_is_left_out_with_a_note() -> None:
-    steps, notes = plan_steps([2, 50, 200], [64, 250, 256, 900], TOY.max_position, 4, 100)
+    steps, notes = plan_steps([2, 50, 200], [64, 250, 256, 900], TOY.max_position, limits(4, 100))
     assert max(s.context + s.width for s in steps) <= TOY.max_position
     assert max(s.requests for s in steps) == 4
     assert max(s.rows for s in steps) <= 100
@@ -104,11 +109,12 @@ def test_what_does_not_fit_is_left_out_with_a_note() -> None:
     assert notes == [
         "context 256 is left out: the limit is 256 tokens",
         "context 900 is left out: the limit is 256 tokens",
-        "at context 64 these steps are beyond the limits: 200, 8 x 1, 8 x 4, 16 x 1, 16 x 4",
-        "at context 250 these steps are beyond the limits: 50, 200",
+        "these steps are beyond the limits: 1 x 200 at context 64, 1 x 50 at context 250, "
+        "1 x 200 at context 250, 8 x 1 at context 64, 8 x 4 at context 64, 16 x 1 at context 64, "
+        "16 x 4 at context 64",
     ]
 
 
 def test_no_context_fits() -> None:
     with pytest.raises(ConfigError, match="no context of 64, 512"):
-        plan_steps([1], [64, 512], 64, 4, 100)
+        plan_steps([1], [64, 512], 64, limits(4, 100))

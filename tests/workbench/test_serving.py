@@ -54,7 +54,7 @@ def measured(
 ) -> Arm:
     async def run() -> Arm:
         async with new_session({}, timeout_s) as session:
-            arm = Arm(session, Target(fake.url, "m", backend, BACKENDS[backend]))
+            arm = Arm(session, Target(fake.url, "m", backend))
             await run_benchmark(arm, work)
             return arm
 

@@ -16,7 +16,6 @@ from paceline.errors import ConfigError, RequestError
 from paceline.workbench.serving.arrivals import TraceRow
 from paceline.workbench.serving.counting import (
     TokenCounter,
-    WordCounter,
     open_counter,
     server_counter,
     text_of_length,
@@ -28,7 +27,7 @@ from paceline.workbench.serving.datasets import (
 )
 from tests.workbench.fake_server import FakeServer, serving
 
-WORDS = WordCounter()
+WORDS = TokenCounter()
 
 
 @pytest.fixture(scope="module")
@@ -138,13 +137,14 @@ def test_custom_and_spec_bench(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        ({"text": "a"}, "row 2: no prompt; a row has one of prompt"),
-        ({"prompt": 5}, "row 2: prompt must hold a text"),
-        ({"prompt": ""}, "row 2: prompt is empty"),
-        ({"turns": []}, "row 2: turns must hold a text"),
-        ({"messages": ["a"]}, "row 2: messages must be a list of objects"),
-        ({"prompt": "a", "output_tokens": 0}, "row 2: output_tokens is 0"),
-        ("a", "must hold objects"),
+        ({"text": "a"}, "2: no prompt; a row has one of prompt"),
+        ({"prompt": 5}, "2: prompt must be a text, or token ids, that is not empty"),
+        ({"prompt": ""}, "2: prompt must be a text, or token ids"),
+        ({"turns": []}, "2: turns must be a list that begins with a text"),
+        ({"messages": ["a"]}, "2: a message is an object with role"),
+        ({"prompt": "a", "output_tokens": 0}, "2: output_tokens is 0"),
+        ({"prompt": [1, 2]}, "2: prompt must be a text: servers are sent texts"),
+        ("a", "a row is an object"),
     ],
 )
 def test_rows_that_are_no_prompts(tmp_path: Path, row: Any, problem: str) -> None:
@@ -156,7 +156,7 @@ def test_rows_that_are_no_prompts(tmp_path: Path, row: Any, problem: str) -> Non
 def test_files_that_are_no_datasets(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.write_text('{"prompt": ')
-    with pytest.raises(RequestError, match="neither a JSON array nor JSON lines"):
+    with pytest.raises(RequestError, match="not JSON"):
         make_samples(DatasetConfig("custom", str(broken)), WORDS, 1, 0)
     with pytest.raises(RequestError, match="cannot read"):
         make_samples(DatasetConfig("sonnet", str(tmp_path / "none")), WORDS, 1, 0)

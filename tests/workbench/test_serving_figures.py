@@ -17,7 +17,7 @@ from paceline.workbench.serving.arrivals import TraceRow, arrival_times, read_tr
 from paceline.workbench.serving.client import EventParser, Outcome
 from paceline.workbench.serving.figures import figures_of, parse_goodput
 from paceline.workbench.serving.ratios import block_size, ratio_of_medians
-from paceline.workbench.serving.server import parse_counters
+from paceline.workbench.serving.server import growth, parse_counters, speculation_figures
 
 TRACE = Path(__file__).parents[3] / "shared/data/traces/azure_llm_inference_code.csv"
 
@@ -156,8 +156,8 @@ def test_traces(tmp_path: Path) -> None:
         "\r\n"
         "2023-11-17 00:00:02.5000000,7,3\r\n"
     )
-    rows = read_trace(path, 10, speed=2.0)
-    assert [row.time for row in rows] == pytest.approx([0.0, 0.75, 1.5])
+    rows = read_trace(path, 10)
+    assert [row.time for row in rows] == pytest.approx([0.0, 1.5, 3.0])
     assert [(row.prompt_len, row.output_len) for row in rows] == [(4808, 10), (110, 1), (7, 3)]
     assert len(read_trace(path, 2)) == 2
     path.write_text("0.5,1,2\n3.5,3,4\n")
@@ -178,8 +178,6 @@ def test_damaged_traces(tmp_path: Path, text: str, problem: str) -> None:
     path.write_text(text)
     with pytest.raises(RequestError, match=problem):
         read_trace(path, 10)
-    with pytest.raises(ConfigError, match="--trace-speed"):
-        read_trace(path, 10, speed=0.0)
 
 
 @pytest.mark.skipif(not TRACE.exists(), reason="the shared traces are not here")
@@ -231,11 +229,14 @@ other:spec_decode_num_drafts_total 100
 """
     found = parse_counters(text)
     assert found is not None
-    assert (found.num_drafts, found.num_draft_tokens, found.num_accepted_tokens) == (4, 12, 6)
-    assert found.figures()["spec_decode_acceptance_length"] == pytest.approx(1 + 6 / 8)
-    assert found.figures()["spec_decode_per_position_acceptance_rates"] == [0.0, 0.5]
+    figures = speculation_figures(found)
+    names = ("num_drafts", "draft_tokens", "accepted_tokens")
+    assert [figures[f"spec_decode_{name}"] for name in names] == [4, 12, 6]
+    assert figures["spec_decode_acceptance_length"] == pytest.approx(1 + 6 / 8)
+    assert figures["spec_decode_per_position_acceptance_rates"] == [0.0, 0.5]
     assert parse_counters("process_cpu_seconds_total 1\n") is None
     merged = parse_counters(f"{text}\nvllm:spec_decode_num_draft_steps_total 3\n")
     assert merged is not None
-    assert merged.num_drafts == 3  # one draft was a tree of two proposers
-    assert found.combined(found, sign=-1).figures() == {}
+    assert merged["num_drafts"] == 3  # one draft was a tree of two proposers
+    assert speculation_figures(growth(found, found, {})) == {}
+    assert growth({}, found, found)["num_draft_tokens"] == 24

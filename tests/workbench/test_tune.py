@@ -35,7 +35,6 @@ from paceline.workbench.tune_search import (
     SUFFIX,
     Candidate,
     draft_candidates,
-    every,
     joint_candidates,
     search,
     suffix_candidates,
@@ -182,7 +181,7 @@ def test_a_part_of_the_traces_has_its_own_drafts() -> None:
     def opened(some: list[Trace]) -> Simulator:
         return simulator(some, meta=meta, draft_tables={"toy": DEAR}, drafts=drafts_for(some))
 
-    part, alone = every(opened(traces), 2), opened(traces[::2])
+    part, alone = opened(traces).every(2), opened(traces[::2])
     for config in configs[::3]:
         one, two = (each.run((config,), PLANNERS["fixed"]) for each in (part, alone))
         assert one.rows == two.rows

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from paceline.workbench.serving.datasets import DatasetConfig
 
 DATASETS = "random, sonnet, sharegpt, spec_bench, custom"
-METRICS = "ttft, tpot, itl, e2el"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -51,7 +50,6 @@ class ServerOptions:
     base_url: str | None = option(None, "Its address, instead of host and port.")
     host: str = option("127.0.0.1", "Its host.")
     port: int = option(8000, "Its port.")
-    endpoint: str | None = option(None, "Its path (default: the backend's usual one).")
     model: str | None = option(None, "Its model's name (default: the first that it lists).")
     tokenizer: str | None = option(
         None,
@@ -78,7 +76,6 @@ class TrafficOptions:
     burstiness: float = option(1.0, "1 is a Poisson process, less is burstier, more is steadier.")
     max_concurrency: int | None = option(None, "Most requests at once.", min=1)
     trace_path: str | None = option(None, "CSV of time, prompt tokens, output tokens to replay.")
-    trace_speed: float = option(1.0, "Replay so many times faster than recorded.")
     num_warmups: int = option(0, "Requests before the measured ones.", min=0)
     compare_with: str | None = option(None, "A second server, measured in turns.", metavar="URL")
     compare_extra_body: str | None = option(None, "Its --extra-body (default: the same).")
@@ -88,20 +85,17 @@ class TrafficOptions:
 class BenchServeOptions(TrafficOptions, DatasetOptions, ServerOptions):
     """Options of ``paceline bench serve``."""
 
-    percentile_metrics: str = option("ttft,tpot,itl", f"Shown, with commas between: {METRICS}.")
     metric_percentiles: str = option("99", "Percentiles, with commas between.")
     goodput: list[str] | None = option(
         None,
         "A limit that good requests keep, for ttft, tpot or e2el; give it once for each.",
         metavar="KEY:MS",
     )
-    label: str | None = option(None, "Begins the result's name (default: the backend).")
     save_result: bool = option(False, "Write the figures as JSON.")
     save_detailed: bool = option(False, "With every request's lengths, times and text.")
-    append_result: bool = option(False, "Add a line to the file instead of replacing it.")
-    result_dir: str | None = option(None, "Folder of the file.")
-    result_filename: str | None = option(None, "Its name (default: rate, model and date).")
-    disable_tqdm: bool = option(False, "No progress bar.")
+    result_filename: str | None = option(
+        None, "Write them to this file (default: named by backend, model and date)."
+    )
     json: bool = option(False, "End stdout with a line of JSON.")
 
 
@@ -111,8 +105,6 @@ class BenchThroughputOptions(EngineOptions, SpeculationOptions, DatasetOptions, 
 
     chat: bool = option(False, "Put prompts into the chat template.")
     compare: bool = option(False, "Plainly and speculatively, in turns; exit 1 if outputs differ.")
-    output_json: str | None = option(None, "Write the figures to this file.")
-    disable_tqdm: bool = option(False, "No progress bar.")
     json: bool = option(False, "End stdout with a line of JSON.")
 
 

@@ -7,13 +7,14 @@ import gc
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 from paceline.commands.bench_options import BenchServeOptions, dataset_config, wants_ignore_eos
-from paceline.commands.bench_result import Result, check_destination, check_shown, save_result
-from paceline.commands.bench_view import view
+from paceline.commands.bench_view import Result, goodput, percentiles
 from paceline.commands.display import Screen, printable
 from paceline.errors import ConfigError
 from paceline.workbench.serving import server
@@ -24,16 +25,13 @@ from paceline.workbench.serving.compare import run_comparison
 from paceline.workbench.serving.counting import TokenCounter, open_counter, server_counter
 from paceline.workbench.serving.datasets import make_samples, make_trace_samples
 from paceline.workbench.serving.requests import BACKENDS, Sampling, Target, clean_url
+from paceline.writing import write_json
 
 EXIT_NOTHING = 1
 
 
 def bench_serve_command(options: BenchServeOptions) -> int:
-    """Run ``paceline bench serve``; returns the exit code: 1 when no request was completed.
-
-    Raises:
-        PacelineError: the options, the dataset or the server cannot be used.
-    """
+    """The work of ``paceline bench serve``: 1 when no request was completed."""
     _check(options)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_bench(options))
@@ -56,8 +54,10 @@ def _check(options: BenchServeOptions) -> None:
         raise ConfigError("--trace-path and --request-rate exclude each other")
     if options.compare_extra_body is not None and options.compare_with is None:
         raise ConfigError("--compare-extra-body is for the server of --compare-with")
-    check_shown(options)
-    check_destination(options)
+    percentiles(options)
+    goodput(options)
+    if options.result_filename is not None and not options.save_result:
+        raise ConfigError("--result-filename needs --save-result")
     dataset_config(options)
     for text in (options.extra_body, options.compare_extra_body):
         _json_object(text, "--extra-body")
@@ -81,7 +81,7 @@ async def _bench(options: BenchServeOptions) -> int:
         gc.freeze()  # The prompts live as long as the run: collections need not look at them.
         stack.callback(gc.unfreeze)
         total = len(workload.samples) * len(arms)
-        with screen.progress("requests", total, not options.disable_tqdm) as advance:
+        with screen.progress("requests", total) as advance:
             if len(arms) > 1:
                 comparison = await run_comparison(arms[0], arms[1], workload, advance)
             else:
@@ -90,11 +90,16 @@ async def _bench(options: BenchServeOptions) -> int:
 
 
 def _report(options: BenchServeOptions, result: Result, screen: Screen) -> int:
-    for line in view(result):
+    for line in result.lines():
         screen.say(line)
     document = result.document()
-    if options.save_result or options.append_result:
-        screen.note(f"written: {save_result(document, options)}")
+    if options.save_result:
+        # The model's name comes from the server: it must not lead to another folder.
+        model = re.sub(r"[^\w.-]", "_", document["model_id"].split("/")[-1])
+        name = f"{options.backend}-{model}-{document['date']}.json"
+        path = Path(options.result_filename or name)
+        write_json(path, document, ConfigError, make_folder=True)
+        screen.note(f"written: {path}")
     if options.json:
         screen.say(json.dumps(document))
     arms = result.arms
@@ -120,7 +125,6 @@ async def _arm(options: BenchServeOptions, place: int, stack: AsyncExitStack) ->
         url,
         options.model or await server.first_model(session, url),
         options.backend,
-        options.endpoint or BACKENDS[options.backend],
         headers,
         _json_object(extra, "--extra-body"),
     )
@@ -154,7 +158,7 @@ def _workload(options: BenchServeOptions, counter: TokenCounter) -> Workload:
     has_trial = options.ready_check_timeout_sec > 0
     extra = has_trial + options.num_warmups
     if options.trace_path is not None:
-        rows = read_trace(options.trace_path, count, options.trace_speed)
+        rows = read_trace(options.trace_path, count)
         count = len(rows)
         repeated = (rows * (1 + extra))[: count + extra]
         samples = make_trace_samples(repeated, config, counter, seed)

@@ -1,15 +1,22 @@
-"""How ``paceline bench serve`` looks on a terminal: vLLM's rows, and a table for two arms."""
+"""What ``paceline bench serve`` says: vLLM's rows, a table for two servers, and JSON.
+
+A figure that a run does not have is in no row. Knows no file.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from typing import Any
 
-from paceline.commands.bench_result import Result, percentiles, shown_metrics
+from paceline.commands.bench_options import BenchServeOptions
 from paceline.commands.display import printable, table
+from paceline.errors import ConfigError
+from paceline.workbench.serving.bench import Arm
 from paceline.workbench.serving.compare import Comparison
-from paceline.workbench.serving.figures import percentile_name
-from paceline.workbench.serving.ratios import Ratio
+from paceline.workbench.serving.figures import DETAILED_KEYS, parse_goodput, percentile_name
 
 WIDTH, LABEL = 50, 40
 _TITLES = {
@@ -19,6 +26,8 @@ _TITLES = {
     "e2el": "End-to-end Latency",
 }
 _COUNTS = (
+    ("Successful requests", "completed"),
+    ("Failed requests", "failed"),
     ("Benchmark duration (s)", "duration"),
     ("Total input tokens", "total_input_tokens"),
     ("Total generated tokens", "total_output_tokens"),
@@ -44,50 +53,118 @@ _RATIOS = {
 }
 SHOWN = 10
 """Reasons of failures, and prompts that differ; the rest is in the file."""
+_SETTINGS = (
+    *("backend", "dataset_name", "trace_path", "temperature", "seed"),
+    *("burstiness", "max_concurrency"),
+)
+"""Options that the document has under their own names."""
 
 
-def view(result: Result) -> Iterator[str]:
-    """All lines: each arm's rows, then what the comparison says."""
-    names = ("Serving Benchmark Result",) if result.comparison is None else ("first", "second")
-    for name, arm in zip(names, result.arms, strict=True):
-        title = name if result.comparison is None else f"{name}: {arm.target.url}"
-        yield _ruled(f" {title} ", "=")
-        yield from _rows(result, result.figures(arm))
-        yield "=" * WIDTH
-    if result.comparison is not None:
-        yield from comparison_lines(result.comparison)
+def percentiles(options: BenchServeOptions) -> list[float]:
+    """The percentiles to report.
+
+    Raises:
+        ConfigError: they are none.
+    """
+    text = options.metric_percentiles
+    try:
+        found = [float(each) for each in text.split(",")]
+    except ValueError:
+        found = [math.nan]
+    if not all(0 <= each <= 100 for each in found):
+        raise ConfigError(f"--metric-percentiles is {text!r}; write numbers like 50,90,99")
+    return found
 
 
-def _rows(result: Result, figures: Mapping[str, Any]) -> Iterator[str]:
-    options = result.options
-    yield _row("Successful requests", figures["completed"])
-    yield _row("Failed requests", figures["failed"])
-    reasons = list(figures["failure_reasons"].items())
-    yield from (f"  {count} x {printable(reason)}" for reason, count in reasons[:SHOWN])
-    if len(reasons) > SHOWN:
-        yield f"  and {len(reasons) - SHOWN} other reasons"
-    if options.max_concurrency is not None:
-        yield _row("Maximum request concurrency", options.max_concurrency)
-    if options.request_rate != float("inf"):
-        yield _row("Request rate configured (RPS)", options.request_rate)
-    yield from (_row(name, figures[key]) for name, key in _COUNTS if figures[key] is not None)
-    for metric in shown_metrics(options):
-        yield _ruled(_TITLES[metric], "-")
-        for key in ("mean", "median", *map(percentile_name, percentiles(options))):
-            value = figures[f"{key.lower()}_{metric}_ms"]
-            yield _row(f"{key.capitalize()} {metric.upper()} (ms)", "-" if value is None else value)
-    if "spec_decode_num_drafts" in figures:
-        yield _ruled("Speculative Decoding", "-")
-        yield from (_row(name, figures[key]) for name, key in _SPECULATION)
-        rates = figures["spec_decode_per_position_acceptance_rates"]
-        if rates:
-            yield "Per-position acceptance (%):"
-        for place, rate in enumerate(rates):
-            yield _row(f"  Position {place}", 100 * rate)
+def goodput(options: BenchServeOptions) -> dict[str, float]:
+    """The limits in milliseconds, also where several stand in one value."""
+    return parse_goodput(" ".join(options.goodput or ()).replace(",", " ").split())
 
 
-def _ruled(title: str, character: str) -> str:
-    return title.center(WIDTH, character)
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Everything that was measured.
+
+    Attributes:
+        counter: what measured the prompts' lengths when they were made.
+    """
+
+    options: BenchServeOptions
+    arm: Arm
+    counter: str
+    comparison: Comparison | None = None
+    date: datetime = field(default_factory=datetime.now)
+
+    @property
+    def arms(self) -> list[Arm]:
+        return [self.arm] if self.comparison is None else [self.arm, self.comparison.theirs]
+
+    def figures(self, arm: Arm) -> dict[str, Any]:
+        """An arm's figures under vLLM's keys."""
+        return arm.figures(percentiles(self.options), goodput(self.options))
+
+    def document(self) -> dict[str, Any]:
+        """What is saved: settings, figures, and the other arm under ``comparison``."""
+        options, rate = self.options, self.options.request_rate
+        found = {
+            "date": self.date.strftime("%Y%m%d-%H%M%S"),
+            "tokenizer_id": self.counter,
+            "num_prompts": len(self.arm.outcomes),
+            "request_rate": "inf" if math.isinf(rate) else rate,
+            **{name: getattr(options, name) for name in _SETTINGS},
+            **self._kept(self.arm),
+        }
+        if self.comparison is not None:
+            found["comparison"] = self._comparison(self.comparison)
+        return found
+
+    def _kept(self, arm: Arm) -> dict[str, Any]:
+        target, dropped = arm.target, () if self.options.save_detailed else DETAILED_KEYS
+        return {
+            "base_url": target.url,
+            "model_id": target.model,
+            "extra_body": target.extra_body,
+            **{name: each for name, each in self.figures(arm).items() if name not in dropped},
+        }
+
+    def _comparison(self, found: Comparison) -> dict[str, Any]:
+        return {
+            "figures": self._kept(found.theirs),
+            "block": found.block,
+            "prefix_cache_flushed": found.flushed,
+            "ratios": {name: asdict(ratio) for name, ratio in found.ratios().items()},
+            "texts_compared": len(found.pairs),
+            "texts_differing": found.differing,
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Each arm's rows, then what the comparison says."""
+        names = ("first", "second") if self.comparison else ("Serving Benchmark Result",)
+        for name, arm in zip(names, self.arms, strict=True):
+            title = f"{name}: {arm.target.url}" if self.comparison else name
+            yield f" {title} ".center(WIDTH, "=")
+            yield from self._rows(self.figures(arm))
+            yield "=" * WIDTH
+        if self.comparison is not None:
+            yield from comparison_lines(self.comparison)
+
+    def _rows(self, figures: Mapping[str, Any]) -> Iterator[str]:
+        yield from (_row(name, figures[key]) for name, key in _COUNTS if figures[key] is not None)
+        reasons = list(figures["failure_reasons"].items())
+        yield from (f"  {count} x {printable(reason)}" for reason, count in reasons[:SHOWN])
+        if len(reasons) > SHOWN:
+            yield f"  and {len(reasons) - SHOWN} other reasons"
+        for metric, title in _TITLES.items():
+            yield title.center(WIDTH, "-")
+            for key in ("mean", "median", *map(percentile_name, percentiles(self.options))):
+                value = figures[f"{key.lower()}_{metric}_ms"]
+                name = f"{key.capitalize()} {metric.upper()} (ms)"
+                yield _row(name, "-" if value is None else value)
+        if "spec_decode_num_drafts" in figures:
+            yield "Speculative Decoding".center(WIDTH, "-")
+            yield from (_row(name, figures[key]) for name, key in _SPECULATION)
+            for place, rate in enumerate(figures["spec_decode_per_position_acceptance_rates"]):
+                yield _row(f"Acceptance at position {place} (%)", 100 * rate)
 
 
 def _row(name: str, value: float | str) -> str:
@@ -97,10 +174,22 @@ def _row(name: str, value: float | str) -> str:
 
 def comparison_lines(found: Comparison) -> Iterator[str]:
     """Medians side by side, their ratio, and whether the answers are the same."""
-    ratios = found.ratios()
-    if ratios:
-        headers = ("median", "first", "second", "first / second", "95 % interval", "pairs")
-        yield table(headers, [_ratio_cells(name, each) for name, each in ratios.items()])
+    rows = []
+    for name, ratio in found.ratios().items():
+        title, scale = _RATIOS[name]
+        ours, theirs = (f"{median * scale:.2f}" for median in (ratio.ours, ratio.theirs))
+        rows.append(
+            {
+                "median": title,
+                "first": ours,
+                "second": theirs,
+                "first / second": f"{ratio.value:.3f}",
+                "95 % interval": ratio.interval,
+                "pairs": str(ratio.num_pairs),
+            }
+        )
+    if rows:
+        yield table(rows)
     pairs, differing = len(found.pairs), found.differing
     if not pairs:
         yield "no request was completed by both"
@@ -113,15 +202,3 @@ def comparison_lines(found: Comparison) -> Iterator[str]:
     for arm, flushed in zip((found.ours, found.theirs), found.flushed, strict=True):
         if not flushed:
             yield f"{arm.target.url} cannot flush its prefix cache: prompts may have been in it"
-
-
-def _ratio_cells(name: str, ratio: Ratio) -> list[str]:
-    title, scale = _RATIOS[name]
-    return [
-        title,
-        f"{ratio.ours * scale:.2f}",
-        f"{ratio.theirs * scale:.2f}",
-        f"{ratio.value:.3f}",
-        ratio.interval,
-        str(ratio.num_pairs),
-    ]

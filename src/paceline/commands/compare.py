@@ -6,16 +6,17 @@ by prompt, and the one that begins alternates. Both arms are measured by the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from paceline.commands.compare_noise import Round, why_disturbed
 from paceline.commands.display import Screen, banner, closing_line, table
-from paceline.commands.options import RunOptions
+from paceline.commands.options import DEFAULTS, RunOptions
 from paceline.commands.prompts import Encoder, Prompt
 from paceline.commands.report import Figures, Report, check_answered
-from paceline.commands.resolve import NO_MEMORY, open_llm, without_memory
+from paceline.commands.resolve import NO_MEMORY, engine_options, without_memory
 from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError, PacelineError
 from paceline.models.embedded import embedded_model
@@ -75,7 +76,7 @@ def compare(
     plain: LLM,
     speculative: LLM,
     prompts: Sequence[list[int]],
-    params: SamplingParams,
+    params: SamplingParams | Sequence[SamplingParams],
     *,
     repeat: int = 1,
     group_size: int = 1,
@@ -84,23 +85,26 @@ def compare(
     """Run prompts through both arms in turns, after a warm-up that is not counted.
 
     Args:
-        params: with a seed, so that both arms sample alike.
+        params: of all, or of each; with a seed, so that both arms sample alike.
         group_size: prompts that run at once.
         advance: called with the number of groups that are done, repetitions counted.
 
     Raises:
         RequestError: a prompt cannot be served.
     """
-    assert params.is_greedy or params.seed is not None
-    short = replace(params, max_tokens=min(WARM_UP_TOKENS, params.max_tokens or WARM_UP_TOKENS))
+    wishes = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+    assert all(wish.is_greedy or wish.seed is not None for wish in wishes)
+    longest = wishes[0].max_tokens or WARM_UP_TOKENS
+    short = replace(wishes[0], max_tokens=min(WARM_UP_TOKENS, longest))
     for arm in (plain, speculative):
         arm.generate([prompts[0]], short)
     pairs = [Pair(first) for first in range(0, len(prompts), group_size)]
     done = 0
     for _ in range(repeat):
         for pair in pairs:
-            group = list(prompts[pair.first_prompt : pair.first_prompt + group_size])
-            _run_pair(pair, plain, speculative, group, params, plain_first=done % 2 == 0)
+            part = slice(pair.first_prompt, pair.first_prompt + group_size)
+            arms = [(plain, Figures()), (speculative, Figures())]
+            _run_pair(pair, arms, list(prompts[part]), wishes[part], plain_first=done % 2 == 0)
             done += 1
             advance(done)
     return Comparison(pairs)
@@ -108,27 +112,69 @@ def compare(
 
 def _run_pair(
     pair: Pair,
-    plain: LLM,
-    speculative: LLM,
+    arms: Sequence[tuple[LLM, Figures]],
     group: list[list[int]],
-    params: SamplingParams,
+    params: Sequence[SamplingParams],
     plain_first: bool,
 ) -> None:
-    arms = [(plain, Figures()), (speculative, Figures())]
     outputs = {}
     for llm, figures in arms if plain_first else reversed(arms):
-        outputs[id(figures)] = check_answered(figures.measure(llm, group, params))
-    (_, one_arm), (_, other_arm) = arms
+        outputs[llm] = check_answered(figures.measure(llm, group, params))
+    (plain, one_arm), (speculative, other_arm) = arms
     pair.plain.add_figures(one_arm)
     pair.speculative.add_figures(other_arm)
-    pair.rounds.append(
-        Round(one_arm.seconds, one_arm.num_steps, other_arm.seconds, other_arm.num_steps)
-    )
-    expected, found = outputs[id(one_arm)], outputs[id(other_arm)]
+    pair.rounds.append((one_arm, other_arm))
+    expected, found = outputs[plain], outputs[speculative]
     pair.outputs = pair.outputs or found
     for index, (one, other) in enumerate(zip(expected, found, strict=True), pair.first_prompt):
         if one.token_ids != other.token_ids or one.finish_reason != other.finish_reason:
             pair.differing.add(index)
+
+
+@contextmanager
+def open_arms(
+    model: str | None,
+    speculative: tuple[SpeculativeConfig, ...],
+    settings: Mapping[str, Any],
+    *,
+    is_timed: bool = True,
+    **plainly: Any,
+) -> Iterator[tuple[LLM, LLM, Screen]]:
+    """A plain and a speculative engine on the weights of one checkpoint, and where to tell of them.
+
+    Args:
+        settings: of both engines.
+        is_timed: every prompt is as if it were new. Prefix caches are off: with them only the first
+            repetition would read its prompts. Nor does any proposer remember what was answered.
+        plainly: settings of the plain engine alone.
+
+    Raises:
+        ConfigError, ModelLoadError: the model or an option cannot be used.
+        PacelineError: there is nobody to draft.
+    """
+    from paceline.llm import LLM
+    from paceline.models.checkpoint import load_checkpoint
+
+    if not speculative:
+        raise ConfigError("--compare needs speculation: leave out --no-speculation")
+    if is_timed:
+        settings, speculative = (
+            {**settings, "enable_prefix_caching": False},
+            without_memory(speculative),
+        )
+    load_format = settings.get("load_format", DEFAULTS.load_format)
+    source = load_checkpoint(model or embedded_model("target"), load_format=load_format)
+    with (
+        LLM(source, speculative_config=[], **{**settings, **plainly}) as plain,
+        LLM(source, speculative_config=speculative, **settings) as llm,
+    ):
+        screen = Screen(llm.proposers)
+        screen.note(banner(llm))
+        if is_timed:
+            screen.note(NO_MEMORY)
+        if not llm.proposers:
+            raise PacelineError("no proposer could be built, so there is nothing to compare")
+        yield plain, llm, screen
 
 
 def compare_command(
@@ -137,58 +183,22 @@ def compare_command(
     params: SamplingParams,
     speculative: tuple[SpeculativeConfig, ...],
 ) -> int:
-    """``paceline run --compare``; returns the exit code.
-
-    Prefix caches are off: with them only the first repetition would read its prompts. Nor does any
-    proposer remember what was answered before.
-    """
-    from paceline.models.checkpoint import load_checkpoint
-
-    if not speculative:
-        raise ConfigError("--compare needs speculation: leave out --no-speculation")
-    # Both arms read the weights from one checkpoint.
-    source = load_checkpoint(
-        options.model or embedded_model("target"), load_format=options.load_format
-    )
-    options = replace(options, enable_prefix_caching=False)
-    speculative = without_memory(speculative)
-    with open_llm(options, (), source) as plain, open_llm(options, speculative, source) as llm:
-        screen = Screen(llm.proposers)
-        screen.note(banner(llm))
-        screen.note(NO_MEMORY)
-        if not llm.proposers:
-            raise PacelineError("no proposer could be built, so there is nothing to compare")
-        comparison = _compared(plain, llm, prompts, params, options, screen)
+    """``paceline run --compare``; returns the exit code."""
+    settings = engine_options(options)
+    with open_arms(options.model, speculative, settings) as (plain, llm, screen):
+        encoder = Encoder(llm.checkpoint.tokenizer, options.chat, not options.no_thinking)
+        ids, size = encoder.encode_all(prompts), options.max_num_seqs or 1
+        groups = -(-len(ids) // size) * options.repeat
+        with screen.progress("comparing", groups) as advance:
+            comparison = compare(
+                plain, llm, ids, params, repeat=options.repeat, group_size=size, advance=advance
+            )
         _show(comparison, llm, screen)
         if options.json:
-            settings: dict[str, Any] = {"seed": params.seed, "temperature": params.temperature}
-            settings |= {"repeat": options.repeat, "disturbed": comparison.disturbed}
-            screen.say(comparison.report().to_json(llm, settings))
+            facts: dict[str, Any] = {"seed": params.seed, "temperature": params.temperature}
+            facts |= {"repeat": options.repeat, "disturbed": comparison.disturbed}
+            screen.say(comparison.report().to_json(llm, facts))
         return EXIT_DIFFERENT if comparison.differing and llm.promises_identity else 0
-
-
-def _compared(
-    plain: LLM,
-    speculative: LLM,
-    prompts: Sequence[Prompt],
-    params: SamplingParams,
-    options: RunOptions,
-    screen: Screen,
-) -> Comparison:
-    encoder = Encoder(speculative.checkpoint.tokenizer, options.chat, not options.no_thinking)
-    ids = encoder.encode_all(prompts)
-    group_size = options.max_num_seqs or 1
-    groups = -(-len(ids) // group_size) * options.repeat
-    with screen.progress("comparing", groups) as advance:
-        return compare(
-            plain,
-            speculative,
-            ids,
-            params,
-            repeat=options.repeat,
-            group_size=group_size,
-            advance=advance,
-        )
 
 
 def _show(comparison: Comparison, llm: LLM, screen: Screen) -> None:
@@ -205,24 +215,20 @@ def comparison_table(comparison: Comparison) -> str:
     """A row per group of prompts."""
     rows = []
     for pair in comparison.pairs:
-        last = pair.first_prompt + len(pair.outputs)
-        first = pair.first_prompt + 1
-        rows.append([f"{first}" if first == last else f"{first}-{last}", *pair_cells(pair)])
-    return table(["prompt", *PAIR_HEADERS], rows)
+        first, last = pair.first_prompt + 1, pair.first_prompt + len(pair.outputs)
+        rows.append({"prompt": f"{first}" if first == last else f"{first}-{last}"} | cells(pair))
+    return table(rows)
 
 
-PAIR_HEADERS = ("plain tok/s", "speculative tok/s", "speed-up", "acceptance length", "identical")
-
-
-def pair_cells(pair: Pair) -> list[str]:
-    """The cells of :data:`PAIR_HEADERS`."""
-    return [
-        f"{pair.plain.tokens_per_second:.1f}",
-        f"{pair.speculative.tokens_per_second:.1f}",
-        f"{pair.speedup:.2f}x",
-        f"{pair.speculative.mean_acceptance_length:.2f}",
-        "NO" if pair.differing else "yes",
-    ]
+def cells(pair: Pair) -> dict[str, str]:
+    """The figures of both arms in a table."""
+    return {
+        "plain tok/s": f"{pair.plain.tokens_per_second:.1f}",
+        "speculative tok/s": f"{pair.speculative.tokens_per_second:.1f}",
+        "speed-up": f"{pair.speedup:.2f}x",
+        "acceptance length": f"{pair.speculative.mean_acceptance_length:.2f}",
+        "identical": "NO" if pair.differing else "yes",
+    }
 
 
 def verdict(comparison: Comparison, promises_identity: bool) -> str:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from math import exp, log, sqrt
-from typing import NamedTuple
+
+from paceline.commands.report import Figures
 
 AT_MOST = 1.25
 """A plain step's time over a speculative one's, all rounds together: more is noise alone."""
@@ -25,23 +26,14 @@ NORMAL_MAD, NORMAL_MEDIAN = 1.4826, 1.2533
 """Standard deviations per median absolute deviation, and a median's error in those of a mean."""
 
 
-class Round(NamedTuple):
-    """Seconds and steps of both arms on the same prompts."""
+Round = tuple[Figures, Figures]
+"""What the plain and the speculative arm did on the same prompts."""
 
-    plain_seconds: float
-    plain_steps: int
-    speculative_seconds: float
-    speculative_steps: int
 
-    @property
-    def is_measured(self) -> bool:
-        return min(self) > 0
-
-    @property
-    def ratio(self) -> float:
-        """Of a plain step's time over a speculative one's."""
-        plain = self.plain_seconds / self.plain_steps
-        return plain * self.speculative_steps / self.speculative_seconds
+def _ratio(plain: Figures, speculative: Figures) -> float:
+    """Of a plain step's time over a speculative one's."""
+    step = plain.seconds / plain.num_steps
+    return step * speculative.num_steps / speculative.seconds
 
 
 def why_disturbed(rounds: Sequence[Round]) -> str | None:
@@ -50,14 +42,14 @@ def why_disturbed(rounds: Sequence[Round]) -> str | None:
     Of a single round only an impossible speed-up is noticed. The spread of rounds is their median
     absolute deviation, of logarithms, so that a few disturbed rounds do not hide themselves.
     """
-    rounds = [each for each in rounds if each.is_measured]
+    rounds = [each for each in rounds if all(arm.seconds and arm.num_steps for arm in each)]
     if not rounds:
         return None
-    ratios = [log(each.ratio) for each in rounds]
+    ratios = [log(_ratio(*each)) for each in rounds]
     typical = statistics.median(ratios)
     spread = NORMAL_MAD * statistics.median(abs(ratio - typical) for ratio in ratios)
-    seconds = [each.speculative_seconds for each in rounds]
-    together = log(statistics.fmean([each.ratio for each in rounds], seconds))
+    seconds = [speculative.seconds for _, speculative in rounds]
+    together = log(statistics.fmean([_ratio(*each) for each in rounds], seconds))
     if max(together, typical) > log(AT_MOST):
         factor = exp(max(together, typical))
         return f"a plain step took {factor:.1f} times as long as a speculative one, which does more"

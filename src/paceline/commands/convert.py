@@ -7,16 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from paceline.checks import check_choice
 from paceline.commands.display import Screen
 from paceline.commands.options import argument, option
 from paceline.config import PACKED_DTYPES, check_number
 from paceline.errors import ConfigError
 from paceline.models.ops.native import why_not_native
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -34,20 +31,14 @@ class ConvertOptions:
 
 
 def convert_command(options: ConvertOptions) -> int:
-    """Run the command; returns its exit code.
-
-    Raises:
-        PacelineError: the options, the model or the folder cannot be used.
-    """
+    """The work of ``paceline convert``."""
     import torch
 
     from paceline.models.checkpoint import load_checkpoint
     from paceline.models.ops.packing import Packer
     from paceline.models.packed_folder import write_packed
 
-    if options.dtype not in ("auto", *PACKED_DTYPES):
-        allowed = ", ".join(("auto", *PACKED_DTYPES))
-        raise ConfigError(f"dtype is {options.dtype!r}; allowed are {allowed}")
+    check_choice("dtype", options.dtype, ("auto", *PACKED_DTYPES))
     if (reason := why_not_native()) is not None:
         raise ConfigError(f"packing needs the native kernels: {reason}")
     if options.threads is not None:

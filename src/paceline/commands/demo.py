@@ -10,29 +10,26 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.commands.compare import (
     EXIT_DIFFERENT,
-    PAIR_HEADERS,
     Comparison,
     Pair,
+    cells,
     compare,
-    pair_cells,
+    open_arms,
     verdict,
 )
-from paceline.commands.display import OriginSplitter, Screen, banner, table
+from paceline.commands.display import OriginSplitter, Screen, table
 from paceline.commands.options import option
 from paceline.commands.prompts import Encoder, Prompt, read_prompts
-from paceline.commands.resolve import NO_MEMORY, without_memory
 from paceline.config import BACKENDS, DTYPES
 from paceline.engine.default_drafts import default_speculative_config
 from paceline.errors import FetchError
-from paceline.models.embedded import embedded_model
 from paceline.models.fetching import Download, named_model, pip_download
 from paceline.sampling_params import SamplingParams
 
@@ -57,15 +54,13 @@ class Subject:
         model: its name in the catalogue; None for the embedded model.
         why: the model and the reason for it, for people.
         prompts_file: of the package.
-        max_tokens: per prompt.
-        quick_max_tokens: the same where it has to be quick.
+        max_tokens: per prompt; half as many where it has to be quick.
     """
 
     model: str | None
     why: str
     prompts_file: str
     max_tokens: int
-    quick_max_tokens: int
 
     def prompts(self, quick: bool) -> list[Prompt]:
         """The prompts; with ``quick`` the first one of each kind."""
@@ -76,12 +71,12 @@ class Subject:
 
 def real_model() -> Subject:
     why = f"{REAL}, a small real model, answers; --embedded asks the one that comes with Paceline"
-    return Subject(REAL, why, "chat_prompts.jsonl", max_tokens=128, quick_max_tokens=64)
+    return Subject(REAL, why, "chat_prompts.jsonl", max_tokens=128)
 
 
 def own_model(reason: str) -> Subject:
     why = f"the embedded model continues texts: {reason}"
-    return Subject(None, why, "prompts.jsonl", max_tokens=96, quick_max_tokens=48)
+    return Subject(None, why, "prompts.jsonl", max_tokens=96)
 
 
 def choose_subject(embedded: bool, download: Download = _HASTY) -> Subject:
@@ -117,23 +112,21 @@ class DemoOptions:
 
 
 def demo_command(options: DemoOptions) -> int:
-    """Run the demonstration; 1 if an output differed, otherwise 0.
-
-    Raises:
-        PacelineError: the options or the embedded models cannot be used.
-    """
+    """The work of ``paceline demo``: 1 if an output differed."""
     subject = choose_subject(options.embedded)
     prompts = subject.prompts(options.quick)
-    wanted = options.max_tokens
-    if wanted is None:
-        wanted = subject.quick_max_tokens if options.quick else subject.max_tokens
+    usual = subject.max_tokens // 2 if options.quick else subject.max_tokens
+    wanted = usual if options.max_tokens is None else options.max_tokens
     params = SamplingParams(max_tokens=wanted, temperature=0.0)
-    with ExitStack() as stack:
-        plain, speculative = _open_arms(subject, options, stack)
-        screen = Screen(speculative.proposers)
+    drafts = default_speculative_config(subject.model)
+    settings = {
+        "dtype": options.dtype,
+        "num_threads": options.threads,
+        "backend": options.backend,
+        "strict": True,
+    }
+    with open_arms(subject.model, drafts, settings) as (plain, speculative, screen):
         screen.note(subject.why)
-        screen.note(banner(speculative))
-        screen.note(NO_MEMORY)
         screen.legend()
         ids = Encoder(speculative.tokenizer).encode_all(prompts)
         _stream(speculative, prompts, ids, params, screen)
@@ -148,30 +141,19 @@ def demo_command(options: DemoOptions) -> int:
                 "max_tokens": wanted,
                 "repeat": repeat,
                 "disturbed": comparison.disturbed,
-                "kinds": _kind_results(kinds),
+                "kinds": [
+                    {
+                        "kind": kind,
+                        "plain": pair.plain.document(),
+                        "speculative": pair.speculative.document(),
+                        "speedup": pair.speedup,
+                        "identical": not pair.differing,
+                    }
+                    for kind, pair in kinds.items()
+                ],
             }
             screen.say(comparison.report().to_json(speculative, results))
     return EXIT_DIFFERENT if comparison.differing else 0
-
-
-def _open_arms(subject: Subject, options: DemoOptions, stack: ExitStack) -> tuple[LLM, LLM]:
-    """The plain and the speculative engine, on one checkpoint."""
-    from paceline.llm import LLM
-    from paceline.models.checkpoint import load_checkpoint
-
-    source = load_checkpoint(subject.model or embedded_model("target"))
-    settings: dict[str, Any] = {
-        "dtype": options.dtype,
-        "num_threads": options.threads,
-        "backend": options.backend,
-        # Every measured run reads its prompt, whatever was streamed before.
-        "enable_prefix_caching": False,
-        "strict": True,
-    }
-    # The figures are to be those of prompts that were never answered before.
-    drafts = without_memory(default_speculative_config(subject.model))
-    plain = stack.enter_context(LLM(source, speculative_config=[], **settings))
-    return plain, stack.enter_context(LLM(source, speculative_config=drafts, **settings))
 
 
 def _stream(
@@ -213,18 +195,4 @@ def by_kind(prompts: Sequence[Prompt], comparison: Comparison) -> dict[str, Pair
 
 def demo_table(kinds: Mapping[str, Pair]) -> str:
     """A row per kind of prompt, and one for all."""
-    rows = [[kind, *pair_cells(pair)] for kind, pair in kinds.items()]
-    return table(["prompt kind", *PAIR_HEADERS], rows)
-
-
-def _kind_results(kinds: Mapping[str, Pair]) -> list[dict[str, Any]]:
-    return [
-        {
-            "kind": kind,
-            "plain": pair.plain.plain(),
-            "speculative": pair.speculative.speculative(),
-            "speedup": pair.speedup,
-            "identical": not pair.differing,
-        }
-        for kind, pair in kinds.items()
-    ]
+    return table([{"prompt kind": kind} | cells(pair) for kind, pair in kinds.items()])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
@@ -178,14 +178,15 @@ def closing_line(figures: Figures) -> str:
     )
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[str]], num_texts: int = 1) -> str:
-    """Columns of text, the first ``num_texts`` flush left and the others flush right."""
-    widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
+def table(rows: Sequence[Mapping[str, str]], num_texts: int = 1) -> str:
+    """Rows, at least one, under their keys; the first ``num_texts`` columns are flush left."""
+    lines = [list(rows[0]), *(list(row.values()) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
 
     def line(cells: Sequence[str]) -> str:
         sized = list(zip(cells, widths, strict=True))
         left, right = sized[:num_texts], sized[num_texts:]
         return "  ".join([*(c.ljust(w) for c, w in left), *(c.rjust(w) for c, w in right)]).rstrip()
 
-    rule = "  ".join("-" * width for width in widths)
-    return "\n".join([line(headers), rule, *map(line, rows)])
+    headers, *others = map(line, lines)
+    return "\n".join([headers, "  ".join("-" * width for width in widths), *others])

@@ -32,11 +32,7 @@ class DoctorOptions(EngineOptions, ModelOptions):
 
 
 def doctor_command(options: DoctorOptions) -> int:
-    """Run the command; returns its exit code.
-
-    Raises:
-        ConfigError: an option cannot be used.
-    """
+    """The work of ``paceline doctor``."""
     from paceline.workbench.doctor import diagnose
 
     config = EngineConfig(**engine_options(options))
@@ -47,7 +43,7 @@ def doctor_command(options: DoctorOptions) -> int:
         screen.say(json.dumps(asdict(found)))
         return 0
     for name, text in facts(found):
-        screen.say(_entry(name, text))
+        screen.say(_wrapped(name.ljust(INDENT), text))
     screen.say("\nFaster, the greatest gain first:" if found.advice else "\nNothing to improve.")
     for number, text in enumerate(found.advice, start=1):
         screen.say(_wrapped(f"{number:2}. ", text))
@@ -61,8 +57,6 @@ def facts(found: Diagnosis) -> Iterator[tuple[str, str]]:
     if machine.instructions:
         yield "instructions", ", ".join(machine.instructions)
     yield "cores", _cores(machine)
-    if machine.hypervisor is not None:
-        yield "virtualised", machine.hypervisor or "yes"
     yield "memory", _memory(machine)
     roofs = found.roofs
     yield "measured", f"{roofs.read_gb_per_s:.1f} GB/s read, {roofs.gflop_per_s:.0f} GFLOP/s"
@@ -70,7 +64,6 @@ def facts(found: Diagnosis) -> Iterator[tuple[str, str]]:
         yield "kernels", f"native, {kernels.level} (of {', '.join(kernels.levels)})"
     else:
         yield "kernels", f"reference: {kernels.problem}"
-    yield "versions", ", ".join(f"{name} {version}" for name, version in found.versions.items())
     yield "model", _model(model)
     if model.problem is None:
         yield "profile", "measured" if model.has_profile else "none"
@@ -114,10 +107,6 @@ def _memory(machine: Machine) -> str:
     pages = f", huge pages: {machine.huge_pages}" if machine.huge_pages else ""
     total, available = machine.memory_total / 1e9, machine.memory_available / 1e9
     return f"{total:.1f} GB, {available:.1f} GB available{pages}"
-
-
-def _entry(name: str, text: str) -> str:
-    return _wrapped(name.ljust(INDENT), text)
 
 
 def _wrapped(begin: str, text: str) -> str:

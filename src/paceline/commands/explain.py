@@ -46,19 +46,13 @@ class ExplainOptions(EngineOptions, SpeculationOptions, SamplingOptions, ModelOp
     no_thinking: bool = option(False, "Ask the chat template for no thoughts.")
     max_tokens: int = option(64, "Most tokens of the answer.")
     steps: str | None = option(None, "Show these steps only, e.g. 3-10 (default: all).")
-    plot: str | None = option(
-        None, "Draw costs, reliability and widths into a .png, .svg or .pdf file."
-    )
+    plot: str | None = option(None, "Draw costs, widths and nodes into a .png, .svg or .pdf file.")
     trace: str | None = option(None, TRACE_HELP)
     json: bool = option(False, "End stdout with a line of JSON.")
 
 
 def explain_command(options: ExplainOptions) -> int:
-    """Run the command; returns its exit code.
-
-    Raises:
-        PacelineError: the options, the prompt or the model cannot be used.
-    """
+    """The work of ``paceline explain``."""
     from paceline.workbench.explain import MAX_STEPS
     from paceline.workbench.plots import check_plot
 
@@ -91,7 +85,9 @@ def explain_prompt(
         PacelineError: the options, the prompt or the model cannot be used.
     """
     from paceline.llm import LLM
+    from paceline.workbench.chrome_trace import write_trace
     from paceline.workbench.explain_run import explain
+    from paceline.workbench.plots import plot_steps
 
     if not speculative:
         raise ConfigError("explain needs speculation: leave out --no-speculation")
@@ -106,7 +102,12 @@ def explain_prompt(
             run = llm.call(lambda engine: explain(engine, ids, params, advance, constraints))
         pieces = token_texts(llm.tokenizer, run)
         _show(run, llm.tokenizer, pieces, wanted, screen)
-        _write_files(run, pieces, plot, options.trace)
+        if plot is not None:
+            texts = ["".join(pieces[run.emitted_by(record)]) for record in run.records]
+            plot_steps(run.records, texts, plot)
+        if options.trace is not None:
+            runs = {"speculative": run.speculative.steps, "plain": run.plain.steps}
+            write_trace(options.trace, runs)
         if options.json:
             settings = {"seed": params.seed, "temperature": params.temperature}
             screen.say(json.dumps(_document(run, llm, pieces) | settings))
@@ -151,8 +152,9 @@ def _show(
     view = StepView(run, prompt, pieces, _readable(tokenizer), wants_colour(screen.out))
     for line in view.lines(wanted):
         screen.say(line)
-    if wanted and wanted[-1] > run.num_steps:
-        screen.note(f"the last step is step {run.num_steps}: there is no step {wanted[-1]}")
+    last = run.records[-1].index + 1
+    if wanted and wanted[-1] > last:
+        screen.note(f"the last step is step {last}: there is no step {wanted[-1]}")
     screen.say("")
     for line in summary_lines(run):
         screen.say(line)
@@ -167,20 +169,6 @@ def _readable(tokenizer: Tokenizer) -> Callable[[int], str]:
         return (tokenizer.id_to_token(token_id) or decoded) if is_partial else decoded
 
     return text
-
-
-def _write_files(
-    run: Explanation, pieces: Sequence[str], plot: str | None, trace: str | None
-) -> None:
-    from paceline.workbench.chrome_trace import write_trace
-    from paceline.workbench.plots import plot_steps
-
-    if plot is not None:
-        texts = ["".join(pieces[run.emitted_by(record)]) for record in run.records]
-        plot_steps(run.records, texts, plot)
-    if trace is not None:
-        runs = {"speculative": run.speculative.steps, "plain": run.plain.steps}
-        write_trace(trace, runs)
 
 
 def _document(run: Explanation, llm: LLM, pieces: Sequence[str]) -> dict[str, Any]:
@@ -200,10 +188,7 @@ def _document(run: Explanation, llm: LLM, pieces: Sequence[str]) -> dict[str, An
         "identical": run.is_identical,
         "speedup": speedups[-1] if speedups else None,
         "cost_error": cost_error(run.records),
-        "proposers": [
-            asdict(each) | {"calibration_error": each.calibration_error} for each in summaries
-        ],
-        "num_dropped_steps": run.num_dropped,
+        "proposers": [asdict(each) for each in summaries],
         "steps": [
             _step(record, "".join(pieces[run.emitted_by(record)]), text_of)
             for record in run.records

@@ -36,22 +36,6 @@ CUT_WORDS = {
 }
 Texts = Callable[[int], str]
 """From a token id to its text."""
-FEW_TOKENS = 32
-"""Tokens below which it is said what the closing ratio was measured on."""
-SUMMARY_HEADERS = (
-    "proposer",
-    "asked",
-    "passed over",
-    "ms",
-    "drafted",
-    "candidates",
-    "verified",
-    "accepted",
-    "labelled",
-    "expected",
-    "right",
-    "error",
-)
 
 
 def one_line(text: str) -> str:
@@ -103,7 +87,7 @@ class StepView:
             return
         first, last = records[0].index + 1, records[-1].index + 1
         milliseconds = sum(record.total_ms for record in records) / len(records)
-        num_asked = sum(any(asked.asked for asked in record.asks) for record in records)
+        num_asked = sum(any(asked.num_asked for asked in record.asks) for record in records)
         asked = f"asked in vain in {num_asked}" if num_asked else "nobody was asked"
         name = f"step {first}" if first == last else f"steps {first}-{last}"
         added = "".join(map(self._added, records))
@@ -172,7 +156,7 @@ class StepView:
 def _asks(record: StepRecord) -> Iterator[str]:
     """Who was asked at which price, and who was not."""
     for asked in record.asks:
-        if not asked.asked:
+        if not asked.num_asked:
             yield f"{asked.origin} was passed over"
             continue
         line = f"{asked.origin} drafted {asked.num_nodes} in {asked.milliseconds:.2f} ms"
@@ -212,9 +196,7 @@ def summary_lines(run: Explanation) -> Iterator[str]:
     """The proposers as a table, and the run in a few sentences."""
     summaries = summarise(run.records)
     if summaries:
-        yield table(SUMMARY_HEADERS, [_cells(each) for each in summaries])
-    if run.num_dropped:
-        yield f"The first {run.num_dropped} steps were not kept and are in no figure but the last."
+        yield table([_cells(each) for each in summaries])
     decoding = [record for record in run.records if record.num_decoding]
     emitted = sum(record.num_emitted for record in decoding)
     line = f"{emitted} tokens in {len(decoding)} steps"
@@ -226,33 +208,19 @@ def summary_lines(run: Explanation) -> Iterator[str]:
     if speedups:
         same = "identical to" if run.is_identical else "DIFFERENT from"
         yield f"{speedups[-1]:.2f} times as fast as plain decoding, output {same} its"
-        if len(speedups) < FEW_TOKENS:
-            yield _measured(run)
 
 
-def _measured(run: Explanation) -> str:
-    """What the ratio of a short answer is the ratio of."""
-    plain, speculative = run.plain.elapsed_ms(), run.speculative.elapsed_ms()
-    count = min(len(plain), len(speculative))
-    return (
-        f"measured: {plain[count - 1]:.1f} ms plainly, {speculative[count - 1]:.1f} ms "
-        f"speculatively for {count} tokens, each run once; below {FEW_TOKENS} tokens the ratio "
-        "says little, for the drafts that are tried out first weigh much in it"
-    )
-
-
-def _cells(summary: ProposerSummary) -> list[str]:
-    return [
-        summary.origin,
-        str(summary.num_asked),
-        str(summary.num_passed_over),
-        f"{summary.milliseconds:.1f}",
-        str(summary.num_drafted),
-        str(summary.num_candidates),
-        str(summary.num_verified),
-        str(summary.num_accepted),
-        str(summary.num_labelled),
-        f"{summary.expected:.1f}",
-        str(summary.num_right),
-        f"{summary.calibration_error:.2f}",
-    ]
+def _cells(summary: ProposerSummary) -> dict[str, str]:
+    return {
+        "proposer": summary.origin,
+        "asked": str(summary.num_asked),
+        "passed over": str(summary.num_passed_over),
+        "ms": f"{summary.milliseconds:.1f}",
+        "drafted": str(summary.num_drafted),
+        "candidates": str(summary.num_candidates),
+        "verified": str(summary.num_verified),
+        "accepted": str(summary.num_accepted),
+        "labelled": str(summary.num_labelled),
+        "expected": f"{summary.expected:.1f}",
+        "right": str(summary.num_right),
+    }

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from paceline.checks import check_number, check_output
-from paceline.commands.display import Screen, printable
+from paceline.commands.display import Screen, printable, table
 from paceline.commands.options import EngineOptions, ModelOptions, option
 from paceline.commands.resolve import engine_options
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine.default_drafts import default_speculative_config, drafts_of
 from paceline.errors import ConfigError, ProfileError
 from paceline.models.embedded import embedded_model
+from paceline.policy.host_time import NO_DRAFTING_HOST_TIME, NO_HOST_TIME, HostTime
 from paceline.writing import write_json
 
 if TYPE_CHECKING:
@@ -54,11 +55,7 @@ class ProfileOptions(EngineOptions, ModelOptions):
 
 
 def profile_command(options: ProfileOptions) -> int:
-    """Run the command; returns its exit code.
-
-    Raises:
-        PacelineError: the options, the model or a file cannot be used.
-    """
+    """The work of ``paceline profile``."""
     from paceline.workbench.plots import check_plot, plot_tables
     from paceline.workbench.profile_store import store_profile, to_document
 
@@ -158,11 +155,71 @@ def numbers(option: str, text: str | None, least: int, most: int) -> list[int]:
 
 
 def _show(profiles: list[Profile], screen: Screen) -> None:
-    from paceline.commands.profile_view import describe, draw_bars, tables
-
     for profile in profiles:
         screen.say(describe(profile) + "\n")
-        for text in tables(profile):
-            screen.say(text + "\n")
-        draw_bars(profile.table, screen.out)
-        screen.say("")
+        for context in profile.table.contexts:
+            screen.say(_widths(profile, context) + "\n")
+
+
+def describe(profile: Profile) -> str:
+    """What was measured, in a few lines."""
+    lines = [printable(profile.table.name)]
+    if profile.key is not None:
+        key = profile.key
+        lines.append(f"{key.dtype} on {key.device}, KV {key.kv_dtype}, ops backend {key.backend}")
+        lines.append(f"{key.machine}; threads: {key.threads}; {key.version}")
+    if profile.roofs is not None:
+        roofs = profile.roofs
+        lines.append(f"roofs: {roofs.read_gb_per_s:.1f} GB/s read, {roofs.gflop_per_s:.0f} GFLOP/s")
+    return "\n".join([*lines, *_host(profile.table.host)])
+
+
+def _host(host: HostTime) -> list[str]:
+    """What the host takes for a target, and for a draft; of what was measured."""
+    lines, drafting = [], host.drafting
+    if replace(host, drafting=NO_DRAFTING_HOST_TIME) != NO_HOST_TIME:
+        lines.append(
+            f"host, ms per step: {host.step:.3f}, {host.request:.3f} per further request; with a "
+            f"draft {host.draft:.3f} more, {host.further_draft:.3f} per further one, "
+            f"{host.node:.4f} per node; planning {host.ask:.3f}, merging {host.merge:.4f}"
+        )
+        calls = ", ".join(f"{name} {ms:.3f}" for name, ms in sorted(host.calls.items()))
+        lines.append(f"host, ms per call: {printable(calls)}")
+    if drafting != NO_DRAFTING_HOST_TIME:
+        lines.append(
+            f"host, ms per call as a draft: {drafting.call:.3f}, {drafting.level:.3f} per further "
+            f"level; {drafting.request:.3f} per further request, {drafting.node:.3f} per further "
+            "node of a level"
+        )
+    return lines
+
+
+def _widths(profile: Profile, context: int) -> str:
+    costs = profile.table
+    unit = "plain steps" if costs.is_relative else "ms"
+    rows = [
+        {
+            "width": str(point.width),
+            unit: f"{point.ms:.3f}",
+            "spread": f"{point.spread:.3f}",
+            "cost ratio": f"{costs.cost_ratio(point.width, context):.3f}",
+            **_achieved(point.width, context, point.ms, profile),
+        }
+        for point in costs.base_points(context)
+    ]
+    return f"one request, context {context}, all rows sampled\n{table(rows)}"
+
+
+def _achieved(width: int, context: int, ms: float, profile: Profile) -> dict[str, str]:
+    """How much of the machine a step uses, where that was measured."""
+    roofs, work = profile.roofs, profile.work
+    if roofs is None or work is None:
+        return {}
+    read = work.bytes_read(width, context) / ms / 1e6
+    computed = work.operations(width, context) / ms / 1e6
+    return {
+        "GB/s": f"{read:.1f}",
+        "of read roof": f"{read / roofs.read_gb_per_s:.0%}",
+        "GFLOP/s": f"{computed:.1f}",
+        "of compute roof": f"{computed / roofs.gflop_per_s:.0%}",
+    }

@@ -1,23 +1,20 @@
 """Prompts from files, arguments and standard input, and as token ids. Knows no engine.
 
-A row of a prompts file holds its prompt under one of four names; a chat stays a list of messages
-until the model's template is known.
+A chat stays a list of messages until the model's template is known.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import ConfigError, RequestError
+from paceline.workbench.serving.dataset_files import Content, prompt_of, read_rows
 
 if TYPE_CHECKING:
     from paceline.models.tokenizer import Tokenizer
-
-KEYS = ("prompt", "question", "turns", "messages")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +22,7 @@ class Prompt:
     """A text, a chat as a list of messages, or token ids; ``kind`` is the file's own word for it,
     if any."""
 
-    content: str | tuple[Mapping[str, Any], ...] | tuple[int, ...]
+    content: Content
     kind: str = ""
 
 
@@ -36,50 +33,8 @@ def read_prompts(path: str | Path) -> list[Prompt]:
         RequestError: the file cannot be read, is empty, or a row is not a prompt; the message
             names the line.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"cannot read prompts from {path}: {error}") from error
-    # Not splitlines: it also splits at separators that JSON strings may hold unescaped.
-    lines = enumerate(text.split("\n"), start=1)
-    prompts = [_parse_row(line, f"{path}, line {i}") for i, line in lines if line.strip()]
-    if not prompts:
-        raise RequestError(f"{path} holds no prompts")
-    return prompts
-
-
-def _parse_row(line: str, place: str) -> Prompt:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"{place}: not JSON: {error}") from error
-    if not isinstance(row, dict):
-        raise RequestError(f"{place}: a row is an object, not {type(row).__name__}")
-    key = next((name for name in KEYS if name in row), None)
-    if key is None:
-        raise RequestError(f"{place}: no prompt; a row has one of {', '.join(KEYS)}")
-    value = row[key]
-    if key == "messages":
-        return Prompt(_messages(value, place), str(row.get("kind", "")))
-    if key == "turns":
-        value = value[0] if isinstance(value, list) and value else None
-    if key == "prompt" and isinstance(value, list) and all(type(item) is int for item in value):
-        value = tuple(value)
-    elif not isinstance(value, str):
-        value = None
-    if not value:
-        wanted = {"turns": "a list that begins with a text", "prompt": "a text, or token ids,"}
-        raise RequestError(f"{place}: {key} must be {wanted.get(key, 'a text')} that is not empty")
-    return Prompt(value, str(row.get("kind", "")))
-
-
-def _messages(value: object, place: str) -> tuple[Mapping[str, Any], ...]:
-    if not isinstance(value, list) or not value:
-        raise RequestError(f"{place}: messages must be a list with at least one message")
-    for message in value:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise RequestError(f"{place}: a message is an object with role and content")
-    return tuple(value)
+    rows = read_rows(path)
+    return [Prompt(prompt_of(row, place), str(row.get("kind", ""))) for place, row in rows]
 
 
 @dataclass(frozen=True, slots=True)

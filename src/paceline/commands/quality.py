@@ -18,7 +18,7 @@ from typing import Any
 from paceline.commands.display import Screen, table
 from paceline.commands.options import VerifyOptions
 from paceline.commands.prompts import read_prompts
-from paceline.commands.quality_arms import CONTROL, PEER, Arms, PeerSettings
+from paceline.commands.quality_arms import CONTROL, PEER, Arms
 from paceline.commands.resolve import engine_options
 from paceline.config import DTYPES
 from paceline.errors import ConfigError, RequestError
@@ -30,15 +30,10 @@ from paceline.workbench.quality import REFERENCE, Excess, Quality, Window, exces
 
 DEFAULT_TEXT_TOKENS = 8192
 DEFAULT_WINDOW = 512
-HEADERS = ("arithmetic", "tokens", "perplexity", "ratio", "mean KL", "99 % KL", "top-1 agreement")
 
 
 def quality_command(options: VerifyOptions) -> int:
-    """Run the command; returns its exit code.
-
-    Raises:
-        PacelineError: the options, the text or the model cannot be used.
-    """
+    """The work of ``paceline verify --quality``."""
     dtypes = _dtypes(options)
     _check(options)
     source = load_checkpoint(
@@ -59,17 +54,17 @@ def quality_command(options: VerifyOptions) -> int:
 
 
 def _add_peers(arms: Arms, options: VerifyOptions, longest: int) -> None:
-    peer = PeerSettings(
-        python=str(options.llama),
-        longest=longest,
-        threads=options.threads or os.cpu_count() or 1,
-        kv_type=options.llama_kv_type or KV_TYPES[0],
-    )
+    settings: dict[str, Any] = {
+        "python": options.llama,
+        "longest": longest,
+        "threads": options.threads or os.cpu_count() or 1,
+        "kv_type": options.llama_kv_type or KV_TYPES[0],
+    }
     own = Path(options.model).expanduser() if options.model else None
     if own is not None and own.is_file():
-        arms.add_peer(peer, own)
+        arms.add_peer(own, **settings)
     else:
-        arms.add_converted_peers(peer)
+        arms.add_converted_peers(**settings)
 
 
 def _dtypes(options: VerifyOptions) -> list[str]:
@@ -176,8 +171,6 @@ def _report(
     screen: Screen,
 ) -> None:
     screen.say(quality_table(rows))
-    for name, facts in arms.peers.items():
-        screen.say(peer_line(name, facts))
     for name, reason in arms.skipped.items():
         screen.say(f"{name}: not measured: {reason}")
     found = list(pairs(rows))
@@ -200,19 +193,20 @@ def _report(
 
 
 def quality_table(rows: Mapping[str, Quality]) -> str:
-    return table(HEADERS, [_cells(name, row) for name, row in rows.items()])
-
-
-def _cells(name: str, row: Quality) -> Sequence[str]:
-    return [
-        name,
-        str(row.num_tokens),
-        f"{row.perplexity:.4f}",
-        f"{row.ratio:.5f}",
-        f"{row.mean_kl:.3e}",
-        f"{row.kl_99:.3e}",
-        f"{row.top1_agreement:.2%}",
-    ]
+    return table(
+        [
+            {
+                "arithmetic": name,
+                "tokens": str(row.num_tokens),
+                "perplexity": f"{row.perplexity:.4f}",
+                "ratio": f"{row.ratio:.5f}",
+                "mean KL": f"{row.mean_kl:.3e}",
+                "99 % KL": f"{row.kl_99:.3e}",
+                "top-1 agreement": f"{row.top1_agreement:.2%}",
+            }
+            for name, row in rows.items()
+        ]
+    )
 
 
 def pairs(rows: Mapping[str, Quality]) -> Iterator[tuple[str, str, Excess]]:
@@ -232,10 +226,3 @@ def pair_line(own: str, other: str, found: Excess) -> str:
     if found.relative is None or found.relative_upper is None:
         return line
     return f"{line}; that is {found.relative:+.1%}, at most {found.relative_upper:+.1%}"
-
-
-def peer_line(name: str, facts: Mapping[str, Any]) -> str:
-    return (
-        f"{name}: {facts['version']}, {facts['library']}; flash attention "
-        f"{facts['flash_attention']}, keys and values {facts['kv_type']}; {facts['system_info']}"
-    )

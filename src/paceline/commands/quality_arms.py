@@ -17,21 +17,11 @@ from typing import Any
 from paceline.errors import PacelineError
 from paceline.llm import LLM
 from paceline.models.checkpoint import Checkpoint
-from paceline.workbench.llama_peer import FORMATS, KV_TYPES, LlamaPeer, write_gguf
+from paceline.workbench.llama_peer import FORMATS, LlamaPeer, write_gguf
 from paceline.workbench.quality import REFERENCE, Arm, Logits, Window, engine_arm
 
 PEER = "llama.cpp"
 CONTROL = f"{PEER} F32"
-
-
-@dataclass(frozen=True, slots=True)
-class PeerSettings:
-    """How llama.cpp runs; the fields are :class:`LlamaPeer`'s."""
-
-    python: str
-    longest: int
-    threads: int
-    kv_type: str = KV_TYPES[0]
 
 
 @dataclass(slots=True)
@@ -71,28 +61,24 @@ class Arms:
         name = dtype if dtype == llm.config.dtype else f"{dtype} ({llm.config.dtype})"
         self.found[name], self.resolved[name] = _arm(llm), llm.config.dtype
 
-    def add_peer(self, settings: PeerSettings, path: Path, kind: str | None = None) -> None:
-        """llama.cpp on a GGUF file as it is, or on a float32 one that it quantises to ``kind``."""
+    def add_peer(self, path: Path, kind: str | None = None, **settings: Any) -> None:
+        """llama.cpp on a GGUF file as it is, or on a float32 one that it quantises to ``kind``.
+
+        Args:
+            settings: further ones of :class:`~paceline.workbench.llama_peer.LlamaPeer`.
+        """
         name = f"{PEER} {kind}" if kind else PEER
-        folder = self.stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline-"))
+        folder = Path(self.stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline-")))
+        size = self.source.config.vocab_size
         try:
-            peer = LlamaPeer(
-                settings.python,
-                path,
-                Path(folder),
-                vocab_size=self.source.config.vocab_size,
-                longest=settings.longest,
-                threads=settings.threads,
-                kind=kind,
-                kv_type=settings.kv_type,
-            )
+            peer = LlamaPeer(source=path, folder=folder, vocab_size=size, kind=kind, **settings)
         except PacelineError as error:
             self.skipped[name] = str(error)
             return
         self.stack.callback(peer.close)
         self.found[name], self.peers[name] = peer.logits, peer.facts
 
-    def add_converted_peers(self, settings: PeerSettings) -> None:
+    def add_converted_peers(self, **settings: Any) -> None:
         """llama.cpp on the weights of a folder, in each of its :data:`FORMATS`."""
         folder = self.stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline-"))
         path = Path(folder) / "model.gguf"
@@ -102,7 +88,7 @@ class Arms:
             self.skipped[PEER] = str(error)
             return
         for kind in FORMATS:
-            self.add_peer(settings, path, kind)
+            self.add_peer(path, kind, **settings)
 
     def _open(self, **settings: Any) -> LLM:
         return self.stack.enter_context(

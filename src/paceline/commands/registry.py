@@ -21,7 +21,9 @@ class Entry(NamedTuple):
 
     Attributes:
         options: the dataclass of its options, as ``module:name`` in :mod:`paceline.commands`.
-        work: the function that takes them and returns the exit code, likewise.
+        work: the function that takes them and returns the exit code, likewise. It raises a
+            :class:`~paceline.errors.PacelineError` where an option, a model or a file cannot be
+            used.
         help: a line for the list of commands, and what its own help says besides.
     """
 

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from paceline.sampling_params import SamplingParams
 
 
+COUNTERS = ("num_steps", "num_drafts", "num_draft_tokens", "num_accepted_tokens")
+"""Of :class:`~paceline.metrics.SpeculationCounters`, those that figures sum up."""
+
+
 @dataclass(slots=True)
 class Figures:
     """What one arm did: wall seconds, and counters summed over its requests."""
@@ -30,12 +34,10 @@ class Figures:
         self.seconds += seconds
         for output in outputs:
             for completion in output.completions:
-                counters = completion.counters
                 self.output_tokens += len(completion.token_ids)
-                self.num_steps += counters.num_steps
-                self.num_drafts += counters.num_drafts
-                self.num_draft_tokens += counters.num_draft_tokens
-                self.num_accepted_tokens += counters.num_accepted_tokens
+                for name in COUNTERS:
+                    count = getattr(self, name) + getattr(completion.counters, name)
+                    setattr(self, name, count)
 
     def measure(
         self,
@@ -66,22 +68,11 @@ class Figures:
     def mean_acceptance_length(self) -> float:
         return self.output_tokens / self.num_steps if self.num_steps else 0.0
 
-    def plain(self) -> dict[str, Any]:
-        """The JSON object of an arm without speculation."""
+    def document(self) -> dict[str, Any]:
+        """The counters and what follows from them, as JSON takes it."""
         return {
-            "seconds": self.seconds,
-            "output_tokens": self.output_tokens,
+            **asdict(self),
             "tokens_per_second": self.tokens_per_second,
-        }
-
-    def speculative(self) -> dict[str, Any]:
-        """The JSON object of an arm with speculation."""
-        return {
-            **self.plain(),
-            "num_steps": self.num_steps,
-            "num_drafts": self.num_drafts,
-            "num_draft_tokens": self.num_draft_tokens,
-            "num_accepted_tokens": self.num_accepted_tokens,
             "acceptance_rate": self.acceptance_rate,
             "mean_acceptance_length": self.mean_acceptance_length,
         }
@@ -128,8 +119,8 @@ class Report:
             "promises_identity": llm.promises_identity,
             **settings,
             "num_prompts": len(self.outputs),
-            "plain": self.plain.plain() if self.plain else None,
-            "speculative": self.speculative.speculative() if self.speculative else None,
+            "plain": self.plain.document() if self.plain else None,
+            "speculative": self.speculative.document() if self.speculative else None,
             "speedup": self.speedup,
             "identical": self.identical,
             "outputs": [_output(i, output) for i, output in enumerate(self.outputs)],

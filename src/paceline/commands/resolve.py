@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,6 @@ from paceline.structured_outputs import StructuredOutputs
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
-    from paceline.models.checkpoint import Checkpoint
 
 _MEMORY = re.compile(r"(\d+(?:\.\d*)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
@@ -93,6 +92,11 @@ def _single_config(options: SpeculationOptions, model: str | None) -> Speculativ
     return config
 
 
+def values_of(options: Any, kind: type[Any]) -> dict[str, Any]:
+    """What the options say for the fields of a dataclass."""
+    return {each.name: getattr(options, each.name) for each in fields(kind)}
+
+
 def memory_bytes(text: str) -> int:
     """Bytes in ``512M``, ``1.5G`` or ``1048576``; units are powers of 1024.
 
@@ -112,15 +116,7 @@ def sampling_params(options: SamplingOptions, seed: int) -> SamplingParams:
     Raises:
         RequestError: a value is out of range.
     """
-    return SamplingParams(
-        max_tokens=options.max_tokens,
-        temperature=options.temperature,
-        top_p=options.top_p,
-        top_k=options.top_k,
-        min_p=options.min_p,
-        seed=seed,
-        ignore_eos=options.ignore_eos,
-    )
+    return SamplingParams(**values_of(options, SamplingOptions) | {"seed": seed})
 
 
 def structured_outputs(options: ShapeOptions) -> StructuredOutputs | None:
@@ -147,32 +143,19 @@ def engine_options(options: EngineOptions) -> dict[str, Any]:
     Raises:
         ConfigError: a value is not acceptable.
     """
-    memory, seqs = options.kv_cache_memory, options.max_num_seqs
-    return {
-        "dtype": options.dtype,
-        "device": options.device,
+    values = values_of(options, EngineOptions)
+    memory, seqs = values["kv_cache_memory"], values["max_num_seqs"]
+    del values["config"]  # read before any other option
+    return values | {
         "max_num_seqs": DEFAULTS.max_num_seqs if seqs is None else seqs,
-        "max_num_batched_tokens": options.max_num_batched_tokens,
-        "max_step_ms": options.max_step_ms,
-        "max_model_len": options.max_model_len,
         "kv_cache_memory": None if memory is None else memory_bytes(memory),
-        "kv_cache_dtype": options.kv_cache_dtype,
-        "enable_prefix_caching": options.enable_prefix_caching,
-        "load_format": options.load_format,
-        "backend": options.backend,
-        "num_threads": options.threads,
-        "objective": parse_objective(options.objective),
-        "planner": options.planner,
-        "strict": options.strict,
+        "num_threads": values.pop("threads"),
+        "objective": parse_objective(values["objective"]),
     }
 
 
-def open_llm(
-    options: RunOptions,
-    speculative: tuple[SpeculativeConfig, ...],
-    source: Checkpoint | None = None,
-) -> LLM:
-    """The model that the options name, from a checkpoint that is open already if one is given."""
+def open_llm(options: RunOptions, speculative: tuple[SpeculativeConfig, ...]) -> LLM:
+    """The model that the options name."""
     from paceline.llm import LLM
 
-    return LLM(source or options.model, speculative_config=speculative, **engine_options(options))
+    return LLM(options.model, speculative_config=speculative, **engine_options(options))

@@ -26,7 +26,6 @@ from paceline.commands.resolve import (
     without_memory,
 )
 from paceline.errors import ConfigError, RequestError
-from paceline.llm import LLM
 from paceline.outputs import Completion, GenerationOutput
 from paceline.sampling_params import SamplingParams
 from paceline.workbench.chrome_trace import StepClock, write_trace
@@ -34,17 +33,12 @@ from paceline.workbench.chrome_trace import StepClock, write_trace
 if TYPE_CHECKING:
     from paceline.llm import LLM
 
-
 EXIT_FAILED = 2
 PROMPT = "> "
 
 
 def run_command(options: RunOptions) -> int:
-    """Run the command; returns its exit code.
-
-    Raises:
-        PacelineError: the options, the prompts or the model cannot be used.
-    """
+    """The work of ``paceline run``."""
     prompts = _prompts(options)
     if options.seed is None:
         options = replace(options, seed=secrets.randbits(32))

@@ -56,11 +56,7 @@ class RunBatchOptions(EngineOptions, SpeculationOptions):
 
 
 def run_batch_command(options: RunBatchOptions) -> int:
-    """Run the command; returns its exit code.
-
-    Raises:
-        PacelineError: the options, a file or the model cannot be used.
-    """
+    """The work of ``paceline run-batch``."""
     try:
         from paceline.server.batch_file import AnswerFile, count_lines
         from paceline.server.engine.client import EngineClient

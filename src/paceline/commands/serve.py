@@ -10,7 +10,7 @@ import logging
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,11 +81,7 @@ class ServeOptions(EngineOptions, SpeculationOptions, ModelOptions):
 
 
 def serve_command(options: ServeOptions) -> int:
-    """Run the command; returns its exit code.
-
-    Raises:
-        PacelineError: the options or the model cannot be used, or the extra is not installed.
-    """
+    """The work of ``paceline serve``."""
     try:
         from paceline.server.engine.client import EngineClient, Restarts
         from paceline.server.engine.wire import Pulse
@@ -116,13 +112,9 @@ def engine_factory(
     speculative: tuple[SpeculativeConfig, ...],
     chat_template: str | None,
 ) -> Callable[[], LLM]:
-    """What builds the engine in its process.
+    """What builds the engine in its process, with the chat template that ``--chat-template`` names.
 
     A model of the catalogue is fetched before, since that process ignores interrupts.
-
-    Args:
-        speculative: who drafts.
-        chat_template: as ``--chat-template`` names it.
 
     Raises:
         PacelineError: the options cannot be used, or the model cannot be fetched.
@@ -169,24 +161,21 @@ def server_config(options: ServeOptions) -> ServerConfig:
     """
     from paceline.server.config import ServerConfig
 
+    given = {
+        each.name: getattr(options, each.name)
+        for each in fields(ServerConfig)
+        if hasattr(options, each.name)
+    }
     return ServerConfig(
-        host=options.host,
-        port=options.port,
-        served_model_names=tuple(options.served_model_name or default_names(options.model)),
-        api_keys=tuple(options.api_key or ()),
-        allowed_origins=tuple(options.allowed_origins or ()),
-        allowed_hosts=tuple(options.allowed_hosts or ()),
-        max_queue=options.max_queue,
-        request_timeout=options.request_timeout,
-        receive_timeout=options.receive_timeout,
-        hang_timeout=options.hang_timeout,
-        max_engine_restarts=options.max_engine_restarts,
-        drain_timeout=options.drain_timeout,
-        max_body_bytes=memory_bytes(options.max_body_size),
-        stream_interval=options.stream_interval_ms / 1e3,
-        metrics_prefix=options.metrics_prefix,
-        tool_call_parser=options.tool_call_parser,
-        reasoning_parser=options.reasoning_parser,
+        **given
+        | {
+            "served_model_names": tuple(options.served_model_name or default_names(options.model)),
+            "api_keys": tuple(options.api_key or ()),
+            "allowed_origins": tuple(options.allowed_origins or ()),
+            "allowed_hosts": tuple(options.allowed_hosts or ()),
+            "max_body_bytes": memory_bytes(options.max_body_size),
+            "stream_interval": options.stream_interval_ms / 1e3,
+        }
     )
 
 

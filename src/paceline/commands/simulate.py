@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.checks import check_number
 from paceline.commands.display import Screen, printable, table
 from paceline.commands.options import EngineOptions, SpeculationOptions, argument, option
-from paceline.commands.report import Figures
+from paceline.commands.report import COUNTERS, Figures
 from paceline.commands.resolve import engine_options, speculative_config
 from paceline.config import EngineConfig
 from paceline.errors import ConfigError
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from paceline.workbench.simulate import Configs, Simulator
 
 PLAIN, BEST_FIXED, BEST_STEPS = "plain", "best fixed of each prompt", "best drafts of each step"
-HEADERS = ("", "steps", "rows/step", "draft tokens", "accepted length", "tok/s", "speed-up")
 MOST_REQUESTS = 4096
 """At a time, as in an engine."""
 Rows = dict[str, "ReplayResult"]
@@ -65,11 +63,8 @@ class SimulateOptions(EngineOptions, SpeculationOptions):
 
 
 def simulate_command(options: SimulateOptions) -> int:
-    """Run the command; returns its exit code.
-
-    Raises:
-        PacelineError: the traces, a model or a cost table cannot be used.
-    """
+    """The work of ``paceline simulate``."""
+    from paceline.commands.simulate_estimators import show_estimators
     from paceline.workbench.simulate import fixed_configs
     from paceline.workbench.simulate_setup import num_learnt
 
@@ -84,10 +79,11 @@ def simulate_command(options: SimulateOptions) -> int:
     learnt = {name: num_learnt(fixed.get(name, configs), simulator.learnt) for name in rows}
     _show(simulator, rows, learnt, screen)
     screen.note(f"replayed in {time.perf_counter() - began:.1f} s")
-    estimators = _estimators(options, simulator, configs, screen) if options.estimators else {}
+    found = _document(simulator, configs, rows, learnt, notes)
+    if options.estimators:
+        found["estimators"] = show_estimators(simulator, configs, options.plot, screen)
     if options.json:
-        found = _document(simulator, configs, rows, learnt, notes)
-        screen.say(json.dumps({**found, **estimators}))
+        screen.say(json.dumps(found))
     return 0
 
 
@@ -95,15 +91,10 @@ def _opened(
     options: SimulateOptions, fixed: Mapping[str, Configs], screen: Screen
 ) -> tuple[Simulator, list[str]]:
     """The simulator, and remarks on what it rests on, which are shown."""
-    from paceline.commands.profile_view import describe
     from paceline.commands.simulate_costs import cost_notes, costs_of
     from paceline.workbench.simulate_setup import open_simulator
 
-    costs, draft_costs = costs_of(
-        options.cost,
-        options.draft_cost,
-        lambda profile: screen.note(f"costs of {describe(profile)}"),
-    )
+    costs, draft_costs = costs_of(options.cost, options.draft_cost)
     with screen.progress("drafting", 100) as advance:
         opened = open_simulator(
             options.traces,
@@ -148,26 +139,6 @@ def check_concurrency(options: EngineOptions) -> None:
         check_number("--concurrency", options.max_num_seqs, 1, min(most, MOST_REQUESTS))
 
 
-def _estimators(
-    options: SimulateOptions, simulator: Simulator, configs: Configs, screen: Screen
-) -> dict[str, Any]:
-    """Show how well acceptance is estimated; returns what it adds to the document."""
-    from paceline.commands import simulate_estimators
-    from paceline.workbench.estimators_report import arms_of, compared
-    from paceline.workbench.plots import plot_reliability
-
-    began = time.perf_counter()
-    with screen.progress("estimating", len(arms_of(configs))) as advance:
-        found = compared(simulator, configs, advance)
-    for text in simulate_estimators.texts(found):
-        screen.say(f"\n{text}")
-    panels = simulate_estimators.panels(found)
-    if options.plot is not None and panels:
-        plot_reliability(panels, options.plot)
-    screen.note(f"estimated in {time.perf_counter() - began:.1f} s")
-    return {"estimators": simulate_estimators.document(found)}
-
-
 def _rows(
     simulator: Simulator,
     configs: Configs,
@@ -194,44 +165,41 @@ def _rows(
 
 def figures(result: ReplayResult) -> Figures:
     """The counters of a replay, whose seconds are predicted ones."""
-    return Figures(
-        seconds=result.ms / 1e3,
-        output_tokens=result.total("num_emitted_tokens"),
-        num_steps=result.total("num_steps"),
-        num_drafts=result.total("num_drafts"),
-        num_draft_tokens=result.total("num_draft_tokens"),
-        num_accepted_tokens=result.total("num_accepted_tokens"),
-    )
+    counts = {name: result.total(name) for name in COUNTERS}
+    return Figures(result.ms / 1e3, result.total("num_emitted_tokens"), **counts)
 
 
 def _show(simulator: Simulator, rows: Rows, learnt: Mapping[str, int], screen: Screen) -> None:
     from paceline.workbench.simulate_setup import FOOTNOTE, MARK
 
-    tokens = rows[PLAIN].total("num_emitted_tokens")
-    count = simulator.config.max_num_seqs
-    screen.say(
-        f"predicted, not measured: {len(simulator.traces)} traces, {tokens} tokens, {count} "
-        f"{'request' if count == 1 else 'requests'} at a time; costs: "
-        f"{printable(simulator.table.name)}\n"
-    )
+    screen.say(said_of(simulator, rows[PLAIN]))
     cells = [_cells(simulator, name, rows, MARK if learnt[name] else "") for name in rows]
-    screen.say(table(HEADERS, cells))
+    screen.say(table(cells))
     if any(learnt.values()):
         screen.say(FOOTNOTE)
 
 
-def _cells(simulator: Simulator, name: str, rows: Rows, mark: str) -> list[str]:
+def said_of(simulator: Simulator, plain: ReplayResult) -> str:
+    """What a table of predictions is made from."""
+    return (
+        f"predicted, not measured; answers: {len(simulator.traces)}, tokens: "
+        f"{plain.total('num_emitted_tokens')}, requests at a time: "
+        f"{simulator.config.max_num_seqs}, costs: {printable(simulator.table.name)}\n"
+    )
+
+
+def _cells(simulator: Simulator, name: str, rows: Rows, mark: str) -> dict[str, str]:
     result, counts = rows[name], figures(rows[name])
     steps = len(result.rows)
-    return [
-        name + mark,
-        str(steps) if steps else "-",
-        f"{sum(result.rows) / steps:.2f}" if steps else "-",
-        str(counts.num_draft_tokens),
-        f"{counts.mean_acceptance_length:.2f}",
-        "-" if simulator.table.is_relative else f"{counts.tokens_per_second:.1f}",
-        f"{rows[PLAIN].ms / result.ms:.3f}",
-    ]
+    return {
+        "": name + mark,
+        "steps": str(steps) if steps else "-",
+        "rows/step": f"{sum(result.rows) / steps:.2f}" if steps else "-",
+        "draft tokens": str(counts.num_draft_tokens),
+        "accepted length": f"{counts.mean_acceptance_length:.2f}",
+        "tok/s": "-" if simulator.table.is_relative else f"{counts.tokens_per_second:.1f}",
+        "speed-up": f"{rows[PLAIN].ms / result.ms:.3f}",
+    }
 
 
 def _document(
@@ -266,7 +234,7 @@ def facts(simulator: Simulator) -> dict[str, Any]:
 
 def counted(simulator: Simulator, result: ReplayResult) -> dict[str, Any]:
     """What a document says of a replay; there are no seconds where costs are multiples."""
-    found = figures(result).speculative()
+    found = figures(result).document()
     no_time = {"seconds": None, "tokens_per_second": None}
     return found | no_time if simulator.table.is_relative else found
 
@@ -274,15 +242,7 @@ def counted(simulator: Simulator, result: ReplayResult) -> dict[str, Any]:
 def _row(simulator: Simulator, result: ReplayResult, plain: ReplayResult) -> dict[str, Any]:
     return {
         **counted(simulator, result),
-        "num_forwards": len(result.rows) or None,
-        "steps_by_rows": dict(sorted(Counter(result.rows).items())),
         "time": result.ms,
         "draft_time": result.draft_ms,
         "speedup": plain.ms / result.ms,
-        "traces": {
-            "prompt_index": [trace.prompt_index for trace in simulator.traces],
-            "time": [trace.ms for trace in result.traces],
-            "num_steps": [trace.counters.num_steps for trace in result.traces],
-            "output_tokens": [trace.counters.num_emitted_tokens for trace in result.traces],
-        },
     }

@@ -39,13 +39,10 @@ class TraceOptions(EngineOptions, ModelOptions):
 
 
 def trace_command(options: TraceOptions) -> int:
-    """Run the command; returns its exit code.
-
-    Raises:
-        PacelineError: the prompts, the model or the folder cannot be used.
-    """
+    """The work of ``paceline trace``."""
     from paceline.llm import LLM
     from paceline.traces import TraceWriter
+    from paceline.workbench.serving.ratios import after
 
     rows = read_prompts(options.prompts)
     first = _params(options, 0)
@@ -61,7 +58,9 @@ def trace_command(options: TraceOptions) -> int:
         with screen.progress("tracing", len(prompts)) as advance:
             for start in range(begin, len(prompts), options.shard_size):
                 batch = prompts[start : start + options.shard_size]
-                traces = _trace(llm, batch, start, options, advance)
+                params = [_params(options, start + i) for i in range(len(batch))]
+                outputs = llm.generate(batch, params, on_finished=after(start, advance))
+                traces = [_to_trace(start + i, output) for i, output in enumerate(outputs)]
                 writer.write_shard(traces)
                 num_tokens += sum(len(trace.logprobs) for trace in traces)
         screen.note(
@@ -108,14 +107,6 @@ def _meta(
             "max_model_len": llm.config.max_model_len,
         },
     }
-
-
-def _trace(
-    llm: LLM, prompts: list[list[int]], start: int, options: TraceOptions, advance: Any
-) -> list[Trace]:
-    params = [_params(options, start + i) for i in range(len(prompts))]
-    outputs = llm.generate(prompts, params, on_finished=lambda done: advance(start + done))
-    return [_to_trace(start + i, output) for i, output in enumerate(outputs)]
 
 
 def _to_trace(index: int, output: GenerationOutput) -> Trace:

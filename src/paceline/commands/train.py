@@ -84,11 +84,7 @@ DraftOptions = _options(DraftTrainingConfig)
 
 
 def train_lm_command(options: Any) -> int:
-    """Run ``paceline train lm``; returns the exit code.
-
-    Raises:
-        ConfigError, TrainingError: the options or the data cannot be used.
-    """
+    """The work of ``paceline train lm``."""
     from paceline.training.lm import train_lm
 
     result = train_lm(LMTrainingConfig(**config_values(vars(options))))
@@ -101,11 +97,7 @@ def train_lm_command(options: Any) -> int:
 
 
 def train_draft_command(options: Any) -> int:
-    """Run ``paceline train draft``; returns the exit code.
-
-    Raises:
-        ConfigError, TrainingError: the options or the data cannot be used.
-    """
+    """The work of ``paceline train draft``."""
     from paceline.training.draft import train_draft
 
     result = train_draft(DraftTrainingConfig(**config_values(vars(options))))

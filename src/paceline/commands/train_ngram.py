@@ -64,11 +64,7 @@ class TrainNgramOptions:
 
 
 def train_ngram_command(options: TrainNgramOptions) -> int:
-    """Run the command; returns its exit code.
-
-    Raises:
-        ConfigError, TrainingError, ModelLoadError: options, data or files cannot be used.
-    """
+    """The work of ``paceline train ngram``."""
     from paceline.training.ngram.train import train_ngram
 
     result, screen = train_ngram(_config(options)), Screen()
@@ -107,28 +103,31 @@ def _show(result: NgramTrainingResult, report: NgramReport, screen: Screen) -> N
     if report.cross_entropy is not None:
         screen.say(f"cross-entropy {report.cross_entropy:.3f} nats per token")
     rows = {"trained model": report.acceptance, **result.others}
-    cells = [[name, *_cells(acceptance)] for name, acceptance in rows.items()]
-    screen.say("\n" + table(("accepted among its candidates", *_headers()), cells))
+    screen.say(
+        "\n" + table([{"accepted among its candidates": n} | _cells(a) for n, a in rows.items()])
+    )
 
 
 def _smoothings(reports: dict[tuple[int, str], NgramReport]) -> str:
-    headers = ("order and smoothing", "nats", "longest known", *_headers())
-    rows = []
-    for (order, smoothing), report in reports.items():
-        loss = "-" if report.cross_entropy is None else f"{report.cross_entropy:.3f}"
-        known = f"{report.hit_rates[order]:.1%}"
-        rows.append([f"{order} {smoothing}", loss, known, *_cells(report.acceptance)])
-    return table(headers, rows)
+    return table(
+        [
+            {
+                "order and smoothing": f"{order} {smoothing}",
+                "nats": "-" if report.cross_entropy is None else f"{report.cross_entropy:.3f}",
+                "longest known": f"{report.hit_rates[order]:.1%}",
+                **_cells(report.acceptance),
+            }
+            for (order, smoothing), report in reports.items()
+        ]
+    )
 
 
-def _headers() -> list[str]:
+def _cells(acceptance: Acceptance) -> dict[str, str]:
     from paceline.training.ngram.report import CANDIDATES
 
-    return ["drafted", *(f"top {most}" for most in CANDIDATES)]
-
-
-def _cells(acceptance: Acceptance) -> list[str]:
-    return [f"{share:.1%}" for share in (acceptance.drafted, *acceptance.accepted)]
+    names = ["drafted", *(f"top {most}" for most in CANDIDATES)]
+    shares = (acceptance.drafted, *acceptance.accepted)
+    return {name: f"{share:.1%}" for name, share in zip(names, shares, strict=True)}
 
 
 def _document(result: NgramTrainingResult) -> dict[str, object]:

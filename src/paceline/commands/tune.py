@@ -19,7 +19,7 @@ from paceline.commands.config_file import write_config_file
 from paceline.commands.display import Screen, printable
 from paceline.commands.options import EngineOptions
 from paceline.commands.resolve import engine_options
-from paceline.commands.simulate import counted, facts
+from paceline.commands.simulate import counted, facts, said_of
 from paceline.commands.tune_setup import (
     TuneOptions,
     check_files,
@@ -28,7 +28,6 @@ from paceline.commands.tune_setup import (
     traced,
 )
 from paceline.commands.tune_view import (
-    chart,
     doubt,
     nodes_per_step,
     quality_table,
@@ -53,11 +52,7 @@ NOT_WRITTEN = ("config", "max_num_seqs", "planner")
 
 
 def tune_command(options: TuneOptions) -> int:
-    """Run the command; returns its exit code.
-
-    Raises:
-        PacelineError: the prompts, answers, a model or a file cannot be used.
-    """
+    """The work of ``paceline tune``."""
     check_files(options)
     screen, seconds = Screen(), dict[str, float]()
     drafts = drafts_to_try(options)
@@ -130,16 +125,10 @@ def _show(
     drafts: Drafts,
     screen: Screen,
 ) -> None:
-    tokens, count = tuning.plain.result.total("num_emitted_tokens"), len(simulator.traces)
-    screen.say(
-        f"predicted, not measured: {count} {'answer' if count == 1 else 'answers'}, {tokens} "
-        f"{'token' if tokens == 1 else 'tokens'}, concurrency "
-        f"{simulator.config.max_num_seqs}; costs: {printable(simulator.table.name)}\n"
-    )
+    screen.say(said_of(simulator, tuning.plain.result))
     screen.say(ranking(tuning, simulator.table.is_relative, simulator.learnt) + "\n")
     if qualities:
         screen.say(quality_table(qualities, tuning) + "\n")
-    screen.say(chart(tuning) + "\n")
     for line in verdict(tuning, drafts):
         screen.say(line)
 

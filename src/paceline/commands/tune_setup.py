@@ -6,14 +6,14 @@ Answers and profiles are made by what makes them for the commands of these names
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.checks import check_output
 from paceline.commands.display import Screen, printable
 from paceline.commands.options import DEFAULTS, EngineOptions, ModelOptions, option
-from paceline.commands.resolve import engine_options
+from paceline.commands.resolve import engine_options, values_of
 from paceline.commands.simulate import check_concurrency
 from paceline.commands.trace import TraceOptions, trace_command
 from paceline.config import EngineConfig, SpeculativeConfig, parse_speculative_config
@@ -73,6 +73,10 @@ class TuneOptions(EngineOptions, ModelOptions):
     json: bool = option(False, "End stdout with a line of JSON.")
 
 
+ASKED = ("max_tokens", "temperature", "chat", "no_thinking")
+"""Options of ``paceline trace`` with the same meaning."""
+
+
 def check_files(options: TuneOptions) -> None:
     """Before minutes are spent."""
     from paceline.workbench.plots import check_plot
@@ -91,17 +95,14 @@ def traced(options: TuneOptions, spare: str) -> str:
     if options.prompts is None:
         assert options.traces is not None
         return options.traces
-    engine = {field.name: getattr(options, field.name) for field in fields(EngineOptions)}
     wish = TraceOptions(
-        **engine | {"max_num_seqs": None},
+        **values_of(options, EngineOptions)
+        | {name: getattr(options, name) for name in ASKED}
+        | {"max_num_seqs": None},
         model=target_model(options),
         prompts=options.prompts,
         output=options.traces or spare,
         top_logprobs=1,
-        max_tokens=options.max_tokens,
-        temperature=options.temperature,
-        chat=options.chat,
-        no_thinking=options.no_thinking,
     )
     trace_command(wish)
     return wish.output

@@ -1,9 +1,8 @@
-"""How a tuning looks on a terminal: the ranking, the drafts, speed-up against node budget."""
+"""How a tuning looks on a terminal: the ranking, and the drafts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from string import ascii_lowercase
 
 from paceline.commands.display import printable, table
 from paceline.commands.simulate import figures
@@ -13,12 +12,6 @@ from paceline.workbench.tune import LEAST_ANSWERS, Drafts, Row, SpeedUp, Tuning,
 
 SHOWN = 12
 """Rows of the ranking, beside the best of each family and planner."""
-HEADERS = ("", "planner", "speed-up", "95 % interval", "tok/s", "accepted length", "nodes/step")
-NUM_FIGURES = 8 + len(TOP)
-"""Columns of a draft's quality."""
-CHART_LINES = 12
-COLUMN = 5
-"""Characters between two node budgets of the chart."""
 
 
 def ranking(tuning: Tuning, is_relative: bool, learnt: Mapping[str, int]) -> str:
@@ -42,22 +35,24 @@ def ranking(tuning: Tuning, is_relative: bool, learnt: Mapping[str, int]) -> str
     shown = sorted([*groups, (tuning.plain, 0)], key=lambda group: -group[0].speedup.value)
     hindsight = [(row, 0) for row in tuning.oracles]
     marks = [MARK if num_learnt(row.configs, learnt) else "" for row, _ in [*shown, *hindsight]]
-    cells = [_cells(*group, is_relative) for group in [*shown, *hindsight]]
-    lines = [[name + mark, *rest] for (name, *rest), mark in zip(cells, marks, strict=True)]
-    return "\n".join([table(HEADERS, lines), *([FOOTNOTE] if any(marks) else [])])
-
-
-def _cells(row: Row, num_larger: int, is_relative: bool) -> list[str]:
-    counted = figures(row.result)
-    return [
-        printable(row.name) + (f" (and {num_larger} larger)" if num_larger else ""),
-        row.candidate.planner if row.candidate else "-",
-        f"{row.speedup.value:.3f}",
-        _interval(row.speedup) or "-",
-        "-" if is_relative else f"{counted.tokens_per_second:.1f}",
-        f"{counted.mean_acceptance_length:.2f}",
-        f"{nodes_per_step(row):.2f}",
+    cells = [
+        _cells(*group, is_relative, mark)
+        for group, mark in zip([*shown, *hindsight], marks, strict=True)
     ]
+    return "\n".join([table(cells), *([FOOTNOTE] if any(marks) else [])])
+
+
+def _cells(row: Row, num_larger: int, is_relative: bool, mark: str) -> dict[str, str]:
+    counted, larger = figures(row.result), f" (and {num_larger} larger)" if num_larger else ""
+    return {
+        "": printable(row.name) + larger + mark,
+        "planner": row.candidate.planner if row.candidate else "-",
+        "speed-up": f"{row.speedup.value:.3f}",
+        "95 % interval": _interval(row.speedup) or "-",
+        "tok/s": "-" if is_relative else f"{counted.tokens_per_second:.1f}",
+        "accepted length": f"{counted.mean_acceptance_length:.2f}",
+        "nodes/step": f"{nodes_per_step(row):.2f}",
+    }
 
 
 def nodes_per_step(row: Row) -> float:
@@ -74,18 +69,11 @@ def doubt(tuning: Tuning) -> str | None:
     """What to say where there are too few answers for an interval."""
     if tuning.is_sure:
         return None
+    count, tokens = len(tuning.plain.result.traces), tuning.plain.result.total("num_emitted_tokens")
     return (
-        f"{_answers(tuning.plain)} too few to be sure of any speed-up: there are no intervals; "
-        f"tune with at least {LEAST_ANSWERS} prompts, better with dozens"
+        f"too few answers ({count} of {tokens} tokens) to be sure of any speed-up: there are no "
+        f"intervals; tune with at least {LEAST_ANSWERS} prompts, better with dozens"
     )
-
-
-def _answers(row: Row) -> str:
-    count, tokens = len(row.result.traces), row.result.total("num_emitted_tokens")
-    tokens_each = f"{tokens} {'token' if tokens == 1 else 'tokens'}"
-    if count == 1:
-        return f"1 answer of {tokens_each} is"
-    return f"{count} answers, {tokens_each} together, are"
 
 
 def verdict(tuning: Tuning, drafts: Drafts) -> list[str]:
@@ -122,68 +110,26 @@ def _said(row: Row) -> str:
 
 def quality_table(qualities: Mapping[str, DraftQuality | None], tuning: Tuning) -> str:
     """How close each draft is to the target, where that can be said, and what it brings alone."""
-    headers = [
-        "draft",
-        "tokens",
-        "KL (nats)",
-        "outside",
-        "total variation",
-        *(f"top {k}" for k in TOP),
-        "calibration error",
-        "accepted greedily",
-        f"at {TEMPERATURE:g}",
-        "with shared noise",
-        "speed-up alone",
-    ]
-    rows = [_quality_cells(name, each, tuning) for name, each in qualities.items()]
-    return table(headers, rows)
+    columns = list(dict.fromkeys(name for each in qualities.values() for name in _figures(each)))
+    rows = []
+    for name, each in qualities.items():
+        alone, found = tuning.best_of(name), _figures(each)
+        rows.append(
+            {
+                "draft": printable(name),
+                **{column: found.get(column, "-") for column in columns},
+                "speed-up alone": "-" if alone is None else f"{alone.speedup.value:.3f}",
+            }
+        )
+    return table(rows)
 
 
-def _quality_cells(name: str, found: DraftQuality | None, tuning: Tuning) -> list[str]:
-    alone = tuning.best_of(name)
-    figures = ["-"] * NUM_FIGURES if found is None else _figures(found)
-    return [printable(name), *figures, "-" if alone is None else f"{alone.speedup.value:.3f}"]
-
-
-def _figures(found: DraftQuality) -> list[str]:
-    return [
-        str(found.num_tokens),
-        f"{found.kl:.3f}",
-        f"{found.outside:.1%}",
-        f"{found.total_variation:.3f}",
-        *(f"{found.agreement[k]:.1%}" for k in TOP),
-        f"{found.calibration_error:.3f}",
-        f"{found.greedy_acceptance:.1%}",
-        f"{found.rejection_acceptance:.1%}",
-        f"{found.coupled_acceptance:.1%}",
-    ]
-
-
-# --- the chart -----------------------------------------------------------------------------------
-
-
-def chart(tuning: Tuning) -> str:
-    """Speed-up (upwards) against node budget, a letter per family and planner; dashes are plain."""
-    series = tuning.by_budget()
-    budgets = sorted({_nodes(row) for rows in series.values() for row in rows})
-    values = [row.speedup.value for rows in series.values() for row in rows]
-    low, high = min(1.0, *values), max(1.0, *values)
-    unit = (high - low or 1.0) / (CHART_LINES - 1)
-    grid = [[" "] * (COLUMN * len(budgets)) for _ in range(CHART_LINES)]
-    grid[round((1.0 - low) / unit)] = ["-"] * (COLUMN * len(budgets))
-    legend = []
-    for letter, ((family, planner), rows) in zip(ascii_lowercase, series.items(), strict=False):
-        legend.append(f"  {letter}: {printable(family)}, planner {planner}")
-        for row in rows:
-            line = grid[round((row.speedup.value - low) / unit)]
-            start = COLUMN * budgets.index(_nodes(row))
-            # Those that fall together stand side by side.
-            line[next(i for i in range(start, len(line)) if line[i] in " -")] = letter
-    body = [f"{low + unit * i:6.2f} |{''.join(grid[i])}" for i in reversed(range(CHART_LINES))]
-    axis = " " * 8 + "".join(str(budget).ljust(COLUMN) for budget in budgets)
-    return "\n".join(["speed-up against node budget", *body, axis.rstrip(), *legend])
-
-
-def _nodes(row: Row) -> int:
-    assert row.candidate is not None
-    return row.candidate.nodes
+def _figures(found: DraftQuality | None) -> dict[str, str]:
+    if found is None:
+        return {}
+    return {
+        "tokens": str(found.num_tokens),
+        "KL (nats)": f"{found.kl:.3f}",
+        **{f"top {k}": f"{found.agreement[k]:.1%}" for k in TOP},
+        f"accepted at {TEMPERATURE:g}": f"{found.coupled_acceptance:.1%}",
+    }

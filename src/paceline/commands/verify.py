@@ -15,19 +15,15 @@ from importlib.resources import files
 from itertools import cycle
 from typing import Any
 
-from paceline.commands.display import Screen, banner, table
+from paceline.commands.compare import open_arms
+from paceline.commands.display import Screen, table
 from paceline.commands.options import DEFAULTS, SamplingOptions, VerifyOptions
 from paceline.commands.prompts import Encoder, Prompt, read_prompts
 from paceline.commands.report import Figures, check_answered
-from paceline.commands.resolve import (
-    engine_options,
-    sampling_params,
-    speculative_config,
-)
+from paceline.commands.resolve import engine_options, sampling_params, speculative_config
 from paceline.config import SpeculativeConfig
-from paceline.errors import ConfigError, PacelineError
-from paceline.llm import LLM, embedded_model
-from paceline.models.checkpoint import load_checkpoint
+from paceline.errors import ConfigError
+from paceline.llm import LLM
 from paceline.sampling_params import SamplingParams
 from paceline.workbench.mixture import drafting_variants, mixed_requests
 from paceline.workbench.regret import score_output
@@ -69,11 +65,7 @@ class Arms:
 
 
 def verify_command(options: VerifyOptions) -> int:
-    """Run the command; returns its exit code.
-
-    Raises:
-        PacelineError: the options, the prompts or the model cannot be used.
-    """
+    """The work of ``paceline verify``."""
     if options.quality:
         from paceline.commands.quality import quality_command
 
@@ -82,21 +74,14 @@ def verify_command(options: VerifyOptions) -> int:
     prompts = _prompts(options)
     options = replace(options, seed=secrets.randbits(32) if options.seed is None else options.seed)
     configs = speculative_config(options, options.model)
-    settings = engine_options(options)
-    # Both arms read the weights from one checkpoint.
-    source = load_checkpoint(
-        options.model or embedded_model("target"), load_format=options.load_format
+    opened = open_arms(
+        options.model, configs, engine_options(options), is_timed=False, max_num_seqs=1
     )
-    with (
-        LLM(source, speculative_config=[], **(settings | {"max_num_seqs": 1})) as plain,
-        LLM(source, speculative_config=configs, **settings) as llm,
-    ):
-        screen = Screen(llm.proposers)
-        screen.note(banner(llm))
-        if not llm.proposers:
-            raise PacelineError("no proposer could be built, so there is nothing to verify")
+    with opened as (plain, llm, screen):
         arms = Arms(plain, llm)
-        ids = Encoder(source.tokenizer, options.chat, not options.no_thinking).encode_all(prompts)
+        ids = Encoder(llm.checkpoint.tokenizer, options.chat, not options.no_thinking).encode_all(
+            prompts
+        )
         for work in _rounds(options, arms, ids, configs):
             arms.run(work)
             screen.note(_progress(arms.tally, options.num_tokens))
@@ -194,8 +179,8 @@ def _report(
             "passed": not failures,
             "failures": failures,
             **figures,
-            "plain": arms.plain_figures.plain(),
-            "speculative": arms.speculative_figures.speculative(),
+            "plain": arms.plain_figures.document(),
+            "speculative": arms.speculative_figures.document(),
         }
         screen.say(json.dumps(document))
     return EXIT_FAILED if failures else 0
@@ -207,8 +192,8 @@ def _table(figures: dict[str, Any]) -> str:
             return "yes" if value else "NO"
         return f"{value:.4g}" if isinstance(value, float) else str(value)
 
-    rows = [[name, cell(figures[name])] for name in figures if name != "first_differences"]
-    return table(["figure", "value"], rows)
+    names = [name for name in figures if name != "first_differences"]
+    return table([{"figure": name, "value": cell(figures[name])} for name in names])
 
 
 def _verdict(failures: Sequence[str], figures: dict[str, Any]) -> str:

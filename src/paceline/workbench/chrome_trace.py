@@ -131,10 +131,8 @@ def _step_events(
         "accepted": step.num_accepted_tokens,
         "emitted": step.num_output_tokens,
     }
-    args = {"index": index, "rows": step.num_rows, **counts}
-    yield {"name": "step", "ph": "X", "ts": ts, "dur": step.milliseconds * 1e3, **common} | {
-        "args": args
-    }
+    args, dur = {"index": index, "rows": step.num_rows, **counts}, step.milliseconds * 1e3
+    yield {"name": "step", "ph": "X", "ts": ts, "dur": dur, **common, "args": args}
     yield {"name": f"{run}: tokens", "ph": "C", "ts": ts, **common, "args": counts}
     for phase, seconds in step.seconds.items():
         yield {"name": phase, "ph": "X", "ts": ts, "dur": seconds * 1e6, **common}

@@ -88,23 +88,23 @@ def diagnose(path: str, name: str | None, config: EngineConfig) -> Diagnosis:
         name: what to call it; None for the embedded one.
         config: how it is to run.
     """
-    return COMPUTE.call(lambda: _diagnose(path, name, config))
 
+    def looked_at() -> Diagnosis:
+        if config.num_threads is not None:
+            torch.set_num_threads(config.num_threads)
+        kernels = describe_kernels()
+        dtype = "float32" if kernels.problem or config.backend == "reference" else "int8"
+        roofs = measure_roofs(resolve_ops(dtype, config.device, None, config.backend))
+        machine, facts = describe_machine(), model_facts(path, name, config, roofs)
+        advice = tuple(advise(machine, kernels, facts, config.num_threads))
+        return Diagnosis(machine, kernels, roofs, facts, installed_parts(), versions, advice)
 
-def _diagnose(path: str, name: str | None, config: EngineConfig) -> Diagnosis:
-    if config.num_threads is not None:
-        torch.set_num_threads(config.num_threads)
-    kernels = describe_kernels()
-    dtype = "float32" if kernels.problem or config.backend == "reference" else "int8"
-    roofs = measure_roofs(resolve_ops(dtype, config.device, None, config.backend))
-    machine, facts = describe_machine(), model_facts(path, name, config, roofs)
     versions = {
         "paceline": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
-    advice = tuple(advise(machine, kernels, facts, config.num_threads))
-    return Diagnosis(machine, kernels, roofs, facts, installed_parts(), versions, advice)
+    return COMPUTE.call(looked_at)
 
 
 def model_facts(path: str, name: str | None, config: EngineConfig, roofs: Roofs) -> ModelFacts:

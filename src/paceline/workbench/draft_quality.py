@@ -7,41 +7,29 @@ steps: what a draft is worth in a batch is for a replay to say.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine.engine import Engine
-from paceline.errors import ConfigError, TraceError
+from paceline.errors import TraceError
 from paceline.models.checkpoint import Checkpoint
 from paceline.proposers.base import TargetInfo
-from paceline.proposers.draft_model.growth import (
-    RANKED,
-    Likeness,
-    acceptance_estimates,
-    likeness,
-    ranking_params,
-)
 from paceline.proposers.draft_model.loading import load_draft
-from paceline.runtime.logit_edits import SamplingRow
 from paceline.runtime.model_runner import ModelRunner
-from paceline.runtime.sampler import rank_candidates
 from paceline.traces import Trace
 from paceline.workbench.drafts_store import check_vocabulary
-from paceline.workbench.reliability import calibration_error, reliability
 from paceline.workbench.teacher_forcing import forced_logits
-from paceline.workbench.trace_requests import trace_request
 
 Floats = npt.NDArray[np.float64]
 Logits = npt.NDArray[np.float32]
 TOP = (1, 2, 4, 8)
 TEMPERATURE = 0.8
-"""Of the predicted acceptance where none is asked for."""
+"""Of the predicted acceptance."""
 ELEMENTS = 1 << 20
 """Numbers of one array of a slice of rows: 8 MB."""
 
@@ -98,35 +86,15 @@ class DraftQuality:
     Attributes:
         kl: KL(target || draft) of the models' own distributions (temperature 1, no filters), nats;
             of a draft whose head has not every token, over those that it has.
-        outside: probability that the target gives to tokens that the draft's head does not have.
-        total_variation: distance of these distributions.
         agreement: how often the target's likeliest token is among the draft's k likeliest, by k.
-        temperature: of the two figures below.
-        rejection_acceptance: chance of a token that is sampled from the draft under classic
-            rejection sampling, ``sum min(p, q)``.
-        coupled_acceptance: chance of the draft's first choice where both add the same noise,
-            ``sum_i 1 / sum_j max(p_j / p_i, q_j / q_i)``.
-        acceptance: how often the traces' token was the draft's first choice, sampled as they were.
-        estimated_acceptance: what the draft itself expected of its first choices.
-        calibration_error: expected calibration error of these estimates.
+        coupled_acceptance: chance of the draft's first choice at :data:`TEMPERATURE` where both add
+            the same noise.
     """
 
     num_tokens: int
     kl: float
-    outside: float
-    total_variation: float
     agreement: Mapping[int, float]
-    temperature: float
-    rejection_acceptance: float
     coupled_acceptance: float
-    acceptance: float
-    estimated_acceptance: float
-    calibration_error: float
-
-    @property
-    def greedy_acceptance(self) -> float:
-        """Chance of the draft's first choice at temperature 0."""
-        return self.agreement[1]
 
 
 def draft_quality(
@@ -134,8 +102,7 @@ def draft_quality(
     config: SpeculativeConfig,
     traces: Sequence[Trace],
     meta: Mapping[str, Any],
-    max_tokens: int = 2048,
-    temperature: float = TEMPERATURE,
+    max_tokens: int,
     checkpoint: Checkpoint | None = None,
 ) -> DraftQuality:
     """Load a draft model and measure it; of a parallel draft what it says without masks.
@@ -144,16 +111,15 @@ def draft_quality(
 
     Args:
         engine: of the target, whose traces these are.
-        config: the draft model, and how it ranks candidates.
+        config: of the draft model.
         meta: of the traces.
         max_tokens: output tokens that are scored, those of the first traces.
-        temperature: for the predicted acceptance, above 0.
         checkpoint: of the target; only ``self`` needs it.
 
     Raises:
         ConfigError, ModelLoadError: the draft model cannot be used, or the KV cache has no room.
-        TraceError: the traces are of another vocabulary, do not say how they were sampled, or hold
-            no output token within both contexts.
+        TraceError: the traces are of another vocabulary, or hold no output token within both
+            contexts.
     """
     assert engine.config.max_model_len is not None
     target = TargetInfo(
@@ -168,122 +134,48 @@ def draft_quality(
         dtype=engine.config.dtype,
     )
     check_vocabulary(traces, meta, target)
-    runner = load_draft(config, target)
-    return compare_models(engine, runner, config, traces, meta, max_tokens, temperature)
+    return compare_models(engine, load_draft(config, target), traces, max_tokens)
 
 
 def compare_models(
-    engine: Engine,
-    runner: ModelRunner,
-    config: SpeculativeConfig,
-    traces: Sequence[Trace],
-    meta: Mapping[str, Any],
-    max_tokens: int,
-    temperature: float,
+    engine: Engine, runner: ModelRunner, traces: Sequence[Trace], max_tokens: int
 ) -> DraftQuality:
     """:func:`draft_quality` of a draft model that is loaded already; its KV cache must be free."""
-    if not temperature > 0:
-        raise ConfigError(f"temperature is {temperature}; allowed are numbers above 0")
     draft = Engine(runner, EngineConfig(max_model_len=runner.decoder.max_len))
-    sums = _Sums(temperature, likeness(config))
     assert engine.config.max_model_len is not None
     limit = min(engine.config.max_model_len, runner.decoder.max_len)
-    for index, trace in enumerate(traces):
+    count, sums, head = 0, np.zeros(2 + len(TOP)), runner.decoder.pruned_head
+    for trace in traces:
         first = trace.prompt_len
-        end = min(len(trace.token_ids), limit, first + max_tokens - sums.num_tokens)
+        end = min(len(trace.token_ids), limit, first + max_tokens - count)
         if end <= first:
             continue
-        request = trace_request(index, trace, meta)
-        params = ranking_params(config, request.params)
         tokens: list[int] = trace.token_ids[:end].tolist()
-        for begin, wanted, offered in _both(engine, draft, tokens, first):
-            targets = tokens[begin : begin + len(wanted)]
-            rows = [
-                SamplingRow(request, tokens[first : begin + i], params) for i in range(len(targets))
-            ]
-            sums.add_choices(offered, rows, targets)
-            sums.add_rows(wanted.numpy(force=True), offered.numpy(force=True))
-    return sums.quality()
+        ours, theirs = (forced_logits(each, tokens, first) for each in (engine, draft))
+        for (_, wanted), (_, offered) in zip(ours, theirs, strict=True):
+            whole = offered if head is None else head.by_token(offered)
+            step = max(1, ELEMENTS // wanted.shape[1])
+            for one, two in zip(wanted.split(step), whole.split(step), strict=True):
+                both = one.float().numpy(force=True), two.float().numpy(force=True)
+                sums += _figures(*both).sum(axis=0)
+        count += end - first
+    if not count:
+        raise TraceError("the traces hold no output token within the context of both models")
+    kl, coupled, *agreed = (sums / count).tolist()
+    return DraftQuality(count, kl, dict(zip(TOP, agreed, strict=True)), coupled)
 
 
-def _both(
-    engine: Engine, draft: Engine, tokens: Sequence[int], first: int
-) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-    """The logits of both models for ``tokens[first:]``, piece by piece."""
-    ours, theirs = (forced_logits(each, tokens, first) for each in (engine, draft))
-    head = draft.runner.decoder.pruned_head
-    for (begin, wanted), (also, offered) in zip(ours, theirs, strict=True):
-        assert begin == also
-        whole = offered if head is None else head.by_token(offered)
-        yield begin, wanted.float(), whole.float()
+def _figures(wanted: Logits, offered: Logits) -> Floats:
+    """Of each row: KL, acceptance with shared noise, and agreement by :data:`TOP`.
 
-
-@dataclass(slots=True)
-class _Sums:
-    """Totals so far."""
-
-    temperature: float
-    like: Likeness
-    num_tokens: int = 0
-    kl: float = 0.0
-    outside: float = 0.0
-    variation: float = 0.0
-    rejection: float = 0.0
-    coupled: float = 0.0
-    agreed: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(TOP), np.int64))
-    # Of first choices: what was expected, and whether they were right.
-    choices: list[tuple[float, bool]] = field(default_factory=list)
-
-    def add_choices(
-        self, offered: torch.Tensor, rows: Sequence[SamplingRow], targets: Sequence[int]
-    ) -> None:
-        """Compare the draft's first choices with the tokens that came."""
-        tokens, scores = rank_candidates(offered, rows, RANKED)
-        estimates = np.nan_to_num(acceptance_estimates(rows, scores, self.like)[:, 0])
-        hits = tokens[:, 0] == np.asarray(targets)
-        self.choices += zip(estimates.tolist(), hits.tolist(), strict=True)
-
-    def add_rows(self, wanted: Logits, offered: Logits) -> None:
-        """Compare distributions; both ``[n, vocab]``."""
-        step = max(1, ELEMENTS // wanted.shape[1])
-        for start in range(0, len(wanted), step):
-            rows = slice(start, start + step)
-            self._add_slice(wanted[rows], offered[rows])
-        self.num_tokens += len(wanted)
-
-    def _add_slice(self, wanted: Logits, offered: Logits) -> None:
-        log_p, log_q = log_softmax(wanted), log_softmax(offered)
-        p, q = np.exp(log_p), np.exp(log_q)
-        has = np.isfinite(log_q)
-        self.outside += float(p[~has].sum())
-        log_kept = log_softmax(np.where(has, wanted, -np.inf))
-        kept = np.exp(log_kept)
-        with np.errstate(invalid="ignore"):  # -inf minus -inf
-            self.kl += float(np.where(kept > 0, kept * (log_kept - log_q), 0.0).sum())
-        self.variation += float(np.abs(p - q).sum()) / 2
-        placed = ranks(offered, wanted.argmax(axis=1))
-        self.agreed += [int((placed < k).sum()) for k in TOP]
-        if self.temperature != 1.0:
-            log_p, log_q = (log_softmax(z, self.temperature) for z in (wanted, offered))
-            p, q = np.exp(log_p), np.exp(log_q)
-        self.rejection += float(np.minimum(p, q).sum())
-        self.coupled += float(coupled_acceptance(log_p, log_q).sum())
-
-    def quality(self) -> DraftQuality:
-        count = self.num_tokens
-        if not count:
-            raise TraceError("the traces hold no output token within the context of both models")
-        bins = reliability(self.choices)
-        return DraftQuality(
-            num_tokens=count,
-            kl=self.kl / count,
-            outside=self.outside / count,
-            total_variation=self.variation / count,
-            agreement=dict(zip(TOP, (self.agreed / count).tolist(), strict=True)),
-            temperature=self.temperature,
-            rejection_acceptance=self.rejection / count,
-            coupled_acceptance=self.coupled / count,
-            acceptance=sum(each.num_right for each in bins) / count,
-            estimated_acceptance=sum(each.expected for each in bins) / count,
-            calibration_error=calibration_error(bins),
-        )
+    Args:
+        wanted, offered: ``[n, vocab]``.
+    """
+    log_q = log_softmax(offered)
+    log_p = log_softmax(np.where(np.isfinite(log_q), wanted, -np.inf))
+    p = np.exp(log_p)
+    with np.errstate(invalid="ignore"):  # -inf minus -inf
+        kl = np.where(p > 0, p * (log_p - log_q), 0.0).sum(axis=1)
+    coupled = coupled_acceptance(*(log_softmax(z, TEMPERATURE) for z in (wanted, offered)))
+    placed = ranks(offered, wanted.argmax(axis=1))
+    return np.column_stack([kl, coupled, *(placed < k for k in TOP)])

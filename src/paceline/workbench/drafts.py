@@ -7,7 +7,7 @@ forwards come out of the recording.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 from paceline.config import SpeculativeConfig
@@ -26,35 +26,31 @@ NOWHERE = ROOT - 1
 
 
 def cached_proposer(
-    config: SpeculativeConfig, drafts: RecordedDrafts, trace_of: Mapping[int, int]
+    config: SpeculativeConfig, drafts: RecordedDrafts, places: Sequence[int]
 ) -> Proposer:
     """A proposer whose drafts are those of a model, out of what was recorded of it.
 
     Args:
         config: how to draft; its trees no larger than those recorded.
         drafts: of the traces.
-        trace_of: for each request, by its id, the place of its trace among the traces.
+        places: of each request, by its id: which of the recorded traces it is.
 
     Raises:
         ConfigError: drafts of this configuration are not among those recorded.
     """
     drafts.key.check_covers(config)
     if drafts.pair is not None:
-        drafter = _CachedShadows(shadow_config(config), drafts, trace_of)
+        drafter = _CachedShadows(shadow_config(config), drafts, places)
         return HeterogeneousProposer(config, cast(ShadowDrafter, drafter), drafts.pair)
     kind = CachedParallelDrafts if config.method == "parallel_draft" else CachedDrafts
-    return kind(config, drafts, trace_of)
+    return kind(config, drafts, places)
 
 
 class CachedDrafts(Drafter):
     """Drafts as the draft model would, out of what was recorded of it; nothing is forwarded.
 
-    Only where its KV cache is full does the model itself draft less.
-
-    Args:
-        config: how to draft; its trees no larger than those recorded.
-        drafts: of the traces.
-        trace_of: for each request, by its id, the place of its trace among the traces.
+    Only where its KV cache is full does the model itself draft less. Arguments are those of
+    :func:`cached_proposer`.
 
     Attributes:
         num_forwards, num_rows: what the draft model would have been asked for.
@@ -64,12 +60,12 @@ class CachedDrafts(Drafter):
     num_rows = 0
 
     def __init__(
-        self, config: SpeculativeConfig, drafts: RecordedDrafts, trace_of: Mapping[int, int]
+        self, config: SpeculativeConfig, drafts: RecordedDrafts, places: Sequence[int]
     ) -> None:
         super().__init__(config, KVCache(_NoMemory(), prefix_caching=False), drafts.key.max_len)
         self.name = config.method
         self._recorded = drafts
-        self._trace_of = trace_of
+        self._trace_of = places
         self._places: dict[int, Place] = {}
 
     def finish(self, request: Request) -> None:
@@ -161,9 +157,9 @@ class _CachedShadows(CachedDrafts):
     """Drafts for shadows; a place of a trace is where the real request is."""
 
     def __init__(
-        self, config: SpeculativeConfig, drafts: RecordedDrafts, trace_of: Mapping[int, int]
+        self, config: SpeculativeConfig, drafts: RecordedDrafts, places: Sequence[int]
     ) -> None:
-        super().__init__(config, drafts, trace_of)
+        super().__init__(config, drafts, places)
         self.shadows: dict[int, Shadow] = {}
 
     def position(self, request: Request) -> int:

@@ -21,7 +21,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -61,7 +60,6 @@ from paceline.span import ROOT, DraftTree
 from paceline.traces import Trace
 from paceline.workbench.drafts_store import (
     DraftsKey,
-    DraftSource,
     RecordedDrafts,
     check_vocabulary,
     draft_source,
@@ -107,27 +105,22 @@ def cached_drafts(
     path = Path(folder) / FOLDER / f"{key.digest}.safetensors"
     if path.exists():
         try:
-            lengths = [len(trace.output_token_ids) for trace in traces]
-            return dataclasses.replace(read_drafts(path, key, lengths), pair=source.pair)
+            return dataclasses.replace(read_drafts(path, key), pair=source.pair)
         except TraceError as error:
             log.warning("recorded drafts are ignored and made again: %s", error)
     roomy = dataclasses.replace(target, max_num_seqs=BATCH)
 
     def record() -> RecordedDrafts:
-        recorder = _recorder(config, roomy, source)
+        if source.pair is None:
+            recorder = Recorder(config, load_draft(config, roomy))
+        else:
+            runner = foreign_runner(source.checkpoint, config, roomy)
+            recorder = ForeignRecorder(config, runner, source.pair)
         return record_drafts(key, recorder, traces, meta, advance)
 
     drafts = COMPUTE.call(record)
     write_drafts(path, drafts)
     return dataclasses.replace(drafts, pair=source.pair)
-
-
-def _recorder(config: SpeculativeConfig, target: TargetInfo, source: DraftSource) -> Recorder:
-    if source.pair is not None:
-        runner = foreign_runner(source.checkpoint, config, target)
-        return foreign_recorder(config, runner, source.pair)
-    make = parallel_recorder if config.method == "parallel_draft" else level_recorder
-    return make(config, load_draft(config, target))
 
 
 def record_all(
@@ -184,63 +177,56 @@ class _Tape:
     request: Request
     output: list[int]
     num_blocks: int
-    counts: array[int] = field(default_factory=lambda: array("i"))
-    token_ids: array[int] = field(default_factory=lambda: array("i"))
-    parents: array[int] = field(default_factory=lambda: array("i"))
-    accept_probs: array[float] = field(default_factory=lambda: array("d"))
+    trees: list[DraftTree] = field(default_factory=list)
 
     @property
     def is_done(self) -> bool:
-        return len(self.counts) == len(self.output)
+        return len(self.trees) == len(self.output)
 
     def add(self, tree: DraftTree) -> None:
         """Keep what was grown, and move on by one token."""
-        self.request.token_ids.append(self.output[len(self.counts)])
-        self.counts.append(len(tree))
-        self.token_ids.extend(tree.token_ids)
-        self.parents.extend(tree.parents)
-        self.accept_probs.extend(tree.accept_probs)
+        self.request.token_ids.append(self.output[len(self.trees)])
+        self.trees.append(tree)
 
 
-@dataclass(frozen=True, slots=True)
 class Recorder:
-    """Who drafts while being recorded.
+    """Runs a draft model whose tokens are the target's, to be recorded.
+
+    Args:
+        config: the largest drafts.
 
     Attributes:
-        config: the largest drafts.
         grow: what drafts are chosen from, as
             :meth:`~paceline.proposers.draft_model.drafter.Drafter.grow` says.
         finish: forgets a request.
         num_blocks: of its KV cache.
-        most_slots: from a trace's tokens to KV slots that it takes with its drafts, at most.
-        forwards: see :class:`~paceline.workbench.drafts_store.RecordedDrafts`; known at the end.
+
+    Raises:
+        ConfigError: a parallel draft was asked for, and the model is none.
     """
 
-    config: SpeculativeConfig
     grow: Callable[[Sequence[Request], DraftBudget], list[Growth | None]]
     finish: Callable[[Request], None]
-    num_blocks: int
-    most_slots: Callable[[int], int]
-    forwards: Callable[[], tuple[float, float]] = lambda: (1.0, 1.0)
 
+    def __init__(self, config: SpeculativeConfig, runner: ModelRunner) -> None:
+        self.config, self.num_blocks = config, runner.kv.pool.num_blocks
+        self._open(runner)
 
-def level_recorder(config: SpeculativeConfig, runner: ModelRunner) -> Recorder:
-    """Records a draft model that drafts level by level."""
-    return recorder_of(DraftModelProposer(config, runner), runner)
+    def _open(self, runner: ModelRunner) -> None:
+        if self.config.method == "parallel_draft":
+            mask_token = needed_mask_token(self.config, runner)
+            proposer: DraftModelProposer = _EveryLevel(self.config, runner, mask_token)
+        else:
+            proposer = DraftModelProposer(self.config, runner)
+        self.grow, self.finish = proposer.grow, proposer.finish
 
+    def most_slots(self, num_tokens: int) -> int:
+        """KV slots that a trace takes with its drafts; a level forwards fewer nodes than a tree."""
+        return num_tokens + self.config.tree_nodes * self.config.num_speculative_tokens
 
-def recorder_of(proposer: DraftModelProposer, runner: ModelRunner) -> Recorder:
-    """Records a proposer whose tokens are the target's."""
-    config = proposer.config
-    # Each level forwards fewer nodes than a tree has.
-    drafted = config.tree_nodes * config.num_speculative_tokens
-    return Recorder(
-        config,
-        proposer.grow,
-        proposer.finish,
-        runner.kv.pool.num_blocks,
-        lambda num_tokens: num_tokens + drafted,
-    )
+    def forwards(self) -> tuple[float, float]:
+        """See :class:`~paceline.workbench.drafts_store.RecordedDrafts`; known at the end."""
+        return 1.0, 1.0
 
 
 def record_drafts(
@@ -317,25 +303,18 @@ def _step(recorder: Recorder, tapes: Sequence[_Tape]) -> int:
 
 def _joined(tapes: Sequence[_Tape]) -> dict[str, Any]:
     """The arrays of all traces, one after another."""
+    trees = [tree for tape in tapes for tree in tape.trees]
 
     def joined(name: str, dtype: str) -> NDArray[Any]:
-        parts = [np.frombuffer(getattr(tape, name), dtype) for tape in tapes]
-        return np.concatenate([np.empty(0, dtype), *parts])
+        return np.array([value for tree in trees for value in getattr(tree, name)], dtype)
 
-    counts = joined("counts", "i4").astype(np.int64)
     return {
-        "positions": np.cumsum([0, *(len(tape.counts) for tape in tapes)], dtype=np.int64),
-        "offsets": np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]),
+        "positions": np.cumsum([0, *(len(tape.trees) for tape in tapes)], dtype=np.int64),
+        "offsets": np.cumsum([0, *map(len, trees)], dtype=np.int64),
         "token_ids": joined("token_ids", "i4"),
         "parents": joined("parents", "i4"),
         "accept_probs": joined("accept_probs", "f8"),
     }
-
-
-def parallel_recorder(config: SpeculativeConfig, runner: ModelRunner) -> Recorder:
-    """Records a parallel draft; raises :class:`ConfigError` where the model is none."""
-    mask_token = needed_mask_token(config, runner)
-    return recorder_of(_EveryLevel(config, runner, mask_token), runner)
 
 
 class _EveryLevel(ParallelDraftProposer):
@@ -366,43 +345,31 @@ def _stacked(levels: Sequence[Candidates]) -> DraftTree:
     return tree
 
 
-def foreign_recorder(
-    config: SpeculativeConfig, runner: ModelRunner, pair: VocabularyPair
-) -> Recorder:
-    """Records a draft model of another vocabulary."""
-    recording = _Recording(config, runner, pair)
-    return Recorder(
-        config,
-        recording.grow,
-        recording.finish,
-        runner.kv.pool.num_blocks,
-        lambda num_tokens: _most_slots(config, num_tokens, runner.decoder.max_len),
-        recording.forwards,
-    )
+class ForeignRecorder(Recorder):
+    """Runs a draft model of another vocabulary, and counts how much it writes.
 
-
-def _most_slots(config: SpeculativeConfig, num_tokens: int, max_len: int) -> int:
-    """KV of a text and of the levels below it, each of which forwards fewer nodes than a tree."""
-    nodes = min(MAX_TREE_NODES, config.tree_nodes * EXPANSION * SPARE + MORE)
-    levels = config.num_speculative_tokens * EXPANSION + MORE
-    return min(EXPANSION * num_tokens, max_len) + nodes * levels
-
-
-class _Recording:
-    """The proposer with shadows whose growths are kept, and how much they wrote."""
+    Args:
+        pair: the target's vocabulary and the draft's.
+    """
 
     def __init__(
         self, config: SpeculativeConfig, runner: ModelRunner, pair: VocabularyPair
     ) -> None:
-        shadows = _GrownShadows(shadow_config(config), runner, pair, branching(config))
-        self._drafter = shadows
-        self._proposer = HeterogeneousProposer(config, shadows, pair)
-        self._count = 0
-        self._sums = [0.0, 0.0]
-        self.finish = self._proposer.finish
+        self._drafter = _GrownShadows(shadow_config(config), runner, pair, branching(config))
+        self._proposer = HeterogeneousProposer(config, self._drafter, pair)
+        self._paces: list[tuple[float, float]] = []
+        super().__init__(config, runner)
 
-    def grow(self, requests: Sequence[Request], budget: DraftBudget) -> list[Growth | None]:
-        """What the draft's tokens are chosen from, for each request."""
+    def _open(self, runner: ModelRunner) -> None:
+        self._max_len = runner.decoder.max_len
+        self.grow, self.finish = self._grow, self._proposer.finish
+
+    def most_slots(self, num_tokens: int) -> int:
+        nodes = min(MAX_TREE_NODES, self.config.tree_nodes * EXPANSION * SPARE + MORE)
+        levels = self.config.num_speculative_tokens * EXPANSION + MORE
+        return min(EXPANSION * num_tokens, self._max_len) + nodes * levels
+
+    def _grow(self, requests: Sequence[Request], budget: DraftBudget) -> list[Growth | None]:
         self._drafter.grown = {}
         self._proposer.propose(requests, budget)
         for request in requests:
@@ -415,15 +382,12 @@ class _Recording:
                     "measure it with paceline run --compare"
                 )
             ratio, more = pace(translation)
-            self._count += 1
-            self._sums[0] += math.ceil(ratio) + more
-            self._sums[1] += ratio
+            self._paces.append((math.ceil(ratio) + more, ratio))
         return [self._drafter.grown.get(request.request_id) for request in requests]
 
     def forwards(self) -> tuple[float, float]:
-        """Mean forwards for a draft's first level, and for each further one."""
-        count = max(1, self._count)
-        return (self._sums[0] / count, self._sums[1] / count) if self._count else (1.0, 1.0)
+        first, further = np.mean(self._paces or [(1.0, 1.0)], axis=0).tolist()
+        return first, further
 
 
 class _GrownShadows(ShadowDrafter):

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 from paceline.engine.engine import Engine
 from paceline.policy.choice import choose_nodes
@@ -23,8 +24,7 @@ from paceline.span import ROOT, DraftTree
 from paceline.workbench.explain_steps import Asked, Cut, Node, RequestPart, StepRecord
 
 MAX_STEPS = 10_000
-MAX_NODES = 200_000
-"""Steps, and candidate nodes in them, that are kept: some tens of megabytes."""
+"""The latest steps, which are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,7 @@ def request_nodes(
     tree: DraftTree, reasons: Sequence[Cut | None], emitted: Sequence[int]
 ) -> list[Node]:
     """The nodes of a tree; ``reasons`` is parallel to them."""
+    known = dict(tree.outcomes(emitted))
     columns = (
         tree.token_ids,
         tree.parents,
@@ -52,15 +53,9 @@ def request_nodes(
         tree.accept_probs,
         tree.path_probs(),
         reasons,
-        labels(tree, emitted),
+        [known.get(node) for node in range(len(tree))],
     )
     return [Node(*row) for row in zip(*columns, strict=True)]
-
-
-def labels(tree: DraftTree, emitted: Sequence[int]) -> list[bool | None]:
-    """For each node whether the target emitted its token there; None where that is not known."""
-    known = dict(tree.outcomes(emitted))
-    return [known.get(node) for node in range(len(tree))]
 
 
 def cut_reasons(
@@ -87,7 +82,14 @@ def cut_reasons(
         trees, chosen, verified, limits, choose(0.0), choose(terms.rate), strict=True
     ):
         picked, run = (set(_places(tree, part)) for part in parts)
-        reasons: list[Cut | None] = _beyond(tree, limit)
+        reasons: list[Cut | None] = [
+            Cut.DEPTH
+            if depth > limit.max_depth
+            else Cut.PROBABILITY
+            if prob < limit.min_path_prob
+            else Cut.COUNT
+            for depth, prob in zip(tree.depths(), tree.path_probs(), strict=True)
+        ]
         for node in allowed:
             reasons[node] = Cut.COST
         for node in paying:
@@ -96,18 +98,6 @@ def cut_reasons(
             reasons[node] = None if node in run else Cut.DROPPED
         found.append(reasons)
     return found
-
-
-def _beyond(tree: DraftTree, limit: DraftLimits) -> list[Cut | None]:
-    """Which limit each node is beyond, for those that are."""
-    return [
-        Cut.DEPTH
-        if depth > limit.max_depth
-        else Cut.PROBABILITY
-        if prob < limit.min_path_prob
-        else Cut.COUNT
-        for depth, prob in zip(tree.depths(), tree.path_probs(), strict=True)
-    ]
 
 
 def _places(tree: DraftTree, part: DraftTree) -> list[int]:
@@ -139,26 +129,21 @@ class RecordingPlanner:
 
     A planner that learns from a clock sees the microseconds of noting things down while it plans.
 
-    Args:
-        inner: who decides.
-        max_steps, max_nodes: of the latest steps, what is kept.
-
     Attributes:
-        steps: the records, the oldest first.
-        num_dropped: older steps that are no longer kept.
+        inner: who decides; calls that tell nothing about a step go straight to it.
+        steps: the records, the oldest first; of the latest :data:`MAX_STEPS`.
     """
 
-    def __init__(
-        self, inner: Planner, max_steps: int = MAX_STEPS, max_nodes: int = MAX_NODES
-    ) -> None:
+    def __init__(self, inner: Planner) -> None:
         self.inner = inner
-        self.steps: deque[StepRecord] = deque()
-        self.num_dropped = 0
-        self._max_steps, self._max_nodes = max_steps, max_nodes
-        self._num_nodes = 0
+        self.steps: deque[StepRecord] = deque(maxlen=MAX_STEPS)
+        self._num_steps = 0
         self._step = _Step()
         self._skipped = 0  # steps for which inner is not asked,
         self._decoding: list[int] | None = None  # while these decode
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
 
     def set_sources(self, sources: Sequence[Source]) -> None:
         self._skipped = 0
@@ -182,10 +167,8 @@ class RecordingPlanner:
 
     def ask(self, source: Source, candidates: Sequence[int], drafts: Drafts) -> list[int]:
         chosen = self.inner.ask(source, candidates, drafts)
-        ids = [request.request_id for request in self._step.requests]
-        passed_over = [ids[i] for i in candidates if i not in chosen]
-        asked = Asked(source.name, source.costs_forwards, [ids[i] for i in chosen], passed_over)
-        self._step.asks.append(asked)
+        num_asked = len(chosen)
+        self._step.asks.append(Asked(source.name, num_asked, len(candidates) - num_asked))
         return chosen
 
     def prices(self, source: Source, chosen: Sequence[int], max_nodes: int) -> Prices:
@@ -219,10 +202,8 @@ class RecordingPlanner:
         terms = self._terms()
         self.inner.end(report)
         step, self._step = self._step, _Step()
-        self._keep(_record(self.num_dropped + len(self.steps), step, terms, report))
-
-    def finish(self, request: Request) -> None:
-        self.inner.finish(request)
+        self.steps.append(_record(self._num_steps, step, terms, report))
+        self._num_steps += 1
 
     def _terms(self) -> Terms:
         if self._step.shape is None or not isinstance(self.inner, CostAwarePlanner):
@@ -230,13 +211,6 @@ class RecordingPlanner:
         planned = self.inner.planned
         plain_ms = self.inner.cost.predict(self._step.shape)
         return Terms(planned.growth or [plain_ms], planned.rate)
-
-    def _keep(self, record: StepRecord) -> None:
-        self.steps.append(record)
-        self._num_nodes += len(record.nodes)
-        while len(self.steps) > self._max_steps or self._num_nodes > self._max_nodes:
-            self._num_nodes -= len(self.steps.popleft().nodes)
-            self.num_dropped += 1
 
 
 def _record(index: int, step: _Step, terms: Terms, report: StepReport) -> StepRecord:
@@ -278,7 +252,7 @@ def _parts(step: _Step, terms: Terms) -> list[RequestPart]:
 def recording(engine: Engine) -> Iterator[RecordingPlanner]:
     """Record the steps that an engine takes meanwhile. Call it where the engine lives."""
     recorder = RecordingPlanner(engine.drafting.planner)
-    engine.drafting.planner = recorder
+    engine.drafting.planner = cast(Planner, recorder)
     try:
         yield recorder
     finally:

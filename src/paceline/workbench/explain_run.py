@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import cast
 
 from paceline.engine.engine import Engine
 from paceline.engine.planners import PLANNERS
 from paceline.policy.cost import CostModel
+from paceline.policy.planner import Planner
 from paceline.request import Constraint, Request
 from paceline.sampling_params import SamplingParams
 from paceline.workbench.chrome_trace import StepClock, StepTimes
@@ -58,20 +60,13 @@ class Explanation:
     """What :func:`explain` found.
 
     Attributes:
-        records: steps of the speculative run, the oldest first.
-        num_dropped: older ones that were not kept.
+        records: the latest steps of the speculative run, in order.
     """
 
     prompt_token_ids: list[int]
     speculative: Run
     plain: Run
     records: list[StepRecord]
-    num_dropped: int
-
-    @property
-    def num_steps(self) -> int:
-        """Of the speculative run, those that were not kept included."""
-        return self.num_dropped + len(self.records)
 
     @property
     def token_ids(self) -> list[int]:
@@ -134,9 +129,7 @@ def explain(
         )
     finally:
         engine.set_speculation(proposers)
-    return Explanation(
-        list(prompt_token_ids), speculative, plain, list(recorder.steps), recorder.num_dropped
-    )
+    return Explanation(list(prompt_token_ids), speculative, plain, list(recorder.steps))
 
 
 def _run(
@@ -193,7 +186,7 @@ def _stand_ins(engine: Engine, planner: str) -> Iterator[None]:
     drafting, real = engine.drafting, (engine.drafting.planner, engine.cost)
     engine.cost = CostModel(engine.cost.table)
     stand_in = PLANNERS[planner](engine.cost, engine.config.objective)
-    drafting.planner = RecordingPlanner(stand_in)
+    drafting.planner = cast(Planner, RecordingPlanner(stand_in))
     try:
         yield
     finally:

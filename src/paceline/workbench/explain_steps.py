@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from paceline.policy.cost_points import StepShape
-from paceline.workbench.reliability import Bin, calibration_error, reliability
 
 
 class Cut(StrEnum):
@@ -78,19 +77,19 @@ class RequestPart:
 
 @dataclass(slots=True)
 class Asked:
-    """A proposer in a step; requests are named by their ids.
+    """A proposer in a step.
 
     Attributes:
-        asked, passed_over: for whom it was to draft, and for whom it was found not to pay.
+        num_asked, num_passed_over: requests for which it was to draft, and for which it was found
+            not to pay.
         node_price, level_price: expected tokens that the first node, and each level, must bring.
         milliseconds: of its drafting.
         num_nodes: that it drafted, over all requests.
     """
 
     origin: str
-    costs_forwards: bool
-    asked: list[int]
-    passed_over: list[int]
+    num_asked: int
+    num_passed_over: int
     node_price: float = 0.0
     level_price: float = 0.0
     milliseconds: float = 0.0
@@ -142,9 +141,7 @@ class StepRecord:
     def next_node(self) -> tuple[float, float] | None:
         """What one node more would bring and cost, in tokens, where that ended the choice."""
         after = self.num_verified + 1
-        worths = [
-            node.path_prob for part in self.requests for node in part.nodes if node.cut is Cut.COST
-        ]
+        worths = [node.path_prob for node in self.nodes if node.cut is Cut.COST]
         is_fairness = any(node.cut is Cut.FAIRNESS for node in self.nodes)
         if is_fairness or not worths or after >= len(self.growth):
             return None
@@ -160,7 +157,8 @@ class ProposerSummary:
         milliseconds: of drafting.
         num_drafted: nodes, before what two proposers both drafted was merged.
         num_candidates, num_verified, num_accepted: nodes, counted where it was the surest.
-        bins: reliability of its candidates' estimates.
+        num_labelled, num_right: of the candidates, those whose truth is known, and that were right.
+        expected: of the labelled ones, as many as were estimated to be right.
     """
 
     origin: str
@@ -171,25 +169,9 @@ class ProposerSummary:
     num_candidates: int = 0
     num_verified: int = 0
     num_accepted: int = 0
-    bins: Sequence[Bin] = ()
-
-    @property
-    def num_labelled(self) -> int:
-        return sum(each.count for each in self.bins)
-
-    @property
-    def num_right(self) -> int:
-        return sum(each.num_right for each in self.bins)
-
-    @property
-    def expected(self) -> float:
-        """Of the labelled nodes, as many as were estimated to be right."""
-        return sum(each.expected for each in self.bins)
-
-    @property
-    def calibration_error(self) -> float:
-        """Of its nodes, as :func:`~paceline.workbench.reliability.calibration_error`."""
-        return calibration_error(self.bins)
+    num_labelled: int = 0
+    num_right: int = 0
+    expected: float = 0.0
 
 
 def summarise(records: Sequence[StepRecord]) -> list[ProposerSummary]:
@@ -197,23 +179,22 @@ def summarise(records: Sequence[StepRecord]) -> list[ProposerSummary]:
     found: dict[str, ProposerSummary] = {}
     for record in records:
         for asked in record.asks:
-            _add_asked(found.setdefault(asked.origin, ProposerSummary(asked.origin)), asked)
+            summary = found.setdefault(asked.origin, ProposerSummary(asked.origin))
+            summary.num_asked += asked.num_asked
+            summary.num_passed_over += asked.num_passed_over
+            summary.milliseconds += asked.milliseconds
+            summary.num_drafted += asked.num_nodes
     nodes = [node for record in records for node in record.nodes]
     for origin, summary in found.items():
         own = [node for node in nodes if node.origin == origin]
         summary.num_candidates = len(own)
         summary.num_verified = sum(node.cut is None for node in own)
         summary.num_accepted = sum(node.is_accepted for node in own)
-        labels = [(node.accept_prob, node.is_right) for node in own]
-        summary.bins = reliability((p, right) for p, right in labels if right is not None)
+        labelled = [node for node in own if node.is_right is not None]
+        summary.num_labelled = len(labelled)
+        summary.num_right = sum(node.is_right is True for node in labelled)
+        summary.expected = sum(node.accept_prob for node in labelled)
     return list(found.values())
-
-
-def _add_asked(summary: ProposerSummary, asked: Asked) -> None:
-    summary.num_asked += len(asked.asked)
-    summary.num_passed_over += len(asked.passed_over)
-    summary.milliseconds += asked.milliseconds
-    summary.num_drafted += asked.num_nodes
 
 
 def cost_error(records: Sequence[StepRecord]) -> float | None:

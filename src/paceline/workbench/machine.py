@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from paceline.models.ops.native import ISA_VARIABLE, missing, native_module
+from paceline.models.ops.native import missing, native_module
 from paceline.workbench.profile_machine import cores, processor
 
 INSTRUCTIONS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "amx_int8", "asimddp", "i8mm")
@@ -26,14 +26,12 @@ class Kernels:
         problem: why they cannot run; None where they can.
         level: instruction-set level in use.
         levels: that this processor and this build have, best first.
-        forced: level that the environment asks for.
         remedy: what to do to get them; None where they can run.
     """
 
     problem: str | None
     level: str | None = None
     levels: tuple[str, ...] = ()
-    forced: str | None = None
     remedy: str | None = None
 
 
@@ -49,7 +47,6 @@ class Machine:
         load: processes that wanted to run, on average over the last minute.
         memory_total, memory_available: bytes; a container's limit counts.
         governor: of the processor's frequency.
-        hypervisor: whose guest this is; empty where the processor only says that it is one.
         huge_pages: transparent ones: ``always``, ``madvise`` or ``never``.
     """
 
@@ -63,7 +60,6 @@ class Machine:
     memory_total: int | None
     memory_available: int | None
     governor: str | None
-    hypervisor: str | None
     huge_pages: str | None
 
 
@@ -72,7 +68,7 @@ def describe_kernels() -> Kernels:
     if found is not None:
         return Kernels(found.reason, remedy=found.remedy)
     native = native_module()
-    return Kernels(None, native.isa(), tuple(native.isas()), os.environ.get(ISA_VARIABLE))
+    return Kernels(None, native.isa(), tuple(native.isas()))
 
 
 def describe_machine(root: Path = Path("/")) -> Machine:
@@ -93,7 +89,6 @@ def describe_machine(root: Path = Path("/")) -> Machine:
         memory_total=total,
         memory_available=available,
         governor=_read(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor") or None,
-        hypervisor=_hypervisor(root, flags),
         huge_pages=_chosen(_read(root / "sys/kernel/mm/transparent_hugepage/enabled")),
     )
 
@@ -148,12 +143,6 @@ def _memory(root: Path) -> tuple[int | None, int | None]:
         total = min(total, int(limit))
         available = min(available or total, max(0, int(limit) - int(used)))
     return total, available
-
-
-def _hypervisor(root: Path, flags: frozenset[str]) -> str | None:
-    vendor = _read(root / "sys/class/dmi/id/sys_vendor")
-    product = _read(root / "sys/class/dmi/id/product_name")
-    return " ".join(filter(None, (vendor, product))) if "hypervisor" in flags else None
 
 
 def _chosen(text: str) -> str | None:

@@ -17,8 +17,8 @@ from typing import Any
 from paceline.checks import check_output
 from paceline.errors import ConfigError, ProfileError
 from paceline.policy.cost_table import CostTable
-from paceline.workbench.estimators_report import Scores
-from paceline.workbench.explain_steps import StepRecord, summarise
+from paceline.workbench.estimators import Scores
+from paceline.workbench.explain_steps import StepRecord
 from paceline.workbench.tune import SpeedUp, Tuning
 from paceline.writing import whole_file
 
@@ -94,10 +94,9 @@ def plot_steps(records: Sequence[StepRecord], texts: Sequence[str], path: str | 
     pairs = [each for each in zip(records, texts, strict=True) if each[0].num_decoding]
     decoding = [record for record, _ in pairs]
     figure = _figure(path, 14, 9)
-    panels = figure.subplot_mosaic([["costs", "reliability"], ["timeline", "timeline"]])
-    _draw_costs(panels["costs"], decoding)
-    _draw_reliability(panels["reliability"], decoding)
-    _draw_timeline(panels["timeline"], decoding, [text for _, text in pairs])
+    costs, timeline = figure.subplots(2, 1)
+    _draw_costs(costs, decoding)
+    _draw_timeline(timeline, decoding, [text for _, text in pairs])
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # text may have characters that the font lacks
         _save(figure, path)
@@ -127,25 +126,6 @@ def _draw_costs(panel: Any, records: Sequence[StepRecord]) -> None:
     panel.xaxis.get_major_locator().set_params(integer=True)
     panel.set_title("cost curve and chosen widths")
     panel.legend(fontsize="small")
-
-
-def _draw_reliability(panel: Any, records: Sequence[StepRecord]) -> None:
-    """Share of right nodes against their estimates; areas grow with the number of nodes."""
-    panel.plot([0, 1], [0, 1], color="grey", linewidth=1)
-    for summary in summarise(records):
-        filled = [each for each in summary.bins if each.count]
-        panel.scatter(
-            [each.estimate for each in filled],
-            [each.accepted for each in filled],
-            s=[10 + 5 * each.count for each in filled],
-            alpha=0.6,
-            label=f"{summary.origin}, {summary.num_labelled} nodes, "
-            f"error {summary.calibration_error:.2f}",
-        )
-    panel.set(xlabel="estimated", ylabel="right", xlim=(0, 1), ylim=(0, 1))
-    panel.set_title("reliability of the estimates")
-    if panel.collections:
-        panel.legend(fontsize="small")
 
 
 def _draw_timeline(panel: Any, records: Sequence[StepRecord], texts: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,7 +21,7 @@ from paceline.errors import ConfigError
 from paceline.models.checkpoint import Checkpoint
 from paceline.policy.cost_points import CostPoint
 from paceline.policy.cost_table import CostTable
-from paceline.policy.host_time import NO_HOST_TIME, HostTime
+from paceline.policy.host_time import HostTime
 from paceline.proposers.draft_model.loading import draft_dtype, draft_runner, open_draft
 from paceline.runtime.model_runner import ModelRunner
 from paceline.workbench.profile_drafting import measure_drafting
@@ -117,57 +118,36 @@ def _measure(
 ) -> tuple[list[Profile], list[str]]:
     built = build_engine(model, config)
     subjects = [_target(built)] + ([] if draft is None else [_draft(draft, built)])
-    benches = [StepBench(subject.runner) for subject in subjects]
     tasks: dict[tuple[int, Step], Task] = {}
     notes: list[str] = []
-    try:
-        for index, (subject, bench) in enumerate(zip(subjects, benches, strict=True)):
-            steps, remarks = _plan(subject, built.config, settings)
-            notes += remarks
+    with ExitStack() as stack:
+        for index, subject in enumerate(subjects):
+            longest = subject.runner.decoder.max_len
+            steps, remarks = plan_steps(settings.widths, settings.contexts, longest, built.config)
+            notes += [f"{subject.name}: {remark}" for remark in remarks]
+            bench = StepBench(subject.runner)
+            stack.callback(bench.close)
             tasks |= {(index, step): task for step, task in bench.tasks(steps).items()}
         timings = measure(tasks, settings.budget_seconds, advance)
-    finally:
-        for bench in benches:
-            bench.close()
     unrest = statistics.median(timing.spread / timing.ms for timing in timings.values())
     if unrest > BUSY:
         notes.append(
             f"times vary by {unrest:.0%}: the machine is busy, measure again when it rests"
         )
-    found: list[dict[Step, Timing]] = [{} for _ in subjects]
-    for (index, step), timing in timings.items():
-        found[index][step] = timing
-    profiles = [_profile(*each) for each in zip(subjects, found, strict=True)]
+    profiles = [
+        _profile(subject, {step: each for (at, step), each in timings.items() if at == index})
+        for index, subject in enumerate(subjects)
+    ]
     profiles[0].table.host = measure_host_time(built, settings.proposers)
     if draft is not None:
-        host, remarks = _drafting_host(built, draft, subjects[1], profiles[1].table)
-        profiles[1].table.host = host
-        notes += remarks
+        checkpoint, runner, table = subjects[1].checkpoint, subjects[1].runner, profiles[1].table
+        try:
+            drafting = measure_drafting(built, draft, checkpoint, runner, table)
+            table.host = HostTime(drafting=drafting)
+        except ConfigError as error:
+            what = "what drafting takes beside forwards is not measured"
+            notes.append(f"{subjects[1].name}: {what}: {error}")
     return profiles, notes
-
-
-def _drafting_host(
-    built: BuiltEngine, draft: SpeculativeConfig, subject: _Subject, table: CostTable
-) -> tuple[HostTime, list[str]]:
-    try:
-        time = measure_drafting(built, draft, subject.checkpoint, subject.runner, table)
-    except ConfigError as error:
-        what = "what drafting takes beside forwards is not measured"
-        return NO_HOST_TIME, [f"{subject.name}: {what}: {error}"]
-    return HostTime(drafting=time), []
-
-
-def _plan(
-    subject: _Subject, config: EngineConfig, settings: ProfileSettings
-) -> tuple[list[Step], list[str]]:
-    steps, remarks = plan_steps(
-        settings.widths,
-        settings.contexts,
-        subject.runner.decoder.max_len,
-        config.max_num_seqs,
-        config.max_num_batched_tokens,
-    )
-    return steps, [f"{subject.name}: {remark}" for remark in remarks]
 
 
 def _target(built: BuiltEngine) -> _Subject:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import ceil
 from typing import Any, NamedTuple, cast
 
@@ -217,30 +217,6 @@ class _Run(NamedTuple):
     nodes: float
 
 
-class _Runs(NamedTuple):
-    """What was measured. ``many`` of these requests decode together, else one does.
-
-    Attributes:
-        plain, plain_many: nobody drafts.
-        asked: a proposer is asked in vain.
-        calls: by method, what asking another one as well adds, in milliseconds.
-        merge: milliseconds in which two drafts become one tree.
-        short, short_many, long: each step has a draft, which takes no time to make.
-        seldom: steps with drafts of the first of :data:`CALLED`, among others without.
-    """
-
-    many: int
-    plain: _Run
-    plain_many: _Run
-    asked: _Run
-    calls: dict[str, float]
-    merge: float
-    short: _Run
-    short_many: _Run
-    long: _Run
-    seldom: list[DraftedStep]
-
-
 def measure_host_time(built: BuiltEngine, further: Sequence[SpeculativeConfig] = ()) -> HostTime:
     """The host time of an engine without requests, on whose compute thread this is called.
 
@@ -254,7 +230,7 @@ def measure_host_time(built: BuiltEngine, further: Sequence[SpeculativeConfig] =
     before = built.engine.drafting.proposers
     called = {each.method: each for each in (*further, *CALLED) if not each.needs_forwards}
     try:
-        return _host_time(_measured(built, called.values()))
+        return _measured(built, called.values())
     finally:
         built.engine.set_speculation(before)
 
@@ -264,12 +240,13 @@ def has_room(context: int) -> bool:
     return context >= PERIOD * PERIODS + (WARM_UP_STEPS + STEPS) * (1 + SHORT)
 
 
-def _measured(built: BuiltEngine, called: Iterable[SpeculativeConfig]) -> _Runs:
+def _measured(built: BuiltEngine, called: Iterable[SpeculativeConfig]) -> HostTime:
     engine, many = built.engine, min(MANY, built.config.max_num_seqs)
+    further = max(1, many - FEW)
     engine.set_speculation([])
     plain, plain_many = decode(engine, FEW), decode(engine, many)
     echo, calls = Silent(_Echo()), {}
-    engine.set_speculation([echo])
+    engine.set_speculation([echo])  # asked in vain
     asked = decode(engine, FEW)
     for config in called:
         (proposer,) = built.proposers_for((config,))
@@ -278,36 +255,39 @@ def _measured(built: BuiltEngine, called: Iterable[SpeculativeConfig]) -> _Runs:
     merging = _Merging()
     engine.set_speculation([merging])
     decode(engine, FEW)
-    merge_ms = statistics.median(merging.ms or [0.0])
-    engine.set_speculation([_Echo()])
+    engine.set_speculation([_Echo()])  # each step has a draft, which takes no time to make
     short, short_many, long = decode(engine, FEW), decode(engine, many), decode(engine, FEW, LONG)
-    engine.set_speculation(built.proposers_for(CALLED[:1]))
-    drafted_steps(engine, WARM_UP_SECONDS)
-    seldom = drafted_steps(engine, MAX_SECONDS)
-    return _Runs(many, plain, plain_many, asked, calls, merge_ms, short, short_many, long, seldom)
-
-
-def _host_time(runs: _Runs) -> HostTime:
-    many, plain, plain_many, asked, calls, merge_ms, short, short_many, long, seldom = runs
-    more = max(1, many - FEW)
     node = max(0.0, (long.ms - short.ms) / max(1.0, long.nodes - short.nodes))
     one = short.ms - plain.ms - node * short.nodes
     all_of_them = short_many.ms - plain_many.ms - node * short_many.nodes
-    ask, draft = asked.ms - plain.ms, short.ms - asked.ms - node * short.nodes
-    if len(seldom) >= LEAST_SELDOM:
-        ask = _usual([step.planning_ms for step in seldom])
-        whole = _usual([step.ms - node * step.nodes for step in seldom])
-        draft = whole - plain.ms - calls[CALLED[0].method] - ask
+    ask, draft = _seldom(built, plain.ms, node, calls) or (
+        asked.ms - plain.ms,
+        short.ms - asked.ms - node * short.nodes,
+    )
     return HostTime(
         step=plain.ms,
-        request=max(0.0, plain_many.ms - plain.ms) / more,
+        request=max(0.0, plain_many.ms - plain.ms) / further,
         draft=max(0.0, draft),
-        further_draft=max(0.0, all_of_them - one) / more,
+        further_draft=max(0.0, all_of_them - one) / further,
         ask=max(0.0, ask),
         node=node,
         calls=calls,
-        merge=merge_ms,
+        merge=statistics.median(merging.ms or [0.0]),
     )
+
+
+def _seldom(
+    built: BuiltEngine, plain_ms: float, node_ms: float, calls: Mapping[str, float]
+) -> tuple[float, float] | None:
+    """What planning takes, and a draft beside it, where the planner drafts now and then."""
+    built.engine.set_speculation(built.proposers_for(CALLED[:1]))
+    drafted_steps(built.engine, WARM_UP_SECONDS)
+    steps = drafted_steps(built.engine, MAX_SECONDS)
+    if len(steps) < LEAST_SELDOM:
+        return None
+    ask = _usual([step.planning_ms for step in steps])
+    whole = _usual([step.ms - node_ms * step.nodes for step in steps])
+    return ask, whole - plain_ms - calls[CALLED[0].method] - ask
 
 
 def _usual(times: Sequence[float]) -> float:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+from paceline.config import EngineConfig
 from paceline.errors import ConfigError
 from paceline.runtime.model_runner import ModelRunner
 from paceline.span import Span
@@ -132,15 +133,14 @@ class Step:
 
 
 def plan_steps(
-    widths: Sequence[int], contexts: Sequence[int], max_len: int, max_seqs: int, max_rows: int
+    widths: Sequence[int], contexts: Sequence[int], max_len: int, limits: EngineConfig
 ) -> tuple[list[Step], list[str]]:
     """The steps to measure, and a remark for everything that does not fit.
 
     Args:
         widths: of one request's steps; width 1 is always measured.
         max_len: most tokens of a request.
-        max_seqs: most requests of a step.
-        max_rows: most rows of a step.
+        limits: of requests and rows of a step.
 
     Raises:
         ConfigError: no context fits.
@@ -160,10 +160,17 @@ def plan_steps(
         step
         for step in sorted(steps)
         if step.context + step.width <= max_len
-        and step.requests <= max_seqs
-        and step.rows <= max_rows
+        and step.requests <= limits.max_num_seqs
+        and step.rows <= limits.max_num_batched_tokens
     ]
-    return kept, notes + _left_out(steps - set(kept))
+    left_out = ", ".join(
+        f"{step.requests} x {step.width} at context {step.context}"
+        for step in sorted(steps.difference(kept))
+        if step.samples == step.width
+    )
+    if left_out:
+        notes.append(f"these steps are beyond the limits: {left_out}")
+    return kept, notes
 
 
 def _wanted(widths: Sequence[int], contexts: Sequence[int]) -> set[Step]:
@@ -179,19 +186,6 @@ def _wanted(widths: Sequence[int], contexts: Sequence[int]) -> set[Step]:
     together = {Step(r, first, width, width) for r in REQUESTS for width in REQUEST_WIDTHS}
     longer = {Step(LONGER_REQUESTS, c, w, w) for c in contexts[1:2] for w in REQUEST_WIDTHS}
     return alone | sampled | together | longer
-
-
-def _left_out(steps: set[Step]) -> list[str]:
-    notes = []
-    for context in sorted({step.context for step in steps}):
-        here = [step for step in steps if step.context == context]
-        shown = ", ".join(
-            f"{step.requests} x {step.width}" if step.requests > 1 else str(step.width)
-            for step in sorted(here)
-            if step.samples == step.width
-        )
-        notes.append(f"at context {context} these steps are beyond the limits: {shown}")
-    return notes
 
 
 class StepBench:

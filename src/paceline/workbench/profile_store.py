@@ -101,17 +101,30 @@ def read_profile(path: Path) -> Profile:
         ProfileError: it cannot be read, is damaged, or has another version of the format.
     """
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-        if len(data) > MAX_FILE_BYTES:
-            raise ProfileError(f"{path} is larger than {MAX_FILE_BYTES} bytes")
-        document = json.loads(data)
-    except (OSError, ValueError, RecursionError) as error:
+        document = json.loads(read_small(path))
+    except (ValueError, RecursionError) as error:
         raise ProfileError(f"{path} cannot be read: {error}") from error
     try:
         return from_document(document)
     except ProfileError as error:
         raise ProfileError(f"{path}: {error}") from error
+
+
+def read_small(path: Path) -> str:
+    """The text of a file that is not larger than any that is meant for us.
+
+    Raises:
+        ProfileError: it cannot be read, or is larger.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+        text = data.decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ProfileError(f"{path} cannot be read: {error}") from error
+    if len(data) > MAX_FILE_BYTES:
+        raise ProfileError(f"{path} is larger than {MAX_FILE_BYTES} bytes")
+    return text
 
 
 # --- documents -----------------------------------------------------------------------------------

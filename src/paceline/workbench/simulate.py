@@ -55,6 +55,7 @@ class Simulator:
         config: limits of the engine; its ``max_num_seqs`` is how many requests run at a time.
         target: what proposers have to fit to.
         learnt: traces whose prompts an n-gram model was trained on, by its file.
+        places: of the traces among those that drafts were recorded along; None is all in order.
     """
 
     traces: Sequence[Trace]
@@ -65,6 +66,7 @@ class Simulator:
     config: EngineConfig
     target: TargetInfo = ANY_TARGET
     learnt: Mapping[str, int] = field(default_factory=dict)
+    places: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         for name, table in self.draft_tables.items():
@@ -112,10 +114,17 @@ class Simulator:
 
     def _proposer(self, config: SpeculativeConfig) -> Proposer:
         if config.needs_forwards:
-            places = {index: index for index in range(len(self.traces))}
-            return cached_proposer(config, self.drafts(config), places)
+            return cached_proposer(config, self.drafts(config), self._places)
         (proposer,) = build_proposers([config], self.target, strict=True)
         return proposer
+
+    @property
+    def _places(self) -> Sequence[int]:
+        return range(len(self.traces)) if self.places is None else self.places
+
+    def every(self, stride: int) -> Simulator:
+        """The simulator of one in so many of the traces."""
+        return replace(self, traces=self.traces[::stride], places=self._places[::stride])
 
     def _drafting(self, configs: Configs) -> DraftingCost:
         """What takes forwards costs their time, what takes none what was measured of its calls."""

@@ -8,7 +8,6 @@ it is counted which prompts an n-gram model was trained on.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,23 +33,19 @@ from paceline.proposers.ngram_model.tables import context_key
 from paceline.traces import META, Trace, read_meta, read_traces
 from paceline.workbench.drafts_recording import cached_drafts, record_all
 from paceline.workbench.drafts_store import RecordedDrafts, check_vocabulary
-from paceline.workbench.profile import Profile
-from paceline.workbench.profile_import import import_tables
 from paceline.workbench.profile_machine import Work
 from paceline.workbench.profile_store import find_imported, read_profile, stored_table
 from paceline.workbench.simulate import Simulator, draft_name
 from paceline.workbench.trace_requests import answer_notes, check_model
 
 Advance = Callable[[float], None]
-SOME = 3
-"""Names that a message lists."""
 MARK = " *"
 """Stands after the name of a row whose drafts come from such a model."""
 FOOTNOTE = "* with n-grams learnt from answers to these very prompts: other prompts will gain less"
 
 
-def profile_named(source: str) -> Profile:
-    """The profile in a file, or the imported curve of a name.
+def table_named(source: str) -> CostTable:
+    """The cost table in the file of a profile, or the imported curve of a name.
 
     Raises:
         ProfileError: there is no such file and no such name, or the file is damaged.
@@ -58,31 +53,19 @@ def profile_named(source: str) -> Profile:
     path = Path(source)
     if path.is_file():
         try:
-            return read_profile(path)
+            return read_profile(path).table
         except ProfileError as error:
-            hint = "paceline profile -o FILE writes a profile"
-            raise _not_imported(path) or ProfileError(f"{error}; {hint}") from error
+            raise ProfileError(
+                f"{error}; paceline profile -o FILE writes a profile, and paceline profile "
+                "--import FILE keeps published curves by their names"
+            ) from error
     profile = find_imported(source)
     if profile is None:
         raise ProfileError(
             f"{source!r} is neither the file of a profile nor the name of an imported curve; "
             "paceline profile --import FILE keeps curves by their names"
         )
-    return profile
-
-
-def _not_imported(path: Path) -> ProfileError | None:
-    """The error of a file that holds published curves in place of a profile; None for others."""
-    try:
-        names = [repr(table.name) for table in import_tables(path)]
-    except ProfileError:
-        return None
-    more = f" and {len(names) - SOME} more" if len(names) > SOME else ""
-    return ProfileError(
-        f"{path} is no profile: it holds published curves; keep them with paceline profile "
-        f"--import {shlex.quote(str(path))} and name one of them here: {', '.join(names[:SOME])}"
-        f"{more}"
-    )
+    return profile.table
 
 
 def draft_table_of(source: str) -> CostTable | None:

@@ -17,11 +17,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil
 
-import numpy as np
-
 from paceline.config import SpeculativeConfig
 from paceline.engine.planners import PLANNERS
-from paceline.workbench.drafts_store import DraftsKey, RecordedDrafts
 from paceline.workbench.replay import ReplayResult
 from paceline.workbench.simulate import Simulator
 
@@ -190,7 +187,7 @@ def search(
     found = Found({})
     for index, stride in enumerate(strides):
         now, rounds = clock(), len(strides) - index
-        part = every(simulator, stride)
+        part = simulator.every(stride)
         found.results = _replayed(part, alive, now + (until - now) / rounds, clock)
         found.num_left_out += len(alive) - len(found.results)
         alive = _survivors(found.results, to_one=rounds == 2)
@@ -225,37 +222,3 @@ def _survivors(results: Mapping[Candidate, ReplayResult], to_one: bool) -> list[
         for candidate in group[: 1 if to_one else ceil(len(group) / 2)]
     }
     return [candidate for candidate in ranked if candidate in kept]
-
-
-def every(simulator: Simulator, stride: int) -> Simulator:
-    """The simulator of one in so many of the traces."""
-    if stride == 1:
-        return simulator
-    chosen = range(0, len(simulator.traces), stride)
-    known: dict[DraftsKey, RecordedDrafts] = {}
-
-    def drafts(config: SpeculativeConfig) -> RecordedDrafts:
-        recorded = simulator.drafts(config)
-        if recorded.key not in known:
-            known[recorded.key] = _taken(recorded, chosen)
-        return known[recorded.key]
-
-    traces = [simulator.traces[index] for index in chosen]
-    return replace(simulator, traces=traces, drafts=drafts)
-
-
-def _taken(drafts: RecordedDrafts, chosen: Sequence[int]) -> RecordedDrafts:
-    """What was recorded of some traces, named in ascending order."""
-    positions, counts = drafts.positions, np.diff(drafts.offsets)
-    kept = np.zeros(len(counts), bool)
-    for index in chosen:
-        kept[positions[index] : positions[index + 1]] = True
-    nodes = np.repeat(kept, counts)
-    return replace(
-        drafts,
-        positions=np.cumsum([0, *np.diff(positions)[list(chosen)]], dtype=np.int64),
-        offsets=np.cumsum([0, *counts[kept]], dtype=np.int64),
-        token_ids=drafts.token_ids[nodes],
-        parents=drafts.parents[nodes],
-        accept_probs=drafts.accept_probs[nodes],
-    )

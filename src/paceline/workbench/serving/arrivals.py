@@ -57,18 +57,12 @@ def arrival_times(count: int, rate: float, burstiness: float, seed: int) -> list
     return scaled
 
 
-def read_trace(path: str | Path, count: int, speed: float = 1.0) -> list[TraceRow]:
+def read_trace(path: str | Path, count: int) -> list[TraceRow]:
     """The first rows of a CSV file: time (a date or seconds), prompt tokens, output tokens.
 
-    Args:
-        speed: how much faster than recorded the requests arrive.
-
     Raises:
-        ConfigError: the speed is not positive.
         RequestError: the file cannot be read, or a row is not one; the message names the line.
     """
-    if not speed > 0 or math.isinf(speed):
-        raise ConfigError(f"--trace-speed is {speed}; it must be above 0, and 1 is as recorded")
     try:
         with Path(path).open(encoding="utf-8-sig", newline="") as lines:
             rows = list(islice(_rows(csv.reader(lines), path), count))
@@ -77,9 +71,7 @@ def read_trace(path: str | Path, count: int, speed: float = 1.0) -> list[TraceRo
     if not rows:
         raise RequestError(f"the trace {path} holds no requests")
     first = min(row.time for row in rows)
-    relative = [
-        TraceRow((row.time - first) / speed, row.prompt_len, row.output_len) for row in rows
-    ]
+    relative = [TraceRow(row.time - first, row.prompt_len, row.output_len) for row in rows]
     return sorted(relative, key=lambda row: row.time)
 
 

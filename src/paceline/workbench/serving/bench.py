@@ -12,14 +12,15 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from paceline.workbench.serving import server
 from paceline.workbench.serving.client import Outcome, send
 from paceline.workbench.serving.extra import aiohttp
 from paceline.workbench.serving.figures import figures_of
-from paceline.workbench.serving.requests import Sample, Sampling, Target, make_bodies
-from paceline.workbench.serving.server import SpecDecodeCounters
+from paceline.workbench.serving.requests import BACKENDS, Sample, Sampling, Target, make_bodies
+from paceline.workbench.serving.server import Counters
 
 Send = Callable[[bytes, Outcome], Awaitable[None]]
 OnFinished = Callable[[int], None]
@@ -43,38 +44,25 @@ async def run_load(
     Returns:
         the outcomes in the requests' order, and the seconds from the beginning to the last end.
     """
-    run = _Run(send, max_concurrency, on_finished)
+    turn = asyncio.Semaphore(max_concurrency) if max_concurrency else nullcontext()
+    began, numbers = time.perf_counter(), count(1)
+
+    async def one(body: bytes, outcome: Outcome) -> None:
+        arrived = time.perf_counter()
+        async with turn:
+            sent = time.perf_counter()
+            outcome.start, outcome.queued = sent - began, sent - arrived
+            await send(body, outcome)
+        on_finished(next(numbers))
+
     outcomes = [Outcome() for _ in bodies]
     async with asyncio.TaskGroup() as tasks:
         for body, arrival, outcome in zip(bodies, arrivals, outcomes, strict=True):
-            wait = run.began + arrival - time.perf_counter()
+            wait = began + arrival - time.perf_counter()
             if wait > 0:
                 await asyncio.sleep(wait)
-            tasks.create_task(run.one(body, outcome))
-    return outcomes, time.perf_counter() - run.began
-
-
-class _Run:
-    """What the requests of a run share."""
-
-    def __init__(
-        self, send: Send, max_concurrency: int | None, on_finished: Callable[[int], None]
-    ) -> None:
-        self._send = send
-        self._turn = asyncio.Semaphore(max_concurrency) if max_concurrency else nullcontext()
-        self._on_finished = on_finished
-        self._num_finished = 0
-        self.began = time.perf_counter()
-
-    async def one(self, body: bytes, outcome: Outcome) -> None:
-        """Wait for the request's turn, send it, and say that it ended."""
-        arrived = time.perf_counter()
-        async with self._turn:
-            sent = time.perf_counter()
-            outcome.start, outcome.queued = sent - self.began, sent - arrived
-            await self._send(body, outcome)
-        self._num_finished += 1
-        self._on_finished(self._num_finished)
+            tasks.create_task(one(body, outcome))
+    return outcomes, time.perf_counter() - began
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +97,11 @@ class Arm:
     outcomes: list[Outcome] = field(default_factory=list)
     seconds: float = 0.0
     block_seconds: list[float] = field(default_factory=list)
-    speculation: SpecDecodeCounters | None = None
+    speculation: Counters | None = None
 
     @property
     def url(self) -> str:
-        return f"{self.target.url}{self.target.endpoint}"
+        return f"{self.target.url}{BACKENDS[self.target.backend]}"
 
     async def prepare(self, workload: Workload) -> None:
         """Try one request, and warm up.
@@ -151,8 +139,7 @@ class Arm:
         self.seconds += seconds
         self.block_seconds.append(seconds)
         if before is not None and after is not None:
-            total = self.speculation or SpecDecodeCounters()
-            self.speculation = total.combined(after.combined(before, sign=-1))
+            self.speculation = server.growth(before, after, self.speculation or {})
 
     async def _send(self, body: bytes, outcome: Outcome) -> None:
         await send(self.session, self.url, body, outcome)
@@ -162,7 +149,7 @@ class Arm:
     ) -> dict[str, Any]:
         """Under vLLM's keys."""
         found = figures_of(self.outcomes, self.seconds, percentiles, goodput)
-        return found | (self.speculation.figures() if self.speculation else {})
+        return found | server.speculation_figures(self.speculation or {})
 
 
 async def run_benchmark(

@@ -12,14 +12,9 @@ from dataclasses import dataclass, field
 from paceline.workbench.serving import server
 from paceline.workbench.serving.bench import Arm, Workload
 from paceline.workbench.serving.client import Outcome
+from paceline.workbench.serving.figures import METRICS, PER_REQUEST
 from paceline.workbench.serving.ratios import Ratio, after, block_size, ratio_of_medians
 from paceline.workbench.serving.requests import make_bodies
-
-_TIMES: dict[str, Callable[[Outcome], float]] = {
-    "ttft": lambda outcome: outcome.ttft,
-    "tpot": lambda outcome: outcome.tpot,
-    "e2el": lambda outcome: outcome.latency,
-}
 
 
 @dataclass(slots=True)
@@ -50,13 +45,9 @@ class Comparison:
     def ratios(self) -> dict[str, Ratio]:
         """Ours over theirs: output tokens per second by block, times by request."""
         found: dict[str, Ratio | None] = {"output_throughput": self._throughput()}
-        for name, time in _TIMES.items():
-            # An answer of one token has no time per further token.
-            pairs = [
-                (time(a), time(b))
-                for _, a, b in self.pairs
-                if name != "tpot" or min(a.output_len, b.output_len) > 1
-            ]
+        for name in PER_REQUEST:
+            both = [(METRICS[name](a), METRICS[name](b)) for _, a, b in self.pairs]
+            pairs = [(*ours, *theirs) for ours, theirs in both if ours and theirs]
             found[name] = ratio_of_medians([a for a, _ in pairs], [b for _, b in pairs])
         return {name: ratio for name, ratio in found.items() if ratio is not None}
 

@@ -11,7 +11,7 @@ import random
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from paceline.errors import BenchmarkError
 
@@ -29,29 +29,17 @@ _FORMS: tuple[dict[str, Any], ...] = (
 _ONSETS, _VOWELS, _CODAS = "bdfgklmnprstvz", "aeiou", ("", "l", "n", "r", "s", "t")
 
 
-class TokenCounter(Protocol):
-    """Counts tokens, and draws random ones."""
-
-    name: str
-
-    def count(self, text: str) -> int:
-        """Tokens of a prompt, those that every prompt begins with included."""
-        ...
-
-    def draw(self, rng: random.Random, length: int) -> str:
-        """A random text of about so many tokens; reproducible by the generator's state."""
-        ...
-
-
-class WordCounter:
-    """Words instead of tokens, for a server that does not say how it counts."""
+class TokenCounter:
+    """Counts tokens, and draws random ones; words, for a server that does not say how it counts."""
 
     name = "words"
 
     def count(self, text: str) -> int:
+        """Tokens of a prompt, those that every prompt begins with included."""
         return len(text.split())
 
     def draw(self, rng: random.Random, length: int) -> str:
+        """A random text of about so many tokens; reproducible by the generator's state."""
         return "".join(f" {_word(rng)}" for _ in range(length))
 
 
@@ -60,7 +48,7 @@ def _word(rng: random.Random) -> str:
     return "".join(syllables) + rng.choice(_CODAS)
 
 
-class LocalTokenCounter:
+class LocalTokenCounter(TokenCounter):
     """Counts with a tokenizer of this machine, and draws from its whole vocabulary."""
 
     def __init__(self, tokenizer: Tokenizer, name: str) -> None:
@@ -87,7 +75,7 @@ class LocalTokenCounter:
         return self._usable[token_id]
 
 
-class ServerTokenCounter(WordCounter):
+class ServerTokenCounter(TokenCounter):
     """Counts with the server's ``/tokenize``; draws words, since the vocabulary is not known."""
 
     name = "server"
@@ -125,7 +113,7 @@ def server_counter(url: str, model: str, headers: Mapping[str, str]) -> TokenCou
                 return counter
         except BenchmarkError:
             continue
-    return WordCounter()
+    return TokenCounter()
 
 
 def open_counter(folder: str) -> TokenCounter:

@@ -6,14 +6,16 @@ Knows no tokenizer: rows become prompts, and what the file says of the answer's 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from paceline.errors import RequestError
 
 PROMPT_KEYS = ("prompt", "question", "turns", "messages")
+Content = str | tuple[Mapping[str, Any], ...] | tuple[int, ...]
+"""A text, a chat as a list of messages, or token ids."""
 _CONVERSATION_KEYS = ("conversations", "conversation", "messages")
 _TEXT_KEYS = ("value", "content")
 
@@ -40,7 +42,7 @@ def read_lines(path: str) -> list[str]:
 
 
 def read_custom(path: str, category: str | None = None) -> list[Row]:
-    """Rows with a prompt under one of :data:`PROMPT_KEYS`; of a list of turns, the first.
+    """Rows with a prompt that is no list of token ids.
 
     Args:
         category: leave out rows of other categories.
@@ -48,36 +50,57 @@ def read_custom(path: str, category: str | None = None) -> list[Row]:
     Raises:
         RequestError: the file cannot be read, or a row is no prompt; the message names the row.
     """
-    rows = list(enumerate(_read_objects(path), start=1))
+    rows = read_rows(path)
     if category is not None:
         found = sorted({str(row.get("category")) for _, row in rows})
-        rows = [(number, row) for number, row in rows if row.get("category") == category]
+        rows = [(place, row) for place, row in rows if row.get("category") == category]
         if not rows:
             raise RequestError(
                 f"{path} has no rows of the category {category!r}; there are {', '.join(found)}"
             )
-    return [_custom_row(row, f"{path}, row {number}") for number, row in rows]
+    return [_custom_row(row, place) for place, row in rows]
 
 
 def _custom_row(row: Mapping[str, Any], place: str) -> Row:
+    content, length = prompt_of(row, place), row.get("output_tokens")
+    if isinstance(content[0], int):
+        raise RequestError(f"{place}: prompt must be a text: servers are sent texts")
+    if length is not None and (type(length) is not int or length < 1):
+        raise RequestError(f"{place}: output_tokens is {length!r}; it must be a number from 1 up")
+    return Row(cast("str | tuple[Mapping[str, Any], ...]", content), output_len=length)
+
+
+def prompt_of(row: Mapping[str, Any], place: str) -> Content:
+    """What a row asks, under one of :data:`PROMPT_KEYS`; of a list of turns, the first.
+
+    Raises:
+        RequestError: it asks nothing; the message begins with ``place``.
+    """
     key = next((name for name in PROMPT_KEYS if name in row), None)
     if key is None:
         raise RequestError(f"{place}: no prompt; a row has one of {', '.join(PROMPT_KEYS)}")
-    value: Any = row[key]
+    value = row[key]
+    if key == "messages":
+        return _messages(value, place)
     if key == "turns":
         value = value[0] if isinstance(value, list) and value else None
-    if key == "messages":
-        if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
-            raise RequestError(f"{place}: messages must be a list of objects")
+    if key == "prompt" and isinstance(value, list) and all(type(item) is int for item in value):
         value = tuple(value)
     elif not isinstance(value, str):
-        raise RequestError(f"{place}: {key} must hold a text")
+        value = None
     if not value:
-        raise RequestError(f"{place}: {key} is empty")
-    length = row.get("output_tokens")
-    if length is not None and (type(length) is not int or length < 1):
-        raise RequestError(f"{place}: output_tokens is {length!r}; it must be a number from 1 up")
-    return Row(value, output_len=length)
+        wanted = {"turns": "a list that begins with a text", "prompt": "a text, or token ids,"}
+        raise RequestError(f"{place}: {key} must be {wanted.get(key, 'a text')} that is not empty")
+    return cast(Content, value)
+
+
+def _messages(value: object, place: str) -> tuple[Mapping[str, Any], ...]:
+    if not isinstance(value, list) or not value:
+        raise RequestError(f"{place}: messages must be a list with at least one message")
+    for message in value:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise RequestError(f"{place}: a message is an object with role and content")
+    return tuple(value)
 
 
 def read_sharegpt(path: str) -> list[Row]:
@@ -86,7 +109,7 @@ def read_sharegpt(path: str) -> list[Row]:
     Raises:
         RequestError: the file cannot be read, or has no conversation of two turns.
     """
-    rows = [row for row in map(_conversation, _read_objects(path)) if row is not None]
+    rows = [row for row in (_conversation(row) for _, row in read_rows(path)) if row is not None]
     if not rows:
         keys = ", ".join(_CONVERSATION_KEYS)
         raise RequestError(f"{path} has no conversation of two turns under any of {keys}")
@@ -106,23 +129,38 @@ def _turn_text(turn: object) -> str:
     return next((value for value in values if isinstance(value, str)), "")
 
 
-def _read_objects(path: str) -> Sequence[Mapping[str, Any]]:
-    """The objects of a JSON array or of a JSONL file."""
+def read_rows(path: str | Path) -> list[tuple[str, Mapping[str, Any]]]:
+    """The objects of a JSON array or of a JSONL file, each with where it is; at least one.
+
+    Raises:
+        RequestError: the file cannot be read, is empty, or has something else; the message names
+            the line.
+    """
     text = _read(path)
-    try:
+    if text.lstrip().startswith("["):
+        found = enumerate(_parsed(text, str(path)), start=1)
+        rows = [(f"{path}, row {number}", row) for number, row in found]
+    else:
         # Not splitlines: it also splits at separators that JSON strings may hold unescaped.
-        lines = (line for line in text.split("\n") if line.strip())
-        is_array = text.lstrip().startswith("[")
-        rows = json.loads(text) if is_array else [json.loads(line) for line in lines]
+        lines = [(f"{path}, line {i}", line) for i, line in enumerate(text.split("\n"), start=1)]
+        rows = [(place, _parsed(line, place)) for place, line in lines if line.strip()]
+    if not rows:
+        raise RequestError(f"{path} holds no prompts")
+    for place, row in rows:
+        if not isinstance(row, dict):
+            raise RequestError(f"{place}: a row is an object, not {type(row).__name__}")
+    return rows
+
+
+def _parsed(text: str, place: str) -> Any:
+    try:
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"{path} is neither a JSON array nor JSON lines: {error}") from error
-    if not rows or not all(isinstance(row, dict) for row in rows):
-        raise RequestError(f"{path} must hold objects, one per prompt")
-    return list(rows)
+        raise RequestError(f"{place}: not JSON: {error}") from error
 
 
-def _read(path: str) -> str:
+def _read(path: str | Path) -> str:
     try:
         return Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"cannot read {path}: {error}") from error
+        raise RequestError(f"cannot read prompts from {path}: {error}") from error

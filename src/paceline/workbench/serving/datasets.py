@@ -178,34 +178,24 @@ def _sharegpt(
     return _repeated(samples, count)
 
 
-def _custom(
+def _rows(
     config: DatasetConfig, counter: TokenCounter, count: int, rng: random.Random
 ) -> list[Sample]:
-    rows = _shuffled(read_custom(config.path), config, rng)
-    return _samples(rows, counter, count, config.custom_output_len)
-
-
-def _spec_bench(
-    config: DatasetConfig, counter: TokenCounter, count: int, rng: random.Random
-) -> list[Sample]:
-    rows = _shuffled(read_custom(config.path, config.spec_bench_category), config, rng)
-    return _samples(rows, counter, count, config.spec_bench_output_len)
+    """Rows of one's own, or those of Spec-Bench, which differ in the usual length of an answer."""
+    is_own = config.dataset_name == "custom"
+    usual = config.custom_output_len if is_own else config.spec_bench_output_len
+    rows = read_custom(config.path, None if is_own else config.spec_bench_category)
+    made = [
+        Sample(row.prompt, _length(counter, row), row.output_len or usual)
+        for row in _shuffled(rows, config, rng)[:count]
+    ]
+    return _repeated(made, count)
 
 
 def _shuffled(rows: list[Row], config: DatasetConfig, rng: random.Random) -> list[Row]:
     if not config.disable_shuffle:
         rng.shuffle(rows)
     return rows
-
-
-def _samples(
-    rows: Sequence[Row], counter: TokenCounter, count: int, output_len: int
-) -> list[Sample]:
-    made = [
-        Sample(row.prompt, _length(counter, row), row.output_len or output_len)
-        for row in rows[:count]
-    ]
-    return _repeated(made, count)
 
 
 def _length(counter: TokenCounter, row: Row) -> int:
@@ -222,6 +212,6 @@ MAKERS: dict[str, Callable[..., list[Sample]]] = {
     "random": _random,
     "sonnet": _sonnet,
     "sharegpt": _sharegpt,
-    "spec_bench": _spec_bench,
-    "custom": _custom,
+    "spec_bench": _rows,
+    "custom": _rows,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,14 @@ import numpy as np
 from paceline.errors import ConfigError
 from paceline.workbench.serving.client import Outcome
 
-METRICS = ("ttft", "tpot", "itl", "e2el")
-GOODPUT_METRICS = ("ttft", "tpot", "e2el")
+METRICS: dict[str, Callable[[Outcome], list[float]]] = {
+    "ttft": lambda outcome: [outcome.ttft],
+    "tpot": lambda outcome: [outcome.tpot] if outcome.output_len > 1 else [],
+    "itl": lambda outcome: outcome.itls,
+    "e2el": lambda outcome: [outcome.latency],
+}
+"""The samples of a completed request, in seconds; an answer of one token has no TPOT."""
+PER_REQUEST = ("ttft", "tpot", "e2el")
 DETAILED_KEYS = (
     "input_lens",
     "output_lens",
@@ -41,25 +47,12 @@ def parse_goodput(pairs: Sequence[str]) -> dict[str, float]:
             limits[name] = float(value)
         except ValueError:
             limits[name] = -1.0
-        if name not in GOODPUT_METRICS or not limits[name] >= 0:
+        if name not in PER_REQUEST or not limits[name] >= 0:
             raise ConfigError(
                 f"--goodput {pair!r} is no limit; write METRIC:MILLISECONDS, where METRIC is one "
-                f"of {', '.join(GOODPUT_METRICS)}"
+                f"of {', '.join(PER_REQUEST)}"
             )
     return limits
-
-
-def samples_of(metric: str, outcomes: Sequence[Outcome]) -> list[float]:
-    """Samples of completed requests in seconds; TPOT has none for an answer of one token."""
-    match metric:
-        case "ttft":
-            return [outcome.ttft for outcome in outcomes]
-        case "tpot":
-            return [outcome.tpot for outcome in outcomes if outcome.output_len > 1]
-        case "itl":
-            return [gap for outcome in outcomes for gap in outcome.itls]
-    assert metric == "e2el"
-    return [outcome.latency for outcome in outcomes]
 
 
 def figures_of(
@@ -92,15 +85,17 @@ def figures_of(
         "max_output_tokens_per_s": peak_throughput(done),
         "max_concurrent_requests": peak_concurrency(done),
     }
-    for metric in METRICS:
-        found |= _statistics(metric, samples_of(metric, done), percentiles)
+    for metric, samples in METRICS.items():
+        found |= _statistics(metric, [s for o in done for s in samples(o)], percentiles)
     return found | _details(outcomes)
 
 
 def _num_good(outcomes: Sequence[Outcome], limits: dict[str, float]) -> int:
     """How many keep every limit."""
-    times = ({"ttft": o.ttft, "tpot": o.tpot, "e2el": o.latency} for o in outcomes)
-    return sum(all(each[name] * 1e3 <= limits[name] for name in limits) for each in times)
+    return sum(
+        all(s * 1e3 <= limit for name, limit in limits.items() for s in METRICS[name](outcome))
+        for outcome in outcomes
+    )
 
 
 def _statistics(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -39,10 +38,6 @@ class Ratio:
     low: float | None
     high: float | None
     num_pairs: int
-
-    def document(self) -> dict[str, Any]:
-        """As JSON takes it."""
-        return asdict(self)
 
     @property
     def interval(self) -> str:

@@ -47,7 +47,6 @@ class Target:
     url: str
     model: str
     backend: str = "openai"
-    endpoint: str = BACKENDS["openai"]
     headers: Mapping[str, str] = field(default_factory=dict)
     extra_body: Mapping[str, Any] = field(default_factory=dict)
 
