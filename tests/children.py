@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 HAS_PROC = Path("/proc/self/task").is_dir()
@@ -16,10 +17,11 @@ def running(script: str) -> list[int]:
     """Those that have not ended."""
     found = []
     for task in Path("/proc/self/task").iterdir():
-        for pid in map(int, (task / "children").read_text().split()):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if any(word.endswith(script.encode()) for word in words):
-                found.append(pid)
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended meanwhile
+            for pid in map(int, (task / "children").read_text().split()):
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                if any(word.endswith(script.encode()) for word in words):
+                    found.append(pid)
     return found
 
 

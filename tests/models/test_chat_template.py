@@ -133,8 +133,12 @@ def test_a_forked_process_has_its_own() -> None:
     assert render("a") == "a"
     pid = os.fork()
     if pid == 0:  # pragma: no cover
-        good = running(SCRIPT) == [] and render("c") == "c" and len(running(SCRIPT)) == 1
-        kill(*running(SCRIPT))
-        os._exit(0 if good else 1)
+        good = False
+        try:  # whatever happens, the child must not go on with the tests
+            before, said, own = running(SCRIPT), render("c"), running(SCRIPT)
+            good = before == [] and said == "c" and len(own) == 1
+            kill(*own)
+        finally:
+            os._exit(0 if good else 1)
     assert os.waitpid(pid, 0)[1] == 0
     assert render("d") == "d"
