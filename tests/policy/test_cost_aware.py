@@ -193,3 +193,11 @@ def test_requests_are_held_up_as_far_as_their_target_allows(
     emitted = machine.run(requests, lambda r: 0.9 if r is gains else 0.0, steps)
     assert machine.milliseconds / emitted[waits.request_id] < tpot_ms + 0.3
     assert (emitted[gains.request_id] > 1.5 * steps) == is_held_up
+
+
+def test_requests_may_be_held_up_a_little_from_their_first_step_on() -> None:
+    machine = Machine(FLAT, (LOOKUP,), DraftTime(0.02), claimed=0.95)
+    machine.run([request(1), request(2)], lambda _: 1.0, 1)
+    planned = machine.planner.planned
+    assert planned.ahead is not None
+    assert min(planned.ahead) > 0.0

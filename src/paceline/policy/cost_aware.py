@@ -83,7 +83,7 @@ class CostAwarePlanner:
     @property
     def num_requests(self) -> int:
         """Requests of which something is kept."""
-        return len(self._credits) if self._credits else 0
+        return 0 if self._credits is None else len(self._credits)
 
     def set_sources(self, sources: Sequence[Source]) -> None:
         if not all(source in sources for source in self._sources):
@@ -107,8 +107,8 @@ class CostAwarePlanner:
         self._step = self.planned = PlannedStep(step, requests, plain_ms=plain_ms, rate=rate)
         self._step.slowdown = self._slowdown(plain_ms)
         if len(requests) > 1:
-            credits = self._credits
-            self._step.ahead = credits.ahead(requests) if credits else [0.0] * len(requests)
+            credits, none = self._credits, [0.0] * len(requests)
+            self._step.ahead = none if credits is None else credits.ahead(requests)
         return 0
 
     def _slowdown(self, plain_ms: float) -> float:
