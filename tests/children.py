@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
-import time
 from contextlib import suppress
 from pathlib import Path
 
 HAS_PROC = Path("/proc/self/task").is_dir()
-PENDING = 0x541B
-"""``FIONREAD``: how many bytes of a pipe nobody has read."""
 
 
 def running(script: str) -> list[int]:
@@ -33,9 +31,6 @@ def kill(pid: int) -> None:
 
 def kill_once_asked(pid: int) -> None:
     """End a stopped process as soon as something was written to its standard input."""
-    import fcntl
-
     with open(f"/proc/{pid}/fd/0", "rb", buffering=0) as pipe:
-        while not any(fcntl.ioctl(pipe, PENDING, bytes(4))):
-            time.sleep(0.001)
+        select.select([pipe], [], [])
     kill(pid)

@@ -16,9 +16,10 @@ from typing import Any, Protocol
 from paceline.policy.acceptance import Calibration, limit_siblings
 from paceline.policy.cost_points import StepShape
 from paceline.policy.merging import merge
-from paceline.policy.planner import Drafts, FixedPlanner, Source
+from paceline.policy.planner import Source
 from paceline.request import Request, VerifyResult
 from paceline.span import DraftTree
+from paceline.workbench.replay_parts import AskingAll
 from paceline.workbench.simulate import Configs, Simulator
 
 AS_PROPOSED = "as proposed"
@@ -57,21 +58,18 @@ Log = Sequence[Sequence[LoggedDraft]]
 """Steps, each with the drafts that its requests had."""
 
 
-class Recorder(FixedPlanner):
+class Recorder(AskingAll):
     """Has everybody draft and everything verified, and keeps a log of it."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.log: list[list[LoggedDraft]] = []
-        self._requests: Sequence[Request] = ()
         self._trees: dict[int, list[DraftTree]] = {}
 
     def begin(self, step: StepShape, requests: Sequence[Request]) -> int:
-        self._requests, self._trees = requests, {}
+        self._trees = {}
         self.log.append([])
-        return 0
-
-    def ask(self, source: Source, candidates: Sequence[int], drafts: Drafts) -> list[int]:
-        return list(candidates)
+        return super().begin(step, requests)
 
     def drafted(
         self, source: Source, chosen: Sequence[int], trees: Sequence[DraftTree], milliseconds: float

@@ -20,12 +20,13 @@ from paceline.config import EngineConfig
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_points import NO_STEP, StepShape
 from paceline.policy.drafting_cost import DraftingCost
-from paceline.policy.planner import DraftLimits, Drafts, FixedPlanner, Source, StepReport
+from paceline.policy.planner import DraftLimits, Source, StepReport
 from paceline.proposers.base import Proposer
 from paceline.request import Request
 from paceline.span import DraftTree
 from paceline.traces import Trace
 from paceline.workbench.replay import NO_TIME, ReplayResult, replay
+from paceline.workbench.replay_parts import AskingAll
 
 REPETITIONS = 3
 """Of the search for the rate; it hardly moves after the second."""
@@ -74,16 +75,16 @@ def best_steps(
     return best
 
 
-class _Oracle(FixedPlanner, ABC):
+class _Oracle(AskingAll, ABC):
     """Asks everybody, and verifies of each request's accepted path as much as a subclass says."""
 
     def __init__(self, logs: Sequence[list[int]], cost: CostModel, drafting: DraftingCost) -> None:
+        super().__init__()
         self.cost = cost
         self.drafting = drafting
         self.draft_ms = [0.0] * len(logs)
         self._logs = logs
         self._step: StepShape = NO_STEP
-        self._requests: Sequence[Request] = ()
         self._reaches: list[Reach] = []
         self._step_draft_ms = 0.0
         self._tokens, self._ms = 0, 0.0
@@ -100,13 +101,10 @@ class _Oracle(FixedPlanner, ABC):
         return self._tokens / self._ms if self._ms else 0.0
 
     def begin(self, step: StepShape, requests: Sequence[Request]) -> int:
-        self._step, self._requests = step, requests
+        self._step = step
         self._reaches = [{} for _ in requests]
         self._step_draft_ms = 0.0
-        return 0
-
-    def ask(self, source: Source, candidates: Sequence[int], drafts: Drafts) -> list[int]:
-        return list(candidates)
+        return super().begin(step, requests)
 
     def drafted(
         self, source: Source, chosen: Sequence[int], trees: Sequence[DraftTree], milliseconds: float

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from paceline.policy.cost_points import StepShape
 from paceline.policy.drafting_cost import DraftingCost
+from paceline.policy.planner import Drafts, FixedPlanner, Source
 from paceline.proposers.base import DraftBudget, Proposer
 from paceline.request import Request
 from paceline.span import DraftTree
@@ -67,6 +69,20 @@ class Charged:
         """What was charged since the last call."""
         ms, self._ms, self.num_trees = self._ms, 0.0, 0
         return ms
+
+
+class AskingAll(FixedPlanner):
+    """Asks all proposers for all requests, whatever others have drafted."""
+
+    def __init__(self) -> None:
+        self._requests: Sequence[Request] = ()
+
+    def begin(self, step: StepShape, requests: Sequence[Request]) -> int:
+        self._requests = requests
+        return 0
+
+    def ask(self, source: Source, candidates: Sequence[int], drafts: Drafts) -> list[int]:
+        return list(candidates)
 
 
 class EndlessKV:
