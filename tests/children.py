@@ -26,7 +26,8 @@ def running(script: str) -> list[int]:
 def kill(pid: int) -> None:
     """End a process and wait until it has ended; its parent may still ask for its status."""
     os.kill(pid, signal.SIGKILL)
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    with suppress(ChildProcessError):  # its parent has asked already
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
 def kill_once_asked(pid: int) -> None:
