@@ -17,23 +17,18 @@ from unittest.mock import patch
 import numpy as np
 
 from paceline.policy import (
-    acceptance,
-    choice,
     cost_aware,
     cost_filter,
+    drafts,
     evidence,
     exploration,
-    merging,
 )
 from paceline.policy.planned import asks_for_drafts
 from paceline.policy.prices import FREE
+from paceline.policy.selection import selected
 
 ALWAYS = 1e12
-IN_PYTHON = {
-    "paceline.engine.planners._choose": choice.choose_nodes,
-    "paceline.engine.planners._new_calibration": acceptance.Calibration,
-    "paceline.engine.drafting.merge": merging.merge,
-}
+IN_PYTHON = {"paceline.engine.planners.new_drafts": drafts.Drafts}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +37,8 @@ class Switch:
 
     Attributes:
         lines, constants: that it takes in ``policy/``, about.
-        off: by dotted name below ``paceline.policy``, what takes its place.
+        off: by dotted name below ``paceline.policy``, or ``paceline`` where it begins with
+            ``engine``: what takes its place.
         native: whether the extension does it too.
     """
 
@@ -60,7 +56,8 @@ def switched_off(switch: Switch) -> Iterator[None]:
             for name, value in IN_PYTHON.items():
                 stack.enter_context(patch(name, value))
         for name, value in switch.off.items():
-            stack.enter_context(patch(f"paceline.policy.{name}", value))
+            package = "paceline" if name.startswith("engine.") else "paceline.policy"
+            stack.enter_context(patch(f"{package}.{name}", value))
         yield
 
 
@@ -84,11 +81,11 @@ def _planner(**changes: Any) -> Mapping[str, Any]:
     return {"cost_aware.CostAwarePlanner.__init__": make}
 
 
-def _observe_verified(self: Any, request: Any, result: Any) -> None:
-    if request.request_id in self._step.trees and len(result.draft):
-        self.calibration.learn(request.request_id, result.draft, result.token_ids)
-    if self._credits is not None:
-        self._credits.emitted(request, len(result.token_ids))
+def _learn_verified(self: Any, request_id: int, token_ids: Any) -> None:
+    if request_id in self._ids:
+        index = self._ids.index(request_id)
+        verified = selected(self.tree(index), self._chosen[index])
+        self._calibration.learn(request_id, verified, token_ids)
 
 
 def _growth_of_forward(self: Any, max_nodes: int) -> Any:
@@ -106,8 +103,9 @@ def _slopes(growth: Any) -> list[float]:
     return [max(0.0, each) for each in [*steps, *steps[-1:]]] or [0.0]
 
 
-def _is_worth_at_once(self: Any, asked: Any) -> bool:
-    return asked.value.gain(self._step.rate) > 0.0 or asks_for_drafts(asked.request)
+def _is_worth_at_once(self: Any, name: str, candidate: Any) -> bool:
+    is_forced = asks_for_drafts(self._step.requests[candidate.place])
+    return candidate.value.gain(self._step.rate) > 0.0 or is_forced
 
 
 _NOBODY_WAITS = {"cost_aware.CostAwarePlanner._holds_up": _constant(False)}
@@ -120,6 +118,8 @@ SWITCHES: dict[str, Switch] = {
     # who is asked
     "exploring proposers": Switch(20, 1, {"cost_aware.CostAwarePlanner._explored": _constant(())}),
     "values by situation": Switch(5, 1, {"proposer_value.SITUATIONS": ()}),
+    "asking texts together": Switch(20, 1, {"cost_aware.CostAwarePlanner.asks_together": False}),
+    "enough of one text's drafts": Switch(3, 1, {"engine.contained.ENOUGH_TOKENS": ALWAYS}),
     "reading as an investment": Switch(
         10, 0, {"cost_aware.CostAwarePlanner._is_worth": _is_worth_at_once}
     ),
@@ -150,7 +150,7 @@ SWITCHES: dict[str, Switch] = {
     "haste of the offset": Switch(6, 2, {"fit.HASTE": 0.0}, native=True),
     "limit of siblings": Switch(13, 0, {"acceptance.limit_siblings": _constant(None)}, native=True),
     "labels without verification": Switch(
-        4, 0, {"cost_aware.CostAwarePlanner.observe": _observe_verified}, native=True
+        4, 0, {"drafts.Drafts.learn": _learn_verified}, native=True
     ),
     # what steps cost, where the clock is read
     "exploring width": Switch(115, 3, {"wide_steps.WideSteps._may_be_wider": _constant(False)}),

@@ -16,10 +16,11 @@ from collections.abc import Callable, Sequence
 
 from rivals import PROBE_EVERY, RIVALS, START_LENGTH, LimitedLength
 
+from paceline.policy.choice import DraftLimits
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_points import NO_STEP, StepShape
 from paceline.policy.drafting_cost import DraftingCost
-from paceline.policy.planner import DraftLimits, Drafts, Planner, Source
+from paceline.policy.planner import Planner, Source
 from paceline.request import Request, VerifyResult
 from paceline.span import DraftTree
 
@@ -31,10 +32,9 @@ WEIGHT = 0.05
 
 
 class Goodput(LimitedLength):
-    """See the module's docstring.
+    """See the module's docstring."""
 
-    Args:
-    """
+    asks_together = False
 
     def __init__(self, cost: CostModel) -> None:
         super().__init__()
@@ -55,8 +55,9 @@ class Goodput(LimitedLength):
         self._num_steps += 1
         return super().begin(step, requests)
 
-    def ask(self, source: Source, candidates: Sequence[int], drafts: Drafts) -> list[int]:
-        lags = [(i, source.lag(self._requests[i])) for i in candidates if not drafts[i]]
+    def ask(self, source: Source, candidates: Sequence[int]) -> list[int]:
+        sizes = self.drafts.sizes()
+        lags = [(i, source.lag(self._requests[i])) for i in candidates if not sizes[i]]
         chosen = [i for i, lag in lags if lag is not None]
         reading_ms = self._drafting.catch_up(source.name, sum(lag or 0 for _, lag in lags))
 
@@ -70,17 +71,14 @@ class Goodput(LimitedLength):
         self._length = self._best(LONGEST, tokens, times)
         return chosen if self._length else []
 
-    def drafted(
-        self, source: Source, chosen: Sequence[int], trees: Sequence[DraftTree], milliseconds: float
-    ) -> None:
+    def drafted(self, source: Source, chosen: Sequence[int], milliseconds: float) -> None:
         has_levels = source.costs_forwards and source.costs_levels
-        levels = _depth(trees) or 1 if has_levels else 1
+        levels = min(LONGEST, self.drafts.depth(source.name)) if has_levels else 1
         self._drafting.observe(source.name, levels, 0, milliseconds, has_levels)
         self._draft_ms += milliseconds
 
-    def choose(
-        self, trees: Sequence[DraftTree], limits: Sequence[DraftLimits], node_budget: int
-    ) -> list[DraftTree]:
+    def choose(self, limits: Sequence[DraftLimits], node_budget: int) -> list[DraftTree]:
+        trees = [self.drafts.tree(index) for index in range(len(limits))]
         drafts = [(tree.origins[0], tree.depths()) for tree in trees if len(tree)]
 
         def times(length: int) -> float:
@@ -93,7 +91,7 @@ class Goodput(LimitedLength):
             )
 
         self._length = self._best(_depth(trees), tokens, times)
-        return super().choose(trees, limits, node_budget)
+        return super().choose(limits, node_budget)
 
     def _best(
         self, longest: int, tokens: Callable[[int], float], times: Callable[[int], float]

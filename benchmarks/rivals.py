@@ -9,15 +9,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from paceline.policy.choice import DraftLimits
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_points import StepShape
-from paceline.policy.planner import (
-    DraftLimits,
-    Drafts,
-    FixedPlanner,
-    Planner,
-    Source,
-)
+from paceline.policy.planner import FixedPlanner, Planner, Source
 from paceline.policy.prices import Prices
 from paceline.request import Request
 from paceline.span import DraftTree
@@ -37,6 +32,7 @@ class LimitedLength(FixedPlanner, ABC):
     """Drafts for each request up to a length."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._requests: Sequence[Request] = ()
 
     @abstractmethod
@@ -51,14 +47,12 @@ class LimitedLength(FixedPlanner, ABC):
         lengths = [self.length(self._requests[i]) for i in chosen]
         return _until(lambda index, depth, prob: depth < lengths[index])
 
-    def choose(
-        self, trees: Sequence[DraftTree], limits: Sequence[DraftLimits], node_budget: int
-    ) -> list[DraftTree]:
+    def choose(self, limits: Sequence[DraftLimits], node_budget: int) -> list[DraftTree]:
         shortened = [
             replace(limit, max_depth=min(limit.max_depth, self.length(request)))
             for limit, request in zip(limits, self._requests, strict=True)
         ]
-        return super().choose(trees, shortened, node_budget)
+        return super().choose(shortened, node_budget)
 
 
 class FixedLength(LimitedLength):
@@ -75,7 +69,7 @@ class FixedLength(LimitedLength):
 class LookupAlone(FixedPlanner):
     """Asks only proposers whose drafts cost no forward."""
 
-    def ask(self, source: Source, candidates: Sequence[int], drafts: Drafts) -> list[int]:
+    def ask(self, source: Source, candidates: Sequence[int]) -> list[int]:
         return [] if source.costs_forwards else list(candidates)
 
 

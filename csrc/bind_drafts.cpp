@@ -1,13 +1,14 @@
-// Draft trees on the Python side: what they are estimated at, and several as one. Reads and writes
-// paceline.span.DraftTree as paceline.policy.acceptance and paceline.policy.merging do.
+// What was drafted in a step on the Python side: the class Drafts, with what that of
+// paceline.policy.drafts offers. Reads and writes paceline.span.DraftTree.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "calibration.h"
-#include "merge.h"
+#include "drafts.h"
 #include "read_tree.h"
 #include "sequences.h"
 
@@ -21,8 +22,10 @@ struct Names {
     PyObject* parents = name("parents");
     PyObject* accept_probs = name("accept_probs");
     PyObject* origins = name("origins");
-    PyObject* evidence = name("evidence");
-    PyObject* claims = name("claims");
+    PyObject* max_nodes = name("max_nodes");
+    PyObject* max_depth = name("max_depth");
+    PyObject* min_path_prob = name("min_path_prob");
+    PyObject* is_forced = name("is_forced");
 };
 
 const Names& names() {
@@ -69,69 +72,7 @@ bool is_sound(nb::handle tree, int64_t vocab_size) {
     return true;
 }
 
-// --- merging -------------------------------------------------------------------------------------
-
-nb::object claims_list(const Claims& claims) {
-    return make_list(claims.ends.size(), [&](size_t node) {
-        const Claim* begin = claims.begin(node);
-        const size_t count = static_cast<size_t>(claims.end(node) - begin);
-        return make_list(count, [begin](size_t i) {
-                   return nb::make_tuple(begin[i].cell, begin[i].prob).release().ptr();
-               })
-            .release()
-            .ptr();
-    });
-}
-
-nb::object merge_trees(nb::handle trees) {
-    static PyObject* const make =
-        nb::object(nb::module_::import_("paceline.span").attr("DraftTree")).release().ptr();
-    const Items items(trees, "trees are no sequence");
-    std::vector<nb::handle> full;
-    std::vector<TreeToMerge> given;
-    std::vector<Items> tokens, origins, evidence;
-    for (size_t t = 0; t < items.size(); ++t) {
-        Items found(attribute(items[t], names().token_ids), "token_ids are no sequence");
-        if (!found.size()) {
-            continue;
-        }
-        full.push_back(items[t]);
-        tokens.push_back(std::move(found));
-        origins.emplace_back(attribute(items[t], names().origins), "origins are no sequence");
-        evidence.emplace_back(attribute(items[t], names().evidence), "evidence is no sequence");
-        TreeToMerge tree;
-        tree.parents = read_parents(items[t]);
-        const size_t count = tree.parents.size(), known = evidence.back().size();
-        if (tokens.back().size() != count || origins.back().size() != count ||
-            (known && known != count)) {
-            throw nb::value_error("a tree's arrays differ in length");
-        }
-        tree.probs = read_probs(items[t], count);
-        for (size_t i = 0; i < count; ++i) {
-            tree.tokens.push_back(to_long(tokens.back()[i]));
-        }
-        for (size_t i = 0; i < known; ++i) {
-            tree.cells.push_back(static_cast<int32_t>(to_long(evidence.back()[i])));
-        }
-        given.push_back(std::move(tree));
-    }
-    if (full.size() < 2) {
-        return full.empty() ? nb::handle(make)() : nb::borrow(full[0]);
-    }
-    const Merged merged = merge(given);
-    const bool is_calibrated = !merged.claims.ends.empty();
-    const auto picked = [](const std::vector<Items>& lists, const std::vector<Source>& sources) {
-        return make_list(sources.size(), [&](size_t i) {
-            return nb::borrow(lists[sources[i].tree][sources[i].node]).release().ptr();
-        });
-    };
-    return nb::handle(make)(picked(tokens, merged.first), to_list(merged.parents),
-                            to_list(merged.probs), picked(origins, merged.surest),
-                            is_calibrated ? picked(evidence, merged.surest) : nb::list(),
-                            is_calibrated ? claims_list(merged.claims) : nb::list());
-}
-
-// --- calibration ---------------------------------------------------------------------------------
+// --- what was drafted ----------------------------------------------------------------------------
 
 // What paceline.policy.evidence.rows_of returns.
 std::vector<Calibration::Row> read_rows(nb::handle source) {
@@ -150,74 +91,183 @@ std::vector<Calibration::Row> read_rows(nb::handle source) {
     return rows;
 }
 
-class DraftCalibration {
-  public:
-    DraftCalibration()
-        : evidence_(nb::module_::import_("paceline.policy.evidence")),
-          reports_(nb::module_::import_("paceline.policy.acceptance").attr("warn_of_invalid")) {}
-
-    void calibrate(int64_t request, nb::handle tree) {
-        const Parents parents = read_parents(tree);
-        if (parents.empty()) {
-            return;
+// What is drafted below a text, of which the drafter is given what it has not read.
+TextDraft draft_below(TextDrafter& drafter, const Items& text, size_t max_nodes,
+                      size_t max_depth) {
+    std::vector<int32_t> tail;
+    for (size_t i = drafter.first_unread(text.size()); i < text.size(); ++i) {
+        const long token = to_long(text[i]);
+        if (token < 0 || token > INT32_MAX) {
+            throw nb::value_error("a token id is not in 0..2^31");
         }
-        std::vector<double> probs = read_probs(tree, parents.size());
-        for (double& prob : probs) {
+        tail.push_back(static_cast<int32_t>(token));
+    }
+    return drafter.draft(tail, text.size(), max_nodes, max_depth);
+}
+
+void read_limit(PyObject* limit, PlanRequest* request) {
+    request->max_nodes = to_long(attribute(limit, names().max_nodes).ptr());
+    request->max_depth = to_long(attribute(limit, names().max_depth).ptr());
+    request->min_path_prob = to_double(attribute(limit, names().min_path_prob).ptr());
+    request->is_forced = PyObject_IsTrue(attribute(limit, names().is_forced).ptr()) == 1;
+}
+
+// One proposer's drafts of several texts.
+struct Member {
+    int32_t origin;
+    size_t max_nodes, max_depth;
+    Items drafters;  // one per text; None where it is not to draft
+};
+
+class StepDrafts {
+  public:
+    explicit StepDrafts(bool calibrates)
+        : evidence_(nb::module_::import_("paceline.policy.evidence")),
+          reports_(nb::module_::import_("paceline.policy.acceptance").attr("warn_of_invalid")),
+          make_tree_(nb::module_::import_("paceline.span").attr("DraftTree")),
+          no_draft_(nb::module_::import_("paceline.request").attr("NO_DRAFT")),
+          drafts_(calibrates) {}
+
+    void begin(nb::handle ids) { drafts_.begin(read_tokens(ids)); }
+
+    void add(size_t index, nb::handle source, nb::handle tree) {
+        DraftNodes nodes;
+        nodes.tokens = read_tokens(attribute(tree.ptr(), names().token_ids));
+        nodes.parents = read_parents(tree);
+        nodes.probs = read_probs(tree, nodes.parents.size());
+        nodes.origins =
+            origins(attribute(tree.ptr(), names().origins), nodes.parents.size());
+        if (nodes.tokens.size() != nodes.parents.size()) {
+            throw nb::value_error("a tree's arrays differ in length");
+        }
+        for (double& prob : nodes.probs) {
             prob = valid(prob);
         }
-        const std::vector<int32_t> origins =
-            numbers(attribute(tree.ptr(), names().origins), parents.size());
-        const std::vector<int32_t> cells =
-            calibration_.calibrate(request, origins, parents, &probs);
-        set_attribute(tree.ptr(), names().evidence, to_list(cells));
-        set_attribute(tree.ptr(), names().accept_probs, to_list(probs));
+        drafts_.add(checked(index), source_number(source), std::move(nodes));
+    }
+
+    // Lets each member draft below each text; `indices`, `texts` and `limits` are parallel.
+    void draft(nb::handle source, nb::handle indices, nb::handle texts, nb::handle limits,
+               nb::handle members, double enough, int64_t vocab_size) {
+        const Items places(indices, "indices are no sequence");
+        const Items all_texts(texts, "texts are no sequence");
+        const Items all_limits(limits, "limits are no sequence");
+        const std::vector<Member> asked = read_members(members, places.size());
+        if (all_texts.size() != places.size() || all_limits.size() != places.size()) {
+            throw nb::value_error("indices, texts and limits differ in number");
+        }
+        const int32_t number = source_number(source);
+        for (size_t i = 0; i < places.size(); ++i) {
+            const size_t index = checked(static_cast<size_t>(to_long(places[i])));
+            const Items text(all_texts[i], "a text is no sequence");
+            PlanRequest limit{};
+            read_limit(all_limits[i], &limit);
+            for (const Member& member : asked) {
+                if (drafts_.expected(index) >= enough) {
+                    break;
+                }
+                DraftNodes nodes = drafted(member, i, text, limit);
+                for (const int64_t token : nodes.tokens) {
+                    if (token < 0 || token >= vocab_size) {
+                        throw nb::value_error("a drafted token is not in the vocabulary");
+                    }
+                }
+                drafts_.add(index, number, std::move(nodes));
+            }
+        }
+    }
+
+    double expected(size_t index) const { return drafts_.expected(checked(index)); }
+
+    int32_t depth(nb::handle source) { return drafts_.depth(source_number(source)); }
+
+    nb::object sizes() {
+        return make_list(drafts_.size(), [&](size_t i) {
+            return PyLong_FromSize_t(drafts_.whole(i).whole.tokens.size());
+        });
+    }
+
+    nb::object tree(size_t index) {
+        const Drafts::Part& part = drafts_.whole(checked(index));
+        std::vector<int32_t> nodes(part.whole.tokens.size());
+        for (size_t i = 0; i < nodes.size(); ++i) {
+            nodes[i] = static_cast<int32_t>(i);
+        }
+        return tree_of(part, nodes);
+    }
+
+    size_t choose(nb::handle limits, nb::handle growth, double rate, nb::handle slowdown,
+                  nb::handle ahead, int64_t node_budget) {
+        const Items all_limits(limits, "limits are no sequence");
+        if (all_limits.size() != drafts_.size()) {
+            throw nb::value_error("requests and limits differ in number");
+        }
+        Plan plan{{}, {}, {}, {}, rate, !slowdown.is_none(), 0.0, node_budget};
+        if (plan.is_fair) {
+            plan.slowdown = to_double(slowdown.ptr());
+        }
+        plan.requests.resize(all_limits.size());
+        for (size_t r = 0; r < plan.requests.size(); ++r) {
+            if (r > 0 && all_limits[r] == all_limits[r - 1]) {
+                plan.requests[r] = plan.requests[r - 1];  // those of one configuration share them
+            } else {
+                read_limit(all_limits[r], &plan.requests[r]);
+            }
+            plan.requests[r].ahead = 0.0;
+        }
+        if (!ahead.is_none()) {
+            const Items gains(ahead, "ahead is no sequence");
+            if (gains.size() != plan.requests.size()) {
+                throw nb::value_error("requests and ahead differ in number");
+            }
+            for (size_t r = 0; r < gains.size(); ++r) {
+                plan.requests[r].ahead = to_double(gains[r]);
+            }
+        }
+        const Items times(growth, "growth is no sequence");
+        for (size_t n = 0; n < times.size(); ++n) {
+            plan.growth.push_back(to_double(times[n]));
+        }
+        return drafts_.choose(std::move(plan));
+    }
+
+    nb::object chosen() {
+        return make_list(drafts_.size(), [&](size_t i) {
+            const Drafts::Part& part = drafts_.whole(i);
+            return (part.chosen.empty() ? no_draft_ : tree_of(part, part.chosen)).release().ptr();
+        });
+    }
+
+    double gain(nb::handle source, nb::handle indices, double price) {
+        const Items places(indices, "indices are no sequence");
+        std::vector<size_t> found(places.size());
+        for (size_t i = 0; i < found.size(); ++i) {
+            found[i] = checked(static_cast<size_t>(to_long(places[i])));
+        }
+        return drafts_.gain(source_number(source), found, price);
     }
 
     double estimate(int64_t request, nb::handle origin, int64_t depth, double prob) {
         if (depth < 0) {
             throw nb::value_error("a depth is below 0");
         }
-        return calibration_.estimate(request, number(origin.ptr()), depth, valid(prob));
+        const int32_t number = origin_number(origin.ptr());
+        return drafts_.calibration().estimate(request, number, depth, valid(prob));
     }
 
-    void learn(int64_t request, nb::handle tree, nb::handle token_ids) {
-        const Items evidence(attribute(tree.ptr(), names().evidence), "evidence is no sequence");
-        if (!evidence.size()) {
-            return;
-        }
-        const std::vector<int64_t> tokens = read_tokens(attribute(tree.ptr(), names().token_ids));
+    void learn(int64_t request, nb::handle token_ids) {
         const std::vector<int64_t> emitted = read_tokens(token_ids);
-        const Parents parents = read_parents(tree);
-        const std::vector<double> probs = read_probs(tree, parents.size());
-        if (tokens.size() != parents.size() || evidence.size() != parents.size()) {
-            throw nb::value_error("a tree's arrays differ in length");
-        }
         if (emitted.empty()) {
             throw nb::value_error("the target emitted nothing");
         }
-        const std::vector<Outcome> labels = outcomes(tokens, parents, emitted);
-        std::vector<Calibration::Error> errors;
-        const Items lists(attribute(tree.ptr(), names().claims), "claims are no sequence");
-        if (lists.size()) {
-            const Claims claims = read_claims(lists, parents.size());
-            for (const Outcome& label : labels) {
-                const Claim* const end = claims.end(label.node);
-                for (const Claim* claim = claims.begin(label.node); claim != end; ++claim) {
-                    errors.push_back({claim->cell, label.value - claim->prob});
-                }
-            }
-        } else {
-            for (const Outcome& label : labels) {
-                const int32_t cell = read_cell(evidence[label.node]);
-                errors.push_back({cell, label.value - probs[label.node]});
-            }
-        }
-        calibration_.learn(request, errors);
+        drafts_.learn(request, emitted);
     }
 
-    void finish(int64_t request) { calibration_.finish(request); }
+    void finish(int64_t request) { drafts_.calibration().finish(request); }
 
-    size_t num_requests() const { return calibration_.num_requests(); }
+    size_t num_requests() { return drafts_.calibration().num_requests(); }
+    size_t num_merges() const { return drafts_.num_merges(); }
+    bool calibrates() const { return drafts_.calibrates(); }
 
     int64_t num_invalid = 0;
 
@@ -232,81 +282,161 @@ class DraftCalibration {
         return prob > 1.0 ? 1.0 : 0.0;
     }
 
-    // The number of an origin, which is taken in where it is new.
-    int32_t number(PyObject* origin) {
-        if (PyObject* known = PyDict_GetItemWithError(numbers_.ptr(), origin)) {
+    size_t checked(size_t index) const {
+        if (index >= drafts_.size()) {
+            throw nb::index_error("the step has no request of this index");
+        }
+        return index;
+    }
+
+    // The number of a name, which is taken in where it is new.
+    static int32_t number(nb::dict& numbers, PyObject* name, bool* is_new) {
+        if (PyObject* known = PyDict_GetItemWithError(numbers.ptr(), name)) {
+            *is_new = false;
             return static_cast<int32_t>(to_long(known));
         }
         if (PyErr_Occurred()) {
             throw nb::python_error();
         }
-        const int32_t next = static_cast<int32_t>(calibration_.num_origins());
-        const nb::object rows = evidence_.attr("rows_of")(nb::handle(origin), next);
-        const nb::object logits = evidence_.attr("logits_of")(rows);
-        calibration_.add_origin(read_rows(rows), nb::cast<std::vector<double>>(logits));
-        numbers_[nb::handle(origin)] = next;
+        const int32_t next = static_cast<int32_t>(numbers.size());
+        numbers[nb::handle(name)] = next;
+        *is_new = true;
         return next;
     }
 
-    std::vector<int32_t> numbers(nb::handle origins, size_t count) {
-        const Items items(origins, "origins are no sequence");
+    int32_t source_number(nb::handle name) {
+        bool is_new = false;
+        return number(sources_, name.ptr(), &is_new);
+    }
+
+    int32_t origin_number(PyObject* origin) {
+        bool is_new = false;
+        const int32_t found = number(origins_, origin, &is_new);
+        if (is_new) {
+            names_.append(nb::handle(origin));
+            const nb::object rows = evidence_.attr("rows_of")(nb::handle(origin), found);
+            const nb::object logits = evidence_.attr("logits_of")(rows);
+            drafts_.calibration().add_origin(read_rows(rows),
+                                             nb::cast<std::vector<double>>(logits));
+        }
+        return found;
+    }
+
+    std::vector<int32_t> origins(nb::handle names, size_t count) {
+        const Items items(names, "origins are no sequence");
         if (items.size() != count) {
             throw nb::value_error("a tree's arrays differ in length");
         }
         std::vector<int32_t> found(count);
         for (size_t i = 0; i < count; ++i) {
-            found[i] = i && items[i] == items[i - 1] ? found[i - 1] : number(items[i]);
+            found[i] = i && items[i] == items[i - 1] ? found[i - 1] : origin_number(items[i]);
         }
         return found;
     }
 
-    int32_t read_cell(PyObject* value) const {
-        const long cell = to_long(value);
-        if (cell < 0 || static_cast<size_t>(cell) >= calibration_.num_cells()) {
-            throw nb::value_error("a tree's evidence is not of this calibration");
-        }
-        return static_cast<int32_t>(cell);
-    }
-
-    Claims read_claims(const Items& lists, size_t count) const {
-        if (lists.size() != count) {
-            throw nb::value_error("a tree's arrays differ in length");
-        }
-        Claims claims;
-        for (size_t node = 0; node < count; ++node) {
-            const Items list(lists[node], "claims are no sequence");
-            for (size_t i = 0; i < list.size(); ++i) {
-                const Items claim(list[i], "a claim is no sequence");
-                if (claim.size() != 2) {
-                    throw nb::value_error("a claim is not of two numbers");
-                }
-                claims.all.push_back({read_cell(claim[0]), to_double(claim[1])});
+    std::vector<Member> read_members(nb::handle source, size_t count) {
+        const Items items(source, "members are no sequence");
+        std::vector<Member> found;
+        for (size_t i = 0; i < items.size(); ++i) {
+            const Items fields(items[i], "a member is no sequence");
+            if (fields.size() != 4) {
+                throw nb::value_error("a member is not of four values");
             }
-            claims.ends.push_back(static_cast<int32_t>(claims.all.size()));
+            found.push_back({origin_number(fields[0]), static_cast<size_t>(to_long(fields[1])),
+                             static_cast<size_t>(to_long(fields[2])),
+                             Items(fields[3], "drafters are no sequence")});
+            if (found.back().drafters.size() != count) {
+                throw nb::value_error("texts and drafters differ in number");
+            }
         }
-        return claims;
+        return found;
     }
 
-    nb::object evidence_, reports_;
-    nb::dict numbers_;  // by origin
-    Calibration calibration_;
+    static DraftNodes drafted(const Member& member, size_t place, const Items& text,
+                              const PlanRequest& limit) {
+        const nb::handle handle = member.drafters[place];
+        const size_t nodes = std::min<size_t>(member.max_nodes, std::max<int64_t>(0, limit.max_nodes));
+        const size_t depth = std::min<size_t>(member.max_depth, std::max<int64_t>(0, limit.max_depth));
+        if (handle.is_none() || !nodes || !depth) {
+            return {};
+        }
+        TextDrafter* drafter = nullptr;
+        if (!nb::try_cast(handle, drafter) || !drafter) {
+            throw nb::type_error("drafters holds something else than a TextDrafter");
+        }
+        TextDraft draft = draft_below(*drafter, text, nodes, depth);
+        DraftNodes found;
+        found.origins.assign(draft.tokens.size(), member.origin);
+        found.tokens = std::move(draft.tokens);
+        found.parents = std::move(draft.parents);
+        found.probs = std::move(draft.probs);
+        return found;
+    }
+
+    // The tree of some nodes, in that order, each behind its parent.
+    nb::object tree_of(const Drafts::Part& part, const std::vector<int32_t>& nodes) const {
+        const DraftNodes& whole = part.whole;
+        std::vector<int32_t> places(whole.tokens.size(), -1), parents;
+        std::vector<double> probs;
+        for (const int32_t node : nodes) {
+            const int32_t parent = whole.parents[node];
+            places[node] = static_cast<int32_t>(parents.size());
+            parents.push_back(parent < 0 ? -1 : places[parent]);
+            probs.push_back(whole.probs[node]);
+        }
+        const nb::object tokens = make_list(
+            nodes.size(), [&](size_t i) { return PyLong_FromLongLong(whole.tokens[nodes[i]]); });
+        const nb::object origins = make_list(nodes.size(), [&](size_t i) {
+            return nb::object(names_[whole.origins[nodes[i]]]).release().ptr();
+        });
+        return make_tree_(tokens, to_list(parents), to_list(probs), origins);
+    }
+
+    nb::object evidence_, reports_, make_tree_, no_draft_;
+    nb::dict origins_, sources_;  // numbers by name
+    nb::list names_;              // of origins, by number
+    Drafts drafts_;
 };
+
+nb::tuple draft_of_text(TextDrafter& drafter, nb::handle token_ids, size_t max_nodes,
+                        size_t max_depth) {
+    const Items text(token_ids, "token_ids are no sequence");
+    const TextDraft draft = draft_below(drafter, text, max_nodes, max_depth);
+    const nb::object tokens = make_list(
+        draft.tokens.size(), [&](size_t i) { return PyLong_FromLongLong(draft.tokens[i]); });
+    return nb::make_tuple(tokens, to_list(draft.parents), to_list(draft.probs));
+}
 
 }  // namespace
 }  // namespace paceline
 
 void bind_drafts(nb::module_& module) {
     using nb::arg;
-    using paceline::DraftCalibration;
-    module.def("is_sound", &paceline::is_sound, arg("tree"), arg("vocab_size"));
-    module.def("merge", &paceline::merge_trees, arg("trees"));
-    nb::class_<DraftCalibration>(module, "Calibration")
-        .def(nb::init<>())
-        .def("calibrate", &DraftCalibration::calibrate, arg("request_id"), arg("tree"))
-        .def("estimate", &DraftCalibration::estimate, arg("request_id"), arg("origin"),
-             arg("depth"), arg("prob"))
-        .def("learn", &DraftCalibration::learn, arg("request_id"), arg("tree"), arg("token_ids"))
-        .def("finish", &DraftCalibration::finish, arg("request_id"))
-        .def_prop_ro("num_requests", &DraftCalibration::num_requests)
-        .def_ro("num_invalid", &DraftCalibration::num_invalid);
+    using namespace paceline;
+    module.def("is_sound", &is_sound, arg("tree"), arg("vocab_size"));
+    nb::class_<TextDrafter>(module, "TextDrafter")
+        .def("draft", &draft_of_text, arg("token_ids"), arg("max_nodes"), arg("max_depth"));
+    nb::class_<StepDrafts>(module, "Drafts")
+        .def(nb::init<bool>(), arg("calibrates") = true)
+        .def("begin", &StepDrafts::begin, arg("request_ids"))
+        .def("add", &StepDrafts::add, arg("index"), arg("source"), arg("tree"))
+        .def("draft", &StepDrafts::draft, arg("source"), arg("indices"), arg("texts"),
+             arg("limits"), arg("members"), arg("enough"), arg("vocab_size"))
+        .def("expected", &StepDrafts::expected, arg("index"))
+        .def("depth", &StepDrafts::depth, arg("source"))
+        .def("sizes", &StepDrafts::sizes)
+        .def("tree", &StepDrafts::tree, arg("index"))
+        .def("choose", &StepDrafts::choose, arg("limits"), arg("growth"), arg("rate"),
+             nb::kw_only(), arg("slowdown").none() = nb::none(), arg("ahead").none() = nb::none(),
+             arg("node_budget"))
+        .def("chosen", &StepDrafts::chosen)
+        .def("gain", &StepDrafts::gain, arg("source"), arg("indices"), arg("price"))
+        .def("estimate", &StepDrafts::estimate, arg("request_id"), arg("origin"), arg("depth"),
+             arg("prob"))
+        .def("learn", &StepDrafts::learn, arg("request_id"), arg("token_ids"))
+        .def("finish", &StepDrafts::finish, arg("request_id"))
+        .def_prop_ro("num_requests", &StepDrafts::num_requests)
+        .def_prop_ro("num_merges", &StepDrafts::num_merges)
+        .def_prop_ro("calibrates", &StepDrafts::calibrates)
+        .def_ro("num_invalid", &StepDrafts::num_invalid);
 }

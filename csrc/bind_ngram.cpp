@@ -61,49 +61,12 @@ void open_lookup(OwnedLookup* self, nb::tuple levels, Array<float> unigrams, boo
     new (self) OwnedLookup(std::move(made));
 }
 
-nb::tuple to_lists(const NgramDraft& draft) {
-    const nb::object tokens = make_list(draft.tokens.size(), [&](size_t i) {
-        return PyLong_FromUnsignedLong(draft.tokens[i]);
-    });
-    return nb::make_tuple(tokens, to_list(draft.parents), to_list(draft.probs));
-}
-
-nb::tuple draft(const OwnedLookup& self, const TextCache* cache, nb::list tail, size_t max_nodes,
-                size_t max_depth, size_t branching, double min_prob) {
-    uint32_t context[kLongestContext];
-    const size_t count = std::min(nb::len(tail), kLongestContext), skipped = nb::len(tail) - count;
-    for (size_t i = 0; i < count; ++i) {
-        context[i] = to_token(nb::handle(tail[skipped + i]).ptr());
-    }
-    return to_lists(
-        self.lookup.draft(cache, context, count, {max_nodes, max_depth, branching, min_prob}));
-}
-
-void extend(TextCache& self, nb::list token_ids, size_t start) {
-    for (size_t i = start; i < nb::len(token_ids); ++i) {
-        self.push(to_token(PyList_GET_ITEM(token_ids.ptr(), static_cast<Py_ssize_t>(i))));
-    }
+void open_text(NgramText* self, const OwnedLookup* lookup, size_t window, size_t branching,
+               double min_prob) {
+    new (self) NgramText(&lookup->lookup, window, branching, min_prob);
 }
 
 // --- prompt lookup -------------------------------------------------------------------------------
-
-void extend_index(PromptIndex& index, nb::list token_ids) {
-    const size_t end = token_ids.size();
-    TokenRun more;
-    more.reserve(end - std::min(end, index.size()));
-    for (size_t i = index.size(); i < end; ++i) {
-        more.push_back(to_token(PyList_GET_ITEM(token_ids.ptr(), static_cast<Py_ssize_t>(i))));
-    }
-    if (!more.empty()) {
-        index.extend(more);
-    }
-}
-
-nb::tuple draft_from_prompt(const PromptDrafter& self, PromptIndex& index, nb::list token_ids,
-                            size_t max_nodes, size_t max_depth) {
-    extend_index(index, token_ids);
-    return to_lists(self.draft(index, max_nodes, max_depth));
-}
 
 void open_drafter(PromptDrafter* self, std::vector<std::vector<double>> unanimous,
                   nb::dict disputed, size_t branching, double min_prob) {
@@ -130,23 +93,17 @@ void open_drafter(PromptDrafter* self, std::vector<std::vector<double>> unanimou
 void bind_ngram(nb::module_& module) {
     using namespace paceline;
     using nb::arg;
-    nb::class_<TextCache>(module, "TextCache")
-        .def(nb::init<>())
-        .def("__len__", &TextCache::size)
-        .def("extend", &extend, arg("token_ids"), arg("start"));
     nb::class_<OwnedLookup>(module, "NgramLookup")
-        .def("__init__", &open_lookup, arg("levels"), arg("unigrams"), arg("is_backoff"))
-        .def("draft", &draft, arg("cache").none(), arg("tail"), arg("max_nodes"),
-             arg("max_depth"), arg("branching"), arg("min_prob"));
-    nb::class_<PromptIndex>(module, "PromptIndex")
-        .def(nb::init<size_t, size_t, size_t>(), arg("shortest"), arg("longest"), arg("window"))
-        .def("__len__", &PromptIndex::num_indexed)
-        .def("extend", &extend_index, arg("token_ids"));
+        .def("__init__", &open_lookup, arg("levels"), arg("unigrams"), arg("is_backoff"));
+    nb::class_<NgramText, TextDrafter>(module, "NgramText")
+        .def("__init__", &open_text, arg("lookup"), arg("window"), arg("branching"),
+             arg("min_prob"), nb::keep_alive<1, 2>());
     nb::class_<PromptDrafter>(module, "PromptDrafter")
         .def("__init__", &open_drafter, arg("unanimous"), arg("disputed"), arg("branching"),
-             arg("min_prob"))
-        .def("draft", &draft_from_prompt, arg("index"), arg("token_ids"), arg("max_nodes"),
-             arg("max_depth"));
+             arg("min_prob"));
+    nb::class_<PromptText, TextDrafter>(module, "PromptText")
+        .def(nb::init<const PromptDrafter*, size_t, size_t, size_t>(), arg("drafter"),
+             arg("shortest"), arg("longest"), arg("window"), nb::keep_alive<1, 2>());
     module.def("context_key", [](nb::list tokens) {
         uint32_t context[kLongestContext];
         const size_t count = nb::len(tokens);

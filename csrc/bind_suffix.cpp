@@ -1,5 +1,5 @@
-// The suffix automaton on the Python side: the classes SuffixAutomaton, SuffixCursor and SuffixDrafter,
-// with what those of paceline.proposers.suffix offer. Reads token lists where they lie; tokens are 32
+// The suffix automaton on the Python side: the classes SuffixAutomaton, SuffixDrafter and
+// SuffixText, with what those of paceline.proposers.suffix offer. Reads token lists where they lie; tokens are 32
 // bits.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/tuple.h>
@@ -44,31 +44,33 @@ void extend(SuffixAutomaton& automaton, const nb::list& token_ids, size_t start)
     }
 }
 
-using Drafted = std::tuple<std::vector<int32_t>, std::vector<int32_t>, std::vector<double>>;
+// A text, and what keeps the automata that are shared with it.
+struct OwnedText : SuffixText {
+    using SuffixText::SuffixText;
+    nb::object shared;
+};
 
-Drafted draft(const SuffixRules& rules, const nb::list& cursors, const nb::list& token_ids,
-              size_t max_nodes, uint32_t max_depth) {
-    std::vector<SuffixCursor*> found;
-    const size_t length = token_ids.size();
-    size_t unread = 0;
-    for (nb::handle each : cursors) {
-        SuffixCursor* cursor = nullptr;
-        if (!nb::try_cast(each, cursor) || !cursor) {
-            throw nb::type_error("cursors holds something else than a SuffixCursor");
+void open_text(OwnedText* self, const SuffixRules* rules, uint32_t max_depth) {
+    if (max_depth < 1 || max_depth >= rules->disputed.size()) {
+        throw nb::value_error("max_depth is not from 1 to the drafter's");
+    }
+    new (self) OwnedText(rules, max_depth);
+}
+
+void share(OwnedText& text, const nb::list& automata) {
+    std::vector<const SuffixAutomaton*> found;
+    for (nb::handle each : automata) {
+        const SuffixAutomaton* automaton = nullptr;
+        if (!nb::try_cast(each, automaton) || !automaton) {
+            throw nb::type_error("automata holds something else than a SuffixAutomaton");
         }
-        if (cursor->automaton().max_depth() >= rules.disputed.size()) {
+        if (automaton->max_depth() >= text.rules().disputed.size()) {
             throw nb::value_error("an automaton is deeper than the drafter");
         }
-        found.push_back(cursor);
-        unread = std::max(unread, cursor->num_unread(length));
+        found.push_back(automaton);
     }
-    const std::vector<int32_t> tail = tokens_of(token_ids, length - unread);
-    for (SuffixCursor* cursor : found) {
-        cursor->advance(tail, length);
-    }
-    SuffixDraft tree =
-        grow_suffix_draft({found.begin(), found.end()}, rules, max_nodes, max_depth);
-    return {std::move(tree.tokens), std::move(tree.parents), std::move(tree.probs)};
+    text.shared = nb::list(automata);
+    text.share(found);
 }
 
 }  // namespace
@@ -92,9 +94,6 @@ void bind_suffix(nb::module_& module) {
         .def_prop_ro("num_tokens", &SuffixAutomaton::num_tokens)
         .def_prop_ro("num_states", &SuffixAutomaton::num_states)
         .def_prop_ro("num_bytes", &SuffixAutomaton::num_bytes);
-    nb::class_<SuffixCursor>(module, "SuffixCursor")
-        .def(nb::init<const SuffixAutomaton*, bool>(), arg("automaton"), arg("is_own") = false,
-             nb::keep_alive<1, 2>());
     nb::class_<SuffixRules>(module, "SuffixDrafter")
         .def("__init__",
              [](SuffixRules* self, std::vector<std::tuple<double, double>> others,
@@ -108,7 +107,8 @@ void bind_suffix(nb::module_& module) {
                  }
              },
              arg("others"), nb::kw_only(), arg("branching"), arg("min_token_prob"),
-             arg("min_path_prob"), arg("max_spec_factor"))
-        .def("draft", &draft, arg("cursors"), arg("token_ids"), arg("max_nodes"),
-             arg("max_depth"));
+             arg("min_path_prob"), arg("max_spec_factor"));
+    nb::class_<OwnedText, TextDrafter>(module, "SuffixText")
+        .def("__init__", &open_text, arg("drafter"), arg("max_depth"), nb::keep_alive<1, 2>())
+        .def("share", &share, arg("automata"));
 }

@@ -14,7 +14,6 @@ void bind_rows(nb::module_&);
 void bind_attention(nb::module_&);
 void bind_drafts(nb::module_&);
 void bind_ngram(nb::module_&);
-void bind_plan(nb::module_&);
 void bind_sampler(nb::module_&);
 void bind_suffix(nb::module_&);
 namespace paceline {
@@ -54,7 +53,6 @@ NB_MODULE(_native, module) {
     bind_attention(module);
     bind_drafts(module);
     bind_ngram(module);
-    bind_plan(module);
     bind_sampler(module);
     bind_suffix(module);
     bind_forward(module);

@@ -24,6 +24,34 @@ struct Claims {
     const Claim* end(size_t node) const { return all.data() + ends[node]; }
 };
 
+// A draft of one request, or several merged. Lists by node, but for claims.
+struct DraftNodes {
+    std::vector<int64_t> tokens;
+    Parents parents;
+    std::vector<double> probs;
+    std::vector<int32_t> origins;
+    std::vector<int32_t> cells;  // of its evidence; empty where there is none
+    Claims claims;               // of a merged one
+};
+
+// What is drafted below a text's last token.
+struct TextDraft {
+    std::vector<int64_t> tokens;
+    Parents parents;
+    std::vector<double> probs;
+};
+
+// Drafts for one text, which only grows, and keeps what it has read of it.
+class TextDrafter {
+  public:
+    virtual ~TextDrafter() = default;
+    // Of a text of that length the first token that `draft` is to be given.
+    virtual size_t first_unread(size_t length) const = 0;
+    // `tail`: the text's tokens from there on, each from 0 to INT32_MAX.
+    virtual TextDraft draft(const std::vector<int32_t>& tail, size_t length, size_t max_nodes,
+                            size_t max_depth) = 0;
+};
+
 // A trie whose nodes' children are chained.
 class Trie {
   public:

@@ -6,7 +6,7 @@ namespace {
 constexpr double kLeastLeft = 0.001;
 
 // By parent, what a tree leaves to other tokens; the last place is that of the top.
-std::vector<double> left_by(const TreeToMerge& tree) {
+std::vector<double> left_by(const DraftNodes& tree) {
     const size_t count = tree.parents.size();
     std::vector<double> left(count + 1, 1.0);
     for (size_t i = 0; i < count; ++i) {
@@ -58,17 +58,16 @@ Claims by_node(const std::vector<Named>& named, size_t count) {
 
 }  // namespace
 
-Merged merge(const std::vector<TreeToMerge>& trees) {
-    Merged merged;
+DraftNodes merge(const std::vector<DraftNodes>& trees) {
+    DraftNodes merged;
     Trie trie;
     std::vector<double> odds, surest;
     std::vector<Named> named;
     bool is_calibrated = true;
-    for (const TreeToMerge& tree : trees) {
+    for (const DraftNodes& tree : trees) {
         is_calibrated = is_calibrated && !tree.cells.empty();
     }
-    for (size_t t = 0; t < trees.size(); ++t) {
-        const TreeToMerge& tree = trees[t];
+    for (const DraftNodes& tree : trees) {
         const std::vector<double> left = left_by(tree);
         std::vector<int32_t> node_of;
         for (size_t i = 0; i < tree.tokens.size(); ++i) {
@@ -77,19 +76,24 @@ Merged merge(const std::vector<TreeToMerge>& trees) {
             const double prob = tree.probs[i];
             const double share = prob / left[parent < 0 ? left.size() - 1 : parent];
             const int32_t node = trie.child(above, tree.tokens[i]);
-            const Source source{static_cast<int32_t>(t), static_cast<int32_t>(i)};
             node_of.push_back(node);
             if (static_cast<size_t>(node) == odds.size()) {
-                merged.first.push_back(source);
-                merged.surest.push_back(source);
+                merged.tokens.push_back(tree.tokens[i]);
                 merged.parents.push_back(above);
+                merged.origins.push_back(tree.origins[i]);
+                if (is_calibrated) {
+                    merged.cells.push_back(tree.cells[i]);
+                }
                 surest.push_back(prob);
                 odds.push_back(share);
             } else {
                 odds[node] += share;
                 if (prob > surest[node]) {
                     surest[node] = prob;
-                    merged.surest[node] = source;
+                    merged.origins[node] = tree.origins[i];
+                    if (is_calibrated) {
+                        merged.cells[node] = tree.cells[i];
+                    }
                 }
             }
             if (is_calibrated) {

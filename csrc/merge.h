@@ -9,25 +9,6 @@
 
 namespace paceline {
 
-struct TreeToMerge {
-    std::vector<int64_t> tokens;
-    Parents parents;
-    std::vector<double> probs;
-    std::vector<int32_t> cells;  // of its evidence; empty where there is none
-};
-
-struct Source {
-    int32_t tree, node;
-};
-
-struct Merged {
-    std::vector<Source> first;   // by node: where it comes from,
-    std::vector<Source> surest;  // and who is the surest of it
-    Parents parents;
-    std::vector<double> probs;
-    Claims claims;
-};
-
-Merged merge(const std::vector<TreeToMerge>& trees);
+DraftNodes merge(const std::vector<DraftNodes>& trees);
 
 }  // namespace paceline

@@ -225,8 +225,8 @@ void NgramLookup::children(const TextCache* cache, const uint32_t* tail, size_t 
     }
 }
 
-NgramDraft NgramLookup::draft(const TextCache* cache, const uint32_t* tail, size_t count,
-                              const NgramLimits& limits) const {
+TextDraft NgramLookup::draft(const TextCache* cache, const uint32_t* tail, size_t count,
+                             const NgramLimits& limits) const {
     struct Node {
         double path_prob;
         uint64_t order;
@@ -239,7 +239,7 @@ NgramDraft NgramLookup::draft(const TextCache* cache, const uint32_t* tail, size
         return a.path_prob != b.path_prob ? a.path_prob < b.path_prob : a.order > b.order;
     };
     std::priority_queue<Node, std::vector<Node>, decltype(ranks_behind)> heap(ranks_behind);
-    NgramDraft draft;
+    TextDraft draft;
     NgramChildren found;
     uint64_t order = 0;
     const auto push = [&](int32_t parent, double path_prob, size_t depth) {
@@ -247,7 +247,7 @@ NgramDraft NgramLookup::draft(const TextCache* cache, const uint32_t* tail, size
         uint32_t context[kLongestContext];
         size_t length = 0;
         for (int32_t at = parent; at >= 0 && length < kLongestContext; at = draft.parents[at]) {
-            context[kLongestContext - ++length] = draft.tokens[at];
+            context[kLongestContext - ++length] = static_cast<uint32_t>(draft.tokens[at]);
         }
         for (size_t i = count; i > 0 && length < kLongestContext; --i) {
             context[kLongestContext - ++length] = tail[i - 1];
@@ -272,6 +272,35 @@ NgramDraft NgramLookup::draft(const TextCache* cache, const uint32_t* tail, size
         }
     }
     return draft;
+}
+
+size_t NgramText::base_of(size_t length) const {
+    const bool is_current = cache_.size() && length - base_ <= 2 * window_;
+    return is_current ? base_ : length - std::min(window_, length);
+}
+
+size_t NgramText::first_unread(size_t length) const {
+    const size_t base = base_of(length), read = base == base_ ? base_ + cache_.size() : base;
+    return std::min(window_ ? read : length, length - std::min(kLongestContext, length));
+}
+
+TextDraft NgramText::draft(const std::vector<int32_t>& tail, size_t length, size_t max_nodes,
+                           size_t max_depth) {
+    const size_t base = base_of(length), first = length - tail.size();
+    if (window_) {
+        if (base != base_) {
+            base_ = base;
+            cache_ = TextCache();
+        }
+        for (size_t i = base_ + cache_.size() - first; i < tail.size(); ++i) {
+            cache_.push(static_cast<uint32_t>(tail[i]));
+        }
+    }
+    const size_t count = std::min(kLongestContext, length);
+    const std::vector<uint32_t> context(tail.end() - static_cast<std::ptrdiff_t>(count),
+                                        tail.end());
+    return lookup_->draft(window_ ? &cache_ : nullptr, context.data(), count,
+                          {max_nodes, max_depth, branching_, min_prob_});
 }
 
 }  // namespace paceline

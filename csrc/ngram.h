@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "draft.h"
 #include "places.h"
 
 namespace paceline {
@@ -72,12 +73,6 @@ class TextCache {
     std::vector<uint32_t> before_[kCachedContext];
 };
 
-struct NgramDraft {
-    std::vector<uint32_t> tokens;
-    std::vector<int32_t> parents;
-    std::vector<double> probs;
-};
-
 struct NgramLimits {
     size_t max_nodes, max_depth, branching;
     double min_prob;
@@ -114,7 +109,7 @@ class NgramLookup {
     bool is_backoff;
 
     // A text's end is its last kLongestContext tokens, or all of it; the cache may be null.
-    NgramDraft draft(const TextCache* cache, const uint32_t* tail, size_t count,
+    TextDraft draft(const TextCache* cache, const uint32_t* tail, size_t count,
                      const NgramLimits& limits) const;
 
   private:
@@ -125,6 +120,28 @@ class NgramLookup {
     double hear_text(const uint32_t* followers, size_t count, double rest,
                      NgramChildren* found) const;
     void add(uint32_t token, double value, double rest, NgramChildren* found) const;
+};
+
+// Drafts by an n-gram model and, of the text, by the last `window` to twice as many tokens. Of no
+// token where `window` is 0.
+class NgramText : public TextDrafter {
+  public:
+    NgramText(const NgramLookup* lookup, size_t window, size_t branching, double min_prob)
+        : lookup_(lookup), window_(window), branching_(branching), min_prob_(min_prob) {}
+
+    size_t first_unread(size_t length) const override;
+    TextDraft draft(const std::vector<int32_t>& tail, size_t length, size_t max_nodes,
+                    size_t max_depth) override;
+
+  private:
+    // Where the text begins that the cache is to have.
+    size_t base_of(size_t length) const;
+
+    const NgramLookup* lookup_;
+    size_t window_, branching_;
+    double min_prob_;
+    size_t base_ = 0;
+    TextCache cache_;
 };
 
 }  // namespace paceline

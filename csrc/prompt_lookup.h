@@ -132,7 +132,7 @@ class PromptDrafter {
     size_t branching = 1;
     double min_prob = 0.0;
 
-    NgramDraft draft(const PromptIndex& index, size_t max_nodes, size_t max_depth) const {
+    TextDraft draft(const PromptIndex& index, size_t max_nodes, size_t max_depth) const {
         const Occurrences found = index.occurrences();
         std::vector<TokenRun> runs;
         for (const uint32_t at : found.after) {
@@ -149,8 +149,8 @@ class PromptDrafter {
   private:
     using Group = std::vector<const TokenRun*>;
 
-    NgramDraft chain(const std::vector<TokenRun>& runs, size_t length, size_t max_nodes) const {
-        NgramDraft draft;
+    TextDraft chain(const std::vector<TokenRun>& runs, size_t length, size_t max_nodes) const {
+        TextDraft draft;
         double path_prob = 1.0;
         for (size_t i = 0; i < std::min(max_nodes, runs[0].size()); ++i) {
             const double prob = unanimous[runs.size() - 1].at(length + i);
@@ -175,12 +175,12 @@ class PromptDrafter {
     };
 
     // Best first over runs that differ; each node goes on with the runs that pass it.
-    NgramDraft grow(const std::vector<TokenRun>& runs, size_t length, size_t max_nodes) const {
+    TextDraft grow(const std::vector<TokenRun>& runs, size_t length, size_t max_nodes) const {
         const auto ranks_behind = [](const Node& a, const Node& b) {
             return a.path_prob != b.path_prob ? a.path_prob < b.path_prob : a.order > b.order;
         };
         std::priority_queue<Node, std::vector<Node>, decltype(ranks_behind)> heap(ranks_behind);
-        NgramDraft draft;
+        TextDraft draft;
         size_t order = 0;
         const auto push = [&](int32_t parent, double path_prob, size_t depth, const Group& group) {
             for (auto& [prob, passing] : children(group, depth, length)) {
@@ -236,6 +236,27 @@ class PromptDrafter {
         }
         return found;
     }
+};
+
+// Drafts from the text itself.
+class PromptText : public TextDrafter {
+  public:
+    PromptText(const PromptDrafter* drafter, size_t shortest, size_t longest, size_t window)
+        : drafter_(drafter), index_(shortest, longest, window) {}
+
+    size_t first_unread(size_t length) const override { return std::min(index_.size(), length); }
+
+    TextDraft draft(const std::vector<int32_t>& tail, size_t, size_t max_nodes,
+                    size_t max_depth) override {
+        if (!tail.empty()) {
+            index_.extend({tail.begin(), tail.end()});
+        }
+        return drafter_->draft(index_, max_nodes, max_depth);
+    }
+
+  private:
+    const PromptDrafter* drafter_;
+    PromptIndex index_;
 };
 
 }  // namespace paceline

@@ -311,7 +311,7 @@ class Growth {
         kept_.reserve(width_ * (max_nodes + 1));
     }
 
-    SuffixDraft grow(uint32_t max_depth) {
+    TextDraft grow(uint32_t max_depth) {
         for (const SuffixCursor* cursor : cursors_) {
             kept_.push_back(cursor->place());
         }
@@ -460,17 +460,45 @@ class Growth {
     std::vector<SuffixPlace> contexts_;  // that are blended next
     std::vector<Candidate> candidates_;
     std::vector<Entry> heap_;
-    SuffixDraft draft_;
+    TextDraft draft_;
 };
 
 }  // namespace
 
-SuffixDraft grow_suffix_draft(const Cursors& cursors, const SuffixRules& rules, size_t max_nodes,
-                              uint32_t max_depth) {
+TextDraft grow_suffix_draft(const Cursors& cursors, const SuffixRules& rules, size_t max_nodes,
+                            uint32_t max_depth) {
     if (cursors.empty() || !max_nodes || !max_depth) {
         return {};
     }
     return Growth(cursors, rules, max_nodes).grow(max_depth);
+}
+
+void SuffixText::share(const std::vector<const SuffixAutomaton*>& automata) {
+    cursors_.resize(1, cursors_[0]);
+    for (const SuffixAutomaton* each : automata) {
+        cursors_.emplace_back(each, false);
+    }
+}
+
+size_t SuffixText::first_unread(size_t length) const {
+    size_t first = std::min(own_.num_tokens(), length);
+    for (const SuffixCursor& cursor : cursors_) {
+        first = std::min(first, length - cursor.num_unread(length));
+    }
+    return first;
+}
+
+TextDraft SuffixText::draft(const std::vector<int32_t>& tail, size_t length, size_t max_nodes,
+                            size_t max_depth) {
+    for (size_t i = own_.num_tokens() - (length - tail.size()); i < tail.size(); ++i) {
+        own_.append(tail[i]);
+    }
+    Cursors cursors;
+    for (SuffixCursor& cursor : cursors_) {
+        cursor.advance(tail, length);
+        cursors.push_back(&cursor);
+    }
+    return grow_suffix_draft(cursors, *rules_, max_nodes, static_cast<uint32_t>(max_depth));
 }
 
 }  // namespace paceline

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "draft.h"
 #include "large_pages.h"
 
 namespace paceline {
@@ -126,13 +127,27 @@ struct SuffixRules {
     double min_token_prob, min_path_prob, max_spec_factor;
 };
 
-struct SuffixDraft {
-    std::vector<int32_t> tokens, parents;
-    std::vector<double> probs;
-};
-
 // Of equally long contexts the first cursor's counts.
-SuffixDraft grow_suffix_draft(const std::vector<const SuffixCursor*>& cursors,
-                              const SuffixRules& rules, size_t max_nodes, uint32_t max_depth);
+TextDraft grow_suffix_draft(const std::vector<const SuffixCursor*>& cursors,
+                            const SuffixRules& rules, size_t max_nodes, uint32_t max_depth);
+
+// Drafts from the text itself and from others that are shared with it, whose automata outlive it.
+class SuffixText : public TextDrafter {
+  public:
+    SuffixText(const SuffixRules* rules, uint32_t max_depth)
+        : rules_(rules), own_(max_depth), cursors_{{&own_, true}} {}
+    SuffixText(const SuffixText&) = delete;
+
+    const SuffixRules& rules() const { return *rules_; }
+    void share(const std::vector<const SuffixAutomaton*>& automata);
+    size_t first_unread(size_t length) const override;
+    TextDraft draft(const std::vector<int32_t>& tail, size_t length, size_t max_nodes,
+                    size_t max_depth) override;
+
+  private:
+    const SuffixRules* rules_;
+    SuffixAutomaton own_;
+    std::vector<SuffixCursor> cursors_;
+};
 
 }  // namespace paceline

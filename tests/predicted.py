@@ -24,11 +24,11 @@ class PredictedEngine(Engine):
 
     clock: Clock
     charged: list[Charged]
-    num_drafts: int
+    has_drafts: bool
 
     def _propose(self, step: Step) -> list[Draft]:
         drafts = super()._propose(step)
-        self.num_drafts = sum(len(draft.tree) > 0 for draft in drafts)
+        self.has_drafts = bool(drafts)
         return drafts
 
     def _forward(self, step: Step, batch: Any) -> Any:
@@ -38,7 +38,7 @@ class PredictedEngine(Engine):
         return result
 
     def _commit(self, step: Step, verdicts: Sequence[Verdict | None]) -> list[Committed]:
-        merges = sum(each.num_trees for each in self.charged) - self.num_drafts
+        merges = self.drafting.planner.drafts.num_merges if self.has_drafts else 0
         asked = sum([each.take_ms() for each in self.charged]) > 0.0
         sizes = [len(item.draft) for item in step.items]
         self.clock.milliseconds += self.cost.table.host.of(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from paceline.policy.choice import DraftLimits
 from paceline.policy.cost import CostModel
-from paceline.policy.planner import DraftLimits
 from paceline.request import VerifyResult
 from paceline.span import DraftTree
 from tests.policy.machine import DEPTH, LOOKUP, cost_table, request
@@ -25,12 +25,14 @@ def lengths(planner: Any, accepted: Sequence[int], num_requests: int = 1) -> lis
     found, requests = [], [request(i) for i in range(num_requests)]
     for right in accepted:
         planner.begin(shape(num_requests, num_requests), requests)
-        asked = planner.ask(LOOKUP, range(num_requests), [[] for _ in requests])
-        trees = [DraftTree.chain(range(DEPTH), [0.5] * DEPTH, LOOKUP.name) for _ in asked]
-        planner.drafted(LOOKUP, asked, trees, 0.0)
-        trees = trees or [DraftTree() for _ in requests]
+        planner.drafts.begin(range(num_requests))
+        asked = planner.ask(LOOKUP, range(num_requests))
+        for index in asked:
+            tree = DraftTree.chain(range(DEPTH), [0.5] * DEPTH, LOOKUP.name)
+            planner.drafts.add(index, LOOKUP.name, tree)
+        planner.drafted(LOOKUP, asked, 0.0)
         limits = [DraftLimits(DEPTH, DEPTH)] * num_requests
-        chosen = planner.choose(trees, limits, 512)
+        chosen = planner.choose(limits, 512)
         for each, tree in zip(requests, chosen, strict=True):
             count = min(right, len(tree))
             tokens = [*tree.token_ids[:count], 99]

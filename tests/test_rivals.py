@@ -9,9 +9,10 @@ import pytest
 
 from paceline.config import EngineConfig
 from paceline.engine.engine import Engine
+from paceline.policy.choice import DraftLimits
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_points import StepShape
-from paceline.policy.planner import DraftLimits, Planner, StepReport
+from paceline.policy.planner import Planner, StepReport
 from paceline.proposers.draft_model import DraftModelProposer
 from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.request import VerifyResult
@@ -46,8 +47,10 @@ def step(planner: Planner, *drafts: tuple[DraftTree, int]) -> list[DraftTree] | 
     requests = [request(i) for i in range(len(drafts))]
     verified = None
     if not planner.begin(shape(len(drafts), len(drafts)), requests):
-        limits = [DraftLimits(64, DEPTH)] * len(drafts)
-        verified = planner.choose([tree for tree, _ in drafts], limits, 512)
+        planner.drafts.begin(range(len(drafts)))
+        for index, (tree, _) in enumerate(drafts):
+            planner.drafts.add(index, "x", tree)
+        verified = planner.choose([DraftLimits(64, DEPTH)] * len(drafts), 512)
         for each, tree, (_, right) in zip(requests, verified, drafts, strict=True):
             accepted = min(right, len(tree))
             emitted = [7] * (accepted + 1)
@@ -90,8 +93,8 @@ def test_fixed_length(length: int) -> None:
 
 def test_prompt_lookup_alone() -> None:
     planner = rival("prompt lookup alone")
-    assert planner.ask(DRAFT, [0, 2], [[], [], []]) == []
-    assert planner.ask(LOOKUP, [0, 2], [[], [], []]) == [0, 2]
+    assert planner.ask(DRAFT, [0, 2]) == []
+    assert planner.ask(LOOKUP, [0, 2]) == [0, 2]
 
 
 # --- in an engine ---------------------------------------------------------------------------------

@@ -10,9 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from paceline.policy.acceptance import Calibration
-from paceline.policy.cost_points import StepShape
-from paceline.policy.planner import DraftLimits, Source
+from paceline.policy.choice import DraftLimits
+from paceline.policy.drafts import Drafts
 from paceline.request import Request, VerifyResult
 from paceline.span import DraftTree
 from paceline.workbench.estimators import Outcome, Recorder, as_if_verified, score
@@ -56,28 +55,14 @@ class NodeBudget(Recorder):
         self.own: dict[str, Reliability] = {}
         self.chosen_by = Reliability()
         self._nodes = nodes
-        self._calibration = Calibration()
+        self.drafts = Drafts()
         self._merged: dict[int, DraftTree] = {}
 
-    def begin(self, step: StepShape, requests: Sequence[Request]) -> int:
-        self._merged = {}
-        return super().begin(step, requests)
-
-    def drafted(
-        self, source: Source, chosen: Sequence[int], trees: Sequence[DraftTree], milliseconds: float
-    ) -> None:
-        for index, tree in zip(chosen, trees, strict=True):
-            if len(tree):
-                self._calibration.calibrate(self._requests[index].request_id, tree)
-        super().drafted(source, chosen, trees, milliseconds)
-
-    def choose(
-        self, trees: Sequence[DraftTree], limits: Sequence[DraftLimits], node_budget: int
-    ) -> list[DraftTree]:
-        for request, tree in zip(self._requests, trees, strict=True):
-            self._merged[request.request_id] = tree
+    def choose(self, limits: Sequence[DraftLimits], node_budget: int) -> list[DraftTree]:
+        for index, request in enumerate(self._requests):
+            self._merged[request.request_id] = self.drafts.tree(index)
         wide = [replace(each, max_nodes=self._nodes, min_path_prob=0.0) for each in limits]
-        return super().choose(trees, wide, node_budget)
+        return super().choose(wide, node_budget)
 
     def observe(self, request: Request, result: VerifyResult) -> None:
         tree = self._merged.get(request.request_id)
@@ -90,10 +75,10 @@ class NodeBudget(Recorder):
                 own.add(estimate, accepted)
         for estimate, accepted in _judged(result):
             self.chosen_by.add(estimate, accepted)
-        self._calibration.observe(request.request_id, result)
+        self.drafts.learn(request.request_id, result.token_ids)
 
     def finish(self, request: Request) -> None:
-        self._calibration.finish(request.request_id)
+        self.drafts.finish(request.request_id)
 
 
 def _judged(result: VerifyResult) -> Iterator[tuple[float, bool]]:

@@ -38,9 +38,11 @@ def test_costly_drafts_are_not_made_where_free_ones_are_enough(
 
     expensive = Scripted(costly)
     expensive.costs_forwards = True
-    drafting = Drafting([expensive, Scripted(free)], FixedPlanner(), VOCAB, EngineStats)
+    planner = FixedPlanner()
+    drafting = Drafting([expensive, Scripted(free)], planner, VOCAB, EngineStats)
     items = [Scheduled(request(i), 1) for i in (0, 1)]
-    trees = [draft.tree for draft in drafting.propose(items, step_shape(items), node_budget=100)]
+    drafts = drafting.propose(items, step_shape(items), node_budget=100)
+    trees = [planner.drafts.tree(index) for index in range(len(drafts))]
     assert seen == asked
     assert trees[0].token_ids[:2] == [5, 6]
     assert trees[1].token_ids == [7]

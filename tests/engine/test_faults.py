@@ -159,8 +159,8 @@ def test_draft_depth_stops_at_what_may_still_be_emitted() -> None:
     engine = toy_engine([deep], max_model_len=24)
     choose = engine.drafting.planner.choose
 
-    def watched(trees: Any, limits: Any, budget: int) -> Any:
-        chosen = choose(trees, limits, budget)
+    def watched(limits: Any, budget: int) -> Any:
+        chosen = choose(limits, budget)
         depths.append((limits[0].max_depth, max(chosen[0].depths(), default=0)))
         return chosen
 
@@ -314,7 +314,7 @@ def test_a_finished_request_leaves_nothing_with_the_planner() -> None:
     planner = CostAwarePlanner(engine.cost, Objective("tpot", 5.0))
     engine.drafting.planner = planner
     run_jobs(engine, JOBS)
-    assert planner.num_requests == planner.calibration.num_requests == 0
+    assert planner.num_requests == planner.drafts.num_requests == 0
 
 
 class BrokenChecker:

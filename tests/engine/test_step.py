@@ -17,6 +17,7 @@ PHASES = {"schedule", "propose", "plan", "pack", "forward", "verify", "commit", 
 
 class Noting(FixedPlanner):
     def __init__(self) -> None:
+        super().__init__()
         self.reports: list[StepReport] = []
 
     def end(self, report: StepReport) -> None:

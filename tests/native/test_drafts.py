@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.config import SpeculativeConfig
 from paceline.errors import ProposerError
-from paceline.policy.acceptance import Calibration
-from paceline.policy.merging import merge
+from paceline.policy.choice import DraftLimits
+from paceline.policy.drafts import Drafts
+from paceline.proposers.prompt_lookup import PromptLookupProposer
+from paceline.proposers.suffix import SuffixProposer
+from paceline.request import NO_DRAFT
 from paceline.span import ROOT, DraftTree
+from tests.proposers.drive import make_request
 from tests.test_span import VOCAB, draft_trees
 
 native = pytest.importorskip("paceline._native", reason="the native kernels are not built")
@@ -38,28 +44,47 @@ def steps(draw: st.DrawFn) -> list[tuple[int, list[DraftTree], list[int]]]:
     return found
 
 
-def one_step(
-    calibration: Any, merging: Any, request: int, trees: list[DraftTree], emitted: list[int]
-) -> list[DraftTree]:
-    """The trees of a step and what became of them; the calibration has learnt from it."""
-    trees = [copy.deepcopy(tree) for tree in trees]
-    for tree in trees:
-        calibration.calibrate(request, tree)
-    merged = merging(trees)
-    calibration.learn(request, merged, emitted)
-    return [*trees, merged]
-
-
-@given(steps(), st.sets(st.integers(0, 11)))
-def test_both_estimate_and_learn_alike(
-    steps: list[tuple[int, list[DraftTree], list[int]]], ends: set[int]
-) -> None:
-    ours, theirs = native.Calibration(), Calibration()
-    for at, step in enumerate(steps):
-        assert one_step(ours, native.merge, *step) == one_step(theirs, merge, *step)
+def in_turn(
+    drafts: Any, steps: list[tuple[int, list[DraftTree], list[int]]], ends: set[int]
+) -> Any:
+    """What becomes of the drafts of each step, one request per step and one that has none."""
+    found = []
+    for at, (request, trees, emitted) in enumerate(steps):
+        drafts.begin([request, 99])
+        for tree in copy.deepcopy(trees):
+            drafts.add(0, tree.origins[0] if tree.origins else "none", tree)
+        whole = drafts.tree(0)
+        count = drafts.choose(
+            [DraftLimits(6, 4), DraftLimits(6, 4)], [1.0 + 0.05 * n for n in range(9)], 1.0,
+            slowdown=0.5, ahead=[0.1, 2.0], node_budget=5,
+        )  # fmt: skip
+        gains = [drafts.gain(origin, [0, 1], 0.05) for origin in ORIGINS]
+        parts = [drafts.tree(0), *drafts.chosen()]
+        assert len(drafts.tree(1)) == len(parts[2]) == 0
+        assert count == len(parts[1])
+        found.append(
+            (
+                [_plain(each) for each in (whole, *parts)],
+                [drafts.expected(0), drafts.expected(1), drafts.num_merges],
+                [drafts.sizes(), gains, [drafts.depth(origin) for origin in ORIGINS]],
+            )
+        )
+        drafts.learn(request, emitted)
         if at in ends:
-            ours.finish(step[0])
-            theirs.finish(step[0])
+            drafts.finish(request)
+    return found
+
+
+def _plain(tree: DraftTree) -> tuple[Any, ...]:
+    return tree.token_ids, tree.parents, tree.accept_probs, tree.origins
+
+
+@given(steps(), st.sets(st.integers(0, 11)), st.booleans())
+def test_both_estimate_merge_choose_and_learn_alike(
+    steps: list[tuple[int, list[DraftTree], list[int]]], ends: set[int], calibrates: bool
+) -> None:
+    ours, theirs = native.Drafts(calibrates), Drafts(calibrates)
+    assert in_turn(ours, steps, ends) == in_turn(theirs, steps, ends)
     assert ours.num_requests == theirs.num_requests
     for request in range(4):
         for origin in ORIGINS:
@@ -68,37 +93,71 @@ def test_both_estimate_and_learn_alike(
                 assert ours.estimate(*ask) == theirs.estimate(*ask)
 
 
-@given(st.lists(draft_trees(), max_size=4))
-def test_both_merge_uncalibrated_trees_alike(trees: list[DraftTree]) -> None:
-    assert native.merge(trees) == merge(trees)
-
-
-def test_a_single_tree_is_itself() -> None:
-    tree = DraftTree.chain([5], [0.5], "x")
-    assert native.merge((DraftTree(), tree)) is tree
-
-
-def test_nothing_is_learnt_without_evidence() -> None:
-    calibration = native.Calibration()
-    before = calibration.estimate(0, "suffix", 1, 0.5)
-    for _ in range(9):
-        calibration.learn(0, DraftTree.chain([5], [0.5], "suffix"), [5])
-    calibration.calibrate(0, DraftTree())
-    assert calibration.estimate(0, "suffix", 1, 0.5) == before
+def test_a_new_step_has_nothing_of_the_one_before() -> None:
+    drafts = native.Drafts()
+    drafts.begin([1, 2])
+    drafts.add(0, "suffix", DraftTree.chain([5], [0.5], "suffix"))
+    assert drafts.sizes() == [1, 0]
+    drafts.begin([1])
+    assert drafts.sizes() == [0]
+    assert drafts.choose([DraftLimits(4, 4)], [1.0, 1.0], 0.1, node_budget=4) == 0
+    assert drafts.chosen() == [NO_DRAFT]
+    drafts.learn(1, [5])
+    drafts.learn(2, [5])
 
 
 def test_what_is_no_probability_is_clamped_counted_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    calibration = native.Calibration()
-    tree = DraftTree.chain([1, 2, 3, 4], [0.5, math.nan, 1.5, -math.inf], "suffix")
-    good = DraftTree.chain([1, 2, 3, 4], [0.5, 0.0, 1.0, 0.0], "suffix")
+    drafts = native.Drafts()
+    drafts.begin([0, 1])
     with caplog.at_level(logging.WARNING):
-        calibration.calibrate(0, tree)
-        assert calibration.estimate(0, "suffix", 1, 7.0) == calibration.estimate(0, "suffix", 1, 1)
-    calibration.calibrate(0, good)
-    assert tree.accept_probs == good.accept_probs
-    assert (calibration.num_invalid, len(caplog.records)) == (4, 1)
+        odd = [0.5, math.nan, 1.5, -math.inf]
+        drafts.add(0, "suffix", DraftTree.chain([1, 2, 3, 4], odd, "suffix"))
+        assert drafts.estimate(0, "suffix", 1, 7.0) == drafts.estimate(0, "suffix", 1, 1)
+    drafts.add(1, "suffix", DraftTree.chain([1, 2, 3, 4], [0.5, 0.0, 1.0, 0.0], "suffix"))
+    assert drafts.tree(0) == drafts.tree(1)
+    assert (drafts.num_invalid, len(caplog.records)) == (4, 1)
+
+
+# --- texts ----------------------------------------------------------------------------------------
+
+
+def texts(is_native: bool, count: int) -> list[Any]:
+    """Members of one source: a suffix automaton's drafts and a look-up's, for so many texts."""
+    suffix = SuffixProposer(SpeculativeConfig("suffix"), is_native)
+    lookup = PromptLookupProposer(SpeculativeConfig("prompt_lookup"), is_native)
+    requests = [make_request(i, [1]) for i in range(count)]
+    last = [*lookup.drafters(requests)[:-1], None]
+    return [("suffix", 6, 4, suffix.drafters(requests)), ("prompt_lookup", 4, 3, last)]
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=12), min_size=1, max_size=5),
+    st.sampled_from([0.5, 1.5, 99.0]),
+)
+def test_both_draft_from_texts_alike(pieces: list[list[int]], enough: float) -> None:
+    found = []
+    for is_native, drafts in ((True, native.Drafts()), (False, Drafts())):
+        members, grown, seen = texts(is_native, 2), list[int](), []
+        for piece in pieces:
+            grown = grown + piece
+            drafts.begin([3, 4, 5])
+            limits = [DraftLimits(9, 9), DraftLimits(3, 2)]
+            drafts.draft("text", [2, 0], [grown, grown[::-1]], limits, members, enough, 6)
+            seen.append([_plain(drafts.tree(i)) for i in range(3)])
+            seen.append([drafts.expected(i) for i in range(3)])
+            drafts.learn(5, [1, 2])
+        found.append(seen)
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("drafts", [native.Drafts(), Drafts()], ids=["native", "python"])
+def test_no_token_from_outside_of_the_vocabulary_is_drafted(drafts: Any) -> None:
+    members = texts(isinstance(drafts, native.Drafts), 1)
+    drafts.begin([0])
+    with pytest.raises((ValueError, ProposerError), match="not in the vocabulary"):
+        drafts.draft("text", [0], [[7, 8, 7, 8, 7]], [DraftLimits(4, 4)], members, 9.0, 8)
 
 
 # --- is_sound -------------------------------------------------------------------------------------
@@ -135,54 +194,90 @@ def test_what_is_sound_passes_a_closer_look(tree: DraftTree, data: st.DataObject
 # --- faulty arguments -----------------------------------------------------------------------------
 
 
-def calibrated(**changes: Any) -> DraftTree:
-    tree = DraftTree.chain([5, 6], [0.5, 0.5], "suffix")
-    native_calibration.calibrate(0, tree)
-    return replace(tree, **changes)
-
-
-native_calibration = native.Calibration()
-
-
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"evidence": [1 << 20, 0]}, ValueError, "not of this calibration"),
-        ({"evidence": [-1, 0]}, ValueError, "not of this calibration"),
-        ({"evidence": [0]}, ValueError, "differ in length"),
         ({"token_ids": [5]}, ValueError, "differ in length"),
         ({"accept_probs": [0.5]}, ValueError, "differ in length"),
+        ({"origins": ["a"]}, ValueError, "differ in length"),
         ({"parents": [ROOT, 1]}, ValueError, "parent of draft node 1 is 1"),
         ({"parents": [ROOT, -2]}, ValueError, "parent of draft node 1 is -2"),
-        ({"claims": [[]]}, ValueError, "differ in length"),
-        ({"claims": [[(0, 0.5, 0.0)], []]}, ValueError, "not of two numbers"),
-        ({"claims": [[(1 << 20, 0.5)], []]}, ValueError, "not of this calibration"),
-        ({"claims": [5, 6]}, TypeError, "no sequence"),
+        ({"parents": [ROOT, "a"]}, TypeError, "str"),
+        ({"accept_probs": [0.5, "a"]}, TypeError, "str"),
         ({"token_ids": ["a", 6]}, TypeError, "integer"),
+        ({"origins": [[], []]}, TypeError, "unhashable"),
+        ({"origins": 5}, TypeError, "no sequence"),
     ],
 )
-def test_faulty_trees_teach_nothing(
+def test_faulty_trees_are_not_taken_in(
     changes: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    native_calibration.learn(0, calibrated(), [5])
-    with pytest.raises(error, match=message):
-        native_calibration.learn(0, calibrated(**changes), [5])
-
-
-def test_other_faulty_arguments_are_refused() -> None:
+    drafts = native.Drafts()
+    drafts.begin([0])
     tree = DraftTree.chain([5, 6], [0.5, 0.5], "suffix")
-    with pytest.raises(ValueError, match="emitted nothing"):
-        native_calibration.learn(0, calibrated(), [])
-    with pytest.raises(ValueError, match="below 0"):
-        native_calibration.estimate(0, "suffix", -1, 0.5)
-    for faulty in (replace(tree, origins=["a"]), replace(tree, accept_probs=[0.5])):
-        with pytest.raises(ValueError, match="differ in length"):
-            native_calibration.calibrate(0, faulty)
-        with pytest.raises(ValueError, match="differ in length"):
-            native.merge([faulty, tree])
-    with pytest.raises(TypeError, match="unhashable"):
-        native_calibration.calibrate(0, replace(tree, origins=[[], []]))
-    with pytest.raises(TypeError, match="no sequence"):
-        native.merge(5)
-    with pytest.raises(AttributeError, match="token_ids"):
-        native.merge([None])
+    with pytest.raises(error, match=message):
+        drafts.add(0, "suffix", replace(tree, **changes))
+    assert drafts.sizes() == [0]
+
+
+LIMITS = [DraftLimits(4, 4)]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda d: d.begin(5), TypeError, "no sequence"),
+        (lambda d: d.add(1, "x", DraftTree()), IndexError, "no request"),
+        (lambda d: d.add(0, "x", 5), AttributeError, "token_ids"),
+        (lambda d: d.expected(7), IndexError, "no request"),
+        (lambda d: d.tree(7), IndexError, "no request"),
+        (lambda d: d.gain("x", [7], 0.0), IndexError, "no request"),
+        (lambda d: d.learn(0, []), ValueError, "emitted nothing"),
+        (lambda d: d.estimate(0, "suffix", -1, 0.5), ValueError, "below 0"),
+        (lambda d: d.choose([], [1.0], 0.1, node_budget=1), ValueError, "differ in number"),
+        (lambda d: d.choose([None], [1.0], 0.1, node_budget=1), AttributeError, "max_nodes"),
+        (lambda d: d.choose(LIMITS, ["a"], 0.1, node_budget=1), TypeError, "str"),
+        (lambda d: d.choose(LIMITS, 5, 0.1, node_budget=1), TypeError, "no sequence"),
+        (
+            lambda d: d.choose(LIMITS, [1.0], 0.1, slowdown="a", node_budget=1),
+            TypeError,
+            "str",
+        ),
+        (
+            lambda d: d.choose(LIMITS, [1.0], 0.1, ahead=[1.0, 1.0], node_budget=1),
+            ValueError,
+            "differ in number",
+        ),
+        (lambda d: d.draft("x", [0], [], LIMITS, [], 1.0, 9), ValueError, "differ in number"),
+        (lambda d: d.draft("x", [7], [[1]], LIMITS, [], 1.0, 9), IndexError, "no request"),
+        (
+            lambda d: d.draft("x", [0], [[1]], LIMITS, [("a", 1, 1)], 1.0, 9),
+            ValueError,
+            "four values",
+        ),
+        (
+            lambda d: d.draft("x", [0], [[1]], LIMITS, [("a", 1, 1, [])], 1.0, 9),
+            ValueError,
+            "differ in number",
+        ),
+        (
+            lambda d: d.draft("x", [0], [[1]], LIMITS, [("a", 1, 1, [5])], 1.0, 9),
+            TypeError,
+            "something else",
+        ),
+        (
+            lambda d: d.draft("x", [0], [[1, -1]], LIMITS, texts(True, 1), 1.0, 9),
+            ValueError,
+            "token id",
+        ),
+    ],
+)
+def test_other_faulty_arguments_are_refused(
+    call: Callable[[Any], Any], error: type[Exception], message: str
+) -> None:
+    drafts = native.Drafts()
+    drafts.begin([0])
+    with pytest.raises(error, match=message):
+        call(drafts)
+    drafts.add(0, "x", DraftTree.chain([5], [0.5], "x"))
+    assert drafts.sizes() == [1]

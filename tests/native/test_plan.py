@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 
-from paceline.policy.planner import DraftLimits
+from paceline.policy.choice import DraftLimits
 from paceline.span import DraftTree
 from tests.policy.test_choice import Problem, problems
 
 native = pytest.importorskip("paceline._native", reason="the native kernels are not built")
 
 
+def by_native_drafts(
+    trees: list[DraftTree], limits: list[DraftLimits], growth: list[float], rate: float, **more: Any
+) -> list[list[int]]:
+    """``choose_nodes`` by the native drafts of a step."""
+    drafts = native.Drafts(calibrates=False)
+    drafts.begin(range(len(trees)))
+    for index, tree in enumerate(trees):
+        places = DraftTree(list(range(len(tree))), tree.parents, tree.accept_probs, tree.origins)
+        drafts.add(index, "x", places)
+    drafts.choose(limits, growth, rate, **more)
+    return [tree.token_ids for tree in drafts.chosen()]
+
+
 @given(problems(most=9, requests=4))
 def test_both_choose_alike(problem: Problem) -> None:
-    assert problem.chosen(native.choose_nodes) == problem.chosen()
+    assert problem.chosen(by_native_drafts) == problem.chosen()
 
 
 def test_a_wide_batch() -> None:
@@ -34,47 +46,6 @@ def test_a_wide_batch() -> None:
     growth = [40 + 0.1 * n - 3 * (n % 16 == 0) for n in range(513)]
     limits = [DraftLimits(24, 10)] * 32
     problem = Problem(trees, limits, growth, 1.2, None, 2048)
-    chosen = problem.chosen(native.choose_nodes)
+    chosen = problem.chosen(by_native_drafts)
     assert sum(map(len, chosen)) > 100
     assert chosen == problem.chosen()
-
-
-def test_any_sequence_will_do() -> None:
-    tree = SimpleNamespace(parents=range(-1, 2), accept_probs=(1, 0.9, 0.8))
-    limits = (DraftLimits(8, 8),)
-    assert native.choose_nodes((tree,), limits, (10, 10), 0.1, node_budget=9) == [[0]]
-
-
-GOOD: dict[str, Any] = {
-    "trees": [DraftTree.chain([5], [0.5], "x")],
-    "limits": [DraftLimits(8, 8)],
-    "growth": [1.0, 1.0],
-    "rate": 0.1,
-    "node_budget": 8,
-}
-
-
-@pytest.mark.parametrize(
-    ("fault", "error", "message"),
-    [
-        ({"trees": [DraftTree([5], [0], [0.5], ["x"])]}, ValueError, "node 0 is 0; allowed are -1"),
-        ({"trees": [DraftTree([5], [-2], [0.5], ["x"])]}, ValueError, "node 0 is -2"),
-        ({"trees": [DraftTree([5], [-1], [], ["x"])]}, ValueError, "differ in length"),
-        ({"trees": [DraftTree([5], ["a"], [0.5], ["x"])]}, TypeError, "str"),
-        ({"trees": [DraftTree([5], [-1], ["a"], ["x"])]}, TypeError, "str"),
-        ({"trees": [None]}, AttributeError, "parents"),
-        ({"trees": 5}, TypeError, "trees are no sequence"),
-        ({"limits": []}, ValueError, "trees and limits differ"),
-        ({"limits": [None]}, AttributeError, "max_nodes"),
-        ({"growth": ["a", 1.0]}, TypeError, "str"),
-        ({"slowdown": "a"}, TypeError, "str"),
-        ({"ahead": [1.0, 1.0]}, ValueError, "trees and ahead differ"),
-        ({"ahead": 1.0}, TypeError, "ahead are no sequence"),
-    ],
-)
-def test_faulty_arguments_are_refused(
-    fault: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    assert native.choose_nodes(**GOOD) == [[0]]
-    with pytest.raises(error, match=message):
-        native.choose_nodes(**GOOD | fault)

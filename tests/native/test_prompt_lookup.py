@@ -79,10 +79,9 @@ def test_it_drafts_the_same_in_long_texts(window: int) -> None:
 
 
 def test_what_is_no_token_is_refused() -> None:
-    index = native.PromptIndex(2, 4, 100)
+    drafter = native.PromptDrafter([[0.5] * 99] * 4, {(1, 1): 0.2}, 1, 0.0)
+    text = native.PromptText(drafter, 1, 4, 100)
     for wrong in (-1, 1 << 32, "1", None):
         with pytest.raises((TypeError, ValueError, OverflowError)):
-            index.extend([1, 2, wrong])
-    assert len(index) == 0
-    index.extend([1, 2, 3])
-    assert len(index) == 3
+            text.draft([1, 2, wrong], 4, 4)
+    assert text.draft([1, 2, 1], 4, 1) == ([2], [-1], [0.5])

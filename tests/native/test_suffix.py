@@ -25,6 +25,7 @@ RULES = st.fixed_dictionaries(
 def drafted(
     module: Any, drafting: Any, depth: int, groups: list[list[list[int]]], *asked: Any, **rules: Any
 ) -> tuple[Any, list[int]]:
+    """A draft below a text that shares such automata, and how large these are."""
     automata = []
     for texts in groups:
         made = module.SuffixAutomaton(depth)
@@ -34,8 +35,9 @@ def drafted(
             made.extend(text, min(5, len(text)))
         automata.append(made)
     drafter = drafting.SuffixDrafter(growth.others_by_length(depth), **rules)
-    cursors = [module.SuffixCursor(each) for each in automata]
-    return tuple(drafter.draft(cursors, *asked)), [each.num_states for each in automata]
+    text = drafting.SuffixText(drafter, depth)
+    text.share(automata)
+    return tuple(text.draft(*asked)), [each.num_states for each in automata]
 
 
 @given(
@@ -63,8 +65,7 @@ def test_both_follow_a_growing_text_alike(depth: int, pieces: list[tuple[list[in
     """Each piece is added to the text, or to the automaton that is shared with it."""
     found = []
     for module, drafting in ((native, native), (automaton, growth)):
-        own, shared = (module.SuffixAutomaton(depth) for _ in range(2))
-        cursors = [module.SuffixCursor(own, is_own=True), module.SuffixCursor(shared)]
+        shared = module.SuffixAutomaton(depth)
         drafter = drafting.SuffixDrafter(
             growth.others_by_length(depth),
             branching=3,
@@ -72,6 +73,8 @@ def test_both_follow_a_growing_text_alike(depth: int, pieces: list[tuple[list[in
             min_path_prob=0.0,
             max_spec_factor=1.0,
         )
+        followed = drafting.SuffixText(drafter, depth)
+        followed.share([shared])
         text: list[int] = []
         drafts = []
         for tokens, is_shared in pieces:
@@ -79,28 +82,23 @@ def test_both_follow_a_growing_text_alike(depth: int, pieces: list[tuple[list[in
                 shared.end_text()
                 shared.extend(tokens)
             else:
-                text += tokens
-                own.extend(text, own.num_tokens)
-            drafts.append(tuple(drafter.draft(cursors, text, 9, 5)))
-            fresh = [module.SuffixCursor(each) for each in (own, shared)]
-            assert drafts[-1] == tuple(drafter.draft(fresh, text, 9, 5))
+                text = text + tokens
+            drafts.append(tuple(followed.draft(text, 9, 5)))
+            fresh = drafting.SuffixText(drafter, depth)
+            fresh.share([shared])
+            assert drafts[-1] == tuple(fresh.draft(text, 9, 5))
         found.append(drafts)
     assert found[0] == found[1]
 
 
-def test_a_cursor_keeps_its_automaton() -> None:
+def test_a_text_keeps_what_is_shared_with_it() -> None:
     made = native.SuffixAutomaton(4)
     made.extend([1, 2, 3])
-    cursor = native.SuffixCursor(made)
+    rules = {"branching": 1, "min_token_prob": 0.0, "min_path_prob": 0.0, "max_spec_factor": 1.0}
+    text = native.SuffixText(native.SuffixDrafter(growth.others_by_length(4), **rules), 4)
+    text.share([made])
     del made
-    drafter = native.SuffixDrafter(
-        growth.others_by_length(4),
-        branching=1,
-        min_token_prob=0.0,
-        min_path_prob=0.0,
-        max_spec_factor=1.0,
-    )
-    assert drafter.draft([cursor], [1, 2], 1, 1)[0] == [3]
+    assert text.draft([1, 2], 1, 1)[0] == [3]
 
 
 def test_wide_states() -> None:
@@ -132,10 +130,12 @@ def test_faulty_arguments_are_refused() -> None:
     drafter = native.SuffixDrafter(
         [(1.0, 1.0)] * 4, branching=1, min_token_prob=0.0, min_path_prob=0.0, max_spec_factor=1.0
     )
-    with pytest.raises(ValueError, match="deeper"):
-        drafter.draft([native.SuffixCursor(made)], [1, 2], 3, 3)
-    for other in (None, 5, made):
+    for depth in (0, 4):
+        with pytest.raises(ValueError, match="not from 1 to"):
+            native.SuffixText(drafter, depth)
+    text = native.SuffixText(drafter, 3)
+    for other in (None, 5, drafter):
         with pytest.raises(TypeError, match="something else"):
-            drafter.draft([other], [1, 2], 3, 3)
-    with pytest.raises(TypeError):
-        native.SuffixCursor(None)
+            text.share([other])
+    with pytest.raises(ValueError, match="deeper"):
+        text.share([made])

@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from paceline.config.objective import Objective
+from paceline.policy.choice import DraftLimits
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_aware import CostAwarePlanner
 from paceline.policy.cost_points import CostPoint, StepShape
 from paceline.policy.cost_table import CostTable
 from paceline.policy.drafting_cost import DraftTime
-from paceline.policy.planner import DraftLimits, Source, StepReport
+from paceline.policy.planner import Source, StepReport
 from paceline.request import TARGET_ORIGIN, Request, VerifyResult
 from paceline.sampling_params import SamplingParams, SpeculativeParams
 from paceline.span import DraftTree
@@ -86,8 +87,10 @@ class Machine:
         elif steps := planner.begin(plain, requests):
             self._skipped = steps - 1
         else:
+            drafts = planner.drafts
+            drafts.begin([each.request_id for each in requests])
             for source in self.sources:
-                chosen = planner.ask(source, range(count), [[tree] for tree in trees])
+                chosen = planner.ask(source, range(count))
                 if not chosen:
                     continue
                 self.asked += len(chosen)
@@ -96,10 +99,10 @@ class Machine:
                 draft_ms += call_ms
                 for i in chosen:
                     probs = [self.claimed] * levels
-                    trees[i] = DraftTree.chain([7] * levels, probs, source.name)
-                planner.drafted(source, chosen, [trees[i] for i in chosen], call_ms)
+                    drafts.add(i, source.name, DraftTree.chain([7] * levels, probs, source.name))
+                planner.drafted(source, chosen, call_ms)
             limits = [_limits(each) for each in requests]
-            trees = planner.choose(trees, limits, node_budget=512)
+            trees = planner.choose(limits, node_budget=512)
         emitted = {
             each.request_id: self._verify(each, tree, right(each))
             for each, tree in zip(requests, trees, strict=True)

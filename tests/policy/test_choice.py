@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.policy.choice import choose_nodes
-from paceline.policy.planner import DraftLimits
+from paceline.policy.choice import DraftLimits, choose_nodes
 from paceline.policy.selection import best_path_first
 from paceline.span import DraftTree
 

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.policy.planner import DraftLimits, FixedPlanner
+from paceline.policy.choice import DraftLimits
+from paceline.policy.planner import FixedPlanner
 from paceline.policy.selection import best_path_first
 from paceline.span import DraftTree
+
+
+def fixed(
+    drafts: Sequence[DraftTree], limits: Sequence[DraftLimits], budget: int
+) -> list[DraftTree]:
+    """What a fixed planner verifies of one draft per request."""
+    planner = FixedPlanner()
+    planner.drafts.begin(range(len(drafts)))
+    for index, tree in enumerate(drafts):
+        planner.drafts.add(index, "x", tree)
+    return planner.choose(limits, budget)
 
 
 @st.composite
@@ -29,7 +43,7 @@ def test_choice_keeps_its_caps_and_every_parent(
     drafts: list[DraftTree], nodes: int, depth: int, budget: int, floor: float
 ) -> None:
     limits = [DraftLimits(nodes, depth, floor)] * len(drafts)
-    chosen = FixedPlanner().choose(drafts, limits, budget)
+    chosen = fixed(drafts, limits, budget)
     assert sum(map(len, chosen)) <= budget
     for tree, drafted in zip(chosen, drafts, strict=True):
         tree.validate(vocab_size=12)
@@ -45,7 +59,7 @@ def test_the_likeliest_nodes_win_over_all_requests() -> None:
     sure = DraftTree.chain([1, 2, 3], [0.9, 0.9, 0.9], "x")
     unsure = DraftTree.chain([4, 5, 6], [0.5, 0.5, 0.5], "x")
     limits = [DraftLimits(8, 8)] * 2
-    first, second = FixedPlanner().choose([sure, unsure], limits, 4)
+    first, second = fixed([sure, unsure], limits, 4)
     assert (first.token_ids, second.token_ids) == ([1, 2, 3], [4])
 
 

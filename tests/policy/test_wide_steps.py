@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import pytest
 
@@ -11,11 +12,11 @@ from paceline.policy.cost import CostModel
 from paceline.policy.cost_points import StepShape
 from paceline.policy.cost_table import CostTable
 from paceline.policy.drafting_cost import DraftTime
+from paceline.policy.drafts import Drafts
 from paceline.policy.exploration import SHARE, Exploration
 from paceline.policy.planned import PlannedStep
 from paceline.policy.planner import Source, StepReport
 from paceline.policy.wide_steps import THOUGHT_MS, WideSteps
-from paceline.span import DraftTree
 from tests.policy.machine import DEPTH, DRAFT, LOOKUP, Machine, cost_table, request
 
 FLAT = [10.0 + 0.2 * w for w in range(600)]
@@ -133,13 +134,23 @@ def new_wide_steps() -> tuple[WideSteps, Exploration]:
     return WideSteps(CostModel(table), exploration, is_strict=False), exploration
 
 
+def is_widened(wide: WideSteps, step: PlannedStep) -> bool:
+    """Whether a node is verified that is only chosen where width is hoped to be cheap."""
+    seen: list[Sequence[float]] = [GROWTH]
+
+    def pick(growth: Sequence[float]) -> int:
+        seen.append(growth)
+        return int(growth is not GROWTH)
+
+    wide.widen(step, Drafts(), 0, 1, pick)
+    return seen[-1] is not GROWTH
+
+
 def steps_to_look(wide: WideSteps, exploration: Exploration, measured_ms: float) -> int:
     """Plain steps until a node is verified to see what that takes, which is then so long."""
-    draft = DraftTree.chain([7], [0.5], LOOKUP.name)
     for count in itertools.count():
         step = PlannedStep(ONE, [request(1)], GROWTH, plain_ms=PLAIN_MS)
-        (more,) = wide.wider(step, [DraftTree()], lambda growth: [draft])
-        if len(more):
+        if is_widened(wide, step):
             shape = StepShape(2, 0, 0, 2, 1)
             wide.end(step, StepReport(shape, measured_ms, measured_ms, 1, 1))
             return count
@@ -171,5 +182,4 @@ def test_a_step_whose_width_is_a_prompts_is_not_made_wider() -> None:
     wide, exploration = new_wide_steps()
     exploration.passed(1e9)
     step = PlannedStep(StepShape(64, 0, 0, 1, 2), [request(1)], GROWTH, plain_ms=FLAT[63])
-    draft = DraftTree.chain([7], [0.5], LOOKUP.name)
-    assert not len(wide.wider(step, [DraftTree()], lambda growth: [draft])[0])
+    assert not is_widened(wide, step)

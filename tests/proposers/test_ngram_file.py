@@ -7,6 +7,7 @@ import random
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from paceline.errors import ConfigError, ModelLoadError
 from paceline.models.embedded import embedded_ngram_model
 from paceline.models.ops.native import native_module, why_not_native
 from paceline.proposers.ngram_model.file import parse_tables, read_tables, write_tables
-from paceline.proposers.ngram_model.lookup import NgramLookup, TextCache
+from paceline.proposers.ngram_model.lookup import NgramLookup, NgramText
 from paceline.proposers.ngram_model.tables import Level, NgramTables, context_key
 from tests.proposers.ngrams import toy_tables, train
 
@@ -157,15 +158,14 @@ def mutate(data: bytes, dice: random.Random) -> bytes:
 
 def draft_everywhere(tables: NgramTables) -> None:
     """Look up what the model may know, on both paths."""
-    lookups = [(NgramLookup(tables), TextCache())]
+    texts: list[Any] = [NgramText(NgramLookup(tables), 8, 4, 0.0)]
     if why_not_native() is None:
         native = native_module()
         made = native.NgramLookup(tables.levels, tables.unigrams, tables.is_backoff)
-        lookups.append((made, native.TextCache()))
-    for lookup, cache in lookups:
-        cache.extend([1, 2, 3], 0)
-        for tail in ([1, 2], [2, 3], [4]):
-            tokens, _, probs = lookup.draft(cache, tail, 12, 4, 4, 0.0)
+        texts.append(native.NgramText(made, 8, 4, 0.0))
+    for text in texts:
+        for token_ids in ([1, 2, 3, 1, 2], [1, 2, 3, 1, 2, 3], [1, 2, 3, 1, 2, 3, 4]):
+            tokens, _, probs = text.draft(token_ids, 12, 4)
             assert all(0 <= token < max(5, tables.vocab_size) for token in tokens)
             assert all(0.0 <= prob <= 1.0 for prob in probs)
 

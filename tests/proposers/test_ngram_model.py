@@ -19,7 +19,12 @@ from paceline.proposers import build_proposers
 from paceline.proposers.base import TargetInfo
 from paceline.proposers.ngram_model import NgramModelProposer
 from paceline.proposers.ngram_model.file import write_tables
-from paceline.proposers.ngram_model.lookup import MAX_OCCURRENCES, NgramLookup, TextCache
+from paceline.proposers.ngram_model.lookup import (
+    MAX_OCCURRENCES,
+    NgramLookup,
+    NgramText,
+    TextCache,
+)
 from paceline.training.ngram.smoothing import SMOOTHINGS
 from tests.proposers.drive import commit, make_request, propose
 from tests.proposers.ngrams import ngram_config, toy_tables, train
@@ -87,17 +92,15 @@ def test_the_native_look_ups_draft_alike(order: int, smoothing: str) -> None:
     native, dice = native_module(), random.Random(order)
     texts = [[min(dice.randrange(1, 9), dice.randrange(1, 9)) for _ in range(200)] for _ in "ab"]
     tables = train(texts, order, smoothing, vocab_size=9, top_k=3)
-    ours = NgramLookup(tables), TextCache()
+    ours = NgramLookup(tables)
     theirs = native.NgramLookup(tables.levels, tables.unigrams, tables.is_backoff)
-    text, cache = [dice.randrange(10) for _ in range(120)], native.TextCache()
-    for end in range(1, len(text), 7):
-        for each in (ours[1], cache):
-            each.extend(text[:end], len(each))
-        limits = (text[max(0, end - 4) : end], dice.randint(1, 20), dice.randint(1, 6), 4, 0.01)
-        for mine, other in ((ours[1], cache), (None, None)):
-            expected = ours[0].draft(mine, *limits)
-            assert theirs.draft(other, *limits) == expected
-    assert len(cache) == len(ours[1]) == end
+    text = [dice.randrange(10) for _ in range(120)]
+    for window in (0, 20, 200):
+        mine = NgramText(ours, window, 4, 0.01)
+        other = native.NgramText(theirs, window, 4, 0.01)
+        for end in range(1, len(text), 7):
+            limits = text[:end], dice.randint(1, 20), dice.randint(1, 6)
+            assert other.draft(*limits) == mine.draft(*limits)
 
 
 def test_the_text_at_hand_is_followed() -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from paceline import LLM, SamplingParams
 from paceline.config import SpeculativeConfig, parse_speculative_config
-from paceline.engine.contained import source_of
+from paceline.engine.contained import Entry, source_of
 from paceline.errors import ConfigError
 from paceline.llm import embedded_model
 from paceline.models.hf_config import config_from_hf
@@ -256,14 +256,16 @@ def test_the_answers_are_those_of_plain_decoding(
 
 def test_the_planner_is_charged_one_forward_however_deep_the_drafts() -> None:
     planner = CostAwarePlanner(CostModel(learns=False))
-    source = source_of(parallel_drafter())
+    source = source_of([Entry(parallel_drafter())])
     request = make_request(1, PROMPT)
     planner.set_sources([source])
     for depth in (1, 8, 2, 5):
         planner.begin(StepShape(1, 7, 7, 1, 1), [request])
-        planner.drafted(
-            source, [0], [DraftTree.chain([3] * depth, [0.5] * depth, source.name)], 2.0
-        )
+        planner.drafts.begin([1])
+        assert planner.ask(source, [0]) == [0]
+        drafted = DraftTree.chain([3] * depth, [0.5] * depth, source.name)
+        planner.drafts.add(0, source.name, drafted)
+        planner.drafted(source, [0], 2.0)
     assert planner.prices(source, [0], 8).level == 0.0
 
 

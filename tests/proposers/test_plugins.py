@@ -218,7 +218,7 @@ def test_a_plugin_that_keeps_raising_is_switched_off(kind: str, expected: list[l
 def test_its_estimates_are_calibrated_and_its_drafts_counted(expected: list[list[int]]) -> None:
     engine = toy_engine([plugin(lambda request: DraftTree.chain([1], [0.9]))])  # never comes
     planner = engine.drafting.planner = CostAwarePlanner(engine.cost)
-    before = planner.calibration.estimate(99, "repeats", 1, 0.9)
+    before = planner.drafts.estimate(99, "repeats", 1, 0.9)
     forced = SamplingParams(
         temperature=0.0,
         max_tokens=20,
@@ -228,7 +228,7 @@ def test_its_estimates_are_calibrated_and_its_drafts_counted(expected: list[list
     results = run_jobs(engine, [Job(job.prompt, forced, job.at) for job in JOBS])
     assert [group[0].token_ids for group in results] == expected
     assert before == pytest.approx(0.9, abs=0.01)
-    assert planner.calibration.estimate(99, "repeats", 1, 0.9) < before - 0.01
+    assert planner.drafts.estimate(99, "repeats", 1, 0.9) < before - 0.01
     counters = engine.stats().speculation.by_proposer["repeats"]
     assert counters.num_draft_tokens > 10
     assert counters.num_accepted_tokens == 0

@@ -14,13 +14,13 @@ import pytest
 from paceline.checks import check_output
 from paceline.engine.engine import Engine
 from paceline.errors import ConfigError
-from paceline.policy.choice import choose_nodes
+from paceline.policy.choice import DraftLimits, choose_nodes
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_aware import CostAwarePlanner
 from paceline.policy.cost_points import StepShape
 from paceline.policy.drafting_cost import DraftingCost, DraftTime
 from paceline.policy.pace import USUAL_DRAFT_MS
-from paceline.policy.planner import DraftLimits, FixedPlanner, Planner, Source, StepReport
+from paceline.policy.planner import FixedPlanner, Planner, Source, StepReport
 from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.request import Request
 from paceline.sampling_params import SamplingParams
@@ -279,8 +279,10 @@ def recorded_step(emitted: list[int], predicted_ms: float | None) -> StepRecord:
     request = Request(0, [5, 6], 2, GREEDY, seed=0, max_len=99, num_computed=1)
     planner = RecordingPlanner(FixedPlanner())
     planner.begin(StepShape(1, 0, 0, 1), [request])
-    planner.ask(Source("a"), [0], [[]])
-    planner.choose([DraftTree.chain([1], [0.9], "a")], [DraftLimits(4, 4)], 8)
+    planner.drafts.begin([0])
+    planner.ask(Source("a"), [0])
+    planner.drafts.add(0, "a", DraftTree.chain([1], [0.9], "a"))
+    planner.choose([DraftLimits(4, 4)], 8)
     request.token_ids += emitted
     planner.end(StepReport(StepShape(2, 0, 0, 2), 4.0, 5.0, 1, len(emitted)))
     return replace(planner.steps[0], predicted_ms=predicted_ms)

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.config import SpeculativeConfig
+from paceline.policy.choice import DraftLimits
 from paceline.policy.cost_aware import CostAwarePlanner
 from paceline.policy.drafting_cost import DraftingCost, DraftTime
 from paceline.policy.host_time import NO_HOST_TIME, HostTime
-from paceline.policy.planner import DraftLimits, Drafts, FixedPlanner, Source
+from paceline.policy.planner import FixedPlanner, Source
 from paceline.proposers.base import Proposer
 from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.span import DraftTree
@@ -45,14 +46,14 @@ class Whim(FixedPlanner):
     """Asks whom it likes and verifies the beginning of what it gets."""
 
     def __init__(self, seed: int) -> None:
+        super().__init__()
         self._random = random.Random(seed)
 
-    def ask(self, source: Source, candidates: Sequence[int], drafts: Drafts) -> list[int]:
+    def ask(self, source: Source, candidates: Sequence[int]) -> list[int]:
         return [i for i in candidates if self._random.random() < 0.7]
 
-    def choose(
-        self, trees: Sequence[DraftTree], limits: Sequence[DraftLimits], node_budget: int
-    ) -> list[DraftTree]:
+    def choose(self, limits: Sequence[DraftLimits], node_budget: int) -> list[DraftTree]:
+        trees = map(self.drafts.tree, range(len(limits)))
         return [tree.select(range(self._random.randint(0, len(tree)))) for tree in trees]
 
 

@@ -19,7 +19,7 @@ from paceline.policy.cost_points import StepShape
 from paceline.policy.drafting_cost import DraftingCost, DraftTime
 from paceline.policy.host_time import NO_HOST_TIME, HostTime
 from paceline.policy.planner import FixedPlanner, Planner, StepReport
-from paceline.proposers.base import DraftBudget, Proposer
+from paceline.proposers.base import Proposer, TextDrafter
 from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.request import Request
 from paceline.sampling_params import SamplingParams
@@ -245,7 +245,7 @@ def test_each_tree_beyond_a_requests_first_is_merged_at_a_charge() -> None:
     traces = [make_trace(0, [7, 7, 7, 7], [7] * 9), make_trace(1, [5, 6], [1, 2, 3, 4])]
 
     def run(host: HostTime) -> Any:
-        lookups = [PromptLookupProposer(lookup_config(num_speculative_tokens=n)) for n in (3, 2)]
+        lookups = [PromptLookupProposer(lookup_config(num_speculative_tokens=n)) for n in (1, 3)]
         lookups[1].name = "another"
         return replay(traces, make_meta(9), lookups, FixedPlanner(), frozen_cost(host=host))
 
@@ -287,7 +287,7 @@ def _no_drafts(config: SpeculativeConfig) -> Any:
 
 def test_a_proposer_that_fails_gives_no_figures() -> None:
     class Broken(PromptLookupProposer):
-        def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
+        def drafters(self, requests: Sequence[Request]) -> Sequence[TextDrafter]:
             raise ValueError("broken")
 
     trace = make_trace(0, [1, 2], [3, 4, 5])

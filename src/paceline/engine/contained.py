@@ -14,26 +14,31 @@ from paceline.config import SpeculativeConfig
 from paceline.engine.planners import is_sound
 from paceline.errors import ProposerError
 from paceline.metrics import EngineStats
-from paceline.policy.planner import DraftLimits, Source
-from paceline.proposers.base import DraftBudget, Proposer
+from paceline.policy.choice import DraftLimits
+from paceline.policy.drafts import Drafts, Member
+from paceline.policy.planner import Source
+from paceline.proposers.base import DraftBudget, Proposer, TextDrafter
 from paceline.request import Request, VerifyResult
 from paceline.span import DraftTree
 
 log = logging.getLogger(__name__)
 MAX_FAILURES = 3
+ENOUGH_TOKENS = 1.5
+"""Expected tokens of a request's drafts at which no other proposer looks into its text."""
 NOTHING = DraftLimits(0, 0)
 
 
 @dataclass(slots=True)
 class Entry:
-    """A proposer that may draft, and its description for planners."""
+    """A proposer that may draft."""
 
     proposer: Proposer
-    source: Source = field(init=False)
     failures: dict[str, int] = field(default_factory=dict)  # in a row, by what was asked of it
+    observes: bool = field(init=False)
+    """It learns from what was committed; the others need not be told."""
 
     def __post_init__(self) -> None:
-        self.source = source_of(self.proposer)
+        self.observes = getattr(type(self.proposer), "observe", None) is not Proposer.observe
 
     @property
     def config(self) -> SpeculativeConfig:
@@ -43,17 +48,41 @@ class Entry:
     def num_forwards(self) -> int:
         return self.proposer.num_forwards
 
+    @property
+    def drafts_from_text(self) -> bool:
+        return self.proposer.drafts_from_text and not self.proposer.costs_forwards
+
+    def is_for(self, request: Request) -> bool:
+        """Whether it may serve a request at all."""
+        methods = request.params.speculative.methods
+        return _is_for(self.config, methods, request.constraint is not None)
+
+
+@dataclass(slots=True)
+class Group:
+    """What planners know as one source: a proposer, or all that draft from texts."""
+
+    entries: list[Entry]
+    source: Source
+
+    @property
+    def num_forwards(self) -> int:
+        return sum([entry.num_forwards for entry in self.entries])
+
 
 class ContainedProposers:
     """See the module's docstring.
 
     Attributes:
-        entries: the proposers that may draft, in the order in which they are asked. A change makes
-            another list, so that a loop over the old one may switch proposers off.
+        entries: the proposers that may draft, in the order in which they are asked.
+        groups: the same as planners know them. A change makes other lists, so that a loop over the
+            old ones may switch proposers off.
     """
 
     def __init__(self, vocab_size: int, stats: Callable[[], EngineStats]) -> None:
         self.entries: list[Entry] = []
+        self.groups: list[Group] = []
+        self._together = True
         self._vocab_size = vocab_size
         self._stats = stats
         self._past_forwards = 0
@@ -65,12 +94,28 @@ class ContainedProposers:
         """Draft model forwards, those of proposers that are off by now included."""
         return self._past_forwards + sum(entry.num_forwards for entry in self.entries)
 
-    def replace(self, proposers: Sequence[Proposer]) -> None:
-        """Replace all proposers; those without forwards are asked first."""
+    def replace(self, proposers: Sequence[Proposer], together: bool = True) -> None:
+        """Replace all proposers; those without forwards are asked first.
+
+        Args:
+            together: those that draft from texts are one source.
+        """
         self._past_forwards = self.num_forwards
+        self._together = together
         free_first = sorted(proposers, key=lambda proposer: proposer.costs_forwards)
-        self.entries = [Entry(proposer) for proposer in free_first]
         self._off.clear()
+        self._let_draft([Entry(proposer) for proposer in free_first])
+
+    def _let_draft(self, entries: list[Entry]) -> None:
+        """These and no others draft from now on."""
+        texts = [each for each in entries if self._together and each.drafts_from_text]
+        parts = [texts if each in texts else [each] for each in entries]
+        self.entries = entries
+        self.groups = [
+            Group(part, source_of(part))
+            for entry, part in zip(entries, parts, strict=True)
+            if part[0] is entry  # a part stands where its first entry does
+        ]
         self._widest.clear()
 
     def join(self, proposer: Proposer) -> bool:
@@ -82,8 +127,7 @@ class ContainedProposers:
         """
         if proposer.name in self._off:
             return False
-        self.entries = [Entry(proposer), *self.entries]
-        self._widest.clear()
+        self._let_draft([Entry(proposer), *self.entries])
         return True
 
     def widest(self, methods: tuple[str, ...] | None, is_constrained: bool) -> DraftLimits:
@@ -106,22 +150,72 @@ class ContainedProposers:
         return known
 
     def propose(
-        self, entry: Entry, requests: Sequence[Request], budget: DraftBudget
-    ) -> list[DraftTree]:
-        """The drafts of one proposer: valid trees with estimates in 0..1, one per request."""
+        self,
+        group: Group,
+        requests: Sequence[Request],
+        budget: DraftBudget,
+        indices: Sequence[int],
+        drafts: Drafts,
+    ) -> None:
+        """Add the drafts of a source: valid trees with estimates in 0..1.
+
+        Args:
+            indices: of the requests in the step.
+        """
         try:
-            trees = entry.proposer.propose(requests, budget)
-            if len(trees) != len(requests):
-                raise ProposerError(f"{len(trees)} trees for {len(requests)} requests")
-            found = [
-                self._checked(entry, request, tree) if tree.token_ids else tree
-                for request, tree in zip(requests, trees, strict=True)
-            ]
+            if group.entries[0].drafts_from_text:
+                self._draft_texts(group, requests, budget, indices, drafts)
+            else:
+                self._ask(group.entries[0], group, requests, budget, indices, drafts)
         except Exception as error:
-            self._failed(entry, "propose", requests, error)
-            return [DraftTree() for _ in requests]
-        entry.failures.pop("propose", None)
-        return found
+            for entry in group.entries:
+                self._failed(entry, "propose", requests, error)
+            return
+        for entry in group.entries:
+            entry.failures.pop("propose", None)
+
+    def _draft_texts(
+        self,
+        group: Group,
+        requests: Sequence[Request],
+        budget: DraftBudget,
+        indices: Sequence[int],
+        drafts: Drafts,
+    ) -> None:
+        if any(request.constraint is not None for request in requests):
+            for entry in group.entries:  # their drafts are checked against the grammar first
+                self._ask(entry, group, requests, budget, indices, drafts)
+            return
+        limits = [*map(DraftLimits, budget.max_nodes, budget.max_depth)]
+        members: list[Member] = []
+        for entry in group.entries:
+            config, drafters = entry.config, entry.proposer.drafters(requests)
+            able: Sequence[TextDrafter | None] = drafters
+            if not all(map(entry.is_for, requests)):
+                pairs = zip(requests, drafters, strict=True)
+                able = [drafter if entry.is_for(each) else None for each, drafter in pairs]
+            member = entry.proposer.name, config.tree_nodes, config.num_speculative_tokens, able
+            members.append(member)
+        texts = [request.token_ids for request in requests]
+        drafts.draft(
+            group.source.name, indices, texts, limits, members, ENOUGH_TOKENS, self._vocab_size
+        )
+
+    def _ask(
+        self,
+        entry: Entry,
+        group: Group,
+        requests: Sequence[Request],
+        budget: DraftBudget,
+        indices: Sequence[int],
+        drafts: Drafts,
+    ) -> None:
+        trees = entry.proposer.propose(requests, budget)
+        if len(trees) != len(requests):
+            raise ProposerError(f"{len(trees)} trees for {len(requests)} requests")
+        for index, request, tree in zip(indices, requests, trees, strict=True):
+            if tree.token_ids and entry.is_for(request):
+                drafts.add(index, group.source.name, self._checked(entry, request, tree))
 
     def _checked(self, entry: Entry, request: Request, tree: DraftTree) -> DraftTree:
         """The part of a draft that the request's grammar allows, checked to be a tree.
@@ -151,6 +245,8 @@ class ContainedProposers:
     def observe(self, request: Request, result: VerifyResult) -> None:
         """Tell all proposers which tokens were committed, whichever of them drafted."""
         for entry in self.entries:
+            if not entry.observes:
+                continue
             try:
                 entry.proposer.observe(request, result)
                 entry.failures.pop("observe", None)
@@ -179,32 +275,24 @@ class ContainedProposers:
             except Exception as again:
                 log.warning("proposer %s failed to forget a request: %r", name, again)
         if failures >= MAX_FAILURES and entry in self.entries:
-            self.entries = [each for each in self.entries if each is not entry]
             self._off.add(name)
             self._past_forwards += entry.num_forwards
-            self._widest.clear()
+            self._let_draft([each for each in self.entries if each is not entry])
             log.error("proposer %s failed %d times in a row and is off", name, MAX_FAILURES)
 
 
-def source_of(proposer: Proposer) -> Source:
-    """A proposer as planners know it."""
+def source_of(entries: Sequence[Entry]) -> Source:
+    """Proposers as planners know them: one that stands for all."""
+    proposer = entries[0].proposer
     return Source(
-        proposer.name,
+        " + ".join([entry.proposer.name for entry in entries]),
         proposer.costs_forwards,
         proposer.lag,
-        _applies(proposer.config),
+        entries[0].is_for
+        if len(entries) == 1
+        else lambda request: any(entry.is_for(request) for entry in entries),
         proposer.costs_levels,
     )
-
-
-def _applies(config: SpeculativeConfig) -> Callable[[Request], bool]:
-    """Whether proposers of a configuration may serve a request at all."""
-
-    def applies(request: Request) -> bool:
-        methods = request.params.speculative.methods
-        return _is_for(config, methods, request.constraint is not None)
-
-    return applies
 
 
 def _is_for(config: SpeculativeConfig, methods: Sequence[str] | None, is_constrained: bool) -> bool:

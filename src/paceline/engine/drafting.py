@@ -1,4 +1,4 @@
-"""The drafts of a step: the planner chooses proposers, and their trees are merged into one.
+"""The drafts of a step: the planner chooses who drafts, and what of it is verified.
 
 Owns the limits of each request's draft. Knows no particular proposer;
 :mod:`paceline.engine.contained` contains their failures.
@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from paceline.engine.contained import NOTHING, ContainedProposers, Entry
-from paceline.engine.planners import merge
+from paceline.engine.contained import NOTHING, ContainedProposers, Group
 from paceline.engine.scheduler import Scheduled
 from paceline.metrics import EngineStats
+from paceline.policy.choice import DraftLimits
 from paceline.policy.cost_points import StepShape
-from paceline.policy.planner import DraftLimits, Planner, StepReport
+from paceline.policy.planner import Planner, StepReport
 from paceline.proposers.base import DraftBudget, Proposer
-from paceline.request import NO_DRAFT, Request, VerifyResult
+from paceline.request import Request, VerifyResult
 from paceline.span import DraftTree
 
 log = logging.getLogger(__name__)
@@ -27,11 +27,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Draft:
-    """The draft of one request in a step, and the limits within which it is verified."""
+    """The draft of one request in a step.
+
+    Attributes:
+        limits: within which it is verified.
+        size: nodes of all that was drafted.
+    """
 
     item: Scheduled
     limits: DraftLimits
-    tree: DraftTree
+    size: int
 
 
 @dataclass(slots=True)
@@ -80,7 +85,7 @@ class Drafting:
 
     def replace(self, proposers: Sequence[Proposer]) -> None:
         """Replace all proposers; those without forwards are asked first."""
-        self._proposers.replace(proposers)
+        self._proposers.replace(proposers, self.planner.asks_together)
         self._tell_planner()
 
     def join(self, proposer: Proposer) -> None:
@@ -93,7 +98,7 @@ class Drafting:
 
     def _tell_planner(self) -> None:
         self._skipped = Skipped()
-        sources = [entry.source for entry in self._proposers.entries]
+        sources = [group.source for group in self._proposers.groups]
         self._guarded(self.planner.set_sources, sources)
 
     @property
@@ -129,7 +134,7 @@ class Drafting:
     def propose(
         self, items: Sequence[Scheduled], shape: StepShape, node_budget: int
     ) -> list[Draft]:
-        """A merged tree for every request that may draft; empty when nothing was drafted.
+        """A draft for every request that may draft; empty when nothing was drafted.
 
         Args:
             shape: of the step without drafts.
@@ -150,59 +155,52 @@ class Drafting:
                 self._skipped = Skipped(steps - 1, len(items), items[-1].request)
             return []
         self._is_active = True
+        self.planner.drafts.begin([request.request_id for request in requests])
         limits = [self.limits(request) for request in requests]
-        trees = self._merged(requests, limits)
-        if not trees:
+        self._ask_all(requests, limits)
+        sizes = self.planner.drafts.sizes()
+        if not any(sizes):
             return []
-        return [Draft(*each) for each in zip(able, limits, trees, strict=True)]
+        return [*map(Draft, able, limits, sizes)]
 
     def choose(self, drafts: Sequence[Draft], node_budget: int) -> list[DraftTree]:
         """The part of each draft that is verified."""
-        trees, limits = [d.tree for d in drafts], [d.limits for d in drafts]
-        return self.planner.choose(trees, limits, node_budget)
+        return self.planner.choose([draft.limits for draft in drafts], node_budget)
 
-    def _merged(
-        self, requests: Sequence[Request], limits: Sequence[DraftLimits]
-    ) -> list[DraftTree]:
-        """One tree per request, of the proposers that the planner asks, free ones first.
-
-        None at all where nothing was drafted.
-        """
-        drafts: list[list[DraftTree]] = [[] for _ in requests]
+    def _ask_all(self, requests: Sequence[Request], limits: Sequence[DraftLimits]) -> None:
+        """Let those draft whom the planner asks, the free ones first."""
         willing = [i for i, limit in enumerate(limits) if limit.max_nodes]
-        for entry in self._proposers.entries:
-            applies = entry.source.applies
+        for group in self._proposers.groups:
+            applies = group.source.applies
             able = [i for i in willing if applies(requests[i])]
-            chosen = self.planner.ask(entry.source, able, drafts) if able else ()
+            chosen = self.planner.ask(group.source, able) if able else ()
             if chosen:
-                asked = [requests[i] for i in chosen]
-                trees = self._drafted(entry, chosen, asked, [limits[i] for i in chosen])
-                for index, tree in zip(chosen, trees, strict=True):
-                    if tree.token_ids:
-                        drafts[index].append(tree)
-        return [_as_one(trees) for trees in drafts] if any(drafts) else []
+                self._ask(group, chosen, requests, limits)
 
-    def _drafted(
+    def _ask(
         self,
-        entry: Entry,
+        group: Group,
         chosen: Sequence[int],
         requests: Sequence[Request],
         limits: Sequence[DraftLimits],
-    ) -> list[DraftTree]:
-        """The trees of one proposer, with the planner's estimates; the other lists match them."""
-        source, config, planner = entry.source, entry.config, self.planner
-        most_nodes, most_depth = config.tree_nodes, config.num_speculative_tokens
-        nodes = [min(limit.max_nodes, most_nodes) for limit in limits]
-        depth = [min(limit.max_depth, most_depth) for limit in limits]
+    ) -> None:
+        """Let one source draft for the chosen requests."""
+        source, planner = group.source, self.planner
+        asked = [requests[i] for i in chosen]
+        nodes = [limits[i].max_nodes for i in chosen]
+        depth = [limits[i].max_depth for i in chosen]
+        if len(group.entries) == 1:
+            config = group.entries[0].config
+            nodes = [min(each, config.tree_nodes) for each in nodes]
+            depth = [min(each, config.num_speculative_tokens) for each in depth]
         budget = DraftBudget(nodes, depth, planner.prices(source, chosen, sum(nodes)))
-        forwards = entry.num_forwards if source.costs_forwards else 0
+        forwards = group.num_forwards if source.costs_forwards else 0
         began = self.clock()
-        trees = self._proposers.propose(entry, requests, budget)
+        self._proposers.propose(group, asked, budget, chosen, planner.drafts)
         milliseconds = (self.clock() - began) * 1e3
-        if source.costs_forwards and entry.num_forwards == forwards:
+        if source.costs_forwards and group.num_forwards == forwards:
             milliseconds = 0.0  # it declined, which says nothing of its times
-        planner.drafted(source, chosen, trees, milliseconds)
-        return trees
+        planner.drafted(source, chosen, milliseconds)
 
     def observe(self, request: Request, result: VerifyResult) -> None:
         """Tell the planner and every proposer which tokens were committed, whichever drafted.
@@ -257,12 +255,6 @@ class Drafting:
     def finish(self, request: Request) -> None:
         """Let every proposer forget a request."""
         self._proposers.finish(request)
-
-
-def _as_one(trees: Sequence[DraftTree]) -> DraftTree:
-    if len(trees) > 1:
-        return merge(trees)
-    return trees[0] if trees else NO_DRAFT
 
 
 def _warn(error: Exception) -> None:

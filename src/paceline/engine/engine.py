@@ -128,7 +128,7 @@ class Engine:
             return
         chosen = self.drafting.choose(drafts, self._room(step))
         for draft, tree in zip(drafts, chosen, strict=True):
-            item, pruned = draft.item, len(draft.tree) - len(tree)
+            item, pruned = draft.item, draft.size - len(tree)
             item.request.counters.num_pruned_tokens += pruned
             self._stats.speculation.num_pruned_tokens += pruned
             if len(tree) and self.kv.reserve(item.request.request_id, 1 + len(tree)):

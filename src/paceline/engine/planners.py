@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from paceline.config.objective import Objective
-from paceline.policy import acceptance, choice, merging
+from paceline.policy import drafts
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_aware import CostAwarePlanner
 from paceline.policy.planner import FixedPlanner, Planner
@@ -15,18 +15,16 @@ from paceline.span import DraftTree
 
 MakePlanner = Callable[[CostModel, Objective], Planner]
 
-_choose: Any = getattr(kernels, "choose_nodes", choice.choose_nodes)
-_new_calibration: Any = getattr(kernels, "Calibration", acceptance.Calibration)
-merge: Callable[[Sequence[DraftTree]], DraftTree] = getattr(kernels, "merge", merging.merge)
+new_drafts: Any = getattr(kernels, "Drafts", drafts.Drafts)
 is_sound: Callable[[DraftTree, int], bool] = getattr(kernels, "is_sound", lambda tree, size: False)
 """Whether a tree over a vocabulary of this size is known to be valid, without a closer look."""
 
 
 def cost_aware(cost: CostModel, objective: Objective) -> CostAwarePlanner:
-    return CostAwarePlanner(cost, objective, _choose, _new_calibration())
+    return CostAwarePlanner(cost, objective, new_drafts())
 
 
 PLANNERS: dict[str, MakePlanner] = {
     "auto": cost_aware,
-    "fixed": lambda cost, objective: FixedPlanner(),
+    "fixed": lambda cost, objective: FixedPlanner(new_drafts(calibrates=False)),
 }

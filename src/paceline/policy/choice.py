@@ -10,15 +10,32 @@ arguments.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from heapq import merge
 from itertools import accumulate, islice
 
-from paceline.policy.planner import DraftLimits
 from paceline.policy.selection import best_path_first
 from paceline.span import DraftTree
 
 Candidate = tuple[float, int, int]
 """Minus the path probability, request, node: the ranking."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLimits:
+    """What one request may use in one step.
+
+    Attributes:
+        max_nodes: draft nodes; 0 means that it decodes plainly.
+        max_depth: tokens along a path.
+        min_path_prob: nodes less likely to be reached and accepted than this are left out.
+        is_forced: the request asked for drafts of this depth, whether they pay or not.
+    """
+
+    max_nodes: int
+    max_depth: int
+    min_path_prob: float = 0.0
+    is_forced: bool = False
 
 
 def choose_nodes(

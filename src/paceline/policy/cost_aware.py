@@ -14,24 +14,30 @@ nothing that it decides can change a token.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import inf
 
 from paceline.config.objective import Objective
-from paceline.policy.acceptance import Calibration
-from paceline.policy.choice import choose_nodes
+from paceline.policy.choice import DraftLimits
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_points import StepShape
 from paceline.policy.credit import ENOUGH, Credits
 from paceline.policy.drafting_cost import USUAL_LAG, DraftingCost
+from paceline.policy.drafts import Drafts
 from paceline.policy.exploration import Exploration
 from paceline.policy.pace import Pace
-from paceline.policy.planned import UNPLANNED, Asked, PlannedStep, asks_for_drafts
-from paceline.policy.planner import DraftLimits, Drafts, Source, StepReport
+from paceline.policy.planned import (
+    UNPLANNED,
+    Asked,
+    Candidate,
+    Lesson,
+    PlannedStep,
+    asks_for_drafts,
+)
+from paceline.policy.planner import Source, StepReport
 from paceline.policy.prices import FREE, Prices, cheapest_ahead
 from paceline.policy.proposer_value import ProposerValues
-from paceline.policy.selection import expected_tokens, selected
-from paceline.policy.wide_steps import Pick, WideSteps
+from paceline.policy.wide_steps import WideSteps
 from paceline.request import Request, VerifyResult
 from paceline.span import DraftTree
 
@@ -47,8 +53,6 @@ MOST_LONGER = 2.0
 MAX_SKIPPED = 64
 """Steps for which the planner need not be asked at most."""
 
-Choose = Callable[..., list[list[int]]]
-
 
 class CostAwarePlanner:
     """See the module's docstring.
@@ -56,21 +60,17 @@ class CostAwarePlanner:
     Args:
         cost: shared with the engine, which teaches it.
         objective: what is to be made small.
-        choose: the choice of nodes; the default is in Python.
-        calibration: what estimates them; likewise.
+        drafts: None is those in Python.
     """
 
+    asks_together = True
+
     def __init__(
-        self,
-        cost: CostModel,
-        objective: Objective | None = None,
-        choose: Choose = choose_nodes,
-        calibration: Calibration | None = None,
+        self, cost: CostModel, objective: Objective | None = None, drafts: Drafts | None = None
     ) -> None:
         self.cost = cost
         self.objective = objective or Objective()
-        self.calibration = calibration or Calibration()
-        self._choose = choose
+        self.drafts = drafts or Drafts()
         self._sources: list[Source] = []
         self._drafting, self._values = DraftingCost(), ProposerValues()
         self._pace, self._exploration = Pace(cost.table.host), Exploration()
@@ -141,48 +141,59 @@ class CostAwarePlanner:
             plain_ms = self.cost.predict(StepShape(decoding, seen, seen, decoding, decoding))
         return self._pace.tokens_per_ms(decoding, plain_ms)
 
-    def ask(self, source: Source, candidates: Sequence[int], drafts: Drafts) -> list[int]:
-        step, worth, doubtful = self._step, list[Asked](), list[Asked]()
+    def ask(self, source: Source, candidates: Sequence[int]) -> list[int]:
+        step, worth, doubtful = self._step, list[Candidate](), list[Candidate]()
+        expected = self.drafts.expected if step.asks else lambda index: 0.0
         for i in candidates:
-            request = step.requests[i]
-            lag = source.lag(request)
-            if lag is None:
-                continue
-            value = self._values.of(source.name, expected_tokens(drafts[i]))
-            lag = lag if lag > USUAL_LAG else 0
-            asked = Asked(source.name, value, i, request, lag, len(candidates))
-            (worth if self._is_worth(asked) else doubtful).append(asked)
+            lag = source.lag(step.requests[i])
+            if lag is not None:
+                value = self._values.of(source.name, expected(i))
+                each = Candidate(i, value, lag if lag > USUAL_LAG else 0)
+                (worth if self._is_worth(source.name, each) else doubtful).append(each)
         if step.ahead and source.costs_forwards and self._holds_up(worth):
-            worth = [asked for asked in worth if asks_for_drafts(asked.request)]
+            worth = [each for each in worth if asks_for_drafts(step.requests[each.place])]
         elif doubtful:
             worth += self._explored(source.name, doubtful)
-            worth.sort(key=lambda asked: asked.index)
-        step.asks += worth
-        return [asked.index for asked in worth]
+            worth.sort()
+        if worth:
+            lag = sum([each.lag for each in worth])
+            lessons = self._lessons(worth)
+            step.asks.append(Asked(source.name, len(worth), lag, len(candidates), lessons))
+        return [each.place for each in worth]
 
-    def _is_worth(self, asked: Asked) -> bool:
-        request, rate = asked.request, self._step.rate
-        gain = asked.value.gain(rate)
-        if (gain > 0.0 and not asked.lag) or asks_for_drafts(request):
+    def _lessons(self, candidates: Sequence[Candidate]) -> Sequence[Lesson]:
+        lessons: dict[int, Lesson] = {}
+        for index, value, lag in candidates:
+            if not lag and not asks_for_drafts(self._step.requests[index]):
+                lesson = lessons.get(id(value))
+                if lesson is None:
+                    lesson = lessons[id(value)] = Lesson(value)
+                lesson.indices.append(index)
+        return [*lessons.values()]
+
+    def _is_worth(self, name: str, candidate: Candidate) -> bool:
+        request, rate = self._step.requests[candidate.place], self._step.rate
+        gain = candidate.value.gain(rate)
+        if (gain > 0.0 and not candidate.lag) or asks_for_drafts(request):
             return True
         if gain <= 0.0:
             return False
         # Catching up is an investment: it has to come back before the request ends, in the usual
         # situation, in which no other proposer drafts.
-        gain = min(gain, self._values.of(asked.name).gain(rate))
+        gain = min(gain, self._values.of(name).gain(rate))
         steps = request.remaining / (1 + gain)
-        return gain * steps > rate * self._drafting.catch_up(asked.name, asked.lag)
+        return gain * steps > rate * self._drafting.catch_up(name, candidate.lag)
 
-    def _holds_up(self, asks: Sequence[Asked]) -> bool:
+    def _holds_up(self, candidates: Sequence[Candidate]) -> bool:
         """Whether drafts for these hold up a request that cannot wait for them."""
-        indices = {asked.index for asked in asks}
+        indices = {each.place for each in candidates}
         ahead = self._step.ahead or ()
         return any(has < ENOUGH and i not in indices for i, has in enumerate(ahead))
 
-    def _explored(self, name: str, doubtful: Sequence[Asked]) -> Sequence[Asked]:
+    def _explored(self, name: str, doubtful: Sequence[Candidate]) -> Sequence[Candidate]:
         """Those of these that are asked to see whether it pays by now: who is not behind first."""
-        ready = [asked for asked in doubtful if not asked.lag]
-        chosen = ready or [min(doubtful, key=lambda asked: asked.lag)]
+        ready = [each for each in doubtful if not each.lag]
+        chosen = ready or [min(doubtful, key=lambda each: each.lag)]
         cost_ms = self._ask_ms(name) + self._drafting.catch_up(name, chosen[0].lag)
         if not self._exploration.covers(name, cost_ms):
             return ()
@@ -194,13 +205,13 @@ class CostAwarePlanner:
         if not source.costs_forwards:
             return FREE
         requests = [step.requests[i] for i in chosen]
-        calibration, name = self.calibration, source.name
+        drafts, name = self.drafts, source.name
 
         def estimate(index: int, depth: int, prob: float) -> float:
             request = requests[index]
             if asks_for_drafts(request):
                 return inf
-            return calibration.estimate(request.request_id, name, depth, prob)
+            return drafts.estimate(request.request_id, name, depth, prob)
 
         growth = self._growth(max_nodes)[: max_nodes + 1]
         growth = self._wide.growth(step, growth)
@@ -221,50 +232,26 @@ class CostAwarePlanner:
 
     # --- after drafting ------------------------------------------------------------------------
 
-    def drafted(
-        self, source: Source, chosen: Sequence[int], trees: Sequence[DraftTree], milliseconds: float
-    ) -> None:
+    def drafted(self, source: Source, chosen: Sequence[int], milliseconds: float) -> None:
         step, name, drafting = self._step, source.name, self._drafting
         levels, has_levels = 1, source.costs_forwards and source.costs_levels
         if has_levels:
-            levels = max((max(tree.depths()) for tree in trees if len(tree)), default=1)
-        asks = [asked for asked in step.asks if asked.name == name]
-        lag = sum([asked.lag for asked in asks])
-        drafting.observe(name, levels, lag, milliseconds, has_levels)
+            levels = self.drafts.depth(name)
+        asked = step.asks[-1]
+        drafting.observe(name, levels, asked.lag, milliseconds, has_levels)
         if has_levels:
             step.levels, step.level_ms = levels, drafting.of(name).level
         step.draft_ms += milliseconds
         if name in step.explored:
             self._exploration.spend(name, milliseconds + self._pace.ask_ms)
-        usual_ms = drafting.milliseconds(name, levels)
-        for asked in asks:
-            asked.cost_ms = usual_ms / asked.candidates
-        for i, tree in zip(chosen, trees, strict=True):
-            if tree.token_ids:
-                self.calibration.calibrate(step.requests[i].request_id, tree)
+        asked.cost_ms = drafting.milliseconds(name, levels) / asked.able
 
-    def choose(
-        self, trees: Sequence[DraftTree], limits: Sequence[DraftLimits], node_budget: int
-    ) -> list[DraftTree]:
-        step = self._step
-        growth = self._growth(sum([len(tree.token_ids) for tree in trees]))
-        pick = self._picker(trees, limits, node_budget)
-        picked = pick(growth)
-        for request, tree in zip(step.requests, trees, strict=True):
-            if tree.token_ids:
-                step.trees[request.request_id] = tree
-        self._credit(picked)
-        return self._wide.wider(step, picked, pick)
+    def choose(self, limits: Sequence[DraftLimits], node_budget: int) -> list[DraftTree]:
+        step, drafts = self._step, self.drafts
+        drafted = sum(drafts.sizes())
 
-    def _picker(
-        self, trees: Sequence[DraftTree], limits: Sequence[DraftLimits], node_budget: int
-    ) -> Pick:
-        """What says which parts of the trees to verify, were this the growth of the step."""
-        step = self._step
-
-        def pick(growth: Sequence[float]) -> list[DraftTree]:
-            chosen = self._choose(
-                trees,
+        def pick(growth: Sequence[float]) -> int:
+            return drafts.choose(
                 limits,
                 growth,
                 step.rate,
@@ -272,27 +259,23 @@ class CostAwarePlanner:
                 ahead=step.ahead,
                 node_budget=node_budget,
             )
-            return [selected(tree, nodes) for tree, nodes in zip(trees, chosen, strict=True)]
 
-        return pick
-
-    def _credit(self, picked: Sequence[DraftTree]) -> None:
-        """Note what each proposer's nodes promise beyond the time in which they are verified."""
-        step = self._step
-        total = sum([len(tree.token_ids) for tree in picked])
-        if not total:
-            return
-        price = step.rate * (step.growth[min(total, len(step.growth) - 1)] - step.growth[0]) / total
-        probs = [tree.path_probs() if tree.token_ids else () for tree in picked]
-        for asked in step.asks:
-            asked.credit(picked[asked.index], probs[asked.index], price)
+        count = pick(self._growth(drafted))
+        if count:
+            # What each source's nodes promise beyond the time in which they are verified.
+            longest = min(count, len(step.growth) - 1)
+            price = step.rate * (step.growth[longest] - step.growth[0]) / count
+            for asked in step.asks:
+                for lesson in asked.lessons:
+                    lesson.gain = drafts.gain(asked.name, lesson.indices, price)
+        self._wide.widen(step, drafts, count, drafted, pick)
+        return drafts.chosen()
 
     # --- after the step ------------------------------------------------------------------------
 
     def observe(self, request: Request, result: VerifyResult) -> None:
-        tree = self._step.trees.get(request.request_id)
-        if tree is not None:
-            self.calibration.learn(request.request_id, tree, result.token_ids)
+        if self._step is not UNPLANNED:
+            self.drafts.learn(request.request_id, result.token_ids)
         if self._credits is not None:
             self._credits.emitted(request, len(result.token_ids))
 
@@ -306,11 +289,10 @@ class CostAwarePlanner:
             plain_ms = step.plain_ms if report.shape.rows > step.shape.rows else plain_ms
         if report.shape.requests == report.num_decoding and report.total_ms > 0.0:
             self._pace.observe(report, plain_ms, step.draft_ms, bool(step.asks))
-        # Those who are still catching up, or asked for drafts at any price, say nothing of others.
-        shared_ms = self._pace.ask_ms / (len(step.asks) or 1)
+        shared_ms = self._pace.ask_ms / (sum([asked.count for asked in step.asks]) or 1)
         for asked in step.asks:
-            if not asked.lag and not asks_for_drafts(asked.request):
-                asked.value.learn(asked.gain, asked.cost_ms + shared_ms)
+            for lesson in asked.lessons:
+                lesson.learn(asked.cost_ms + shared_ms)
         if self._credits is not None:
             longer = self._longer(step, report.shape)
             self._credits.passed(1.0 + longer, self._slowdown(plain_ms))
@@ -324,6 +306,6 @@ class CostAwarePlanner:
         return min(further_ms / plain_ms, MOST_LONGER)
 
     def finish(self, request: Request) -> None:
-        self.calibration.finish(request.request_id)
+        self.drafts.finish(request.request_id)
         if self._credits is not None:
             self._credits.finish(request)

@@ -4,49 +4,66 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from paceline.policy.cost_points import NO_STEP, StepShape
 from paceline.policy.proposer_value import ProposerValue
 from paceline.request import Request
-from paceline.span import DraftTree
+
+
+class Candidate(NamedTuple):
+    """A request for which a source may be asked.
+
+    Attributes:
+        place: in the step.
+        value: what the source is expected to bring, and what learns from what it does.
+        lag: tokens that the source has to catch up with, where they are more than usual.
+    """
+
+    place: int
+    value: ProposerValue
+    lag: int
+
+
+@dataclass(slots=True)
+class Lesson:
+    """What the drafts of some requests say of a source's value.
+
+    Attributes:
+        gain: what their chosen nodes promise beyond the time in which they are verified, in tokens.
+    """
+
+    value: ProposerValue
+    indices: list[int] = field(default_factory=list)
+    gain: float = 0.0
+
+    def learn(self, milliseconds: float) -> None:
+        """Tell the value; each request's draft took so long."""
+        count = len(self.indices)
+        self.value.learn(self.gain / count, milliseconds, count)
 
 
 @dataclass(slots=True)
 class Asked:
-    """One proposer's draft for one request in a step.
+    """A source that is asked for drafts in a step.
 
     Attributes:
-        name: of the proposer.
-        value: what it is expected to bring, and what learns from what it does.
-        index: the request's place in the step.
-        lag: tokens that the proposer has to catch up with, where they are more than usual.
-        candidates: requests for which the proposer could have been asked.
-        cost_ms: its part of the drafting time, were all of these asked: who shares a call with few
-            is not to be charged for those who do not.
-        gain: what the chosen nodes promise beyond the time in which they are verified, in tokens.
+        name: of the source.
+        count: requests for which it is asked.
+        lag: tokens that it has to catch up with for these, beyond the usual.
+        able: requests for which it could have been asked.
+        lessons: what is learnt of it, by value. Requests that are still caught up with, or asked
+            for drafts at any price, say nothing of others.
+        cost_ms: the part of each request in the drafting time, were all of these asked: who shares
+            a call with few is not to be charged for those who do not.
     """
 
     name: str
-    value: ProposerValue
-    index: int
-    request: Request
+    count: int
     lag: int
-    candidates: int
+    able: int
+    lessons: Sequence[Lesson] = ()
     cost_ms: float = 0.0
-    gain: float = 0.0
-
-    def credit(self, tree: DraftTree, probs: Sequence[float], price: float) -> None:
-        """Note what the proposer's chosen nodes promise; each takes time worth ``price`` tokens.
-
-        Args:
-            tree: of the chosen nodes, of whichever proposer.
-            probs: of its paths.
-        """
-        count = tree.origins.count(self.name)
-        if count < len(probs):  # some are another's
-            pairs = zip(probs, tree.origins, strict=True)
-            probs = [prob for prob, origin in pairs if origin == self.name]
-        self.gain = sum(probs) - price * count
 
 
 @dataclass(slots=True)
@@ -62,9 +79,8 @@ class PlannedStep:
         slowdown: share of its plain speed that a request may lose to the drafts of others.
         ahead: tokens that each request has had beyond what it is owed; None where all may be held
             up.
-        asks: who drafts for whom.
+        asks: who was asked.
         explored: proposers that are asked to see whether it pays by now.
-        trees: what was drafted, by request id.
         levels, level_ms: of the proposer that drafts by forwards: how many, and the time of a
             further one.
         draft_ms: time of the proposers.
@@ -79,7 +95,6 @@ class PlannedStep:
     ahead: Sequence[float] | None = None
     asks: list[Asked] = field(default_factory=list)
     explored: set[str] = field(default_factory=set)
-    trees: dict[int, DraftTree] = field(default_factory=dict)
     levels: int = 1
     level_ms: float = 0.0
     draft_ms: float = 0.0

@@ -38,10 +38,10 @@ class ProposerValue:
         """Tokens that asking is expected to bring, where a millisecond is worth ``rate`` tokens."""
         return self.tokens - rate * self.ms
 
-    def learn(self, tokens: float, ms: float) -> None:
-        """Take in what a draft promised and took."""
-        self.count += 1
-        pace = max(PACE, 1 / (self.count + 2))
+    def learn(self, tokens: float, ms: float, drafts: int = 1) -> None:
+        """Take in what some drafts promised and took on average."""
+        self.count += drafts
+        pace = max(1.0 - (1.0 - PACE) ** drafts, drafts / (self.count + 2))
         self.ms += pace * (ms - self.ms)
         # No less than nothing, so that a change of text is believed after few drafts.
         self.tokens = max(0.0, self.tokens + pace * (tokens - self.tokens))

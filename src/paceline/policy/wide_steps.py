@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from paceline.policy.cost import CostModel
+from paceline.policy.drafts import Drafts
 from paceline.policy.exploration import Exploration
 from paceline.policy.planned import PlannedStep
 from paceline.policy.planner import StepReport
-from paceline.span import DraftTree
 
-THOUGHT_MS = 0.03
+THOUGHT_MS = 0.1
 """Time of a second choice, about."""
 THOUGHT, WIDTH = "another choice", "width"
 
-Pick = Callable[[Sequence[float]], list[DraftTree]]
+Pick = Callable[[Sequence[float]], int]
 
 
 class WideSteps:
@@ -65,34 +65,38 @@ class WideSteps:
         saved = zip(predicted, self._cost.hoped(step.shape, predicted), strict=True)
         return [ms - (dear - cheap) for ms, (dear, cheap) in zip(growth, saved, strict=True)]
 
-    def wider(self, step: PlannedStep, picked: list[DraftTree], pick: Pick) -> list[DraftTree]:
-        """What to verify: what is picked, or more where that is to be explored.
+    def widen(self, step: PlannedStep, drafts: Drafts, few: int, drafted: int, pick: Pick) -> None:
+        """Choose more of what was drafted, where that is to be explored.
 
         Args:
-            pick: what would be picked at such a growth.
+            few: nodes that are chosen, of all that were drafted.
+            pick: chooses at such a growth of the step, and says how many nodes.
         """
-        if not self._may_be_wider(step):
-            return picked
+        if few == drafted:
+            self._hopes = False
+        if few == drafted or not self._may_be_wider(step):
+            return
         self._exploration.spend(THOUGHT, THOUGHT_MS)
+        drafted_ms = self._drafted_ms(step, drafts)
         growth = step.growth
-        more = pick(self._hoped(step, growth))
-        few, many = _count(picked), _count(more)
+        many = pick(self._hoped(step, growth))
         is_wider = few < many < len(growth) and growth[few] < growth[many]
         cost_ms = growth[many] - growth[few] if is_wider else 0.0
         begins = is_wider and self._exploration.covers(WIDTH, cost_ms)
-        drafted_ms = self._drafted_ms(step, picked)
         if drafted_ms:
             self._exploration.spend(WIDTH, drafted_ms)
-        if not begins:
-            return picked
-        self._running = many, cost_ms
-        return more
+        if begins:
+            self._running = many, cost_ms
+        else:
+            pick(growth)
 
-    def _drafted_ms(self, step: PlannedStep, picked: Sequence[DraftTree]) -> float:
+    def _drafted_ms(self, step: PlannedStep, drafts: Drafts) -> float:
         """Time of drafting that would not have been at the usual prices."""
         hopes, self._hopes = self._hopes, False
-        used = max([max(tree.depths()) for tree in picked if tree.token_ids], default=1)
-        return max(0, step.levels - used) * step.level_ms if hopes else 0.0
+        if not hopes:
+            return 0.0
+        used = max([max(tree.depths()) for tree in drafts.chosen() if tree.token_ids], default=1)
+        return max(0, step.levels - used) * step.level_ms
 
     def end(self, step: PlannedStep, report: StepReport) -> None:
         """A planned step is over; if it was explored, it is paid for, as predicted at most."""
@@ -102,7 +106,3 @@ class WideSteps:
             is_known = report.forward_ms > 0.0  # which NaN is not
             cost_ms = min(price_ms, max(0.0, longer_ms)) if is_known else price_ms
             self._exploration.spend(WIDTH, cost_ms)
-
-
-def _count(trees: Sequence[DraftTree]) -> int:
-    return sum([len(tree.token_ids) for tree in trees])

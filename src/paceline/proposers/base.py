@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from paceline.config import SpeculativeConfig
 from paceline.policy.prices import FREE, Prices
-from paceline.request import Request, VerifyResult
+from paceline.request import NO_DRAFT, Request, VerifyResult
 from paceline.span import DraftTree
 
 if TYPE_CHECKING:
@@ -82,6 +82,8 @@ class Proposer(Protocol):
     """True when drafting takes forwards of a model, so that it is worth asking whether to."""
     costs_levels: bool = True
     """Where drafting takes forwards: each further level of its trees takes one more."""
+    drafts_from_text: bool = False
+    """True for a :class:`TextProposer`, which offers :meth:`drafters`."""
 
     @property
     def num_forwards(self) -> int:
@@ -95,6 +97,10 @@ class Proposer(Protocol):
     def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
         """One tree per request (possibly empty) below its last token."""
         ...
+
+    def drafters(self, requests: Sequence[Request]) -> Sequence[TextDrafter]:
+        """What drafts for each request, where :attr:`drafts_from_text` is true."""
+        return ()
 
     def observe(self, request: Request, result: VerifyResult) -> None:
         """Learn what a step committed. ``request.token_ids`` holds it already."""
@@ -113,24 +119,54 @@ Drafted = tuple[list[int], list[int], list[float]]
 """Tokens, parents and probabilities of a tree's nodes."""
 
 
-def draft_each(
-    draft: Callable[[Request, int, int], Drafted],
-    requests: Sequence[Request],
-    budget: DraftBudget,
-    config: SpeculativeConfig,
-) -> list[DraftTree]:
-    """The trees of a proposer that drafts for one request after the other.
+class TextDrafter(Protocol):
+    """Drafts for one text, which only grows, and keeps what it has read of it."""
 
-    Args:
-        draft: of a request, within so many nodes and such a depth, which are 1 or more.
-        config: caps the budget.
+    def draft(self, token_ids: list[int], max_nodes: int, max_depth: int) -> Drafted:
+        """A draft below the text's last token, of one node and level at most or more."""
+        ...
+
+
+class TextProposer(Proposer):
+    """A proposer that drafts for each request by itself, from texts alone and without forwards.
+
+    All of them are asked together: what one request's text takes is microseconds.
     """
-    most_nodes, most_depth, name = config.tree_nodes, config.num_speculative_tokens, config.method
-    trees = []
-    for request, nodes, depth in zip(requests, budget.max_nodes, budget.max_depth, strict=True):
-        if nodes and depth:
-            drafted = draft(request, min(nodes, most_nodes), min(depth, most_depth))
-            trees.append(DraftTree(*drafted, [name] * len(drafted[0])))
-        else:
-            trees.append(DraftTree())
-    return trees
+
+    drafts_from_text = True
+
+    def __init__(self, config: SpeculativeConfig) -> None:
+        self.config = config
+        self._texts: dict[int, TextDrafter] = {}
+
+    def _open(self, request: Request) -> TextDrafter:
+        """What drafts for a request that was not seen before."""
+        raise NotImplementedError
+
+    def drafters(self, requests: Sequence[Request]) -> Sequence[TextDrafter]:
+        found = []
+        for request in requests:
+            text = self._texts.get(request.request_id)
+            if text is None:
+                text = self._texts[request.request_id] = self._open(request)
+            found.append(text)
+        return found
+
+    def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
+        most_nodes, most_depth = self.config.tree_nodes, self.config.num_speculative_tokens
+        trees = []
+        asked = zip(
+            requests, self.drafters(requests), budget.max_nodes, budget.max_depth, strict=True
+        )
+        for request, drafter, nodes, depth in asked:
+            tree = NO_DRAFT
+            if nodes and depth:
+                drafted = drafter.draft(
+                    request.token_ids, min(nodes, most_nodes), min(depth, most_depth)
+                )
+                tree = DraftTree(*drafted, [self.name] * len(drafted[0]))
+            trees.append(tree)
+        return trees
+
+    def finish(self, request: Request) -> None:
+        self._texts.pop(request.request_id, None)

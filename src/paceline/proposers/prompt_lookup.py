@@ -20,9 +20,9 @@ from typing import Any
 
 from paceline.config import MAX_SPECULATIVE_TOKENS, SpeculativeConfig
 from paceline.models.ops.native import native_module, why_not_native
-from paceline.proposers.base import DraftBudget, Drafted, Proposer, TargetInfo, draft_each
+from paceline.proposers.base import Drafted, TargetInfo, TextDrafter, TextProposer
 from paceline.request import Request
-from paceline.span import ROOT, DraftTree
+from paceline.span import ROOT
 
 NAME = "prompt_lookup"
 MAX_ALTERNATIVES = 4
@@ -216,7 +216,22 @@ class PromptDrafter:
         return [(self._disputed[len(runs), total - len(runs)], runs) for runs in ranked]
 
 
-class PromptLookupProposer(Proposer):
+class PromptText:
+    """Drafts from a text itself.
+
+    Args:
+        shortest, longest: runs that are looked up, in tokens.
+        window: how many of the latest tokens count.
+    """
+
+    def __init__(self, drafter: PromptDrafter, shortest: int, longest: int, window: int) -> None:
+        self._drafter, self._index = drafter, PromptIndex(shortest, longest, window)
+
+    def draft(self, token_ids: list[int], max_nodes: int, max_depth: int) -> Drafted:
+        return self._drafter.draft(self._index, token_ids, max_nodes, max_depth)
+
+
+class PromptLookupProposer(TextProposer):
     """See the module's docstring. A request's own ``token_ids`` is the context.
 
     Args:
@@ -226,34 +241,27 @@ class PromptLookupProposer(Proposer):
     name = NAME
 
     def __init__(self, config: SpeculativeConfig, is_native: bool | None = None) -> None:
-        self.config = config
+        super().__init__(config)
         if is_native is None:
             is_native = why_not_native() is None
         native: Any = native_module() if is_native else None
-        self._make_index: Any = getattr(native, "PromptIndex", PromptIndex)
-        self._drafter: Any = getattr(native, "PromptDrafter", PromptDrafter)(
+        self._make_text: Any = native.PromptText if native else PromptText
+        self._drafter: Any = (native.PromptDrafter if native else PromptDrafter)(
             _PRIOR,
             _DISPUTED,
             config.max_branching if config.max_tree_nodes else 1,
             config.min_accept_prob,
         )
-        self._indices: dict[int, Any] = {}
 
-    def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
-        return draft_each(self._draft, requests, budget, self.config)
-
-    def finish(self, request: Request) -> None:
-        self._indices.pop(request.request_id, None)
-
-    def _draft(self, request: Request, nodes: int, depth: int) -> Drafted:
-        index = self._indices.get(request.request_id)
-        if index is None:
-            config = self.config
-            index = self._indices[request.request_id] = self._make_index(
-                config.prompt_lookup_min, config.prompt_lookup_max, config.prompt_lookup_window
-            )
-        drafted: Drafted = self._drafter.draft(index, request.token_ids, nodes, depth)
-        return drafted
+    def _open(self, request: Request) -> TextDrafter:
+        config = self.config
+        text: TextDrafter = self._make_text(
+            self._drafter,
+            config.prompt_lookup_min,
+            config.prompt_lookup_max,
+            config.prompt_lookup_window,
+        )
+        return text
 
 
 def build(config: SpeculativeConfig, target: TargetInfo) -> PromptLookupProposer:

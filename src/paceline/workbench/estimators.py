@@ -14,9 +14,9 @@ from math import log
 from typing import Any, Protocol
 
 from paceline.policy.acceptance import Calibration, limit_siblings
+from paceline.policy.choice import DraftLimits
 from paceline.policy.cost_points import StepShape
 from paceline.policy.merging import merge
-from paceline.policy.planner import Source
 from paceline.request import Request, VerifyResult
 from paceline.span import DraftTree
 from paceline.workbench.replay_parts import AskingAll
@@ -71,13 +71,10 @@ class Recorder(AskingAll):
         self.log.append([])
         return super().begin(step, requests)
 
-    def drafted(
-        self, source: Source, chosen: Sequence[int], trees: Sequence[DraftTree], milliseconds: float
-    ) -> None:
-        for index, tree in zip(chosen, trees, strict=True):
-            if len(tree):
-                request_id = self._requests[index].request_id
-                self._trees.setdefault(request_id, []).append(replace(tree))
+    def choose(self, limits: Sequence[DraftLimits], node_budget: int) -> list[DraftTree]:
+        for index, request in enumerate(self._requests):
+            self._trees[request.request_id] = [*map(replace, self.drafts.trees(index))]
+        return super().choose(limits, node_budget)
 
     def observe(self, request: Request, result: VerifyResult) -> None:
         trees = self._trees.get(request.request_id)

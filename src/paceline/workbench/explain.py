@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from paceline.engine.engine import Engine
-from paceline.policy.choice import choose_nodes
+from paceline.policy.choice import DraftLimits, choose_nodes
 from paceline.policy.cost_aware import CostAwarePlanner
 from paceline.policy.cost_points import StepShape
-from paceline.policy.planner import DraftLimits, Drafts, Planner, Source, StepReport
+from paceline.policy.planner import Planner, Source, StepReport
 from paceline.policy.prices import Prices
 from paceline.request import Request, VerifyResult
 from paceline.span import ROOT, DraftTree
@@ -117,6 +117,7 @@ class _Step:
     requests: Sequence[Request] = ()
     positions: Sequence[int] = ()
     asks: list[Asked] = field(default_factory=list)
+    drafted: int = 0
     trees: Sequence[DraftTree] = ()
     limits: Sequence[DraftLimits] = ()
     node_budget: int = 0
@@ -165,8 +166,8 @@ class RecordingPlanner:
         self._skipped, self._decoding = (steps - 1, ids) if steps and decoding else (0, None)
         return not steps
 
-    def ask(self, source: Source, candidates: Sequence[int], drafts: Drafts) -> list[int]:
-        chosen = self.inner.ask(source, candidates, drafts)
+    def ask(self, source: Source, candidates: Sequence[int]) -> list[int]:
+        chosen = self.inner.ask(source, candidates)
         num_asked = len(chosen)
         self._step.asks.append(Asked(source.name, num_asked, len(candidates) - num_asked))
         return chosen
@@ -178,19 +179,18 @@ class RecordingPlanner:
         asked.level_price = prices.level
         return prices
 
-    def drafted(
-        self, source: Source, chosen: Sequence[int], trees: Sequence[DraftTree], milliseconds: float
-    ) -> None:
-        self.inner.drafted(source, chosen, trees, milliseconds)
-        asked = self._step.asks[-1]
-        asked.milliseconds, asked.num_nodes = milliseconds, sum(map(len, trees))
-
-    def choose(
-        self, trees: Sequence[DraftTree], limits: Sequence[DraftLimits], node_budget: int
-    ) -> list[DraftTree]:
-        chosen = self.inner.choose(trees, limits, node_budget)
+    def drafted(self, source: Source, chosen: Sequence[int], milliseconds: float) -> None:
+        self.inner.drafted(source, chosen, milliseconds)
         step = self._step
-        step.trees, step.limits, step.node_budget = trees, limits, node_budget
+        num_nodes = sum(self.inner.drafts.sizes())
+        step.asks[-1].milliseconds, step.asks[-1].num_nodes = milliseconds, num_nodes - step.drafted
+        step.drafted = num_nodes
+
+    def choose(self, limits: Sequence[DraftLimits], node_budget: int) -> list[DraftTree]:
+        chosen = self.inner.choose(limits, node_budget)
+        step, drafts = self._step, self.inner.drafts
+        step.trees = [drafts.tree(index) for index in range(len(limits))]
+        step.limits, step.node_budget = limits, node_budget
         step.chosen = chosen
         return chosen
 

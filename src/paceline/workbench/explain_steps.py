@@ -150,7 +150,7 @@ class StepRecord:
 
 @dataclass(slots=True)
 class ProposerSummary:
-    """One proposer over all steps.
+    """One proposer over all steps, or several that are asked together.
 
     Attributes:
         num_asked, num_passed_over: requests, counted once per step.
@@ -175,7 +175,7 @@ class ProposerSummary:
 
 
 def summarise(records: Sequence[StepRecord]) -> list[ProposerSummary]:
-    """One summary per proposer, in the order in which they were first considered."""
+    """One summary per proposer and group, in the order in which they were first considered."""
     found: dict[str, ProposerSummary] = {}
     for record in records:
         for asked in record.asks:
@@ -185,6 +185,8 @@ def summarise(records: Sequence[StepRecord]) -> list[ProposerSummary]:
             summary.milliseconds += asked.milliseconds
             summary.num_drafted += asked.num_nodes
     nodes = [node for record in records for node in record.nodes]
+    for node in nodes:  # those that draft from texts are asked together
+        found.setdefault(node.origin, ProposerSummary(node.origin))
     for origin, summary in found.items():
         own = [node for node in nodes if node.origin == origin]
         summary.num_candidates = len(own)

@@ -17,10 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from paceline.config import EngineConfig
+from paceline.policy.choice import DraftLimits
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_points import NO_STEP, StepShape
 from paceline.policy.drafting_cost import DraftingCost
-from paceline.policy.planner import DraftLimits, Source, StepReport
+from paceline.policy.planner import Source, StepReport
 from paceline.proposers.base import Proposer
 from paceline.request import Request
 from paceline.span import DraftTree
@@ -106,25 +107,22 @@ class _Oracle(AskingAll, ABC):
         self._step_draft_ms = 0.0
         return super().begin(step, requests)
 
-    def drafted(
-        self, source: Source, chosen: Sequence[int], trees: Sequence[DraftTree], milliseconds: float
-    ) -> None:
-        for i, tree in zip(chosen, trees, strict=True):
-            if nodes := self._accepted(i, tree):
-                reach = self._reaches[i]
-                reach[source] = max(len(nodes), reach.get(source, 0))
+    def drafted(self, source: Source, chosen: Sequence[int], milliseconds: float) -> None:
+        for i in chosen:
+            for tree in self.drafts.trees(i):
+                if tree.origins[0] == source.name and (nodes := self._accepted(i, tree)):
+                    self._reaches[i][source] = len(nodes)
 
     def _accepted(self, index: int, tree: DraftTree) -> list[int]:
         request = self._requests[index]
         return tree.follow(self._logs[request.request_id], len(request.token_ids))
 
-    def choose(
-        self, trees: Sequence[DraftTree], limits: Sequence[DraftLimits], node_budget: int
-    ) -> list[DraftTree]:
+    def choose(self, limits: Sequence[DraftLimits], node_budget: int) -> list[DraftTree]:
         lengths, draft_ms = self.lengths(self._requests, self._reaches, node_budget)
         self._step_draft_ms = draft_ms
         for request in self._requests:
             self.draft_ms[request.request_id] += draft_ms / len(self._requests)
+        trees = map(self.drafts.tree, range(len(lengths)))
         return [
             tree.select(self._accepted(i, tree)[:length])
             for i, (tree, length) in enumerate(zip(trees, lengths, strict=True))

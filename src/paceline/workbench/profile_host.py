@@ -21,10 +21,11 @@ from typing import Any, NamedTuple, cast
 from paceline.config import SpeculativeConfig
 from paceline.engine.build import BuiltEngine
 from paceline.engine.engine import Engine
-from paceline.engine.planners import merge
+from paceline.engine.planners import new_drafts
 from paceline.models.ops.base import PackedBatch
 from paceline.policy.cost_aware import CostAwarePlanner
 from paceline.policy.host_time import NO_HOST_TIME, HostTime
+from paceline.policy.planner import Planner, Source
 from paceline.proposers.base import DraftBudget, Proposer
 from paceline.request import NO_DRAFT, Request
 from paceline.runtime.model_runner import ForwardResult, ModelRunner
@@ -196,16 +197,19 @@ class _Echo(Proposer):
 
 
 class _Merging(_Echo):
-    """An echo of two trees, which are made one and then kept back, and how long each took."""
+    """An echo of two trees, which are made one and then kept back, and how long that took."""
 
     def __init__(self) -> None:
         self.ms: list[float] = []
 
     def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
         for request, tree in zip(requests, super().propose(requests, budget), strict=True):
-            other = self._chain(request.token_ids[: len(tree)])
+            drafts = new_drafts()
+            drafts.begin([request.request_id])
+            drafts.add(0, self.name, tree)
+            drafts.add(0, self.name, self._chain(request.token_ids[: len(tree)]))
             began = time.perf_counter()
-            merge((tree, other))
+            drafts.sizes()
             self.ms.append((time.perf_counter() - began) * 1e3)
         return [NO_DRAFT] * len(requests)
 
@@ -249,9 +253,8 @@ def _measured(built: BuiltEngine, called: Iterable[SpeculativeConfig]) -> HostTi
     engine.set_speculation([echo])  # asked in vain
     asked = decode(engine, FEW)
     for config in called:
-        (proposer,) = built.proposers_for((config,))
-        engine.set_speculation([echo, Silent(proposer)])
-        calls[config.method] = max(0.0, decode(engine, FEW).ms - asked.ms)
+        engine.set_speculation(built.proposers_for((config,)))
+        calls[config.method] = _drafting_ms(engine)
     merging = _Merging()
     engine.set_speculation([merging])
     decode(engine, FEW)
@@ -274,6 +277,32 @@ def _measured(built: BuiltEngine, called: Iterable[SpeculativeConfig]) -> HostTi
         calls=calls,
         merge=statistics.median(merging.ms or [0.0]),
     )
+
+
+class _Watching:
+    """A planner that notes what drafting took, and decides as ``inner`` does."""
+
+    def __init__(self, inner: Planner) -> None:
+        self.inner = inner
+        self.ms: list[float] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def drafted(self, source: Source, chosen: Sequence[int], milliseconds: float) -> None:
+        self.ms.append(milliseconds)
+        self.inner.drafted(source, chosen, milliseconds)
+
+
+def _drafting_ms(engine: Engine) -> float:
+    """Milliseconds in which the proposers of an engine draft for one request."""
+    watching = _Watching(engine.drafting.planner)
+    engine.drafting.planner = cast(Planner, watching)
+    try:
+        decode(engine, FEW)
+    finally:
+        engine.drafting.planner = watching.inner
+    return statistics.median(watching.ms or [0.0])
 
 
 def _seldom(

@@ -172,9 +172,8 @@ class _Replay:
             shape = step_shape(items)
         forward_ms, draft_ms, merges = self._cost.predict(shape), 0.0, 0
         if drafts:
-            merges = -sum([1 for draft in drafts if draft.tree.token_ids])
+            merges = self._drafting.planner.drafts.num_merges
         for proposer in self._proposers:
-            merges += proposer.num_trees
             draft_ms += proposer.take_ms()
         self._result.rows.append(shape.rows)
         total_ms = self._share(items, roots, shape, forward_ms, draft_ms, merges)
@@ -207,7 +206,7 @@ class _Replay:
 
     def _plan(self, drafts: Sequence[Draft], room: int) -> None:
         for draft, tree in zip(drafts, self._drafting.choose(drafts, room), strict=True):
-            draft.item.request.counters.num_pruned_tokens += len(draft.tree) - len(tree)
+            draft.item.request.counters.num_pruned_tokens += draft.size - len(tree)
             draft.item.draft = tree
 
     def _commit(self, item: Scheduled) -> int:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from paceline.policy.cost_points import StepShape
 from paceline.policy.drafting_cost import DraftingCost
-from paceline.policy.planner import Drafts, FixedPlanner, Source
-from paceline.proposers.base import DraftBudget, Proposer
+from paceline.policy.planner import FixedPlanner, Source
+from paceline.proposers.base import DraftBudget, Proposer, TextDrafter
 from paceline.request import Request
 from paceline.span import DraftTree
 
@@ -28,20 +28,17 @@ class Charged:
 
     Args:
         clock: is moved on by that.
-
-    Attributes:
-        num_trees: that it drafted since :meth:`take_ms` was called.
     """
 
     def __init__(self, proposer: Proposer, cost: DraftingCost, clock: Clock) -> None:
         self.inner = proposer
         self._cost, self._clock = cost, clock
         self._ms = 0.0
-        self.num_trees = 0
         self.name = proposer.name
         self.config = proposer.config
         self.costs_forwards = proposer.costs_forwards
         self.costs_levels = proposer.costs_levels
+        self.drafts_from_text = proposer.drafts_from_text
         self.lag = proposer.lag
         self.observe = proposer.observe
         self.context_length = proposer.context_length
@@ -57,31 +54,40 @@ class Charged:
         levels = 1
         if self.costs_forwards and self.costs_levels:
             levels = max((max(tree.depths()) for tree in trees if len(tree)), default=1)
-        self.num_trees += sum([1 for tree in trees if tree.token_ids])
         ms = self._cost.milliseconds(self.name, levels)
         if lags:
             ms += sum([self._cost.catch_up(self.name, lag) for lag in lags])
-        self._ms += ms
-        self._clock.milliseconds += ms
+        self._charge(ms)
         return trees
+
+    def drafters(self, requests: Sequence[Request]) -> Sequence[TextDrafter]:
+        self._charge(self._cost.milliseconds(self.name))
+        return self.inner.drafters(requests)
+
+    def _charge(self, milliseconds: float) -> None:
+        self._ms += milliseconds
+        self._clock.milliseconds += milliseconds
 
     def take_ms(self) -> float:
         """What was charged since the last call."""
-        ms, self._ms, self.num_trees = self._ms, 0.0, 0
+        ms, self._ms = self._ms, 0.0
         return ms
 
 
 class AskingAll(FixedPlanner):
     """Asks all proposers for all requests, whatever others have drafted."""
 
+    asks_together = False
+
     def __init__(self) -> None:
+        super().__init__()
         self._requests: Sequence[Request] = ()
 
     def begin(self, step: StepShape, requests: Sequence[Request]) -> int:
         self._requests = requests
         return 0
 
-    def ask(self, source: Source, candidates: Sequence[int], drafts: Drafts) -> list[int]:
+    def ask(self, source: Source, candidates: Sequence[int]) -> list[int]:
         return list(candidates)
 
 

@@ -176,3 +176,36 @@ def _continuations(level: Level, at: int) -> list[tuple[int, float]]:
     begin, end = level.starts[at : at + 2].tolist()
     tokens, values = level.tokens[begin:end].tolist(), level.values[begin:end].tolist()
     return list(zip(tokens, values, strict=True))
+
+
+class NgramText:
+    """Drafts by a model and by a text, as far back as its last ``window`` to twice as many tokens.
+
+    Args:
+        window: 0 is the model alone.
+        branching: most children of a node.
+        min_prob: nodes less likely to be reached and accepted are left out.
+    """
+
+    def __init__(self, lookup: NgramLookup, window: int, branching: int, min_prob: float) -> None:
+        self._lookup, self._window = lookup, window
+        self._branching, self._min_prob = branching, min_prob
+        self._base = 0  # where its cache begins
+        self._cache = TextCache()
+
+    def draft(self, token_ids: list[int], max_nodes: int, max_depth: int) -> Nodes:
+        return self._lookup.draft(
+            self._filled_cache(token_ids) if self._window else None,
+            token_ids[-LONGEST_CONTEXT:],
+            max_nodes,
+            max_depth,
+            self._branching,
+            self._min_prob,
+        )
+
+    def _filled_cache(self, token_ids: list[int]) -> TextCache:
+        length = len(token_ids)
+        if not len(self._cache) or length - self._base > 2 * self._window:
+            self._base, self._cache = max(0, length - self._window), TextCache()
+        self._cache.extend(token_ids, self._base + len(self._cache))
+        return self._cache

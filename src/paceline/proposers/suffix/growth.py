@@ -143,6 +143,27 @@ class SuffixDrafter:
         return ranked[: self._branching]
 
 
+class SuffixText:
+    """Drafts from a text itself and from others that are shared with it.
+
+    Args:
+        max_depth: longest context that is matched, in tokens.
+    """
+
+    def __init__(self, drafter: SuffixDrafter, max_depth: int) -> None:
+        self._drafter = drafter
+        self._own = SuffixAutomaton(max_depth)
+        self._cursors = [SuffixCursor(self._own, is_own=True)]
+
+    def share(self, automata: Sequence[SuffixAutomaton]) -> None:
+        """Match these too, in place of those that were shared before."""
+        self._cursors[1:] = map(SuffixCursor, automata)
+
+    def draft(self, token_ids: list[int], max_nodes: int, max_depth: int) -> Drafted:
+        self._own.extend(token_ids, self._own.num_tokens)
+        return self._drafter.draft(self._cursors, token_ids, max_nodes, max_depth)
+
+
 def _contexts(
     automata: Sequence[SuffixAutomaton], places: Sequence[Place]
 ) -> list[tuple[int, int, Edges]]:
