@@ -10,12 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from research.scores import Outcome, Recorder, as_if_verified, score
+
 from paceline.policy.acceptance import Calibration
 from paceline.policy.cost_points import StepShape
 from paceline.policy.planner import DraftLimits, Source
 from paceline.request import Request, VerifyResult
 from paceline.span import DraftTree
-from paceline.workbench.estimators import Outcome, Recorder, as_if_verified, score
 
 
 @dataclass(slots=True)
