@@ -97,7 +97,7 @@ def draft_card(
             f"{result.train_tokens:,} read with repetitions",
         ),
         ("begun from", (Path(config.init).name if config.init else "random weights") + cut),
-        ("training", f"{config.loss} against the target; {optimiser_line(config)}"),
+        ("training", f"KL divergence from the target; {optimiser_line(config)}"),
         ("steps", f"{result.steps:,} in {result.seconds / 60:.0f} minutes"),
         ("held-out acceptance before", str(result.before)),
         ("held-out acceptance after", str(result.after)),

@@ -132,9 +132,9 @@ def _head_cut(
 
 def _loss(config: DraftTrainingConfig, model: TrainableModel, teacher: Decoder) -> Loss:
     if not config.parallel:
-        return distillation_loss(config.loss, teacher)
+        return distillation_loss(teacher)
     mask_token, num_tokens = model.raw[MASK_TOKEN], config.num_speculative_tokens
-    return parallel_loss(config.loss, teacher, mask_token, num_tokens)
+    return parallel_loss(teacher, mask_token, num_tokens)
 
 
 def _special_ids(raw: Mapping[str, object]) -> dict[str, object]:
