@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,20 +74,14 @@ def train_ngram(config: NgramTrainingConfig) -> NgramTrainingResult:
     )
 
 
-class _Counted(NamedTuple):
+def _counted(
+    config: NgramTrainingConfig,
+) -> tuple[NgramCounts, list[Example], str | None, NDArray[np.uint64]]:
     """What was counted, what was held out, the vocabulary's fingerprint, the prompts' keys."""
-
-    counts: NgramCounts
-    held_out: list[Example]
-    fingerprint: str | None
-    prompts: NDArray[np.uint64] = NO_PROMPTS
-
-
-def _counted(config: NgramTrainingConfig) -> _Counted:
     if config.import_llama is not None:
         vocab_size, fingerprint = target_vocabulary(config)
-        return _Counted(read_llama_lookup(config.import_llama, vocab_size), [], fingerprint)
+        return read_llama_lookup(config.import_llama, vocab_size), [], fingerprint, NO_PROMPTS
     examples, vocab_size, fingerprint = read_examples(config)
     learnt, held_out = split(examples, config.held_out_tokens, config.seed)
     counts = count_examples(learnt, config.order, vocab_size, is_soft=config.soft_labels)
-    return _Counted(counts, held_out, fingerprint, prompt_keys(learnt))
+    return counts, held_out, fingerprint, prompt_keys(learnt)
