@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from paceline.span import DraftTree
-from paceline.workbench.estimators import LoggedDraft
 from tests.programs import FOLDER, ROOT, module
 
 
@@ -163,7 +162,7 @@ def test_an_arm_that_drafts_nothing_on_the_prompts_that_judge_is_a_failed_sample
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calibration = module("research.calibration")
-    draft = LoggedDraft(0, [DraftTree([5], [-1], [0.5], ["x"])], [5])
+    draft = module("research.scores").LoggedDraft(0, [DraftTree([5], [-1], [0.5], ["x"])], [5])
     monkeypatch.setattr(calibration, "record", lambda *_: ([[draft]], []))
     prompts = [module("research.calibration").Prompt("code", 0.0, "text", is_fitted=True)]
     report = module("report").Report("calibration", {})

@@ -20,23 +20,12 @@ from harness import arguments, note, run_sample
 from prompt_sets import load_prompts, spread
 from proposer_sets import chain, described, draft_model
 from report import Report, Target, number, table
-from research.estimators import ALL, Node, NodeEstimator
+from research.estimators import ALL, AS_PROPOSED, KEPT, Node, NodeEstimator
+from research.scores import Log, Outcome, Recorder, Scores, compare, replay, score
 
 from paceline import LLM, SamplingParams
 from paceline.llm import embedded_model
 from paceline.policy.evidence import AS_ESTIMATED, LEAST_DEPTHS
-from paceline.workbench.estimators import (
-    AS_PROPOSED,
-    KEPT,
-    Log,
-    Outcome,
-    Recorder,
-    Scores,
-    compare,
-    replay,
-    score,
-)
-from paceline.workbench.plots import check_plot, plot_reliability
 
 
 def tree(config: Mapping[str, Any], nodes: int, branching: int) -> dict[str, Any]:
@@ -333,30 +322,25 @@ def run_arms(
     return logs
 
 
-def judge(
-    logs: Mapping[str, Log], prompts: Sequence[Prompt], report: Report
-) -> dict[str, dict[str, list[Outcome]]]:
-    """The fit on one half of the prompts and the scores on the other; outcomes by arm."""
+def judge(logs: Mapping[str, Log], prompts: Sequence[Prompt], report: Report) -> None:
+    """The fit on one half of the prompts and the scores on the other."""
     of_one = [log for arm, log in logs.items() if isinstance(ARMS[arm], dict)]
     for origin, prior in fit_priors([half(log, prompts, True) for log in of_one]).items():
         report.results.append({"origin": origin, "prior": prior})
     everything: dict[str, list[Outcome]] = {}
-    found = {}
     for arm, log in logs.items():
-        rows, found[arm] = judged(arm, half(log, prompts, False), prompts)
+        rows, found = judged(arm, half(log, prompts, False), prompts)
         report.results += rows
-        for name, outcomes in found[arm].items():
+        for name, outcomes in found.items():
             everything.setdefault(name, []).extend(outcomes)
     for name, outcomes in everything.items():
         report.results.append(scored(EVERY_ARM, name, score(outcomes)))
-    return found
 
 
 def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = arguments(__doc__, prompts=True)
     parser.sized("--num-prompts", 20, 3, "of each kind")
     parser.sized("--max-tokens", 128, 48, "per prompt")
-    parser.add_argument("--plot", help="also draw the reliability diagrams into this file")
     options = parser.parse_args(argv)
     if options.num_prompts < LEAST_PROMPTS:
         parser.error(
@@ -368,8 +352,6 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = options_of(argv)
-    if options.plot:
-        check_plot(options.plot)
     source, prompts = prompts_of(options)
     with LLM(
         embedded_model("target"),
@@ -390,15 +372,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         }
         report = Report("calibration", config)
         logs = run_arms(options, llm, prompts, report)
-    found = judge(logs, prompts, report)
-    if options.plot:
-        plot_reliability(
-            {
-                arm: {name: score(outcomes[name]) for name in (AS_PROPOSED, KEPT)}
-                for arm, outcomes in found.items()
-            },
-            options.plot,
-        )
+    judge(logs, prompts, report)
     report.targets = targets(report.results)
     return report.finish(options, tables(report.results))
 

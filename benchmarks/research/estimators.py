@@ -6,16 +6,18 @@ Calibration` is used by one. Knows neither engines nor how estimates are judged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import exp, log
 
-from paceline.policy.acceptance import limit_siblings
+from research.scores import Estimators
+
+from paceline.policy.acceptance import Calibration, limit_siblings
 from paceline.policy.evidence import bucket_of, depth_range
 from paceline.request import VerifyResult
 from paceline.span import DraftTree
-from paceline.workbench.estimators import AS_PROPOSED, ESTIMATORS, KEPT, Estimator
 
+AS_PROPOSED = "as proposed"
+KEPT = "calibration"
 LEAST_PROB = 0.002
 """Probabilities nearer to 0 or 1 than this have their log-odds."""
 
@@ -225,13 +227,13 @@ class KalmanOnLogit(NodeEstimator):
             del self._tracks[key]
 
 
-ALL: Mapping[str, Callable[[], Estimator]] = {
-    AS_PROPOSED: ESTIMATORS[AS_PROPOSED],
+ALL: Estimators = {
+    AS_PROPOSED: NodeEstimator,
     "Beta counts": BetaCounts,
     "Beta counts, by request": lambda: BetaCounts(by_request=True),
     "logistic on margin": LogisticOnMargin,
     "Kalman on logit": KalmanOnLogit,
     "power": PowerOfEstimate,
-    KEPT: ESTIMATORS[KEPT],
+    KEPT: Calibration,
 }
 """By the names that the tables of results have."""

@@ -10,11 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from research.scores import Outcome, Recorder, as_if_verified, score
+
 from paceline.policy.choice import DraftLimits
 from paceline.policy.drafts import Drafts
 from paceline.request import Request, VerifyResult
 from paceline.span import DraftTree
-from paceline.workbench.estimators import Outcome, Recorder, as_if_verified, score
 
 
 @dataclass(slots=True)

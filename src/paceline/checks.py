@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from pathlib import Path
 
 from paceline.errors import ConfigError, PacelineError
@@ -35,7 +35,7 @@ def check_output(path: str | Path) -> None:
         raise ConfigError(f"{path} cannot be written: it is a folder; name a file in it")
 
 
-def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
+def check_choice(name: str, value: str, allowed: Collection[str]) -> None:
     """Raise :class:`ConfigError` unless a value is one of those allowed."""
     if value not in allowed:
         raise ConfigError(f"{name} is {value!r}; allowed are {', '.join(allowed)}")

@@ -1,6 +1,6 @@
-"""The command line: its groups, its errors and exit codes. :mod:`paceline.commands` has the rest.
+"""The command line: its groups, its variables of the environment, its errors and exit codes.
 
-Knows no model, and no command but by the table of them.
+Knows no model, and no command but by the table of them: :mod:`paceline.commands` has the rest.
 """
 
 from __future__ import annotations
@@ -8,19 +8,22 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from paceline import __version__
-from paceline.commands.environment import warn_of_unknown_variables
 from paceline.commands.registry import ENVIRONMENT_NOTE, LazyGroup
 from paceline.errors import PacelineError
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 HELP_WIDTH = 100
+PREFIX = "PACELINE_"
+OTHER_VARIABLES = ("PACELINE_CPU_ISA", "PACELINE_NATIVE_MODULE")
+"""Read by no option: the native kernels read the first, their tests the second."""
+TEST_PREFIX = "PACELINE_TEST_"
 
 
 def _group(name: str, help: str, **more: Any) -> typer.Typer:
@@ -63,6 +66,39 @@ def _root(
     ] = False,
 ) -> None:
     warn_of_unknown_variables(context.command)
+
+
+def warn_of_unknown_variables(command: Any) -> None:
+    """Say on standard error which ``PACELINE_`` variables nothing reads, and what is near.
+
+    Args:
+        command: the root of the command line, whose options know their variables.
+    """
+    present = [name for name in os.environ if name.startswith(PREFIX)]
+    known = {*OTHER_VARIABLES, *option_variables(command)} if present else set()
+    for name in sorted(set(present) - known):
+        if not name.startswith(TEST_PREFIX):
+            print(
+                f"warning: nothing reads the variable {name!r}{_hint(name, known)}", file=sys.stderr
+            )
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    from difflib import get_close_matches
+
+    # Without the prefix, which would make all of them similar.
+    stems = [each.removeprefix(PREFIX) for each in sorted(known)]
+    near = get_close_matches(name.removeprefix(PREFIX), stems, n=1)
+    return f"; did you mean {PREFIX}{near[0]}?" if near else ""
+
+
+def option_variables(command: Any) -> Iterator[str]:
+    """The variables that the options of a command and of those below it read."""
+    for parameter in command.params:
+        if parameter.envvar:
+            yield parameter.envvar
+    for child in getattr(command, "commands", {}).values():
+        yield from option_variables(child)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -8,12 +8,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from paceline.cli import app
-from paceline.commands.environment import (
-    OTHER_VARIABLES,
-    option_variables,
-    warn_of_unknown_variables,
-)
+from paceline.cli import OTHER_VARIABLES, app, option_variables, warn_of_unknown_variables
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = typer.main.get_command(app)

@@ -184,27 +184,6 @@ def test_curves_are_no_profile_and_gaps_are_said(cli: Cli, folder: Path, tmp_pat
     assert [note for note in said.document["notes"] if note.endswith("1 and 4")]
 
 
-def test_estimators_are_compared_on_request(cli: Cli, folder: Path, tmp_path: Path) -> None:
-    suffix = {"method": "suffix", "max_branching": 1}  # a chain, as in the rows by length
-    config = json.dumps([suffix, {"model": embedded_model("draft")}])
-    base = ("simulate", str(folder), "--planner", "fixed", "--json", "-k", "4")
-    plot = ("--plot", str(tmp_path / "r.svg"))
-    result = cli(*base, "--speculative-config", config, "--estimators", *plot)
-    assert result.code == 0, result.err
-    found = result.document["estimators"]
-    assert list(found) == ["suffix", "draft_model", "all together"]
-    for name, each in found.items():
-        accepted = sum(n * share for n, _, share in each["calibration"]["bins"])
-        rows = result.document["rows"]
-        if name == "all together":  # a merged tree may have more nodes than are verified
-            assert accepted >= rows["as configured"]["num_accepted_tokens"]
-        else:
-            assert accepted == pytest.approx(rows[f"{name} 4"]["num_accepted_tokens"])
-        assert f"\n{name}: {each['calibration']['count']} labelled nodes" in result.out
-    assert "<svg" in (tmp_path / "r.svg").read_text()
-    assert "estimators" not in cli(*base, "--method", "suffix").document
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -215,10 +194,6 @@ def test_estimators_are_compared_on_request(cli: Cli, folder: Path, tmp_path: Pa
         (("--planner", "clever"), "allowed are auto, fixed"),
         (("--concurrency", "0"), "--concurrency is 0; allowed are whole numbers from 1 to 512"),
         (("--concurrency", "513"), "--concurrency is 513"),
-        (("--estimators", "--plot", "nowhere/x.png"), "there is no folder nowhere"),
-        (("--plot", "r.svg"), "--plot draws what --estimators finds"),
-        (("--estimators", "--plot", "r.txt"), "allowed are files in .png"),
-        (("--estimators", "--no-speculation"), "here nobody drafts"),
         (("--speculative-config", '{"k": 4}'), "unknown speculative key 'k'"),
     ],
 )

@@ -13,7 +13,7 @@ from paceline.proposers.ngram_model.tables import NgramTables
 from paceline.sampling_params import SamplingParams
 from paceline.training.ngram.counts import Corpus, Example, count_ngrams
 from paceline.training.ngram.pruning import prune
-from paceline.training.ngram.smoothing import SMOOTHINGS, smooth
+from paceline.training.ngram.smoothing import smooth
 from tests.toy import VOCAB, Job, run_jobs, toy_engine
 
 TREE = {"num_speculative_tokens": 5, "max_tree_nodes": 9, "max_branching": 3}
@@ -22,14 +22,13 @@ TREE = {"num_speculative_tokens": 5, "max_tree_nodes": 9, "max_branching": 3}
 def train(
     texts: Sequence[Sequence[int]],
     order: int = 4,
-    smoothing: str = SMOOTHINGS[0],
     vocab_size: int = VOCAB,
     top_k: int = 64,
     max_bytes: int = 1 << 20,
 ) -> NgramTables:
     examples = [Example(np.array(text, np.int32)) for text in texts]
     counts = count_ngrams(Corpus.of(examples), order, vocab_size)
-    return prune(smooth(counts, order, smoothing), top_k, max_bytes)
+    return prune(smooth(counts, order), top_k, max_bytes)
 
 
 @cache

@@ -127,23 +127,20 @@ def test_the_target_accepts_itself(target: TrainableModel) -> None:
     assert figures.one_minus_tv == pytest.approx(1.0, abs=1e-5)
 
 
-def test_losses_against_the_target(target: TrainableModel) -> None:
+def test_the_loss_against_the_target(target: TrainableModel) -> None:
     decoder, windows = _decoder(target), torch.randint(0, 280, (2, 17))
     random = _decoder(new_model(SHAPE, 280, 0, seed=0))
     with torch.no_grad():
-        for kind in ("kl", "tv"):
-            loss = distillation_loss(kind, decoder)
-            assert loss(decoder, windows).item() == pytest.approx(0.0, abs=1e-5)
-            assert loss(random, windows).item() > 0.1
-        assert distillation_loss("ce", decoder)(random, windows).item() > 4
+        loss = distillation_loss(decoder)
+        assert loss(decoder, windows).item() == pytest.approx(0.0, abs=1e-5)
+        assert loss(random, windows).item() > 0.1
 
 
-@pytest.mark.parametrize("loss", ["kl", "tv", "ce"])
 def test_distillation_raises_acceptance(
-    corpus: Path, trained: LMTrainingResult, tmp_path: Path, loss: str
+    corpus: Path, trained: LMTrainingResult, tmp_path: Path
 ) -> None:
     options = {"generate_tokens": 1000, "generate_prompt_tokens": 4, "generate_new_tokens": 28}
-    result = train_draft(draft_config(corpus, trained.folder, tmp_path, loss=loss, **options))
+    result = train_draft(draft_config(corpus, trained.folder, tmp_path, **options))
     assert result.before is not None
     assert result.after is not None
     assert result.after.greedy_top1 > result.before.greedy_top1 + 0.2
@@ -188,9 +185,9 @@ def test_resumed_distillation_equals_uninterrupted_one(
     train_draft(draft_config(corpus, trained.folder, tmp_path / "whole", **options))
     broken = draft_config(corpus, trained.folder, tmp_path / "broken", **options)
 
-    def failing(kind: str, teacher: Any) -> Any:
+    def failing(teacher: Any) -> Any:
         left = [9]
-        inner = distillation_loss(kind, teacher)
+        inner = distillation_loss(teacher)
 
         def loss(*arguments: Any) -> torch.Tensor:
             left[0] -= 1
@@ -277,7 +274,6 @@ def test_another_vocabulary_is_refused(
 @pytest.mark.parametrize(
     "options",
     [
-        {"loss": "mse"},
         {"drop_layers": 1},
         {"generate_temperatures": ()},
         {"generate_temperatures": (-1.0,)},

@@ -22,7 +22,7 @@ from paceline.training.ngram.counts import Corpus, Example, NgramCounts, count_n
 from paceline.training.ngram.data import prompt_keys, split
 from paceline.training.ngram.options import NgramTrainingConfig
 from paceline.training.ngram.pruning import prune
-from paceline.training.ngram.smoothing import SMOOTHINGS, smooth
+from paceline.training.ngram.smoothing import smooth
 from paceline.training.ngram.streaming import count_examples
 from paceline.training.ngram.train import train_ngram
 
@@ -44,9 +44,9 @@ def counts_of(corpus: list[list[int]], order: int) -> NgramCounts:
     return count_ngrams(Corpus.of(examples), order, VOCAB)
 
 
-def train(corpus: list[list[int]], order: int, smoothing: str, **limits: int) -> NgramTables:
+def train(corpus: list[list[int]], order: int, **limits: int) -> NgramTables:
     limits = {"top_k": 64, "max_bytes": WHOLE} | limits
-    return prune(smooth(counts_of(corpus, order), order, smoothing), **limits)
+    return prune(smooth(counts_of(corpus, order), order), **limits)
 
 
 @pytest.mark.parametrize("is_soft", [False, True])
@@ -74,7 +74,7 @@ def test_pieces_count_as_the_whole(order: int, is_soft: bool) -> None:
 class Textbook:
     """The definitions, n-gram by n-gram, with dictionaries."""
 
-    def __init__(self, corpus: list[list[int]], order: int, smoothing: str) -> None:
+    def __init__(self, corpus: list[list[int]], order: int) -> None:
         raw: list[Counter[Gram]] = [Counter() for _ in range(order + 1)]
         befores: list[dict[Gram, set[int | None]]] = [{} for _ in range(order + 1)]
         for text in corpus:
@@ -84,20 +84,14 @@ class Textbook:
                     raw[n][gram] += 1
                     before = text[at - 1] if at else None
                     befores[n].setdefault(gram, set()).add(before)
-        self.is_backoff = smoothing == "stupid-backoff"
         self.counts = raw
-        if smoothing == "modified-kneser-ney":
-            for n in range(1, order):
-                self.counts[n] = Counter({g: len(seen) for g, seen in befores[n].items()})
-        self.discounts = [self._discounts(each, smoothing) for each in self.counts]
+        for n in range(1, order):
+            self.counts[n] = Counter({g: len(seen) for g, seen in befores[n].items()})
+        self.discounts = [self._discounts(each) for each in self.counts]
 
-    def _discounts(self, counts: Counter[Gram], smoothing: str) -> list[float]:
+    def _discounts(self, counts: Counter[Gram]) -> list[float]:
         n = Counter(counts.values())
-        if self.is_backoff or not counts:
-            return [0.0] * 4
         y = n[1] / (n[1] + 2 * n[2]) if n[1] and n[2] else 0.5
-        if smoothing == "absolute":
-            return [0.0, y, y, y]
         ds = [0.0]
         for c in (1, 2, 3):
             ds.append(c - (c + 1) * y * n[c + 1] / n[c] if n[c] and n[c + 1] else y)
@@ -111,57 +105,51 @@ class Textbook:
         if not total:
             return lower
         count = after.get((*context, token), 0)
-        if self.is_backoff:
-            return count / total if count or not context else 0.4 * lower
         d = self.discounts[n]
         left = sum(d[min(c, 3)] for c in after.values()) / total
         return (count - d[min(count, 3)]) / total + left * lower
 
 
-@pytest.mark.parametrize("smoothing", SMOOTHINGS)
 @pytest.mark.parametrize("order", [2, 3, 4])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_probabilities_are_the_textbooks(seed: int, order: int, smoothing: str) -> None:
+def test_probabilities_are_the_textbooks(seed: int, order: int) -> None:
     corpus = [*texts(seed), [2], [5, 5]]
-    model, book = NgramLookup(train(corpus, order, smoothing)), Textbook(corpus, order, smoothing)
+    model, book = NgramLookup(train(corpus, order)), Textbook(corpus, order)
     dice = random.Random(seed)
     contexts = [tuple(dice.randrange(VOCAB) for _ in range(order - 1)) for _ in range(25)]
     for context in (*contexts, (), (1,)):
         probs = [model.probability(context, token) for token in range(VOCAB)]
         expected = [book.probability(context, token) for token in range(VOCAB)]
         assert probs == pytest.approx(expected, abs=1e-6)
-        if smoothing != "stupid-backoff":
-            assert sum(probs) == pytest.approx(1.0, abs=1e-6)
+        assert sum(probs) == pytest.approx(1.0, abs=1e-6)
 
 
-@pytest.mark.parametrize("smoothing", SMOOTHINGS[:2])
-def test_what_is_left_after_pruning_still_sums_to_one(smoothing: str) -> None:
-    whole = train(texts(3), 4, smoothing)
-    model = NgramLookup(train(texts(3), 4, smoothing, top_k=2, max_bytes=2000))
+def test_what_is_left_after_pruning_still_sums_to_one() -> None:
+    whole = train(texts(3), 4)
+    model = NgramLookup(train(texts(3), 4, top_k=2, max_bytes=2000))
     assert max(np.diff(level.starts).max() for level in whole.levels) > 2
     for context in product(range(VOCAB), repeat=3):
         probs = sum(model.probability(context, token) for token in range(VOCAB))
         assert probs == pytest.approx(1.0, abs=1e-5)
 
 
-@pytest.mark.parametrize("smoothing", SMOOTHINGS)
-def test_the_file_is_no_larger_than_the_budget(tmp_path: Path, smoothing: str) -> None:
+def test_the_file_is_no_larger_than_the_budget(tmp_path: Path) -> None:
     corpus, kept = texts(4), []
     for max_bytes in (600, 1000, 2000, 4000, 8000):
-        tables = train(corpus, 4, smoothing, max_bytes=max_bytes)
+        tables = train(corpus, 4, max_bytes=max_bytes)
         assert write_tables(tables, tmp_path / "model") <= max_bytes
         kept.append(sum(len(level.tokens) for level in tables.levels))
     assert kept == sorted(kept)
     assert kept[0] < kept[1] < kept[2] < kept[3]
     with pytest.raises(TrainingError, match="the least is"):
-        train(corpus, 4, smoothing, max_bytes=300)
+        train(corpus, 4, max_bytes=300)
 
 
 def test_what_goes_first_costs_the_least_likelihood() -> None:
     corpus = texts(5)
     likelihoods = []
     for max_bytes in (700, 1200, 2400, 8000):
-        model = NgramLookup(train(corpus, 3, SMOOTHINGS[0], max_bytes=max_bytes))
+        model = NgramLookup(train(corpus, 3, max_bytes=max_bytes))
         loss = sum(
             -np.log(model.probability(text[max(0, at - 2) : at], text[at]))
             for text in corpus
@@ -181,7 +169,7 @@ def test_soft_labels_weigh_what_the_target_thought() -> None:
     context = pairs.contexts[pairs.context_of, 0].tolist()
     found = dict(zip(zip(context, pairs.tokens.tolist(), strict=True), pairs.weights, strict=True))
     assert found == pytest.approx({(3, 1): 1.5, (3, 2): 0.5, (1, 3): 1.0})
-    model = NgramLookup(prune(smooth(counts, 2, "absolute"), 8, WHOLE))
+    model = NgramLookup(prune(smooth(counts, 2), 8, WHOLE))
     assert sum(model.probability([3], token) for token in range(4)) == pytest.approx(1.0)
     assert model.probability([3], 1) > model.probability([3], 2) > model.probability([3], 0)
 
@@ -208,7 +196,7 @@ def test_the_keys_of_prompts_are_part_of_the_file_and_of_its_budget(tmp_path: Pa
     examples = [Example(np.array([i, i + 1, 5, 6, 7], np.int32), start=2) for i in (3, 1, 2, 1)]
     keys = prompt_keys([*examples, Example(np.array([8, 9], np.int32))])
     assert keys.tolist() == sorted(context_key([i, i + 1]) for i in (1, 2, 3))
-    smoothed = smooth(count_ngrams(Corpus.of(examples), 3, 10), 3, SMOOTHINGS[0])
+    smoothed = smooth(count_ngrams(Corpus.of(examples), 3, 10), 3)
     with pytest.raises(TrainingError, match=r"vocabulary of 10 and 3 prompts; the least is 576"):
         prune(smoothed, 8, 575, prompts=keys)
     assert write_tables(prune(smoothed, 8, 576, prompts=keys), tmp_path / "m") <= 576
@@ -236,9 +224,7 @@ def test_traces_become_a_model_that_knows_the_target(tmp_path: Path, is_soft: bo
     folder = write_traces(tmp_path / "traces", fingerprint="ab" * 16)
     output = str(tmp_path / "model.ngram")
     result = train_ngram(
-        NgramTrainingConfig(
-            output=output, traces=(str(folder),), soft_labels=is_soft, has_table=not is_soft
-        )
+        NgramTrainingConfig(output=output, traces=(str(folder),), soft_labels=is_soft)
     )
     tables = read_tables(output)
     assert (tables.vocab_size, tables.fingerprint) == (10, "ab" * 16)
@@ -248,7 +234,6 @@ def test_traces_become_a_model_that_knows_the_target(tmp_path: Path, is_soft: bo
     assert sum(result.report.hit_rates.values()) == pytest.approx(1.0)
     assert result.report.acceptance.accepted[0] >= 0.9  # all but each answer's first token
     assert result.others["prompt lookup"].accepted[0] < 0.3
-    assert len(result.table) == (0 if is_soft else 9)
     assert tables.prompts.tolist() == [context_key([9, 9])]
     # Prompts are context only: the model never says 9.
     assert all(9 not in level.tokens for level in tables.levels)
@@ -294,7 +279,6 @@ def test_soft_labels_need_log_probabilities(tmp_path: Path) -> None:
         ({"import_uzu": "m", "target": "t", "export_llama": "l"}, "no counts"),
         ({"text": ("t",), "soft_labels": True}, "soft_labels"),
         ({"text": ("t",), "order": 6}, "order is 6"),
-        ({"text": ("t",), "smoothing": "none"}, "allowed are modified-kneser-ney"),
         ({"text": ("t",), "top_k": 65}, "top_k is 65"),
     ],
 )
@@ -316,6 +300,6 @@ def test_a_million_tokens_are_learnt_in_under_twenty_seconds(tmp_path: Path) -> 
     tokens = np.minimum(dice.zipf(1.3, 1_000_000) - 1, 4095).astype(np.int32)
     began = time.thread_time()
     counts = count_ngrams(Corpus.of([Example(each) for each in np.split(tokens, 500)]), 4, 4096)
-    tables = prune(smooth(counts, 4, SMOOTHINGS[0]), 8, 32 << 20)
+    tables = prune(smooth(counts, 4), 8, 32 << 20)
     write_tables(tables, tmp_path / "model")
     assert time.thread_time() - began < 20

@@ -23,7 +23,7 @@ def test_a_cut_model_is_one_of_its_family(tmp_path: Path, family: str) -> None:
 
     reference.save_model(family, tmp_path / "whole")
     whole = load_model(tmp_path / "whole")
-    cut = cut_model(whole, drop_layers=1, mlp_width=64, drop_heads=2, hidden_width=48)
+    cut = cut_model(whole, drop_layers=1, mlp_width=64)
     (tmp_path / "cut").mkdir()
     save_model(tmp_path / "cut", cut, tmp_path / "whole", "float32", "")
     ours = reference.Driver.of(tmp_path / "cut").chunk(TOKENS.tolist())

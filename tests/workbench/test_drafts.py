@@ -32,6 +32,7 @@ from paceline.workbench.drafts_recording import Recorder, cached_drafts, record_
 from paceline.workbench.drafts_store import (
     DraftsKey,
     RecordedDrafts,
+    draft_source,
     drafts_key,
     read_drafts,
     write_drafts,
@@ -88,24 +89,8 @@ def draft_runner(num_blocks: int = 400) -> ModelRunner:
     return toy_runner(num_blocks=num_blocks, prefix_caching=False, noise=0.4)
 
 
-def make_key(config: SpeculativeConfig, **changes: Any) -> DraftsKey:
-    key = DraftsKey(
-        traces="",
-        draft="",
-        form="levels",
-        arithmetic="",
-        vocab_size=VOCAB,
-        max_len=CONTEXT,
-        branching=config.max_branching,
-        max_nodes=config.tree_nodes,
-        max_depth=config.num_speculative_tokens,
-        min_accept_prob=config.min_accept_prob,
-        temperature=config.temperature,
-        top_p=config.top_p,
-        top_k=config.top_k,
-        version="",
-    )
-    return dataclasses.replace(key, **changes)
+def make_key(config: SpeculativeConfig) -> DraftsKey:
+    return DraftsKey(config, CONTEXT, "")
 
 
 def toy_recording(
@@ -339,7 +324,7 @@ def test_a_file_that_is_incomplete_or_of_something_else(
 ) -> None:
     path = tmp_path / "drafts"
     write_drafts(path, recorded)
-    other = dataclasses.replace(recorded.key, draft="another")
+    other = dataclasses.replace(recorded.key, text="another")
     with pytest.raises(TraceError, match="something else"):
         read_drafts(path, other)
     assert other.digest != recorded.key.digest
@@ -451,7 +436,8 @@ def test_other_traces_and_settings_have_other_keys(
         target: TargetInfo = target,
         **changes: Any,
     ) -> str:
-        return drafts_key(traces, meta, dataclasses.replace(CONFIG, **changes), target).digest
+        config = dataclasses.replace(CONFIG, **changes)
+        return drafts_key(traces, meta, config, target, draft_source(config, target)).digest
 
     other = make_trace(0, [*traces[0].token_ids[:-1], 7], [])
     keys = [

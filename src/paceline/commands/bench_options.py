@@ -5,10 +5,11 @@ Knows no server and no engine.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.commands.options import EngineOptions, ModelOptions, SpeculationOptions, option
+from paceline.commands.resolve import values_of
 
 if TYPE_CHECKING:
     from paceline.workbench.serving.datasets import DatasetConfig
@@ -116,8 +117,7 @@ def dataset_config(options: DatasetOptions) -> DatasetConfig:
     """
     from paceline.workbench.serving.datasets import DatasetConfig
 
-    names = [each.name for each in fields(DatasetConfig)]
-    return DatasetConfig(**{name: getattr(options, name) for name in names})
+    return DatasetConfig(**values_of(options, DatasetConfig))
 
 
 def wants_ignore_eos(options: DatasetOptions) -> bool:

@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+from paceline.checks import check_choice
 from paceline.commands.bench_options import BenchServeOptions, dataset_config, wants_ignore_eos
 from paceline.commands.bench_view import Result, goodput, percentiles
 from paceline.commands.display import Screen, printable
@@ -48,8 +49,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 def _check(options: BenchServeOptions) -> None:
     """Raise for what can be seen before a server is asked."""
-    if options.backend not in BACKENDS:
-        raise ConfigError(f"--backend is {options.backend!r}; allowed are {', '.join(BACKENDS)}")
+    check_choice("--backend", options.backend, BACKENDS)
     if options.trace_path is not None and not math.isinf(options.request_rate):
         raise ConfigError("--trace-path and --request-rate exclude each other")
     if options.compare_extra_body is not None and options.compare_with is None:

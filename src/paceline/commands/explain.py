@@ -24,6 +24,7 @@ from paceline.commands.options import (
 )
 from paceline.commands.profile import numbers
 from paceline.commands.prompts import Encoder, Prompt
+from paceline.commands.report import engine_facts
 from paceline.commands.resolve import engine_options, sampling_params, speculative_config
 from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError
@@ -175,11 +176,7 @@ def _document(run: Explanation, llm: LLM, pieces: Sequence[str]) -> dict[str, An
     speedups, summaries = run.speedups(), summarise(run.records)
     text_of = _readable(llm.tokenizer)
     return {
-        "device": llm.config.device,
-        "model": llm.model,
-        "dtype": llm.config.dtype,
-        "backend": llm.backend,
-        "speculative_config": [asdict(config) for config in llm.config.speculative],
+        **engine_facts(llm),
         "planner": llm.config.planner,
         "objective": asdict(llm.config.objective),
         "num_prompt_tokens": len(run.prompt_token_ids),

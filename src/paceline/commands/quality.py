@@ -15,6 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from paceline.checks import check_choice
 from paceline.commands.display import Screen, table
 from paceline.commands.options import VerifyOptions
 from paceline.commands.prompts import read_prompts
@@ -95,10 +96,7 @@ def _check(options: VerifyOptions) -> None:
     if options.llama_kv_type is not None:
         if options.llama is None:
             raise ConfigError("--llama-kv-type belongs to --llama; add that, or drop it")
-        if options.llama_kv_type not in KV_TYPES:
-            raise ConfigError(
-                f"--llama-kv-type is {options.llama_kv_type!r}; allowed are {', '.join(KV_TYPES)}"
-            )
+        check_choice("--llama-kv-type", options.llama_kv_type, KV_TYPES)
     if options.dtype != "auto":
         raise ConfigError("--quality measures several: say --dtypes instead of --dtype")
 

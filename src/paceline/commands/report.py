@@ -86,6 +86,17 @@ def check_answered(outputs: Sequence[GenerationOutput]) -> list[GenerationOutput
     return list(outputs)
 
 
+def engine_facts(llm: LLM) -> dict[str, Any]:
+    """What every document says of the engine that made its figures."""
+    return {
+        "device": llm.config.device,
+        "model": llm.model,
+        "dtype": llm.config.dtype,
+        "backend": llm.backend,
+        "speculative_config": [asdict(config) for config in llm.config.speculative],
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """Everything that a run reports.
@@ -111,11 +122,7 @@ class Report:
     def to_json(self, llm: LLM, settings: Mapping[str, Any]) -> str:
         """One line; ``settings`` are further facts about the run, such as the seed."""
         document = {
-            "device": llm.config.device,
-            "model": llm.model,
-            "dtype": llm.config.dtype,
-            "backend": llm.backend,
-            "speculative_config": [asdict(config) for config in llm.config.speculative],
+            **engine_facts(llm),
             "promises_identity": llm.promises_identity,
             **settings,
             "num_prompts": len(self.outputs),

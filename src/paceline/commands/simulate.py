@@ -17,7 +17,6 @@ from paceline.commands.options import EngineOptions, SpeculationOptions, argumen
 from paceline.commands.report import COUNTERS, Figures
 from paceline.commands.resolve import engine_options, speculative_config
 from paceline.config import EngineConfig
-from paceline.errors import ConfigError
 from paceline.models.embedded import embedded_model
 
 if TYPE_CHECKING:
@@ -51,26 +50,17 @@ class SimulateOptions(EngineOptions, SpeculationOptions):
         "on this machine).",
     )
     max_num_seqs: int = option(1, "Requests at a time.", "--concurrency")
-    estimators: bool = option(
-        False,
-        "Also compare ways to estimate what will be accepted, by log-loss, and show how reliable "
-        "the planner's estimates are.",
-    )
-    plot: str | None = option(
-        None, "With --estimators: draw reliability diagrams into a .png, .svg or .pdf file."
-    )
     json: bool = option(False, "End stdout with a line of JSON.")
 
 
 def simulate_command(options: SimulateOptions) -> int:
     """The work of ``paceline simulate``."""
-    from paceline.commands.simulate_estimators import show_estimators
     from paceline.workbench.simulate import fixed_configs
     from paceline.workbench.simulate_setup import num_learnt
 
     screen = Screen()
     configs = speculative_config(options, options.model)
-    _check(options, configs)
+    check_concurrency(options)
     fixed = fixed_configs(configs)
     simulator, notes = _opened(options, fixed, screen)
     began = time.perf_counter()
@@ -79,11 +69,8 @@ def simulate_command(options: SimulateOptions) -> int:
     learnt = {name: num_learnt(fixed.get(name, configs), simulator.learnt) for name in rows}
     _show(simulator, rows, learnt, screen)
     screen.note(f"replayed in {time.perf_counter() - began:.1f} s")
-    found = _document(simulator, configs, rows, learnt, notes)
-    if options.estimators:
-        found["estimators"] = show_estimators(simulator, configs, options.plot, screen)
     if options.json:
-        screen.say(json.dumps(found))
+        screen.say(json.dumps(_document(simulator, configs, rows, learnt, notes)))
     return 0
 
 
@@ -109,23 +96,6 @@ def _opened(
     for note in notes:
         screen.note(f"note: {printable(note)}")
     return opened.simulator, notes
-
-
-def _check(options: SimulateOptions, configs: Configs) -> None:
-    """Before anything is read.
-
-    Raises:
-        ConfigError: options out of range, or that do not go together.
-    """
-    from paceline.workbench.plots import check_plot
-
-    check_concurrency(options)
-    if options.plot is not None and not options.estimators:
-        raise ConfigError("--plot draws what --estimators finds; give both")
-    if options.estimators and not configs:
-        raise ConfigError("--estimators judges what proposers draft; here nobody drafts")
-    if options.plot is not None:
-        check_plot(options.plot)
 
 
 def check_concurrency(options: EngineOptions) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from paceline.training.ngram.report import Acceptance, NgramReport
     from paceline.training.ngram.train import NgramTrainingResult
 
-_RENAMED = ("max_size", "table", "json")
+_RENAMED = ("max_size", "json")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -42,9 +42,6 @@ class TrainNgramOptions:
         "the embedded model; with traces alone, theirs).",
     )
     order: int = option(4, "Longest n-grams, 2 to 5 tokens.")
-    smoothing: str = option(
-        "modified-kneser-ney", "modified-kneser-ney, absolute or stupid-backoff."
-    )
     soft_labels: bool = option(
         False,
         "Learn the traced probabilities of the likeliest tokens, not the tokens alone.",
@@ -59,7 +56,6 @@ class TrainNgramOptions:
     export_llama: str | None = option(None, "Also write the counts as a lookup cache of llama.cpp.")
     held_out_tokens: int = option(16_384, "Tokens of whole texts that are never learnt.")
     seed: int = option(0, "Seed of the held-out split.")
-    table: bool = option(False, "Also measure orders 2 to 4 with every smoothing.", both=True)
     json: bool = option(False, "End with one JSON line of all figures.")
 
 
@@ -74,10 +70,8 @@ def train_ngram_command(options: TrainNgramOptions) -> int:
     )
     if result.report is not None:
         _show(result, result.report, screen)
-    if result.table:
-        screen.say("\n" + _smoothings(result.table))
     if options.json:
-        screen.say(json.dumps(_document(result)))
+        screen.say(json.dumps(asdict(result) | {"file": str(result.file)}))
     return 0
 
 
@@ -92,33 +86,16 @@ def _config(options: TrainNgramOptions) -> NgramTrainingConfig:
     }
     if options.target is None and not (options.traces and not options.text and not options.stdlib):
         values["target"] = embedded_model("target")
-    return NgramTrainingConfig(
-        **values, max_bytes=memory_bytes(options.max_size), has_table=options.table
-    )
+    return NgramTrainingConfig(**values, max_bytes=memory_bytes(options.max_size))
 
 
 def _show(result: NgramTrainingResult, report: NgramReport, screen: Screen) -> None:
     hits = ", ".join(f"order {order} {share:.1%}" for order, share in report.hit_rates.items())
     screen.say(f"\n{report.num_tokens} held-out tokens; longest known n-grams: {hits}")
-    if report.cross_entropy is not None:
-        screen.say(f"cross-entropy {report.cross_entropy:.3f} nats per token")
+    screen.say(f"cross-entropy {report.cross_entropy:.3f} nats per token")
     rows = {"trained model": report.acceptance, **result.others}
     screen.say(
         "\n" + table([{"accepted among its candidates": n} | _cells(a) for n, a in rows.items()])
-    )
-
-
-def _smoothings(reports: dict[tuple[int, str], NgramReport]) -> str:
-    return table(
-        [
-            {
-                "order and smoothing": f"{order} {smoothing}",
-                "nats": "-" if report.cross_entropy is None else f"{report.cross_entropy:.3f}",
-                "longest known": f"{report.hit_rates[order]:.1%}",
-                **_cells(report.acceptance),
-            }
-            for (order, smoothing), report in reports.items()
-        ]
     )
 
 
@@ -128,9 +105,3 @@ def _cells(acceptance: Acceptance) -> dict[str, str]:
     names = ["drafted", *(f"top {most}" for most in CANDIDATES)]
     shares = (acceptance.drafted, *acceptance.accepted)
     return {name: f"{share:.1%}" for name, share in zip(names, shares, strict=True)}
-
-
-def _document(result: NgramTrainingResult) -> dict[str, object]:
-    plain = asdict(result) | {"file": str(result.file)}
-    named = {f"{order} {name}": asdict(each) for (order, name), each in result.table.items()}
-    return plain | {"table": named}

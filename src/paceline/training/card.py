@@ -84,8 +84,6 @@ def draft_card(
     """
     cut = f", {config.drop_layers} layers dropped" if config.drop_layers else ""
     cut += f", feed-forward cut to {config.mlp_width}" if config.mlp_width else ""
-    cut += f", {config.drop_heads} heads dropped" if config.drop_heads else ""
-    cut += f", width cut to {config.hidden_width}" if config.hidden_width else ""
     cut += f", head cut to {config.draft_vocab_size} tokens" if config.draft_vocab_size else ""
     rows = [
         ("drafts for", Path(config.target).name),
@@ -97,7 +95,7 @@ def draft_card(
             f"{result.train_tokens:,} read with repetitions",
         ),
         ("begun from", (Path(config.init).name if config.init else "random weights") + cut),
-        ("training", f"{config.loss} against the target; {optimiser_line(config)}"),
+        ("training", f"KL divergence from the target; {optimiser_line(config)}"),
         ("steps", f"{result.steps:,} in {result.seconds / 60:.0f} minutes"),
         ("held-out acceptance before", str(result.before)),
         ("held-out acceptance after", str(result.after)),

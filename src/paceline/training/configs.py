@@ -8,14 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.checks import check_choice
 from paceline.errors import ConfigError, TrainingError
 from paceline.training.options import TrainingConfig, check_range
 
-CUTS = ("drop_layers", "mlp_width", "drop_heads", "hidden_width")
-LOSSES = ("kl", "tv", "ce")
-"""To the target's distribution, the share that rejection sampling would refuse, and of the target's
-greedy choice."""
+CUTS = ("drop_layers", "mlp_width")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +120,7 @@ class DraftTrainingConfig(TrainingConfig):
         init: folder of a model to begin from; default: random weights.
         drop_layers: layers to cut out of it first.
         mlp_width: feed-forward width to cut it to first; 0 leaves it.
-        drop_heads: query heads of each layer to cut out of it first.
-        hidden_width: width of its layers to cut it to first; 0 leaves it.
         draft_vocab_size: tokens of its head, the most frequent; 0 means all.
-        loss: kl, tv or ce: what to bring closer to the target.
         parallel: train it to draft all tokens in one forward, by mask tokens.
         num_speculative_tokens: how many such a draft drafts.
         mask_token_id: its mask token; default: one that no text contains.
@@ -148,10 +141,7 @@ class DraftTrainingConfig(TrainingConfig):
     init: str | None = None
     drop_layers: int = 0
     mlp_width: int = 0
-    drop_heads: int = 0
-    hidden_width: int = 0
     draft_vocab_size: int = 0
-    loss: str = "kl"
     parallel: bool = False
     num_speculative_tokens: int = 8
     mask_token_id: int | None = None
@@ -169,7 +159,6 @@ class DraftTrainingConfig(TrainingConfig):
 
     def __post_init__(self) -> None:
         TrainingConfig.__post_init__(self)
-        check_choice("loss", self.loss, LOSSES)
         for name in (*CUTS, "draft_vocab_size", "text_tokens", "generate_tokens", "eval_prompts"):
             check_range(name, getattr(self, name), 0, 1 << 32)
         for name in ("generate_prompt_tokens", "generate_new_tokens", "generate_batch"):

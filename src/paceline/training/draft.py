@@ -16,7 +16,7 @@ from paceline.models.decoder import Decoder
 from paceline.models.pruned_head import check_whole_head
 from paceline.training.acceptance import Acceptance, OwnText, measure_acceptance, write_own_text
 from paceline.training.card import DraftTrainingResult, draft_card
-from paceline.training.checkpoint import Progress, remove_state
+from paceline.training.checkpoint import remove_state
 from paceline.training.configs import DraftTrainingConfig
 from paceline.training.data import (
     TokenDocuments,
@@ -47,7 +47,7 @@ from paceline.training.parallel import (
 )
 from paceline.training.progress import ProgressDisplay
 from paceline.training.surgery import cut_model, keep_frequent, special_tokens
-from paceline.training.trainer import Loss, resolve_dtype, run_training
+from paceline.training.trainer import Loss, resolve_dtype, run_training, spent
 from paceline.writing import whole_file
 
 GENERATED = "generated.npz"
@@ -88,7 +88,9 @@ def train_draft(config: DraftTrainingConfig) -> DraftTrainingResult:
     chains = _chains(config, model, text)
     with ProgressDisplay(config.show_progress, "train draft") as display:
         display.note(f"acceptance after: {after}")
-    result = _result(config, model, progress, before, after, chains)
+    result = DraftTrainingResult(
+        **spent(config, model, progress), before=before, after=after, chains=chains
+    )
     card = draft_card(config, result, model, len(read.tokens), len(written.tokens))
     save_model(folder, model, Path(config.target), config.weights_dtype, card)
     remove_state(folder)
@@ -130,9 +132,9 @@ def _head_cut(
 
 def _loss(config: DraftTrainingConfig, model: TrainableModel, teacher: Decoder) -> Loss:
     if not config.parallel:
-        return distillation_loss(config.loss, teacher)
+        return distillation_loss(teacher)
     mask_token, num_tokens = model.raw[MASK_TOKEN], config.num_speculative_tokens
-    return parallel_loss(config.loss, teacher, mask_token, num_tokens)
+    return parallel_loss(teacher, mask_token, num_tokens)
 
 
 def _special_ids(raw: Mapping[str, object]) -> dict[str, object]:
@@ -220,23 +222,3 @@ def _generated(
     with whole_file(path, TrainingError) as partial, partial.open("wb") as file:
         np.savez(file, tokens=written.tokens, offsets=written.offsets, key=np.array(names))
     return written
-
-
-def _result(
-    config: DraftTrainingConfig,
-    model: TrainableModel,
-    progress: Progress,
-    before: Acceptance | None,
-    after: Acceptance | None,
-    chains: ChainAcceptance | None,
-) -> DraftTrainingResult:
-    return DraftTrainingResult(
-        folder=Path(config.output),
-        num_params=model.num_params,
-        steps=progress.step,
-        seconds=progress.seconds,
-        train_tokens=progress.step * config.tokens_per_step,
-        before=before,
-        after=after,
-        chains=chains,
-    )

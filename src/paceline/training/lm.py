@@ -18,7 +18,7 @@ import xxhash
 from paceline.errors import TrainingError
 from paceline.models.pruned_head import check_whole_head
 from paceline.training.card import optimiser_line, render_card, shape_line, sources_line
-from paceline.training.checkpoint import Progress, remove_state
+from paceline.training.checkpoint import remove_state
 from paceline.training.configs import LMTrainingConfig
 from paceline.training.data import (
     TokenDocuments,
@@ -37,7 +37,7 @@ from paceline.training.model_files import (
 )
 from paceline.training.options import TrainingConfig
 from paceline.training.packing import Windows, pack
-from paceline.training.trainer import TrainingData, run_training
+from paceline.training.trainer import TrainingData, run_training, spent
 from paceline.writing import write_text
 
 
@@ -83,7 +83,10 @@ def train_lm(config: LMTrainingConfig) -> LMTrainingResult:
     progress = run_training(
         model, data, cross_entropy, config, fingerprint(config, documents, model), "train lm"
     )
-    result = _result(config, model, progress)
+    losses = [loss for _, _, loss in progress.history] or [float("nan")]
+    result = LMTrainingResult(
+        **spent(config, model, progress), held_out_before=losses[0], held_out_after=losses[-1]
+    )
     card = lm_card(config, result, model, len(train.tokens), len(held_out.tokens))
     save_model(folder, model, tokenizer_folder, config.weights_dtype, card)
     remove_state(folder)
@@ -141,21 +144,6 @@ def fingerprint(config: TrainingConfig, documents: TokenDocuments, model: Traina
     digest.update(documents.offsets.tobytes())
     digest.update(repr([(n, tuple(p.shape)) for n, p in sorted(model.params.items())]).encode())
     return digest.hexdigest()
-
-
-def _result(
-    config: LMTrainingConfig, model: TrainableModel, progress: Progress
-) -> LMTrainingResult:
-    losses = [loss for _, _, loss in progress.history] or [float("nan")]
-    return LMTrainingResult(
-        folder=Path(config.output),
-        num_params=model.num_params,
-        steps=progress.step,
-        seconds=progress.seconds,
-        train_tokens=progress.step * config.tokens_per_step,
-        held_out_before=losses[0],
-        held_out_after=losses[-1],
-    )
 
 
 def lm_card(

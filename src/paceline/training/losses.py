@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from paceline.models.decoder import Decoder
-from paceline.training.configs import LOSSES
 from paceline.training.ops import dense_hidden
 
 Tensor = torch.Tensor
@@ -42,17 +41,15 @@ def in_slices(function: Callable[..., Tensor], vocab: int, *rows: Tensor) -> Ten
     return torch.stack(parts).sum()
 
 
-def distillation_loss(kind: str, target: Decoder) -> Callable[[Decoder, Tensor], Tensor]:
-    """The loss of a draft against ``target`` on windows, a mean over positions.
+def distillation_loss(target: Decoder) -> Callable[[Decoder, Tensor], Tensor]:
+    """KL(target || draft) of a draft on windows, a mean over positions, in nats.
+
+    A draft with a pruned head is held against the target's distribution over the tokens of the
+    head, so that it spends nothing on tokens that it cannot draft.
 
     Args:
-        kind: ``kl``: KL(target || draft) in nats; ``tv``: total variation, which is the share that
-            rejection sampling would refuse; ``ce``: cross-entropy of the target's greedy choice.
-            A draft with a pruned head is held against the target's distribution over the tokens of
-            the head, so that it spends nothing on tokens that it cannot draft.
         target: is run on the same windows, without gradients.
     """
-    compare = DISTILLATION[kind]
 
     def loss(draft: Decoder, windows: Tensor) -> Tensor:
         inputs = windows[:, :-1]
@@ -65,26 +62,14 @@ def distillation_loss(kind: str, target: Decoder) -> Callable[[Decoder, Tensor],
                 wanted = target.logits(teacher).float()
             if draft.pruned_head is not None:
                 wanted = wanted[:, draft.pruned_head.token_ids]
-            return compare(draft.logits(rows).float(), wanted)
+            return divergence(draft.logits(rows).float(), wanted)
 
         return in_slices(part, draft.config.vocab_size, hidden, taught) / inputs.numel()
 
     return loss
 
 
-def _kl(draft: Tensor, target: Tensor) -> Tensor:
+def divergence(draft: Tensor, target: Tensor) -> Tensor:
+    """KL(target || draft) of two sets of logits, summed over their rows."""
     log_p, log_q = target.log_softmax(-1), draft.log_softmax(-1)
     return F.kl_div(log_q, log_p, log_target=True, reduction="sum")
-
-
-def _tv(draft: Tensor, target: Tensor) -> Tensor:
-    return 0.5 * (draft.softmax(-1) - target.softmax(-1)).abs().sum()
-
-
-def _ce(draft: Tensor, target: Tensor) -> Tensor:
-    return F.cross_entropy(draft, target.argmax(-1), reduction="sum")
-
-
-DISTILLATION: dict[str, Callable[[Tensor, Tensor], Tensor]] = dict(
-    zip(LOSSES, (_kl, _tv, _ce), strict=True)
-)

@@ -20,7 +20,7 @@ import xxhash
 from paceline.errors import TrainingError
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
-from paceline.training.losses import DISTILLATION, in_slices
+from paceline.training.losses import divergence, in_slices
 from paceline.training.model_files import TrainableModel
 from paceline.training.ops import by_head, dense_hidden, masked_attention
 
@@ -113,7 +113,7 @@ def chain_hidden(decoder: Decoder, inputs: Tensor, rows: ChainRows, mask_token: 
 
 
 def parallel_loss(
-    kind: str, target: Decoder, mask_token: int, num_tokens: int
+    target: Decoder, mask_token: int, num_tokens: int
 ) -> Callable[[Decoder, Tensor], Tensor]:
     """The loss of a parallel draft against ``target`` on windows, a mean over the kept rows.
 
@@ -121,11 +121,9 @@ def parallel_loss(
     What is dropped is a function of the windows alone.
 
     Args:
-        kind: as in :func:`~paceline.training.losses.distillation_loss`.
         target: is run on the same windows, without gradients.
         num_tokens: drafted by one forward; one less are masks.
     """
-    compare = DISTILLATION[kind]
 
     def loss(draft: Decoder, windows: Tensor) -> Tensor:
         inputs = windows[:, :-1]
@@ -142,7 +140,7 @@ def parallel_loss(
                 wanted = target.logits(taught[each]).float()[place]
             if draft.pruned_head is not None:
                 wanted = wanted[:, draft.pruned_head.token_ids]
-            return compare(draft.logits(own).float(), wanted)
+            return divergence(draft.logits(own).float(), wanted)
 
         total = in_slices(part, draft.config.vocab_size, hidden, teachers.flatten())
         return total / hidden.shape[0]

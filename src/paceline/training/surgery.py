@@ -1,4 +1,7 @@
-"""Small models cut out of bigger ones: fewer layers, narrower ones, heads of frequent tokens alone.
+"""Small models cut out of bigger ones: fewer layers, less feed-forward, a head of frequent tokens.
+
+Weights alone decide what goes, so that the same model is always cut the same way; training mends
+what is lost.
 
 A small head makes a draft faster. A token that it lacks can never be drafted: where the target
 emits one, the draft is rejected there. Knows no training loop and no files.
@@ -17,7 +20,6 @@ import torch
 from paceline.errors import TrainingError
 from paceline.models.config import ModelConfig
 from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
-from paceline.training import widths
 from paceline.training.data import TokenArray
 from paceline.training.model_files import TrainableModel
 
@@ -25,49 +27,27 @@ Tensor = torch.Tensor
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.(.+)$")
 
 
-def cut_model(
-    model: TrainableModel,
-    drop_layers: int = 0,
-    mlp_width: int = 0,
-    drop_heads: int = 0,
-    hidden_width: int = 0,
-) -> TrainableModel:
-    """Drop layers, attention heads and channels of a model.
+def cut_model(model: TrainableModel, drop_layers: int = 0, mlp_width: int = 0) -> TrainableModel:
+    """Drop layers and feed-forward channels of a model.
 
     Args:
         model: is left as it is.
         drop_layers: how many layers go. Those that stay are spread evenly, first and last included.
         mlp_width: feed-forward channels of each layer that stay; 0 keeps all.
-        drop_heads: how many query heads of each layer go: whole groups with the key and value head
-            that they share, or as many of every group.
-        hidden_width: channels of the residual stream that stay; 0 keeps all.
 
     Raises:
-        TrainingError: nothing would be left, heads would be left in groups of several sizes, or a
-            width exceeds the model's.
+        TrainingError: nothing would be left, or the width exceeds the model's.
     """
     config = model.config
-    _check(config, drop_layers, mlp_width, hidden_width)
-    widths.check_drop_heads(config, drop_heads)
+    _check(config, drop_layers, mlp_width)
     check_flat(model)
     kept = kept_layers(config.num_layers, config.num_layers - drop_layers)
     params = _keep_layers(model.params, kept)
     raw = {**model.raw, "num_hidden_layers": len(kept)} | _layer_types(model, kept)
-    for index in range(len(kept)):
-        if drop_heads:
-            prefix = f"model.layers.{index}.self_attn."
-            params |= widths.drop_heads(params, prefix, config, drop_heads)
-        if mlp_width:
-            params |= widths.narrow_mlp(params, f"model.layers.{index}.mlp.", mlp_width)
-    if hidden_width:
-        params = widths.narrow_hidden(params, hidden_width, config.norm_plus_one)
-    raw |= {
-        "num_attention_heads": config.num_heads - drop_heads,
-        "num_key_value_heads": widths.kv_heads_after(config, drop_heads),
-        "head_dim": config.head_dim,
-        "intermediate_size": mlp_width or config.intermediate_size,
-        "hidden_size": hidden_width or config.hidden_size,
-    }
+    if mlp_width:
+        raw["intermediate_size"] = mlp_width
+        for index in range(len(kept)):
+            params |= _narrow_mlp(params, f"model.layers.{index}.mlp.", mlp_width)
     return TrainableModel(raw, {name: p.clone() for name, p in params.items()}, model.fixed)
 
 
@@ -77,18 +57,15 @@ def check_flat(model: TrainableModel) -> None:
         raise TrainingError("this model's configuration is nested; it cannot be cut")
 
 
-def _check(config: ModelConfig, drop_layers: int, mlp_width: int, hidden_width: int) -> None:
+def _check(config: ModelConfig, drop_layers: int, mlp_width: int) -> None:
     if not 0 <= drop_layers < config.num_layers:
         raise TrainingError(
             f"drop_layers is {drop_layers}; the model has {config.num_layers} layers, so allowed "
             f"are 0 to {config.num_layers - 1}"
         )
-    for name, width, most in (
-        ("mlp_width", mlp_width, config.intermediate_size),
-        ("hidden_width", hidden_width, config.hidden_size),
-    ):
-        if not 0 <= width <= most:
-            raise TrainingError(f"{name} is {width}; allowed are 1 to {most} (0: unchanged)")
+    most = config.intermediate_size
+    if not 0 <= mlp_width <= most:
+        raise TrainingError(f"mlp_width is {mlp_width}; allowed are 1 to {most} (0: unchanged)")
 
 
 def kept_layers(total: int, keep: int) -> list[int]:
@@ -107,6 +84,28 @@ def _keep_layers(params: Mapping[str, Tensor], kept: list[int]) -> dict[str, Ten
             out[name] = p
         elif int(match[1]) in number:
             out[f"model.layers.{number[int(match[1])]}.{match[2]}"] = p
+    return out
+
+
+def _narrow_mlp(params: Mapping[str, Tensor], prefix: str, width: int) -> dict[str, Tensor]:
+    """Keep the feed-forward channels with the largest product of input and output norms."""
+    down = params[prefix + "down_proj.weight"]  # [hidden, channels]
+    fused = prefix + "gate_up_proj.weight"
+    if fused in params:
+        halves = params[fused].chunk(2)
+    else:
+        halves = (params[prefix + "gate_proj.weight"], params[prefix + "up_proj.weight"])
+    weight = down.norm(dim=0) * halves[0].norm(dim=1) * halves[1].norm(dim=1)
+    best = weight.topk(width).indices.sort().values
+    out = {prefix + "down_proj.weight": down[:, best]}
+    if fused in params:
+        out[fused] = torch.cat([half[best] for half in halves])
+    else:
+        out[prefix + "gate_proj.weight"] = halves[0][best]
+        out[prefix + "up_proj.weight"] = halves[1][best]
+    for part in ("gate_proj.bias", "up_proj.bias"):
+        if prefix + part in params:
+            out[prefix + part] = params[prefix + part][best]
     return out
 
 

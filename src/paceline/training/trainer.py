@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -56,6 +57,17 @@ def run_training(
         TrainingError: the loss is no longer finite, or the saved state does not fit.
     """
     return _Run(model, data, loss, config, fingerprint).to_end(title)
+
+
+def spent(config: TrainingConfig, model: TrainableModel, progress: Progress) -> dict[str, Any]:
+    """What every finished training reports."""
+    return {
+        "folder": Path(config.output),
+        "num_params": model.num_params,
+        "steps": progress.step,
+        "seconds": progress.seconds,
+        "train_tokens": progress.step * config.tokens_per_step,
+    }
 
 
 class _Run:

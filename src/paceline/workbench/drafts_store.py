@@ -46,45 +46,22 @@ from paceline.workbench.trace_requests import trace_params
 from paceline.writing import whole_file
 
 FORMAT_VERSION = 3
-_RANKING = ("temperature", "top_p", "top_k")
 _ARRAYS = ("positions", "offsets", "token_ids", "parents", "accept_probs")
 
 
 @dataclass(frozen=True, slots=True)
 class DraftsKey:
-    """What drafts were recorded from. Equal keys give equal drafts.
+    """What drafts were recorded from. Equal texts give equal drafts.
 
     Attributes:
-        traces: hash of their tokens, and how they were sampled.
-        draft: name of the draft model and hash of its weights.
-        form: what is kept of its drafts: ``levels`` one by one, those of one forward (``masks``),
-            or in which vocabularies they were ``translated``.
-        arithmetic: how it is run.
-        vocab_size: of the recorded tokens.
+        config: of the draft model, with the largest trees.
         max_len: the draft's context, in tokens.
-        branching, max_nodes, max_depth, min_accept_prob: how far trees were grown.
-        temperature, top_p, top_k: how candidates were ranked, where not as the traces.
-        version: of Paceline.
+        text: everything that decides about drafts, as JSON.
     """
 
-    traces: str
-    draft: str
-    form: str
-    arithmetic: str
-    vocab_size: int
+    config: SpeculativeConfig
     max_len: int
-    branching: int
-    max_nodes: int
-    max_depth: int
-    min_accept_prob: float
-    temperature: float | None
-    top_p: float | None
-    top_k: int | None
-    version: str
-
-    @property
-    def text(self) -> str:
-        return json.dumps({"format_version": FORMAT_VERSION, **asdict(self)}, sort_keys=True)
+    text: str
 
     @property
     def digest(self) -> str:
@@ -92,22 +69,30 @@ class DraftsKey:
 
     def check_covers(self, config: SpeculativeConfig) -> None:
         """Raise :class:`ConfigError` unless drafts by ``config`` are part of what was recorded."""
-        wanted = {"branching": branching(config), **{k: getattr(config, k) for k in _RANKING}}
+        largest = self.config
+        known, wanted = _ranking(largest), _ranking(config)
         for name, value in wanted.items():
-            if getattr(self, name) != value:
+            if known[name] != value:
                 raise ConfigError(
-                    f"drafts with {name} {value} were not recorded, only with "
-                    f"{getattr(self, name)}: record them for this configuration"
+                    f"drafts with {name} {value} were not recorded, only with {known[name]}: "
+                    "record them for this configuration"
                 )
         if (
-            config.tree_nodes > self.max_nodes
-            or config.num_speculative_tokens > self.max_depth
-            or config.min_accept_prob < self.min_accept_prob
+            config.tree_nodes > largest.tree_nodes
+            or config.num_speculative_tokens > largest.num_speculative_tokens
+            or config.min_accept_prob < largest.min_accept_prob
         ):
             raise ConfigError(
-                f"drafts were recorded up to {self.max_nodes} nodes, {self.max_depth} tokens deep, "
-                f"from a probability of {self.min_accept_prob} on: record them for larger ones"
+                f"drafts were recorded up to {largest.tree_nodes} nodes, "
+                f"{largest.num_speculative_tokens} tokens deep, from a probability of "
+                f"{largest.min_accept_prob} on: record them for larger ones"
             )
+
+
+def _ranking(config: SpeculativeConfig) -> dict[str, Any]:
+    """What decides about the candidates below a node, whatever the size of trees."""
+    names = ("temperature", "top_p", "top_k")
+    return {"branching": branching(config), **{name: getattr(config, name) for name in names}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,39 +124,41 @@ def drafts_key(
     meta: Mapping[str, Any],
     config: SpeculativeConfig,
     target: TargetInfo,
-    source: DraftSource | None = None,
+    source: DraftSource,
 ) -> DraftsKey:
     """The key of the drafts by a configuration for the traces of a target.
 
     Reads all of the draft's weights.
 
     Args:
-        source: of ``config``; None opens it.
+        source: of ``config``.
 
     Raises:
         TraceError: the traces do not say how they were sampled.
-        ConfigError, ModelLoadError: there is no such draft model.
     """
-    source = source or draft_source(config, target)
     checkpoint, shape = source.checkpoint, source.checkpoint.config
     expansion = 1 if source.pair is None else EXPANSION
-    return DraftsKey(
-        traces=_traces_digest(traces, meta),
-        draft=f"{checkpoint.name} {_weights_digest(checkpoint)}",
-        form=_form(source, config, target),
-        arithmetic=_arithmetic(checkpoint, config, target),
-        vocab_size=target.vocab_size if source.pair is None else shape.vocab_size,
-        max_len=min(expansion * target.max_model_len, shape.max_position),
-        branching=branching(config),
-        max_nodes=config.tree_nodes,
-        max_depth=config.num_speculative_tokens,
-        min_accept_prob=config.min_accept_prob,
-        **{name: getattr(config, name) for name in _RANKING},
-        version=__version__,
-    )
+    max_len = min(expansion * target.max_model_len, shape.max_position)
+    said = {
+        "format_version": FORMAT_VERSION,
+        "version": __version__,
+        "traces": _traces_digest(traces, meta),
+        "draft": f"{checkpoint.name} {_weights_digest(checkpoint)}",
+        "form": _form(source, config, target),
+        "arithmetic": _arithmetic(checkpoint, config, target),
+        "vocab_size": target.vocab_size if source.pair is None else shape.vocab_size,
+        "max_len": max_len,
+        "max_nodes": config.tree_nodes,
+        "max_depth": config.num_speculative_tokens,
+        "min_accept_prob": config.min_accept_prob,
+        **_ranking(config),
+    }
+    return DraftsKey(config, max_len, json.dumps(said, sort_keys=True))
 
 
 def _form(source: DraftSource, config: SpeculativeConfig, target: TargetInfo) -> str:
+    """What is kept of a draft: its levels one by one, those of one forward (``masks``), or tokens
+    of which vocabulary they were translated from, and to which."""
     if source.pair is None:
         return "masks" if config.method == "parallel_draft" else "levels"
     tokenizer = source.checkpoint.tokenizer

@@ -1,4 +1,4 @@
-"""Pictures of cost tables, explained runs, tunings and the reliability of estimates.
+"""Pictures of cost tables, explained runs and tunings.
 
 The only place that needs matplotlib; nothing here touches a screen. What draws raises
 :class:`ConfigError` where matplotlib is not installed or the kind of the file is unknown, and
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from typing import Any
 from paceline.checks import check_output
 from paceline.errors import ConfigError, ProfileError
 from paceline.policy.cost_table import CostTable
-from paceline.workbench.estimators import Scores
 from paceline.workbench.explain_steps import StepRecord
 from paceline.workbench.tune import SpeedUp, Tuning
 from paceline.writing import whole_file
@@ -196,22 +195,3 @@ def _draw_families(panel: Any, tuning: Tuning) -> None:
             capsize=2,
             label=f"{family}, planner {planner}",
         )
-
-
-def plot_reliability(panels: Mapping[str, Mapping[str, Scores]], path: str | Path) -> None:
-    """Draw one panel per log with a line per estimator.
-
-    Args:
-        panels: title to, by estimator, its scores.
-    """
-    figure = _figure(path, 4.0 * len(panels))
-    axes = figure.subplots(1, len(panels), squeeze=False)[0]
-    for panel, (title, lines) in zip(axes, panels.items(), strict=True):
-        panel.plot([0, 1], [0, 1], color="grey", linewidth=0.8)
-        for name, scores in lines.items():
-            label = f"{name}, ECE {scores.calibration_error:.3f}"
-            estimates = [each.estimate for each in scores.bins]
-            panel.plot(estimates, [each.accepted for each in scores.bins], marker=".", label=label)
-        panel.set(title=title, xlabel="estimate", ylabel="accepted", xlim=(0, 1), ylim=(0, 1))
-        panel.legend(fontsize="small")
-    _save(figure, path)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.checks import check_choice
 from paceline.errors import ConfigError
 from paceline.proposers.ngram_model.tables import MAX_CONTINUATIONS, MAX_ORDER, MIN_ORDER
-from paceline.training.ngram.smoothing import SMOOTHINGS
 from paceline.training.options import check_range
 
 
@@ -24,7 +22,6 @@ class NgramTrainingConfig:
         target: folder of the model that is to be drafted for, whose tokenizer reads the texts; None
             takes the vocabulary from the traces.
         order: longest n-grams, in tokens.
-        smoothing: one of :data:`~paceline.training.ngram.smoothing.SMOOTHINGS`.
         soft_labels: learn the traced probabilities of the likeliest tokens, not the tokens alone.
         top_k: most continuations that are kept of one context.
         max_bytes: of the file.
@@ -33,7 +30,6 @@ class NgramTrainingConfig:
         export_llama: lookup cache of llama.cpp to write the counts to, as well.
         held_out_tokens: tokens of whole texts that are never learnt, no more than a fifth of all.
         seed: of the held-out split.
-        has_table: also measure every smaller order with every smoothing.
     """
 
     output: str
@@ -43,7 +39,6 @@ class NgramTrainingConfig:
     stdlib: bool = False
     target: str | None = None
     order: int = 4
-    smoothing: str = SMOOTHINGS[0]
     soft_labels: bool = False
     top_k: int = 8
     max_bytes: int = 64 << 20
@@ -52,13 +47,11 @@ class NgramTrainingConfig:
     export_llama: str | None = None
     held_out_tokens: int = 16_384
     seed: int = 0
-    has_table: bool = False
 
     def __post_init__(self) -> None:
         if not self.output:
             raise ConfigError("output is empty; name the file of the trained model")
         check_range("order", self.order, MIN_ORDER, MAX_ORDER)
-        check_choice("smoothing", self.smoothing, SMOOTHINGS)
         check_range("top_k", self.top_k, 1, MAX_CONTINUATIONS)
         check_range("max_bytes", self.max_bytes, 1, 1 << 40)
         check_range("held_out_tokens", self.held_out_tokens, 0, 1 << 32)

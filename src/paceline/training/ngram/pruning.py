@@ -24,7 +24,7 @@ from paceline.proposers.ngram_model.tables import (
     NgramTables,
 )
 from paceline.training.ngram.counts import Floats, Ints, OrderCounts, sums
-from paceline.training.ngram.smoothing import BACKOFF_WEIGHT, Smoothed, SmoothedOrder
+from paceline.training.ngram.smoothing import Smoothed, SmoothedOrder
 
 UNIGRAM_BYTES = 4
 
@@ -60,15 +60,15 @@ def prune(
             f"prompts; the least is {max_bytes - room}"
         )
     pairs = list(zip(smoothed.counts.orders[1:], smoothed.orders, strict=False))
-    candidates = [_likeliest(*pair, top_k, smoothed.is_backoff) for pair in pairs]
+    candidates = [_likeliest(*pair, top_k) for pair in pairs]
     _fit(candidates, [counts for counts, _ in pairs], room)
     levels = [
-        _level(counts, order, each.chosen, smoothed.is_backoff)
+        _level(counts, order, each.chosen)
         for (counts, order), each in zip(pairs, candidates, strict=True)
     ]
     return NgramTables(
         fingerprint,
-        smoothed.is_backoff,
+        False,
         smoothed.counts.num_tokens,
         np.clip(smoothed.unigrams, 0.0, 1.0).astype(np.float32),
         tuple(levels),
@@ -76,21 +76,17 @@ def prune(
     )
 
 
-def _likeliest(
-    counts: OrderCounts, order: SmoothedOrder, top_k: int, is_backoff: bool
-) -> _Candidates:
+def _likeliest(counts: OrderCounts, order: SmoothedOrder, top_k: int) -> _Candidates:
     """The ``top_k`` continuations of each context, and what it would cost to lose each of them."""
     ranked = np.lexsort((counts.tokens, -order.values, counts.context_of))
     ranked = ranked[order.values[ranked] > 0.0]
     context = counts.context_of[ranked]
     chosen = ranked[_rank_in_run(context) < top_k]
-    left = _left(counts, order, chosen, is_backoff)
+    left = _left(counts, order, chosen)
     weight = left[counts.context_of[chosen]]
     value, lower = order.values[chosen], order.lower_probs[chosen]
-    kept = value if is_backoff else value + weight * lower
-    lost = (weight if is_backoff else weight + value) * lower
     with np.errstate(divide="ignore"):
-        gain = np.log(kept) - np.log(lost)
+        gain = np.log(value + weight * lower) - np.log((weight + value) * lower)
     return _Candidates(chosen, counts.weights[chosen] * gain)
 
 
@@ -100,12 +96,9 @@ def _rank_in_run(values: Ints) -> Ints:
     return np.arange(len(values)) - np.repeat(starts, np.diff(starts, append=len(values)))
 
 
-def _left(counts: OrderCounts, order: SmoothedOrder, chosen: Ints, is_backoff: bool) -> Floats:
+def _left(counts: OrderCounts, order: SmoothedOrder, chosen: Ints) -> Floats:
     """What each context leaves to the order below if those n-grams are kept alone."""
-    size = len(counts.contexts)
-    if is_backoff:
-        return np.full(size, BACKOFF_WEIGHT)
-    kept = sums(counts.context_of[chosen], order.values[chosen], size)
+    kept = sums(counts.context_of[chosen], order.values[chosen], len(counts.contexts))
     return np.clip(1.0 - kept, 0.0, 1.0)
 
 
@@ -134,13 +127,13 @@ def _fit(candidates: list[_Candidates], counts: list[OrderCounts], room: int) ->
         each.chosen = each.chosen[part < most]
 
 
-def _level(counts: OrderCounts, order: SmoothedOrder, chosen: Ints, is_backoff: bool) -> Level:
+def _level(counts: OrderCounts, order: SmoothedOrder, chosen: Ints) -> Level:
     context = counts.context_of[chosen]
     kept, sizes = np.unique(context, return_counts=True)
     return Level.of(
         context_keys(counts.contexts[kept]),
         sizes,
-        _left(counts, order, chosen, is_backoff)[kept].astype(np.float32),
+        _left(counts, order, chosen)[kept].astype(np.float32),
         counts.tokens[chosen].astype(np.uint32),
         np.clip(order.values[chosen], 0.0, 1.0).astype(np.float32),
     )

@@ -37,13 +37,13 @@ class NgramReport:
     Attributes:
         num_tokens: that were predicted.
         hit_rates: by order, share of the tokens before which its n-grams were the longest known.
-        cross_entropy: in nats per token; None where probabilities do not sum to 1.
+        cross_entropy: in nats per token.
         acceptance: of the trained model alone.
     """
 
     num_tokens: int
     hit_rates: dict[int, float]
-    cross_entropy: float | None
+    cross_entropy: float
     acceptance: Acceptance
 
 
@@ -55,13 +55,12 @@ def measure(tables: NgramTables, held_out: Sequence[Example]) -> NgramReport:
         for at in range(example.start, len(tokens)):
             tail = tokens[max(0, at - LONGEST_CONTEXT) : at]
             hits[1 + lookup.context_length(tail)] += 1
-            if not tables.is_backoff:
-                loss -= math.log(max(_LEAST_PROB, lookup.probability(tail, tokens[at])))
+            loss -= math.log(max(_LEAST_PROB, lookup.probability(tail, tokens[at])))
             count += 1
     return NgramReport(
         count,
         {order: hits[order] / max(1, count) for order in range(1, tables.order + 1)},
-        None if tables.is_backoff else loss / max(1, count),
+        loss / max(1, count),
         acceptance_of(_trained(tables, 0), held_out),
     )
 

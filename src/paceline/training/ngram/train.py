@@ -6,11 +6,8 @@ Owns the recipe; data, counts, probabilities, the file and the figures are its n
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,10 +20,8 @@ from paceline.training.ngram.exchange import read_llama_lookup, read_uzu, write_
 from paceline.training.ngram.options import NgramTrainingConfig
 from paceline.training.ngram.pruning import prune
 from paceline.training.ngram.report import Acceptance, NgramReport, measure, measure_others
-from paceline.training.ngram.smoothing import SMOOTHINGS, smooth
+from paceline.training.ngram.smoothing import smooth
 from paceline.training.ngram.streaming import count_examples
-
-TABLE_ORDERS = (2, 3, 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +33,6 @@ class NgramTrainingResult:
         seconds: of reading, counting, smoothing and pruning.
         report: None where nothing was held out.
         others: acceptance on the same held-out text, by name.
-        table: reports by order and smoothing.
     """
 
     file: Path
@@ -48,7 +42,6 @@ class NgramTrainingResult:
     seconds: float
     report: NgramReport | None = None
     others: dict[str, Acceptance] = field(default_factory=dict)
-    table: dict[tuple[int, str], NgramReport] = field(default_factory=dict)
 
 
 def train_ngram(config: NgramTrainingConfig) -> NgramTrainingResult:
@@ -60,17 +53,17 @@ def train_ngram(config: NgramTrainingConfig) -> NgramTrainingResult:
         ModelLoadError: a tokenizer or a file cannot be read or written.
     """
     began = time.perf_counter()
-    counts, held_out = None, list[Example]()
+    held_out = list[Example]()
     if config.import_uzu is not None:
         tables = read_uzu(config.import_uzu, *target_vocabulary(config))
     else:
         counts, held_out, fingerprint, prompts = _counted(config)
-        smoothed = smooth(counts, config.order, config.smoothing)
+        smoothed = smooth(counts, config.order)
         tables = prune(smoothed, config.top_k, config.max_bytes, fingerprint, prompts)
         if config.export_llama is not None:
             write_llama_lookup(counts, config.export_llama)
     num_bytes = write_tables(tables, config.output)
-    result = NgramTrainingResult(
+    return NgramTrainingResult(
         file=Path(config.output),
         num_bytes=num_bytes,
         num_tokens=tables.num_tokens,
@@ -79,36 +72,16 @@ def train_ngram(config: NgramTrainingConfig) -> NgramTrainingResult:
         report=measure(tables, held_out) if held_out else None,
         others=measure_others(tables, held_out) if held_out else {},
     )
-    if config.has_table and held_out and counts is not None:
-        result.table.update(_table(config, counts, held_out))
-    return result
 
 
-class _Counted(NamedTuple):
+def _counted(
+    config: NgramTrainingConfig,
+) -> tuple[NgramCounts, list[Example], str | None, NDArray[np.uint64]]:
     """What was counted, what was held out, the vocabulary's fingerprint, the prompts' keys."""
-
-    counts: NgramCounts
-    held_out: list[Example]
-    fingerprint: str | None
-    prompts: NDArray[np.uint64] = NO_PROMPTS
-
-
-def _counted(config: NgramTrainingConfig) -> _Counted:
     if config.import_llama is not None:
         vocab_size, fingerprint = target_vocabulary(config)
-        return _Counted(read_llama_lookup(config.import_llama, vocab_size), [], fingerprint)
+        return read_llama_lookup(config.import_llama, vocab_size), [], fingerprint, NO_PROMPTS
     examples, vocab_size, fingerprint = read_examples(config)
     learnt, held_out = split(examples, config.held_out_tokens, config.seed)
-    order = max(config.order, *TABLE_ORDERS) if config.has_table else config.order
-    counts = count_examples(learnt, order, vocab_size, is_soft=config.soft_labels)
-    return _Counted(counts, held_out, fingerprint, prompt_keys(learnt))
-
-
-def _table(
-    config: NgramTrainingConfig, counts: NgramCounts, held_out: Sequence[Example]
-) -> dict[tuple[int, str], NgramReport]:
-    reports = {}
-    for order, smoothing in product(TABLE_ORDERS, SMOOTHINGS):
-        model = prune(smooth(counts, order, smoothing), config.top_k, config.max_bytes)
-        reports[order, smoothing] = measure(model, held_out)
-    return reports
+    counts = count_examples(learnt, config.order, vocab_size, is_soft=config.soft_labels)
+    return counts, held_out, fingerprint, prompt_keys(learnt)

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from paceline.checks import check_choice
 from paceline.errors import ConfigError, RequestError
 from paceline.workbench.serving.arrivals import TraceRow
 from paceline.workbench.serving.counting import TokenCounter, text_of_length
@@ -46,10 +47,7 @@ class DatasetConfig:
     disable_shuffle: bool = False
 
     def __post_init__(self) -> None:
-        if self.dataset_name not in MAKERS:
-            raise ConfigError(
-                f"--dataset-name is {self.dataset_name!r}; allowed are {', '.join(MAKERS)}"
-            )
+        check_choice("--dataset-name", self.dataset_name, MAKERS)
         if self.dataset_name == "random" and self.dataset_path is not None:
             raise ConfigError("--dataset-name random reads no --dataset-path: name another")
         if self.dataset_name != "random" and self.dataset_path is None:

@@ -1,9 +1,8 @@
 """How well acceptance is estimated: drafts with what became of them, and the scores of estimators.
 
-Along recorded answers drafts are verified whatever they cost, and what the answers say next labels
-their nodes, for each proposer and for all at once. Every estimate is made before the label that it
-is judged by is learnt, in the order in which an engine asks and learns. Knows no estimator's inside
-and no file.
+Everybody drafts whatever it costs, and the target's tokens label the nodes. Every estimate is made
+before the label that it is judged by is learnt, in the order in which an engine asks and learns.
+Knows no estimator's inside and no file.
 """
 
 from __future__ import annotations
@@ -13,20 +12,15 @@ from dataclasses import asdict, dataclass, replace
 from math import log
 from typing import Any, Protocol
 
-from paceline.policy.acceptance import Calibration, limit_siblings
 from paceline.policy.choice import DraftLimits
 from paceline.policy.cost_points import StepShape
 from paceline.policy.merging import merge
 from paceline.request import Request, VerifyResult
 from paceline.span import DraftTree
 from paceline.workbench.replay_parts import AskingAll
-from paceline.workbench.simulate import Configs, Simulator
 
-AS_PROPOSED = "as proposed"
-KEPT = "calibration"
 LEAST_LOSS_PROB = 0.001
 """A certainty that turns out wrong costs as much as this probability would."""
-TOGETHER = "all together"
 NUM_BINS = 10
 
 
@@ -38,6 +32,9 @@ class Estimator(Protocol):
     def observe(self, request_id: int, result: VerifyResult) -> None: ...
 
     def finish(self, request_id: int) -> None: ...
+
+
+Estimators = Mapping[str, Callable[[], Estimator]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,22 +124,6 @@ def as_if_verified(tree: DraftTree, result: VerifyResult) -> VerifyResult:
     return VerifyResult(path, tokens[: len(path)], (), tree)
 
 
-class AsProposed:
-    """Believes the proposers."""
-
-    def calibrate(self, request_id: int, tree: DraftTree) -> None:
-        limit_siblings(tree)
-
-    def observe(self, request_id: int, result: VerifyResult) -> None: ...
-
-    def finish(self, request_id: int) -> None: ...
-
-
-Estimators = Mapping[str, Callable[[], Estimator]]
-ESTIMATORS: Estimators = {AS_PROPOSED: AsProposed, KEPT: Calibration}
-"""What the proposers say themselves, and what planners make of it (:data:`KEPT`)."""
-
-
 @dataclass(slots=True)
 class Bin:
     """Estimates that lie in one tenth of 0..1 and whose outcome is known.
@@ -206,14 +187,9 @@ class Scores:
         return {**asdict(self), "bins": bins}
 
 
-def compare(log: Log, estimators: Estimators = ESTIMATORS) -> dict[str, list[Outcome]]:
+def compare(log: Log, estimators: Estimators) -> dict[str, list[Outcome]]:
     """What each estimator says of every labelled node of a log, by its name."""
     return {name: replay(log, make()) for name, make in estimators.items()}
-
-
-def best_of(scores: Mapping[str, Scores]) -> str:
-    """The name with the lowest log-loss; of equal ones the first."""
-    return min(scores, key=lambda name: scores[name].log_loss)
 
 
 def score(outcomes: Sequence[Outcome]) -> Scores:
@@ -227,44 +203,3 @@ def score(outcomes: Sequence[Outcome]) -> Scores:
     count = len(outcomes)
     filled = [each for each in bins if each.count]
     return Scores(count, loss / count, brier / count, calibration_error(bins), filled)
-
-
-def arms_of(configs: Configs) -> dict[str, Configs]:
-    """Each proposer by itself under its method, and, of several, :data:`TOGETHER`."""
-    methods = [config.method for config in configs]
-    arms: dict[str, Configs] = {}
-    for number, config in enumerate(configs, start=1):
-        twins = methods.count(config.method) > 1
-        arms[f"{config.method} ({number})" if twins else config.method] = (config,)
-    return {**arms, TOGETHER: configs} if len(configs) > 1 else arms
-
-
-def log_of(simulator: Simulator, configs: Configs) -> Log:
-    """What proposers draft along the traces, and what the answers made of it.
-
-    Raises:
-        PacelineError: as a replay.
-    """
-    recorder = Recorder()
-    simulator.run(configs, lambda cost, objective: recorder)
-    return recorder.log
-
-
-def compared(
-    simulator: Simulator, configs: Configs, advance: Callable[[int], None] = lambda done: None
-) -> dict[str, dict[str, Scores]]:
-    """Scores by estimator for each of :func:`arms_of`; none at all where nothing was drafted.
-
-    Args:
-        configs: of the proposers, in the sizes in which they draft.
-        advance: told how many arms are done.
-
-    Raises:
-        PacelineError: as a replay.
-    """
-    found: dict[str, dict[str, Scores]] = {}
-    for name, each in arms_of(configs).items():
-        outcomes = compare(log_of(simulator, each))
-        found[name] = {key: score(labels) for key, labels in outcomes.items() if labels}
-        advance(len(found))
-    return found

@@ -6,40 +6,30 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from math import log
-from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import pytest
 
 from paceline.config import SpeculativeConfig
-from paceline.errors import ConfigError
 from paceline.policy.evidence import LEAST_DEPTHS
 from paceline.proposers.base import DraftBudget, Proposer
 from paceline.request import Request, VerifyResult
 from paceline.sampling_params import SamplingParams
 from paceline.span import ROOT, DraftTree
-from paceline.workbench.estimators import (
-    AS_PROPOSED,
-    KEPT,
-    AsProposed,
-    LoggedDraft,
-    Outcome,
-    Recorder,
-    replay,
-    score,
-)
-from paceline.workbench.plots import plot_reliability
 from tests.programs import module
 from tests.toy import VOCAB, Job, run_jobs, toy_engine
 
 MISS = 999
-RESEARCH = module("research.estimators")
-ESTIMATORS = RESEARCH.ALL
+RESEARCH, SCORES = module("research.estimators"), module("research.scores")
+ESTIMATORS, AS_PROPOSED, KEPT = RESEARCH.ALL, RESEARCH.AS_PROPOSED, RESEARCH.KEPT
+LoggedDraft, Outcome = SCORES.LoggedDraft, SCORES.Outcome
+replay, score = SCORES.replay, SCORES.score
 
 
 def steps(
     rng: random.Random, count: int, truth: dict[float, float], request_id: int = 0, length: int = 4
-) -> list[list[LoggedDraft]]:
+) -> Any:
     """Chains whose proposer says one of ``truth``'s keys, and is right as often as it says."""
     log = []
     for _ in range(count):
@@ -58,7 +48,7 @@ def steps(
 def test_every_estimate_is_made_before_its_step_is_learnt() -> None:
     calls: list[tuple[str, int]] = []
 
-    class Spy(AsProposed):
+    class Spy(RESEARCH.NodeEstimator):
         def calibrate(self, request_id: int, tree: DraftTree) -> None:
             calls.append(("calibrate", request_id))
             super().calibrate(request_id, tree)
@@ -112,6 +102,39 @@ def test_some_tell_requests_apart(name: str) -> None:
     assert mean(o.estimate for o in late if o.request_id == 1) < 0.25
 
 
+# Who wins
+
+
+def scores_of(log: Any) -> dict[str, Any]:
+    return {name: score(outcomes) for name, outcomes in SCORES.compare(log, ESTIMATORS).items()}
+
+
+def best_of(scores: dict[str, Any]) -> str:
+    """The name with the lowest log-loss."""
+    return min(scores, key=lambda name: scores[name].log_loss)
+
+
+def test_who_is_right_from_the_start_is_best_believed() -> None:
+    scores = scores_of(steps(random.Random(0), 500, {0.3: 0.3, 0.5: 0.5, 0.8: 0.8}))
+    assert list(scores) == list(ESTIMATORS)
+    assert best_of(scores) == AS_PROPOSED
+    assert scores[AS_PROPOSED].calibration_error < 0.04
+
+
+def test_where_no_line_fits_the_estimates_counts_win() -> None:
+    scores = scores_of(steps(random.Random(1), 500, {0.5: 0.2, 0.7: 0.9}))
+    assert best_of(scores) == "Beta counts"
+
+
+def test_where_requests_differ_who_tells_them_apart_wins() -> None:
+    rng = random.Random(2)
+    worlds = [steps(rng, 300, {0.5: truth}, request_id=at) for at, truth in enumerate((0.9, 0.1))]
+    scores = scores_of([[*one, *two] for one, two in zip(*worlds, strict=True)])
+    apart = {"Beta counts, by request", "Kalman on logit", KEPT}
+    losses = {name: each.log_loss for name, each in scores.items()}
+    assert max(losses[name] for name in apart) < min(losses[n] for n in losses if n not in apart)
+
+
 # Scores
 
 
@@ -129,6 +152,16 @@ def test_scores_by_hand() -> None:
     assert scores.calibration_error == pytest.approx((0.35 + 2 * 0.3 + 1.0) / 4)
 
 
+def test_a_known_bias_is_the_calibration_error() -> None:
+    outcomes = [Outcome(0, 0.9, place % 2 == 0) for place in range(400)]
+    scores = score(outcomes)
+    assert scores.calibration_error == pytest.approx(0.4)
+    log = steps(random.Random(3), 600, {0.5: 0.9})
+    learnt = scores_of(log)
+    assert learnt[AS_PROPOSED].calibration_error == pytest.approx(0.4, abs=0.02)
+    assert learnt[KEPT].calibration_error < 0.05
+
+
 def test_priors_are_the_line_that_labels_lie_on() -> None:
     slope, intercept = 0.7, 0.4
     truth = {
@@ -144,14 +177,6 @@ def test_priors_are_the_line_that_labels_lie_on() -> None:
     for line in lines[:2]:
         assert line == (pytest.approx(slope, abs=0.1), pytest.approx(intercept, abs=0.1))
     assert set(lines[2:]) == {lines[1]}  # no label is that deep
-
-
-def test_a_reliability_diagram_is_drawn(tmp_path: Path) -> None:
-    scores = score([Outcome(0, 0.3, True), Outcome(0, 0.9, True)])
-    plot_reliability({"one": {"a": scores, "b": scores}, "two": {"a": scores}}, tmp_path / "r.svg")
-    assert "<svg" in (tmp_path / "r.svg").read_text()
-    with pytest.raises(ConfigError, match="png"):
-        plot_reliability({"one": {"a": scores}}, tmp_path / "r.txt")
 
 
 # The log of an engine
@@ -179,7 +204,7 @@ def test_an_engine_logs_what_was_drafted_and_what_it_made_of_it() -> None:
     prompt, params = [5, 6, 7], SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
     ((plain,),) = run_jobs(toy_engine(), [Job(prompt, params)])
     assert VOCAB - 1 not in plain.token_ids
-    engine, recorder = toy_engine([Oracle(prompt + plain.token_ids)]), Recorder()
+    engine, recorder = toy_engine([Oracle(prompt + plain.token_ids)]), SCORES.Recorder()
     engine.drafting.planner = recorder
     ((result,),) = run_jobs(engine, [Job(prompt, params)])
     drafts = [draft for step in recorder.log for draft in step]
@@ -187,7 +212,7 @@ def test_an_engine_logs_what_was_drafted_and_what_it_made_of_it() -> None:
     assert [draft.token_ids[0] for draft in drafts] == [
         draft.trees[0].token_ids[0] for draft in drafts
     ]
-    outcomes = replay(recorder.log, AsProposed())
+    outcomes = replay(recorder.log, RESEARCH.NodeEstimator())
     assert [(o.estimate, o.accepted) for o in outcomes] == 5 * [
         (0.6, True),
         (0.3, False),
