@@ -140,31 +140,16 @@ class RecordingPlanner:
         self.steps: deque[StepRecord] = deque(maxlen=MAX_STEPS)
         self._num_steps = 0
         self._step = _Step()
-        self._skipped = 0  # steps for which inner is not asked,
-        self._decoding: list[int] | None = None  # while these decode
+        self._latest: Sequence[Request] = ()  # who decodes in steps for which nobody is asked
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def set_sources(self, sources: Sequence[Source]) -> None:
-        self._skipped = 0
-        self.inner.set_sources(sources)
-
     def begin(self, step: StepShape, requests: Sequence[Request]) -> int:
+        self._latest = list(requests)
         positions = [len(request.token_ids) for request in requests]
-        self._step = _Step(step, list(requests), positions)
-        return int(not self._is_asked(step, requests))  # it wants to see each step
-
-    def _is_asked(self, step: StepShape, requests: Sequence[Request]) -> bool:
-        """Whether proposers are; ``inner`` sees the steps that it would see by itself."""
-        ids = [request.request_id for request in requests]
-        decoding = ids if step.rows == step.samples == step.requests == len(ids) else None
-        if self._skipped and decoding == self._decoding:
-            self._skipped -= 1
-            return False
-        steps = self.inner.begin(step, requests)
-        self._skipped, self._decoding = (steps - 1, ids) if steps and decoding else (0, None)
-        return not steps
+        self._step = _Step(step, self._latest, positions)
+        return self.inner.begin(step, requests)
 
     def ask(self, source: Source, candidates: Sequence[int]) -> list[int]:
         chosen = self.inner.ask(source, candidates)
@@ -199,6 +184,10 @@ class RecordingPlanner:
         self._step.verified[request.request_id] = result.draft
 
     def end(self, report: StepReport) -> None:
+        if self._step.shape is None and report.num_decoding:
+            # The step was skipped: the same requests decode, plainly.
+            positions = [len(request.token_ids) - 1 for request in self._latest]
+            self._step = _Step(report.shape, self._latest, positions)
         terms = self._terms()
         self.inner.end(report)
         step, self._step = self._step, _Step()
