@@ -83,6 +83,36 @@ def test_proposers_counters_sum_to_the_requests_and_widths_to_the_steps() -> Non
     assert stats.num_queried_tokens == 2 * 17
 
 
+def test_a_reset_takes_back_what_was_counted_and_nothing_of_the_requests() -> None:
+    engine = toy_engine([PromptLookupProposer(lookup_config(num_speculative_tokens=3))])
+    engine.add_request([7, 8, 9] * 6, SamplingParams(max_tokens=8, temperature=0))
+    engine.add_request([7, 8, 9] * 6, SamplingParams(max_tokens=24, temperature=0))
+    requests = list(engine.requests.values())
+
+    def counted_by_requests(times: int) -> SpeculationCounters:
+        total = SpeculationCounters()
+        for request in requests:
+            total.add(request.counters, times)
+        return total
+
+    while len(engine.requests) == 2:
+        engine.step()
+    assert engine.stats().speculation == counted_by_requests(1), "one ended and one did not"
+    before = counted_by_requests(-1)
+    engine.reset_stats()
+    assert engine.stats().speculation.num_emitted_tokens == 0
+    while engine.has_work:
+        engine.step()
+    since = counted_by_requests(1)
+    assert since.num_emitted_tokens == 8 + 24
+    since.add(before)
+    found = engine.stats().speculation
+    assert 0 < found.num_emitted_tokens < 24
+    assert found.num_accepted_tokens_per_pos == since.num_accepted_tokens_per_pos
+    assert found.num_accepted_by_origin == since.num_accepted_by_origin
+    assert (found.num_steps, found.num_drafts) == (since.num_steps, since.num_drafts)
+
+
 def test_the_prefix_cache_counts_what_was_looked_for_and_found() -> None:
     engine = toy_engine([])
     for _ in range(2):

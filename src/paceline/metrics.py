@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import zip_longest
 
 
 @dataclass(slots=True)
@@ -29,30 +30,13 @@ class ProposerCounters:
     def num_accepted_tokens(self) -> int:
         return sum(self.num_accepted_tokens_per_pos)
 
-    def record(self, num_draft: int, accepted_positions: Sequence[int]) -> None:
-        """Count this proposer's nodes of one draft; positions are depths less one, ascending."""
-        self.num_drafts += 1
-        self.num_draft_tokens += num_draft
-        if accepted_positions:
-            counts = self._counts(accepted_positions[-1] + 1)
-            for position in accepted_positions:
-                counts[position] += 1
-
-    def add(self, other: ProposerCounters) -> None:
-        """Count what another has counted too."""
-        self.num_drafts += other.num_drafts
-        self.num_draft_tokens += other.num_draft_tokens
-        theirs = other.num_accepted_tokens_per_pos
-        counts = self._counts(len(theirs))
-        for position, count in enumerate(theirs):
-            counts[position] += count
-
-    def _counts(self, length: int) -> list[int]:
-        """The counts per position, at least so many."""
-        counts = self.num_accepted_tokens_per_pos
-        if len(counts) < length:
-            counts.extend([0] * (length - len(counts)))
-        return counts
+    def add(self, other: ProposerCounters, times: int = 1) -> None:
+        """Count what another has counted, so many times; -1 takes it back."""
+        self.num_drafts += times * other.num_drafts
+        self.num_draft_tokens += times * other.num_draft_tokens
+        both = self.num_accepted_tokens_per_pos, other.num_accepted_tokens_per_pos
+        summed = [mine + times * theirs for mine, theirs in zip_longest(*both, fillvalue=0)]
+        self.num_accepted_tokens_per_pos = summed
 
 
 @dataclass(slots=True)
@@ -94,32 +78,32 @@ class SpeculationCounters:
         self.num_accepted_tokens += accepted
         self.drafts_by_depth[draft_depth] = self.drafts_by_depth.get(draft_depth, 0) + 1
         self.drafts_by_accepted[accepted] = self.drafts_by_accepted.get(accepted, 0) + 1
-        first = draft_origins[0]
-        if draft_origins.count(first) == len(draft_origins):
-            self._of(first).record(len(draft_origins), range(accepted))
-            return
         for origin in dict.fromkeys(draft_origins):
-            positions = [i for i, name in enumerate(accepted_origins) if name == origin]
-            self._of(origin).record(draft_origins.count(origin), positions)
+            own = self.by_proposer.get(origin)
+            if own is None:
+                own = self.by_proposer[origin] = ProposerCounters()
+            own.num_drafts += 1
+            own.num_draft_tokens += draft_origins.count(origin)
+        latest, counts = "", list[int]()
+        for position, origin in enumerate(accepted_origins):
+            if origin != latest:
+                latest, counts = origin, self.by_proposer[origin].num_accepted_tokens_per_pos
+            if len(counts) <= position:
+                counts += [0] * (position + 1 - len(counts))
+            counts[position] += 1
 
-    def _of(self, origin: str) -> ProposerCounters:
-        own = self.by_proposer.get(origin)
-        if own is None:
-            own = self.by_proposer[origin] = ProposerCounters()
-        return own
-
-    def add(self, other: SpeculationCounters) -> None:
-        """Count what another has counted too."""
+    def add(self, other: SpeculationCounters, times: int = 1) -> None:
+        """Count what another has counted, so many times; -1 takes it back."""
         for name in _COUNTS:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+            setattr(self, name, getattr(self, name) + times * getattr(other, name))
         for mine, theirs in (
             (self.drafts_by_depth, other.drafts_by_depth),
             (self.drafts_by_accepted, other.drafts_by_accepted),
         ):
             for value, count in theirs.items():
-                mine[value] = mine.get(value, 0) + count
+                mine[value] = mine.get(value, 0) + times * count
         for origin, counters in other.by_proposer.items():
-            self._of(origin).add(counters)
+            self.by_proposer.setdefault(origin, ProposerCounters()).add(counters, times)
 
     @property
     def num_accepted_by_origin(self) -> dict[str, int]:

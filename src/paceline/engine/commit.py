@@ -66,7 +66,7 @@ def _commit_item(
     if isinstance(verdict, RequestFailedError):
         raise verdict
     verdict = append_tokens(request, verdict)
-    count_step(item.draft, verdict, request.counters, stats.speculation)
+    count_step(item.draft, verdict, request.counters)
     stats.num_output_tokens += len(verdict.token_ids)
     accepted = verdict.path if item.may_draft else path
     kv.commit(request.request_id, accepted)
@@ -121,15 +121,12 @@ def _cut(result: VerifyResult, count: int) -> VerifyResult:
     )
 
 
-def count_step(draft: DraftTree, result: VerifyResult, *counters: SpeculationCounters) -> None:
+def count_step(draft: DraftTree, result: VerifyResult, counters: SpeculationCounters) -> None:
     """Record a committed step, after any cut."""
-    accepted: Sequence[str] = ()
-    depth = 0
-    if draft.token_ids:
-        accepted = [origin for origin in result.origins if origin != TARGET_ORIGIN]
-        depth = len(draft) if draft.is_chain else max(draft.depths())
-    for each in counters:
-        each.record(len(result.token_ids), draft.origins, accepted, depth)
+    origins = result.origins
+    accepted = origins[:-1] if origins[-1] == TARGET_ORIGIN else origins
+    depth = max(draft.depths()) if draft.token_ids else 0
+    counters.record(len(origins), draft.origins, accepted, depth)
 
 
 def step_output(request: Request, verdict: VerifyResult | None) -> StepOutput:

@@ -128,9 +128,8 @@ class Engine:
             return
         chosen = self.drafting.choose(drafts, self._room(step))
         for draft, tree in zip(drafts, chosen, strict=True):
-            item, pruned = draft.item, draft.size - len(tree)
-            item.request.counters.num_pruned_tokens += pruned
-            self._stats.speculation.num_pruned_tokens += pruned
+            item = draft.item
+            item.request.counters.num_pruned_tokens += draft.size - len(tree)
             if len(tree) and self.kv.reserve(item.request.request_id, 1 + len(tree)):
                 item.draft = tree
                 self._stats.expected_accepted_tokens += sum(tree.path_probs())
@@ -262,6 +261,7 @@ class Engine:
         self.scheduler.remove(request)
         self.drafting.end_request(request)
         del self.requests[request.request_id]
+        self._stats.speculation.add(request.counters)
         self._stats.num_finished += 1
         self._stats.num_failed_requests += reason is FinishReason.ERROR
 
@@ -293,4 +293,6 @@ class Engine:
 
     def reset_stats(self) -> None:
         self._stats = EngineStats()
+        for request in self.requests.values():
+            self._stats.speculation.add(request.counters, -1)
         self._before = totals(self.runner, self.drafting, self.scheduler)

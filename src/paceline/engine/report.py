@@ -1,4 +1,4 @@
-"""The statistics of an engine: its own counters, and those of its parts."""
+"""The statistics of an engine: its own counters, and those of its parts and requests."""
 
 from __future__ import annotations
 
@@ -28,8 +28,14 @@ def totals(runner: ModelRunner, drafting: Drafting, queue: Scheduler) -> Totals:
 def snapshot(
     stats: EngineStats, since: Totals, runner: ModelRunner, drafting: Drafting, queue: Scheduler
 ) -> EngineStats:
-    """A copy of the counters; those of the parts count from the last reset, ``since``."""
+    """A copy of the counters; those of the parts count from the last reset, ``since``.
+
+    Args:
+        stats: with what is to be added to the speculation of the requests that did not end yet.
+    """
     copied = copy.deepcopy(stats)
+    for request in (*queue.running, *queue.waiting):
+        copied.speculation.add(request.counters)
     for name, total, before in zip(
         Totals._fields, totals(runner, drafting, queue), since, strict=True
     ):

@@ -71,13 +71,14 @@ def _greedy(
         return _not_finite(item, len(item.request.token_ids))
     path, tokens, last = [0], [token], ROOT
     origins: list[str] = []
-    while draft.token_ids and (node := draft.child(last, token)) is not None:
-        token, last = argmax[first_row + 1 + node], node
-        if token < 0:  # the step ends before it, and the next one's root meets it
-            break
-        path.append(node + 1)
-        tokens.append(token)
-        origins.append(draft.origins[node])
+    for node, parent in enumerate(draft.parents):  # a child comes after its parent
+        if parent == last and draft.token_ids[node] == token:
+            token, last = argmax[first_row + 1 + node], node
+            if token < 0:  # the step ends before it, and the next one's root meets it
+                break
+            path.append(node + 1)
+            tokens.append(token)
+            origins.append(draft.origins[node])
     origins.append(TARGET_ORIGIN)
     logprobs = _logprobs(item, first_row, path, tokens, logits)
     return VerifyResult(path, tokens, origins, draft, logprobs)

@@ -40,7 +40,7 @@ class RotaryTable:
     """
 
     def __init__(self, rope: RopeConfig, head_dim: int, max_len: int, device: torch.device) -> None:
-        self._rope, self._head_dim, self._reached = rope, head_dim, 0
+        self._rope, self._head_dim, self._max_len, self._reached = rope, head_dim, max_len, 0
         shape = (max_len, rope.dim or head_dim)
         self.cos, self.sin = (
             torch.from_numpy(sparse_zeros(shape, np.float32)).to(device) for _ in range(2)
@@ -48,9 +48,9 @@ class RotaryTable:
 
     def reach(self, length: int) -> None:
         """Have positions ``0 .. length - 1``, or all that there can be."""
-        while self._reached < min(length, len(self.cos)):
-            first, last = self._reached, min(self._reached + _CHUNK, len(self.cos))
-            cos, sin = rope_tables(self._rope, self._head_dim, len(self.cos), range(first, last))
+        while self._reached < min(length, self._max_len):
+            first, last = self._reached, min(self._reached + _CHUNK, self._max_len)
+            cos, sin = rope_tables(self._rope, self._head_dim, self._max_len, range(first, last))
             self.cos[first:last] = torch.cat((cos, cos), dim=-1)
             self.sin[first:last] = torch.cat((-sin, sin), dim=-1)
             self._reached = last

@@ -14,8 +14,6 @@ from math import log
 from operator import mul
 from typing import Any
 
-import numpy as np
-
 from paceline.policy.cost_filter import ASSUMED, MEASURED, CostFilter
 from paceline.policy.cost_points import MAX_MS, NO_STEP, StepShape
 from paceline.policy.cost_prior import prior_table
@@ -72,17 +70,17 @@ class CostModel:
 
         Each node is a sampled row whose context is the mean context of the step's requests.
         """
-        times = self._curve(shape, count)[: count + 1]
+        times = self._curve(shape, count)
         if not self.learns:
-            return times
+            return times[: count + 1]
         return [*map(mul, times, self._filter.factors(shape.rows, count))]
 
     def hoped(self, shape: StepShape, growth: Sequence[float]) -> list[float]:
         """The step's :meth:`growth` were width as cheap as what is not known of it allows."""
-        times = np.array(growth)
-        doubts = self._filter.doubts(shape.rows, len(growth) - 1)
-        found: list[float] = (times[0] + (times - times[0]) * HOPE**doubts).tolist()
-        return found
+        plain, doubts = growth[0], self._filter.doubts(shape.rows, len(growth) - 1)
+        return [
+            plain + (ms - plain) * HOPE**doubt for ms, doubt in zip(growth, doubts, strict=True)
+        ]
 
     def deviation(self, shape: StepShape) -> float:
         """How uncertain the machine's state leaves the time of a step, as a logarithm."""

@@ -7,10 +7,6 @@ from __future__ import annotations
 
 from math import ceil, copysign, exp, log2, sqrt
 
-import numpy as np
-import numpy.typing as npt
-
-from paceline.policy.curves import Floats
 from paceline.policy.estimate import Estimate
 
 NOISE = 0.06
@@ -49,7 +45,6 @@ PLACES = [_place(width) for width in range(MAX_WIDTH + 1)]
 WIDEST = [*{at: width for width, at in enumerate(PLACES)}.values()]
 SHARES = [min(1.0, log2(width) / log2(FULL_WIDTH)) for width in WIDEST]
 """By place: how far the slope counts there."""
-_PLACES, _SHARES = np.array(PLACES), np.array(SHARES)
 
 
 class CostFilter:
@@ -86,21 +81,30 @@ class CostFilter:
 
     def factors(self, width: int, count: int) -> list[float]:
         """:meth:`factor` of ``width`` to ``width + count`` rows, ``[count + 1]``."""
+        residuals, steps, scale, slope = self._residuals, self._steps, self._scale, self._slope
         found: list[float] = []
         known, factor = -1, 1.0
-        for rows in range(width, width + count + 1):
-            if (at := _at(rows)) != known:
-                known, factor = at, self.factor(rows)
+        for at in _range(width, count):
+            if at != known:
+                known, residual, level = at, residuals.get(at), scale + SHARES[at] * slope
+                factor = exp(level + residual.mean(steps) if residual else level)
             found.append(factor)
         return found
 
-    def doubts(self, width: int, count: int) -> Floats:
+    def doubts(self, width: int, count: int) -> list[float]:
         """How uncertain these are, where 1 is as if no wide step was seen, ``[count + 1]``."""
-        found = _SHARES * _SHARES * self._slope_variance + 1.0 / self._trust
-        for at, residual in self._residuals.items():
-            found[at] += residual.variance(self._steps) - 1.0 / self._trust
-        doubts: Floats = found / (_SHARES * _SHARES * SLOPE_VARIANCE + 1.0 / self._trust)
-        return np.sqrt(np.minimum(1.0, doubts))[_range(width, count)]
+        residuals, steps, unseen = self._residuals, self._steps, 1.0 / self._trust
+        found: list[float] = []
+        known, doubt = -1, 1.0
+        for at in _range(width, count):
+            if at != known:
+                known, residual, share = at, residuals.get(at), SHARES[at] * SHARES[at]
+                variance = share * self._slope_variance + unseen
+                if residual:
+                    variance += residual.variance(steps) - unseen
+                doubt = sqrt(min(1.0, variance / (share * SLOPE_VARIANCE + unseen)))
+            found.append(doubt)
+        return found
 
     def deviation(self, width: int) -> float:
         """How uncertain the time of a step of so many rows is, as a logarithm."""
@@ -174,8 +178,7 @@ def _at(width: int) -> int:
     return PLACES[width if width < MAX_WIDTH else MAX_WIDTH]
 
 
-def _range(width: int, count: int) -> npt.NDArray[np.int64]:
+def _range(width: int, count: int) -> list[int]:
     """The places of ``width`` to ``width + count`` rows."""
-    if width + count <= MAX_WIDTH:
-        return _PLACES[width : width + count + 1]
-    return _PLACES[np.minimum(np.arange(width, width + count + 1), MAX_WIDTH)]
+    places = PLACES[width : width + count + 1]
+    return places + PLACES[-1:] * (count + 1 - len(places))

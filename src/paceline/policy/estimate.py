@@ -28,7 +28,8 @@ class Estimate:
         self._seen = self._weight = self._at = 0.0
 
     def mean(self, now: float = 0.0) -> float:
-        weight = self._left(now)
+        # As in _left, without the call: a step asks it of every width.
+        weight = self._weight and self._weight * exp((self._at - now) / self._memory)
         return (self._trust * self._prior + weight * self._seen) / (self._trust + weight)
 
     def variance(self, now: float = 0.0) -> float:
