@@ -22,14 +22,15 @@ WORDS = st.lists(
 
 
 def stream(
-    tokenizer: Tokenizer, prompt: Sequence[int], output: Sequence[int], **options
+    tokenizer: Tokenizer, prompt: Sequence[int], output: Sequence[int], every: int = 1, **options
 ) -> tuple[list[str], str | None]:
-    """Text taken after each token and at the end, and the stop string that was met."""
+    """Text taken after each token or few and at the end, and the stop string that was met."""
     checker = TextStream(tokenizer, prompt, **options)
     pieces, met = [], None
-    for token_id in output:
+    for count, token_id in enumerate(output, start=1):
         met = checker.push(token_id)
-        pieces.append(checker.take_text(final=False))
+        if count % every == 0:
+            pieces.append(checker.take_text(final=False))
         if met is not None:
             break
     pieces.append(checker.take_text(final=True))
@@ -46,29 +47,31 @@ def addition(tokenizer: Tokenizer, prompt: Sequence[int], output: Sequence[int])
     return whole[len(before) :]
 
 
-@given(kind=KINDS, prompt=WORDS, text=WORDS, ids=IDS)
-@example("byte-fallback", "", " the", [3 + 0x20, 3 + 0xE2, 3 + 0x82, 290])
+@given(kind=KINDS, prompt=WORDS, text=WORDS, ids=IDS, every=st.integers(1, 9))
+@example("byte-fallback", "", " the", [3 + 0x20, 3 + 0xE2, 3 + 0x82, 290], 1)
 @example(
-    "byte-fallback", "the", "", [3 + 0x0A, 3 + 0xFF, 3 + 0x0A, 290, 3 + 0xC3, 3 + 0xA9, 1, 290]
+    "byte-fallback", "the", "", [3 + 0x0A, 3 + 0xFF, 3 + 0x0A, 290, 3 + 0xC3, 3 + 0xA9, 1, 290], 1
 )
-@example("byte-level", "the", "", [3 + 0x99] * 40)
-def test_stream_is_the_full_decoding(kind: str, prompt: str, text: str, ids: list[int]) -> None:
+@example("byte-level", "the", "", [3 + 0x99] * 40, 1)
+def test_stream_is_the_full_decoding(
+    kind: str, prompt: str, text: str, ids: list[int], every: int
+) -> None:
     tokenizer = MAKERS[kind]
     before = tokenizer.encode(prompt)
     output = tokenizer.encode(text, add_special_tokens=False) + ids
     # Bytes that are no UTF-8 can unmake a character of the prompt; a test of its own is below.
     assume("\ufffd" not in prompt)  # which looks like what remains of an unmade one
     assume(tokenizer.decode([*before, *output]).startswith(tokenizer.decode(before)))
-    pieces, _ = stream(tokenizer, before, output)
+    pieces, _ = stream(tokenizer, before, output, every)
     assert "".join(pieces) == addition(tokenizer, before, output)
 
 
-@given(kind=KINDS, prompt=IDS, output=IDS)
-@example("byte-fallback", [3 + 0x20], [3])  # decoding strips a space at the beginning
-def test_any_prompt(kind: str, prompt: list[int], output: list[int]) -> None:
+@given(kind=KINDS, prompt=IDS, output=IDS, every=st.integers(1, 9))
+@example("byte-fallback", [3 + 0x20], [3], 1)  # decoding strips a space at the beginning
+def test_any_prompt(kind: str, prompt: list[int], output: list[int], every: int) -> None:
     """A prompt may end inside a character; then the whole character is the output's."""
     tokenizer = MAKERS[kind]
-    pieces, _ = stream(tokenizer, prompt, output)
+    pieces, _ = stream(tokenizer, prompt, output, every)
     before, whole = tokenizer.decode(prompt), tokenizer.decode([*prompt, *output])
     if whole.startswith(before):
         assert "".join(pieces) == whole[len(before) :]

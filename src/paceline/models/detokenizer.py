@@ -41,6 +41,7 @@ class TextStream:
         self._decoder = IncrementalDecoder(tokenizer, prompt_token_ids)
         self._stop = tuple(string for string in stop if string)
         self._include_stop = include_stop
+        self._pending: list[int] = []  # not decoded yet, where no stop string can end the text
         self._held = ""  # certain, but it may begin a stop string
         self._released: list[str] = []
         self._num_taken = 0  # entries of _released
@@ -50,8 +51,11 @@ class TextStream:
         """Take one token; return the stop string that it completed, if any and if it may."""
         if self._ended:
             return None
-        self._held += self._decoder.push(token_id)
-        if not self._stop or not may_stop:
+        self._pending.append(token_id)
+        if not self._stop:
+            return None
+        self._decode()
+        if not may_stop:
             self._release(len(self._held))
             return None
         text = self._held + self._decoder.tentative
@@ -67,6 +71,7 @@ class TextStream:
 
     def take_text(self, *, final: bool) -> str:
         """Text that became certain since the last call; with ``final`` also what was held back."""
+        self._decode_pending()
         if final and not self._ended:
             self._held += self._decoder.flush()
             self._release(len(self._held))
@@ -74,6 +79,16 @@ class TextStream:
         taken = "".join(self._released[self._num_taken :])
         self._num_taken = len(self._released)
         return taken
+
+    def _decode(self) -> None:
+        self._held += self._decoder.push(*self._pending)
+        self._pending.clear()
+
+    def _decode_pending(self) -> None:
+        """Decode together what was pushed since the last time; that is cheaper than one by one."""
+        if self._pending:
+            self._decode()
+            self._release(len(self._held))
 
     def _release(self, count: int) -> None:
         if count:
@@ -83,6 +98,7 @@ class TextStream:
     @property
     def text(self) -> str:
         """All text that has been released, taken or not."""
+        self._decode_pending()
         return "".join(self._released)
 
 
@@ -133,15 +149,26 @@ class IncrementalDecoder:
         # Of an unfinished character at the prompt's end: what is the prompt's unless it completes.
         self._prompt_end = text[self._emitted :]
 
-    def push(self, token_id: int) -> str:
-        """Take a token; return the text that has become certain."""
+    def push(self, *token_ids: int) -> str:
+        """Take tokens; return the text that has become certain."""
+        tokenizer, fresh, is_settled = self._tokenizer, "", True
+        for token_id in token_ids:
+            if tokenizer.is_special(token_id) or tokenizer.id_to_token(token_id) is None:
+                continue  # decoding leaves it out
+            byte = tokenizer.byte_of(token_id)
+            if byte is not None:
+                if not is_settled:
+                    fresh, is_settled = fresh + self._settle(), True
+                self._window.append(token_id)
+                fresh += self._push_byte(byte)
+            else:
+                self._window.append(token_id)
+                is_settled = False
+        return fresh if is_settled else fresh + self._settle()
+
+    def _settle(self) -> str:
+        """Decode the window, whose last token is no byte."""
         tokenizer = self._tokenizer
-        if tokenizer.is_special(token_id) or tokenizer.id_to_token(token_id) is None:
-            return ""  # decoding leaves it out
-        self._window.append(token_id)
-        byte = tokenizer.byte_of(token_id)
-        if byte is not None:
-            return self._push_byte(byte)
         self._run, self._emitted_if_broken = _ByteRun(), 0
         text = tokenizer.decode(self._window)
         settled = text.removesuffix(_REPLACEMENT)  # it may be an unfinished character
