@@ -14,8 +14,6 @@ from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
-
 from paceline.policy import (
     cost_aware,
     cost_filter,
@@ -94,7 +92,7 @@ def _growth_of_forward(self: Any, max_nodes: int) -> Any:
         max_nodes, max(cost_aware.MAX_NODES, cost_aware.NODES_PER_REQUEST * len(step.requests))
     )
     if len(step.growth) <= count:
-        step.growth = self.cost.growth(step.shape, count)
+        step.growth = step.forwards = self.cost.growth(step.shape, count)
     return step.growth
 
 
@@ -158,7 +156,7 @@ SWITCHES: dict[str, Switch] = {
     "slope with width": Switch(
         20,
         3,
-        {"cost_filter.SHARES": _NO_SHARES, "cost_filter._SHARES": np.array(_NO_SHARES)},
+        {"cost_filter.SHARES": _NO_SHARES},
     ),
     "residuals": Switch(25, 5, _NO_RESIDUAL),
     "surprises": Switch(25, 2, {"cost_filter.SURPRISE": ALWAYS}),

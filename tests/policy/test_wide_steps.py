@@ -149,7 +149,7 @@ def is_widened(wide: WideSteps, step: PlannedStep) -> bool:
 def steps_to_look(wide: WideSteps, exploration: Exploration, measured_ms: float) -> int:
     """Plain steps until a node is verified to see what that takes, which is then so long."""
     for count in itertools.count():
-        step = PlannedStep(ONE, [request(1)], GROWTH, plain_ms=PLAIN_MS)
+        step = PlannedStep(ONE, [request(1)], GROWTH, GROWTH, plain_ms=PLAIN_MS)
         if is_widened(wide, step):
             shape = StepShape(2, 0, 0, 2, 1)
             wide.end(step, StepReport(shape, measured_ms, measured_ms, 1, 1))
@@ -181,5 +181,5 @@ def test_what_is_no_time_costs_what_was_predicted(measured_ms: float) -> None:
 def test_a_step_whose_width_is_a_prompts_is_not_made_wider() -> None:
     wide, exploration = new_wide_steps()
     exploration.passed(1e9)
-    step = PlannedStep(StepShape(64, 0, 0, 1, 2), [request(1)], GROWTH, plain_ms=FLAT[63])
+    step = PlannedStep(StepShape(64, 0, 0, 1, 2), [request(1)], GROWTH, GROWTH, plain_ms=FLAT[63])
     assert not is_widened(wide, step)

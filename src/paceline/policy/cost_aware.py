@@ -225,7 +225,7 @@ class CostAwarePlanner:
         step = self._step
         count = min(max_nodes, max(MAX_NODES, NODES_PER_REQUEST * len(step.requests)))
         if len(step.growth) <= count:
-            plain_ms, *further = self.cost.growth(step.shape, count)
+            plain_ms, *further = step.forwards = self.cost.growth(step.shape, count)
             extra_ms = self._pace.draft_ms(len(step.requests))
             step.growth = [plain_ms, *[ms + extra_ms for ms in further]]
         return step.growth

@@ -72,8 +72,8 @@ class PlannedStep:
 
     Attributes:
         requests: that may draft.
-        growth: milliseconds of the forward with 0, 1, 2, ... draft nodes, and of what else
-            takes longer with some; empty until it is needed.
+        forwards: milliseconds of the forward with 0, 1, 2, ... draft nodes; empty until needed.
+        growth: the same with what else takes longer where there are some.
         plain_ms: predicted forward without drafts.
         rate: tokens that a millisecond is worth.
         slowdown: share of its plain speed that a request may lose to the drafts of others.
@@ -88,6 +88,7 @@ class PlannedStep:
 
     shape: StepShape = NO_STEP
     requests: Sequence[Request] = ()
+    forwards: Sequence[float] = ()
     growth: Sequence[float] = ()
     plain_ms: float = 0.0
     rate: float = 0.0

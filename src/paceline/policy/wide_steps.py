@@ -61,7 +61,7 @@ class WideSteps:
         return self._hoped(step, growth)
 
     def _hoped(self, step: PlannedStep, growth: Sequence[float]) -> list[float]:
-        predicted = self._cost.growth(step.shape, len(growth) - 1)
+        predicted = step.forwards[: len(growth)]
         saved = zip(predicted, self._cost.hoped(step.shape, predicted), strict=True)
         return [ms - (dear - cheap) for ms, (dear, cheap) in zip(growth, saved, strict=True)]
 
