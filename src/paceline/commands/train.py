@@ -11,6 +11,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, fields, make_dataclass
+from inspect import cleandoc
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from paceline.commands.options import option
@@ -57,8 +58,8 @@ def _columns(config: type[Any], defaults: object = None) -> Iterator[Column]:
 def _help(config: type[Any], field: Field[Any]) -> str:
     """What the docstring of the class that has this field says of it."""
     for owner in config.__mro__:
-        section = (owner.__doc__ or "").partition("Attributes:")[2]
-        for entry in re.split(r"\n {8}(?=\w)", section):
+        section = cleandoc(owner.__doc__ or "").partition("Attributes:")[2]
+        for entry in re.split(r"\n {4}(?=\w)", section):
             names, _, text = entry.strip().partition(": ")
             if field.name in names.split(", "):
                 return " ".join(text.replace("``", "").split())
