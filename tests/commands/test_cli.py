@@ -90,6 +90,8 @@ def test_a_mistyped_command_is_suggested(cli) -> None:
 
 
 COMPUTES = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
 from paceline.cli import main
 from paceline.runtime.model_runner import ModelRunner
 forward = ModelRunner.forward
