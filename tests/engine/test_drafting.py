@@ -14,6 +14,7 @@ from paceline.policy.planner import FixedPlanner
 from paceline.request import Request
 from paceline.sampling_params import SamplingParams
 from paceline.span import DraftTree
+from paceline.workbench.replay_parts import Clock
 from tests.engine.test_faults import Scripted
 from tests.toy import VOCAB, toy_engine
 
@@ -88,7 +89,8 @@ def test_who_joins_is_asked_although_nobody_else_is_worth_it() -> None:
     engine = toy_engine([proposer("poor", 0.0)])
     cost, items = CostModel(learns=False), [Scheduled(request(0), 1)]
     shape = step_shape(items)
-    drafting = Drafting(engine.drafting.proposers, CostAwarePlanner(cost), VOCAB, EngineStats)
+    planner = CostAwarePlanner(cost)
+    drafting = Drafting(engine.drafting.proposers, planner, VOCAB, EngineStats, Clock())
 
     def steps(count: int) -> list[str]:
         asked.clear()

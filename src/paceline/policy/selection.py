@@ -10,7 +10,13 @@ from paceline.span import ROOT, DraftTree
 
 def expected_tokens(drafts: Sequence[DraftTree]) -> float:
     """The most tokens that one of several drafts of a request is expected to bring."""
-    return max((sum(tree.path_probs()) for tree in drafts), default=0.0)
+    most = 0.0
+    for tree in drafts:
+        total = 0.0
+        for prob in tree.path_probs():  # from Python 3.12 on sum() rounds otherwise than C++
+            total += prob
+        most = max(most, total)
+    return most
 
 
 def selected(tree: DraftTree, nodes: list[int]) -> DraftTree:

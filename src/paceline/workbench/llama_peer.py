@@ -194,6 +194,7 @@ class LlamaPeer:
         except OSError:
             line = ""
         if not line:
+            self.close()  # it has said all once it has ended
             said = self._log.read_text(encoding="utf-8", errors="replace")
             raise PacelineError(f"llama.cpp failed: {said.strip()[-_TAIL:]}")
         answer: dict[str, Any] = json.loads(line)
