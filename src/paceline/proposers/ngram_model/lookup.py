@@ -126,7 +126,9 @@ class NgramLookup:
             if cache is not None and (followers := cache.followers(context)):
                 rest *= self._hear_text(followers, probs, rest)
         best = sorted(probs.items(), key=lambda item: (-item[1], item[0]))[:most]
-        total = sum(prob for _, prob in best)
+        total = 0.0
+        for _, prob in best:  # from Python 3.12 on sum() rounds otherwise than C++
+            total += prob
         return [(token, prob / total) for token, prob in best] if total > 1.0 else best
 
     def _hear_model(
