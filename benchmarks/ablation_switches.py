@@ -117,7 +117,7 @@ SWITCHES: dict[str, Switch] = {
     "exploring proposers": Switch(20, 1, {"cost_aware.CostAwarePlanner._explored": _constant(())}),
     "values by situation": Switch(5, 1, {"proposer_value.SITUATIONS": ()}),
     "asking texts together": Switch(20, 1, {"cost_aware.CostAwarePlanner.asks_together": False}),
-    "enough of one text's drafts": Switch(3, 1, {"engine.contained.ENOUGH_TOKENS": ALWAYS}),
+    "enough of one text's drafts": Switch(3, 1, {"engine.contained.ENOUGH_FROM_TEXT": ALWAYS}),
     "reading as an investment": Switch(
         10, 0, {"cost_aware.CostAwarePlanner._is_worth": _is_worth_at_once}
     ),

@@ -35,6 +35,7 @@ class Costly(PromptLookupProposer):
 
     name = "costly"
     costs_forwards = True
+    drafts_from_text = False
 
     def __init__(self) -> None:
         super().__init__(

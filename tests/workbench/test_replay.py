@@ -17,9 +17,10 @@ from paceline.policy.cost import CostModel
 from paceline.policy.cost_aware import CostAwarePlanner
 from paceline.policy.cost_points import StepShape
 from paceline.policy.drafting_cost import DraftingCost, DraftTime
+from paceline.policy.drafts import TextDrafter
 from paceline.policy.host_time import NO_HOST_TIME, HostTime
 from paceline.policy.planner import FixedPlanner, Planner, StepReport
-from paceline.proposers.base import Proposer, TextDrafter
+from paceline.proposers.base import Proposer
 from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.request import Request
 from paceline.sampling_params import SamplingParams

@@ -9,21 +9,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from paceline.config import SpeculativeConfig
 from paceline.engine.planners import is_sound
 from paceline.errors import ProposerError
 from paceline.metrics import EngineStats
 from paceline.policy.choice import DraftLimits
-from paceline.policy.drafts import Drafts, Member
+from paceline.policy.drafts import Drafts, Member, TextDrafter
 from paceline.policy.planner import Source
-from paceline.proposers.base import DraftBudget, Proposer, TextDrafter
+from paceline.proposers.base import DraftBudget, Proposer
 from paceline.request import Request, VerifyResult
 from paceline.span import DraftTree
 
 log = logging.getLogger(__name__)
 MAX_FAILURES = 3
-ENOUGH_TOKENS = 1.5
+ENOUGH_FROM_TEXT = 1.5
 """Expected tokens of a request's drafts at which no other proposer looks into its text."""
 NOTHING = DraftLimits(0, 0)
 
@@ -48,10 +49,6 @@ class Entry:
     def num_forwards(self) -> int:
         return self.proposer.num_forwards
 
-    @property
-    def drafts_from_text(self) -> bool:
-        return self.proposer.drafts_from_text and not self.proposer.costs_forwards
-
     def is_for(self, request: Request) -> bool:
         """Whether it may serve a request at all."""
         methods = request.params.speculative.methods
@@ -68,6 +65,22 @@ class Group:
     @property
     def num_forwards(self) -> int:
         return sum([entry.num_forwards for entry in self.entries])
+
+
+class Call(NamedTuple):
+    """A source that is asked for drafts in a step.
+
+    Attributes:
+        requests: for which it is; ``budget`` matches them.
+        indices: of these in the step.
+        drafts: of the step; what it drafts is added to them.
+    """
+
+    group: Group
+    requests: Sequence[Request]
+    indices: Sequence[int]
+    budget: DraftBudget
+    drafts: Drafts
 
 
 class ContainedProposers:
@@ -108,7 +121,7 @@ class ContainedProposers:
 
     def _let_draft(self, entries: list[Entry]) -> None:
         """These and no others draft from now on."""
-        texts = [each for each in entries if self._together and each.drafts_from_text]
+        texts = [each for each in entries if self._together and each.proposer.drafts_from_text]
         parts = [texts if each in texts else [each] for each in entries]
         self.entries = entries
         self.groups = [
@@ -149,46 +162,28 @@ class ContainedProposers:
             self._widest[methods, is_constrained] = known
         return known
 
-    def propose(
-        self,
-        group: Group,
-        requests: Sequence[Request],
-        budget: DraftBudget,
-        indices: Sequence[int],
-        drafts: Drafts,
-    ) -> None:
-        """Add the drafts of a source: valid trees with estimates in 0..1.
-
-        Args:
-            indices: of the requests in the step.
-        """
+    def propose(self, call: Call) -> None:
+        """Add the drafts of a source: valid trees with estimates in 0..1."""
+        entries = call.group.entries
         try:
-            if group.entries[0].drafts_from_text:
-                self._draft_texts(group, requests, budget, indices, drafts)
+            if not entries[0].proposer.drafts_from_text:
+                self._ask(entries[0], call)
+            elif any(request.constraint is not None for request in call.requests):
+                for entry in entries:  # their drafts are checked against the grammar first
+                    self._ask(entry, call)
             else:
-                self._ask(group.entries[0], group, requests, budget, indices, drafts)
+                self._draft_texts(call)
         except Exception as error:
-            for entry in group.entries:
-                self._failed(entry, "propose", requests, error)
+            for entry in entries:
+                self._failed(entry, "propose", call.requests, error)
             return
-        for entry in group.entries:
+        for entry in entries:
             entry.failures.pop("propose", None)
 
-    def _draft_texts(
-        self,
-        group: Group,
-        requests: Sequence[Request],
-        budget: DraftBudget,
-        indices: Sequence[int],
-        drafts: Drafts,
-    ) -> None:
-        if any(request.constraint is not None for request in requests):
-            for entry in group.entries:  # their drafts are checked against the grammar first
-                self._ask(entry, group, requests, budget, indices, drafts)
-            return
-        limits = [*map(DraftLimits, budget.max_nodes, budget.max_depth)]
+    def _draft_texts(self, call: Call) -> None:
+        requests, budget = call.requests, call.budget
         members: list[Member] = []
-        for entry in group.entries:
+        for entry in call.group.entries:
             config, drafters = entry.config, entry.proposer.drafters(requests)
             able: Sequence[TextDrafter | None] = drafters
             if not all(map(entry.is_for, requests)):
@@ -196,26 +191,24 @@ class ContainedProposers:
                 able = [drafter if entry.is_for(each) else None for each, drafter in pairs]
             member = entry.proposer.name, config.tree_nodes, config.num_speculative_tokens, able
             members.append(member)
-        texts = [request.token_ids for request in requests]
-        drafts.draft(
-            group.source.name, indices, texts, limits, members, ENOUGH_TOKENS, self._vocab_size
+        call.drafts.draft(
+            call.group.source.name,
+            call.indices,
+            [request.token_ids for request in requests],
+            [*map(DraftLimits, budget.max_nodes, budget.max_depth)],
+            members,
+            ENOUGH_FROM_TEXT,
+            self._vocab_size,
         )
 
-    def _ask(
-        self,
-        entry: Entry,
-        group: Group,
-        requests: Sequence[Request],
-        budget: DraftBudget,
-        indices: Sequence[int],
-        drafts: Drafts,
-    ) -> None:
-        trees = entry.proposer.propose(requests, budget)
+    def _ask(self, entry: Entry, call: Call) -> None:
+        requests, source = call.requests, call.group.source
+        trees = entry.proposer.propose(requests, call.budget)
         if len(trees) != len(requests):
             raise ProposerError(f"{len(trees)} trees for {len(requests)} requests")
-        for index, request, tree in zip(indices, requests, trees, strict=True):
+        for index, request, tree in zip(call.indices, requests, trees, strict=True):
             if tree.token_ids and entry.is_for(request):
-                drafts.add(index, group.source.name, self._checked(entry, request, tree))
+                call.drafts.add(index, source.name, self._checked(entry, request, tree))
 
     def _checked(self, entry: Entry, request: Request, tree: DraftTree) -> DraftTree:
         """The part of a draft that the request's grammar allows, checked to be a tree.

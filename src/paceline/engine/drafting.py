@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from paceline.engine.contained import NOTHING, ContainedProposers, Group
+from paceline.engine.contained import NOTHING, Call, ContainedProposers, Group
 from paceline.engine.scheduler import Scheduled
 from paceline.metrics import EngineStats
 from paceline.policy.choice import DraftLimits
@@ -196,7 +196,7 @@ class Drafting:
         budget = DraftBudget(nodes, depth, planner.prices(source, chosen, sum(nodes)))
         forwards = group.num_forwards if source.costs_forwards else 0
         began = self.clock()
-        self._proposers.propose(group, asked, budget, chosen, planner.drafts)
+        self._proposers.propose(Call(group, asked, chosen, budget, planner.drafts))
         milliseconds = (self.clock() - began) * 1e3
         if source.costs_forwards and group.num_forwards == forwards:
             milliseconds = 0.0  # it declined, which says nothing of its times

@@ -20,16 +20,19 @@ from paceline.policy.merging import merge
 from paceline.policy.selection import expected_tokens, selected
 from paceline.span import DraftTree
 
-
-class Drafter(Protocol):
-    """What drafts for one text (:class:`~paceline.proposers.base.TextDrafter`)."""
-
-    def draft(
-        self, token_ids: list[int], max_nodes: int, max_depth: int
-    ) -> tuple[list[int], list[int], list[float]]: ...
+Drafted = tuple[list[int], list[int], list[float]]
+"""Tokens, parents and probabilities of a tree's nodes."""
 
 
-Member = tuple[str, int, int, Sequence[Drafter | None]]
+class TextDrafter(Protocol):
+    """Drafts for one text, which only grows, and keeps what it has read of it."""
+
+    def draft(self, token_ids: list[int], max_nodes: int, max_depth: int) -> Drafted:
+        """A draft below the text's last token, of one node and level at most or more."""
+        ...
+
+
+Member = tuple[str, int, int, Sequence[TextDrafter | None]]
 """One proposer's name, its most nodes and depth, and what drafts for each text; None for none."""
 
 

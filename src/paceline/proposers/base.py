@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from paceline.config import SpeculativeConfig
+from paceline.models.ops.native import native_module, why_not_native
+from paceline.policy.drafts import TextDrafter
 from paceline.policy.prices import FREE, Prices
 from paceline.request import NO_DRAFT, Request, VerifyResult
 from paceline.span import DraftTree
@@ -115,28 +117,23 @@ class Proposer(Protocol):
         return len(request.token_ids)
 
 
-Drafted = tuple[list[int], list[int], list[float]]
-"""Tokens, parents and probabilities of a tree's nodes."""
-
-
-class TextDrafter(Protocol):
-    """Drafts for one text, which only grows, and keeps what it has read of it."""
-
-    def draft(self, token_ids: list[int], max_nodes: int, max_depth: int) -> Drafted:
-        """A draft below the text's last token, of one node and level at most or more."""
-        ...
-
-
 class TextProposer(Proposer):
     """A proposer that drafts for each request by itself, from texts alone and without forwards.
 
     All of them are asked together: what one request's text takes is microseconds.
+
+    Args:
+        is_native: draft in C++; None is where that was built.
     """
 
     drafts_from_text = True
 
-    def __init__(self, config: SpeculativeConfig) -> None:
+    def __init__(self, config: SpeculativeConfig, is_native: bool | None = None) -> None:
         self.config = config
+        if is_native is None:
+            is_native = why_not_native() is None
+        self._native: Any = native_module() if is_native else None
+        self._branching = config.max_branching if config.max_tree_nodes else 1
         self._texts: dict[int, TextDrafter] = {}
 
     def _open(self, request: Request) -> TextDrafter:

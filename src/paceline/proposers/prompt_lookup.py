@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.config import MAX_SPECULATIVE_TOKENS, SpeculativeConfig
-from paceline.models.ops.native import native_module, why_not_native
-from paceline.proposers.base import Drafted, TargetInfo, TextDrafter, TextProposer
+from paceline.policy.drafts import Drafted, TextDrafter
+from paceline.proposers.base import TargetInfo, TextProposer
 from paceline.request import Request
 from paceline.span import ROOT
 
@@ -241,15 +241,13 @@ class PromptLookupProposer(TextProposer):
     name = NAME
 
     def __init__(self, config: SpeculativeConfig, is_native: bool | None = None) -> None:
-        super().__init__(config)
-        if is_native is None:
-            is_native = why_not_native() is None
-        native: Any = native_module() if is_native else None
+        super().__init__(config, is_native)
+        native = self._native
         self._make_text: Any = native.PromptText if native else PromptText
         self._drafter: Any = (native.PromptDrafter if native else PromptDrafter)(
             _PRIOR,
             _DISPUTED,
-            config.max_branching if config.max_tree_nodes else 1,
+            self._branching,
             config.min_accept_prob,
         )
 

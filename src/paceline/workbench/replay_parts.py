@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from paceline.policy.cost_points import StepShape
 from paceline.policy.drafting_cost import DraftingCost
+from paceline.policy.drafts import TextDrafter
 from paceline.policy.planner import FixedPlanner, Source
-from paceline.proposers.base import DraftBudget, Proposer, TextDrafter
+from paceline.proposers.base import DraftBudget, Proposer
 from paceline.request import Request
 from paceline.span import DraftTree
 

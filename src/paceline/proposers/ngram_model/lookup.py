@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from paceline.policy.drafts import Drafted
 from paceline.proposers.ngram_model.tables import Level, NgramTables, context_key
 
 CACHED_CONTEXT = 4
@@ -26,9 +27,6 @@ MAX_OCCURRENCES = 16
 """Latest occurrences of a context that are counted."""
 LONGEST_CONTEXT = 4
 """Tokens before a draft that a look-up may need."""
-
-Nodes = tuple[list[int], list[int], list[float]]
-"""Tokens, parents and probabilities of a draft tree."""
 
 
 class TextCache:
@@ -88,7 +86,7 @@ class NgramLookup:
         max_depth: int,
         branching: int,
         min_prob: float,
-    ) -> Nodes:
+    ) -> Drafted:
         """The nodes whose paths are likeliest, best first; none less likely than ``min_prob``.
 
         Without a ``cache`` the model speaks alone. ``tail`` is the text's last
@@ -195,7 +193,7 @@ class NgramText:
         self._base = 0  # where its cache begins
         self._cache = TextCache()
 
-    def draft(self, token_ids: list[int], max_nodes: int, max_depth: int) -> Nodes:
+    def draft(self, token_ids: list[int], max_nodes: int, max_depth: int) -> Drafted:
         return self._lookup.draft(
             self._filled_cache(token_ids) if self._window else None,
             token_ids[-LONGEST_CONTEXT:],

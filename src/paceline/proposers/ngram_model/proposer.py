@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.config import SpeculativeConfig
-from paceline.models.ops.native import native_module, why_not_native
-from paceline.proposers.base import TargetInfo, TextDrafter, TextProposer
+from paceline.policy.drafts import TextDrafter
+from paceline.proposers.base import TargetInfo, TextProposer
 from paceline.proposers.ngram_model.file import read_tables
 from paceline.proposers.ngram_model.lookup import NgramLookup, NgramText
 from paceline.proposers.ngram_model.tables import NgramTables
@@ -31,10 +31,8 @@ class NgramModelProposer(TextProposer):
     def __init__(
         self, config: SpeculativeConfig, tables: NgramTables, *, is_native: bool | None = None
     ) -> None:
-        super().__init__(config)
-        if is_native is None:
-            is_native = why_not_native() is None
-        native: Any = native_module() if is_native else None
+        super().__init__(config, is_native)
+        native = self._native
         self._make_text: Any = native.NgramText if native else NgramText
         self._lookup: Any = (
             native.NgramLookup(tables.levels, tables.unigrams, tables.is_backoff)
@@ -44,9 +42,8 @@ class NgramModelProposer(TextProposer):
 
     def _open(self, request: Request) -> TextDrafter:
         config = self.config
-        branching = config.max_branching if config.max_tree_nodes else 1
         text: TextDrafter = self._make_text(
-            self._lookup, config.ngram_window, branching, config.min_accept_prob
+            self._lookup, config.ngram_window, self._branching, config.min_accept_prob
         )
         return text
 

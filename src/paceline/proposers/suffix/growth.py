@@ -14,7 +14,7 @@ import heapq
 from collections.abc import Sequence
 from itertools import count, islice
 
-from paceline.proposers.base import Drafted
+from paceline.policy.drafts import Drafted
 from paceline.proposers.suffix.automaton import Edges, Place, SuffixAutomaton, SuffixCursor
 from paceline.span import ROOT
 

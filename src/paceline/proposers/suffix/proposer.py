@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from paceline.config import SpeculativeConfig
-from paceline.models.ops.native import native_module, why_not_native
-from paceline.proposers.base import TargetInfo, TextDrafter, TextProposer
+from paceline.policy.drafts import TextDrafter
+from paceline.proposers.base import TargetInfo, TextProposer
 from paceline.proposers.suffix import automaton, growth
 from paceline.proposers.suffix.shared import SharedTexts
 from paceline.request import Request
@@ -29,15 +29,13 @@ class SuffixProposer(TextProposer):
     name = NAME
 
     def __init__(self, config: SpeculativeConfig, is_native: bool | None = None) -> None:
-        super().__init__(config)
-        if is_native is None:
-            is_native = why_not_native() is None
-        native: Any = native_module() if is_native else None
+        super().__init__(config, is_native)
+        native = self._native
         self._make_automaton: Any = (native or automaton).SuffixAutomaton
         self._make_text: Any = (native or growth).SuffixText
         self._drafter = (native or growth).SuffixDrafter(
             growth.others_by_length(config.suffix_decoding_max_tree_depth),
-            branching=config.max_branching if config.max_tree_nodes else 1,
+            branching=self._branching,
             min_token_prob=config.suffix_decoding_min_token_prob,
             min_path_prob=config.min_accept_prob,
             max_spec_factor=config.suffix_decoding_max_spec_factor,
