@@ -18,8 +18,8 @@ from paceline.policy import (
     cost_aware,
     cost_filter,
     drafts,
-    evidence,
     exploration,
+    priors,
 )
 from paceline.policy.planned import asks_for_drafts
 from paceline.policy.prices import FREE
@@ -107,8 +107,7 @@ def _is_worth_at_once(self: Any, name: str, candidate: Any) -> bool:
 
 
 _NOBODY_WAITS = {"cost_aware.CostAwarePlanner._holds_up": _constant(False)}
-_ROWS_OF = evidence.rows_of.__wrapped__
-_ONE_BUCKET = {"evidence.EDGES": (), "acceptance.rows_of": _ROWS_OF}
+_NO_PRIOR = {"acceptance.logits_of": lambda origin: priors.logits_of("")}
 _NO_RESIDUAL = {"cost_filter.MAX_VISITS": 0.0}
 _NO_SHARES = [0.0] * len(cost_filter.SHARES)
 
@@ -138,15 +137,12 @@ SWITCHES: dict[str, Switch] = {
     ),
     "rate above plain": Switch(15, 1, {"pace.Pace.factor": _fixed(1.0)}),
     # what a node is worth
-    "priors": Switch(
-        25, 1, {"acceptance.rows_of": lambda origin, number: _ROWS_OF("", number)}, native=True
+    "priors": Switch(25, 1, _NO_PRIOR, native=True),
+    "offset that all texts share": Switch(6, 2, {"acceptance.SHARED_RATE": 0.0}, native=True),
+    "offset of a text": Switch(
+        14, 5, {"acceptance.OFFSET_RATE": 0.0, "acceptance.HASTE": 0.0}, native=True
     ),
-    "corrections by cell": Switch(25, 3, {"acceptance.CELL_RATE": 0.0}, native=True),
-    "buckets of cells": Switch(8, 1, _ONE_BUCKET, native=True),
-    "slope of a text": Switch(8, 2, {"fit.SLOPE_RATE": 0.0}, native=True),
-    "offset of a text": Switch(12, 5, {"fit.OFFSET_RATE": 0.0, "fit.HASTE": 0.0}, native=True),
-    "haste of the offset": Switch(6, 2, {"fit.HASTE": 0.0}, native=True),
-    "limit of siblings": Switch(13, 0, {"acceptance.limit_siblings": _constant(None)}, native=True),
+    "haste of the offset": Switch(5, 2, {"acceptance.HASTE": 0.0}, native=True),
     "labels without verification": Switch(
         4, 0, {"drafts.Drafts.learn": _learn_verified}, native=True
     ),
@@ -168,7 +164,9 @@ SWITCHES: dict[str, Switch] = {
 off together too."""
 PLACEBOS = {
     "placebo: exploring 1 % rarer": Switch(0, 0, {"exploration.SHARE": 0.99 * exploration.SHARE}),
-    "placebo: offsets 1 % slower": Switch(0, 0, {"fit.OFFSET_RATE": 0.99 * 0.1}, native=True),
+    "placebo: offsets 1 % slower": Switch(
+        0, 0, {"acceptance.OFFSET_RATE": 0.99 * 0.1}, native=True
+    ),
     "placebo: noise 1 % less": Switch(0, 0, {"cost_filter.NOISE": 0.99 * 0.06}),
 }
 """Changes that cannot matter. What they do to a cell nevertheless is how far its figure depends on

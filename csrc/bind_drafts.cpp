@@ -74,19 +74,15 @@ bool is_sound(nb::handle tree, int64_t vocab_size) {
 
 // --- what was drafted ----------------------------------------------------------------------------
 
-// What paceline.policy.evidence.rows_of returns.
-std::vector<Calibration::Row> read_rows(nb::handle source) {
-    const Items items(source, "rows are no sequence");
-    std::vector<Calibration::Row> rows(items.size());
-    for (size_t depth = 0; depth < rows.size(); ++depth) {
-        const Items row(items[depth], "a row is no sequence");
-        for (size_t i = 0; i < row.size(); ++i) {
-            const Items cell(row[i], "a cell is no sequence");
-            rows[depth].push_back({static_cast<int32_t>(to_long(cell[0])), to_double(cell[1])});
-        }
-        if (rows.size() != Calibration::kRows || row.size() != Calibration::kSteps + 1) {
-            throw nb::value_error("evidence has other rows than the extension was built for");
-        }
+// What paceline.policy.priors.logits_of returns.
+Calibration::Rows read_rows(nb::handle source) {
+    Calibration::Rows rows = nb::cast<Calibration::Rows>(source);
+    bool fits = rows.size() == Calibration::kRows;
+    for (const std::vector<double>& row : rows) {
+        fits = fits && row.size() == Calibration::kSteps + 1;
+    }
+    if (!fits) {
+        throw nb::value_error("priors have other rows than the extension was built for");
     }
     return rows;
 }
@@ -122,7 +118,7 @@ struct Member {
 class StepDrafts {
   public:
     explicit StepDrafts(bool calibrates)
-        : evidence_(nb::module_::import_("paceline.policy.evidence")),
+        : priors_(nb::module_::import_("paceline.policy.priors")),
           reports_(nb::module_::import_("paceline.policy.acceptance").attr("warn_of_invalid")),
           make_tree_(nb::module_::import_("paceline.span").attr("DraftTree")),
           no_draft_(nb::module_::import_("paceline.request").attr("NO_DRAFT")),
@@ -314,10 +310,7 @@ class StepDrafts {
         const int32_t found = number(origins_, origin, &is_new);
         if (is_new) {
             names_.append(nb::handle(origin));
-            const nb::object rows = evidence_.attr("rows_of")(nb::handle(origin), found);
-            const nb::object logits = evidence_.attr("logits_of")(rows);
-            drafts_.calibration().add_origin(read_rows(rows),
-                                             nb::cast<std::vector<double>>(logits));
+            drafts_.calibration().add_origin(read_rows(priors_.attr("logits_of")(nb::handle(origin))));
         }
         return found;
     }
@@ -392,7 +385,7 @@ class StepDrafts {
         return make_tree_(tokens, to_list(parents), to_list(probs), origins);
     }
 
-    nb::object evidence_, reports_, make_tree_, no_draft_;
+    nb::object priors_, reports_, make_tree_, no_draft_;
     nb::dict origins_, sources_;  // numbers by name
     nb::list names_;              // of origins, by number
     Drafts drafts_;

@@ -22,44 +22,38 @@ std::vector<Outcome> outcomes(const std::vector<int64_t>& tokens, const Parents&
 
 class Calibration {
   public:
-    struct Estimate {
-        int32_t cell;
-        double logit;
-    };
-    using Row = std::vector<Estimate>;  // by kSteps * estimate
+    using Rows = std::vector<std::vector<double>>;  // log-odds by depth, then kSteps * estimate
     struct Error {
-        int32_t cell;
+        int32_t origin;
         double value;  // outcome less estimate
     };
     static constexpr int kSteps = 256;
     static constexpr int kRows = 10;  // by depth; the last one is for all that is deeper
 
     size_t num_origins() const { return rows_.size(); }
-    size_t num_cells() const { return corrections_.size(); }
-    size_t num_requests() const { return fits_.size(); }
-    // The next origin: kRows rows of kSteps + 1, and the log-odds of its cells.
-    void add_origin(std::vector<Row> rows, const std::vector<double>& logits);
+    size_t num_requests() const { return own_.size(); }
+    // The next origin: kRows rows of kSteps + 1.
+    void add_origin(Rows rows);
 
-    // Replaces estimates in 0..1 of nodes, at least one, of these origins; returns their cells.
-    std::vector<int32_t> calibrate(int64_t request, const std::vector<int32_t>& origins,
-                                   const Parents& parents, std::vector<double>* probs);
-    double estimate(int64_t request, int32_t origin, int64_t depth, double prob);
+    // Replaces estimates in 0..1 of nodes of these origins.
+    void calibrate(int64_t request, const std::vector<int32_t>& origins, const Parents& parents,
+                   std::vector<double>* probs) const;
+    double estimate(int64_t request, int32_t origin, int64_t depth, double prob) const;
     void learn(int64_t request, const std::vector<Error>& errors);
-    void finish(int64_t request);
+    void finish(int64_t request) { own_.erase(request); }
 
   private:
-    struct Fit {
-        double offset = 0.0, slope = 1.0, drift = 0.0;
-        void learn(double count, double error, double tilt, double spread);
+    struct Offset {
+        double value = 0.0, drift = 0.0;
+        void learn(double count, double error);
     };
-    // What was learnt of a request; where it lacks one of so many origins, all are added.
-    std::vector<Fit>& fits_of(int64_t request, size_t least);
-    const Estimate& at(int32_t origin, int64_t depth, double prob) const;
-    double calibrated(const Fit& fit, const Estimate& found) const;
+    double probability(const std::vector<Offset>* own, int32_t origin, int64_t depth,
+                       double prob) const;
+    const std::vector<Offset>* own_of(int64_t request) const;
 
-    std::vector<std::vector<Row>> rows_;                  // by origin, then depth
-    std::vector<double> corrections_, logits_;            // by cell
-    std::unordered_map<int64_t, std::vector<Fit>> fits_;  // by request, then origin
+    std::vector<Rows> rows_;                                  // by origin
+    std::vector<double> shared_;                              // by origin
+    std::unordered_map<int64_t, std::vector<Offset>> own_;  // by request, then origin
 };
 
 }  // namespace paceline

@@ -11,7 +11,7 @@ using Parents = std::vector<int32_t>;  // of each node, lower than its own; -1 a
 
 // What one proposer says of a node.
 struct Claim {
-    int32_t cell;
+    int32_t origin;
     double prob;
 };
 
@@ -30,8 +30,7 @@ struct DraftNodes {
     Parents parents;
     std::vector<double> probs;
     std::vector<int32_t> origins;
-    std::vector<int32_t> cells;  // of its evidence; empty where there is none
-    Claims claims;               // of a merged one
+    Claims claims;  // of a merged one
 };
 
 // What is drafted below a text's last token.

@@ -35,7 +35,7 @@ void Drafts::add(size_t index, int32_t source, DraftNodes tree) {
     }
     Part& part = parts_[index];
     if (calibrates_) {
-        tree.cells = calibration_.calibrate(part.id, tree.origins, tree.parents, &tree.probs);
+        calibration_.calibrate(part.id, tree.origins, tree.parents, &tree.probs);
     }
     for (const int32_t origin : tree.origins) {
         if (static_cast<size_t>(origin) >= source_of_.size()) {
@@ -140,12 +140,12 @@ void Drafts::learn(int64_t id, const std::vector<int64_t>& emitted) {
         for (const Outcome& label : outcomes(tree.tokens, tree.parents, emitted)) {
             if (tree.claims.ends.empty()) {
                 const double prob = tree.probs[label.node];
-                errors.push_back({tree.cells[label.node], label.value - prob});
+                errors.push_back({tree.origins[label.node], label.value - prob});
                 continue;
             }
             const Claim* const end = tree.claims.end(label.node);
             for (const Claim* claim = tree.claims.begin(label.node); claim != end; ++claim) {
-                errors.push_back({claim->cell, label.value - claim->prob});
+                errors.push_back({claim->origin, label.value - claim->prob});
             }
         }
         calibration_.learn(id, errors);

@@ -63,10 +63,6 @@ DraftNodes merge(const std::vector<DraftNodes>& trees) {
     Trie trie;
     std::vector<double> odds, surest;
     std::vector<Named> named;
-    bool is_calibrated = true;
-    for (const DraftNodes& tree : trees) {
-        is_calibrated = is_calibrated && !tree.cells.empty();
-    }
     for (const DraftNodes& tree : trees) {
         const std::vector<double> left = left_by(tree);
         std::vector<int32_t> node_of;
@@ -81,9 +77,6 @@ DraftNodes merge(const std::vector<DraftNodes>& trees) {
                 merged.tokens.push_back(tree.tokens[i]);
                 merged.parents.push_back(above);
                 merged.origins.push_back(tree.origins[i]);
-                if (is_calibrated) {
-                    merged.cells.push_back(tree.cells[i]);
-                }
                 surest.push_back(prob);
                 odds.push_back(share);
             } else {
@@ -91,20 +84,13 @@ DraftNodes merge(const std::vector<DraftNodes>& trees) {
                 if (prob > surest[node]) {
                     surest[node] = prob;
                     merged.origins[node] = tree.origins[i];
-                    if (is_calibrated) {
-                        merged.cells[node] = tree.cells[i];
-                    }
                 }
             }
-            if (is_calibrated) {
-                named.push_back({node, {tree.cells[i], prob}});
-            }
+            named.push_back({node, {tree.origins[i], prob}});
         }
     }
     merged.probs = shared_out(odds, merged.parents);
-    if (is_calibrated) {
-        merged.claims = by_node(named, odds.size());
-    }
+    merged.claims = by_node(named, odds.size());
     return merged;
 }
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from paceline.config import SpeculativeConfig
-from paceline.policy.evidence import LEAST_DEPTHS
+from paceline.policy.priors import LEAST_DEPTHS
 from paceline.proposers.base import DraftBudget, Proposer
 from paceline.request import Request, VerifyResult
 from paceline.sampling_params import SamplingParams
@@ -68,7 +68,7 @@ def test_every_estimate_is_made_before_its_step_is_learnt() -> None:
         *(("calibrate", 2), ("observe", 2), ("finish", 2)),
     ]
     assert outcomes == [Outcome(1, 0.5, True), Outcome(2, 0.5, True), Outcome(2, 0.5, True)]
-    assert tree.evidence == []  # the log itself stays as it was
+    assert tree.origins == ["lookup"]  # the log itself stays as it was
 
 
 # Estimators

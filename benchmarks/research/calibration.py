@@ -25,7 +25,7 @@ from research.scores import Log, Outcome, Recorder, Scores, compare, replay, sco
 
 from paceline import LLM, SamplingParams
 from paceline.llm import embedded_model
-from paceline.policy.evidence import AS_ESTIMATED, LEAST_DEPTHS
+from paceline.policy.priors import AS_ESTIMATED, LEAST_DEPTHS
 
 
 def tree(config: Mapping[str, Any], nodes: int, branching: int) -> dict[str, Any]:
@@ -157,7 +157,7 @@ class _Labels(NodeEstimator):
 
 
 def fit_priors(logs: Sequence[Log]) -> dict[str, list[tuple[float, float]]]:
-    """Slope and intercept per origin and range of depths, as :mod:`paceline.policy.evidence` has.
+    """Slope and intercept per origin and range of depths, as :mod:`paceline.policy.priors` has.
 
     Args:
         logs: of one proposer each. A range of depths without labels goes by the one before it.

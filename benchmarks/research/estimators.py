@@ -6,18 +6,21 @@ Calibration` is used by one. Knows neither engines nor how estimates are judged.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from math import exp, log
 
 from research.scores import Estimators
 
-from paceline.policy.acceptance import Calibration, limit_siblings
-from paceline.policy.evidence import bucket_of, depth_range
+from paceline.policy.acceptance import Calibration
+from paceline.policy.priors import depth_range
 from paceline.request import VerifyResult
 from paceline.span import DraftTree
 
 AS_PROPOSED = "as proposed"
 KEPT = "calibration"
+EDGES = (-3.0, -2.0, -1.25, -0.6, 0.0, 0.6, 1.25, 2.0, 2.75, 3.5, 4.5)
+"""Log-odds of a proposer's estimate between its buckets."""
 LEAST_PROB = 0.002
 """Probabilities nearer to 0 or 1 than this have their log-odds."""
 
@@ -43,7 +46,7 @@ class Node:
     @property
     def cell(self) -> tuple[str, int, int]:
         """Origin, range of depths and bucket of the proposer's estimate."""
-        return *self.place, bucket_of(self.logit)
+        return *self.place, bisect_right(EDGES, self.logit)
 
 
 def logit(prob: float) -> float:
@@ -59,7 +62,7 @@ class NodeEstimator:
     """An estimator that judges every node by itself. As it stands it believes the proposer."""
 
     def __init__(self) -> None:
-        self._nodes: list[Node] = []  # evidence is a place in here
+        self._nodes: list[Node] = []  # the origins of an estimated tree are places in here
 
     def estimate(self, node: Node) -> float:
         """Probability that the node is accepted once its parent is."""
@@ -72,15 +75,14 @@ class NodeEstimator:
         first = len(self._nodes)
         for origin, depth, prob in zip(tree.origins, tree.depths(), tree.accept_probs, strict=True):
             self._nodes.append(Node(request_id, origin, depth, prob))
-        tree.evidence = list(range(first, len(self._nodes)))
+        tree.origins = [str(place) for place in range(first, len(self._nodes))]
         tree.accept_probs = [self.estimate(node) for node in self._nodes[first:]]
-        limit_siblings(tree)
 
     def observe(self, request_id: int, result: VerifyResult) -> None:
         draft = result.draft
         for place, accepted in draft.outcomes(result.token_ids):
-            node = self._nodes[draft.evidence[place]]
-            self.learn(node, draft.accept_probs[place], accepted)
+            for origin, prob in draft.claims_of(place):
+                self.learn(self._nodes[int(origin)], prob, accepted)
 
     def finish(self, request_id: int) -> None: ...
 

@@ -15,8 +15,8 @@ from paceline.errors import ProposerError
 
 ROOT = -1
 """Parent index of a draft node that follows the last committed token directly."""
-Claims = list[tuple[int, float]]
-"""Per proposer that named a node, in the order of their trees: its evidence and its estimate."""
+Claims = list[tuple[str, float]]
+"""Per proposer that named a node, in the order of their trees: its name and its estimate."""
 
 
 @dataclass(slots=True)
@@ -29,9 +29,6 @@ class DraftTree:
         accept_probs: estimated probability that the node is accepted, given that its parent is.
             An estimate for the planner; the verifier never reads it.
         origins: name of the proposer that drafted each node.
-        evidence: what the estimate rests on, as the key under which
-            :class:`~paceline.policy.acceptance.Calibration` learns; empty where it is the
-            proposer's own.
         claims: of a merged tree, what each proposer that named the node said of it; else empty.
     """
 
@@ -39,7 +36,6 @@ class DraftTree:
     parents: list[int] = field(default_factory=list)
     accept_probs: list[float] = field(default_factory=list)
     origins: list[str] = field(default_factory=list)
-    evidence: list[int] = field(default_factory=list)
     claims: list[Claims] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -111,6 +107,10 @@ class DraftTree:
             if parent in targets
         ]
 
+    def claims_of(self, node: int) -> Claims:
+        """Each proposer that named a node, and what it said of it."""
+        return self.claims[node] if self.claims else [(self.origins[node], self.accept_probs[node])]
+
     def select(self, nodes: Sequence[int]) -> DraftTree:
         """The tree of the given nodes, in that order. Every node's parent must come before it."""
         position = {node: i for i, node in enumerate(nodes)}
@@ -120,7 +120,6 @@ class DraftTree:
             [position[self.parents[i]] for i in nodes],
             [self.accept_probs[i] for i in nodes],
             [self.origins[i] for i in nodes],
-            [self.evidence[i] for i in nodes] if self.evidence else [],
             [self.claims[i] for i in nodes] if self.claims else [],
         )
 

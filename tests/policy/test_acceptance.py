@@ -117,7 +117,7 @@ def test_every_proposer_that_named_a_node_learns_from_it() -> None:
 
 
 @given(st.data())
-def test_estimates_are_probabilities_and_siblings_exclude_each_other(data: st.DataObject) -> None:
+def test_estimates_are_probabilities(data: st.DataObject) -> None:
     calibration = Calibration()
     for _ in range(3):
         count = data.draw(st.integers(1, 12))
@@ -126,13 +126,7 @@ def test_estimates_are_probabilities_and_siblings_exclude_each_other(data: st.Da
         origins = [data.draw(st.sampled_from(("lookup", "draft_model"))) for _ in range(count)]
         tree = DraftTree(list(range(count)), parents, probs, origins)
         calibration.calibrate(0, tree)
-        assert len(tree.evidence) == count
         assert all(0.0 < prob < 1.0 for prob in tree.accept_probs)
-        for parent in set(parents):
-            below = [
-                p for p, above in zip(tree.accept_probs, parents, strict=True) if above == parent
-            ]
-            assert sum(below) <= 1.0 + 1e-9
         first = parents.index(ROOT)
         calibration.observe(0, verified(tree, [0, first + 1], [first, MISS]))
     assert calibration.num_invalid == 0
@@ -252,11 +246,10 @@ def test_a_label_that_repeats_for_ever_does_no_harm(
     assert low <= high
 
 
-def test_no_nodes_or_no_evidence_teach_nothing() -> None:
+def test_no_nodes_teach_nothing() -> None:
     tree, calibration = DraftTree(), Calibration()
     before = calibration.estimate(0, "lookup", 1, 0.5)
     calibration.calibrate(0, tree)
     calibration.observe(0, verified(tree, [0], [MISS]))
-    calibration.observe(0, verified(chain([0.5]), [0, 1], [0, MISS]))
     assert tree == DraftTree()
     assert calibration.estimate(0, "lookup", 1, 0.5) == before

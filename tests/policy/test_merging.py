@@ -83,23 +83,16 @@ def test_a_proposer_alone_keeps_its_estimates() -> None:
 def test_every_proposer_that_named_a_node_is_remembered(trees: list[DraftTree]) -> None:
     said = {}
     for number, tree in enumerate(trees):
-        tree.evidence = [100 * number + node for node in range(len(tree))]
-        for path, key, prob in zip(paths(tree), tree.evidence, tree.accept_probs, strict=True):
-            said.setdefault(path, []).append((key, prob))
+        tree.origins = [f"proposer {number}"] * len(tree)
+        for path, origin, prob in zip(paths(tree), tree.origins, tree.accept_probs, strict=True):
+            said.setdefault(path, []).append((origin, prob))
     merged = merge(trees)
+    nodes = range(len(merged))
+    assert {path: merged.claims_of(i) for i, path in zip(nodes, paths(merged), strict=True)} == said
     if not merged.claims:  # of one tree at most
         assert sum(map(bool, map(len, trees))) <= 1
         return
-    claimed = merged.claims
-    assert dict(zip(paths(merged), claimed, strict=True)) == said
-    for claims, key in zip(claimed, merged.evidence, strict=True):
-        assert dict(claims)[key] == max(prob for _, prob in claims)
+    for claims, origin in zip(merged.claims, merged.origins, strict=True):
+        assert dict(claims)[origin] == max(prob for _, prob in claims)
     kept = [node for node, parent in enumerate(merged.parents) if parent == ROOT]
     assert merged.select(kept).claims == [merged.claims[node] for node in kept]
-
-
-def test_nothing_is_remembered_of_estimates_that_nobody_calibrated() -> None:
-    calibrated, other = DraftTree.chain([1], [0.5], "a"), DraftTree.chain([1], [0.5], "b")
-    calibrated.evidence = [7]
-    merged = merge([calibrated, other])
-    assert (merged.evidence, merged.claims) == ([], [])

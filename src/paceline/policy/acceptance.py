@@ -1,11 +1,10 @@
 """How likely draft nodes are to be accepted, learnt from what the target made of others like them.
 
 A proposer's own estimate was fitted to other text and other models. Here the log-odds of a node are
-those of its estimate by a prior, taken times a slope, plus an offset, plus a correction. Slope and
-offset are of the request and the proposer and follow its text within some tokens; the correction is
-of the node's cell (:mod:`paceline.policy.evidence`), which all requests share, and moves slowly.
-All of them descend the gradient of the log-loss. Of a merged tree each proposer learns from every
-node that it named.
+those of its estimate by a prior (:mod:`paceline.policy.priors`), plus an offset of the request and
+the proposer, which follows its text within some tokens, plus one of the proposer, which all
+requests share and which moves slowly. Both descend the gradient of the log-loss. Of a merged tree
+each proposer learns from every node that it named.
 
 Labels are censored: which token the target chose is known after nodes of the accepted path alone,
 so exactly the children of those are labelled. The native ``Calibration`` estimates and learns the
@@ -18,25 +17,42 @@ import logging
 from collections.abc import Sequence
 from math import exp
 
-from paceline.policy.evidence import (
-    CELLS_PER_ORIGIN,
-    MAX_DEPTH,
-    ORIGIN_SHIFT,
-    STEPS,
-    Row,
-    logits_of,
-    rows_of,
-)
-from paceline.policy.fit import Fit
+from paceline.policy.priors import MAX_DEPTH, STEPS, logits_of
 from paceline.request import VerifyResult
 from paceline.span import DraftTree
 
 logger = logging.getLogger(__name__)
 
-# Chosen on the prompts that the priors are fitted to.
-CELL_RATE = 0.02
+OFFSET_RATE = 0.1
+DRIFT_RATE = 0.08
+"""The drift is a mean error over about the inverse of this, in labelled nodes."""
+HASTE = 6.0
+"""How much faster the offset moves per squared unit of drift: chance alone drifts by a tenth, and
+errors that keep one sign are no accident. A change of text is followed within 32 tokens."""
+CURVATURE = 0.25
+"""The most that the log-loss of one label bends, over its log-odds. A draft's labels arrive
+together, so each step goes to the minimum of a parabola above their log-loss, which many labels
+cannot overshoot."""
+MAX_OFFSET = 8.0
+SHARED_RATE = 0.02
 SHRINKAGE = 0.05
-"""How strongly a correction is drawn back to none; it also bounds the correction."""
+"""How strongly what is shared is drawn back to none; it also bounds it."""
+
+
+class Offset:
+    """What one text adds to the log-odds of one proposer's nodes."""
+
+    __slots__ = ("drift", "value")
+
+    def __init__(self) -> None:
+        self.value = self.drift = 0.0
+
+    def learn(self, count: float, error: float) -> None:
+        """Take in so many labelled nodes, and the sum of their outcomes less their estimates."""
+        self.drift = (self.drift + DRIFT_RATE * error) / (1.0 + DRIFT_RATE * count)
+        rate = OFFSET_RATE + HASTE * (self.drift * self.drift)
+        value = self.value + rate * error / (1.0 + rate * CURVATURE * count)
+        self.value = min(max(value, -MAX_OFFSET), MAX_OFFSET)
 
 
 class Calibration:
@@ -48,51 +64,36 @@ class Calibration:
 
     def __init__(self) -> None:
         self.num_invalid = 0
-        self._numbers: dict[str, int] = {}
-        self._rows: list[list[Row]] = []  # by origin's number, then depth
-        self._corrections: list[float] = []  # by cell
-        self._logits: list[float] = []  # by cell
-        self._fits: dict[int, list[Fit]] = {}  # by request, then origin's number
+        self._shared: dict[str, float] = {}  # by origin
+        self._own: dict[int, dict[str, Offset]] = {}  # by request, then origin
 
     def calibrate(self, request_id: int, tree: DraftTree) -> None:
-        """Replace a tree's estimates in place, and fill in its evidence.
-
-        Siblings' estimates sum to at most 1 afterwards.
-        """
+        """Replace a tree's estimates in place."""
         probs = tree.accept_probs
         if not probs:
             return
         # A sum is not a number if one of its terms is not; min and max overlook that.
         if not (min(probs) >= 0.0 and max(probs) <= 1.0 and sum(probs) >= 0.0):
             probs = self._clamped(probs)
-        depths = tree.depths()
-        corrections = self._corrections
-        evidence, calibrated, known = [], [], None
-        for origin, depth, prob in zip(tree.origins, depths, probs, strict=True):
-            if origin is not known:
-                known, (rows, fit) = origin, self._of(request_id, origin)
-                offset, slope = fit.offset, fit.slope
-            row = rows[depth] if depth < MAX_DEPTH else rows[MAX_DEPTH]
-            cell, logit = row[int(prob * STEPS)]
-            evidence.append(cell)
-            calibrated.append(1.0 / (1.0 + exp(-slope * logit - offset - corrections[cell])))
-        tree.evidence, tree.accept_probs = evidence, calibrated
-        if depths[-1] < len(depths):  # it branches
-            limit_siblings(tree)
+        known = zip(tree.origins, tree.depths(), probs, strict=True)
+        tree.accept_probs = [self._probability(request_id, *node) for node in known]
 
     def estimate(self, request_id: int, origin: str, depth: int, prob: float) -> float:
         """What :meth:`calibrate` would make of one node that a proposer gives ``prob``."""
         if not 0.0 <= prob <= 1.0:
             prob = self._clamped([prob])[0]
-        rows, fit = self._of(request_id, origin)
-        row = rows[depth] if depth < MAX_DEPTH else rows[MAX_DEPTH]
-        cell, logit = row[int(prob * STEPS)]
-        return 1.0 / (1.0 + exp(-fit.slope * logit - fit.offset - self._corrections[cell]))
+        return self._probability(request_id, origin, depth, prob)
+
+    def _probability(self, request_id: int, origin: str, depth: int, prob: float) -> float:
+        logit = logits_of(origin)[min(depth, MAX_DEPTH)][int(prob * STEPS)]
+        own = self._own.get(request_id, {}).get(origin)
+        offset = 0.0 if own is None else own.value
+        return 1.0 / (1.0 + exp(-logit - offset - self._shared.get(origin, 0.0)))
 
     @property
     def num_requests(self) -> int:
         """Requests of which something was learnt that have not finished."""
-        return len(self._fits)
+        return len(self._own)
 
     def observe(self, request_id: int, result: VerifyResult) -> None:
         """Learn from the labelled nodes of a draft that was verified."""
@@ -104,64 +105,20 @@ class Calibration:
         Args:
             token_ids: what the target emitted in place of it; that does not depend on drafts.
         """
-        if not tree.evidence:
-            return
-        outcomes = tree.outcomes(token_ids)
-        if tree.claims:
-            claims = tree.claims
-            errors = [
-                (cell, outcome - prob) for node, outcome in outcomes for cell, prob in claims[node]
-            ]
-        else:
-            evidence, probs = tree.evidence, tree.accept_probs
-            errors = [(evidence[node], outcome - probs[node]) for node, outcome in outcomes]
-        self._descend(request_id, errors)
-
-    def _descend(self, request_id: int, errors: Sequence[tuple[int, float]]) -> None:
-        """Take in the outcomes of labelled nodes less the estimates, each with its cell."""
-        corrections, logits = self._corrections, self._logits
-        sums: dict[int, list[float]] = {}
-        known = -1
-        for cell, error in errors:
-            corrections[cell] += CELL_RATE * (error - SHRINKAGE * corrections[cell])
-            number = cell >> ORIGIN_SHIFT
-            if number != known:
-                known = number
-                found = sums.get(number) or sums.setdefault(number, [0.0, 0.0, 0.0, 0.0])
-            logit = logits[cell]
-            found[0] += 1.0
-            found[1] += error
-            found[2] += error * logit
-            found[3] += logit * logit
-        fits = self._fits_of(request_id)
-        for number, found in sums.items():
-            fits[number].learn(*found)
+        sums: dict[str, list[float]] = {}
+        for node, outcome in tree.outcomes(token_ids):
+            for origin, prob in tree.claims_of(node):
+                error, shared = outcome - prob, self._shared.get(origin, 0.0)
+                self._shared[origin] = shared + SHARED_RATE * (error - SHRINKAGE * shared)
+                found = sums.setdefault(origin, [0.0, 0.0])
+                found[0] += 1.0
+                found[1] += error
+        for origin, (count, error) in sums.items():
+            self._own.setdefault(request_id, {}).setdefault(origin, Offset()).learn(count, error)
 
     def finish(self, request_id: int) -> None:
         """Forget a request."""
-        self._fits.pop(request_id, None)
-
-    def _of(self, request_id: int, origin: str) -> tuple[list[Row], Fit]:
-        number = self._numbers.get(origin)
-        if number is None:
-            number = self._register(origin)
-        fits = self._fits.get(request_id)
-        if fits is None or len(fits) <= number:
-            fits = self._fits_of(request_id)
-        return self._rows[number], fits[number]
-
-    def _fits_of(self, request_id: int) -> list[Fit]:
-        """What was learnt of a request, for every origin that is known."""
-        fits = self._fits.setdefault(request_id, [])
-        fits += [Fit() for _ in self._rows[len(fits) :]]
-        return fits
-
-    def _register(self, origin: str) -> int:
-        number = self._numbers[origin] = len(self._numbers)
-        self._rows.append(rows_of(origin, number))
-        self._logits += logits_of(self._rows[number])
-        self._corrections += [0.0] * CELLS_PER_ORIGIN
-        return number
+        self._own.pop(request_id, None)
 
     def _clamped(self, probs: Sequence[float]) -> list[float]:
         invalid = [prob for prob in probs if not 0.0 <= prob <= 1.0]
@@ -174,15 +131,3 @@ class Calibration:
 def warn_of_invalid(prob: float) -> None:
     """Log an estimate that is none; once per calibration."""
     logger.warning("a proposer estimates acceptance at %r: clamped to 0..1", prob)
-
-
-def limit_siblings(tree: DraftTree) -> None:
-    """Scale siblings' estimates down where they sum to more than 1."""
-    probs, parents = tree.accept_probs, tree.parents
-    total = [0.0] * (len(probs) + 1)  # by parent; the last place is that of ROOT, which is -1
-    for parent, prob in zip(parents, probs, strict=True):
-        total[parent] += prob
-    if max(total) > 1.0:
-        tree.accept_probs = [
-            prob / max(1.0, total[parent]) for parent, prob in zip(parents, probs, strict=True)
-        ]

@@ -17,14 +17,13 @@ def merge(trees: Sequence[DraftTree]) -> DraftTree:
     """One trie out of several trees of the same request.
 
     Children of one node that carry the same token become one. It remembers what every proposer that
-    named it said, and has the origin and the evidence of the surest of them. A proposer's estimate
+    named it said, and has the origin of the surest of them. A proposer's estimate
     is worth its odds against what it leaves to tokens that it did not draft there; the odds of all
     are added, and shared out so that siblings' probabilities sum to less than 1.
     """
     full = [tree for tree in trees if len(tree)]
     if len(full) <= 1:
         return full[0] if full else DraftTree()
-    is_calibrated = all(tree.evidence for tree in full)
     merged = DraftTree()
     index: dict[tuple[int, int], int] = {}
     surest: list[float] = []
@@ -32,9 +31,8 @@ def merge(trees: Sequence[DraftTree]) -> DraftTree:
     for tree in full:
         node_of: list[int] = []
         left = _left(tree)
-        evidence = tree.evidence if is_calibrated else [0] * len(tree)
-        for token, parent, prob, origin, key in zip(
-            tree.token_ids, tree.parents, tree.accept_probs, tree.origins, evidence, strict=True
+        for token, parent, prob, origin in zip(
+            tree.token_ids, tree.parents, tree.accept_probs, tree.origins, strict=True
         ):
             above = node_of[parent] if parent >= 0 else ROOT
             share = prob / left[parent]
@@ -44,19 +42,15 @@ def merge(trees: Sequence[DraftTree]) -> DraftTree:
                 merged.token_ids.append(token)
                 merged.parents.append(above)
                 merged.origins.append(origin)
-                merged.evidence.append(key)
                 merged.claims.append([])
                 surest.append(prob)
                 odds.append(share)
             else:
                 odds[node] += share
                 if prob > surest[node]:
-                    surest[node], merged.origins[node], merged.evidence[node] = prob, origin, key
-            if is_calibrated:
-                merged.claims[node].append((key, prob))
+                    surest[node], merged.origins[node] = prob, origin
+            merged.claims[node].append((origin, prob))
     merged.accept_probs = _shared_out(odds, merged.parents)
-    if not is_calibrated:
-        merged.evidence, merged.claims = [], []
     return merged
 
 

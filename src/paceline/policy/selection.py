@@ -33,7 +33,6 @@ def selected(tree: DraftTree, nodes: list[int]) -> DraftTree:
         tree.parents[:count],
         tree.accept_probs[:count],
         tree.origins[:count],
-        tree.evidence[:count],
         tree.claims[:count],
     )
 

@@ -1,8 +1,6 @@
-"""What a proposer's estimate is evidence of: the cell it falls into, and its log-odds at first.
+"""How likely draft nodes are before anything was learnt: by proposer, its own estimate, and depth.
 
-A *cell* is an origin, a range of depths and a bucket of the proposer's estimate, which stands for
-what the proposer went by: a match's length and support, or the margin of a draft model. Owns the
-cells and the priors; learns nothing itself.
+Owns the priors; learns nothing itself.
 """
 
 from __future__ import annotations
@@ -12,8 +10,6 @@ from math import log
 
 STEPS = 256
 """Estimates are told apart to one part in so many."""
-EDGES = (-3.0, -2.0, -1.25, -0.6, 0.0, 0.6, 1.25, 2.0, 2.75, 3.5, 4.5)
-"""Log-odds of a proposer's estimate between its buckets."""
 LEAST_DEPTHS = (1, 2, 3, 5, 9)
 """The least depth of each range of depths."""
 MAX_DEPTH = LEAST_DEPTHS[-1]
@@ -39,45 +35,18 @@ PRIORS = {
 AS_ESTIMATED = ((1.0, 0.0),) * len(LEAST_DEPTHS)
 """The prior of an unknown proposer."""
 
-CELLS_PER_ORIGIN = 1 << 7
-ORIGIN_SHIFT = 7
-"""A cell without so many of its bits is the number of its origin."""
-_DEPTH_SHIFT = 4
-
-Row = list[tuple[int, float]]
-"""By ``int(STEPS * estimate)``: the cell, and the log-odds of acceptance by the prior."""
-
 
 def depth_range(depth: int) -> int:
     """Index of the range that a depth lies in."""
     return max(0, sum(depth >= least for least in LEAST_DEPTHS) - 1)
 
 
-def bucket_of(logit: float) -> int:
-    """Index of the bucket that log-odds of a proposer's estimate lie in."""
-    return sum(logit >= edge for edge in EDGES)
-
-
 @cache
-def rows_of(origin: str, number: int) -> list[Row]:
-    """A row per depth, from 0 to :data:`MAX_DEPTH`, for an origin and the number that it has."""
+def logits_of(origin: str) -> list[list[float]]:
+    """Log-odds of acceptance by depth, up to :data:`MAX_DEPTH`, and ``int(STEPS * estimate)``."""
     priors = PRIORS.get(origin, AS_ESTIMATED)
     # An estimate stands for its whole step; the last one, a certainty, is as sure as its neighbour.
     middles = [(min(at, STEPS - 1) + 0.5) / STEPS for at in range(STEPS + 1)]
     logits = [log(middle / (1.0 - middle)) for middle in middles]
-    rows = []
-    for place, (slope, intercept) in enumerate(priors):
-        first = number << ORIGIN_SHIFT | place << _DEPTH_SHIFT
-        rows.append([(first | bucket_of(x), slope * x + intercept) for x in logits])
+    rows = [[slope * x + intercept for x in logits] for slope, intercept in priors]
     return [rows[depth_range(depth)] for depth in range(MAX_DEPTH + 1)]
-
-
-def logits_of(rows: list[Row]) -> list[float]:
-    """By cell of one origin: the mean log-odds by the prior of the estimates that fall into it."""
-    found: dict[int, list[float]] = {}
-    for row in rows:
-        for cell, logit in row:
-            found.setdefault(cell % CELLS_PER_ORIGIN, []).append(logit)
-    empty = [0.0]
-    means = (found.get(cell, empty) for cell in range(CELLS_PER_ORIGIN))
-    return [sum(logits) / len(logits) for logits in means]
