@@ -1,4 +1,4 @@
-"""Steps for which the planner need not be asked: it is not, and is told of each of them."""
+"""Steps for which the planner need not be asked: it is not, and is told of them together."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Skipping(FixedPlanner):
         self.reports.append(report)
 
 
-def test_the_planner_is_asked_when_the_steps_are_over_and_told_of_every_step() -> None:
+def test_the_planner_is_asked_when_the_steps_are_over_and_told_of_all_of_them() -> None:
     engine = toy_engine([repeating_plugin()])
     planner = engine.drafting.planner = Skipping(7)
     engine.add_request(PROMPT, LONG)
@@ -41,8 +41,11 @@ def test_the_planner_is_asked_when_the_steps_are_over_and_told_of_every_step() -
         engine.step()
     decoded = LONG.max_tokens - 1  # the first one comes with the prompt
     assert len(planner.begun) == -(-decoded // 7)
-    assert len(planner.reports) == 1 + decoded
-    assert all(each.num_emitted == 1 and each.total_ms > 0.0 for each in planner.reports[1:])
+    engine.drafting.replace([])  # what is left to tell is told now
+    reports = planner.reports[1:]
+    assert sum(each.num_steps for each in reports) == decoded
+    assert len(reports) <= 2 * len(planner.begun)
+    assert all(each.num_emitted == each.num_steps and each.total_ms > 0.0 for each in reports)
 
 
 def test_requests_that_come_and_go_end_it() -> None:

@@ -154,23 +154,20 @@ def test_drafts_of_a_model_replay_from_a_recording(kind: str, host: HostTime) ->
     assert_same_steps(kind, 3, steps, replayed, host=host, temperature=0.8)
 
 
-def test_the_embedded_model_takes_the_steps_of_its_replay() -> None:
+def test_the_embedded_model_takes_the_steps_of_its_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     config = SpeculativeConfig(num_speculative_tokens=8)
-    cost, rows = frozen_cost(), []
-
-    class Noting(CostAwarePlanner):
-        def end(self, report: StepReport) -> None:
-            rows.append(report.shape.rows)
-            super().end(report)
+    cost, rows = frozen_cost(), list[int]()
 
     def freeze(engine: Engine) -> None:
-        predict_times(engine, Noting(cost), cost, DRAFTING)
+        predict_times(engine, CostAwarePlanner(cost), cost, DRAFTING)
+        monkeypatch.setattr(cost, "observe", lambda shape, ms: rows.append(shape.rows))
 
     texts = ["def add(a, b):\n    return a", "1, 2, 3, 1, 2, 3, 1,", "Once upon a time", "import"]
     wishes = [SamplingParams(max_tokens=40, temperature=t, seed=3) for t in (0.0, 0.0, 0.8, 0.8)]
     with LLM(speculative_config=config, max_num_seqs=2, enable_prefix_caching=False) as llm:
         llm.call(freeze)
         outputs = llm.generate(texts, wishes)
+    monkeypatch.undo()
     traces = [make_trace(i, o.prompt_token_ids, o.token_ids) for i, o in enumerate(outputs)]
     planner = CostAwarePlanner(cost)
     lookup = PromptLookupProposer(config)

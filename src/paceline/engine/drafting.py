@@ -16,7 +16,7 @@ from paceline.engine.contained import NOTHING, Call, ContainedProposers, Group
 from paceline.engine.scheduler import Scheduled
 from paceline.metrics import EngineStats
 from paceline.policy.choice import DraftLimits
-from paceline.policy.cost_points import StepShape
+from paceline.policy.cost_points import NO_STEP, StepShape
 from paceline.policy.planner import Planner, StepReport
 from paceline.proposers.base import DraftBudget, Proposer
 from paceline.request import Request, VerifyResult
@@ -43,6 +43,8 @@ class Draft:
 class Skipped:
     """Steps for which the planner need not be asked, as long as the same requests decode.
 
+    What they take is summed up, so that the planner need not be told of each.
+
     Attributes:
         left: how many more.
         count, latest: requests that decode, and the last of them: those that come stand behind it.
@@ -51,6 +53,11 @@ class Skipped:
     left: int = 0
     count: int = 0
     latest: Request | None = None
+    shape: StepShape = NO_STEP
+    steps: int = 0
+    emitted: int = 0
+    forward_ms: float = 0.0
+    total_ms: float = 0.0
 
     def goes_on(self, items: Sequence[Scheduled]) -> bool:
         """Whether the next step is one of them."""
@@ -59,6 +66,14 @@ class Skipped:
             return True
         self.left = 0
         return False
+
+    def add(self, shape: StepShape, emitted: int, forward_ms: float, total_ms: float) -> None:
+        """One of them is over."""
+        self.shape = shape
+        self.steps += 1
+        self.emitted += emitted
+        self.forward_ms += forward_ms
+        self.total_ms += total_ms
 
 
 class Drafting:
@@ -77,7 +92,7 @@ class Drafting:
         clock: Callable[[], float] | None = None,
     ) -> None:
         self.planner = planner
-        self._is_active = False
+        self._is_active = self._is_skipped = False
         self.clock = clock or time.perf_counter
         self._skipped = Skipped()
         self._proposers = ContainedProposers(vocab_size, stats)
@@ -97,6 +112,7 @@ class Drafting:
             self._tell_planner()
 
     def _tell_planner(self) -> None:
+        self._end_skipped()
         self._skipped = Skipped()
         sources = [group.source for group in self._proposers.groups]
         self._guarded(self.planner.set_sources, sources)
@@ -141,8 +157,10 @@ class Drafting:
             node_budget: most draft nodes that the step has room for.
         """
         self._is_active = False  # also if what follows raises
-        if self._skipped.goes_on(items):
+        self._is_skipped = self._skipped.goes_on(items)
+        if self._is_skipped:
             return []
+        self._end_skipped()
         if not self._proposers.entries or node_budget <= 0:
             return []
         able = [item for item in items if item.may_draft]
@@ -226,6 +244,9 @@ class Drafting:
         """Tell the planner what the step as a whole took and brought."""
         if not self._proposers.entries:
             return
+        if self._is_skipped:
+            self._skipped.add(shape, emitted, forward_ms, total_ms)
+            return
         decoding = 0
         if shape.rows == shape.samples == len(items):  # all decode, and there is no draft
             decoding, items = len(items), ()
@@ -234,11 +255,16 @@ class Drafting:
                 decoding += 1
             elif item.samples:
                 emitted -= 1  # a prompt's first token
-        report = StepReport(shape, forward_ms, total_ms, decoding, emitted)
-        try:
-            self.planner.end(report)
-        except Exception as error:
-            _warn(error)
+        self._guarded(self.planner.end, StepReport(shape, forward_ms, total_ms, decoding, emitted))
+
+    def _end_skipped(self) -> None:
+        """Tell the planner what the steps took for which it was not asked."""
+        past = self._skipped
+        if past.steps:
+            times = past.forward_ms, past.total_ms
+            report = StepReport(past.shape, *times, past.count, past.emitted, past.steps)
+            self._skipped = Skipped()
+            self._guarded(self.planner.end, report)
 
     def end_request(self, request: Request) -> None:
         """Let planner and proposers forget a request that ended."""

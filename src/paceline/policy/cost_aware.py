@@ -283,7 +283,7 @@ class CostAwarePlanner:
         step, self._step = self._step, UNPLANNED
         self.planned = step
         self._exploration.passed(report.total_ms)
-        plain_ms = report.forward_ms
+        plain_ms = report.forward_ms / report.num_steps
         if step is not UNPLANNED:
             self._wide.end(step, report)
             plain_ms = step.plain_ms if report.shape.rows > step.shape.rows else plain_ms
@@ -295,7 +295,7 @@ class CostAwarePlanner:
                 lesson.learn(asked.cost_ms + shared_ms)
         if self._credits is not None:
             longer = self._longer(step, report.shape)
-            self._credits.passed(1.0 + longer, self._slowdown(plain_ms))
+            self._credits.passed(1.0 + longer, self._slowdown(plain_ms), report.num_steps)
 
     def _longer(self, step: PlannedStep, shape: StepShape) -> float:
         """Plain steps by which drafts made the step longer; predicted, for clocks have hiccups."""

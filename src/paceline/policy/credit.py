@@ -40,16 +40,17 @@ class Credits:
         """A request emits so many tokens in the step that is running."""
         self._emitted.append((request, count))
 
-    def passed(self, plain_steps: float, slowdown: float) -> None:
+    def passed(self, plain_steps: float, slowdown: float, steps: int = 1) -> None:
         """The step is over; it took as long as so many plain ones.
 
         Where no request was said to emit anything, each of them emitted a token.
 
         Args:
             slowdown: share of its plain rate that a request may lose.
+            steps: several, in which each request emitted a token.
         """
         if not self._emitted:
-            self._plain += slowdown
+            self._plain += slowdown * steps
             return
         owed = (1.0 - slowdown) * plain_steps
         for request, count in self._emitted:

@@ -71,11 +71,12 @@ class Pace:
             proposing_ms: of the proposers.
             asked: whether any was.
         """
-        shape, forward_ms, total_ms, decoding, emitted = report
-        host_ms = max(0.0, total_ms - forward_ms - proposing_ms)
+        shape, forward_ms, total_ms, decoding, emitted, steps = report
+        past = MEMORY**steps
+        host_ms = max(0.0, total_ms - forward_ms - proposing_ms) / steps
         beyond_ms = max(0.0, host_ms - self.overhead_ms)
         if not asked:
-            self.overhead_ms = _smoothed(self.overhead_ms, host_ms, 1 - MEMORY)
+            self.overhead_ms = _smoothed(self.overhead_ms, host_ms, 1 - past)
         elif shape.rows == decoding:
             self.ask_ms = _smoothed(self.ask_ms, beyond_ms, HOST_PACE)
         else:
@@ -83,8 +84,10 @@ class Pace:
             factor = max(0.0, beyond_ms - self.ask_ms) / usual
             most = max(1.0, 2 * self._draft_factor)
             self._draft_factor += HOST_PACE * (min(factor, most) - self._draft_factor)
-        self._tokens = MEMORY * self._tokens + emitted / decoding
-        self._time = MEMORY * self._time + total_ms / (plain_forward_ms + self.overhead_ms)
+        weight = (1 - past) / (1 - MEMORY) / steps
+        plain_ms = plain_forward_ms + self.overhead_ms
+        self._tokens = past * self._tokens + weight * emitted / decoding
+        self._time = past * self._time + weight * total_ms / plain_ms
 
 
 def _smoothed(usual: float, milliseconds: float, pace: float) -> float:

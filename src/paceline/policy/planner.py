@@ -39,12 +39,15 @@ class Source:
 class StepReport(NamedTuple):  # made in every step: a frozen dataclass takes thrice as long
     """What a step took and brought, for planning the next one.
 
+    It may report several steps at once, for none of which the planner was asked.
+
     Attributes:
-        shape: of the forward, draft nodes included.
+        shape: of the forward, draft nodes included; of the last of several steps.
         forward_ms: of the target's forward.
         total_ms: of the whole step.
-        num_decoding: requests that decoded.
+        num_decoding: requests that decoded, the same ones in each of several steps.
         num_emitted: tokens that these emitted.
+        num_steps: whose times and tokens these are together.
     """
 
     shape: StepShape
@@ -52,6 +55,7 @@ class StepReport(NamedTuple):  # made in every step: a frozen dataclass takes th
     total_ms: float
     num_decoding: int
     num_emitted: int
+    num_steps: int = 1
 
 
 class Planner(Protocol):
@@ -59,8 +63,9 @@ class Planner(Protocol):
 
     A step calls :meth:`begin`, then :meth:`ask`, :meth:`prices` and :meth:`drafted` once per
     source, :meth:`choose`, and, when it has committed, :meth:`observe` per request and
-    :meth:`end`. Requests are named by their place in what :meth:`begin` was given; what is drafted
-    for them is added to :attr:`drafts`.
+    :meth:`end`. What the steps took for which it was not asked it is told at once, before the next
+    :meth:`begin`. Requests are named by their place in what :meth:`begin` was given; what is
+    drafted for them is added to :attr:`drafts`.
     """
 
     drafts: Drafts
@@ -84,7 +89,7 @@ class Planner(Protocol):
         Returns:
             0 where proposers are to be asked. Else for how many steps, this one included, none of
             them is, as long as the same requests decode and no others come: the planner need not be
-            called before, but for :meth:`end`.
+            called before.
         """
         ...
 
@@ -118,7 +123,7 @@ class Planner(Protocol):
         ...
 
     def end(self, report: StepReport) -> None:
-        """Learn from the step as a whole."""
+        """Learn from a step as a whole, or from those for which it was not asked."""
         ...
 
     def finish(self, request: Request) -> None:

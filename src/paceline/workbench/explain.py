@@ -129,6 +129,7 @@ class RecordingPlanner:
     """A planner that decides as ``inner`` does and keeps a record of every step.
 
     A planner that learns from a clock sees the microseconds of noting things down while it plans.
+    Steps for which it need not be asked are counted here, so that the engine reports each of them.
 
     Attributes:
         inner: who decides; calls that tell nothing about a step go straight to it.
@@ -140,16 +141,20 @@ class RecordingPlanner:
         self.steps: deque[StepRecord] = deque(maxlen=MAX_STEPS)
         self._num_steps = 0
         self._step = _Step()
-        self._latest: Sequence[Request] = ()  # who decodes in steps for which nobody is asked
+        self._asleep = 0, list[int]()  # for how many steps, while who decodes
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
     def begin(self, step: StepShape, requests: Sequence[Request]) -> int:
-        self._latest = list(requests)
         positions = [len(request.token_ids) for request in requests]
-        self._step = _Step(step, self._latest, positions)
-        return self.inner.begin(step, requests)
+        self._step = _Step(step, list(requests), positions)
+        steps, before = self._asleep
+        now = [request.request_id for request in requests]
+        if not steps or now != before:
+            steps = self.inner.begin(step, requests)
+        self._asleep = max(0, steps - 1), now
+        return min(steps, 1)
 
     def ask(self, source: Source, candidates: Sequence[int]) -> list[int]:
         chosen = self.inner.ask(source, candidates)
@@ -184,10 +189,6 @@ class RecordingPlanner:
         self._step.verified[request.request_id] = result.draft
 
     def end(self, report: StepReport) -> None:
-        if self._step.shape is None and report.num_decoding:
-            # The step was skipped: the same requests decode, plainly.
-            positions = [len(request.token_ids) - 1 for request in self._latest]
-            self._step = _Step(report.shape, self._latest, positions)
         terms = self._terms()
         self.inner.end(report)
         step, self._step = self._step, _Step()
