@@ -17,7 +17,8 @@ from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError, RequestError
 from paceline.policy.prices import Prices
 from paceline.proposers.base import DraftBudget, Proposer
-from paceline.proposers.draft_model.growth import NAME, DraftState, Growth, ranking_params
+from paceline.proposers.base.estimates import Candidates
+from paceline.proposers.base.growth import DraftState, Growth, ranking_params
 from paceline.request import Request, VerifyResult
 from paceline.runtime.kv_cache import KVCache
 from paceline.runtime.logit_edits import SamplingRow
@@ -27,9 +28,6 @@ from paceline.span import ROOT, DraftTree, Span
 LAG_PER_TOKEN = 8
 """Tokens worth reading per token that may still be emitted. Beyond that, as with a long prompt that
 the target finds in its prefix cache, reading takes longer than drafting can save."""
-
-Candidates = tuple[list[int], list[float]]
-"""Tokens that may follow a node, best first, and how likely each is to be the target's."""
 
 
 class Drafter(Proposer, ABC):
@@ -41,7 +39,6 @@ class Drafter(Proposer, ABC):
         max_len: the draft model's context, in tokens.
     """
 
-    name = NAME
     costs_forwards = True
 
     def __init__(self, config: SpeculativeConfig, kv: KVCache, max_len: int) -> None:
