@@ -26,6 +26,7 @@ from paceline.runtime.batch import lane_class
 from paceline.runtime.kv_cache import KVCache
 from paceline.runtime.model_runner import ForwardResult, ModelRunner
 from paceline.span import Span
+from tests.heads import head_tensors
 from tests.toy import TOY, VOCAB, toy_tensors
 
 ROW_BACKENDS = {
@@ -163,7 +164,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "softcap": {"attention_softcap": 3.0, "logits_softcap": 4.0, "activation": "gelu_tanh"},
     "sliding": {"sliding_window": 11, "sliding_layers": (True, False)},
     "head_16": {"head_dim": 16},
+    "eagle3": {"entry": "eagle3", "tie_embeddings": False},
+    "mtp": {"entry": "mtp", "tie_embeddings": False},
 }
+
+
+INPUTS = torch.randn(VOCAB, TOY.hidden_size, generator=torch.Generator().manual_seed(2))
 
 
 def variant(name: str) -> ModelConfig:
@@ -171,11 +177,19 @@ def variant(name: str) -> ModelConfig:
 
 
 def runner(config: ModelConfig, ops: Any, kv_dtype: str = "auto") -> ModelRunner:
-    decoder = Decoder(config, toy_tensors(config=config), ops, config.max_position)
+    tensors = head_tensors(config) if config.entry else toy_tensors(config=config)
+    decoder = Decoder(config, tensors, ops, config.max_position)
     kv_dtype = ops.default_kv_dtype if kv_dtype == "auto" else kv_dtype
     model = ModelRunner(decoder, KVCache(ops.kv_memory(config, 40, kv_dtype)))
-    model.taps = tuple(range(config.num_layers + 1))
+    model.taps = tuple(range(config.num_layers + 2))
     return model
+
+
+def run(model: ModelRunner, *spans: Span) -> ForwardResult:
+    """One forward, in which the hidden states that a head takes in are a function of the token."""
+    tokens = [token for span in spans for token in span.token_ids[span.num_cached :]]
+    inputs = INPUTS[tokens] if model.decoder.entry is not None else None
+    return model.forward(model.pack(spans), inputs=inputs)
 
 
 def said(result: ForwardResult) -> torch.Tensor:
@@ -193,7 +207,7 @@ def rows_of(model: ModelRunner, tokens: list[int], chunks: list[int]) -> torch.T
         model.kv.reserve(0, size)
         part = tokens[start : start + size]
         span = Span(0, start, part, range(-1, size - 1), range(size))
-        rows.append(said(model.forward(model.pack([span]))))
+        rows.append(said(run(model, span)))
         model.kv.commit(0, range(size))
         start += size
     model.kv.free(0)
@@ -211,7 +225,7 @@ def test_chunking_does_not_change_a_bit(backend: Any, name: str) -> None:
         assert torch.equal(rows_of(model, tokens, chunks), truth), chunks
 
 
-@pytest.mark.parametrize("name", ["plain", "sliding", "softcap"])
+@pytest.mark.parametrize("name", ["plain", "sliding", "softcap", "eagle3", "mtp"])
 def test_trees_equal_their_paths(backend: Any, name: str) -> None:
     """Every node of a tree has the bits of the same tokens decoded one after another."""
     model, other = (runner(variant(name), backend) for _ in range(2))
@@ -227,12 +241,11 @@ def check_tree(model: ModelRunner, other: ModelRunner, start: int) -> None:
     model.kv.open(0)
     if start:
         model.kv.reserve(0, start)
-        span = Span.chunk(0, 0, prompt, sample=False)
-        model.forward(model.pack([span]))
+        run(model, Span.chunk(0, 0, prompt, sample=False))
         model.kv.commit(0, range(start))
     model.kv.reserve(0, len(tokens))
     span = Span(0, start, tokens, parents, range(len(tokens)))
-    got = said(model.forward(model.pack([span])))
+    got = said(run(model, span))
     for node in range(len(tokens)):
         path, at = [], node
         while at >= 0:
@@ -243,7 +256,7 @@ def check_tree(model: ModelRunner, other: ModelRunner, start: int) -> None:
     kept = [0, 2, 5]  # close the gaps, and go on
     model.kv.commit(0, kept)
     model.kv.reserve(0, 1)
-    following = said(model.forward(model.pack([Span.chunk(0, start + len(kept), [5], True)])))
+    following = said(run(model, Span.chunk(0, start + len(kept), [5], True)))
     path = prompt + [tokens[node] for node in kept] + [5]
     assert torch.equal(following[0], rows_of(other, path, [len(path)])[-1]), start
     model.kv.free(0)
@@ -269,9 +282,10 @@ def test_every_kv_dtype_leaves_rows_alone(backend: Any, kv_dtype: str) -> None:
     assert error.sqrt() <= (LOSS[kv_dtype] if backend.dtype == "float32" else ROUNDING)
 
 
-def test_batch_mix_does_not_change_a_bit(backend: Any) -> None:
+@pytest.mark.parametrize("name", ["plain", "eagle3", "mtp"])
+def test_batch_mix_does_not_change_a_bit(backend: Any, name: str) -> None:
     """Prefill, decode and tree spans of five requests in one forward."""
-    config = variant("plain")
+    config = variant(name)
     model, other = (runner(config, backend) for _ in range(2))
     alone = {n: rows_of(other, [n] * 40, [40])[-1] for n in range(5)}
     model.kv.poison_free()
@@ -281,11 +295,11 @@ def test_batch_mix_does_not_change_a_bit(backend: Any) -> None:
         first = 40 - 3**n if n < 4 else 0
         if first:
             model.kv.reserve(n, first)
-            model.forward(model.pack([Span.chunk(n, 0, [n] * first, sample=False)]))
+            run(model, Span.chunk(n, 0, [n] * first, sample=False))
             model.kv.commit(n, range(first))
         model.kv.reserve(n, 40 - first)
         spans.append(Span.chunk(n, first, [n] * (40 - first), sample=True))
-    result = model.forward(model.pack(spans))
+    result = run(model, *spans)
     assert result.features is not None
     last = torch.tensor([len(span.token_ids) for span in spans]).cumsum(0) - 1
     result.features = result.features[last]
@@ -312,7 +326,7 @@ def test_scales_of_activations_leave_rows_alone(dtype: str) -> None:
         model.kv.reserve(n, 40)
     parts = [[n] * 40 for n in range(2)] + [tokens]
     spans = [Span(n, 0, part, range(-1, 39), range(40)) for n, part in enumerate(parts)]
-    assert torch.equal(said(model.forward(model.pack(spans)))[80:], truth)
+    assert torch.equal(said(run(model, *spans))[80:], truth)
 
 
 LONG = 300  # tokens of context: enough for a library to split one row's products over threads
@@ -335,14 +349,14 @@ def test_alone_equals_a_batch_at_any_thread_count(
     for n in range(4):
         kv.open(n)
         kv.reserve(n, LONG)
-        model.forward(model.pack([Span.chunk(n, 0, [(n + i) % VOCAB for i in range(LONG)], False)]))
+        run(model, Span.chunk(n, 0, [(n + i) % VOCAB for i in range(LONG)], False))
         kv.commit(n, range(LONG))
         kv.reserve(n, 1)
     spans = [Span.chunk(n, LONG, [7], sample=True) for n in range(4)]
     torch.set_num_threads(1)
-    truth = said(model.forward(model.pack(spans)))
+    truth = said(run(model, *spans))
     for count in (1, 2, 4):
         torch.set_num_threads(count)
-        assert torch.equal(said(model.forward(model.pack(spans))), truth), count
+        assert torch.equal(said(run(model, *spans)), truth), count
         for n in (0, 2):
-            assert torch.equal(said(model.forward(model.pack([spans[n]])))[0], truth[n]), count
+            assert torch.equal(said(run(model, spans[n]))[0], truth[n]), count

@@ -57,12 +57,13 @@ def test_features_are_the_hidden_states_of_transformers(
     model = save_model(family, tmp_path)
     driver = Driver.of(tmp_path, max_len=64, ops=float_ops)
     layers = driver.checkpoint.config.num_layers
-    driver.runner.taps = (*range(layers), layers, 0)  # in any order, and one of them twice
+    driver.runner.taps = (*range(layers + 2), 0)  # in any order, and one of them twice
     left: list[torch.Tensor] = []
     model.model.layers[-1].register_forward_hook(lambda *call: left.append(call[2]))
     with torch.inference_mode():
         said = model.model(torch.tensor([TOKENS]), output_hidden_states=True).hidden_states
-    want = torch.stack([*(x[0] for x in said[:layers]), left[0].view(40, -1), said[0][0]], dim=1)
+    streams = [*said[:layers], left[0], said[layers], said[0]]
+    want = torch.stack([x.view(40, -1) for x in streams], dim=1)
     batch = span_of(driver.runner, TOKENS, range(40))
     result = driver.runner.forward(batch)
     torch.testing.assert_close(result.features, want, atol=1e-4, rtol=1e-4)
@@ -75,7 +76,7 @@ def test_nothing_else_changes(float_ops: Any) -> None:
     model = toy(float_ops)
     truth = model.forward(span_of(model, LONG, range(150, 200)))
     assert truth.features is None
-    for taps in ((2,), (0, 1), (0, 1, 2)):
+    for taps in ((2,), (3,), (0, 1), (0, 1, 2, 3)):
         model.taps = taps
         batch = span_of(model, LONG, range(150, 200))
         result = model.forward(batch)
@@ -112,9 +113,9 @@ def test_rows_of_a_tree_have_the_features_of_their_paths(float_ops: Any) -> None
     assert torch.equal(got[[0, 2, 3]], path)
 
 
-@pytest.mark.parametrize("tap", [-1, 3])
+@pytest.mark.parametrize("tap", [-1, 4])
 def test_a_layer_that_is_not_there_is_refused(float_ops: Any, tap: int) -> None:
     model = toy(float_ops)
     model.taps = (tap,)
-    with pytest.raises(ValueError, match=f"{tap}; allowed are 0 to 2"):
+    with pytest.raises(ValueError, match=f"{tap}; allowed are 0 to 3"):
         model.forward(span_of(model, LONG[:3], range(3)))

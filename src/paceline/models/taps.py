@@ -1,10 +1,11 @@
 """Taps: hidden states that a forward hands out. Owns where they are copied; knows no layer.
 
 Tap ``i`` is the residual stream that enters layer ``i``, before that layer's norm: 0 is the
-embedding after its multiplier, and the number of layers stands for what leaves the last layer,
-before the final norm. transformers counts its ``output_hidden_states`` like this up to the last
-layer's input, and so do the layer ids of an EAGLE-3 checkpoint
-(``eagle_aux_hidden_state_layer_ids``).
+embedding after its multiplier, and ``num_layers`` is what leaves the last layer, before the final
+norm. ``num_layers + 1`` is what the head reads, after that norm. transformers counts its
+``output_hidden_states`` like this up to the last layer's input (its last one is after the norm);
+the layer ids of EAGLE-3 checkpoints and of the speculators format
+(``eagle_aux_hidden_state_layer_ids``) do so up to ``num_layers``.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class Taps(NamedTuple):
             ValueError: the model has no such layer.
         """
         for layer in layers:
-            if not 0 <= layer <= num_layers:
-                raise ValueError(f"a tap is {layer}; allowed are 0 to {num_layers}")
+            if not 0 <= layer <= num_layers + 1:
+                raise ValueError(f"a tap is {layer}; allowed are 0 to {num_layers + 1}")
         return Taps(tuple(layers), torch.empty(rows, len(layers), hidden, device=device))
 
     def take(self, layer: int, x: torch.Tensor) -> None:

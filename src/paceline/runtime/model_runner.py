@@ -66,19 +66,23 @@ class ModelRunner:
     def _row_multiple(self) -> int:
         return cast(RowOps, self.decoder.ops).row_multiple
 
-    def forward(self, batch: PackedBatch, greedy: bool = False) -> ForwardResult:
+    def forward(
+        self, batch: PackedBatch, greedy: bool = False, inputs: torch.Tensor | None = None
+    ) -> ForwardResult:
         """Write the KV of every row and return the logits of the sampled ones.
 
         Args:
             greedy: nobody needs more of the logits than their arg-max.
+            inputs: float32 ``[num_rows, hidden_size]``, hidden states that the rows of a decoder
+                with an entry (:mod:`paceline.models.entry`) take in; None for any other decoder.
         """
         began = time.perf_counter()
         taps = self._room(batch) if self.taps else NO_TAPS
         argmax, logits = None, NO_LOGITS
         if greedy and self._whole is not None:
-            argmax = self._whole.greedy(batch, taps)
+            argmax = self._whole.greedy(batch, taps, inputs)
         else:
-            logits = self._forward(batch, taps)
+            logits = self._forward(batch, taps, inputs)
         self.num_forwards += 1
         self.num_rows += batch.num_rows
         self.seconds += time.perf_counter() - began
@@ -90,10 +94,15 @@ class ModelRunner:
         return Taps.of(self.taps, batch.num_rows, c.num_layers, c.hidden_size, device)
 
     @torch.inference_mode()
-    def _forward(self, batch: Any, taps: Taps) -> torch.Tensor:
+    def _forward(self, batch: Any, taps: Taps, inputs: torch.Tensor | None) -> torch.Tensor:
         if self._whole is not None:
-            return self._whole.forward(batch, taps)
-        hidden = self.decoder.hidden(batch.input_ids, batch.positions, batch.attention, taps)
+            return self._whole.forward(batch, taps, inputs)
+        if inputs is not None:
+            padding = len(batch.input_ids) - len(inputs)
+            inputs = torch.nn.functional.pad(inputs, (0, 0, 0, padding))
+        hidden = self.decoder.hidden(
+            batch.input_ids, batch.positions, batch.attention, taps, inputs
+        )
         return self._logits(hidden, batch)
 
     def _logits(self, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:

@@ -113,8 +113,10 @@ class PaddedRunner(ModelRunner):
             return span
         return span._replace(token_ids=[token if token < size else 0 for token in span.token_ids])
 
-    def forward(self, batch: PackedBatch, greedy: bool = False) -> ForwardResult:
-        result = super().forward(batch, greedy)
+    def forward(
+        self, batch: PackedBatch, greedy: bool = False, inputs: torch.Tensor | None = None
+    ) -> ForwardResult:
+        result = super().forward(batch, greedy, inputs)
         missing = self._vocab_size - result.logits.shape[1]
         logits = torch.nn.functional.pad(result.logits, (0, missing), value=-torch.inf)
         return replace(result, logits=logits.contiguous())
