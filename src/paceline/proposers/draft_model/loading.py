@@ -10,12 +10,12 @@ import torch
 from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
-from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
-from paceline.models.ops.base import Ops, PackedBatch
+from paceline.models.ops.base import PackedBatch
 from paceline.models.ops.resolve import resolve_dtype, resolve_ops
 from paceline.proposers.base import TargetInfo
-from paceline.runtime.kv_cache import KVCache, blocks_for, bytes_per_block
+from paceline.proposers.base.memory import draft_kv
+from paceline.runtime.kv_cache import KVCache
 from paceline.runtime.model_runner import ForwardResult, ModelRunner
 from paceline.span import Span
 
@@ -79,7 +79,7 @@ def draft_runner(
     dtype = draft_dtype(config, checkpoint, target)
     ops = resolve_ops(dtype, target.device, config.deterministic, target.backend)
     max_len = min(expansion * target.max_model_len, shape.max_position)
-    kv = _draft_kv(shape, ops, config, target, max_len)
+    kv = draft_kv(shape, ops, config, target, max_len)
     decoder = Decoder(shape, checkpoint.tensors, ops, max_len)
     if shape.vocab_size == target.vocab_size:
         return ModelRunner(decoder, kv)
@@ -163,16 +163,3 @@ def _check_vocabulary(
         raise ConfigError(
             f"{name} has {size} tokens, and the target {target.vocab_size} other ones; {what_to_do}"
         )
-
-
-def _draft_kv(
-    shape: ModelConfig, ops: Ops, config: SpeculativeConfig, target: TargetInfo, max_len: int
-) -> KVCache:
-    """As many blocks as all requests at their longest could use, or as the bytes allow."""
-    per_request = blocks_for(max_len + config.tree_nodes)
-    num_blocks = min(
-        target.kv_bytes // bytes_per_block(shape, ops.default_kv_dtype),
-        1 + target.max_num_seqs * per_request,
-    )
-    memory = ops.kv_memory(shape, max(0, num_blocks), ops.default_kv_dtype)
-    return KVCache(memory, prefix_caching=False)
