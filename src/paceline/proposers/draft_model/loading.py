@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from paceline.config import SpeculativeConfig
+from paceline.config.methods import HEAD_METHODS
 from paceline.errors import ConfigError
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.decoder import Decoder
@@ -38,8 +39,15 @@ def open_draft(config: SpeculativeConfig, target: TargetInfo) -> Checkpoint:
 
     Raises:
         ModelLoadError: it cannot be read.
-        ConfigError: the target has fewer layers, or is not there.
+        ConfigError: the target has fewer layers, or is not there; or the configuration names a
+            head, which is no model by itself.
     """
+    if config.method in HEAD_METHODS:
+        raise ConfigError(
+            f'method "{config.method}" drafts from hidden states of the running target: tokens '
+            "alone, as of traces, are not enough to draft, record or time it. Leave it out here, "
+            "and compare it while the target runs, as paceline compare does"
+        )
     if config.method == "self":
         if target.checkpoint is None:
             raise ConfigError('method "self" drafts with the target, and none is loaded here')
