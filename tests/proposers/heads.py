@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from paceline.config import SpeculativeConfig
+from paceline.models.config import ModelConfig
 from paceline.proposers.base import DraftBudget, TargetInfo
 from paceline.proposers.heads import HeadProposer, build
 from paceline.request import Request
@@ -21,7 +22,7 @@ from paceline.span import DraftTree, Span
 from tests.toy import TOY, VOCAB, toy_runner
 
 Tensors = dict[str, torch.Tensor]
-HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM = TOY.hidden_size, 40, 4, 2, 8
+HIDDEN, HEADS, KV_HEADS, HEAD_DIM = TOY.hidden_size, 4, 2, 8
 TAPS = (0, 1, 2)
 KEPT = [token for token in range(VOCAB) if token % 4 != 1]
 """The tokens of a pruned head."""
@@ -29,27 +30,31 @@ EPS = 1e-5
 TREE = {"max_tree_nodes": 10, "max_branching": 3, "num_speculative_tokens": 4}
 
 
-def head_tensors(seed: int = 0, taps: int = 3, own_ends: bool = True) -> Tensors:
+def head_tensors(
+    seed: int = 0, taps: int = 3, own_ends: bool = True, target: ModelConfig = TOY
+) -> Tensors:
     """Under the names of the speculators layout; without ends of its own it takes the target's."""
+    hidden, inner = target.hidden_size, target.intermediate_size
     generator = torch.Generator().manual_seed(seed)
 
     def drawn(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator) * 1.5 / shape[-1] ** 0.5
 
-    p, q, kv = "layers.0.", HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
+    p = "layers.0."
+    q, kv = target.num_heads * target.head_dim, target.num_kv_heads * target.head_dim
     tensors = {
-        "fc.weight": drawn(HIDDEN, taps * HIDDEN),
-        p + "self_attn.q_proj.weight": drawn(q, 2 * HIDDEN),
-        p + "self_attn.k_proj.weight": drawn(kv, 2 * HIDDEN),
-        p + "self_attn.v_proj.weight": drawn(kv, 2 * HIDDEN),
-        p + "self_attn.o_proj.weight": drawn(HIDDEN, q),
-        p + "mlp.gate_proj.weight": drawn(INNER, HIDDEN),
-        p + "mlp.up_proj.weight": drawn(INNER, HIDDEN),
-        p + "mlp.down_proj.weight": drawn(HIDDEN, INNER),
+        "fc.weight": drawn(hidden, taps * hidden),
+        p + "self_attn.q_proj.weight": drawn(q, 2 * hidden),
+        p + "self_attn.k_proj.weight": drawn(kv, 2 * hidden),
+        p + "self_attn.v_proj.weight": drawn(kv, 2 * hidden),
+        p + "self_attn.o_proj.weight": drawn(hidden, q),
+        p + "mlp.gate_proj.weight": drawn(inner, hidden),
+        p + "mlp.up_proj.weight": drawn(inner, hidden),
+        p + "mlp.down_proj.weight": drawn(hidden, inner),
     }
     norms = [p + f"{n}.weight" for n in ("input_layernorm", "hidden_norm")]
     for name in (*norms, p + "post_attention_layernorm.weight", "norm.weight"):
-        tensors[name] = 1.0 + 0.2 * drawn(1, HIDDEN)[0]
+        tensors[name] = 1.0 + 0.2 * drawn(1, hidden)[0]
     if own_ends:
         tensors["embed_tokens.weight"] = drawn(VOCAB, HIDDEN)
         tensors["lm_head.weight"] = 3 * drawn(len(KEPT), HIDDEN)
@@ -58,18 +63,18 @@ def head_tensors(seed: int = 0, taps: int = 3, own_ends: bool = True) -> Tensors
     return tensors
 
 
-def head_config(own_ends: bool = True, **fields: Any) -> dict[str, Any]:
+def head_config(own_ends: bool = True, target: ModelConfig = TOY, **fields: Any) -> dict[str, Any]:
     """In the speculators layout."""
     layer = {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
-        "vocab_size": VOCAB,
-        "hidden_size": HIDDEN,
-        "intermediate_size": INNER,
+        "vocab_size": target.vocab_size,
+        "hidden_size": target.hidden_size,
+        "intermediate_size": target.intermediate_size,
         "num_hidden_layers": 1,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
-        "head_dim": HEAD_DIM,
+        "num_attention_heads": target.num_heads,
+        "num_key_value_heads": target.num_kv_heads,
+        "head_dim": target.head_dim,
         "max_position_embeddings": 64,
         "rms_norm_eps": EPS,
         "rope_theta": 10000.0,
@@ -78,7 +83,7 @@ def head_config(own_ends: bool = True, **fields: Any) -> dict[str, Any]:
         "architectures": ["Eagle3Speculator"],
         "speculators_model_type": "eagle3",
         "transformer_layer_config": layer,
-        "draft_vocab_size": len(KEPT) if own_ends else VOCAB,
+        "draft_vocab_size": len(KEPT) if own_ends else target.vocab_size,
         "eagle_aux_hidden_state_layer_ids": list(TAPS),
     } | fields
 
