@@ -204,7 +204,7 @@ def test_pickled_heads_are_not_read(tmp_path: Path) -> None:
 
 
 def test_replays_say_that_they_cannot(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="compare it while the target runs"):
+    with pytest.raises(ConfigError, match="measure it while the target runs"):
         open_draft(head_options(model=str(tmp_path)), info())
 
 

@@ -46,7 +46,7 @@ def open_draft(config: SpeculativeConfig, target: TargetInfo) -> Checkpoint:
         raise ConfigError(
             f'method "{config.method}" drafts from hidden states of the running target: tokens '
             "alone, as of traces, are not enough to draft, record or time it. Leave it out here, "
-            "and compare it while the target runs, as paceline compare does"
+            "and measure it while the target runs: paceline bench throughput --compare"
         )
     if config.method == "self":
         if target.checkpoint is None:
