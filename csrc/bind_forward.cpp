@@ -1,7 +1,9 @@
 // paceline._native.Decoder and .Batch. Arguments are checked once, when the decoder is built.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <string>
 
@@ -17,6 +19,8 @@ namespace {
 using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Table = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Logits = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
+using Rows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Features = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using Tokens = nb::ndarray<nb::numpy, int32_t, nb::ndim<1>>;
 
 void check(bool holds, const std::string& message) {
@@ -94,18 +98,34 @@ DecoderShape shape_of(const Reader& r) {
     return s;
 }
 
-DecoderLayer layer_of(const Reader& r, const DecoderShape& s) {
+std::optional<Entry> entry_of(const nb::handle fields, const DecoderShape& s) {
+    if (fields.is_none()) {
+        return std::nullopt;
+    }
+    const Reader r(nb::cast<nb::dict>(fields));
+    Entry entry{};
+    entry.token_norm = r.vector("token_norm", s.hidden);
+    entry.input_norm = r.vector("input_norm", s.hidden);
+    if (!r.get("join").is_none()) {
+        entry.join = r.linear("join", s.hidden, 2 * s.hidden);
+    }
+    entry.norm_before_residual = r.number<bool>("norm_before_residual");
+    return entry;
+}
+
+// `read` is the width of what its queries, keys and values read.
+DecoderLayer layer_of(const Reader& r, const DecoderShape& s, int read) {
     const AttentionShape& a = s.attention;
     const int q_width = a.heads * a.head_dim, kv_width = a.kv_heads * a.head_dim;
     DecoderLayer layer{};
     layer.input_norm = r.vector("input_norm", s.hidden);
     layer.mlp_norm = r.vector("mlp_norm", s.hidden);
-    check(layer.input_norm && layer.mlp_norm, "a layer needs its norms");
+    check(layer.mlp_norm != nullptr, "a layer needs the norm of its feed-forward");
     layer.q_norm = r.vector("q_norm", a.head_dim);
     layer.k_norm = r.vector("k_norm", a.head_dim);
     layer.post_attention_norm = r.vector("post_attention_norm", s.hidden);
     layer.post_mlp_norm = r.vector("post_mlp_norm", s.hidden);
-    layer.qkv = r.linear("qkv", q_width + 2 * kv_width, s.hidden);
+    layer.qkv = r.linear("qkv", q_width + 2 * kv_width, read);
     layer.o = r.linear("o", s.hidden, q_width);
     layer.gate_up = r.linear("gate_up", 2 * s.intermediate, s.hidden);
     layer.down = r.linear("down", s.hidden, s.intermediate);
@@ -118,16 +138,18 @@ DecoderLayer layer_of(const Reader& r, const DecoderShape& s) {
 void make_decoder(Decoder* self, nb::dict spec) {
     const Reader r(spec);
     const DecoderShape shape = shape_of(r);
+    const std::optional<Entry> entry = entry_of(r.get("entry"), shape);
     std::vector<DecoderLayer> layers;
     for (nb::handle each : nb::cast<nb::list>(r.get("layers"))) {
-        layers.push_back(layer_of(Reader(nb::cast<nb::dict>(each)), shape));
+        const bool reads_joined = layers.empty() && entry && !entry->is_fused();
+        const int read = (reads_joined ? 2 : 1) * shape.hidden;
+        layers.push_back(layer_of(Reader(nb::cast<nb::dict>(each)), shape, read));
     }
     check(!layers.empty(), "a decoder needs a layer");
     const Linear embedding = r.linear("embedding", shape.vocab, shape.hidden);
     const Linear head = r.linear("head", shape.num_logits, shape.hidden);
     const float* norm = r.vector("norm", shape.hidden);
-    check(norm != nullptr, "a decoder needs its last norm");
-    new (self) Decoder(shape, std::move(layers), embedding, head, norm, spec);
+    new (self) Decoder(shape, entry, std::move(layers), embedding, head, norm, spec);
 }
 
 void set_cache(Decoder& decoder, KvArray k, KvArray v) {
@@ -144,25 +166,46 @@ void set_cache(Decoder& decoder, KvArray k, KvArray v) {
                       nb::make_tuple(k, v));
 }
 
-Logits forward(Decoder& decoder, const Batch& batch) {
+Streams streams_of(const Decoder& decoder, const Batch& batch, std::optional<Rows> inputs,
+                   std::vector<int> taps, Features features) {
+    const size_t rows = static_cast<size_t>(batch.num_rows());
+    const size_t width = static_cast<size_t>(decoder.shape().hidden);
+    check(inputs.has_value() == decoder.has_entry(), "inputs are for decoders that have an entry");
+    check(!inputs || (inputs->shape(0) == rows && inputs->shape(1) == width),
+          "the inputs have another shape than rows, hidden_size");
+    for (const int tap : taps) {
+        check(tap >= 0 && tap <= static_cast<int>(decoder.num_layers()) + 1,
+              "a tap must be 0 up to one more than the number of layers");
+    }
+    check(taps.empty() || (features.shape(0) == rows && features.shape(1) == taps.size() &&
+                           features.shape(2) == width),
+          "the features have another shape than rows, taps, hidden_size");
+    return {inputs ? inputs->data() : nullptr, std::move(taps), features.data()};
+}
+
+Logits forward(Decoder& decoder, const Batch& batch, std::optional<Rows> inputs,
+               std::vector<int> taps, Features features) {
+    const Streams streams = streams_of(decoder, batch, inputs, std::move(taps), features);
     const size_t samples = batch.sample_rows.size();
     const size_t columns = static_cast<size_t>(decoder.shape().num_logits);
     float* memory = new float[samples * columns + TILE];
     nb::capsule owner(memory, [](void* p) noexcept { delete[] static_cast<float*>(p); });
     {
         nb::gil_scoped_release release;
-        decoder.forward(batch, memory);
+        decoder.forward(batch, streams, memory);
     }
     return Logits(memory, {samples, columns}, owner);
 }
 
-Tokens forward_greedy(Decoder& decoder, const Batch& batch) {
+Tokens forward_greedy(Decoder& decoder, const Batch& batch, std::optional<Rows> inputs,
+                      std::vector<int> taps, Features features) {
+    const Streams streams = streams_of(decoder, batch, inputs, std::move(taps), features);
     const size_t samples = batch.sample_rows.size();
     int32_t* memory = new int32_t[samples + 1];
     nb::capsule owner(memory, [](void* p) noexcept { delete[] static_cast<int32_t*>(p); });
     {
         nb::gil_scoped_release release;
-        decoder.forward_greedy(batch, memory);
+        decoder.forward_greedy(batch, streams, memory);
     }
     return Tokens(memory, {samples}, owner);
 }
@@ -187,8 +230,10 @@ void bind_forward(nb::module_& module) {
             const DecoderShape& s = decoder.shape();
             return new Batch(spans, block_tables, s.vocab, s.max_len, decoder.num_blocks());
         }, nb::rv_policy::take_ownership)
-        .def("forward", &forward)
-        .def("forward_greedy", &forward_greedy);
+        .def("forward", &forward, nb::arg("batch"), nb::arg("inputs").none(), nb::arg("taps"),
+             nb::arg("features").noconvert())
+        .def("forward_greedy", &forward_greedy, nb::arg("batch"), nb::arg("inputs").none(),
+             nb::arg("taps"), nb::arg("features").noconvert());
 }
 
 }  // namespace paceline

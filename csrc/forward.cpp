@@ -16,8 +16,9 @@ constexpr int TILES_TOGETHER = 2;  // that a linear computes side by side
 constexpr int ROTARY_ROWS = 32;    // that one piece of work turns
 constexpr int HEAD_TILES = 32;  // tiles of logits that the greedy head holds at a time
 
-int most_orders(const std::vector<DecoderLayer>& layers, const Linear& head) {
-    int most = head.num_orders;
+int most_orders(const std::optional<Entry>& entry, const std::vector<DecoderLayer>& layers,
+                const Linear& head) {
+    int most = std::max(head.num_orders, entry ? entry->join.num_orders : 0);
     for (const DecoderLayer& layer : layers) {
         most = std::max({most, layer.qkv.num_orders, layer.o.num_orders, layer.gate_up.num_orders,
                          layer.down.num_orders});
@@ -27,9 +28,10 @@ int most_orders(const std::vector<DecoderLayer>& layers, const Linear& head) {
 
 }  // namespace
 
-Decoder::Decoder(DecoderShape shape, std::vector<DecoderLayer> layers, Linear embedding,
-                 Linear head, const float* final_norm, nb::object keep_alive)
+Decoder::Decoder(DecoderShape shape, std::optional<Entry> entry, std::vector<DecoderLayer> layers,
+                 Linear embedding, Linear head, const float* final_norm, nb::object keep_alive)
     : shape_(shape),
+      entry_(entry),
       layers_(std::move(layers)),
       embedding_(embedding),
       head_(head),
@@ -42,7 +44,7 @@ Decoder::Decoder(DecoderShape shape, std::vector<DecoderLayer> layers, Linear em
       ld_q_(round_up(q_width_, TILE)),
       ld_gate_up_(round_up(2 * shape.intermediate, TILE)),
       ld_mlp_(round_up(shape.intermediate, TILE)),
-      most_orders_(most_orders(layers_, head_)) {}
+      most_orders_(most_orders(entry_, layers_, head_)) {}
 
 void Decoder::set_cache(const KvLayer& first, int num_blocks, nb::object keep_alive) {
     first_cache_ = first;
@@ -61,20 +63,24 @@ KvLayer Decoder::cache(size_t layer) const {
     });
 }
 
-void Decoder::forward(const Batch& batch, float* logits) { run(batch, logits, nullptr); }
+void Decoder::forward(const Batch& batch, const Streams& streams, float* logits) {
+    run(batch, streams, logits, nullptr);
+}
 
-void Decoder::forward_greedy(const Batch& batch, int32_t* tokens) { run(batch, nullptr, tokens); }
+void Decoder::forward_greedy(const Batch& batch, const Streams& streams, int32_t* tokens) {
+    run(batch, streams, nullptr, tokens);
+}
 
-void Decoder::run(const Batch& batch, float* logits, int32_t* tokens) {
+void Decoder::run(const Batch& batch, const Streams& streams, float* logits, int32_t* tokens) {
     const ThreadPool::Turn turn = pool().take_turn();
     const int threads = pool().size();
     const int samples = static_cast<int>(batch.sample_rows.size());
-    scratch_stride_ = 2 * std::max({ld_hidden_, ld_q_, ld_mlp_});
+    scratch_stride_ = 2 * std::max({(entry_ ? 2 : 1) * ld_hidden_, ld_q_, ld_mlp_});
     scratch_.need(static_cast<size_t>(threads) * scratch_stride_);
     sampled_.need(static_cast<size_t>(samples) * ld_hidden_);
     for (const Slice& slice : slices(batch)) {
         prepare(batch, slice);
-        layers(batch, slice);
+        layers(batch, slice, streams);
     }
     if (samples > 0 && logits) {
         head(samples, logits);
@@ -108,8 +114,10 @@ void Decoder::prepare(const Batch& batch, const Slice& slice) {
     attended_.need(count * ld_q_);
     gate_up_.need(count * ld_gate_up_);
     const int most = std::max(rows, static_cast<int>(batch.sample_rows.size()));
-    const int widest = std::max({shape_.hidden, q_width_, shape_.intermediate});
+    const int joined = entry_ ? 2 * shape_.hidden : 0;
+    const int widest = std::max({joined, shape_.hidden, q_width_, shape_.intermediate});
     inputs_.view(most, widest, most_orders_);  // room for all, so that no view moves another
+    in_joined_ = inputs_.view(rows, joined, most_orders_);
     in_hidden_ = inputs_.view(rows, shape_.hidden, most_orders_);
     in_attended_ = inputs_.view(rows, q_width_, most_orders_);
     in_mlp_ = inputs_.view(rows, shape_.intermediate, most_orders_);
@@ -157,14 +165,21 @@ void Decoder::linear(const Linear& weights, const Inputs& x, const LinearOut& ou
     });
 }
 
+void Decoder::normed(const float* x, const float* weight, float* y) const {
+    if (weight) {
+        kernels().rms_norm(x, weight, shape_.norm_eps, shape_.hidden, y);
+    } else {
+        std::fill(std::copy_n(x, shape_.hidden, y), y + ld_hidden_, 0.0f);
+    }
+}
+
 void Decoder::norm_for(const Linear& to, int row, const float* weight, int thread) {
-    const float* x = x_.get() + static_cast<size_t>(row) * ld_hidden_;
-    kernels().rms_norm(x, weight, shape_.norm_eps, shape_.hidden, scratch(thread));
+    normed(x_row(row), weight, scratch(thread));
     to.take(scratch(thread), in_hidden_, row, spare(thread));
 }
 
 void Decoder::add_branch(int row, const float* norm) {
-    float* x = x_.get() + static_cast<size_t>(row) * ld_hidden_;
+    float* x = x_row(row);
     float* branch = branch_.get() + static_cast<size_t>(row) * ld_hidden_;
     kernels().rms_norm(branch, norm, shape_.norm_eps, shape_.hidden, branch);
     for (int i = 0; i < shape_.hidden; ++i) {
@@ -172,46 +187,103 @@ void Decoder::add_branch(int row, const float* norm) {
     }
 }
 
-void Decoder::layers(const Batch& batch, const Slice& slice) {
+void Decoder::end_layer(const DecoderLayer& layer, int row) {
+    if (layer.post_mlp_norm) {
+        add_branch(row, layer.post_mlp_norm);
+    }
+}
+
+void Decoder::hand_out(const Streams& streams, size_t tap, int at, const float* x) const {
+    const size_t count = streams.taps.size(), width = static_cast<size_t>(shape_.hidden);
+    for (size_t i = 0; i < count; ++i) {
+        if (static_cast<size_t>(streams.taps[i]) == tap) {
+            std::copy_n(x, width, streams.features + (at * count + i) * width);
+        }
+    }
+}
+
+void Decoder::join(int row, const float* input, int thread) {
+    float *x = x_row(row), *joined = scratch(thread), *second = joined + shape_.hidden;
+    normed(x, entry_->token_norm, joined);
+    normed(input, entry_->input_norm, second);
+    const Linear& to = entry_->is_fused() ? entry_->join : layers_.front().qkv;
+    to.take(joined, in_joined_, row, spare(thread));
+    if (!entry_->is_fused()) {
+        std::copy_n(entry_->norm_before_residual ? second : input, shape_.hidden, x);
+    }
+}
+
+const Inputs& Decoder::enter(const Batch& batch, const Slice& slice, const Streams& streams) {
     const int rows = slice.end - slice.first;
-    const auto x_row = [&](int row) { return x_.get() + static_cast<size_t>(row) * ld_hidden_; };
+    const DecoderLayer& first = layers_.front();
+    const auto begin_layer = [&](int row, int thread) {
+        hand_out(streams, 0, slice.first + row, x_row(row));
+        norm_for(first.qkv, row, first.input_norm, thread);
+    };
     pool().each(rows, [&](int row, int thread) {
-        embedding_.gather(batch.tokens[slice.first + row], shape_.embedding_multiplier, x_row(row),
-                          spare(thread));
-        norm_for(layers_.front().qkv, row, layers_.front().input_norm, thread);
+        const int at = slice.first + row;
+        embedding_.gather(batch.tokens[at], shape_.embedding_multiplier, x_row(row), spare(thread));
+        if (!entry_) {
+            begin_layer(row, thread);
+            return;
+        }
+        join(row, streams.inputs + static_cast<size_t>(at) * shape_.hidden, thread);
+        if (!entry_->is_fused()) {
+            hand_out(streams, 0, at, x_row(row));
+        }
     });
+    if (entry_ && entry_->is_fused()) {
+        linear(entry_->join, in_joined_, {x_.get(), nullptr, ld_hidden_, 1.0f});
+        pool().each(rows, begin_layer);
+    }
+    return entry_ && !entry_->is_fused() ? in_joined_ : in_hidden_;
+}
+
+void Decoder::layers(const Batch& batch, const Slice& slice, const Streams& streams) {
+    const int rows = slice.end - slice.first;
+    const Inputs* in = &enter(batch, slice, streams);
     for (size_t index = 0; index < layers_.size(); ++index) {
-        const DecoderLayer& layer = layers_[index];
-        const bool is_last = index + 1 == layers_.size();
-        attention(batch, slice, layer, cache(index));
-        feed_forward(layer, rows);
-        if (is_last) {
+        attention(batch, slice, layers_[index], cache(index), *in);
+        feed_forward(layers_[index], rows);
+        if (index + 1 == layers_.size()) {
             break;
         }
+        in = &in_hidden_;
+        const DecoderLayer& next = layers_[index + 1];
         pool().each(rows, [&](int row, int thread) {
-            if (layer.post_mlp_norm) {
-                add_branch(row, layer.post_mlp_norm);
-            }
-            norm_for(layers_[index + 1].qkv, row, layers_[index + 1].input_norm, thread);
+            end_layer(layers_[index], row);
+            hand_out(streams, index + 1, slice.first + row, x_row(row));
+            norm_for(next.qkv, row, next.input_norm, thread);
         });
     }
+    leave(batch, slice, streams);
+}
+
+void Decoder::leave(const Batch& batch, const Slice& slice, const Streams& streams) {
+    const size_t count = layers_.size();
+    const bool every_row = streams.has_tap(count) || streams.has_tap(count + 1);
+    pool().each(every_row ? slice.end - slice.first : 0, [&](int row, int thread) {
+        end_layer(layers_.back(), row);
+        hand_out(streams, count, slice.first + row, x_row(row));
+        normed(x_row(row), final_norm_, scratch(thread));
+        hand_out(streams, count + 1, slice.first + row, scratch(thread));
+    });
     pool().each(slice.samples_end - slice.samples, [&](int i, int) {
         const int sample = slice.samples + i;
         const int row = batch.sample_rows[sample] - slice.first;
-        if (layers_.back().post_mlp_norm) {
-            add_branch(row, layers_.back().post_mlp_norm);  // a row is sampled at most once
+        if (!every_row) {
+            end_layer(layers_.back(), row);  // a row is sampled at most once
         }
-        kernels().rms_norm(x_row(row), final_norm_, shape_.norm_eps, shape_.hidden,
-                           sampled_.get() + static_cast<size_t>(sample) * ld_hidden_);
+        normed(x_row(row), final_norm_, sampled_.get() + static_cast<size_t>(sample) * ld_hidden_);
     });
 }
 
 void Decoder::attention(const Batch& batch, const Slice& slice,
-                        const DecoderLayer& layer, const KvLayer& kv) {
+                        const DecoderLayer& layer, const KvLayer& kv, const Inputs& in) {
     AttentionShape shape = shape_.attention;
     shape.window = layer.sliding ? shape.window : 0;
     const int rows = slice.end - slice.first, heads = shape.heads;
-    linear(layer.qkv, in_hidden_, {qkv_.get(), nullptr, ld_qkv_, 1.0f});
+    linear(layer.qkv, in, {qkv_.get(), nullptr, ld_qkv_, 1.0f});
     // By heads, since the keys of neighbouring tokens share lines that two threads would fight for.
     const int parts = (rows + ROTARY_ROWS - 1) / ROTARY_ROWS;
     pool().each(shape.kv_heads * parts, [&](int piece, int) {

@@ -4,6 +4,8 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "batch.h"
@@ -28,28 +30,50 @@ struct RotaryTable {
 };
 
 struct DecoderLayer {
-    const float *input_norm, *mlp_norm;
-    const float *q_norm, *k_norm;                          // null: none
-    const float *post_attention_norm, *post_mlp_norm;      // null: none
+    const float *input_norm, *q_norm, *k_norm;          // null: none
+    const float *post_attention_norm, *post_mlp_norm;  // null: none
+    const float* mlp_norm;
     Linear qkv, o, gate_up, down;
     RotaryTable rotary;
     bool sliding;
 };
 
+// How rows of hidden states join the embeddings of a head's tokens: see paceline/models/entry.py.
+struct Entry {
+    const float *token_norm, *input_norm;  // null: none
+    Linear join;                           // without parts: the first layer reads the joined rows
+    bool norm_before_residual;
+
+    bool is_fused() const { return join.num_parts > 0; }
+};
+
+// Rows of hidden states that a forward takes in and hands out.
+struct Streams {
+    const float* inputs;    // [rows of the batch, hidden], for the entry; null where there is none
+    std::vector<int> taps;  // paceline/models/taps.py says what they count
+    float* features;        // [rows of the batch, taps.size(), hidden]
+
+    bool has_tap(size_t tap) const {
+        return std::find(taps.begin(), taps.end(), static_cast<int>(tap)) != taps.end();
+    }
+};
+
 class Decoder {
   public:
-    Decoder(DecoderShape shape, std::vector<DecoderLayer> layers, Linear embedding, Linear head,
-            const float* final_norm, nanobind::object keep_alive);
+    // `final_norm` may be null.
+    Decoder(DecoderShape shape, std::optional<Entry> entry, std::vector<DecoderLayer> layers,
+            Linear embedding, Linear head, const float* final_norm, nanobind::object keep_alive);
 
     // Keys and values of all layers, one KvLayer after another.
     void set_cache(const KvLayer& first, int num_blocks, nanobind::object keep_alive);
 
     // Logits of the sampled rows, [samples, num_logits].
-    void forward(const Batch& batch, float* logits);
+    void forward(const Batch& batch, const Streams& streams, float* logits);
     // Only the lowest id of each sampled row's maximum; -1 where a logit is not a finite number.
-    void forward_greedy(const Batch& batch, int32_t* tokens);
+    void forward_greedy(const Batch& batch, const Streams& streams, int32_t* tokens);
 
     const DecoderShape& shape() const { return shape_; }
+    bool has_entry() const { return entry_.has_value(); }
     size_t num_layers() const { return layers_.size(); }
     int num_blocks() const { return num_blocks_; }
 
@@ -64,17 +88,29 @@ class Decoder {
         int samples, samples_end;  // entries of the batch's sample_rows
     };
 
-    void run(const Batch& batch, float* logits, int32_t* tokens);
+    void run(const Batch& batch, const Streams& streams, float* logits, int32_t* tokens);
     std::vector<Slice> slices(const Batch& batch) const;
     void prepare(const Batch& batch, const Slice& slice);
     void plan_attention(const Batch& batch, const Slice& slice);
-    void layers(const Batch& batch, const Slice& slice);
+    void layers(const Batch& batch, const Slice& slice, const Streams& streams);
+    // Fills the rows of x that enter the first layer; what its queries, keys and values read.
+    const Inputs& enter(const Batch& batch, const Slice& slice, const Streams& streams);
+    // A row of x, which is a token's embedding, and a row of hidden states as a row of `in_joined_`.
+    void join(int row, const float* input, int thread);
+    void leave(const Batch& batch, const Slice& slice, const Streams& streams);
     void attention(const Batch& batch, const Slice& slice, const DecoderLayer& layer,
-                   const KvLayer& kv);
+                   const KvLayer& kv, const Inputs& in);
     void feed_forward(const DecoderLayer& layer, int rows);
     void linear(const Linear& weights, const Inputs& x, const LinearOut& out);
     // x[row] plus the branch's row, through its own norm where the family has one.
     void add_branch(int row, const float* norm);
+    float* x_row(int row) const { return x_.get() + static_cast<size_t>(row) * ld_hidden_; }
+    // What a row of x holds at the end of a layer is there: its branch is added, where it has a norm.
+    void end_layer(const DecoderLayer& layer, int row);
+    // What tap `tap` is of the batch's row `at`, to the features that asked for it.
+    void hand_out(const Streams& streams, size_t tap, int at, const float* x) const;
+    // The norm of x, padded with zeros; x itself where there is no norm.
+    void normed(const float* x, const float* weight, float* y) const;
     // The norm of a row of x as a row of inputs of `to`.
     void norm_for(const Linear& to, int row, const float* weight, int thread);
     void head(int samples, float* logits);
@@ -87,6 +123,7 @@ class Decoder {
     float* spare(int thread) const { return scratch(thread) + scratch_stride_ / 2; }
 
     const DecoderShape shape_;
+    const std::optional<Entry> entry_;
     const std::vector<DecoderLayer> layers_;
     const Linear embedding_, head_;
     const float* const final_norm_;
@@ -102,7 +139,8 @@ class Decoder {
     Buffer<float> head_chunk_;
     int scratch_stride_ = 0;
     InputBuffer inputs_;
-    Inputs in_hidden_{}, in_attended_{}, in_mlp_{};  // views of one memory, used in turn
+    // Views of one memory, used in turn.
+    Inputs in_joined_{}, in_hidden_{}, in_attended_{}, in_mlp_{};
     std::vector<RowBlock> blocks_;
     std::vector<Pass> passes_;
     int chunks_ = 0;

@@ -106,19 +106,27 @@ def toy_runner(
     return ModelRunner(decoder, KVCache(memory, prefix_caching))
 
 
+OfRunner = Callable[[ModelRunner], Proposer]
+
+
 def toy_engine(
-    proposers: Sequence[Proposer] = (),
+    proposers: Sequence[Proposer | OfRunner] = (),
     dtype: str = "float32",
     num_blocks: int = 200,
     poison: bool = True,
     **config: Any,
 ) -> Engine:
-    """An engine on the toy target whose free KV slots hold NaN."""
+    """An engine on the toy target whose free KV slots hold NaN.
+
+    Args:
+        proposers: or what makes them for the target's runner.
+    """
     config.setdefault("max_model_len", TOY.max_position)
     config.setdefault("max_num_seqs", 8)
     caching = config.get("enable_prefix_caching", True)
     runner = toy_runner(dtype, num_blocks, caching, config.get("kv_cache_dtype", "auto"))
-    engine = Engine(runner, EngineConfig(**config), proposers, eos_token_ids=[EOS])
+    made = [each if hasattr(each, "propose") else each(runner) for each in proposers]
+    engine = Engine(runner, EngineConfig(**config), made, eos_token_ids=[EOS])
     if poison:
         engine.kv.poison_free()
     return engine

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from paceline.commands.quality import DEFAULT_TEXT_TOKENS, DEFAULT_WINDOW
 from paceline.commands.resolve import (
     engine_options,
     memory_bytes,
+    replayed_config,
     sampling_params,
     speculative_config,
     without_memory,
@@ -99,6 +101,28 @@ def test_depth_applies_to_all() -> None:
     both = '[{"method": "ngram"}, {"model": "DIR", "num_speculative_tokens": 7}]'
     options = RunOptions(speculative_config=both, num_speculative_tokens=3)
     assert [c.num_speculative_tokens for c in speculative_config(options, None)] == [3, 3]
+
+
+def test_a_folder_says_that_it_is_a_head(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text('{"speculators_model_type": "eagle3"}')
+    (found,) = speculative_config(RunOptions(draft=str(tmp_path)), "org/other")
+    assert (found.method, found.max_tree_nodes) == ("eagle3", 16)
+    for other in ('{"model_type": "llama"}', '{"pard_token": 3}', "{"):
+        config.write_text(other)
+        assert methods(draft=str(tmp_path)) == ["draft_model"]
+
+
+def test_heads_that_come_with_a_model_are_not_replayed(tmp_path: Path) -> None:
+    place = tmp_path / "speculators"
+    place.mkdir()
+    (place / "config.json").write_text('{"speculators_model_type": "eagle3"}')
+    model = str(tmp_path)
+    kinds = [config.method for config in speculative_config(RunOptions(), model)]
+    assert kinds == ["suffix", "eagle3"]
+    assert [config.method for config in replayed_config(RunOptions(), model)] == ["suffix"]
+    named = RunOptions(draft=str(place))
+    assert [config.method for config in replayed_config(named, model)] == ["eagle3"]
 
 
 @pytest.mark.parametrize(

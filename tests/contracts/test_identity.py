@@ -25,10 +25,12 @@ from paceline.proposers.suffix import SuffixProposer
 from paceline.request import Request, VerifyResult
 from paceline.sampling_params import SamplingParams
 from paceline.span import DraftTree
+from tests.proposers.heads import toy_head
 from tests.proposers.ngrams import ngram_proposer
 from tests.toy import (
     VOCAB,
     Job,
+    OfRunner,
     Result,
     assert_no_leak,
     draft_config,
@@ -81,13 +83,20 @@ def lookup(**options: Any) -> Callable[[], Proposer]:
     return lambda: PromptLookupProposer(lookup_config(**options))
 
 
-PROPOSERS: dict[str, list[Callable[[], Proposer]]] = {
+def head(**options: Any) -> Callable[[], OfRunner]:
+    return lambda: lambda runner: toy_head(runner, **options)
+
+
+Factory = Callable[[], Proposer | OfRunner]
+PROPOSERS: dict[str, list[Factory]] = {
     "lookup_chain": [lookup()],
     "lookup_tree": [lookup(max_branching=3, max_tree_nodes=9)],
     "suffix": [lambda: SuffixProposer(suffix_config())],
     "draft_chain": [draft(0.3)],
     "draft_tree": [draft(0.3, max_branching=2, max_tree_nodes=10)],
-    "several": [lookup(), ngram_proposer, draft(0.3, max_branching=2, max_tree_nodes=6)],
+    "head_chain": [head()],
+    "head_tree": [head(max_branching=3, max_tree_nodes=10)],
+    "several": [lookup(), ngram_proposer, draft(0.3, max_branching=2, max_tree_nodes=6), head()],
     "random": [RandomTrees],
 }
 
@@ -147,7 +156,7 @@ def prompts() -> list[list[int]]:
     ]
 
 
-def make(names: Sequence[Callable[[], Proposer]], **config: Any) -> Engine:
+def make(names: Sequence[Factory], **config: Any) -> Engine:
     return toy_engine([factory() for factory in names], **config)
 
 
@@ -256,7 +265,7 @@ NATIVE = [] if why_not_native() else ["native-int8", "native-int4"]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8", *NATIVE])
-@pytest.mark.parametrize("proposer", ["draft_tree", "random"])
+@pytest.mark.parametrize("proposer", ["draft_tree", "head_tree", "random"])
 def test_every_dtype(proposer: str, dtype: str) -> None:
     jobs = staggered()
     plain = answers([run_jobs(toy_engine(dtype=dtype), [Job(j.prompt, j.params)])[0] for j in jobs])
@@ -283,7 +292,10 @@ def test_speculation_switched_on_and_off(proposer: str, truth: Any) -> None:
     """Proposers come and go between steps; answers stay."""
 
     def on(engine: Engine, _: Any) -> None:
-        engine.set_speculation([factory() for factory in PROPOSERS[proposer]])
+        made = [factory() for factory in PROPOSERS[proposer]]
+        engine.set_speculation(
+            [each if hasattr(each, "propose") else each(engine.runner) for each in made]
+        )
 
     def off(engine: Engine, _: Any) -> None:
         engine.set_speculation([])

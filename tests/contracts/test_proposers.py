@@ -18,6 +18,7 @@ from paceline.proposers.suffix import SuffixProposer
 from paceline.request import FinishReason, Request
 from paceline.span import DraftTree
 from tests.proposers.drive import Target, commit, make_request, propose
+from tests.proposers.heads import following_head
 from tests.proposers.ngrams import ngram_proposer
 from tests.proposers.parallel_drafts import parallel_drafter
 from tests.proposers.plugins import repeating_plugin
@@ -58,6 +59,9 @@ BUILDERS: dict[str, Callable[[], Proposer]] = {
     "other vocabulary": lambda: foreign_drafter(far_pair(), num_speculative_tokens=2),
     "parallel_draft": parallel_drafter,
     "parallel_draft tree": lambda: parallel_drafter(**TREE),
+    "eagle3": following_head,
+    "eagle3 tree": lambda: following_head(**TREE),
+    "eagle3 behind": lambda: following_head(catch_up_tokens=6),
     "self": following,
     "self tree": lambda: following(**TREE),
 }

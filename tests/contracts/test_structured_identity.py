@@ -7,7 +7,7 @@ The grammar is an automaton written here, so nothing of a grammar library is bel
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,6 @@ import pytest
 from paceline.config import parse_speculative_config
 from paceline.engine.engine import Engine
 from paceline.errors import RequestFailedError
-from paceline.proposers.base import Proposer
 from paceline.proposers.draft_model import DraftModelProposer
 from paceline.proposers.grammar import GrammarProposer
 from paceline.sampling_params import SamplingParams, SpeculativeParams
@@ -27,6 +26,7 @@ from tests.contracts.test_identity import (
     MIXES,
     PROPOSERS,
     WARM,
+    Factory,
     answers,
     checkers,
     in_turns,
@@ -36,7 +36,7 @@ from tests.toy import EOS, Job, Result, assert_no_leak, draft_config, run_jobs, 
 from tests.toy import toy_runner as runner
 
 (GRAMMAR,) = parse_speculative_config({"method": "grammar"})
-ALL: dict[str, list[Callable[[], Proposer]]] = {
+ALL: dict[str, list[Factory]] = {
     **PROPOSERS,
     "grammar": [lambda: GrammarProposer(GRAMMAR)],
 }
@@ -113,7 +113,7 @@ def truth() -> Any:
 
 @pytest.mark.parametrize(
     ("proposer", "sampling", "seed"),
-    in_turns(["lookup_tree", "draft_tree", "random", "grammar"], SAMPLING, (1, 4)),
+    in_turns(["lookup_tree", "draft_tree", "head_tree", "random", "grammar"], SAMPLING, (1, 4)),
 )
 def test_one_request(proposer: str, sampling: str, seed: int, truth: Any) -> None:
     job = Job(prompts()[0], shaped(SAMPLING[sampling], seed))

@@ -13,8 +13,12 @@ import pytest
 from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.engine.bundled_drafts import bundled_drafts
 from paceline.engine.default_drafts import default_speculative_config
+from paceline.errors import ConfigError
 from paceline.llm import LLM
+from paceline.models.checkpoint import load_checkpoint
 from paceline.models.embedded import embedded_model, embedded_ngram_model
+from paceline.sampling_params import SamplingParams
+from tests.proposers.heads import head_config, head_tensors, write_head
 
 
 def write(folder: Path, config: Any) -> Path:
@@ -66,6 +70,58 @@ def test_a_bundled_parallel_draft_drafts(tmp_path: Path) -> None:
         assert llm.proposers == ("parallel_draft",)
 
 
+HEADS: dict[str, dict[str, Any]] = {
+    "speculators": {"speculators_model_type": "eagle3"},
+    "original": {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"},
+}
+
+
+@pytest.mark.parametrize("layout", HEADS)
+def test_heads_are_run_as_such(tmp_path: Path, layout: str) -> None:
+    place = write(tmp_path / "speculators" / "a", HEADS[layout])
+    wanted = parse_speculative_config({"method": "eagle3", "model": str(place)})
+    assert bundled_drafts(str(tmp_path)) == wanted
+    methods = [{"proposal_type": "greedy", "speculative_tokens": 3}]
+    write(place, HEADS[layout] | {"speculators_config": {"proposal_methods": methods}})
+    assert [draft.num_speculative_tokens for draft in bundled_drafts(str(tmp_path))] == [3]
+
+
+def test_drafts_may_lie_beside_a_folder_or_a_file(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").write_bytes(b"x")
+    (tmp_path / "b").mkdir()
+    for name in ("a", "b"):
+        write(tmp_path / f"{name}.speculators" / "head", HEADS["speculators"])
+        model = tmp_path / ("a.gguf" if name == "a" else name)
+        (draft,) = bundled_drafts(str(model))
+        assert draft.model == str(tmp_path / f"{name}.speculators" / "head")
+    write(tmp_path / "c.speculators" / "head", HEADS["speculators"])
+    assert bundled_drafts(str(tmp_path / "c")) == ()  # as a hub id, which is not there
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_bundled_head_drafts_or_is_left_out_and_said(
+    tmp_path: Path, fits: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(embedded_model("target"), tmp_path / "target")
+    shape = load_checkpoint(embedded_model("target")).config
+    layers = [2, 4, 5] if fits else [2, 4, 9]
+    fields = head_config(False, shape, eagle_aux_hidden_state_layer_ids=layers)
+    tensors = head_tensors(own_ends=False, target=shape)
+    write_head(tmp_path / "target" / "speculators" / "head", fields, tensors)
+    params = SamplingParams(temperature=0.0, max_tokens=12)
+    model = str(tmp_path / "target")
+    with LLM(model) as llm:
+        assert llm.proposers == (("suffix", "eagle3") if fits else ("suffix",))
+        (drafted,) = llm.generate(["def f(x):"], params)
+    with LLM(model, speculative_config=[]) as llm:
+        (plain,) = llm.generate(["def f(x):"], params)
+    assert drafted.text == plain.text
+    assert ("made for another target" in caplog.text) != fits
+    if not fits:
+        with pytest.raises(ConfigError, match="0 to 8"):
+            LLM(model, strict=True)
+
+
 def test_files_of_ngrams(tmp_path: Path) -> None:
     place = tmp_path / "speculators"
     (place / "chat").mkdir(parents=True)
@@ -97,7 +153,7 @@ def test_ngrams_of_another_program_have_to_be_taken_over(
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"speculators_model_type": "eagle3"}, "eagle3"),
+        ({"speculators_model_type": "mlp_speculator"}, "heads of type eagle3"),
         ("{", "Expecting"),
         ("[]", "no object"),
         ({"speculators_config": {"proposal_methods": [{"speculative_tokens": 99}]}}, "99"),

@@ -20,7 +20,7 @@ from paceline.models.ops.cpu import CpuOps
 from paceline.models.ops.packing import Packer
 from paceline.models.packed_folder import write_packed
 from paceline.proposers.base import TargetInfo
-from paceline.proposers.draft_model.growth import acceptance_estimates, likeness
+from paceline.proposers.base.estimates import acceptance_estimates, likeness
 from paceline.proposers.draft_model.self_draft import build, cheaper_decoder
 from paceline.runtime.logit_edits import SamplingRow
 from paceline.runtime.model_runner import ModelRunner

@@ -12,7 +12,7 @@ from tokenizers import decoders, models
 
 from paceline.models.decoder import Decoder
 from paceline.models.tokenizer import Tokenizer
-from paceline.proposers.draft_model.growth import branching
+from paceline.proposers.base.growth import branching
 from paceline.proposers.draft_model.heterogeneous import HeterogeneousProposer, shadow_config
 from paceline.proposers.draft_model.shadows import ShadowDrafter
 from paceline.proposers.draft_model.vocabulary import Vocabulary, VocabularyPair

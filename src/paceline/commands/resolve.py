@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,9 +21,10 @@ from paceline.commands.options import (
     SpeculationOptions,
 )
 from paceline.config import SpeculativeConfig, parse_speculative_config
-from paceline.config.methods import METHODS, check_method
+from paceline.config.methods import HEAD_METHODS, METHODS, check_method
 from paceline.config.objective import parse_objective
 from paceline.config.speculative import NEEDED_MODELS
+from paceline.engine.bundled_drafts import draft_in
 from paceline.engine.default_drafts import default_speculative_config, is_embedded
 from paceline.errors import ConfigError
 from paceline.models.embedded import embedded_model, embedded_ngram_model
@@ -75,12 +77,26 @@ def speculative_config(
     return configs if k is None else tuple(replace(c, num_speculative_tokens=k) for c in configs)
 
 
+def replayed_config(
+    options: SpeculationOptions, model: str | None
+) -> tuple[SpeculativeConfig, ...]:
+    """As :func:`speculative_config`, for replays: without the heads that come with a model.
+
+    Heads read hidden states of the target, which traces do not hold; one that is named is refused
+    where it would have to draft.
+    """
+    configs = speculative_config(options, model)
+    if (options.speculative_config, options.method, options.draft) != (None, None, None):
+        return configs
+    return tuple(config for config in configs if config.method not in HEAD_METHODS)
+
+
 def _single_config(options: SpeculationOptions, model: str | None) -> SpeculativeConfig:
-    method = check_method(options.method or "draft_model")
     draft = options.draft
+    method = check_method(options.method or _method_of(draft))
     if draft is not None and method in METHODS and method not in NEEDED_MODELS:
         raise ConfigError(
-            f"--method {method} takes no --draft; that is for draft models and ngram_model"
+            f"--method {method} takes no --draft; that is for draft models, heads and ngram_model"
         )
     if draft is None and is_embedded(model):
         draft = {
@@ -90,6 +106,15 @@ def _single_config(options: SpeculationOptions, model: str | None) -> Speculativ
     values = {"method": method} if draft is None else {"method": method, "model": draft}
     (config,) = parse_speculative_config(values)
     return config
+
+
+def _method_of(draft: str | None) -> str:
+    """The method of a draft that is named by itself: that of a head where its folder says so."""
+    if draft is not None and (Path(draft) / "config.json").is_file():
+        with suppress(OSError, ValueError):  # whoever loads it says what is wrong with it
+            method = draft_in(Path(draft)).method
+            return method if method in HEAD_METHODS else "draft_model"
+    return "draft_model"
 
 
 def values_of(options: Any, kind: type[Any]) -> dict[str, Any]:

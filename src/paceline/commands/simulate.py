@@ -15,7 +15,7 @@ from paceline.checks import check_number
 from paceline.commands.display import Screen, printable, table
 from paceline.commands.options import EngineOptions, SpeculationOptions, argument, option
 from paceline.commands.report import COUNTERS, Figures
-from paceline.commands.resolve import engine_options, speculative_config
+from paceline.commands.resolve import engine_options, replayed_config
 from paceline.config import EngineConfig
 from paceline.models.embedded import embedded_model
 
@@ -59,7 +59,7 @@ def simulate_command(options: SimulateOptions) -> int:
     from paceline.workbench.simulate_setup import num_learnt
 
     screen = Screen()
-    configs = speculative_config(options, options.model)
+    configs = replayed_config(options, options.model)
     check_concurrency(options)
     fixed = fixed_configs(configs)
     simulator, notes = _opened(options, fixed, screen)

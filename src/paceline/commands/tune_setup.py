@@ -17,6 +17,7 @@ from paceline.commands.resolve import engine_options, values_of
 from paceline.commands.simulate import check_concurrency
 from paceline.commands.trace import TraceOptions, trace_command
 from paceline.config import EngineConfig, SpeculativeConfig, parse_speculative_config
+from paceline.config.methods import HEAD_METHODS
 from paceline.engine.default_drafts import drafts_of
 from paceline.errors import ConfigError
 from paceline.models.embedded import embedded_model
@@ -176,7 +177,7 @@ def drafts_to_try(options: TuneOptions) -> Drafts:
     from paceline.proposers.draft_model.loading import num_draft_layers
 
     target = load_checkpoint(target_model(options))
-    own = drafts_of(options.model)
+    own = [config for config in drafts_of(options.model) if config.method not in HEAD_METHODS]
     named = options.draft or [config.model for config in own if config.model is not None]
     found: dict[str, SpeculativeConfig] = {}
     for path in dict.fromkeys(named):

@@ -21,6 +21,7 @@ BUILT_IN = {
     "draft_model": "paceline.proposers.draft_model:build",
     "parallel_draft": "paceline.proposers.draft_model.parallel:build",
     "self": "paceline.proposers.draft_model.self_draft:build",
+    "eagle3": "paceline.proposers.heads:build",
     "grammar": "paceline.proposers.grammar:build",
 }
 """The package's own entry points, as pyproject.toml has them.
@@ -29,8 +30,10 @@ They are here too so that no plugin takes the place of one of them, and so that 
 source tree whose metadata is missing or of another version.
 """
 METHODS = tuple(BUILT_IN)
-MODEL_METHODS = ("draft_model", "parallel_draft", "self")
+MODEL_METHODS = ("draft_model", "parallel_draft", "self", "eagle3")
 """Those that draft by forwards of a model."""
+HEAD_METHODS = ("eagle3",)
+"""Those whose model reads hidden states of the target, which no trace holds."""
 METHOD_ALIASES = {"ngram": "prompt_lookup"}
 DEFAULT_METHOD, EMBEDDED_METHOD = "suffix", "ngram_model"
 """Who drafts for any model, and who for the embedded one as well, where nothing was said."""

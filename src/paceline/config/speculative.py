@@ -42,6 +42,7 @@ NEEDED_MODELS = {
     "draft_model": "the draft's folder or hub id",
     "ngram_model": "a file that paceline train ngram wrote",
     "parallel_draft": "the folder or hub id of a draft that was trained for it",
+    "eagle3": "the folder or hub id of a head that was trained for the target",
 }
 """What ``model`` must name, by the built-in methods that need one."""
 GRAMMAR_DRAFTS: dict[str, Any] = {"num_speculative_tokens": 16, "max_tree_nodes": 24}
@@ -60,6 +61,13 @@ NGRAM_DRAFTS: dict[str, Any] = {
 """Look-ups cost nothing worth mentioning, and the planner verifies no more than pays."""
 PARALLEL_DRAFTS: dict[str, Any] = {"num_speculative_tokens": 8}
 """Further tokens of a forward that is made anyway."""
+HEAD_DRAFTS: dict[str, Any] = {
+    "num_speculative_tokens": 5,
+    "max_tree_nodes": 16,
+    "max_branching": 4,
+}
+"""A head's forward is cheap beside the target's, and the planner stops where a level does not pay.
+"""
 PARALLEL_FLAG = "parallel_drafting"
 LOOSENING_KEYS = (
     "acceptance_threshold",
@@ -76,6 +84,7 @@ _DRAFTS = {
     "suffix": SUFFIX_DRAFTS,
     "ngram_model": NGRAM_DRAFTS,
     "parallel_draft": PARALLEL_DRAFTS,
+    "eagle3": HEAD_DRAFTS,
 }
 _KEY_ALIASES = {"max_tree_depth": "num_speculative_tokens"}
 
@@ -92,7 +101,8 @@ class SpeculativeConfig:
         vocab_replacements: texts of the target and what the draft model reads instead, such as
             the markers of chats.
         draft_layers: layers of the target that ``self`` runs; None is all of them.
-        model: folder, GGUF file or hub id of the draft model; the file of the n-gram model.
+        model: folder, GGUF file or hub id of the draft model; folder or hub id of the head; the
+            file of the n-gram model.
         num_speculative_tokens: most tokens along one path of a draft.
         max_tree_nodes: most nodes of one draft tree; 0 means a chain, or as many as
             ``max_branching`` chains have where that is above 1.

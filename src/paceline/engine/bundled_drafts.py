@@ -1,7 +1,8 @@
-"""Drafts that come with a model, in the folder ``speculators/`` inside the model's own folder.
+"""Drafts that come with a model: in ``speculators/`` inside its folder, or in a folder beside it.
 
-Owns where they are looked for and which of them can run: draft models, parallel drafts and files of
-n-grams. A draft model's ``config.json`` may carry what the `speculators` library writes
+That one is called like the model, with ``.speculators`` in place of ``.gguf`` or at its end. Owns
+where drafts are looked for and which of them can run: heads, draft models, parallel drafts and
+files of n-grams. A ``config.json`` may carry what the `speculators` library writes
 (``speculators_model_type``, ``speculators_config``), as vLLM reads it. Imports nothing slow.
 """
 
@@ -14,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config import SpeculativeConfig, parse_speculative_config
+from paceline.config.methods import HEAD_METHODS
 from paceline.errors import ConfigError
 from paceline.models.config import MASK_TOKEN_KEYS
+from paceline.models.head_kinds import head_kind
 
 log = logging.getLogger(__name__)
 
@@ -28,16 +31,26 @@ _PLAIN_TYPES = (None, "independent")
 
 
 def bundled_drafts(model: str) -> tuple[SpeculativeConfig, ...]:
-    """The drafts of a model's folder, by name; empty for a GGUF file or a hub id.
+    """The drafts of a model's folder or GGUF file, by name; empty for a hub id.
 
     A draft that cannot be used is left out, and the log says why.
     """
-    folder = Path(model) / FOLDER
-    if not folder.is_dir():
-        return ()
-    places = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
-    files = [path for place in places for path in _draft_files(place)]
+    files = [path for place in _places(Path(model)) for path in _draft_files(place)]
     return tuple(config for path in files if (config := _usable(path)) is not None)
+
+
+def _places(model: Path) -> list[Path]:
+    """The folders that drafts of a model may lie in."""
+    if not model.exists():
+        return []
+    name = model.resolve().name.removesuffix(".gguf")
+    folders = [model / FOLDER, model.resolve().parent / f"{name}.{FOLDER}"]
+    return [
+        place
+        for folder in folders
+        if folder.is_dir()
+        for place in (folder, *sorted(path for path in folder.iterdir() if path.is_dir()))
+    ]
 
 
 def _draft_files(place: Path) -> list[Path]:
@@ -55,7 +68,7 @@ def _usable(path: Path) -> SpeculativeConfig | None:
                 "n-grams of another program have to be taken over: paceline train ngram "
                 f"--target MODEL --import-uzu {path} -o {path.with_suffix(_NGRAM_SUFFIX)}"
             )
-        return _draft_model(path.parent)
+        return draft_in(path.parent)
     except (OSError, ValueError) as error:
         log.warning("the draft in %s is not used: %s", path.parent, error)
         return None
@@ -66,8 +79,9 @@ def _parsed(**said: object) -> SpeculativeConfig:
     return config
 
 
-def _draft_model(place: Path) -> SpeculativeConfig:
-    """
+def draft_in(place: Path) -> SpeculativeConfig:
+    """The head, draft model or parallel draft of a folder, by its ``config.json``.
+
     Raises:
         OSError, ValueError: the configuration is unreadable, or of a kind that does not run here.
     """
@@ -78,10 +92,14 @@ def _draft_model(place: Path) -> SpeculativeConfig:
     if not isinstance(config, Mapping):
         raise ValueError("its config.json is no object")
     kind = config.get("speculators_model_type")
-    if kind not in _PLAIN_TYPES:
-        raise ConfigError(f"it is of type {kind!r}; only drafts that are language models run here")
+    head = head_kind(config)
+    if head is None and kind not in _PLAIN_TYPES:
+        raise ConfigError(
+            f"it is of type {kind!r}; language models and heads of type {', '.join(HEAD_METHODS)} "
+            "run here"
+        )
     is_parallel = any(config.get(key) not in (None, []) for key in MASK_TOKEN_KEYS)
-    method = "parallel_draft" if is_parallel else "draft_model"
+    method = head or ("parallel_draft" if is_parallel else "draft_model")
     wanted = _proposed_tokens(config)
     count = {} if wanted is None else {"num_speculative_tokens": wanted}
     return _parsed(method=method, model=str(place), **count)

@@ -61,6 +61,7 @@ def _commit_item(
     request, path = item.request, range(item.num_tokens)
     if verdict is None:
         kv.commit(request.request_id, path)
+        item.path = path
         request.num_computed += item.num_tokens
         return None
     if isinstance(verdict, RequestFailedError):
@@ -68,9 +69,9 @@ def _commit_item(
     verdict = append_tokens(request, verdict)
     count_step(item.draft, verdict, request.counters)
     stats.num_output_tokens += len(verdict.token_ids)
-    accepted = verdict.path if item.may_draft else path
-    kv.commit(request.request_id, accepted)
-    request.num_computed += len(accepted)
+    item.path = verdict.path if item.may_draft else path
+    kv.commit(request.request_id, item.path)
+    request.num_computed += len(item.path)
     # Its logits are numbers, so the KV that they come from is too.
     kv.publish(request.request_id, request.token_ids)
     return verdict

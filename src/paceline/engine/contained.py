@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from paceline.config import SpeculativeConfig
 from paceline.engine.planners import is_sound
@@ -88,6 +88,7 @@ class ContainedProposers:
 
     Attributes:
         entries: the proposers that may draft, in the order in which they are asked.
+        taps: hidden states of the target that any of them reads.
         groups: the same as planners know them. A change makes other lists, so that a loop over the
             old ones may switch proposers off.
     """
@@ -95,6 +96,7 @@ class ContainedProposers:
     def __init__(self, vocab_size: int, stats: Callable[[], EngineStats]) -> None:
         self.entries: list[Entry] = []
         self.groups: list[Group] = []
+        self.taps: tuple[int, ...] = ()
         self._together = True
         self._vocab_size = vocab_size
         self._stats = stats
@@ -129,6 +131,7 @@ class ContainedProposers:
             for entry, part in zip(entries, parts, strict=True)
             if part[0] is entry  # a part stands where its first entry does
         ]
+        self.taps = tuple(sorted({tap for each in entries for tap in each.proposer.taps}))
         self._widest.clear()
 
     def join(self, proposer: Proposer) -> bool:
@@ -234,6 +237,25 @@ class ContainedProposers:
                     entry.proposer.name,
                 )
             stats.num_clamped_estimates += count
+
+    def read(self, request: Request, start: int, features: Any, taps: Sequence[int]) -> None:
+        """Hand hidden states of committed positions to the proposers that read such.
+
+        Args:
+            start: the first of the positions.
+            features: ``[positions, taps, ..]``; nobody here looks inside.
+        """
+        for entry in self.entries:
+            own = entry.proposer.taps
+            if not own or not set(own).issubset(taps):  # it came after the forward
+                continue
+            try:
+                chosen = [taps.index(tap) for tap in own]
+                whole = chosen == [*range(len(taps))]
+                entry.proposer.read(request, start, features if whole else features[:, chosen])
+                entry.failures.pop("read", None)
+            except Exception as error:
+                self._failed(entry, "read", [request], error)
 
     def observe(self, request: Request, result: VerifyResult) -> None:
         """Tell all proposers which tokens were committed, whichever of them drafted."""

@@ -130,6 +130,24 @@ class Drafting:
         """Draft model forwards, those of proposers that are off by now included."""
         return self._proposers.num_forwards
 
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Hidden states of the target that proposers read."""
+        return self._proposers.taps
+
+    def read(self, items: Sequence[Scheduled], taps: Sequence[int]) -> None:
+        """Hand the hidden states of what a step committed to the proposers that read them.
+
+        Args:
+            taps: of which the forward returned them.
+        """
+        for item in items:
+            count = len(item.path)
+            if count and item.features is not None:
+                start, path = item.request.num_computed - count, item.path
+                nodes = slice(count) if path[-1] == count - 1 else list(path)
+                self._proposers.read(item.request, start, item.features[nodes], taps)
+
     def limits(self, request: Request) -> DraftLimits:
         """What a request may draft in this step, over all proposers."""
         wish = request.params.speculative

@@ -150,7 +150,9 @@ class Engine:
         """The target's logits at every node that is sampled."""
         before = self.runner.seconds
         greedy = all(item.request.wants_argmax for item in step.items)
+        self.runner.taps = self.drafting.taps
         result = self.runner.forward(batch, greedy=greedy)
+        step.share(result.features)
         step.forward_ms = (self.runner.seconds - before) * 1e3
         self._stats.num_rows += batch.num_rows
         self._stats.count_width(step.shape.rows, step.shape.samples)
@@ -205,6 +207,8 @@ class Engine:
             self.cost.observe(step.shape, step.forward_ms)
         except Exception as error:
             log.warning("what a step takes was not learnt from: %r", error)
+        if self.runner.taps:
+            self.drafting.read(step.items, self.runner.taps)
         emitted = 0
         for request, verdict, _ in committed:
             if verdict is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 from paceline.config import EngineConfig
 from paceline.errors import RequestError
@@ -32,9 +33,11 @@ class Scheduled:
     Attributes:
         samples: the span reaches the request's last token, after which one is sampled.
         may_draft: the span is that last token alone, so that a draft may hang below it.
+        features: hidden states of the span's nodes, where a proposer reads them; otherwise None.
+        path: the span's nodes whose KV was committed; empty until then.
     """
 
-    __slots__ = ("draft", "may_draft", "num_tokens", "request", "samples")
+    __slots__ = ("draft", "features", "may_draft", "num_tokens", "path", "request", "samples")
 
     def __init__(self, request: Request, num_tokens: int, draft: DraftTree = NO_DRAFT) -> None:
         self.request = request
@@ -44,6 +47,8 @@ class Scheduled:
         uncomputed = len(request.token_ids) - request.num_computed
         self.samples = num_tokens == uncomputed
         self.may_draft = uncomputed == 1
+        self.features: Any = None
+        self.path: Sequence[int] = ()
 
     def span(self) -> Span:
         request = self.request

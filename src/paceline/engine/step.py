@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from paceline.engine.scheduler import Scheduled, step_shape
 from paceline.policy.cost_points import NO_STEP
@@ -34,6 +35,16 @@ class Step:
     def reshape(self) -> None:
         """Compute the shape anew, because the items or their drafts changed."""
         self.shape = step_shape(self.items)
+
+    def share(self, features: Any) -> None:
+        """Give each item the hidden states of its own nodes; there may be none."""
+        if features is None:
+            return
+        first = 0
+        for item in self.items:
+            last = first + item.num_tokens + len(item.draft)
+            item.features = features[first:last]
+            first = last
 
     def drop_drafts(self) -> None:
         """Continue without drafts; commit gives back the slots that were reserved."""

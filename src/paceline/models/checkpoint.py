@@ -115,8 +115,8 @@ def load_checkpoint(
         return _from_folder(path, name or path.resolve().name, in_memory, with_tokenizer)
     if is_file:
         return _from_file(path, name or path.name, in_memory, with_tokenizer)
-    if isinstance(source, str) and _HUB_ID.fullmatch(source):
-        return _from_folder(_download(source), source, in_memory, with_tokenizer)
+    if isinstance(source, str) and is_hub_id(source):
+        return _from_folder(hub_folder(source), source, in_memory, with_tokenizer)
     near = "".join(f" (did you mean {each}?)" for each in similar_names(str(source)))
     raise ModelLoadError(
         f"there is no model at {source}{near}: give a folder with config.json and safetensors, a "
@@ -193,7 +193,18 @@ def _from_file(path: Path, name: str, in_memory: bool, with_tokenizer: bool) -> 
     )
 
 
-def _download(name: str) -> Path:
+def is_hub_id(name: str) -> bool:
+    """Whether a text has the form of a hub id, which no folder on disk needs to have."""
+    return _HUB_ID.fullmatch(name) is not None
+
+
+def hub_folder(name: str) -> Path:
+    """The folder into which the hub's files of this id were fetched, now or before.
+
+    Raises:
+        ConfigError: the extra that fetches them is not installed.
+        ModelLoadError: the hub does not give them.
+    """
     try:
         import huggingface_hub
     except ImportError as error:

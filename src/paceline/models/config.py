@@ -68,6 +68,9 @@ class ModelConfig:
     dtype: str = "float32"  # the checkpoint's own
     mask_token_id: int | None = None  # what a parallel draft reads in place of unknown tokens
     draft_vocab_size: int = 0  # rows of a draft's head that has not every token; 0: it has
+    entry: str = ""  # or "eagle", "mtp", "eagle3": how rows take hidden states in (models/entry.py)
+    entry_bias: bool = False  # of the linear that joins them with tokens
+    norm_before_residual: bool = False  # of "eagle3": the residual stream begins after the norm
 
     @property
     def num_logits(self) -> int:
@@ -77,6 +80,19 @@ class ModelConfig:
     @property
     def scale(self) -> float:
         return self.attention_scale or self.head_dim**-0.5
+
+    @property
+    def last_norm(self) -> bool:
+        """Whether a norm comes before the head."""
+        return self.entry != "eagle"
+
+    def has_input_norm(self, layer: int) -> bool:
+        """Whether a layer begins with a norm of its own; the first one of some heads does not."""
+        return layer > 0 or self.entry not in ("eagle", "eagle3")
+
+    def attention_inputs(self, layer: int) -> int:
+        """Width of what a layer's queries, keys and values read."""
+        return self.hidden_size * (2 if self.entry == "eagle3" and layer == 0 else 1)
 
     def first_layers(self, count: int) -> ModelConfig:
         """The shape of this model's first layers by themselves."""

@@ -10,11 +10,15 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+import torch
+
 from paceline.models.config import ModelConfig, RopeConfig
+from paceline.models.entry import read_entry
 from paceline.models.ops.base import Ops, RowOps, Tensor
 from paceline.models.pages import give_back_freed
 from paceline.models.rope import RotaryTable
-from paceline.models.weights import Layer, WeightReader
+from paceline.models.taps import NO_TAPS, Taps
+from paceline.models.weights import Ends, Layer, WeightReader
 
 
 class Decoder:
@@ -26,8 +30,11 @@ class Decoder:
             (:mod:`paceline.models.packed_folder`).
         ops: the device backend, which also decides the arithmetic's precision.
         max_len: positions that there can be; fixes length-dependent rotary scaling.
+        lent: another decoder's embedding and head, of the same backend, which stand in for those
+            that ``tensors`` has not. They are shared, not copied.
 
     Attributes:
+        entry: how rows take hidden states in; None where they are tokens alone.
         pruned_head: which token each column of the logits is; None where column i is token i.
 
     Raises:
@@ -36,16 +43,23 @@ class Decoder:
     """
 
     def __init__(
-        self, config: ModelConfig, tensors: Mapping[str, Tensor], ops: Ops, max_len: int
+        self,
+        config: ModelConfig,
+        tensors: Mapping[str, Tensor],
+        ops: Ops,
+        max_len: int,
+        lent: Ends | None = None,
     ) -> None:
         self.config = config
         self.ops = ops
         self.max_len = max_len
         reader = WeightReader(tensors, config, ops)
-        self.embedding, self.head = reader.ends()
+        self.embedding, self.head = reader.ends_or_lent(lent) if lent else reader.ends()
         self.pruned_head = reader.pruned_head()
+        self.entry = read_entry(reader, config)
         self.layers = [reader.layer(i) for i in range(config.num_layers)]
-        self.norm = reader.norm("model.norm.weight", config.hidden_size)
+        last_norm = "model.norm.weight"
+        self.norm = reader.norm(last_norm, config.hidden_size) if config.last_norm else None
         reader.check_all_used()
         reader.log_rounding()
         give_back_freed()
@@ -65,6 +79,10 @@ class Decoder:
         other.layers, other.ops = list(layers), ops
         return other
 
+    @property
+    def ends(self) -> Ends:
+        return Ends(self.embedding, self.head, self.config)
+
     def _table(self, rope: RopeConfig) -> RotaryTable:
         return RotaryTable(rope, self.config.head_dim, self.max_len, self.ops.device)
 
@@ -77,20 +95,27 @@ class Decoder:
     def _rows(self) -> RowOps:
         return cast(RowOps, self.ops)
 
-    def hidden(self, input_ids: Tensor, positions: Tensor, batch: Any) -> Tensor:
+    def hidden(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        batch: Any,
+        taps: Taps = NO_TAPS,
+        inputs: Tensor | None = None,
+    ) -> Tensor:
         """Run the layers, on a backend that computes on rows.
 
         Args:
             input_ids, positions: ``[rows]`` int64, padded to a multiple of ``ops.row_multiple``.
             batch: the backend's own attention metadata for these rows.
+            taps: get the residual streams that they ask for.
+            inputs: ``[rows, hidden_size]`` float32 of the rows of a decoder that has an entry.
 
         Returns:
             ``[rows, hidden_size]`` float32, after the final norm.
         """
-        c, ops = self.config, self._rows
-        x = ops.embedding(input_ids, self.embedding)
-        if c.embedding_multiplier != 1.0:
-            x = x * c.embedding_multiplier
+        c = self.config
+        x, joined = self._enter(input_ids, inputs)
         self.reach(self.max_len)  # all: asking a GPU for the last position would make it wait
         tables = [
             (table.cos[positions].unsqueeze(1), table.sin[positions].unsqueeze(1))
@@ -98,15 +123,45 @@ class Decoder:
         ]
         for index, layer in enumerate(self.layers):
             cos, sin = tables[-1] if c.local_rope and c.is_sliding(index) else tables[0]
-            x = self._block(index, layer, x, cos, sin, batch)
-        return ops.rms_norm(x, self.norm, c.norm_eps)
+            taps.take(index, x)
+            read = self._normed(x, layer.input_norm) if index or joined is None else joined
+            x = self._block(index, layer, x, read, cos, sin, batch)
+        taps.take(len(self.layers), x)
+        x = self._normed(x, self.norm)
+        taps.take(len(self.layers) + 1, x)
+        return x
+
+    def _enter(self, input_ids: Tensor, inputs: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The residual stream that enters layer 0, and what it reads instead of its norm."""
+        c, ops, entry = self.config, self._rows, self.entry
+        x = ops.embedding(input_ids, self.embedding)
+        if c.embedding_multiplier != 1.0:
+            x = x * c.embedding_multiplier
+        assert (entry is None) == (inputs is None), "inputs are for decoders that have an entry"
+        if entry is None or inputs is None:
+            return x, None
+        normed = self._normed(inputs, entry.input_norm)
+        joined = torch.cat((self._normed(x, entry.token_norm), normed), dim=1)
+        if entry.join is not None:
+            return ops.linear(joined, entry.join), None
+        return normed if c.norm_before_residual else inputs, joined
+
+    def _normed(self, x: Tensor, norm: Tensor | None) -> Tensor:
+        return x if norm is None else self._rows.rms_norm(x, norm, self.config.norm_eps)
 
     def _block(
-        self, index: int, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, batch: Any
+        self,
+        index: int,
+        layer: Layer,
+        x: Tensor,
+        read: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        batch: Any,
     ) -> Tensor:
         c, ops = self.config, self._rows
         rows = x.shape[0]
-        qkv = ops.linear(ops.rms_norm(x, layer.input_norm, c.norm_eps), layer.qkv)
+        qkv = ops.linear(read, layer.qkv)
         heads = qkv.view(rows, -1, c.head_dim)  # queries, then keys, then values
         turned = c.num_heads + c.num_kv_heads
         qk, v = heads[:, :turned], heads[:, turned:]

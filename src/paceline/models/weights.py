@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -41,7 +41,7 @@ EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
 class Layer:
     """Packed weights of one block; the optional ones are None where the family has none."""
 
-    input_norm: Tensor
+    input_norm: Tensor | None
     qkv: Any
     qk_norm: Tensor | None  # [heads + kv_heads, head_dim]
     o: Any
@@ -50,6 +50,14 @@ class Layer:
     gate_up: Any
     down: Any
     post_mlp_norm: Tensor | None
+
+
+class Ends(NamedTuple):
+    """Packed embedding and head of a decoder, and its shape."""
+
+    embedding: Any
+    head: Any
+    config: ModelConfig
 
 
 class WeightReader:
@@ -142,6 +150,28 @@ class WeightReader:
             tied, c.num_logits, lambda part, k: self._ops.pack_head(part, k, known)
         )
 
+    def ends_or_lent(self, lent: Ends) -> tuple[Any, Any]:
+        """As :meth:`ends`, with another decoder's for those that the checkpoint has not."""
+        c, pack = self._config, self._ops.pack_head
+        embedding, head = lent.embedding, lent.head
+        if EMBEDDING + ".weight" in self._tensors:
+            embedding = self._end(EMBEDDING, c.vocab_size, self._ops.pack_embedding)
+        else:
+            self._check_lent(EMBEDDING, lent, (lent.config.vocab_size, c.vocab_size))
+        if HEAD + ".weight" in self._tensors:
+            head = self._end(HEAD, c.num_logits, lambda part, k: pack(part, k, None))
+        else:
+            self._check_lent(HEAD, lent, (lent.config.num_logits, c.num_logits))
+        return embedding, head
+
+    def _check_lent(self, name: str, lent: Ends, rows: tuple[int, int]) -> None:
+        widths = lent.config.hidden_size, self._config.hidden_size
+        if widths[0] != widths[1] or rows[0] != rows[1]:
+            raise ModelLoadError(
+                f"the checkpoint has no {name}.weight, and the target's, of shape "
+                f"{rows[0], widths[0]}, cannot stand in for one of shape {rows[1], widths[1]}"
+            )
+
     def _end(self, name: str, n: int, pack: Callable[[WeightPart, int], Any]) -> Any:
         """Embedding or head, which are large, without unpacking them as a whole."""
         weight, width, tensors = name + ".weight", self._config.hidden_size, self._tensors
@@ -192,13 +222,13 @@ class WeightReader:
     def layer(self, index: int) -> Layer:
         c, p = self._config, f"model.layers.{index}."
         attn, mlp = p + "self_attn.", p + "mlp."
-        width, inner = c.hidden_size, c.intermediate_size
+        width, inner, read = c.hidden_size, c.intermediate_size, c.attention_inputs(index)
         q_out, kv_out = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
         qkv, gate_up = [attn + f"{x}_proj" for x in "qkv"], [mlp + "gate_proj", mlp + "up_proj"]
         mlp_norm = "pre_feedforward_layernorm" if c.post_norms else "post_attention_layernorm"
         return Layer(
-            input_norm=self.norm(p + "input_layernorm.weight", width),
-            qkv=self.linear(qkv, attn + "qkv_proj", [q_out, kv_out, kv_out], width, c.qkv_bias),
+            input_norm=self._input_norm(index),
+            qkv=self.linear(qkv, attn + "qkv_proj", [q_out, kv_out, kv_out], read, c.qkv_bias),
             qk_norm=self._qk_norm(attn) if c.qk_norm else None,
             o=self.linear([attn + "o_proj"], attn + "o_proj", [width], q_out, c.o_bias),
             post_attention_norm=self._post_norm(p + "post_attention_layernorm.weight"),
@@ -207,6 +237,11 @@ class WeightReader:
             down=self.linear([mlp + "down_proj"], mlp + "down_proj", [width], inner, c.mlp_bias),
             post_mlp_norm=self._post_norm(p + "post_feedforward_layernorm.weight"),
         )
+
+    def _input_norm(self, index: int) -> Tensor | None:
+        if not self._config.has_input_norm(index):
+            return None
+        return self.norm(f"model.layers.{index}.input_layernorm.weight", self._config.hidden_size)
 
     def _qk_norm(self, attn: str) -> Tensor:
         c = self._config

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from weakref import WeakSet
 
 import numpy as np
 
@@ -104,6 +105,19 @@ class KVCache:
         self.pool = BlockPool(memory.num_blocks)
         self.prefix_caching = prefix_caching
         self._sequences: dict[int, SequenceKV] = {}
+        self._followers: WeakSet[KVMemory] = WeakSet()
+
+    def follow(self, memory: KVMemory) -> None:
+        """Let something else that lies by slots go where keys and values go, until it is dropped.
+
+        It finds what belongs to a token in the slot that the token has here, through forks, moves
+        and prefix hits alike.
+        """
+        self._followers.add(memory)
+
+    def _move(self, source: Slots, target: Slots) -> None:
+        for memory in (self.memory, *self._followers):
+            memory.move(source, target)
 
     # --- sequences -----------------------------------------------------------------------------
 
@@ -167,7 +181,7 @@ class KVCache:
         child.block_table = parent.block_table[:full] + tail
         if rest:
             copied = range(full * BLOCK_SIZE, length)
-            self.memory.move(parent.slots_at(copied), child.slots_at(copied))
+            self._move(parent.slots_at(copied), child.slots_at(copied))
         child.length = length
         return True
 
@@ -204,7 +218,7 @@ class KVCache:
         if path[-1] != count - 1:  # the path is not the leading nodes: close the gaps
             kept = next(at for at, node in enumerate(path) if at != node)
             source = sequence.slots_at([start + node for node in path[kept:]])
-            self.memory.move(source, sequence.slots_at(range(start + kept, start + count)))
+            self._move(source, sequence.slots_at(range(start + kept, start + count)))
         sequence.length = start + count
         if sequence.length <= (len(sequence.block_table) - 1) * BLOCK_SIZE:
             self.rollback(request_id)
@@ -244,4 +258,5 @@ class KVCache:
         """Overwrite what nobody may read: free blocks and slots past the committed tokens."""
         free = slots_of(self.pool.free_blocks())
         tails = [s.slots[s.length :] for s in self._sequences.values()]
-        self.memory.fill(np.concatenate([free, *tails]), value)
+        for memory in (self.memory, *self._followers):
+            memory.fill(np.concatenate([free, *tails]), value)

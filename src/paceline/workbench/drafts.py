@@ -12,7 +12,8 @@ from typing import Any, cast
 
 from paceline.config import SpeculativeConfig
 from paceline.proposers.base import Proposer
-from paceline.proposers.draft_model.drafter import Candidates, Drafter
+from paceline.proposers.base.drafter import Drafter
+from paceline.proposers.base.estimates import Candidates
 from paceline.proposers.draft_model.heterogeneous import HeterogeneousProposer, shadow_config
 from paceline.proposers.draft_model.parallel import ParallelDrafter
 from paceline.proposers.draft_model.shadows import Shadow, ShadowDrafter

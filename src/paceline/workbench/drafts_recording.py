@@ -35,10 +35,10 @@ from paceline.engine.compute_thread import COMPUTE
 from paceline.errors import ConfigError, TraceError
 from paceline.models.ops.base import BLOCK_SIZE
 from paceline.proposers.base import DraftBudget, TargetInfo
+from paceline.proposers.base.estimates import Candidates
+from paceline.proposers.base.growth import Growth, branching
 from paceline.proposers.draft_model import DraftModelProposer
 from paceline.proposers.draft_model.build import EXPANSION, foreign_runner
-from paceline.proposers.draft_model.drafter import Candidates
-from paceline.proposers.draft_model.growth import Growth, branching
 from paceline.proposers.draft_model.heterogeneous import (
     MORE,
     SPARE,
@@ -197,7 +197,7 @@ class Recorder:
 
     Attributes:
         grow: what drafts are chosen from, as
-            :meth:`~paceline.proposers.draft_model.drafter.Drafter.grow` says.
+            :meth:`~paceline.proposers.base.drafter.Drafter.grow` says.
         finish: forgets a request.
         num_blocks: of its KV cache.
 

@@ -37,8 +37,8 @@ from paceline.models.checkpoint import Checkpoint
 from paceline.models.ops.resolve import resolve_ops
 from paceline.models.stored import StoredTensors
 from paceline.proposers.base import TargetInfo
+from paceline.proposers.base.growth import branching
 from paceline.proposers.draft_model.build import EXPANSION, vocabulary_pair
-from paceline.proposers.draft_model.growth import branching
 from paceline.proposers.draft_model.loading import draft_dtype, open_draft
 from paceline.proposers.draft_model.vocabulary import VocabularyPair
 from paceline.traces import Trace

@@ -21,8 +21,8 @@ from paceline.models.checkpoint import Checkpoint
 from paceline.policy.cost_table import CostTable
 from paceline.policy.host_time import NO_DRAFTING_HOST_TIME, DraftingHostTime
 from paceline.proposers.base import DraftBudget, Proposer, TargetInfo
+from paceline.proposers.base.growth import branching
 from paceline.proposers.draft_model.build import vocabulary_pair
-from paceline.proposers.draft_model.growth import branching
 from paceline.proposers.draft_model.heterogeneous import HeterogeneousProposer, shadow_config
 from paceline.proposers.draft_model.loading import PaddedRunner
 from paceline.proposers.draft_model.proposer import DraftModelProposer

@@ -40,7 +40,9 @@ class Charged:
         self.costs_forwards = proposer.costs_forwards
         self.costs_levels = proposer.costs_levels
         self.drafts_from_text = proposer.drafts_from_text
+        self.taps = proposer.taps
         self.lag = proposer.lag
+        self.read = proposer.read
         self.observe = proposer.observe
         self.context_length = proposer.context_length
         self.finish = proposer.finish

@@ -7,7 +7,7 @@ computes a row by one fixed program. Knows no requests and no sampling.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,12 @@ import torch
 
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
+from paceline.models.entry import Entry
 from paceline.models.ops.base import BLOCK_SIZE, PackedLinear, Slots, Tensor, head_elements
 from paceline.models.ops.native import native_module
 from paceline.models.ops.packing import Floats, Packer, floats
 from paceline.models.pages import sparse_zeros
+from paceline.models.taps import Taps
 from paceline.models.weights import Layer
 from paceline.span import Span
 
@@ -98,14 +100,19 @@ class NativeForward:
         self._reach(max(map(len, block_tables), default=0) * BLOCK_SIZE)
         return self._decoder.pack(spans, block_tables)
 
-    def forward(self, batch: Any) -> Tensor:
-        self._native.set_threads(torch.get_num_threads())
-        return torch.from_numpy(self._decoder.forward(batch))
+    def forward(self, batch: Any, taps: Taps, inputs: Tensor | None) -> Tensor:
+        return torch.from_numpy(self._run(self._decoder.forward, batch, taps, inputs))
 
-    def greedy(self, batch: Any) -> list[int]:
-        self._native.set_threads(torch.get_num_threads())
-        tokens: list[int] = self._decoder.forward_greedy(batch).tolist()
+    def greedy(self, batch: Any, taps: Taps, inputs: Tensor | None) -> list[int]:
+        tokens: list[int] = self._run(self._decoder.forward_greedy, batch, taps, inputs).tolist()
         return tokens
+
+    def _run(
+        self, forward: Callable[..., Any], batch: Any, taps: Taps, inputs: Tensor | None
+    ) -> Any:
+        self._native.set_threads(torch.get_num_threads())
+        given = None if inputs is None else inputs.numpy()
+        return forward(batch, given, taps.layers, taps.features.numpy())
 
 
 def _description(decoder: Decoder) -> dict[str, Any]:
@@ -123,8 +130,18 @@ def _description(decoder: Decoder) -> dict[str, Any]:
         "attention_scale": c.scale,
         "embedding": decoder.embedding,
         "head": decoder.head,
-        "norm": decoder.norm.numpy(),
+        "norm": _optional(decoder.norm),
+        "entry": None if decoder.entry is None else _entry(decoder.entry, c.norm_before_residual),
         "layers": [_layer(decoder, index, layer) for index, layer in enumerate(decoder.layers)],
+    }
+
+
+def _entry(entry: Entry, norm_before_residual: bool) -> dict[str, Any]:
+    return {
+        "token_norm": _optional(entry.token_norm),
+        "input_norm": _optional(entry.input_norm),
+        "join": entry.join,
+        "norm_before_residual": norm_before_residual,
     }
 
 
@@ -137,7 +154,7 @@ def _layer(decoder: Decoder, index: int, layer: Layer) -> dict[str, Any]:
         "o": layer.o,
         "gate_up": layer.gate_up,
         "down": layer.down,
-        "input_norm": layer.input_norm.numpy(),
+        "input_norm": _optional(layer.input_norm),
         "mlp_norm": layer.mlp_norm.numpy(),
         "post_attention_norm": _optional(layer.post_attention_norm),
         "post_mlp_norm": _optional(layer.post_mlp_norm),

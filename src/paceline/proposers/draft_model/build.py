@@ -8,7 +8,7 @@ from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError
 from paceline.models.checkpoint import Checkpoint
 from paceline.proposers.base import Proposer, TargetInfo
-from paceline.proposers.draft_model.growth import branching
+from paceline.proposers.base.growth import branching
 from paceline.proposers.draft_model.heterogeneous import HeterogeneousProposer, shadow_config
 from paceline.proposers.draft_model.loading import draft_runner, load_draft, open_draft
 from paceline.proposers.draft_model.proposer import DraftModelProposer

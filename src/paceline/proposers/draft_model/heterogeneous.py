@@ -23,8 +23,9 @@ from dataclasses import replace
 from paceline.config import MAX_SPECULATIVE_TOKENS, MAX_TREE_NODES, SpeculativeConfig
 from paceline.policy.prices import Prices
 from paceline.proposers.base import DraftBudget, Proposer
-from paceline.proposers.draft_model.drafter import LAG_PER_TOKEN
-from paceline.proposers.draft_model.growth import NAME, branching
+from paceline.proposers.base.drafter import LAG_PER_TOKEN
+from paceline.proposers.base.growth import branching
+from paceline.proposers.draft_model.proposer import NAME
 from paceline.proposers.draft_model.shadows import Shadow, ShadowDrafter
 from paceline.proposers.draft_model.translation import Translation
 from paceline.proposers.draft_model.tree_translation import translate

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from paceline.config import SpeculativeConfig
+from paceline.config.methods import HEAD_METHODS
 from paceline.errors import ConfigError
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
-from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
-from paceline.models.ops.base import Ops, PackedBatch
+from paceline.models.ops.base import PackedBatch
 from paceline.models.ops.resolve import resolve_dtype, resolve_ops
 from paceline.proposers.base import TargetInfo
-from paceline.runtime.kv_cache import KVCache, blocks_for, bytes_per_block
+from paceline.proposers.base.memory import draft_kv
+from paceline.runtime.kv_cache import KVCache
 from paceline.runtime.model_runner import ForwardResult, ModelRunner
 from paceline.span import Span
 
@@ -37,8 +39,15 @@ def open_draft(config: SpeculativeConfig, target: TargetInfo) -> Checkpoint:
 
     Raises:
         ModelLoadError: it cannot be read.
-        ConfigError: the target has fewer layers, or is not there.
+        ConfigError: the target has fewer layers, or is not there; or the configuration names a
+            head, which is no model by itself.
     """
+    if config.method in HEAD_METHODS:
+        raise ConfigError(
+            f'method "{config.method}" drafts from hidden states of the running target: tokens '
+            "alone, as of traces, are not enough to draft, record or time it. Leave it out here, "
+            "and measure it while the target runs: paceline bench throughput --compare"
+        )
     if config.method == "self":
         if target.checkpoint is None:
             raise ConfigError('method "self" drafts with the target, and none is loaded here')
@@ -78,7 +87,7 @@ def draft_runner(
     dtype = draft_dtype(config, checkpoint, target)
     ops = resolve_ops(dtype, target.device, config.deterministic, target.backend)
     max_len = min(expansion * target.max_model_len, shape.max_position)
-    kv = _draft_kv(shape, ops, config, target, max_len)
+    kv = draft_kv(shape, ops, config, target, max_len)
     decoder = Decoder(shape, checkpoint.tensors, ops, max_len)
     if shape.vocab_size == target.vocab_size:
         return ModelRunner(decoder, kv)
@@ -112,11 +121,13 @@ class PaddedRunner(ModelRunner):
             return span
         return span._replace(token_ids=[token if token < size else 0 for token in span.token_ids])
 
-    def forward(self, batch: PackedBatch, greedy: bool = False) -> ForwardResult:
-        result = super().forward(batch, greedy)
+    def forward(
+        self, batch: PackedBatch, greedy: bool = False, inputs: torch.Tensor | None = None
+    ) -> ForwardResult:
+        result = super().forward(batch, greedy, inputs)
         missing = self._vocab_size - result.logits.shape[1]
         logits = torch.nn.functional.pad(result.logits, (0, missing), value=-torch.inf)
-        return ForwardResult(logits.contiguous(), result.offsets, result.argmax)
+        return replace(result, logits=logits.contiguous())
 
 
 def check_unread_vocabulary(draft: Checkpoint, vocab_size: int, has_tokenizer: bool) -> None:
@@ -160,16 +171,3 @@ def _check_vocabulary(
         raise ConfigError(
             f"{name} has {size} tokens, and the target {target.vocab_size} other ones; {what_to_do}"
         )
-
-
-def _draft_kv(
-    shape: ModelConfig, ops: Ops, config: SpeculativeConfig, target: TargetInfo, max_len: int
-) -> KVCache:
-    """As many blocks as all requests at their longest could use, or as the bytes allow."""
-    per_request = blocks_for(max_len + config.tree_nodes)
-    num_blocks = min(
-        target.kv_bytes // bytes_per_block(shape, ops.default_kv_dtype),
-        1 + target.max_num_seqs * per_request,
-    )
-    memory = ops.kv_memory(shape, max(0, num_blocks), ops.default_kv_dtype)
-    return KVCache(memory, prefix_caching=False)

@@ -4,7 +4,7 @@ Behind the tokens that the draft lacks it reads mask tokens, one for each furthe
 each predicts what stands there, whatever stands before it. The KV of masks is never kept. Since no
 row knows what the rows before it chose, every node of a depth has the same candidates, and the tree
 is made of their most probable combinations. Owns the masks and that choice; how the draft keeps up
-with its requests is the affair of :mod:`paceline.proposers.draft_model.drafter`.
+with its requests is the affair of :mod:`paceline.proposers.base.drafter`.
 
 Source: An et al., PARD, arXiv 2504.18583.
 """
@@ -19,8 +19,9 @@ from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError
 from paceline.policy.prices import Prices
 from paceline.proposers.base import DraftBudget, TargetInfo
-from paceline.proposers.draft_model.drafter import Candidates, Drafter
-from paceline.proposers.draft_model.growth import Growth
+from paceline.proposers.base.drafter import Drafter
+from paceline.proposers.base.estimates import Candidates
+from paceline.proposers.base.growth import Growth
 from paceline.proposers.draft_model.loading import load_draft
 from paceline.proposers.draft_model.proposer import DraftModelProposer
 from paceline.request import Request

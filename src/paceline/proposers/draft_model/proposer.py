@@ -1,7 +1,7 @@
 """Drafts by a smaller model of the same vocabulary, batched over requests. Knows no target model.
 
-Owns the forwards, and how candidates are ranked by their logits. How trees grow and what becomes of
-the draft's KV is the affair of :mod:`paceline.proposers.draft_model.drafter`.
+Owns the forwards. How trees grow and what becomes of the draft's KV is the affair of
+:mod:`paceline.proposers.base.drafter`.
 """
 
 from __future__ import annotations
@@ -9,17 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from paceline.config import SpeculativeConfig
-from paceline.proposers.draft_model.drafter import Candidates, Drafter
-from paceline.proposers.draft_model.growth import (
-    RANKED,
-    acceptance_estimates,
-    branching,
-    likeness,
-)
+from paceline.proposers.base.drafter import Drafter
+from paceline.proposers.base.estimates import Candidates, ranked
 from paceline.runtime.logit_edits import SamplingRow
 from paceline.runtime.model_runner import ModelRunner
-from paceline.runtime.sampler import rank_candidates
 from paceline.span import Span
+
+NAME = "draft_model"
 
 
 class DraftModelProposer(Drafter):
@@ -29,6 +25,8 @@ class DraftModelProposer(Drafter):
         config: how to draft.
         runner: the draft model with a KV cache of its own, without prefix caching.
     """
+
+    name = NAME
 
     def __init__(self, config: SpeculativeConfig, runner: ModelRunner) -> None:
         super().__init__(config, runner.kv, runner.decoder.max_len)
@@ -45,8 +43,4 @@ class DraftModelProposer(Drafter):
         logits = self._runner.forward(self._runner.pack(spans)).logits
         if not rows:
             return ()
-        count = branching(self.config)
-        head = self._runner.decoder.pruned_head
-        tokens, scores = rank_candidates(logits, rows, max(count, RANKED), head)
-        estimates = acceptance_estimates(rows, scores, likeness(self.config))[:, :count]
-        return zip(tokens[:, :count].tolist(), estimates.tolist(), strict=True)
+        return ranked(logits, rows, self.config, self._runner.decoder.pruned_head)

@@ -8,7 +8,7 @@ of all tokens but the last, so drafting needs to read nothing first.
 The KV of the last token and of drafted nodes is written behind the committed tokens, into slots
 that the verification of the same step writes anew before it reads them. It is never committed,
 and what was reserved for it is given back before :meth:`SelfDraftProposer.propose` returns.
-How trees grow is the affair of :mod:`paceline.proposers.draft_model.drafter`.
+How trees grow is the affair of :mod:`paceline.proposers.base.drafter`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from paceline.models.decoder import Decoder
 from paceline.models.fewer_bits import read_layers
 from paceline.models.ops.resolve import fewer_bits
 from paceline.proposers.base import DraftBudget, TargetInfo
-from paceline.proposers.draft_model.drafter import Candidates, sampling_row
-from paceline.proposers.draft_model.growth import DraftState, Growth, ranking_params
+from paceline.proposers.base.drafter import sampling_row
+from paceline.proposers.base.estimates import Candidates
+from paceline.proposers.base.growth import DraftState, Growth, ranking_params
 from paceline.proposers.draft_model.loading import num_draft_layers
 from paceline.proposers.draft_model.proposer import DraftModelProposer
 from paceline.request import Request, VerifyResult

@@ -12,13 +12,14 @@ import numpy as np
 import torch
 
 from paceline.config import SpeculativeConfig
-from paceline.proposers.draft_model.drafter import Candidates, grammar_mask
-from paceline.proposers.draft_model.growth import (
+from paceline.proposers.base.drafter import grammar_mask
+from paceline.proposers.base.estimates import (
     LOGIT_BLUR,
     RANKED,
+    Candidates,
     acceptance_estimates,
-    branching,
 )
+from paceline.proposers.base.growth import branching
 from paceline.proposers.draft_model.proposer import DraftModelProposer
 from paceline.proposers.draft_model.translation import Translation
 from paceline.proposers.draft_model.vocabulary import VocabularyPair

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from paceline.proposers.draft_model.growth import NAME
+from paceline.proposers.draft_model.proposer import NAME
 from paceline.proposers.draft_model.translation import Translation
 from paceline.span import ROOT, DraftTree
 

@@ -1,7 +1,8 @@
 """Drafts level by level over the KV of a draft model. Knows neither the model nor any logits.
 
-Per request the draft's KV holds a prefix of ``request.token_ids``. Before it drafts, the model
-reads what it lacks, always at least the last token, below which the first level of the tree hangs.
+Per request the draft's KV holds a prefix of ``request.token_ids``, or of these from
+:attr:`Drafter.first` on. Before it drafts, the model reads what it lacks, always at least the last
+token, below which the first level of the tree hangs.
 Each further level is one forward over all requests, for the nodes that can still have a child among
 the best: the tree is exactly the ``max_nodes`` nodes with the highest path probability. After
 verification the KV of drafted nodes that were committed is kept and the rest is rolled back.
@@ -17,7 +18,8 @@ from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError, RequestError
 from paceline.policy.prices import Prices
 from paceline.proposers.base import DraftBudget, Proposer
-from paceline.proposers.draft_model.growth import NAME, DraftState, Growth, ranking_params
+from paceline.proposers.base.estimates import Candidates
+from paceline.proposers.base.growth import DraftState, Growth, ranking_params
 from paceline.request import Request, VerifyResult
 from paceline.runtime.kv_cache import KVCache
 from paceline.runtime.logit_edits import SamplingRow
@@ -27,9 +29,6 @@ from paceline.span import ROOT, DraftTree, Span
 LAG_PER_TOKEN = 8
 """Tokens worth reading per token that may still be emitted. Beyond that, as with a long prompt that
 the target finds in its prefix cache, reading takes longer than drafting can save."""
-
-Candidates = tuple[list[int], list[float]]
-"""Tokens that may follow a node, best first, and how likely each is to be the target's."""
 
 
 class Drafter(Proposer, ABC):
@@ -41,8 +40,9 @@ class Drafter(Proposer, ABC):
         max_len: the draft model's context, in tokens.
     """
 
-    name = NAME
     costs_forwards = True
+    first = 0
+    """Where in a request's tokens begins what the draft reads."""
 
     def __init__(self, config: SpeculativeConfig, kv: KVCache, max_len: int) -> None:
         self.config = config
@@ -98,7 +98,7 @@ class Drafter(Proposer, ABC):
             self._kv.free(request.request_id)
 
     def num_held(self, request: Request) -> int:
-        """Leading tokens of the request whose KV is held."""
+        """Tokens of the request, from :attr:`first` on, whose KV is held."""
         draft = self._drafts.get(request.request_id)
         return len(draft.tokens) if draft else 0
 
@@ -112,20 +112,24 @@ class Drafter(Proposer, ABC):
 
     def lag(self, request: Request) -> int | None:
         """Tokens to be read before drafting; None where that takes longer than it can save."""
-        lag = len(request.token_ids) - self.num_held(request)
+        lag = self._length(request) - self.num_held(request)
         return None if lag > LAG_PER_TOKEN * request.remaining else lag
 
     def context_length(self, request: Request) -> int:
         """The request's length, unless the draft holds KV of a token that the request does not."""
         draft = self._drafts.get(request.request_id)
-        for at, token in enumerate(draft.tokens if draft else ()):
+        for at, token in enumerate(draft.tokens if draft else (), self.first):
             if at >= len(request.token_ids) or request.token_ids[at] != token:
                 return at
         return len(request.token_ids)
 
+    def _length(self, request: Request) -> int:
+        """How many of a request's tokens the draft reads, once it lacks none."""
+        return len(request.token_ids) - self.first
+
     def _start(self, index: int, request: Request, nodes: int, depth: int) -> Growth | None:
         """A tree to grow, or None where there is no budget or no room in the draft's context."""
-        room = self.max_len + 1 - len(request.token_ids)
+        room = self.max_len + 1 - self._length(request)
         nodes = min(nodes, self.config.tree_nodes)
         depth = min(depth, self.config.num_speculative_tokens, room)
         if nodes < 1 or depth < 1:
@@ -136,7 +140,7 @@ class Drafter(Proposer, ABC):
             self._drafts[request.request_id] = draft
             self._kv.open(request.request_id)
         self._settle(request, draft)
-        if len(request.token_ids) - len(draft.tokens) > LAG_PER_TOKEN * request.remaining:
+        if self._length(request) - len(draft.tokens) > LAG_PER_TOKEN * request.remaining:
             return None
         return Growth(index, request, draft, nodes, depth)
 
@@ -145,18 +149,27 @@ class Drafter(Proposer, ABC):
 
         KV of the request's last token is never kept: its logits begin the next tree.
         """
-        tokens, held = request.token_ids, len(draft.tokens)
         if draft.kv_tokens:
-            path = draft.walk(tokens[held:-1])
+            next_token = self.first + len(draft.tokens)
+            path = self._kept(draft, request.token_ids[next_token:-1])
             if path:
                 self._kv.commit(request.request_id, path)
-                draft.tokens += tokens[held : held + len(path)]
+                draft.tokens += request.token_ids[next_token : next_token + len(path)]
             else:
                 self._kv.rollback(request.request_id)
             draft.kv_tokens, draft.kv_parents = [], []
-        if len(draft.tokens) >= len(tokens):
-            del draft.tokens[len(tokens) - 1 :]
-            self._kv.truncate(request.request_id, len(draft.tokens))
+        length = self._length(request)
+        if draft.tokens and len(draft.tokens) >= length:
+            del draft.tokens[length - 1 :]
+            self._kv.truncate(request.request_id, length - 1)
+
+    def _kept(self, draft: DraftState, committed: Sequence[int]) -> Sequence[int]:
+        """Slots of drafted nodes, after the committed ones, that hold what reading would write.
+
+        Args:
+            committed: what the request got after the tokens whose KV is held, its last token aside.
+        """
+        return draft.walk(committed)
 
     def _read(self, growths: Sequence[Growth]) -> tuple[list[Growth], Iterable[Candidates]]:
         """Forward the tokens that the draft lacks, first come first served.
@@ -170,9 +183,8 @@ class Drafter(Proposer, ABC):
         room = self.config.catch_up_tokens
         spans, readers, ready = [], [], []
         for growth in growths:
-            request_id, tokens = growth.request.request_id, growth.request.token_ids
-            held = len(growth.draft.tokens)
-            count = lag = len(tokens) - held
+            request_id, held = growth.request.request_id, len(growth.draft.tokens)
+            count = lag = self._length(growth.request) - held
             if lag > self.config.num_speculative_tokens + 1:
                 count = min(lag, room)
                 room -= count
@@ -180,7 +192,8 @@ class Drafter(Proposer, ABC):
             fits = self._kv.blocks_missing(request_id, lag) <= self._kv.pool.num_available
             if not count or not fits or not self._kv.reserve(request_id, count):
                 continue
-            chunk = tokens[held : held + count]
+            next_token = self.first + held
+            chunk = growth.request.token_ids[next_token : next_token + count]
             spans.append(Span.chunk(request_id, held, chunk, sample=count == lag))
             readers.append((growth, chunk))
             if count == lag:

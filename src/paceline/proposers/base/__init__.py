@@ -14,6 +14,8 @@ from paceline.request import NO_DRAFT, Request, VerifyResult
 from paceline.span import DraftTree
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from paceline.models.checkpoint import Checkpoint
     from paceline.models.tokenizer import Tokenizer
     from paceline.runtime.model_runner import ModelRunner
@@ -86,6 +88,9 @@ class Proposer(Protocol):
     """Where drafting takes forwards: each further level of its trees takes one more."""
     drafts_from_text: bool = False
     """True for a :class:`TextProposer`, which offers :meth:`drafters`."""
+    taps: Sequence[int] = ()
+    """Hidden states of the target that it is given by :meth:`read`, as
+    :mod:`paceline.models.taps` counts them."""
 
     @property
     def num_forwards(self) -> int:
@@ -103,6 +108,18 @@ class Proposer(Protocol):
     def drafters(self, requests: Sequence[Request]) -> Sequence[TextDrafter]:
         """What drafts for each request, where :attr:`drafts_from_text` is true."""
         return ()
+
+    def read(self, request: Request, start: int, features: Tensor) -> None:
+        """Take in what :attr:`taps` asked for of positions whose KV the target has committed.
+
+        Called after every step, whether anybody drafted in it or not. Positions that the target
+        did not compute, because it found them in its prefix cache, are not among them.
+
+        Args:
+            start: the first of the positions; the others follow it.
+            features: float32 ``[positions, taps, hidden_size]``.
+        """
+        return
 
     def observe(self, request: Request, result: VerifyResult) -> None:
         """Learn what a step committed. ``request.token_ids`` holds it already."""

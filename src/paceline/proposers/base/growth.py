@@ -8,40 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-import numpy.typing as npt
-
 from paceline.config import SpeculativeConfig
 from paceline.request import Request
-from paceline.runtime.logit_edits import SamplingRow
 from paceline.sampling_params import SamplingParams
 from paceline.span import DraftTree, Span
-
-NAME = "draft_model"
-
-RANKED = 8
-"""Candidates that are ranked: how far the others lie behind is the evidence for the first."""
-LOGIT_BLUR = 0.7
-
-Floats = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class Likeness:
-    """How alike the logits of a draft and of its target are.
-
-    Attributes:
-        sureness: how likely the first candidate is where it leads by far.
-        blur: spread of the difference between the models' scores, greedy.
-    """
-
-    sureness: float = 0.9
-    blur: float = LOGIT_BLUR
-
-
-ANOTHER_MODEL = Likeness()
-FEWER_LAYERS = Likeness(0.9, 1.2)
-FEWER_BITS = Likeness(0.99, 0.1)
 
 
 @dataclass(slots=True)
@@ -175,39 +145,3 @@ def ranking_params(config: SpeculativeConfig, params: SamplingParams) -> Samplin
     """
     overrides = {key: getattr(config, key) for key in ("temperature", "top_p", "top_k")}
     return replace(params, **{key: value for key, value in overrides.items() if value is not None})
-
-
-def likeness(config: SpeculativeConfig) -> Likeness:
-    """How alike a draft and its target are, as far as the draft's configuration says."""
-    if config.method != "self":
-        return ANOTHER_MODEL
-    return FEWER_BITS if config.draft_layers is None else FEWER_LAYERS
-
-
-def acceptance_estimates(
-    rows: Sequence[SamplingRow], scores: Floats, like: Likeness = ANOTHER_MODEL
-) -> Floats:
-    """How likely each ranked candidate is to be the target's token.
-
-    A prior: a softmax over the scores of the best candidates, whose sharpness and weight were
-    fitted to a pair of trained models on code and prose, greedy and at temperatures 0.6, 0.8 and 1;
-    for parts of a target, to the larger of these two, greedy and at 0.8.
-
-    Args:
-        rows: whose candidates these are.
-        scores: ``[n, RANKED]``, descending, as the sampler ranks them; -inf where there is none.
-        like: how alike the models are.
-
-    Returns:
-        ``[n, RANKED]``; NaN in rows whose scores are not numbers.
-    """
-    blur = np.asarray([_blur(row.sampling, like.blur) for row in rows])[:, None]
-    with np.errstate(invalid="ignore"):  # -inf minus -inf
-        weights = np.exp((scores - scores[:, :1]) / blur)
-        estimates: Floats = like.sureness * weights / weights.sum(axis=1, keepdims=True)
-    return estimates
-
-
-def _blur(params: SamplingParams, greedy: float) -> float:
-    """Spread of the difference between the models' scores, in units of the score."""
-    return greedy if params.is_greedy else greedy / min(LOGIT_BLUR, params.temperature)

@@ -1,0 +1,60 @@
+"""Entries: how a head, which drafts from a target's hidden states, takes them in with its tokens.
+
+Each row of such a decoder is a token and a vector of ``hidden_size`` floats (its *input*). Token
+embedding and input, each through its own norm where the kind has one, are joined to a row of twice
+the width:
+
+* ``eagle3`` (EAGLE-3): layer 0's queries, keys and values read the joined row, and the residual
+  stream is the input, or with ``norm_before_residual`` the input after its norm;
+* ``mtp`` (multi-token prediction of DeepSeek, GLM, Qwen): a linear makes the joined row the
+  residual stream, and all layers are ordinary;
+* ``eagle`` (EAGLE-1 and 2): the same, but neither the joined row nor layer 0 nor the head has a
+  norm.
+
+Owns which weights a kind has; knows no arithmetic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from paceline.models.config import ModelConfig
+from paceline.models.ops.base import Tensor
+
+if TYPE_CHECKING:
+    from paceline.models.weights import WeightReader
+
+TOKEN_NORM, INPUT_NORM, JOIN = "model.enorm.weight", "model.hnorm.weight", "model.eh_proj"
+"""Of the kind ``mtp``, as DeepSeek's checkpoints name them."""
+EAGLE3_TOKEN_NORM = "model.layers.0.input_layernorm.weight"
+EAGLE3_INPUT_NORM = "model.layers.0.hidden_norm.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Packed weights.
+
+    Attributes:
+        token_norm, input_norm: None where the kind has none.
+        join: linear from the joined row to the residual stream; None where layer 0 reads the joined
+            row itself.
+    """
+
+    token_norm: Tensor | None
+    input_norm: Tensor | None
+    join: Any
+
+
+def read_entry(reader: WeightReader, config: ModelConfig) -> Entry | None:
+    """The weights of a decoder's entry; None where its rows are tokens alone."""
+    if not config.entry:
+        return None
+    width = config.hidden_size
+    if config.entry == "eagle3":
+        token_norm = reader.norm(EAGLE3_TOKEN_NORM, width)
+        return Entry(token_norm, reader.norm(EAGLE3_INPUT_NORM, width), None)
+    join = reader.linear([JOIN], JOIN, [width], 2 * width, config.entry_bias)
+    if config.entry == "eagle":
+        return Entry(None, None, join)
+    return Entry(reader.norm(TOKEN_NORM, width), reader.norm(INPUT_NORM, width), join)

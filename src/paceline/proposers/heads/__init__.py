@@ -1,0 +1,6 @@
+"""Heads: small decoders that draft from the target's hidden states. Owns its exports."""
+
+from paceline.proposers.heads.build import build
+from paceline.proposers.heads.proposer import HeadProposer
+
+__all__ = ["HeadProposer", "build"]

@@ -1,0 +1,104 @@
+"""From a head's folder to its proposer. Owns what a head must share with its target."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from paceline.config import SpeculativeConfig
+from paceline.errors import ConfigError
+from paceline.models.decoder import Decoder
+from paceline.models.ops.base import Ops
+from paceline.models.ops.resolve import resolve_dtype, resolve_ops
+from paceline.models.weights import WeightReader
+from paceline.proposers.base import TargetInfo
+from paceline.proposers.base.memory import draft_kv
+from paceline.proposers.heads.checkpoint import LAYER_IDS, HeadCheckpoint, load_head
+from paceline.proposers.heads.features import Features, Fusion
+from paceline.proposers.heads.proposer import HeadProposer
+from paceline.runtime.model_runner import ModelRunner
+
+
+def build(config: SpeculativeConfig, target: TargetInfo) -> HeadProposer:
+    """A proposer by the head that a configuration names.
+
+    Raises:
+        ModelLoadError: it cannot be read.
+        ConfigError: it does not fit to the target, no target is loaded, or there is no memory for
+            its KV cache and the target's hidden states.
+    """
+    assert config.model is not None
+    if target.runner is None:
+        raise ConfigError(
+            f'method "{config.method}" drafts from hidden states of the target, and none is loaded '
+            "here"
+        )
+    head = load_head(config.model)
+    taps = _taps(head, target.runner.decoder.config.num_layers)
+    _check_fits(head, len(taps), target)
+    dtype = resolve_dtype(config.dtype, target.device, head.decoder, target.backend)
+    ops = resolve_ops(dtype, target.device, config.deterministic, target.backend)
+    runner = target.runner
+    shape = head.decoder.config
+    decoder = Decoder(
+        shape, head.decoder.tensors, ops, target.max_model_len, lent=runner.decoder.ends
+    )
+    fusion = _fusion(head, ops, len(taps), runner.decoder.config.hidden_size)
+    kept = Features.num_bytes(runner.kv, shape.hidden_size)
+    rest = replace(target, kv_bytes=max(0, target.kv_bytes - kept))
+    own = ModelRunner(decoder, draft_kv(shape, ops, config, rest, target.max_model_len))
+    own.taps = (shape.num_layers + head.norm_output,)
+    features = Features(runner.kv, fusion, shape.hidden_size, ops.device)
+    return HeadProposer(config, own, taps, features, runner.kv)
+
+
+def _taps(head: HeadCheckpoint, num_layers: int) -> tuple[int, ...]:
+    """The layers of the target that a head reads; raises :class:`ConfigError`.
+
+    Heads that do not name them were trained on the input of the third layer, of the middle one and
+    of the third last.
+    """
+    ids = head.layer_ids or (2, num_layers // 2, num_layers - 3)
+    if len(set(ids)) < len(ids) or not 0 <= min(ids) <= max(ids) <= num_layers:
+        said = "says" if head.layer_ids else "says nothing, which stands for"
+        raise ConfigError(
+            f"{head.name} was made for another target: its {LAYER_IDS} {said} {list(ids)}, and "
+            f"allowed are different numbers from 0 to {num_layers}, the target's layers"
+        )
+    return ids
+
+
+def _check_fits(head: HeadCheckpoint, num_taps: int, target: TargetInfo) -> None:
+    """Raise :class:`ConfigError` where vocabulary or widths are another target's."""
+    assert target.runner is not None
+    size = head.decoder.config.vocab_size
+    if size != target.vocab_size:
+        raise ConfigError(
+            f"{head.name} was made for another target: it reads {size} tokens, and the target has "
+            f"{target.vocab_size}"
+        )
+    if "fc.weight" not in head.fusion:
+        raise ConfigError(f"{head.name} has no fc.weight: it is not a whole EAGLE-3 head")
+    found, width = head.fusion.shape_of("fc.weight"), target.runner.decoder.config.hidden_size
+    if found[1:] != (num_taps * width,):
+        raise ConfigError(
+            f"{head.name} was made for another target: its fc reads {found[-1]} numbers, and "
+            f"{num_taps} layers of this target's width {width} give {num_taps * width}"
+        )
+
+
+def _fusion(head: HeadCheckpoint, ops: Ops, num_taps: int, width: int) -> Fusion:
+    shape, inputs = head.decoder.config, num_taps * width
+    reader = WeightReader(head.fusion, shape, ops)
+    bias = "fc.bias" in head.fusion
+    fc: Any = reader.linear(["fc"], "fc", [shape.hidden_size], inputs, bias)
+    norm, groups = None, 1
+    if head.norm_before_fc:
+        norm = reader.norm("input_norm.weight", inputs)
+    elif head.fc_norm:
+        names = [f"fc_norm.{tap}.weight" for tap in range(num_taps)]
+        norm, groups = torch.cat([reader.norm(name, width) for name in names]), num_taps
+    reader.check_all_used()
+    return Fusion(ops, fc, shape.hidden_size, norm, groups, shape.norm_eps)

@@ -1,0 +1,110 @@
+"""The target's hidden states, made one vector per position and kept with its keys and values.
+
+They lie by the slots of the target's KV cache: whatever a request finds there, in a prefix that
+another request has computed as in a fork, it finds here as well, and what is evicted there is
+evicted here. Knows no request and no head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from paceline.models.ops.base import BLOCK_SIZE, Ops, Slots, Tensor
+from paceline.models.pages import sparse_zeros
+from paceline.runtime.kv_cache import KVCache
+
+PENDING_ROWS = 256
+"""Rows that wait to be made one vector each, together, which takes less than one by one."""
+
+
+class Fusion:
+    """One vector out of the hidden states of several layers: norms, where a head has them, and fc.
+
+    Args:
+        ops: computes the linear.
+        fc: the packed linear, ``taps * hidden_size`` to ``width``.
+        norm: weights over all of its inputs; None for none.
+        groups: parts of the inputs that are normalised each by itself.
+        eps: of the norms.
+    """
+
+    def __init__(
+        self, ops: Ops, fc: object, width: int, norm: Tensor | None, groups: int, eps: float
+    ) -> None:
+        self.width = width
+        self.device = ops.device
+        self._ops, self._fc = ops, fc
+        self._norm, self._groups, self._eps = norm, groups, eps
+        self._multiple: int = getattr(ops, "row_multiple", 1)
+
+    @torch.inference_mode()
+    def __call__(self, features: Tensor) -> Tensor:
+        """``[rows, taps, hidden_size]`` to ``[rows, width]``, float32."""
+        rows = len(features)
+        x = features.reshape(rows, -1)
+        if self._norm is not None:
+            parts = x.view(rows, self._groups, -1)
+            scale = torch.rsqrt(parts.square().mean(dim=-1, keepdim=True) + self._eps)
+            x = (parts * scale).view(rows, -1) * self._norm
+        padding = -rows % self._multiple
+        if padding:
+            x = torch.nn.functional.pad(x, (0, 0, 0, padding))
+        return self._ops.linear(x.contiguous(), self._fc)[:rows]
+
+
+class Features:
+    """Fused hidden states, float32, by the slots of a KV cache; zeros where none came.
+
+    Args:
+        kv: of the target.
+        fuse: makes one vector out of those of all taps.
+        width: of that vector.
+    """
+
+    def __init__(
+        self, kv: KVCache, fuse: Callable[[Tensor], Tensor], width: int, device: torch.device
+    ) -> None:
+        self.num_blocks = kv.memory.num_blocks
+        rows = sparse_zeros((self.num_blocks * BLOCK_SIZE, width), np.float32)
+        self._rows = torch.from_numpy(rows).to(device)
+        self._fuse = fuse
+        self._slots: list[Slots] = []
+        self._pending: list[Tensor] = []
+        kv.follow(self)
+
+    @staticmethod
+    def num_bytes(kv: KVCache, width: int) -> int:
+        """Of the vectors, once all slots are in use."""
+        return kv.memory.num_blocks * BLOCK_SIZE * width * 4
+
+    def write(self, slots: Slots, features: Tensor) -> None:
+        """Take hidden states ``[slots, taps, hidden_size]`` of what these slots hold."""
+        self._slots.append(slots)
+        self._pending.append(features)
+        if sum(map(len, self._slots)) >= PENDING_ROWS:
+            self._settle()
+
+    def read(self, slots: Slots) -> Tensor:
+        """``[slots, width]``."""
+        self._settle()
+        return self._rows[torch.from_numpy(slots)]
+
+    def move(self, source: Slots, target: Slots) -> None:
+        self._settle()
+        self._rows[torch.from_numpy(target)] = self._rows[torch.from_numpy(source)]
+
+    def fill(self, slots: Slots, value: float) -> None:
+        self._settle()
+        self._rows[torch.from_numpy(slots)] = value
+
+    def _settle(self) -> None:
+        """Write what is pending; a slot that came twice holds what came last."""
+        if self._slots:
+            slots, self._slots = self._slots, []
+            pending, self._pending = self._pending, []
+            fused = self._fuse(torch.cat(pending))
+            for each, part in zip(slots, fused.split([*map(len, slots)]), strict=True):
+                self._rows[torch.from_numpy(each)] = part

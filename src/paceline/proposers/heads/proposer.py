@@ -1,0 +1,113 @@
+"""Drafts by a head: a small decoder over the target's hidden states (EAGLE-3).
+
+Row i of a request is its token i + 1 with the target's hidden states at position i, so that the
+head's KV holds a prefix of ``token_ids[1:]``. A drafted node reads, in their place, what the head
+itself put out at the node's parent. The KV of drafted nodes is never kept: once tokens are
+committed, their rows are read again, with the target's hidden states, in the forward that begins
+the next tree. How trees grow is the affair of :mod:`paceline.proposers.base.drafter`.
+
+Source: Li et al., EAGLE-3, arXiv 2503.01840.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from paceline.config import SpeculativeConfig
+from paceline.proposers.base.drafter import Drafter
+from paceline.proposers.base.estimates import Candidates, ranked
+from paceline.proposers.base.growth import DraftState, Growth
+from paceline.proposers.heads.features import Features
+from paceline.request import Request
+from paceline.runtime.kv_cache import KVCache
+from paceline.runtime.logit_edits import SamplingRow
+from paceline.runtime.model_runner import ModelRunner
+from paceline.span import Span
+
+
+class HeadProposer(Drafter):
+    """See the module's docstring.
+
+    Args:
+        config: how to draft.
+        runner: the head with a KV cache of its own, without prefix caching; its one tap is what a
+            node's children read.
+        taps: layers of the target whose hidden states it reads.
+        features: these, fused, by the slots of ``target_kv``.
+        target_kv: the target's KV cache.
+    """
+
+    first = 1
+
+    def __init__(
+        self,
+        config: SpeculativeConfig,
+        runner: ModelRunner,
+        taps: Sequence[int],
+        features: Features,
+        target_kv: KVCache,
+    ) -> None:
+        super().__init__(config, runner.kv, runner.decoder.max_len)
+        self.name = config.method
+        self.taps = tuple(taps)
+        self._runner = runner
+        self._features = features
+        self._target_kv = target_kv
+        self._outputs: dict[int, torch.Tensor] = {}
+        """By request: what the head put out at the nodes of its span, ``[nodes, hidden_size]``."""
+
+    @property
+    def num_forwards(self) -> int:
+        return self._runner.num_forwards
+
+    def read(self, request: Request, start: int, features: torch.Tensor) -> None:
+        positions = range(start, start + len(features))
+        self._features.write(self._target_kv[request.request_id].slots_at(positions), features)
+
+    def finish(self, request: Request) -> None:
+        super().finish(request)
+        self._outputs.pop(request.request_id, None)
+
+    def _start(self, index: int, request: Request, nodes: int, depth: int) -> Growth | None:
+        """None also where the target has not computed all positions whose hidden states count."""
+        target_kv, request_id = self._target_kv, request.request_id
+        if request_id not in target_kv or target_kv[request_id].length < self._length(request):
+            return None
+        return super()._start(index, request, nodes, depth)
+
+    def _kept(self, draft: DraftState, committed: Sequence[int]) -> Sequence[int]:
+        return ()
+
+    def _candidates(
+        self, spans: Sequence[Span], rows: Sequence[SamplingRow]
+    ) -> Iterable[Candidates]:
+        inputs = torch.cat([self._inputs(span) for span in spans])
+        result = self._runner.forward(self._runner.pack(spans), inputs=inputs)
+        assert result.features is not None
+        self._put_out(spans, result.features[:, 0])
+        head = self._runner.decoder.pruned_head
+        return ranked(result.logits, rows, self.config, head) if rows else ()
+
+    def _inputs(self, span: Span) -> torch.Tensor:
+        """What a span's nodes read beside their tokens, ``[nodes to compute, width]``."""
+        if span.num_cached:  # drafted nodes
+            return self._outputs[span.request_id][list(span.parents[span.num_cached :])]
+        positions = range(span.start, span.start + len(span.token_ids))
+        return self._features.read(self._target_kv[span.request_id].slots_at(positions))
+
+    def _put_out(self, spans: Sequence[Span], outputs: torch.Tensor) -> None:
+        """Keep what the children of these spans' nodes will read.
+
+        Of tokens that were read that is the last one's, which becomes node 0 of the draft's span.
+        """
+        first = 0
+        for span in spans:
+            last = first + len(span.token_ids) - span.num_cached
+            if span.num_cached:
+                known = self._outputs[span.request_id]
+                self._outputs[span.request_id] = torch.cat([known, outputs[first:last]])
+            else:
+                self._outputs[span.request_id] = outputs[last - 1 : last]
+            first = last

@@ -1,0 +1,63 @@
+"""Toy heads: decoders whose rows take hidden states in, with random weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from paceline.models.config import ModelConfig
+from paceline.models.decoder import Decoder
+from paceline.runtime.kv_cache import KVCache
+from paceline.runtime.model_runner import ModelRunner
+from tests.toy import TOY, toy_tensors
+
+HEADS: dict[str, dict[str, Any]] = {
+    "eagle3": {"entry": "eagle3", "num_layers": 1},
+    "eagle3-normed": {"entry": "eagle3", "num_layers": 2, "norm_before_residual": True},
+    "mtp": {"entry": "mtp", "num_layers": 1},
+    "eagle": {"entry": "eagle", "num_layers": 2, "entry_bias": True},
+}
+"""What each kind of head changes of :data:`~tests.toy.TOY`."""
+
+
+def head_config(name: str, **changes: Any) -> ModelConfig:
+    return replace(TOY, tie_embeddings=False, **{**HEADS[name], **changes})
+
+
+def head_tensors(config: ModelConfig, seed: int = 1) -> dict[str, Any]:
+    """Random weights, norms included."""
+    generator = torch.Generator().manual_seed(seed)
+    width, first = config.hidden_size, "model.layers.0."
+    tensors = toy_tensors(seed, config)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].flip(0).contiguous()
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator) * 2.0 / shape[-1] ** 0.5
+
+    if config.entry == "eagle3":
+        for name in "qkv":
+            weight = f"{first}self_attn.{name}_proj.weight"
+            tensors[weight] = drawn(len(tensors[weight]), 2 * width)
+        tensors[first + "hidden_norm.weight"] = torch.ones(width)
+    else:
+        tensors["model.eh_proj.weight"] = drawn(width, 2 * width)
+    if config.entry == "mtp":
+        tensors |= {f"model.{name}.weight": torch.ones(width) for name in ("enorm", "hnorm")}
+    if config.entry == "eagle":
+        tensors["model.eh_proj.bias"] = drawn(width)
+        del tensors[first + "input_layernorm.weight"], tensors["model.norm.weight"]
+    for name, tensor in tensors.items():
+        if name.endswith("norm.weight"):  # constants would hide mistakes
+            tensor += 0.3 * torch.randn(tensor.shape, generator=generator)
+    return tensors
+
+
+def head_runner(
+    name: str, ops: Any, kv_dtype: str = "auto", blocks: int = 40, **changes: Any
+) -> ModelRunner:
+    config = head_config(name, **changes)
+    decoder = Decoder(config, head_tensors(config), ops, config.max_position)
+    kv_dtype = ops.default_kv_dtype if kv_dtype == "auto" else kv_dtype
+    return ModelRunner(decoder, KVCache(ops.kv_memory(config, blocks, kv_dtype)))
