@@ -1,4 +1,4 @@
-// The suffix automaton on the Python side: the classes SuffixAutomaton, SuffixDrafter and
+// The suffix automaton on the Python side: the classes SuffixAutomaton, SuffixRules and
 // SuffixText, with what those of paceline.proposers.suffix offer. Reads token lists where they lie; tokens are 32
 // bits.
 #include <nanobind/nanobind.h>
@@ -94,7 +94,7 @@ void bind_suffix(nb::module_& module) {
         .def_prop_ro("num_tokens", &SuffixAutomaton::num_tokens)
         .def_prop_ro("num_states", &SuffixAutomaton::num_states)
         .def_prop_ro("num_bytes", &SuffixAutomaton::num_bytes);
-    nb::class_<SuffixRules>(module, "SuffixDrafter")
+    nb::class_<SuffixRules>(module, "SuffixRules")
         .def("__init__",
              [](SuffixRules* self, std::vector<std::tuple<double, double>> others,
                 uint32_t branching, double min_token_prob, double min_path_prob,

@@ -16,8 +16,11 @@ from paceline.engine.engine import Engine
 from paceline.engine.engine_thread import EngineThread
 from paceline.errors import EngineClosedError, RequestFailedError, UnservableRequestError
 from paceline.policy.cost_aware import CostAwarePlanner
+from paceline.policy.drafts import TextDrafter
+from paceline.policy.planner import FixedPlanner, Source
 from paceline.proposers.base import DraftBudget, Proposer
 from paceline.proposers.prompt_lookup import PromptLookupProposer
+from paceline.proposers.suffix import SuffixProposer
 from paceline.request import Request, StepOutput
 from paceline.sampling_params import SamplingParams, SpeculativeParams
 from paceline.span import DraftTree
@@ -81,6 +84,33 @@ def test_a_broken_proposer_changes_nothing_and_is_switched_off(kind: str) -> Non
     assert stats.num_proposer_failures == 3
     assert [p.name for p in engine.drafting.proposers] == ["prompt_lookup"]
     assert stats.speculation.num_accepted_tokens > 0, "the other proposer goes on"
+    assert_no_leak(engine)
+
+
+class Torn(SuffixProposer):
+    """Drafts from texts, and fails whenever it is asked."""
+
+    def drafters(self, requests: Sequence[Request]) -> Sequence[TextDrafter]:
+        raise RuntimeError("no text today")
+
+
+def test_of_those_that_draft_from_texts_only_the_broken_one_is_switched_off() -> None:
+    torn = Torn(SpeculativeConfig(method="suffix"))
+    engine = toy_engine([torn, PromptLookupProposer(lookup_config())])
+    told: list[list[str]] = []
+
+    class Told(FixedPlanner):
+        def set_sources(self, sources: Sequence[Source]) -> None:
+            told.append([source.name for source in sources])
+
+    engine.drafting.planner = Told()
+    results = run_jobs(engine, JOBS)
+    assert [group[0].token_ids for group in results] == plain()
+    stats = engine.stats()
+    assert [p.name for p in engine.drafting.proposers] == ["prompt_lookup"]
+    assert stats.num_proposer_failures == 1 + 3, "once together, then until it is switched off"
+    assert told == [["suffix", "prompt_lookup"], ["prompt_lookup"]]
+    assert stats.speculation.num_accepted_tokens > 0
     assert_no_leak(engine)
 
 

@@ -34,7 +34,7 @@ def drafted(
             made.extend(text[:5])
             made.extend(text, min(5, len(text)))
         automata.append(made)
-    drafter = drafting.SuffixDrafter(growth.others_by_length(depth), **rules)
+    drafter = drafting.SuffixRules(growth.others_by_length(depth), **rules)
     text = drafting.SuffixText(drafter, depth)
     text.share(automata)
     return tuple(text.draft(*asked)), [each.num_states for each in automata]
@@ -66,7 +66,7 @@ def test_both_follow_a_growing_text_alike(depth: int, pieces: list[tuple[list[in
     found = []
     for module, drafting in ((native, native), (automaton, growth)):
         shared = module.SuffixAutomaton(depth)
-        drafter = drafting.SuffixDrafter(
+        drafter = drafting.SuffixRules(
             growth.others_by_length(depth),
             branching=3,
             min_token_prob=0.1,
@@ -95,7 +95,7 @@ def test_a_text_keeps_what_is_shared_with_it() -> None:
     made = native.SuffixAutomaton(4)
     made.extend([1, 2, 3])
     rules = {"branching": 1, "min_token_prob": 0.0, "min_path_prob": 0.0, "max_spec_factor": 1.0}
-    text = native.SuffixText(native.SuffixDrafter(growth.others_by_length(4), **rules), 4)
+    text = native.SuffixText(native.SuffixRules(growth.others_by_length(4), **rules), 4)
     text.share([made])
     del made
     assert text.draft([1, 2], 1, 1)[0] == [3]
@@ -127,7 +127,7 @@ def test_faulty_arguments_are_refused() -> None:
         made.extend([1 << 40])
     with pytest.raises(TypeError):
         made.extend(["a"])
-    drafter = native.SuffixDrafter(
+    drafter = native.SuffixRules(
         [(1.0, 1.0)] * 4, branching=1, min_token_prob=0.0, min_path_prob=0.0, max_spec_factor=1.0
     )
     for depth in (0, 4):

@@ -168,20 +168,38 @@ class ContainedProposers:
     def propose(self, call: Call) -> None:
         """Add the drafts of a source: valid trees with estimates in 0..1."""
         entries = call.group.entries
-        try:
-            if not entries[0].proposer.drafts_from_text:
-                self._ask(entries[0], call)
-            elif any(request.constraint is not None for request in call.requests):
-                for entry in entries:  # their drafts are checked against the grammar first
-                    self._ask(entry, call)
-            else:
-                self._draft_texts(call)
-        except Exception as error:
+        is_checked = any(request.constraint is not None for request in call.requests)
+        if entries[0].proposer.drafts_from_text and not is_checked:
+            self._contained(entries, call, self._draft_texts, call)
+        else:  # drafts are checked against the grammar first
             for entry in entries:
-                self._failed(entry, "propose", call.requests, error)
+                self._contained([entry], call, self._ask, entry, call)
+
+    def _contained(
+        self, entries: Sequence[Entry], call: Call, ask: Callable[..., None], *arguments: Any
+    ) -> None:
+        """Ask proposers for drafts; of several it is unknown whose fault a failure is."""
+        try:
+            ask(*arguments)
+        except Exception as error:
+            if len(entries) == 1:
+                self._failed(entries[0], "propose", call.requests, error)
+            else:
+                self._separate(entries, call.requests, error)
             return
         for entry in entries:
             entry.failures.pop("propose", None)
+
+    def _separate(
+        self, entries: Sequence[Entry], requests: Sequence[Request], error: Exception
+    ) -> None:
+        """From now on ask each of some proposers by itself, so that only the culprit fails."""
+        self._stats().num_proposer_failures += 1
+        log.warning("proposers failed and are asked one by one from now on: %r", error)
+        for entry in entries:
+            self._forget(entry, requests)
+        self._together = False
+        self._let_draft(self.entries)
 
     def _draft_texts(self, call: Call) -> None:
         requests, budget = call.requests, call.budget
@@ -284,16 +302,20 @@ class ContainedProposers:
         self._stats().num_proposer_failures += 1
         name = entry.proposer.name
         log.warning("proposer %s failed; the step goes on without its draft: %r", name, error)
-        for request in requests:
-            try:
-                entry.proposer.finish(request)
-            except Exception as again:
-                log.warning("proposer %s failed to forget a request: %r", name, again)
+        self._forget(entry, requests)
         if failures >= MAX_FAILURES and entry in self.entries:
             self._off.add(name)
             self._past_forwards += entry.num_forwards
             self._let_draft([each for each in self.entries if each is not entry])
             log.error("proposer %s failed %d times in a row and is off", name, MAX_FAILURES)
+
+    def _forget(self, entry: Entry, requests: Sequence[Request]) -> None:
+        for request in requests:
+            try:
+                entry.proposer.finish(request)
+            except Exception as error:
+                name = entry.proposer.name
+                log.warning("proposer %s failed to forget a request: %r", name, error)
 
 
 def source_of(entries: Sequence[Entry]) -> Source:

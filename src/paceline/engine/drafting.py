@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Draft:
-    """The draft of one request in a step.
+    """How much was drafted for one request in a step; the planner keeps the nodes.
 
     Attributes:
         limits: within which it is verified.
@@ -206,12 +206,15 @@ class Drafting:
     def _ask_all(self, requests: Sequence[Request], limits: Sequence[DraftLimits]) -> None:
         """Let those draft whom the planner asks, the free ones first."""
         willing = [i for i, limit in enumerate(limits) if limit.max_nodes]
-        for group in self._proposers.groups:
+        groups = self._proposers.groups
+        for group in groups:
             applies = group.source.applies
             able = [i for i in willing if applies(requests[i])]
             chosen = self.planner.ask(group.source, able) if able else ()
             if chosen:
                 self._ask(group, chosen, requests, limits)
+        if self._proposers.groups is not groups:  # some failed
+            self._tell_planner()
 
     def _ask(
         self,
@@ -241,7 +244,7 @@ class Drafting:
     def observe(self, request: Request, result: VerifyResult) -> None:
         """Tell the planner and every proposer which tokens were committed, whichever drafted.
 
-        Does nothing in steps without proposers; a proposer catches up when it is asked again.
+        Does nothing in steps in which none was asked; a proposer catches up when it is.
         """
         if not self._is_active:
             return

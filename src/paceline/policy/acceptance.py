@@ -96,7 +96,7 @@ class Calibration:
         return len(self._own)
 
     def observe(self, request_id: int, result: VerifyResult) -> None:
-        """Learn from the labelled nodes of a draft that was verified."""
+        """Learn from the labelled nodes of a draft."""
         self.learn(request_id, result.draft, result.token_ids)
 
     def learn(self, request_id: int, tree: DraftTree, token_ids: Sequence[int]) -> None:

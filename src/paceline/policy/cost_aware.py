@@ -45,11 +45,11 @@ SLOWDOWN = 0.03
 """Share of its plain speed that a request may lose to its neighbours' drafts in the long run."""
 MAX_NODES = 64
 NODES_PER_REQUEST = 8
-"""Draft nodes of a step that are considered: the former, or the latter per request if more."""
+"""So many draft nodes of a step are considered: :data:`MAX_NODES`, or more in large batches."""
 PLAIN_DOUBT = 0.13
 """Standard deviation of the logarithm of a plain step's time beyond which one is to be seen."""
 MOST_LONGER = 2.0
-"""Plain steps that one step is taken to be longer at most."""
+"""By how many plain steps a step is taken to be longer at most: clocks have hiccups."""
 MAX_SKIPPED = 64
 """Steps for which the planner need not be asked at most."""
 

@@ -16,7 +16,7 @@ MOST_AHEAD, MOST_BEHIND = 16.0, 4.0
 AT_FIRST, FIRST_PART = 6.0, 1 / 16
 """Tokens that a request may lose before it gains any: so many, or this part of those to come."""
 ENOUGH = 0.5
-"""Tokens that a longer step takes about: who has less must gain by it."""
+"""A step with drafts costs a request about so many tokens: one that has less must gain by it."""
 
 
 class Credits:

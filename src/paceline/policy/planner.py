@@ -19,10 +19,10 @@ ENOUGH_TOKENS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A proposer as a planner knows it.
+    """What a planner decides about as one: a proposer, or all that draft from texts.
 
     Attributes:
-        name: origin of the nodes that it drafts.
+        name: of the proposer, or of all of them.
         costs_forwards: it drafts by forwards of a model.
         lag: tokens of a request that it has to read before it can draft; None where it will not.
         applies: whether it is for a request at all, whatever its text.
@@ -119,7 +119,7 @@ class Planner(Protocol):
         ...
 
     def observe(self, request: Request, result: VerifyResult) -> None:
-        """Learn from what was verified."""
+        """Learn from what a step emitted, in which proposers were asked."""
         ...
 
     def end(self, report: StepReport) -> None:

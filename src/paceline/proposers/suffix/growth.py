@@ -51,7 +51,7 @@ def others_by_length(max_depth: int) -> list[tuple[float, float]]:
     return [_OTHERS[max(0, place - 1)] for place in places]
 
 
-class SuffixDrafter:
+class SuffixRules:
     """See the module's docstring.
 
     Args:
@@ -150,7 +150,7 @@ class SuffixText:
         max_depth: longest context that is matched, in tokens.
     """
 
-    def __init__(self, drafter: SuffixDrafter, max_depth: int) -> None:
+    def __init__(self, drafter: SuffixRules, max_depth: int) -> None:
         self._drafter = drafter
         self._own = SuffixAutomaton(max_depth)
         self._cursors = [SuffixCursor(self._own, is_own=True)]

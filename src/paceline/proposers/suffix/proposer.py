@@ -33,7 +33,7 @@ class SuffixProposer(TextProposer):
         native = self._native
         self._make_automaton: Any = (native or automaton).SuffixAutomaton
         self._make_text: Any = (native or growth).SuffixText
-        self._drafter = (native or growth).SuffixDrafter(
+        self._drafter = (native or growth).SuffixRules(
             growth.others_by_length(config.suffix_decoding_max_tree_depth),
             branching=self._branching,
             min_token_prob=config.suffix_decoding_min_token_prob,
