@@ -206,6 +206,7 @@ void Decoder::join(int row, const float* input, int thread) {
     float *x = x_row(row), *joined = scratch(thread), *second = joined + shape_.hidden;
     normed(x, entry_->token_norm, joined);
     normed(input, entry_->input_norm, second);
+    std::fill(second + shape_.hidden, joined + 2 * ld_hidden_, 0.0f);
     const Linear& to = entry_->is_fused() ? entry_->join : layers_.front().qkv;
     to.take(joined, in_joined_, row, spare(thread));
     if (!entry_->is_fused()) {
