@@ -210,7 +210,7 @@ def watched(tensors: Tensors, **config: Any) -> Engine:
 
 @pytest.mark.parametrize("mix", MIXES)
 def test_no_state_is_stale_whatever_happens_to_requests(mix: str) -> None:
-    tensors = head_tensors(13)
+    tensors = head_tensors(1)
     plain = answers(run_jobs(toy_engine(), jobs()))
     engine = watched(tensors, **MIXES[mix])
     for _ in range(2):  # the second time out of the prefix cache
@@ -227,7 +227,7 @@ def test_no_state_is_stale_whatever_happens_to_requests(mix: str) -> None:
 
 def test_steps_in_which_it_is_not_asked_leave_no_gap() -> None:
     """The planner may pause it; hidden states are kept all the same."""
-    tensors = head_tensors(13)
+    tensors = head_tensors(1)
     engine = watched(tensors)
     ask, pauses = engine.drafting.planner.ask, iter(range(1000))
 
@@ -265,7 +265,7 @@ def test_hidden_states_are_computed_for_those_who_read_them() -> None:
 
 def test_two_heads_read_different_layers() -> None:
     """Each gets its own, in its own order."""
-    tensors = head_tensors(13)
+    tensors = head_tensors(1)
     other = {"eagle_aux_hidden_state_layer_ids": [1, 0]}
 
     def make(runner: ModelRunner) -> HeadProposer:
@@ -336,7 +336,7 @@ def test_hidden_states_of_a_wrong_width_cost_drafts_alone(monkeypatch: pytest.Mo
 def test_a_failed_step_is_run_singly_and_its_hidden_states_arrive(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tensors = head_tensors(13)
+    tensors = head_tensors(1)
     plain, engine = answers(run_jobs(toy_engine(), jobs())), watched(tensors)
     forward, calls = ModelRunner.forward, iter(range(10_000))
 

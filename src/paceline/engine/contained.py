@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from torch import Tensor, tensor
 
 from paceline.config import SpeculativeConfig
 from paceline.engine.planners import is_sound
@@ -256,7 +258,7 @@ class ContainedProposers:
                 )
             stats.num_clamped_estimates += count
 
-    def read(self, request: Request, start: int, features: Any, taps: Sequence[int]) -> None:
+    def read(self, request: Request, start: int, features: Tensor, taps: Sequence[int]) -> None:
         """Hand hidden states of committed positions to the proposers that read such.
 
         Args:
@@ -269,8 +271,10 @@ class ContainedProposers:
                 continue
             try:
                 chosen = [taps.index(tap) for tap in own]
-                whole = chosen == [*range(len(taps))]
-                entry.proposer.read(request, start, features if whole else features[:, chosen])
+                given = features
+                if chosen != [*range(len(taps))]:
+                    given = features.index_select(1, tensor(chosen, device=features.device))
+                entry.proposer.read(request, start, given)
                 entry.failures.pop("read", None)
             except Exception as error:
                 self._failed(entry, "read", [request], error)

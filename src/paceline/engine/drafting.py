@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import tensor
+
 from paceline.engine.contained import NOTHING, Call, ContainedProposers, Group
 from paceline.engine.scheduler import Scheduled
 from paceline.metrics import EngineStats
@@ -142,11 +144,13 @@ class Drafting:
             taps: of which the forward returned them.
         """
         for item in items:
-            count = len(item.path)
-            if count and item.features is not None:
-                start, path = item.request.num_computed - count, item.path
-                nodes = slice(count) if path[-1] == count - 1 else list(path)
-                self._proposers.read(item.request, start, item.features[nodes], taps)
+            features, path, count = item.features, item.path, len(item.path)
+            if count and features is not None:
+                kept = features[:count]
+                if path[-1] != count - 1:
+                    # Not indexed by a list: torch would wake its threads, which takes milliseconds.
+                    kept = features.index_select(0, tensor(path, device=features.device))
+                self._proposers.read(item.request, item.request.num_computed - count, kept, taps)
 
     def limits(self, request: Request) -> DraftLimits:
         """What a request may draft in this step, over all proposers."""

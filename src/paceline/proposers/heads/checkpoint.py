@@ -124,10 +124,10 @@ def _folder(source: str) -> tuple[Path, str]:
 def _layer(raw: Mapping[str, Any], fields: Fields) -> dict[str, Any]:
     """The configuration of the head's layers as that of a language model."""
     own = fields.mapping(LAYER) or raw
-    draft = {key: raw[key] for key in ("draft_vocab_size",) if key in raw}
+    shared = ("draft_vocab_size", "dtype", "torch_dtype")
     return {
         **{key: value for key, value in own.items() if key != "architectures"},
-        **draft,
+        **{key: raw[key] for key in shared if key in raw},
         "tie_word_embeddings": False,
     }
 

@@ -90,15 +90,17 @@ class Features:
     def read(self, slots: Slots) -> Tensor:
         """``[slots, width]``."""
         self._settle()
-        return self._rows[torch.from_numpy(slots)]
+        return self._rows.index_select(0, self._index(slots))
 
     def move(self, source: Slots, target: Slots) -> None:
-        self._settle()
-        self._rows[torch.from_numpy(target)] = self._rows[torch.from_numpy(source)]
+        self._rows.index_copy_(0, self._index(target), self.read(source))
 
     def fill(self, slots: Slots, value: float) -> None:
         self._settle()
-        self._rows[torch.from_numpy(slots)] = value
+        self._rows.index_fill_(0, self._index(slots), value)
+
+    def _index(self, slots: Slots) -> Tensor:
+        return torch.from_numpy(slots).to(self._rows.device)
 
     def _settle(self) -> None:
         """Write what is pending; a slot that came twice holds what came last."""
@@ -107,4 +109,4 @@ class Features:
             pending, self._pending = self._pending, []
             fused = self._fuse(torch.cat(pending))
             for each, part in zip(slots, fused.split([*map(len, slots)]), strict=True):
-                self._rows[torch.from_numpy(each)] = part
+                self._rows.index_copy_(0, self._index(each), part)

@@ -93,7 +93,9 @@ class HeadProposer(Drafter):
     def _inputs(self, span: Span) -> torch.Tensor:
         """What a span's nodes read beside their tokens, ``[nodes to compute, width]``."""
         if span.num_cached:  # drafted nodes
-            return self._outputs[span.request_id][list(span.parents[span.num_cached :])]
+            outputs = self._outputs[span.request_id]
+            parents = torch.tensor(span.parents[span.num_cached :], device=outputs.device)
+            return outputs.index_select(0, parents)
         positions = range(span.start, span.start + len(span.token_ids))
         return self._features.read(self._target_kv[span.request_id].slots_at(positions))
 
