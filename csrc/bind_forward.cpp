@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <string>
 
@@ -17,6 +18,7 @@ namespace {
 using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Table = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Logits = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
+using Features = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using Tokens = nb::ndarray<nb::numpy, int32_t, nb::ndim<1>>;
 
 void check(bool holds, const std::string& message) {
@@ -144,25 +146,41 @@ void set_cache(Decoder& decoder, KvArray k, KvArray v) {
                       nb::make_tuple(k, v));
 }
 
-Logits forward(Decoder& decoder, const Batch& batch) {
+// `rows` is looked at where there are layers.
+Taps taps_of(const Decoder& decoder, const Batch& batch, std::vector<int> layers, Features rows) {
+    for (const int layer : layers) {
+        check(layer >= 0 && layer <= static_cast<int>(decoder.num_layers()),
+              "a tap must be 0 up to the number of layers");
+    }
+    check(layers.empty() || (rows.shape(0) == static_cast<size_t>(batch.num_rows()) &&
+                             rows.shape(1) == layers.size() &&
+                             rows.shape(2) == static_cast<size_t>(decoder.shape().hidden)),
+          "the features have another shape than rows, taps, hidden_size");
+    return {std::move(layers), rows.data()};
+}
+
+Logits forward(Decoder& decoder, const Batch& batch, std::vector<int> layers, Features features) {
+    const Taps taps = taps_of(decoder, batch, std::move(layers), features);
     const size_t samples = batch.sample_rows.size();
     const size_t columns = static_cast<size_t>(decoder.shape().num_logits);
     float* memory = new float[samples * columns + TILE];
     nb::capsule owner(memory, [](void* p) noexcept { delete[] static_cast<float*>(p); });
     {
         nb::gil_scoped_release release;
-        decoder.forward(batch, memory);
+        decoder.forward(batch, taps, memory);
     }
     return Logits(memory, {samples, columns}, owner);
 }
 
-Tokens forward_greedy(Decoder& decoder, const Batch& batch) {
+Tokens forward_greedy(Decoder& decoder, const Batch& batch, std::vector<int> layers,
+                      Features features) {
+    const Taps taps = taps_of(decoder, batch, std::move(layers), features);
     const size_t samples = batch.sample_rows.size();
     int32_t* memory = new int32_t[samples + 1];
     nb::capsule owner(memory, [](void* p) noexcept { delete[] static_cast<int32_t*>(p); });
     {
         nb::gil_scoped_release release;
-        decoder.forward_greedy(batch, memory);
+        decoder.forward_greedy(batch, taps, memory);
     }
     return Tokens(memory, {samples}, owner);
 }
@@ -187,8 +205,10 @@ void bind_forward(nb::module_& module) {
             const DecoderShape& s = decoder.shape();
             return new Batch(spans, block_tables, s.vocab, s.max_len, decoder.num_blocks());
         }, nb::rv_policy::take_ownership)
-        .def("forward", &forward)
-        .def("forward_greedy", &forward_greedy);
+        .def("forward", &forward, nb::arg("batch"), nb::arg("taps"),
+             nb::arg("features").noconvert())
+        .def("forward_greedy", &forward_greedy, nb::arg("batch"), nb::arg("taps"),
+             nb::arg("features").noconvert());
 }
 
 }  // namespace paceline

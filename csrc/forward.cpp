@@ -61,11 +61,15 @@ KvLayer Decoder::cache(size_t layer) const {
     });
 }
 
-void Decoder::forward(const Batch& batch, float* logits) { run(batch, logits, nullptr); }
+void Decoder::forward(const Batch& batch, const Taps& taps, float* logits) {
+    run(batch, taps, logits, nullptr);
+}
 
-void Decoder::forward_greedy(const Batch& batch, int32_t* tokens) { run(batch, nullptr, tokens); }
+void Decoder::forward_greedy(const Batch& batch, const Taps& taps, int32_t* tokens) {
+    run(batch, taps, nullptr, tokens);
+}
 
-void Decoder::run(const Batch& batch, float* logits, int32_t* tokens) {
+void Decoder::run(const Batch& batch, const Taps& taps, float* logits, int32_t* tokens) {
     const ThreadPool::Turn turn = pool().take_turn();
     const int threads = pool().size();
     const int samples = static_cast<int>(batch.sample_rows.size());
@@ -74,7 +78,7 @@ void Decoder::run(const Batch& batch, float* logits, int32_t* tokens) {
     sampled_.need(static_cast<size_t>(samples) * ld_hidden_);
     for (const Slice& slice : slices(batch)) {
         prepare(batch, slice);
-        layers(batch, slice);
+        layers(batch, slice, taps);
     }
     if (samples > 0 && logits) {
         head(samples, logits);
@@ -158,13 +162,12 @@ void Decoder::linear(const Linear& weights, const Inputs& x, const LinearOut& ou
 }
 
 void Decoder::norm_for(const Linear& to, int row, const float* weight, int thread) {
-    const float* x = x_.get() + static_cast<size_t>(row) * ld_hidden_;
-    kernels().rms_norm(x, weight, shape_.norm_eps, shape_.hidden, scratch(thread));
+    kernels().rms_norm(x_row(row), weight, shape_.norm_eps, shape_.hidden, scratch(thread));
     to.take(scratch(thread), in_hidden_, row, spare(thread));
 }
 
 void Decoder::add_branch(int row, const float* norm) {
-    float* x = x_.get() + static_cast<size_t>(row) * ld_hidden_;
+    float* x = x_row(row);
     float* branch = branch_.get() + static_cast<size_t>(row) * ld_hidden_;
     kernels().rms_norm(branch, norm, shape_.norm_eps, shape_.hidden, branch);
     for (int i = 0; i < shape_.hidden; ++i) {
@@ -172,34 +175,59 @@ void Decoder::add_branch(int row, const float* norm) {
     }
 }
 
-void Decoder::layers(const Batch& batch, const Slice& slice) {
+void Decoder::end_layer(const DecoderLayer& layer, int row) {
+    if (layer.post_mlp_norm) {
+        add_branch(row, layer.post_mlp_norm);
+    }
+}
+
+void Decoder::tap(const Taps& taps, size_t layer, int row, int at) const {
+    const size_t count = taps.layers.size(), width = static_cast<size_t>(shape_.hidden);
+    for (size_t i = 0; i < count; ++i) {
+        if (static_cast<size_t>(taps.layers[i]) == layer) {
+            std::copy_n(x_row(row), width, taps.rows + (at * count + i) * width);
+        }
+    }
+}
+
+void Decoder::layers(const Batch& batch, const Slice& slice, const Taps& taps) {
     const int rows = slice.end - slice.first;
-    const auto x_row = [&](int row) { return x_.get() + static_cast<size_t>(row) * ld_hidden_; };
+    const size_t count = layers_.size();
     pool().each(rows, [&](int row, int thread) {
         embedding_.gather(batch.tokens[slice.first + row], shape_.embedding_multiplier, x_row(row),
                           spare(thread));
+        tap(taps, 0, row, slice.first + row);
         norm_for(layers_.front().qkv, row, layers_.front().input_norm, thread);
     });
-    for (size_t index = 0; index < layers_.size(); ++index) {
-        const DecoderLayer& layer = layers_[index];
-        const bool is_last = index + 1 == layers_.size();
-        attention(batch, slice, layer, cache(index));
-        feed_forward(layer, rows);
-        if (is_last) {
+    for (size_t index = 0; index < count; ++index) {
+        attention(batch, slice, layers_[index], cache(index));
+        feed_forward(layers_[index], rows);
+        if (index + 1 == count) {
             break;
         }
+        const DecoderLayer& next = layers_[index + 1];
         pool().each(rows, [&](int row, int thread) {
-            if (layer.post_mlp_norm) {
-                add_branch(row, layer.post_mlp_norm);
-            }
-            norm_for(layers_[index + 1].qkv, row, layers_[index + 1].input_norm, thread);
+            end_layer(layers_[index], row);
+            tap(taps, index + 1, row, slice.first + row);
+            norm_for(next.qkv, row, next.input_norm, thread);
         });
     }
+    const bool is_tapped = std::find(taps.layers.begin(), taps.layers.end(), count) != taps.layers.end();
+    if (is_tapped) {
+        pool().each(rows, [&](int row, int) {
+            end_layer(layers_.back(), row);
+            tap(taps, count, row, slice.first + row);
+        });
+    }
+    last_norm(batch, slice, is_tapped);
+}
+
+void Decoder::last_norm(const Batch& batch, const Slice& slice, bool is_ended) {
     pool().each(slice.samples_end - slice.samples, [&](int i, int) {
         const int sample = slice.samples + i;
         const int row = batch.sample_rows[sample] - slice.first;
-        if (layers_.back().post_mlp_norm) {
-            add_branch(row, layers_.back().post_mlp_norm);  // a row is sampled at most once
+        if (!is_ended) {
+            end_layer(layers_.back(), row);  // a row is sampled at most once
         }
         kernels().rms_norm(x_row(row), final_norm_, shape_.norm_eps, shape_.hidden,
                            sampled_.get() + static_cast<size_t>(sample) * ld_hidden_);

@@ -36,6 +36,13 @@ struct DecoderLayer {
     bool sliding;
 };
 
+// Where a forward leaves the residual streams that enter some layers, as they are before the layer's
+// norm; the number of layers stands for what leaves the last one.
+struct Taps {
+    std::vector<int> layers;
+    float* rows;  // [rows of the batch, layers.size(), hidden]
+};
+
 class Decoder {
   public:
     Decoder(DecoderShape shape, std::vector<DecoderLayer> layers, Linear embedding, Linear head,
@@ -45,9 +52,9 @@ class Decoder {
     void set_cache(const KvLayer& first, int num_blocks, nanobind::object keep_alive);
 
     // Logits of the sampled rows, [samples, num_logits].
-    void forward(const Batch& batch, float* logits);
+    void forward(const Batch& batch, const Taps& taps, float* logits);
     // Only the lowest id of each sampled row's maximum; -1 where a logit is not a finite number.
-    void forward_greedy(const Batch& batch, int32_t* tokens);
+    void forward_greedy(const Batch& batch, const Taps& taps, int32_t* tokens);
 
     const DecoderShape& shape() const { return shape_; }
     size_t num_layers() const { return layers_.size(); }
@@ -64,17 +71,23 @@ class Decoder {
         int samples, samples_end;  // entries of the batch's sample_rows
     };
 
-    void run(const Batch& batch, float* logits, int32_t* tokens);
+    void run(const Batch& batch, const Taps& taps, float* logits, int32_t* tokens);
     std::vector<Slice> slices(const Batch& batch) const;
     void prepare(const Batch& batch, const Slice& slice);
     void plan_attention(const Batch& batch, const Slice& slice);
-    void layers(const Batch& batch, const Slice& slice);
+    void layers(const Batch& batch, const Slice& slice, const Taps& taps);
+    void last_norm(const Batch& batch, const Slice& slice, bool is_ended);
     void attention(const Batch& batch, const Slice& slice, const DecoderLayer& layer,
                    const KvLayer& kv);
     void feed_forward(const DecoderLayer& layer, int rows);
     void linear(const Linear& weights, const Inputs& x, const LinearOut& out);
     // x[row] plus the branch's row, through its own norm where the family has one.
     void add_branch(int row, const float* norm);
+    float* x_row(int row) const { return x_.get() + static_cast<size_t>(row) * ld_hidden_; }
+    // What a row of x holds at the end of a layer is there: its branch is added, where it has a norm.
+    void end_layer(const DecoderLayer& layer, int row);
+    // A row of x, which is the batch's row `at`, to the taps of a layer.
+    void tap(const Taps& taps, size_t layer, int row, int at) const;
     // The norm of a row of x as a row of inputs of `to`.
     void norm_for(const Linear& to, int row, const float* weight, int thread);
     void head(int samples, float* logits);

@@ -24,7 +24,7 @@ from paceline.models.ops.native import native_module, why_not_native
 from paceline.models.ops.reference import ReferenceOps
 from paceline.runtime.batch import lane_class
 from paceline.runtime.kv_cache import KVCache
-from paceline.runtime.model_runner import ModelRunner
+from paceline.runtime.model_runner import ForwardResult, ModelRunner
 from paceline.span import Span
 from tests.toy import TOY, VOCAB, toy_tensors
 
@@ -173,11 +173,19 @@ def variant(name: str) -> ModelConfig:
 def runner(config: ModelConfig, ops: Any, kv_dtype: str = "auto") -> ModelRunner:
     decoder = Decoder(config, toy_tensors(config=config), ops, config.max_position)
     kv_dtype = ops.default_kv_dtype if kv_dtype == "auto" else kv_dtype
-    return ModelRunner(decoder, KVCache(ops.kv_memory(config, 40, kv_dtype)))
+    model = ModelRunner(decoder, KVCache(ops.kv_memory(config, 40, kv_dtype)))
+    model.taps = tuple(range(config.num_layers + 1))
+    return model
 
 
-def logits_of(model: ModelRunner, tokens: list[int], chunks: list[int]) -> torch.Tensor:
-    """Logits of every position, computed in the given chunks; what ran before shows in none."""
+def said(result: ForwardResult) -> torch.Tensor:
+    """Logits and features of rows all of which are sampled, side by side."""
+    assert result.features is not None
+    return torch.cat((result.logits, result.features.flatten(1)), dim=1)
+
+
+def rows_of(model: ModelRunner, tokens: list[int], chunks: list[int]) -> torch.Tensor:
+    """What is said of every position, in the given chunks; what ran before shows in none."""
     model.kv.poison_free()
     model.kv.open(0)
     rows, start = [], 0
@@ -185,7 +193,7 @@ def logits_of(model: ModelRunner, tokens: list[int], chunks: list[int]) -> torch
         model.kv.reserve(0, size)
         part = tokens[start : start + size]
         span = Span(0, start, part, range(-1, size - 1), range(size))
-        rows.append(model.forward(model.pack([span])).logits)
+        rows.append(said(model.forward(model.pack([span]))))
         model.kv.commit(0, range(size))
         start += size
     model.kv.free(0)
@@ -196,11 +204,11 @@ def logits_of(model: ModelRunner, tokens: list[int], chunks: list[int]) -> torch
 def test_chunking_does_not_change_a_bit(backend: Any, name: str) -> None:
     model = runner(variant(name), backend)
     tokens = [(7 * i * i + 3) % VOCAB for i in range(70)]
-    truth = logits_of(model, tokens, [70])
+    truth = rows_of(model, tokens, [70])
     assert torch.isfinite(truth).all()
     for count, chunks in ((1, [1] * 70), (2, [16, 16, 38]), (2, [3, 30, 1, 36]), (1, [69, 1])):
         torch.set_num_threads(count)
-        assert torch.equal(logits_of(model, tokens, chunks), truth), chunks
+        assert torch.equal(rows_of(model, tokens, chunks), truth), chunks
 
 
 @pytest.mark.parametrize("name", ["plain", "sliding", "softcap"])
@@ -224,20 +232,20 @@ def check_tree(model: ModelRunner, other: ModelRunner, start: int) -> None:
         model.kv.commit(0, range(start))
     model.kv.reserve(0, len(tokens))
     span = Span(0, start, tokens, parents, range(len(tokens)))
-    got = model.forward(model.pack([span])).logits
+    got = said(model.forward(model.pack([span])))
     for node in range(len(tokens)):
         path, at = [], node
         while at >= 0:
             path.insert(0, tokens[at])
             at = parents[at]
-        alone = logits_of(other, prompt + path, [start + len(path)])
+        alone = rows_of(other, prompt + path, [start + len(path)])
         assert torch.equal(got[node], alone[-1]), (start, node)
     kept = [0, 2, 5]  # close the gaps, and go on
     model.kv.commit(0, kept)
     model.kv.reserve(0, 1)
-    following = model.forward(model.pack([Span.chunk(0, start + len(kept), [5], True)])).logits
+    following = said(model.forward(model.pack([Span.chunk(0, start + len(kept), [5], True)])))
     path = prompt + [tokens[node] for node in kept] + [5]
-    assert torch.equal(following[0], logits_of(other, path, [len(path)])[-1]), start
+    assert torch.equal(following[0], rows_of(other, path, [len(path)])[-1]), start
     model.kv.free(0)
 
 
@@ -251,12 +259,12 @@ def test_every_kv_dtype_leaves_rows_alone(backend: Any, kv_dtype: str) -> None:
     """A row's bits depend on neither chunks nor tree, and its numbers on the dtype a little."""
     tokens = [(7 * i * i + 3) % VOCAB for i in range(70)]
     model, other = (runner(KV_HEADS, backend, kv_dtype) for _ in range(2))
-    truth = logits_of(model, tokens, [70])
+    truth = rows_of(model, tokens, [70])
     for chunks in ([1] * 70, [3, 30, 1, 36]):
-        assert torch.equal(logits_of(model, tokens, chunks), truth)
+        assert torch.equal(rows_of(model, tokens, chunks), truth)
     for start in (0, 13):
         check_tree(model, other, start)
-    exact = logits_of(runner(KV_HEADS, backend, "float32"), tokens, [70])
+    exact = rows_of(runner(KV_HEADS, backend, "float32"), tokens, [70])
     error = (truth - exact).square().mean() / exact.square().mean()
     assert error.sqrt() <= (LOSS[kv_dtype] if backend.dtype == "float32" else ROUNDING)
 
@@ -265,7 +273,7 @@ def test_batch_mix_does_not_change_a_bit(backend: Any) -> None:
     """Prefill, decode and tree spans of five requests in one forward."""
     config = variant("plain")
     model, other = (runner(config, backend) for _ in range(2))
-    alone = {n: logits_of(other, [n] * 40, [40])[-1] for n in range(5)}
+    alone = {n: rows_of(other, [n] * 40, [40])[-1] for n in range(5)}
     model.kv.poison_free()
     spans = []
     for n in range(5):
@@ -278,8 +286,11 @@ def test_batch_mix_does_not_change_a_bit(backend: Any) -> None:
         model.kv.reserve(n, 40 - first)
         spans.append(Span.chunk(n, first, [n] * (40 - first), sample=True))
     result = model.forward(model.pack(spans))
+    assert result.features is not None
+    last = torch.tensor([len(span.token_ids) for span in spans]).cumsum(0) - 1
+    result.features = result.features[last]
     for n in range(5):
-        assert torch.equal(result.logits[n], alone[n])
+        assert torch.equal(said(result)[n], alone[n])
 
 
 # --- one activation scale per 128 inputs ---------------------------------------------------------
@@ -293,15 +304,15 @@ def test_scales_of_activations_leave_rows_alone(dtype: str) -> None:
     """Neither the chunks nor a neighbour, whatever it holds, changes a bit of a row."""
     tokens = [(7 * i * i + 3) % VOCAB for i in range(40)]
     model = runner(WIDE, CpuOps(dtype))
-    truth = logits_of(model, tokens, [40])
+    truth = rows_of(model, tokens, [40])
     for chunks in ([1] * 40, [3, 30, 7]):
-        assert torch.equal(logits_of(model, tokens, chunks), truth)
+        assert torch.equal(rows_of(model, tokens, chunks), truth)
     for n in range(3):
         model.kv.open(n)
         model.kv.reserve(n, 40)
     parts = [[n] * 40 for n in range(2)] + [tokens]
     spans = [Span(n, 0, part, range(-1, 39), range(40)) for n, part in enumerate(parts)]
-    assert torch.equal(model.forward(model.pack(spans)).logits[80:], truth)
+    assert torch.equal(said(model.forward(model.pack(spans)))[80:], truth)
 
 
 LONG = 300  # tokens of context: enough for a library to split one row's products over threads
@@ -320,6 +331,7 @@ def test_alone_equals_a_batch_at_any_thread_count(
     decoder = Decoder(config, toy_tensors(config=config), backend, config.max_position)
     kv = KVCache(backend.kv_memory(config, 4 * (LONG // 16 + 2), backend.default_kv_dtype))
     model = ModelRunner(decoder, kv)
+    model.taps = (1, 2)
     for n in range(4):
         kv.open(n)
         kv.reserve(n, LONG)
@@ -328,9 +340,9 @@ def test_alone_equals_a_batch_at_any_thread_count(
         kv.reserve(n, 1)
     spans = [Span.chunk(n, LONG, [7], sample=True) for n in range(4)]
     torch.set_num_threads(1)
-    truth = model.forward(model.pack(spans)).logits.clone()
+    truth = said(model.forward(model.pack(spans)))
     for count in (1, 2, 4):
         torch.set_num_threads(count)
-        assert torch.equal(model.forward(model.pack(spans)).logits, truth), count
+        assert torch.equal(said(model.forward(model.pack(spans))), truth), count
         for n in (0, 2):
-            assert torch.equal(model.forward(model.pack([spans[n]])).logits[0], truth[n]), count
+            assert torch.equal(said(model.forward(model.pack([spans[n]])))[0], truth[n]), count

@@ -14,6 +14,7 @@ from paceline.models.config import ModelConfig, RopeConfig
 from paceline.models.ops.base import Ops, RowOps, Tensor
 from paceline.models.pages import give_back_freed
 from paceline.models.rope import RotaryTable
+from paceline.models.taps import NO_TAPS, Taps
 from paceline.models.weights import Layer, WeightReader
 
 
@@ -77,12 +78,15 @@ class Decoder:
     def _rows(self) -> RowOps:
         return cast(RowOps, self.ops)
 
-    def hidden(self, input_ids: Tensor, positions: Tensor, batch: Any) -> Tensor:
+    def hidden(
+        self, input_ids: Tensor, positions: Tensor, batch: Any, taps: Taps = NO_TAPS
+    ) -> Tensor:
         """Run the layers, on a backend that computes on rows.
 
         Args:
             input_ids, positions: ``[rows]`` int64, padded to a multiple of ``ops.row_multiple``.
             batch: the backend's own attention metadata for these rows.
+            taps: get the residual streams that they ask for.
 
         Returns:
             ``[rows, hidden_size]`` float32, after the final norm.
@@ -98,7 +102,9 @@ class Decoder:
         ]
         for index, layer in enumerate(self.layers):
             cos, sin = tables[-1] if c.local_rope and c.is_sliding(index) else tables[0]
+            taps.take(index, x)
             x = self._block(index, layer, x, cos, sin, batch)
+        taps.take(len(self.layers), x)
         return ops.rms_norm(x, self.norm, c.norm_eps)
 
     def _block(

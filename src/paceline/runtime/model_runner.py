@@ -11,6 +11,7 @@ import torch
 
 from paceline.models.decoder import Decoder
 from paceline.models.ops.base import PackedBatch, RowOps
+from paceline.models.taps import NO_TAPS, Taps
 from paceline.runtime.batch import Batch, build_batch
 from paceline.runtime.kv_cache import KVCache
 from paceline.span import Span
@@ -28,19 +29,28 @@ class ForwardResult:
             logits for that.
         offsets: one more entry than there were spans.
         argmax: each row's best token, -1 where a logit is not finite; None where logits are given.
+        features: float32 ``[rows, taps, hidden_size]``, what :attr:`ModelRunner.taps` asked for;
+            None where it asked for nothing. A row for each node that was computed, spans in order:
+            a span's first ``num_cached`` nodes have none.
     """
 
     logits: torch.Tensor
     offsets: Sequence[int]
     argmax: Sequence[int] | None = None
+    features: torch.Tensor | None = None
 
 
 class ModelRunner:
-    """Runs spans through a decoder; the spans' slots must be reserved in :attr:`kv`."""
+    """Runs spans through a decoder; the spans' slots must be reserved in :attr:`kv`.
+
+    Attributes:
+        taps: hidden states that forwards return, as :mod:`paceline.models.taps` counts them.
+    """
 
     def __init__(self, decoder: Decoder, kv: KVCache) -> None:
         self.decoder = decoder
         self.kv = kv
+        self.taps: tuple[int, ...] = ()
         self._whole = decoder.ops.whole_forward(decoder, kv.memory)
         self.num_forwards = 0
         self.num_rows = 0
@@ -63,21 +73,27 @@ class ModelRunner:
             greedy: nobody needs more of the logits than their arg-max.
         """
         began = time.perf_counter()
+        taps = self._room(batch) if self.taps else NO_TAPS
         argmax, logits = None, NO_LOGITS
         if greedy and self._whole is not None:
-            argmax = self._whole.greedy(batch)
+            argmax = self._whole.greedy(batch, taps)
         else:
-            logits = self._forward(batch)
+            logits = self._forward(batch, taps)
         self.num_forwards += 1
         self.num_rows += batch.num_rows
         self.seconds += time.perf_counter() - began
-        return ForwardResult(logits, batch.sample_offsets, argmax)
+        features = taps.features if self.taps else None
+        return ForwardResult(logits, batch.sample_offsets, argmax, features)
+
+    def _room(self, batch: PackedBatch) -> Taps:
+        c, device = self.decoder.config, self.decoder.ops.device
+        return Taps.of(self.taps, batch.num_rows, c.num_layers, c.hidden_size, device)
 
     @torch.inference_mode()
-    def _forward(self, batch: Any) -> torch.Tensor:
+    def _forward(self, batch: Any, taps: Taps) -> torch.Tensor:
         if self._whole is not None:
-            return self._whole.forward(batch)
-        hidden = self.decoder.hidden(batch.input_ids, batch.positions, batch.attention)
+            return self._whole.forward(batch, taps)
+        hidden = self.decoder.hidden(batch.input_ids, batch.positions, batch.attention, taps)
         return self._logits(hidden, batch)
 
     def _logits(self, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:

@@ -15,6 +15,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from math import ceil
 from typing import Any, NamedTuple, cast
 
@@ -102,7 +103,7 @@ class _Scripted:
         began = time.perf_counter()
         said = [token for span in self._spans for token in following(self._script, span)]
         self._own_seconds += time.perf_counter() - began
-        return ForwardResult(result.logits, result.offsets, said)
+        return replace(result, argmax=said)
 
 
 def following(script: Sequence[int], span: Span) -> list[int]:

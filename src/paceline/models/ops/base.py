@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 
 from paceline.models.config import ModelConfig
+from paceline.models.taps import Taps
 from paceline.span import Span
 
 Tensor = torch.Tensor
@@ -71,11 +72,15 @@ class WholeForward(Protocol):
         """Pack spans whose KV slots are reserved; one block table per span."""
         ...
 
-    def forward(self, batch: Any) -> Tensor:
-        """Write the KV of every row; logits ``[samples, num_logits]`` float32 of the sampled."""
+    def forward(self, batch: Any, taps: Taps) -> Tensor:
+        """Write the KV of every row; logits ``[samples, num_logits]`` float32 of the sampled.
+
+        Args:
+            taps: their features are written.
+        """
         ...
 
-    def greedy(self, batch: Any) -> list[int]:
+    def greedy(self, batch: Any, taps: Taps) -> list[int]:
         """As :meth:`forward`, but only each sampled row's arg-max (the lowest id of equal ones), -1
         where a logit is not a finite number. The same tokens as from the logits."""
         ...

@@ -19,6 +19,7 @@ from paceline.models.ops.base import BLOCK_SIZE, PackedLinear, Slots, Tensor, he
 from paceline.models.ops.native import native_module
 from paceline.models.ops.packing import Floats, Packer, floats
 from paceline.models.pages import sparse_zeros
+from paceline.models.taps import Taps
 from paceline.models.weights import Layer
 from paceline.span import Span
 
@@ -98,13 +99,14 @@ class NativeForward:
         self._reach(max(map(len, block_tables), default=0) * BLOCK_SIZE)
         return self._decoder.pack(spans, block_tables)
 
-    def forward(self, batch: Any) -> Tensor:
+    def forward(self, batch: Any, taps: Taps) -> Tensor:
         self._native.set_threads(torch.get_num_threads())
-        return torch.from_numpy(self._decoder.forward(batch))
+        return torch.from_numpy(self._decoder.forward(batch, taps.layers, taps.features.numpy()))
 
-    def greedy(self, batch: Any) -> list[int]:
+    def greedy(self, batch: Any, taps: Taps) -> list[int]:
         self._native.set_threads(torch.get_num_threads())
-        tokens: list[int] = self._decoder.forward_greedy(batch).tolist()
+        best = self._decoder.forward_greedy(batch, taps.layers, taps.features.numpy())
+        tokens: list[int] = best.tolist()
         return tokens
 
 

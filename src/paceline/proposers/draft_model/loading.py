@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -116,7 +117,7 @@ class PaddedRunner(ModelRunner):
         result = super().forward(batch, greedy)
         missing = self._vocab_size - result.logits.shape[1]
         logits = torch.nn.functional.pad(result.logits, (0, missing), value=-torch.inf)
-        return ForwardResult(logits.contiguous(), result.offsets, result.argmax)
+        return replace(result, logits=logits.contiguous())
 
 
 def check_unread_vocabulary(draft: Checkpoint, vocab_size: int, has_tokenizer: bool) -> None:
