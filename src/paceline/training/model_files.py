@@ -160,7 +160,8 @@ def save_model(
     raw.pop("torch_dtype", None)
     ids = {k: raw[k] for k in ("bos_token_id", "eos_token_id", "pad_token_id") if k in raw}
     _write(folder / "config.json", json.dumps(raw, indent=2, sort_keys=True) + "\n")
-    _write(folder / "generation_config.json", json.dumps(ids, indent=2, sort_keys=True) + "\n")
+    if ids:
+        _write(folder / "generation_config.json", json.dumps(ids, indent=2, sort_keys=True) + "\n")
     _write(folder / "README.md", card)
     for name in TOKENIZER_FILES:
         source = tokenizer_from / name

@@ -93,9 +93,7 @@ class DecoderTask:
 
     def _decoder(self, windows: TokenArray) -> Decoder:
         ops = TrainingOps(resolve_dtype(self.config.dtype))
-        return differentiable_decoder(
-            self.model.config, self.model.tensors, ops, windows.shape[1]
-        )
+        return differentiable_decoder(self.model.config, self.model.tensors, ops, windows.shape[1])
 
 
 def run_training(task: Task, config: TrainingConfig, fingerprint: str, title: str) -> Progress:

@@ -80,7 +80,9 @@ class Batch:
             left=torch.from_numpy(np.repeat(wanted, wanted) - 1 - ranks),
             emitted=_joined([t.token_ids[t.prompt_len + 1 :] for t in traces]),
             top_ids=_joined([t.top_ids[1:] for t in traces]),
-            top_probs=torch.from_numpy(np.exp(np.concatenate([t.top_logprobs[1:] for t in traces]))),
+            top_probs=torch.from_numpy(
+                np.exp(np.concatenate([t.top_logprobs[1:] for t in traces]))
+            ),
         )
 
     def part(self, chosen: Tensor) -> Grid:
@@ -121,9 +123,7 @@ class Packs:
         TrainingError: no trace has an answer of two tokens.
     """
 
-    def __init__(
-        self, traces: Sequence[Trace], read: ReadFeatures, size: int, seed: int
-    ) -> None:
+    def __init__(self, traces: Sequence[Trace], read: ReadFeatures, size: int, seed: int) -> None:
         self._traces, self._read, self._size, self._seed = traces, read, size, seed
         self._usable = np.array([i for i, t in enumerate(traces) if num_wanted(t) > 0], np.int64)
         if not len(self._usable):

@@ -110,7 +110,13 @@ class Eagle3:
         return self._linear(features, "fc")
 
     def first(
-        self, tokens: Tensor, x: Tensor, positions: Tensor, grid: Grid, kept: Tensor, kept_grid: Grid
+        self,
+        tokens: Tensor,
+        x: Tensor,
+        positions: Tensor,
+        grid: Grid,
+        kept: Tensor,
+        kept_grid: Grid,
     ) -> tuple[Tensor, Chains]:
         """The first step.
 
@@ -127,7 +133,9 @@ class Eagle3:
         read = self._read(tokens, x)
         keys, values = self._keys(read, positions), self._heads(read, "v")
         chains = Chains(kept_grid, positions[kept], grid.pad(keys), grid.pad(values))
-        return self._after(x[kept], self._attend(self._queries(read[kept], positions[kept]), chains)), chains
+        return self._after(
+            x[kept], self._attend(self._queries(read[kept], positions[kept]), chains)
+        ), chains
 
     def next(self, tokens: Tensor, x: Tensor, chains: Chains) -> Tensor:
         """A further step of all chains: the outputs of the one before to this one's."""
@@ -184,7 +192,9 @@ class Eagle3:
         x = x + self._linear(attended, ATTENTION + "o_proj")
         read = self._norm(x, LAYER + "post_attention_layernorm")
         gate, up = (self._linear(read, f"{LAYER}mlp.{name}_proj") for name in ("gate", "up"))
-        return x + self._linear(ACTIVATIONS[self.config.activation](gate) * up, LAYER + "mlp.down_proj")
+        return x + self._linear(
+            ACTIVATIONS[self.config.activation](gate) * up, LAYER + "mlp.down_proj"
+        )
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
         kind = self.ops.compute

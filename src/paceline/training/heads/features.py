@@ -96,7 +96,10 @@ def make_features(
             loaded = loaded or runner()
             loaded.taps = taps
             rows = np.concatenate(list(shard_features(shard, loaded)))
-            with whole_file(path, TrainingError, make_folder=True) as partial, partial.open("wb") as file:
+            with (
+                whole_file(path, TrainingError, make_folder=True) as partial,
+                partial.open("wb") as file,
+            ):
                 np.save(file, rows)
         files.append((path, len(shard)))
         done += len(shard)
@@ -105,7 +108,7 @@ def make_features(
 
 
 def _key(shard: Sequence[Trace], taps: tuple[int, ...], model: str) -> str:
-    digest = xxhash.xxh3_128(f"{model} {taps} {CODES}")
+    digest = xxhash.xxh3_128(f"{model} {taps} {CODES}".encode())
     for trace in shard:
         digest.update(np.array([len(trace.token_ids)], "<i4").tobytes())
         digest.update(trace.token_ids.astype("<i4").tobytes())

@@ -49,7 +49,9 @@ def layer_config(target: ModelConfig) -> ModelConfig:
     )
 
 
-def frequent_tokens(traces: Iterable[Trace], count: int, vocab_size: int, kept: Iterable[int]) -> Tensor:
+def frequent_tokens(
+    traces: Iterable[Trace], count: int, vocab_size: int, kept: Iterable[int]
+) -> Tensor:
     """The tokens that the answers have most often, ascending; of equals those of lower ids.
 
     Args:
@@ -116,7 +118,9 @@ def initial_params(
             (fresh(heads * c.head_dim, width), known), dim=1
         )
         if c.qk_norm and name != "v":
-            params[f"{ATTENTION}{name}_norm.weight"] = weights.norm(f"{last}self_attn.{name}_norm.weight")
+            params[f"{ATTENTION}{name}_norm.weight"] = weights.norm(
+                f"{last}self_attn.{name}_norm.weight"
+            )
     mlp_norm = "pre_feedforward_layernorm" if c.post_norms else "post_attention_layernorm"
     params[ATTENTION + "o_proj.weight"] = weights(last + "self_attn.o_proj.weight")
     params[LAYER + "post_attention_layernorm.weight"] = weights.norm(f"{last}{mlp_norm}.weight")
@@ -172,8 +176,16 @@ def speculators_config(
             "algorithm": "eagle3",
             "default_proposal_method": "greedy",
             "proposal_methods": [
-                {"proposal_type": "greedy", "speculative_tokens": num_steps, "verifier_accept_k": 1, "accept_tolerance": 0.0}
+                {
+                    "proposal_type": "greedy",
+                    "speculative_tokens": num_steps,
+                    "verifier_accept_k": 1,
+                    "accept_tolerance": 0.0,
+                }
             ],
-            "verifier": {"name_or_path": None, "architectures": list(told.get("architectures") or [])},
+            "verifier": {
+                "name_or_path": None,
+                "architectures": list(told.get("architectures") or []),
+            },
         },
     }

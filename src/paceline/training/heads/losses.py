@@ -113,7 +113,9 @@ def unrolled_loss(
     for step, (rows, x) in enumerate(unrolled(head, batch, num_steps, continued)):
         if not len(rows):
             break
-        total = total + decay**step * cross_entropy(head.normed(x), matrix, wanted.rows(rows)) / len(rows)
+        total = total + decay**step * cross_entropy(
+            head.normed(x), matrix, wanted.rows(rows)
+        ) / len(rows)
         weights += decay**step
     return total / weights
 
@@ -125,8 +127,12 @@ def unrolled(head: Eagle3, batch: Batch, num_steps: int, continued: Tensor) -> A
     with their text; what they would predict beyond is not there.
     """
     x, chains = head.first(
-        batch.tokens, head.fused(batch.features), batch.positions, batch.grid,
-        batch.wanted, batch.wanted_grid,
+        batch.tokens,
+        head.fused(batch.features),
+        batch.positions,
+        batch.grid,
+        batch.wanted,
+        batch.wanted_grid,
     )
     yield torch.arange(len(x)), x
     x, places = x[continued], batch.wanted[continued]

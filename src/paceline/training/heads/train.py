@@ -116,7 +116,9 @@ def split_prompts(
     return [i for i in range(len(traces)) if i not in taken], sorted(held)
 
 
-def _initial(config: HeadTrainingConfig, target: Checkpoint, traces: Sequence[Trace]) -> TrainableModel:
+def _initial(
+    config: HeadTrainingConfig, target: Checkpoint, traces: Sequence[Trace]
+) -> TrainableModel:
     weights, c = TargetWeights(target), target.config
     taps = config.taps or default_taps(c.num_layers)
     token_ids = frequent_tokens(traces, config.draft_vocab_size, c.vocab_size, c.eos_token_ids)
