@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +20,6 @@ from paceline.training.heads.eagle3 import Grid
 
 Tensor = torch.Tensor
 Ints = npt.NDArray[np.int64]
-ReadFeatures = Callable[[int], npt.NDArray[np.float32]]
-"""The features of a trace by its number, float32 ``[rows, taps * hidden_size]``."""
 SORTED = 64
 """Traces that are sorted by length at a time, so that a pack's are about equally long."""
 
@@ -33,6 +32,23 @@ def num_rows(trace: Trace) -> int:
 def num_wanted(trace: Trace) -> int:
     """Those that predict a token of the answer with the answer's first token known."""
     return max(0, len(trace.token_ids) - trace.prompt_len - 1)
+
+
+class Rows(NamedTuple):
+    """What the target makes of a trace.
+
+    Attributes:
+        features: float32 ``[rows, taps * hidden_size]``.
+        top_ids, top_probs: ``[wanted, k]``, its likeliest tokens where wanted rows predict.
+    """
+
+    features: Tensor
+    top_ids: Tensor
+    top_probs: Tensor
+
+
+ReadRows = Callable[[int], Rows]
+"""By the number of a trace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,27 +78,23 @@ class Batch:
     top_probs: Tensor
 
     @staticmethod
-    def of(traces: Sequence[Trace], features: Sequence[npt.NDArray[np.float32]]) -> Batch:
-        """Args: the features are those of each trace's rows."""
+    def of(traces: Sequence[Trace], made: Sequence[Rows]) -> Batch:
         rows = np.array([num_rows(t) for t in traces])
         wanted = np.array([num_wanted(t) for t in traces])
         positions, ends = _ranges(rows), np.cumsum(rows)
         ranks = _ranges(wanted)
         places = np.repeat(ends - wanted, wanted) + ranks
-        # Row i of a trace's log-probabilities predicts token i of its answer; the first is known.
         return Batch(
             tokens=_joined([t.token_ids[1:-1] for t in traces]),
             positions=torch.from_numpy(positions),
-            features=torch.from_numpy(np.concatenate(features)),
+            features=torch.cat([m.features for m in made]),
             grid=_grid(rows, positions),
             wanted=torch.from_numpy(places),
             wanted_grid=_grid(wanted, ranks),
             left=torch.from_numpy(np.repeat(wanted, wanted) - 1 - ranks),
             emitted=_joined([t.token_ids[t.prompt_len + 1 :] for t in traces]),
-            top_ids=_joined([t.top_ids[1:] for t in traces]),
-            top_probs=torch.from_numpy(
-                np.exp(np.concatenate([t.top_logprobs[1:] for t in traces]))
-            ),
+            top_ids=torch.cat([m.top_ids for m in made]),
+            top_probs=torch.cat([m.top_probs for m in made]),
         )
 
     def part(self, chosen: Tensor) -> Grid:
@@ -123,7 +135,7 @@ class Packs:
         TrainingError: no trace has an answer of two tokens.
     """
 
-    def __init__(self, traces: Sequence[Trace], read: ReadFeatures, size: int, seed: int) -> None:
+    def __init__(self, traces: Sequence[Trace], read: ReadRows, size: int, seed: int) -> None:
         self._traces, self._read, self._size, self._seed = traces, read, size, seed
         self._usable = np.array([i for i, t in enumerate(traces) if num_wanted(t) > 0], np.int64)
         if not len(self._usable):

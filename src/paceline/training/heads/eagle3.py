@@ -59,7 +59,7 @@ class Chains:
         grid: of these rows.
         positions: int64 ``[rows]``, in their texts, of the first step.
         keys, values: of the first step of all rows of the texts, ``[texts, kv_heads, width, dim]``.
-        own_keys, own_values: of the later steps, like the queries ``[texts, kv_heads, width, dim]``.
+        own_keys, own_values: of the later steps, ``[texts, kv_heads, width, dim]`` each.
     """
 
     grid: Grid

@@ -1,8 +1,8 @@
-"""The target's features of traces, on disk in 8 bits. Owns the files; knows no head.
+"""What the target makes of traces, on disk: features in 8 bits, and its likeliest tokens.
 
-One file per trace shard, named after all that it depends on, so that it can be deleted at any time
-and is made again where it is needed. A row has for each tap the codes of its numbers and a float32
-scale; training reads rows through a memory map.
+Two files per group of traces, named after all that they depend on, so that they can be deleted at
+any time and are made again where they are needed. Training reads rows through a memory map. Owns
+these files; knows no head.
 """
 
 from __future__ import annotations
@@ -19,126 +19,144 @@ from paceline.errors import TrainingError
 from paceline.runtime.model_runner import ModelRunner
 from paceline.span import Span
 from paceline.traces import Trace
-from paceline.training.heads.batches import num_rows
+from paceline.training.heads.batches import Rows, num_rows, num_wanted
 from paceline.writing import whole_file
 
-Bytes = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float32]
+Tensor = torch.Tensor
+Array = npt.NDArray[np.generic]
 CODES = torch.float8_e4m3fn
 LARGEST = 448.0  # of these codes
+SHARD = 64  # traces of a file
 FORWARD_ROWS = 512
+TOP = 32
+TOP_ROW = np.dtype([("ids", "<i4", TOP), ("logprobs", "<f2", TOP)])
 
 
-def pack_rows(features: torch.Tensor) -> Bytes:
-    """Float32 ``[rows, taps, hidden]`` to ``[rows, taps, hidden + 4]`` bytes.
+def pack_rows(features: Tensor) -> Array:
+    """Float32 ``[rows, taps, hidden]`` to ``[rows, taps, hidden + 4]`` bytes: codes and a scale.
 
     Codes are 8-bit floats: their error is relative to each number, and residual streams have a few
     numbers that are hundreds of times larger than the others.
     """
     scales = features.abs().amax(-1, keepdim=True).clamp_min(1e-30) / LARGEST
     codes = (features / scales).to(CODES).view(torch.uint8)
-    return torch.cat((codes, scales.view(torch.uint8)), dim=-1).numpy()
+    packed: Array = torch.cat((codes, scales.view(torch.uint8)), dim=-1).numpy()
+    return packed
 
 
-def unpack_rows(packed: Bytes) -> Floats:
+def unpack_rows(packed: Array) -> Tensor:
     """What was packed, as ``[rows, taps * hidden]``."""
     whole = torch.from_numpy(np.array(packed))
     scales = whole[..., -4:].contiguous().view(torch.float32)
-    return (whole[..., :-4].view(CODES).float() * scales).flatten(1).numpy()
+    return (whole[..., :-4].view(CODES).float() * scales).flatten(1)
 
 
 class FeatureFiles:
-    """Reads traces' features by number.
+    """Reads traces' rows by number.
 
     Args:
-        traces: in the order in which they are numbered, shard by shard.
+        shards: the traces of each pair of files, numbered one after another.
+        paths: without what tells the two apart.
     """
 
-    def __init__(self, traces: Sequence[Trace], files: Sequence[tuple[Path, int]]) -> None:
-        """``files``: and how many of the traces each holds."""
-        self._places: list[tuple[Bytes, int, int]] = []
-        left = iter(traces)
-        for path, count in files:
-            rows, at = np.load(path, mmap_mode="r"), 0
-            for _ in range(count):
-                end = at + num_rows(next(left))
-                self._places.append((rows, at, end))
-                at = end
+    def __init__(self, shards: Sequence[Sequence[Trace]], paths: Sequence[Path]) -> None:
+        self._places: list[tuple[Array, Array]] = []
+        for shard, path in zip(shards, paths, strict=True):
+            rows, tops = (np.load(file, mmap_mode="r") for file in _files(path))
+            ends = (np.cumsum([count(t) for t in shard])[:-1] for count in (num_rows, num_wanted))
+            parts = (np.split(a, at) for a, at in zip((rows, tops), ends, strict=True))
+            self._places += zip(*parts, strict=True)
 
-    def __call__(self, number: int) -> Floats:
-        rows, begin, end = self._places[number]
-        return unpack_rows(rows[begin:end])
+    def __call__(self, number: int) -> Rows:
+        rows, tops = self._places[number]
+        probs = torch.from_numpy(tops["logprobs"].astype(np.float32)).exp()
+        return Rows(unpack_rows(rows), torch.from_numpy(tops["ids"].astype(np.int64)), probs)
+
+
+def _files(path: Path) -> tuple[Path, Path]:
+    return path.with_suffix(".features.npy"), path.with_suffix(".tops.npy")
 
 
 def make_features(
-    shards: Sequence[Sequence[Trace]],
+    traces: Sequence[Trace],
     runner: Callable[[], ModelRunner],
     taps: tuple[int, ...],
     folder: Path,
     model: str,
-    report: Callable[[int, int], None] = lambda done, total: None,
+    report: Callable[[int], None] = lambda done: None,
 ) -> FeatureFiles:
     """Write what is missing, and open all.
 
     Args:
+        traces: each with an answer of two tokens or more.
         runner: loads the target; called where a file is missing.
         model: names the target's weights.
-        report: is told the traces done, and all.
+        report: is told how many traces are done.
 
     Raises:
-        TrainingError: a file cannot be written.
+        TrainingError: a file cannot be written, or the target has no room for a trace.
     """
-    total, done, files = sum(map(len, shards)), 0, list[tuple[Path, int]]()
+    shards = [traces[at : at + SHARD] for at in range(0, len(traces), SHARD)]
+    paths = [folder / _key(shard, taps, model) for shard in shards]
     loaded: ModelRunner | None = None
-    for shard in shards:
-        path = folder / f"features-{_key(shard, taps, model)}.npy"
-        if not path.is_file():
+    for number, (shard, path) in enumerate(zip(shards, paths, strict=True)):
+        if not all(file.is_file() for file in _files(path)):
             loaded = loaded or runner()
             loaded.taps = taps
-            rows = np.concatenate(list(shard_features(shard, loaded)))
-            with (
-                whole_file(path, TrainingError, make_folder=True) as partial,
-                partial.open("wb") as file,
-            ):
-                np.save(file, rows)
-        files.append((path, len(shard)))
-        done += len(shard)
-        report(done, total)
-    return FeatureFiles([trace for shard in shards for trace in shard], files)
+            parts = zip(*_forwards(shard, loaded), strict=True)
+            for file, arrays in zip(_files(path), parts, strict=True):
+                _save(file, np.concatenate(arrays))
+            report(min(len(traces), (number + 1) * SHARD))
+    return FeatureFiles(shards, paths)
+
+
+def _save(path: Path, array: Array) -> None:
+    with whole_file(path, TrainingError, make_folder=True) as partial, partial.open("wb") as file:
+        np.save(file, array)
 
 
 def _key(shard: Sequence[Trace], taps: tuple[int, ...], model: str) -> str:
-    digest = xxhash.xxh3_128(f"{model} {taps} {CODES}".encode())
+    digest = xxhash.xxh3_128(f"{model} {taps} {CODES} {TOP}".encode())
     for trace in shard:
-        digest.update(np.array([len(trace.token_ids)], "<i4").tobytes())
-        digest.update(trace.token_ids.astype("<i4").tobytes())
+        digest.update(np.array([trace.prompt_len, *trace.token_ids], "<i4").tobytes())
     return digest.hexdigest()
 
 
-def shard_features(traces: Sequence[Trace], runner: ModelRunner) -> Iterator[Bytes]:
-    """The packed rows of each trace, in order; several traces share a forward."""
+def _forwards(traces: Sequence[Trace], runner: ModelRunner) -> Iterator[tuple[Array, Array]]:
+    """Packed features and likeliest tokens of all traces, in order; several share a forward."""
     group: list[Trace] = []
     for trace in traces:
         if group and sum(map(num_rows, group)) + num_rows(trace) > FORWARD_ROWS:
-            yield from _forward(group, runner)
+            yield _forward(group, runner)
             group = []
         group.append(trace)
-    yield from _forward(group, runner)
+    yield _forward(group, runner)
 
 
-def _forward(traces: Sequence[Trace], runner: ModelRunner) -> Iterator[Bytes]:
-    kv, spans, rows = runner.kv, list[Span](), [num_rows(trace) for trace in traces]
-    for index, (trace, count) in enumerate(zip(traces, rows, strict=True)):
+def _forward(traces: Sequence[Trace], runner: ModelRunner) -> tuple[Array, Array]:
+    kv, spans = runner.kv, list[Span]()
+    for index, trace in enumerate(traces):
+        tokens = trace.token_ids[:-1].tolist()
         kv.open(index)
-        if not count:
-            continue
-        if not kv.reserve(index, count):
-            raise TrainingError(f"the KV cache has no room for a trace of {count} tokens")
-        spans.append(Span.chunk(index, 0, trace.token_ids[:count].tolist(), sample=False))
-    if spans:
-        features = runner.forward(runner.pack(spans)).features
-        assert features is not None
-        packed = pack_rows(features.cpu())
-        yield from np.split(packed, np.cumsum([len(s.token_ids) for s in spans])[:-1])
+        if not kv.reserve(index, len(tokens)):
+            raise TrainingError(f"the KV cache has no room for a trace of {len(tokens)} tokens")
+        wanted = range(trace.prompt_len, len(tokens))
+        spans.append(Span(index, 0, tokens, range(-1, len(tokens) - 1), wanted))
+    result = runner.forward(runner.pack(spans))
+    assert result.features is not None
+    ends = np.cumsum([len(span.token_ids) for span in spans])
+    rows = np.delete(np.arange(ends[-1]), ends - 1)  # of the last token nothing is drafted
     for index in range(len(traces)):
         kv.free(index)
+    return pack_rows(result.features.cpu()[rows]), top_rows(result.logits.cpu())
+
+
+def top_rows(logits: Tensor) -> Array:
+    """The likeliest tokens of ``[rows, vocab_size]``, best first, as :data:`TOP_ROW`."""
+    best = logits.topk(min(TOP, logits.shape[1]))
+    count = best.values.shape[1]
+    found = np.zeros(len(logits), TOP_ROW)
+    found["logprobs"] = -np.inf
+    found["ids"][:, :count] = best.indices.numpy()
+    found["logprobs"][:, :count] = (best.values - logits.logsumexp(-1, keepdim=True)).numpy()
+    return found

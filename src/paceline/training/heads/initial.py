@@ -57,10 +57,9 @@ def frequent_tokens(
     Args:
         kept: tokens that are among them in any case, such as the end of an answer.
     """
-    seen = np.zeros(vocab_size, np.float64)
+    seen = np.zeros(vocab_size)
     for trace in traces:
         np.add.at(seen, trace.output_token_ids, 1.0)
-        np.add.at(seen, trace.top_ids, np.exp(trace.top_logprobs))
     seen[list(kept)] = np.inf
     chosen = np.argsort(-seen, kind="stable")[: min(count, vocab_size)]
     return torch.from_numpy(np.sort(chosen))

@@ -1,6 +1,6 @@
 """What a head's predictions cost, and how often they would be accepted. Knows no files.
 
-The target's distribution is that of its traces: the likeliest tokens of each position. What lies
+The target's distribution is that of its likeliest tokens at each position. What lies
 beyond them, or has no row in the head, is left out, and the rest is not scaled up: positions where
 the head can say little count little.
 """
@@ -135,6 +135,8 @@ def unrolled(head: Eagle3, batch: Batch, num_steps: int, continued: Tensor) -> A
         batch.wanted_grid,
     )
     yield torch.arange(len(x)), x
+    if not len(continued):
+        return
     x, places = x[continued], batch.wanted[continued]
     chains = chains.of(batch.part(continued), batch.positions[places])
     for step in range(1, num_steps):

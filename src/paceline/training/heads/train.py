@@ -46,7 +46,6 @@ from paceline.training.trainer import resolve_dtype, run_training, spent
 
 Tensor = torch.Tensor
 FEATURES = "features"
-SHARD = 64  # traces of a file of features
 
 
 def train_head(config: HeadTrainingConfig) -> HeadTrainingResult:
@@ -135,14 +134,13 @@ def _features(
     display: ProgressDisplay,
 ) -> FeatureFiles:
     taps = config.taps or default_taps(target.config.num_layers)
-    shards = [traces[at : at + SHARD] for at in range(0, len(traces), SHARD)]
     return make_features(
-        shards,
+        traces,
         partial(_runner, config, target),
         taps,
         Path(config.features or folder / FEATURES),
         model_fingerprint(target),
-        lambda done, total: display.note(f"features of {done} of {total} traces"),
+        lambda done: display.note(f"features of {done} of {len(traces)} traces"),
     )
 
 
