@@ -217,10 +217,10 @@ class HeadTrainingConfig(TrainingConfig):
     eval_steps: int = 5
     features: str | None = None
     format: str = "speculators"
-    seq_len: int = 2048
+    seq_len: int = 1024
     batch_size: int = 1
     dtype: str = "float32"
-    learning_rate: float = 5e-4
+    learning_rate: float = 1e-3
 
     def __post_init__(self) -> None:
         TrainingConfig.__post_init__(self)
