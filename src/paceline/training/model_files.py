@@ -149,9 +149,16 @@ def check_output(folder: str | Path, overwrite: bool) -> Path:
 
 
 def save_model(
-    folder: Path, model: TrainableModel, tokenizer_from: Path, weights_dtype: str, card: str
+    folder: Path,
+    model: TrainableModel,
+    tokenizer_from: Path | None,
+    weights_dtype: str,
+    card: str,
 ) -> None:
-    """Write config, weights, tokenizer, generation config and model card; the weights last.
+    """Write config, weights, generation config and model card; the weights last.
+
+    Args:
+        tokenizer_from: the folder of a tokenizer that is written too.
 
     Raises:
         TrainingError: a file cannot be written.
@@ -163,7 +170,7 @@ def save_model(
     if ids:
         _write(folder / "generation_config.json", json.dumps(ids, indent=2, sort_keys=True) + "\n")
     _write(folder / "README.md", card)
-    for name in TOKENIZER_FILES:
+    for name in TOKENIZER_FILES if tokenizer_from else ():
         source = tokenizer_from / name
         if source.is_file() and source.resolve() != (folder / name).resolve():
             _copy(source, folder / name)

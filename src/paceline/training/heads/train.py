@@ -5,6 +5,7 @@ Owns the recipe; the loop and its state are the other trainings'.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +16,7 @@ import torch
 
 from paceline.config import EngineConfig
 from paceline.engine.build import open_runner, resolve_config
-from paceline.errors import TraceError
+from paceline.errors import TraceError, TrainingError
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.fingerprint import model_fingerprint
 from paceline.runtime.model_runner import ModelRunner
@@ -63,9 +64,17 @@ def train_head(config: HeadTrainingConfig) -> HeadTrainingResult:
     target = load_checkpoint(config.target)
     traces = _traces(config, target)
     train, held_out = split_prompts(traces, config.held_out_tokens, config.seed)
-    model = _initial(config, target, [traces[i] for i in train])
+    taps = _taps(config, target)
+    model = _initial(config, target, taps, [traces[i] for i in train])
     with ProgressDisplay(config.show_progress, "train head") as display:
-        features = _features(config, target, traces, folder, display)
+        features = make_features(
+            traces,
+            partial(_runner, config, target),
+            taps,
+            Path(config.features or folder / FEATURES),
+            model_fingerprint(target),
+            lambda done: display.note(f"features of {done} of {len(traces)} traces"),
+        )
     task = _Task(config, target, model, traces, features, train, held_out)
     before = task.acceptance(None)
     documents = TokenDocuments.of([trace.token_ids for trace in traces])
@@ -74,21 +83,26 @@ def train_head(config: HeadTrainingConfig) -> HeadTrainingResult:
     result = HeadTrainingResult(**spent(config, model, progress), before=before, after=after)
     answers = sum(len(traces[i].logprobs) for i in train)
     card = head_card(config, result, layer_config(target.config), answers)
-    save_model(folder, model, Path(config.target), config.weights_dtype, card)
+    save_model(folder, model, None, config.weights_dtype, card)
     remove_state(folder)
+    if not config.features:
+        shutil.rmtree(folder / FEATURES)
     return result
 
 
 def _traces(config: HeadTrainingConfig, target: Checkpoint) -> list[Trace]:
-    found: list[Trace] = []
+    """The traces with an answer of two tokens or more, of all folders."""
+    known, found = model_fingerprint(target), list[Trace]()
     for folder in config.traces:
-        told = read_meta(folder).get("vocab_fingerprint")
-        known = target.tokenizer.fingerprint if target.tokenizer else None
-        if told is not None and known is not None and told != known:
-            raise TraceError(f"{folder} is of a model with another tokenizer than {config.target}")
-        found += [trace for trace in read_traces(folder) if num_wanted(trace) > 0]
-    if any(t.token_ids.max() >= target.config.vocab_size for t in found):
-        raise TraceError(f"the traces have token ids that {config.target} has not")
+        said = read_meta(folder).get("model_fingerprint")
+        vocabulary = target.config.vocab_size
+        traces = [trace for trace in read_traces(folder) if num_wanted(trace) > 0]
+        if said not in (None, known) or any(t.token_ids.max() >= vocabulary for t in traces):
+            raise TraceError(
+                f"{folder} has answers of another model than {config.target}; trace the prompts "
+                "with this one"
+            )
+        found += traces
     return found
 
 
@@ -115,33 +129,25 @@ def split_prompts(
     return [i for i in range(len(traces)) if i not in taken], sorted(held)
 
 
+def _taps(config: HeadTrainingConfig, target: Checkpoint) -> tuple[int, ...]:
+    layers = target.config.num_layers
+    taps = config.taps or default_taps(layers)
+    if list(taps) != sorted(set(taps)) or not 0 <= taps[0] <= taps[-1] <= layers:
+        raise TrainingError(
+            f"taps are {', '.join(map(str, taps))}; allowed are ascending numbers from 0 to "
+            f"{layers}, the layers of {config.target}"
+        )
+    return taps
+
+
 def _initial(
-    config: HeadTrainingConfig, target: Checkpoint, traces: Sequence[Trace]
+    config: HeadTrainingConfig, target: Checkpoint, taps: tuple[int, ...], traces: Sequence[Trace]
 ) -> TrainableModel:
     weights, c = TargetWeights(target), target.config
-    taps = config.taps or default_taps(c.num_layers)
     token_ids = frequent_tokens(traces, config.draft_vocab_size, c.vocab_size, c.eos_token_ids)
     raw = speculators_config(target, taps, len(token_ids), config.num_steps)
     params = initial_params(weights, len(taps), token_ids, config.seed)
     return TrainableModel(raw, params, vocabulary_maps(token_ids, c.vocab_size))
-
-
-def _features(
-    config: HeadTrainingConfig,
-    target: Checkpoint,
-    traces: Sequence[Trace],
-    folder: Path,
-    display: ProgressDisplay,
-) -> FeatureFiles:
-    taps = config.taps or default_taps(target.config.num_layers)
-    return make_features(
-        traces,
-        partial(_runner, config, target),
-        taps,
-        Path(config.features or folder / FEATURES),
-        model_fingerprint(target),
-        lambda done: display.note(f"features of {done} of {len(traces)} traces"),
-    )
 
 
 def _runner(config: HeadTrainingConfig, target: Checkpoint) -> ModelRunner:
