@@ -272,11 +272,11 @@ def traces(trained: LMTrainingResult, tmp_path_factory: pytest.TempPathFactory) 
     return folder
 
 
-def _config(target: Path, traces: Path, output: Path, **options: Any) -> HeadTrainingConfig:
+def head_config(target: Path, answers: Path, output: Path, **options: Any) -> HeadTrainingConfig:
     defaults: dict[str, Any] = {
         "output": str(output),
         "target": str(target),
-        "traces": (str(traces),),
+        "traces": (str(answers),),
         "draft_vocab_size": 100,
         "held_out_tokens": 300,
         "seq_len": 128,
@@ -293,7 +293,7 @@ def _config(target: Path, traces: Path, output: Path, **options: Any) -> HeadTra
 def test_training_raises_acceptance(
     trained: LMTrainingResult, traces: Path, tmp_path: Path
 ) -> None:
-    result = train_head(_config(trained.folder, traces, tmp_path))
+    result = train_head(head_config(trained.folder, traces, tmp_path))
     assert result.before is not None
     assert result.after is not None
     assert result.after.greedy[0] > result.before.greedy[0] + 0.1
@@ -303,7 +303,7 @@ def test_training_raises_acceptance(
 
 
 def test_what_is_written(trained: LMTrainingResult, traces: Path, tmp_path: Path) -> None:
-    train_head(_config(trained.folder, traces, tmp_path, steps=1))
+    train_head(head_config(trained.folder, traces, tmp_path, steps=1))
     told = json.loads((tmp_path / "config.json").read_text())
     assert told["speculators_model_type"] == "eagle3"
     assert told["draft_vocab_size"] == 100
@@ -326,8 +326,8 @@ def test_resumed_training_equals_uninterrupted_one(
         "held_out_tokens": 0,
         "features": str(tmp_path / "features"),
     }
-    train_head(_config(trained.folder, traces, tmp_path / "whole", **options))
-    broken = _config(trained.folder, traces, tmp_path / "broken", **options)
+    train_head(head_config(trained.folder, traces, tmp_path / "whole", **options))
+    broken = head_config(trained.folder, traces, tmp_path / "broken", **options)
     left = [5]
 
     def failing(*arguments: Any) -> torch.Tensor:
@@ -349,14 +349,14 @@ def test_features_are_made_once(
     trained: LMTrainingResult, traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = {"steps": 1, "features": str(tmp_path / "features")}
-    train_head(_config(trained.folder, traces, tmp_path / "first", **options))
+    train_head(head_config(trained.folder, traces, tmp_path / "first", **options))
     files = {p: p.read_bytes() for p in (tmp_path / "features").iterdir()}
     with monkeypatch.context() as patch:
         patch.setattr(train_module, "open_runner", None)
-        train_head(_config(trained.folder, traces, tmp_path / "second", **options))
+        train_head(head_config(trained.folder, traces, tmp_path / "second", **options))
     gone = next(iter(files))
     gone.unlink()
-    train_head(_config(trained.folder, traces, tmp_path / "third", **options))
+    train_head(head_config(trained.folder, traces, tmp_path / "third", **options))
     assert gone.read_bytes() == files[gone]
 
 
@@ -366,7 +366,7 @@ def test_traces_of_another_model_are_refused(trained: LMTrainingResult, tmp_path
     trace = Trace(0, 1, tokens, rows[:, 0], tokens[1:, None], rows)
     TraceWriter(folder, {"model_fingerprint": "x"}).write_shard([trace])
     with pytest.raises(TraceError, match="another model"):
-        train_head(_config(trained.folder, folder, tmp_path / "out"))
+        train_head(head_config(trained.folder, folder, tmp_path / "out"))
 
 
 @pytest.mark.parametrize(
@@ -387,4 +387,4 @@ def test_impossible_options_are_refused(
     error: type[Exception],
 ) -> None:
     with pytest.raises(error):
-        train_head(_config(trained.folder, traces, tmp_path, **options))
+        train_head(head_config(trained.folder, traces, tmp_path, **options))
