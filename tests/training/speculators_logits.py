@@ -17,8 +17,6 @@ def main(folder: str, inputs: str, outputs: str) -> None:
     config = SpeculatorModel.config_class.from_pretrained(folder)
     config.transformer_layer_config._attn_implementation = "eager"
     model = SpeculatorModel.from_pretrained(folder, config=config).eval()
-    with torch.no_grad():
-        model.embed_tokens.weight.copy_(given["embedding"])
     logits: list[torch.Tensor] = []
     model.lm_head.register_forward_hook(lambda module, args, out: logits.append(out[0].clone()))
     count = given["input_ids"].shape[1]

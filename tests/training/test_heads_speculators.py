@@ -35,14 +35,14 @@ def test_speculators_computes_the_same(
     traces: Path,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    train_head(head_config(trained.folder, traces, tmp_path / "head", steps=3))
+    train_head(head_config(trained.folder, traces, tmp_path / "head", steps=3, with_embedding=True))
     target = load_checkpoint(trained.folder)
     tensors = load_file(tmp_path / "head" / "model.safetensors")
     embedding, taps = TargetWeights(target).embedding, tensors["fc.weight"].shape[1]
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, len(embedding), (ROWS,), generator=generator)
     features = torch.randn(ROWS, taps, generator=generator)
-    inputs = {"embedding": embedding, "features": features[None], "input_ids": tokens[None]}
+    inputs = {"features": features[None], "input_ids": tokens[None]}
     save_file(inputs, tmp_path / "inputs")
     command = [PYTHON, str(SCRIPT), *(str(tmp_path / n) for n in ("head", "inputs", "logits"))]
     subprocess.run(command, check=True, timeout=280)

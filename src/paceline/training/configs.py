@@ -204,6 +204,10 @@ class HeadTrainingConfig(TrainingConfig):
         features: folder of the target's hidden states, which are made where they are missing
             (default: in the output); deleted, they are made again.
         format: of the written folder; speculators is known.
+        verifier: the target as engines that read this format should find it, such as org/name on
+            the hub (default: as it is named here).
+        with_embedding: also write the target's embedding, which the speculators package reads;
+            other engines share the target's.
     """
 
     target: str
@@ -217,6 +221,8 @@ class HeadTrainingConfig(TrainingConfig):
     eval_steps: int = 5
     features: str | None = None
     format: str = "speculators"
+    verifier: str = ""
+    with_embedding: bool = False
     seq_len: int = 1024
     batch_size: int = 1
     dtype: str = "float32"

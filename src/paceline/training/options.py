@@ -106,7 +106,16 @@ class TrainingConfig:
 _REPORTING = ("overwrite", "show_progress", "command", "data_note", "licence")
 _COMPARED_BY_CONTENT = ("text", "exclude", "stdlib")
 _FREE = frozenset(
-    ("output", "features", "threads", "save_minutes", *_REPORTING, *_COMPARED_BY_CONTENT)
+    (
+        "output",
+        "features",
+        "verifier",
+        "with_embedding",
+        "threads",
+        "save_minutes",
+        *_REPORTING,
+        *_COMPARED_BY_CONTENT,
+    )
 )
 
 _RANGES = (

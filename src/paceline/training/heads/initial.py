@@ -130,6 +130,11 @@ def initial_params(
     return {name: p.clone().contiguous() for name, p in params.items()}
 
 
+def embedding_param(target: Checkpoint) -> dict[str, Tensor]:
+    """The target's embedding under its name in a head's checkpoint."""
+    return {"embed_tokens.weight": TargetWeights(target).embedding}
+
+
 def vocabulary_maps(token_ids: Tensor, vocab_size: int) -> dict[str, Tensor]:
     """What a checkpoint says of the head's tokens: ``d2t`` and ``t2d``."""
     flags = torch.zeros(vocab_size, dtype=torch.bool)
@@ -138,9 +143,13 @@ def vocabulary_maps(token_ids: Tensor, vocab_size: int) -> dict[str, Tensor]:
 
 
 def speculators_config(
-    target: Checkpoint, taps: tuple[int, ...], num_columns: int, num_steps: int
+    target: Checkpoint, verifier: str, taps: tuple[int, ...], num_columns: int, num_steps: int
 ) -> Mapping[str, Any]:
-    """The ``config.json`` of a head in the speculators format."""
+    """The ``config.json`` of a head in the speculators format.
+
+    Args:
+        verifier: the target's name or path for engines that read this.
+    """
     told, c = dict(target.hf_config), layer_config(target.config)
     kind = "qwen3" if c.qk_norm else "llama"
     rope = {k: told[k] for k in ("rope_theta", "rope_scaling", "rope_parameters") if k in told}
@@ -183,7 +192,7 @@ def speculators_config(
                 }
             ],
             "verifier": {
-                "name_or_path": None,
+                "name_or_path": verifier,
                 "architectures": list(told.get("architectures") or []),
             },
         },

@@ -32,6 +32,7 @@ from paceline.training.heads.initial import (
     HEAD,
     TargetWeights,
     default_taps,
+    embedding_param,
     frequent_tokens,
     initial_params,
     layer_config,
@@ -83,6 +84,8 @@ def train_head(config: HeadTrainingConfig) -> HeadTrainingResult:
     result = HeadTrainingResult(**spent(config, model, progress), before=before, after=after)
     answers = sum(len(traces[i].logprobs) for i in train)
     card = head_card(config, result, layer_config(target.config), answers)
+    if config.with_embedding:
+        model = TrainableModel(model.raw, {**model.params, **embedding_param(target)}, model.fixed)
     save_model(folder, model, None, config.weights_dtype, card)
     remove_state(folder)
     if not config.features:
@@ -145,7 +148,8 @@ def _initial(
 ) -> TrainableModel:
     weights, c = TargetWeights(target), target.config
     token_ids = frequent_tokens(traces, config.draft_vocab_size, c.vocab_size, c.eos_token_ids)
-    raw = speculators_config(target, taps, len(token_ids), config.num_steps)
+    verifier = config.verifier or config.target
+    raw = speculators_config(target, verifier, taps, len(token_ids), config.num_steps)
     params = initial_params(weights, len(taps), token_ids, config.seed)
     return TrainableModel(raw, params, vocabulary_maps(token_ids, c.vocab_size))
 
