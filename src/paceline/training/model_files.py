@@ -170,15 +170,19 @@ def save_model(
     if ids:
         _write(folder / "generation_config.json", json.dumps(ids, indent=2, sort_keys=True) + "\n")
     _write(folder / "README.md", card)
-    for name in TOKENIZER_FILES if tokenizer_from else ():
-        source = tokenizer_from / name
-        if source.is_file() and source.resolve() != (folder / name).resolve():
-            _copy(source, folder / name)
+    if tokenizer_from is not None:
+        _copy_tokenizer(tokenizer_from, folder)
     kind = torch.bfloat16 if weights_dtype == "bfloat16" else torch.float32
     tensors = {name: p.detach().to(kind).contiguous() for name, p in model.params.items()}
     tensors |= model.fixed
     with whole_file(folder / WEIGHTS, TrainingError) as partial:
         save_file(tensors, partial, {"format": "pt"})
+
+
+def _copy_tokenizer(source: Path, folder: Path) -> None:
+    for name in TOKENIZER_FILES:
+        if (source / name).is_file() and (source / name).resolve() != (folder / name).resolve():
+            _copy(source / name, folder / name)
 
 
 def _copy(source: Path, path: Path) -> None:

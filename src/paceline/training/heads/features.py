@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,7 @@ from paceline.training.heads.batches import Rows, num_rows, num_wanted
 from paceline.writing import whole_file
 
 Tensor = torch.Tensor
-Array = npt.NDArray[np.generic]
+Array = npt.NDArray[Any]
 CODES = torch.float8_e4m3fn
 LARGEST = 448.0  # of these codes
 SHARD = 64  # traces of a file
@@ -78,7 +79,7 @@ def _files(path: Path) -> tuple[Path, Path]:
 
 
 def make_features(
-    traces: Sequence[Trace],
+    folders: Sequence[Sequence[Trace]],
     runner: Callable[[], ModelRunner],
     taps: tuple[int, ...],
     folder: Path,
@@ -88,7 +89,8 @@ def make_features(
     """Write what is missing, and open all.
 
     Args:
-        traces: each with an answer of two tokens or more.
+        folders: the traces of each, with answers of two tokens or more. One that grows keeps the
+            files that it has.
         runner: loads the target; called where a file is missing.
         model: names the target's weights.
         report: is told how many traces are done.
@@ -96,17 +98,19 @@ def make_features(
     Raises:
         TrainingError: a file cannot be written, or the target has no room for a trace.
     """
-    shards = [traces[at : at + SHARD] for at in range(0, len(traces), SHARD)]
+    shards = [each[at : at + SHARD] for each in folders for at in range(0, len(each), SHARD)]
     paths = [folder / _key(shard, taps, model) for shard in shards]
     loaded: ModelRunner | None = None
-    for number, (shard, path) in enumerate(zip(shards, paths, strict=True)):
+    done = 0
+    for shard, path in zip(shards, paths, strict=True):
+        done += len(shard)
         if not all(file.is_file() for file in _files(path)):
             loaded = loaded or runner()
             loaded.taps = taps
             parts = zip(*_forwards(shard, loaded), strict=True)
             for file, arrays in zip(_files(path), parts, strict=True):
                 _save(file, np.concatenate(arrays))
-            report(min(len(traces), (number + 1) * SHARD))
+            report(done)
     return FeatureFiles(shards, paths)
 
 

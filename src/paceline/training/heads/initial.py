@@ -152,7 +152,9 @@ def speculators_config(
     """
     told, c = dict(target.hf_config), layer_config(target.config)
     kind = "qwen3" if c.qk_norm else "llama"
-    rope = {k: told[k] for k in ("rope_theta", "rope_scaling", "rope_parameters") if k in told}
+    rope: dict[str, Any] = {
+        k: told[k] for k in ("rope_theta", "rope_scaling", "rope_parameters") if k in told
+    }
     layer = {
         "model_type": kind,
         "vocab_size": c.vocab_size,

@@ -48,6 +48,7 @@ from paceline.training.trainer import resolve_dtype, run_training, spent
 
 Tensor = torch.Tensor
 FEATURES = "features"
+TITLE = "train head"
 
 
 def train_head(config: HeadTrainingConfig) -> HeadTrainingResult:
@@ -63,23 +64,16 @@ def train_head(config: HeadTrainingConfig) -> HeadTrainingResult:
         torch.set_num_threads(config.threads)
     folder = check_output(config.output, config.overwrite)
     target = load_checkpoint(config.target)
-    traces = _traces(config, target)
+    folders = _traces(config, target)
+    traces = [trace for each in folders for trace in each]
     train, held_out = split_prompts(traces, config.held_out_tokens, config.seed)
     taps = _taps(config, target)
     model = _initial(config, target, taps, [traces[i] for i in train])
-    with ProgressDisplay(config.show_progress, "train head") as display:
-        features = make_features(
-            traces,
-            partial(_runner, config, target),
-            taps,
-            Path(config.features or folder / FEATURES),
-            model_fingerprint(target),
-            lambda done: display.note(f"features of {done} of {len(traces)} traces"),
-        )
+    features = _features(config, target, taps, folders)
     task = _Task(config, target, model, traces, features, train, held_out)
-    before = task.acceptance(None)
     documents = TokenDocuments.of([trace.token_ids for trace in traces])
-    progress = run_training(task, config, fingerprint(config, documents, model), "train head")
+    before = task.acceptance(None)
+    progress = run_training(task, config, fingerprint(config, documents, model), TITLE)
     after = task.acceptance(None)
     result = HeadTrainingResult(**spent(config, model, progress), before=before, after=after)
     answers = sum(len(traces[i].logprobs) for i in train)
@@ -93,9 +87,9 @@ def train_head(config: HeadTrainingConfig) -> HeadTrainingResult:
     return result
 
 
-def _traces(config: HeadTrainingConfig, target: Checkpoint) -> list[Trace]:
-    """The traces with an answer of two tokens or more, of all folders."""
-    known, found = model_fingerprint(target), list[Trace]()
+def _traces(config: HeadTrainingConfig, target: Checkpoint) -> list[list[Trace]]:
+    """The traces with an answer of two tokens or more, by folder."""
+    known, found = model_fingerprint(target), list[list[Trace]]()
     for folder in config.traces:
         said = read_meta(folder).get("model_fingerprint")
         vocabulary = target.config.vocab_size
@@ -105,7 +99,7 @@ def _traces(config: HeadTrainingConfig, target: Checkpoint) -> list[Trace]:
                 f"{folder} has answers of another model than {config.target}; trace the prompts "
                 "with this one"
             )
-        found += traces
+        found.append(traces)
     return found
 
 
@@ -152,6 +146,25 @@ def _initial(
     raw = speculators_config(target, verifier, taps, len(token_ids), config.num_steps)
     params = initial_params(weights, len(taps), token_ids, config.seed)
     return TrainableModel(raw, params, vocabulary_maps(token_ids, c.vocab_size))
+
+
+def _features(
+    config: HeadTrainingConfig,
+    target: Checkpoint,
+    taps: tuple[int, ...],
+    folders: Sequence[Sequence[Trace]],
+) -> FeatureFiles:
+    place = Path(config.features or Path(config.output) / FEATURES)
+    total = sum(map(len, folders))
+    with ProgressDisplay(config.show_progress, TITLE) as display:
+        return make_features(
+            folders,
+            partial(_runner, config, target),
+            taps,
+            place,
+            model_fingerprint(target),
+            lambda done: display.note(f"features of {done} of {total} traces"),
+        )
 
 
 def _runner(config: HeadTrainingConfig, target: Checkpoint) -> ModelRunner:
