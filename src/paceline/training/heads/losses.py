@@ -7,6 +7,7 @@ the head can say little count little.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +44,10 @@ class Wanted:
     def rows(self, chosen: Tensor) -> Wanted:
         return Wanted(self.columns[chosen], self.probs[chosen], self.emitted[chosen])
 
+    def scaled(self, factors: Tensor) -> Wanted:
+        """With each row's probabilities times a factor, as its part in a loss."""
+        return Wanted(self.columns, self.probs * factors[:, None], self.emitted)
+
 
 class _CrossEntropy(torch.autograd.Function):
     """Sum over rows of -sum(p log q), in slices of rows, with the gradients made on the way.
@@ -78,7 +83,7 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         saved = iter(ctx.saved_tensors)
-        found = [next(saved) * grads[0] if needed else None for needed in ctx.needed]
+        found = [next(saved).mul_(grads[0]) if needed else None for needed in ctx.needed]
         return (*found, None, None)
 
 
@@ -108,19 +113,21 @@ def unrolled_loss(
         matrix: the head's, ``[columns, hidden_size]``.
         continued: numbers of the wanted rows whose chains go on after the first step, ascending.
     """
-    wanted = Wanted.of(batch, column_of)
-    total, weights = batch.features.new_zeros(()), 0.0
-    for step, (rows, x) in enumerate(unrolled(head, batch, num_steps, continued)):
-        if not len(rows):
-            break
-        total = total + decay**step * cross_entropy(
-            head.normed(x), matrix, wanted.rows(rows)
-        ) / len(rows)
-        weights += decay**step
-    return total / weights
+    wanted, steps = Wanted.of(batch, column_of), list(unrolled(head, batch, num_steps, continued))
+    steps = [(rows, x) for rows, x in steps if len(rows)]
+    total = sum(decay**step for step in range(len(steps)))
+    shares = [
+        torch.full((len(rows),), decay**step / total / len(rows))
+        for step, (rows, _) in enumerate(steps)
+    ]
+    # One product with the head's large matrix, and one gradient of it, for all steps.
+    said = wanted.rows(torch.cat([rows for rows, _ in steps])).scaled(torch.cat(shares))
+    return cross_entropy(head.normed(torch.cat([x for _, x in steps])), matrix, said)
 
 
-def unrolled(head: Eagle3, batch: Batch, num_steps: int, continued: Tensor) -> Any:
+def unrolled(
+    head: Eagle3, batch: Batch, num_steps: int, continued: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
     """The head's steps: which wanted row's target each predicts, ``[rows]``, and its output.
 
     Step ``k`` of a chain predicts what the first step of the ``k``-th row after it does. Chains end
