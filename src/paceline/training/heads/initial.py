@@ -32,7 +32,10 @@ def default_taps(num_layers: int) -> tuple[int, ...]:
 
 
 def layer_config(target: ModelConfig) -> ModelConfig:
-    """The shape of a head's layer: the target's, without what only some families have."""
+    """The shape of a head's layer: the target's, without what only some families have.
+
+    Multipliers of the target are part of the weights that the head begins with.
+    """
     return dataclasses.replace(
         target,
         num_layers=1,
@@ -46,6 +49,10 @@ def layer_config(target: ModelConfig) -> ModelConfig:
         local_rope=None,
         attention_softcap=0.0,
         attention_scale=0.0,
+        embedding_multiplier=1.0,
+        residual_multiplier=1.0,
+        logits_divisor=1.0,
+        logits_softcap=0.0,
     )
 
 
@@ -82,6 +89,13 @@ class TargetWeights:
     def __call__(self, name: str) -> Tensor:
         return self._tensors[name].float()
 
+    def stacked(self, prefix: str, sizes: Mapping[str, int], fused: str) -> dict[str, Tensor]:
+        """Matrices by their short names, of so many rows each, which may be fused in the file."""
+        whole = f"{prefix}{fused}_proj.weight"
+        if whole in self._tensors:
+            return dict(zip(sizes, self(whole).split(list(sizes.values())), strict=True))
+        return {name: self(f"{prefix}{name}_proj.weight") for name in sizes}
+
     def norm(self, name: str) -> Tensor:
         return self(name) + (1.0 if self.config.norm_plus_one else 0.0)
 
@@ -98,36 +112,42 @@ def initial_params(
     weights: TargetWeights, num_taps: int, token_ids: Tensor, seed: int
 ) -> dict[str, Tensor]:
     """The tensors that are trained, float32, under their names in a head's checkpoint."""
-    c, last = weights.config, f"model.layers.{weights.config.num_layers - 1}."
-    generator = torch.Generator().manual_seed(seed)
-    width = c.hidden_size
-
-    def fresh(*size: int) -> Tensor:
-        return torch.empty(size).normal_(0.0, FRESH_DEVIATION, generator=generator)
-
-    fc = torch.zeros(width, num_taps * width)
-    fc[:, -width:] = torch.eye(width)  # the highest tap
-    params = {"fc.weight": fc}
-    input_norm = weights.norm(last + "input_layernorm.weight")
-    params[LAYER + "input_layernorm.weight"] = torch.ones(width)
-    params[LAYER + "hidden_norm.weight"] = input_norm
-    for name, heads in (("q", c.num_heads), ("k", c.num_kv_heads), ("v", c.num_kv_heads)):
-        known = weights(f"{last}self_attn.{name}_proj.weight")
-        params[f"{ATTENTION}{name}_proj.weight"] = torch.cat(
-            (fresh(heads * c.head_dim, width), known), dim=1
-        )
-        if c.qk_norm and name != "v":
-            params[f"{ATTENTION}{name}_norm.weight"] = weights.norm(
-                f"{last}self_attn.{name}_norm.weight"
-            )
+    c, width = weights.config, weights.config.hidden_size
+    last = f"model.layers.{c.num_layers - 1}."
     mlp_norm = "pre_feedforward_layernorm" if c.post_norms else "post_attention_layernorm"
-    params[ATTENTION + "o_proj.weight"] = weights(last + "self_attn.o_proj.weight")
-    params[LAYER + "post_attention_layernorm.weight"] = weights.norm(f"{last}{mlp_norm}.weight")
-    for name in ("gate", "up", "down"):
-        params[f"{LAYER}mlp.{name}_proj.weight"] = weights(f"{last}mlp.{name}_proj.weight")
-    params["norm.weight"] = weights.norm("model.norm.weight")
-    params[HEAD] = weights.head[token_ids] / c.logits_divisor
+    params = {
+        "fc.weight": torch.cat((torch.zeros(width, (num_taps - 1) * width), torch.eye(width)), 1),
+        LAYER + "input_layernorm.weight": torch.ones(width),
+        LAYER + "hidden_norm.weight": weights.norm(last + "input_layernorm.weight"),
+        **_attention_params(weights, last, seed),
+        LAYER + "post_attention_layernorm.weight": weights.norm(f"{last}{mlp_norm}.weight"),
+        "norm.weight": weights.norm("model.norm.weight"),
+        HEAD: weights.head[token_ids] / c.logits_divisor,
+    }
+    inner = dict.fromkeys(("gate", "up"), c.intermediate_size)
+    for name, matrix in weights.stacked(last + "mlp.", inner, "gate_up").items():
+        params[f"{LAYER}mlp.{name}_proj.weight"] = matrix
+    down = weights(last + "mlp.down_proj.weight") * c.residual_multiplier
+    params[LAYER + "mlp.down_proj.weight"] = down
     return {name: p.clone().contiguous() for name, p in params.items()}
+
+
+def _attention_params(weights: TargetWeights, last: str, seed: int) -> dict[str, Tensor]:
+    """The target's for what reads the hidden state, small random numbers for the embedding."""
+    c, attention = weights.config, last + "self_attn."
+    generator = torch.Generator().manual_seed(seed)
+    rows = {"q": c.num_heads, "k": c.num_kv_heads, "v": c.num_kv_heads}
+    sizes = {name: heads * c.head_dim for name, heads in rows.items()}
+    out = weights(attention + "o_proj.weight") * c.residual_multiplier
+    params = {ATTENTION + "o_proj.weight": out}
+    for name, known in weights.stacked(attention, sizes, "qkv").items():
+        fresh = torch.empty(known.shape).normal_(0.0, FRESH_DEVIATION, generator=generator)
+        params[f"{ATTENTION}{name}_proj.weight"] = torch.cat((fresh, known), dim=1)
+    for name in ("q", "k") if c.qk_norm else ():
+        params[f"{ATTENTION}{name}_norm.weight"] = weights.norm(f"{attention}{name}_norm.weight")
+    scaled = "q_norm" if c.qk_norm else "q_proj"
+    params[f"{ATTENTION}{scaled}.weight"] *= c.scale * c.head_dim**0.5
+    return params
 
 
 def embedding_param(target: Checkpoint) -> dict[str, Tensor]:
@@ -150,33 +170,18 @@ def speculators_config(
     Args:
         verifier: the target's name or path for engines that read this.
     """
-    told, c = dict(target.hf_config), layer_config(target.config)
-    kind = "qwen3" if c.qk_norm else "llama"
-    rope: dict[str, Any] = {
-        k: told[k] for k in ("rope_theta", "rope_scaling", "rope_parameters") if k in told
+    method = {
+        "proposal_type": "greedy",
+        "speculative_tokens": num_steps,
+        "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
     }
-    layer = {
-        "model_type": kind,
-        "vocab_size": c.vocab_size,
-        "hidden_size": c.hidden_size,
-        "intermediate_size": c.intermediate_size,
-        "num_hidden_layers": 1,
-        "num_attention_heads": c.num_heads,
-        "num_key_value_heads": c.num_kv_heads,
-        "head_dim": c.head_dim,
-        "hidden_act": told.get("hidden_act", "silu"),
-        "max_position_embeddings": c.max_position,
-        "rms_norm_eps": c.norm_eps,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": False,
-        **rope,
-    }
+    architectures = list(target.hf_config.get("architectures") or [])
     return {
         "architectures": ["Eagle3Speculator"],
         "speculators_model_type": "eagle3",
         "speculators_version": "0.9.0",
-        "transformer_layer_config": layer,
+        "transformer_layer_config": _layer_description(target),
         "draft_vocab_size": num_columns,
         "norm_before_residual": False,
         "target_hidden_size": None,
@@ -185,17 +190,31 @@ def speculators_config(
         "speculators_config": {
             "algorithm": "eagle3",
             "default_proposal_method": "greedy",
-            "proposal_methods": [
-                {
-                    "proposal_type": "greedy",
-                    "speculative_tokens": num_steps,
-                    "verifier_accept_k": 1,
-                    "accept_tolerance": 0.0,
-                }
-            ],
-            "verifier": {
-                "name_or_path": verifier,
-                "architectures": list(told.get("architectures") or []),
-            },
+            "proposal_methods": [method],
+            "verifier": {"name_or_path": verifier, "architectures": architectures},
         },
+    }
+
+
+def _layer_description(target: Checkpoint) -> dict[str, Any]:
+    """The head's layer as transformers would describe it."""
+    told = {**target.hf_config, **(target.hf_config.get("text_config") or {})}
+    c = layer_config(target.config)
+    rope = {k: told[k] for k in ("rope_theta", "rope_scaling", "rope_parameters") if k in told}
+    return {
+        "model_type": "qwen3" if c.qk_norm else "llama",
+        "vocab_size": c.vocab_size,
+        "hidden_size": c.hidden_size,
+        "intermediate_size": c.intermediate_size,
+        "num_hidden_layers": 1,
+        "num_attention_heads": c.num_heads,
+        "num_key_value_heads": c.num_kv_heads,
+        "head_dim": c.head_dim,
+        "hidden_act": told.get("hidden_act") or told.get("hidden_activation") or "silu",
+        "max_position_embeddings": c.max_position,
+        "rms_norm_eps": c.norm_eps,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+        **rope,
     }
