@@ -61,7 +61,7 @@ def params() -> dict[str, torch.Tensor]:
     return {f"{n}.weight": p + (1.0 if p.dim() == 1 else 0.0) for n, p in made.items()}
 
 
-def _traces() -> list[Trace]:
+def random_traces() -> list[Trace]:
     rng = np.random.default_rng(1)
     traces = []
     for index, (length, prompt) in enumerate(LENGTHS):
@@ -79,7 +79,7 @@ def _rows(trace: Trace) -> Rows:
 
 
 def _batch() -> Batch:
-    traces = _traces()
+    traces = random_traces()
     return Batch.of(traces, [_rows(trace) for trace in traces])
 
 
@@ -137,7 +137,7 @@ def test_first_step_is_what_plain_code_computes(params: dict[str, torch.Tensor])
     every = torch.arange(len(batch.wanted))
     _, x = next(iter(unrolled(head, batch, 1, every)))
     expected = []
-    for trace in _traces():
+    for trace in random_traces():
         inputs = _rows(trace).features @ params["fc.weight"].T
         tokens = trace.token_ids[1:-1].tolist()
         out = _plain(params, head.embedding, tokens, inputs, list(range(len(tokens))))
@@ -150,7 +150,7 @@ def test_unrolled_steps_are_what_a_rollout_computes(params: dict[str, torch.Tens
     head, batch = _head(params), _batch()
     continued = torch.tensor([0, 2, 4, 5, 6, 8])  # not all, of every text
     steps = list(unrolled(head, batch, 4, continued))
-    wanted = [(t, j) for t in _traces() for j in range(t.prompt_len - 1, num_rows(t))]
+    wanted = [(t, j) for t in random_traces() for j in range(t.prompt_len - 1, num_rows(t))]
     compared = 0
     for begin in continued.tolist():
         trace, last = wanted[begin]
@@ -220,7 +220,7 @@ def test_counted_loss_is_the_trained_one(params: dict[str, torch.Tensor]) -> Non
 
 
 def test_packs_hold_every_trace_once_an_epoch() -> None:
-    traces = _traces() * 5
+    traces = random_traces() * 5
     packs = Packs(traces, lambda i: _rows(traces[i]), 20, seed=3)
     for epoch in range(2):
         found = np.concatenate(packs.epoch(epoch))
@@ -242,7 +242,7 @@ def test_features_in_eight_bits() -> None:
 
 
 def test_no_prompt_is_on_both_sides() -> None:
-    traces = [dataclasses.replace(t, prompt_index=i) for i, t in enumerate(_traces() * 3)]
+    traces = [dataclasses.replace(t, prompt_index=i) for i, t in enumerate(random_traces() * 3)]
     train, held = split_prompts(traces, 10, seed=0)
     prompts = [
         {traces[i].token_ids[: traces[i].prompt_len].tobytes() for i in s} for s in (train, held)
