@@ -22,7 +22,6 @@ from paceline.training.heads.initial import (
 )
 from paceline.training.lm import LMTrainingResult
 from paceline.training.ops import TrainingOps
-from tests.models import reference
 from tests.training.test_heads import random_traces
 
 COUNT = 10
@@ -62,6 +61,8 @@ def test_a_head_begins_as_the_last_layer(trained: LMTrainingResult) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "qwen3", "phi3", "granite"])
 def test_a_head_begins_as_the_last_layer_of_a_family(tmp_path: Path, family: str) -> None:
+    from tests.models import reference  # brings transformers
+
     reference.save_model(family, tmp_path)
     _check_begins_as_last_layer(load_checkpoint(tmp_path))
 
