@@ -16,9 +16,9 @@ from harness import ROOT, note
 
 from paceline import LLM, SamplingParams, StructuredOutputs, __version__
 from paceline.llm import embedded_model
+from paceline.models.fingerprint import model_fingerprint
 from paceline.outputs import GenerationOutput
 from paceline.traces import Trace, TraceWriter
-from paceline.workbench.trace_requests import model_fingerprint
 
 FOLDER = ROOT / "traces" / "benchmarks"
 MAX_MODEL_LEN = 1024

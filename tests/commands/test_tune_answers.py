@@ -11,8 +11,8 @@ import pytest
 from paceline.commands import tune_setup
 from paceline.llm import embedded_model
 from paceline.models.checkpoint import load_checkpoint
+from paceline.models.fingerprint import model_fingerprint
 from paceline.workbench import tune_search
-from paceline.workbench.trace_requests import model_fingerprint
 from tests.commands.conftest import Result
 from tests.workbench.toy_traces import frozen_cost
 

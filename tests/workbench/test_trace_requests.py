@@ -12,9 +12,10 @@ from safetensors.torch import load_file, save_file
 
 from paceline.errors import TraceError
 from paceline.llm import embedded_model
+from paceline.models import fingerprint as fingerprint_module
 from paceline.models.checkpoint import load_checkpoint
-from paceline.workbench import trace_requests
-from paceline.workbench.trace_requests import answer_notes, check_model, model_fingerprint
+from paceline.models.fingerprint import model_fingerprint
+from paceline.workbench.trace_requests import answer_notes, check_model
 from tests.models.gguf_writing import convert
 
 TARGET, DRAFT = (embedded_model(name) for name in ("target", "draft"))
@@ -74,7 +75,7 @@ def test_so_many_matrices_are_read_and_no_more(monkeypatch: pytest.MonkeyPatch) 
         return found
 
     monkeypatch.setattr(type(opened.tensors), "rows", counted)
-    monkeypatch.setattr(trace_requests, "SAMPLED_MATRICES", 16)
+    monkeypatch.setattr(fingerprint_module, "SAMPLED_MATRICES", 16)
     model_fingerprint(opened)
     assert len(set(read)) == len(read) == 16
     assert len({name.split(".")[2] for name in read}) > 4, "of many layers"

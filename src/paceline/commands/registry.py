@@ -243,6 +243,16 @@ _TRAIN = (
         """,
     ),
     Entry(
+        "head",
+        "train:HeadOptions",
+        "train:train_head_command",
+        """Train a head that drafts from its target's hidden states.
+
+        It learns from the target's own answers, and begins with the target's last layer.
+        Interrupted, the same command continues where the last saved state was.
+        """,
+    ),
+    Entry(
         "ngram",
         "train_ngram:TrainNgramOptions",
         "train_ngram:train_ngram_command",

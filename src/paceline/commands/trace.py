@@ -86,7 +86,7 @@ def _meta(
     import numpy as np
     import xxhash
 
-    from paceline.workbench.trace_requests import model_fingerprint
+    from paceline.models.fingerprint import model_fingerprint
 
     digest = xxhash.xxh3_128()
     for prompt in prompts:

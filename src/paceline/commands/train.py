@@ -15,7 +15,12 @@ from inspect import cleandoc
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from paceline.commands.options import option
-from paceline.training.configs import DraftTrainingConfig, LMTrainingConfig, ModelShape
+from paceline.training.configs import (
+    DraftTrainingConfig,
+    HeadTrainingConfig,
+    LMTrainingConfig,
+    ModelShape,
+)
 from paceline.training.options import TrainingConfig
 
 NOT_OPTIONS = ("command",)
@@ -82,6 +87,7 @@ def _option(column: Column) -> Any:
 
 LMOptions = _options(LMTrainingConfig)
 DraftOptions = _options(DraftTrainingConfig)
+HeadOptions = _options(HeadTrainingConfig)
 
 
 def train_lm_command(options: Any) -> int:
@@ -112,13 +118,27 @@ def train_draft_command(options: Any) -> int:
     return 0
 
 
+def train_head_command(options: Any) -> int:
+    """The work of ``paceline train head``."""
+    from paceline.training.heads.train import train_head
+
+    result = train_head(HeadTrainingConfig(**config_values(vars(options))))
+    print(f"{result.folder}: {result.num_params / 1e6:.2f} M parameters")
+    print(f"{result.steps} steps, {result.train_tokens} tokens, {result.seconds:.0f} s")
+    for when, acceptance in (("before", result.before), ("after", result.after)):
+        if acceptance is not None:
+            print(f"held-out acceptance {when}: {acceptance}")
+    return 0
+
+
 def config_values(given: Mapping[str, Any]) -> dict[str, Any]:
     """Keyword arguments of a training configuration: the sizes of a new model in its shape."""
     values: dict[str, Any] = {
         name: tuple(v) if isinstance(v, list) else v for name, v in given.items()
     }
-    sizes = {field.name: values.pop(field.name) for field in fields(ModelShape)}
-    return {**values, "shape": ModelShape(**sizes), "command": command_line()}
+    sizes = {f.name: values.pop(f.name) for f in fields(ModelShape) if f.name in values}
+    shape = {"shape": ModelShape(**sizes)} if sizes else {}
+    return {**values, **shape, "command": command_line()}
 
 
 def command_line() -> str:

@@ -136,7 +136,7 @@ def build_engine(
     else:
         checkpoint = load_checkpoint(model, load_format=config.load_format)
     config, ops = resolve_config(config, checkpoint)
-    runner, left = _open_runner(checkpoint, config, ops)
+    runner, left = open_runner(checkpoint, config, ops)
     target = target_info(checkpoint, config, left, runner)
     proposers = build_proposers(config.speculative, target, strict=config.strict)
     table = None
@@ -151,7 +151,7 @@ def build_engine(
     return BuiltEngine(engine, checkpoint, config, target, ops.name, ops.identity)
 
 
-def _open_runner(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> tuple[ModelRunner, int]:
+def open_runner(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> tuple[ModelRunner, int]:
     """The model with its KV cache, and the bytes that are left for the KV caches of drafts."""
     assert config.max_model_len is not None
     shape = checkpoint.config

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from paceline.models.config import ModelConfig
 from paceline.training.acceptance import Acceptance
-from paceline.training.configs import DraftTrainingConfig
+from paceline.training.configs import DraftTrainingConfig, HeadTrainingConfig
+from paceline.training.heads.losses import DepthAcceptance
 from paceline.training.model_files import TrainableModel
 from paceline.training.options import TrainingConfig
 from paceline.training.parallel import ChainAcceptance
@@ -100,6 +101,55 @@ def draft_card(
         ("held-out acceptance before", str(result.before)),
         ("held-out acceptance after", str(result.after)),
         *([("held-out greedy drafts", str(result.chains))] if result.chains else []),
+        ("licence", config.licence),
+    ]
+    return render_card(Path(config.output).name, config.licence, rows, config.command)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadTrainingResult:
+    """What a finished head's training reports; acceptances are None where nothing is held out."""
+
+    folder: Path
+    num_params: int
+    steps: int
+    seconds: float
+    train_tokens: int
+    before: DepthAcceptance | None
+    after: DepthAcceptance | None
+
+
+def head_card(
+    config: HeadTrainingConfig, result: HeadTrainingResult, layer: ModelConfig, answer_tokens: int
+) -> str:
+    """A finished head's card.
+
+    Args:
+        layer: the shape of the head's layer.
+        answer_tokens: of the target's answers, trained on.
+    """
+    rows = [
+        ("drafts for", Path(config.target).name),
+        ("kind", config.kind),
+        ("parameters", shape_line(layer, result.num_params)),
+        ("output", f"{config.draft_vocab_size:,} tokens at most, the most frequent of the answers"),
+        ("trained on", config.data_note or ", ".join(Path(t).name for t in config.traces)),
+        (
+            "tokens",
+            f"{answer_tokens:,} of the target's answers; at most {result.train_tokens:,} read with "
+            "prompts and repetitions",
+        ),
+        ("begun from", "the target's last layer and output matrix"),
+        (
+            "training",
+            f"cross-entropy with the target's distribution, {config.num_steps} steps unrolled "
+            f"(each weighs {config.step_decay:g} of the one before, {config.deep_share:.0%} of the "
+            f"positions beyond the first); {optimiser_line(config)}",
+        ),
+        ("seed", str(config.seed)),
+        ("steps", f"{result.steps:,} in {result.seconds / 60:.0f} minutes"),
+        ("held-out acceptance by depth, before", str(result.before)),
+        ("held-out acceptance by depth, after", str(result.after)),
         ("licence", config.licence),
     ]
     return render_card(Path(config.output).name, config.licence, rows, config.command)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.checks import check_choice
 from paceline.errors import ConfigError, TrainingError
 from paceline.training.options import TrainingConfig, check_range
 
@@ -177,3 +178,64 @@ class DraftTrainingConfig(TrainingConfig):
     def cuts(self) -> dict[str, int]:
         """Arguments of :func:`~paceline.training.surgery.cut_model`."""
         return {name: getattr(self, name) for name in CUTS}
+
+
+HEAD_KINDS = ("eagle3",)
+HEAD_FORMATS = ("speculators",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadTrainingConfig(TrainingConfig):
+    """Options of :func:`~paceline.training.heads.train.train_head`, on top of every training's.
+
+    A window is a pack of whole traces with ``seq_len`` tokens at most.
+
+    Attributes:
+        kind: of head; eagle3 is known.
+        target: the model that the head drafts for: a folder, a GGUF file or a name.
+        traces: folders that paceline trace wrote with this target.
+        taps: the layers whose inputs the head reads, ascending; default: the third, the middle one
+            and the last but two.
+        draft_vocab_size: tokens of its output matrix, the most frequent of the answers.
+        num_steps: depth to which chains are unrolled in training, each step reading the one before.
+        step_decay: weight of a step, relative to the one before it.
+        deep_share: share of the positions whose chains go on after the first step.
+        eval_steps: depth to which held-out acceptance is measured.
+        features: folder of the target's hidden states, which are made where they are missing
+            (default: in the output); deleted, they are made again.
+        format: of the written folder; speculators is known.
+        verifier: the target as engines that read this format should find it, such as org/name on
+            the hub (default: as it is named here).
+        with_embedding: also write the target's embedding, which the speculators package reads;
+            other engines share the target's.
+    """
+
+    target: str
+    traces: tuple[str, ...]
+    kind: str = "eagle3"
+    taps: tuple[int, ...] = ()
+    draft_vocab_size: int = 8192
+    num_steps: int = 3
+    step_decay: float = 0.8
+    deep_share: float = 0.5
+    eval_steps: int = 5
+    features: str | None = None
+    format: str = "speculators"
+    verifier: str = ""
+    with_embedding: bool = False
+    seq_len: int = 1024
+    batch_size: int = 1
+    dtype: str = "float32"
+    learning_rate: float = 1e-3
+
+    def __post_init__(self) -> None:
+        TrainingConfig.__post_init__(self)
+        check_choice("kind", self.kind, HEAD_KINDS)
+        check_choice("format", self.format, HEAD_FORMATS)
+        check_range("draft_vocab_size", self.draft_vocab_size, 1, 1 << 20)
+        for name in ("num_steps", "eval_steps"):
+            check_range(name, getattr(self, name), 1, 16)
+        for name in ("step_decay", "deep_share"):
+            check_range(name, getattr(self, name), 0.0, 1.0)
+        if not self.traces:
+            raise ConfigError("traces is empty; name a folder that paceline trace wrote")

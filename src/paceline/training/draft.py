@@ -47,7 +47,7 @@ from paceline.training.parallel import (
 )
 from paceline.training.progress import ProgressDisplay
 from paceline.training.surgery import cut_model, keep_frequent, special_tokens
-from paceline.training.trainer import Loss, resolve_dtype, run_training, spent
+from paceline.training.trainer import DecoderTask, Loss, resolve_dtype, run_training, spent
 from paceline.writing import whole_file
 
 GENERATED = "generated.npz"
@@ -82,8 +82,8 @@ def train_draft(config: DraftTrainingConfig) -> DraftTrainingResult:
         before = _acceptance(config, model, teacher, text)
         display.note(f"acceptance before: {before}")
     data = training_data(both, held_out, config, separator_id(target))
-    loss = _loss(config, model, teacher)
-    progress = run_training(model, data, loss, config, names, "train draft")
+    task = DecoderTask(model, data, _loss(config, model, teacher), config)
+    progress = run_training(task, config, names, "train draft")
     after = _acceptance(config, model, teacher, text)
     chains = _chains(config, model, text)
     with ProgressDisplay(config.show_progress, "train draft") as display:

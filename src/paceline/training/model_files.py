@@ -149,9 +149,16 @@ def check_output(folder: str | Path, overwrite: bool) -> Path:
 
 
 def save_model(
-    folder: Path, model: TrainableModel, tokenizer_from: Path, weights_dtype: str, card: str
+    folder: Path,
+    model: TrainableModel,
+    tokenizer_from: Path | None,
+    weights_dtype: str,
+    card: str,
 ) -> None:
-    """Write config, weights, tokenizer, generation config and model card; the weights last.
+    """Write config, weights, generation config and model card; the weights last.
+
+    Args:
+        tokenizer_from: the folder of a tokenizer that is written too.
 
     Raises:
         TrainingError: a file cannot be written.
@@ -160,17 +167,22 @@ def save_model(
     raw.pop("torch_dtype", None)
     ids = {k: raw[k] for k in ("bos_token_id", "eos_token_id", "pad_token_id") if k in raw}
     _write(folder / "config.json", json.dumps(raw, indent=2, sort_keys=True) + "\n")
-    _write(folder / "generation_config.json", json.dumps(ids, indent=2, sort_keys=True) + "\n")
+    if ids:
+        _write(folder / "generation_config.json", json.dumps(ids, indent=2, sort_keys=True) + "\n")
     _write(folder / "README.md", card)
-    for name in TOKENIZER_FILES:
-        source = tokenizer_from / name
-        if source.is_file() and source.resolve() != (folder / name).resolve():
-            _copy(source, folder / name)
+    if tokenizer_from is not None:
+        _copy_tokenizer(tokenizer_from, folder)
     kind = torch.bfloat16 if weights_dtype == "bfloat16" else torch.float32
     tensors = {name: p.detach().to(kind).contiguous() for name, p in model.params.items()}
     tensors |= model.fixed
     with whole_file(folder / WEIGHTS, TrainingError) as partial:
         save_file(tensors, partial, {"format": "pt"})
+
+
+def _copy_tokenizer(source: Path, folder: Path) -> None:
+    for name in TOKENIZER_FILES:
+        if (source / name).is_file() and (source / name).resolve() != (folder / name).resolve():
+            _copy(source / name, folder / name)
 
 
 def _copy(source: Path, path: Path) -> None:

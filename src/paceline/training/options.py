@@ -105,7 +105,18 @@ class TrainingConfig:
 
 _REPORTING = ("overwrite", "show_progress", "command", "data_note", "licence")
 _COMPARED_BY_CONTENT = ("text", "exclude", "stdlib")
-_FREE = frozenset(("output", "threads", "save_minutes", *_REPORTING, *_COMPARED_BY_CONTENT))
+_FREE = frozenset(
+    (
+        "output",
+        "features",
+        "verifier",
+        "with_embedding",
+        "threads",
+        "save_minutes",
+        *_REPORTING,
+        *_COMPARED_BY_CONTENT,
+    )
+)
 
 _RANGES = (
     ("held_out_tokens", 0, 1 << 32),

@@ -1,7 +1,7 @@
-"""The training loop: windows in, trained tensors out. Knows neither what the loss means nor files
+"""The training loop: batches in, trained tensors out. Knows neither what the loss means nor files
 other than its own state.
 
-``run_training`` is the same for a language model and for a draft; they differ in the loss.
+``run_training`` is the same for all that is trained; they differ in their :class:`Task`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -32,6 +32,28 @@ Loss = Callable[[Decoder, Tensor], Tensor]
 SMOOTHING = 0.98  # of the training loss that is shown
 
 
+class Task(Protocol):
+    """What is trained.
+
+    Attributes:
+        params: float32; training changes them in place.
+    """
+
+    @property
+    def params(self) -> Mapping[str, Tensor]: ...
+
+    def loss(self, start: int, count: int) -> Tensor:
+        """Mean loss of the training windows ``start`` to ``start + count``, with gradients."""
+        ...
+
+    def held_out(self, windows: int | None) -> tuple[float, str] | None:
+        """Mean loss of the first held-out windows (None: of all), and what else to say of it.
+
+        None where nothing is held out.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingData:
     """Training windows by number, and the held-out ones, ``[n, seq_len + 1]``, n may be 0."""
@@ -40,15 +62,42 @@ class TrainingData:
     held_out: TokenArray
 
 
-def run_training(
-    model: TrainableModel,
-    data: TrainingData,
-    loss: Loss,
-    config: TrainingConfig,
-    fingerprint: str,
-    title: str,
-) -> Progress:
-    """Train ``model.params`` in place, from the beginning or from the state in ``config.output``.
+@dataclass(frozen=True, slots=True)
+class DecoderTask:
+    """A decoder, the loss of which is a function of windows of tokens."""
+
+    model: TrainableModel
+    data: TrainingData
+    decoder_loss: Loss
+    config: TrainingConfig
+
+    @property
+    def params(self) -> Mapping[str, Tensor]:
+        return self.model.params
+
+    def loss(self, start: int, count: int) -> Tensor:
+        windows = self.data.windows.take(start, count)
+        return self.decoder_loss(self._decoder(windows), torch.from_numpy(windows).long())
+
+    def held_out(self, windows: int | None) -> tuple[float, str] | None:
+        chosen, size = self.data.held_out[:windows], self.config.batch_size
+        if not len(chosen):
+            return None
+        total = 0.0
+        with torch.no_grad():
+            decoder = self._decoder(chosen)
+            for at in range(0, len(chosen), size):
+                part = torch.from_numpy(chosen[at : at + size]).long()
+                total += self.decoder_loss(decoder, part).item() * len(part)
+        return total / len(chosen), f"{len(chosen)} of {len(self.data.held_out)} windows"
+
+    def _decoder(self, windows: TokenArray) -> Decoder:
+        ops = TrainingOps(resolve_dtype(self.config.dtype))
+        return differentiable_decoder(self.model.config, self.model.tensors, ops, windows.shape[1])
+
+
+def run_training(task: Task, config: TrainingConfig, fingerprint: str, title: str) -> Progress:
+    """Train ``task.params`` in place, from the beginning or from the state in ``config.output``.
 
     A run that was interrupted at any moment and is started again with the same options ends, bit
     for bit, like one that was not (given a number of steps, not a time, to stop at).
@@ -56,7 +105,7 @@ def run_training(
     Raises:
         TrainingError: the loss is no longer finite, or the saved state does not fit.
     """
-    return _Run(model, data, loss, config, fingerprint).to_end(title)
+    return _Run(task, config, fingerprint).to_end(title)
 
 
 def spent(config: TrainingConfig, model: TrainableModel, progress: Progress) -> dict[str, Any]:
@@ -71,23 +120,15 @@ def spent(config: TrainingConfig, model: TrainableModel, progress: Progress) -> 
 
 
 class _Run:
-    def __init__(
-        self,
-        model: TrainableModel,
-        data: TrainingData,
-        loss: Loss,
-        config: TrainingConfig,
-        fingerprint: str,
-    ) -> None:
-        self.model, self.data, self.loss, self.config = model, data, loss, config
+    def __init__(self, task: Task, config: TrainingConfig, fingerprint: str) -> None:
+        self.task, self.config = task, config
         self.fingerprint = fingerprint
         self.folder = Path(config.output)
-        self.ops = TrainingOps(resolve_dtype(config.dtype))
-        for p in model.params.values():
+        for p in task.params.values():
             p.requires_grad_(True)
-        self.optimizer = _optimizer(model.params, config)
+        self.optimizer = _optimizer(task.params, config)
         self.progress = (
-            load_state(self.folder, model.params, self.optimizer, fingerprint) or Progress()
+            load_state(self.folder, task.params, self.optimizer, fingerprint) or Progress()
         )
         self._started = time.monotonic() - self.progress.seconds
 
@@ -113,7 +154,7 @@ class _Run:
                 ago = (self.seconds - saved_at) / 60
                 display.note(f"stopped; the same options continue from {ago:.0f} minutes ago")
                 raise
-            self._evaluate(display, len(self.data.held_out))
+            self._evaluate(display, None)
         self._save()
         return self.progress
 
@@ -121,7 +162,7 @@ class _Run:
         if self.progress.step:
             display.note(f"continuing at step {self.progress.step}")
         else:
-            self._evaluate(display, len(self.data.held_out))
+            self._evaluate(display, None)
             self._started = time.monotonic()  # the schedule is of training time
 
     def _one_step(self) -> None:
@@ -132,7 +173,7 @@ class _Run:
         total = 0.0
         for part in range(config.grad_accumulation):
             start = step * config.windows_per_step + part * config.batch_size
-            value = self._loss(self.data.windows.take(start, config.batch_size))
+            value = self.task.loss(start, config.batch_size)
             (value / config.grad_accumulation).backward()
             total += value.item() / config.grad_accumulation
         if not math.isfinite(total):
@@ -140,7 +181,7 @@ class _Run:
                 f"the loss is {total} at step {step}; lower learning_rate (it is "
                 f"{config.learning_rate:g}) and continue from the last saved state"
             )
-        torch.nn.utils.clip_grad_norm_(self.model.params.values(), config.grad_clip)
+        torch.nn.utils.clip_grad_norm_(self.task.params.values(), config.grad_clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.progress.step = step + 1
@@ -148,20 +189,13 @@ class _Run:
         kept = 0.0 if math.isnan(smooth) else min(SMOOTHING, step / (step + 1))
         self.progress.train_loss = total if not kept else kept * smooth + (1.0 - kept) * total
 
-    def _loss(self, windows: TokenArray) -> Tensor:
-        decoder = differentiable_decoder(
-            self.model.config, self.model.tensors, self.ops, windows.shape[1]
-        )
-        return self.loss(decoder, torch.from_numpy(windows).long())
-
-    def _evaluate(self, display: ProgressDisplay, windows: int) -> None:
-        held_out = self.data.held_out[:windows]
-        if not len(held_out):
+    def _evaluate(self, display: ProgressDisplay, windows: int | None) -> None:
+        measured = self.task.held_out(windows)
+        if measured is None:
             return
-        value = mean_loss(self.model, held_out, self.loss, self.ops, self.config.batch_size)
+        value, note = measured
         self.progress.history.append((self.progress.step, self.seconds, value))
-        share = f"{len(held_out)} of {len(self.data.held_out)} windows"
-        display.note(f"held-out loss {value:.4f} at step {self.progress.step} ({share})")
+        display.note(f"held-out loss {value:.4f} at step {self.progress.step} ({note})")
 
     def _show(self, display: ProgressDisplay, first_step: int, first_second: float) -> None:
         done = run_progress(self.config, self.progress.step, self.seconds)
@@ -172,20 +206,7 @@ class _Run:
 
     def _save(self) -> None:
         self.progress.seconds = self.seconds
-        save_state(self.folder, self.model.params, self.optimizer, self.progress, self.fingerprint)
-
-
-def mean_loss(
-    model: TrainableModel, windows: TokenArray, loss: Loss, ops: TrainingOps, batch_size: int
-) -> float:
-    """Mean of ``loss`` over ``windows`` ``[n, seq_len + 1]``, without gradients."""
-    total = 0.0
-    with torch.no_grad():
-        decoder = differentiable_decoder(model.config, model.tensors, ops, windows.shape[1])
-        for at in range(0, len(windows), batch_size):
-            part = torch.from_numpy(windows[at : at + batch_size]).long()
-            total += loss(decoder, part).item() * len(part)
-    return total / len(windows)
+        save_state(self.folder, self.task.params, self.optimizer, self.progress, self.fingerprint)
 
 
 def _optimizer(params: Mapping[str, Tensor], config: TrainingConfig) -> torch.optim.Optimizer:

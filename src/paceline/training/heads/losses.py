@@ -1,0 +1,233 @@
+"""What a head's predictions cost, and how often they would be accepted. Knows no files.
+
+The target's distribution is that of its likeliest tokens at each position. What lies
+beyond them, or has no row in the head, is left out, and the rest is not scaled up: positions where
+the head can say little count little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from paceline.training.heads.batches import Batch
+from paceline.training.heads.eagle3 import Eagle3
+
+Tensor = torch.Tensor
+SLICE_ELEMENTS = 1 << 20  # logits that exist at once: they should stay in a core's cache
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What rows of a head should say.
+
+    Attributes:
+        columns: int64 ``[rows, k]``, of the head's matrix.
+        probs: ``[rows, k]``; 0 where a token has no column.
+        emitted: int64 ``[rows]``, the column of the token that came, -1 for none.
+    """
+
+    columns: Tensor
+    probs: Tensor
+    emitted: Tensor
+
+    @staticmethod
+    def of(batch: Batch, column_of: Tensor) -> Wanted:
+        """``column_of`` ``[vocab_size]``: each token's column, -1 for none."""
+        columns = column_of[batch.top_ids]
+        probs = batch.top_probs * (columns >= 0)
+        return Wanted(columns.clamp_min(0), probs, column_of[batch.emitted])
+
+    def rows(self, chosen: Tensor) -> Wanted:
+        return Wanted(self.columns[chosen], self.probs[chosen], self.emitted[chosen])
+
+    def scaled(self, factors: Tensor) -> Wanted:
+        """With each row's probabilities times a factor, as its part in a loss."""
+        return Wanted(self.columns, self.probs * factors[:, None], self.emitted)
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Sum over rows of -sum(p log q), in slices of rows, with the gradients made on the way.
+
+    The logits of a slice are used for both, so that they are computed once and never written out.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, head: Tensor, columns: Tensor, probs: Tensor) -> Tensor:
+        into_hidden = torch.empty_like(hidden) if hidden.requires_grad else None
+        into_head = torch.zeros_like(head) if head.requires_grad else None
+        total = hidden.new_zeros(())
+        step = max(16, SLICE_ELEMENTS // len(head))
+        for at in range(0, len(hidden), step):
+            part = slice(at, at + step)
+            logits = hidden[part] @ head.T
+            top = logits.amax(-1, keepdim=True)
+            picked = logits.gather(1, columns[part])
+            scores = logits.sub_(top).exp_()
+            norm = scores.sum(-1, keepdim=True)
+            mass = probs[part].sum(-1, keepdim=True)
+            total += (mass * (norm.log() + top)).sum() - (probs[part] * picked).sum()
+            scores *= mass / norm
+            scores.scatter_add_(1, columns[part], -probs[part])
+            if into_hidden is not None:
+                torch.mm(scores, head, out=into_hidden[part])
+            if into_head is not None:
+                into_head.addmm_(scores.T, hidden[part])
+        ctx.save_for_backward(*(g for g in (into_hidden, into_head) if g is not None))
+        ctx.needed = (into_hidden is not None, into_head is not None)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        saved = iter(ctx.saved_tensors)
+        found = [next(saved).mul_(grads[0]) if needed else None for needed in ctx.needed]
+        return (*found, None, None)
+
+
+def cross_entropy(hidden: Tensor, head: Tensor, wanted: Wanted) -> Tensor:
+    """Sum over rows of the cross-entropy in nats.
+
+    Args:
+        hidden: ``[rows, hidden_size]``, normed.
+        head: ``[columns, hidden_size]``.
+    """
+    total: Tensor = _CrossEntropy.apply(hidden, head, wanted.columns, wanted.probs)  # type: ignore[no-untyped-call]
+    return total
+
+
+def unrolled_loss(
+    head: Eagle3,
+    matrix: Tensor,
+    batch: Batch,
+    column_of: Tensor,
+    num_steps: int,
+    decay: float,
+    continued: Tensor,
+) -> Tensor:
+    """Mean cross-entropy of a head's steps, each weighted ``decay`` times the one before it.
+
+    Args:
+        matrix: the head's, ``[columns, hidden_size]``.
+        continued: numbers of the wanted rows whose chains go on after the first step, ascending.
+    """
+    wanted, steps = Wanted.of(batch, column_of), list(unrolled(head, batch, num_steps, continued))
+    steps = [(rows, x) for rows, x in steps if len(rows)]
+    total = sum(decay**step for step in range(len(steps)))
+    shares = [
+        torch.full((len(rows),), decay**step / total / len(rows))
+        for step, (rows, _) in enumerate(steps)
+    ]
+    # One product with the head's large matrix, and one gradient of it, for all steps.
+    said = wanted.rows(torch.cat([rows for rows, _ in steps])).scaled(torch.cat(shares))
+    return cross_entropy(head.normed(torch.cat([x for _, x in steps])), matrix, said)
+
+
+def unrolled(
+    head: Eagle3, batch: Batch, num_steps: int, continued: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The head's steps: which wanted row's target each predicts, ``[rows]``, and its output.
+
+    Step ``k`` of a chain predicts what the first step of the ``k``-th row after it does. Chains end
+    with their text; what they would predict beyond is not there.
+    """
+    x, chains = head.first(
+        batch.tokens,
+        head.fused(batch.features),
+        batch.positions,
+        batch.grid,
+        batch.wanted,
+        batch.wanted_grid,
+    )
+    yield torch.arange(len(x)), x
+    if not len(continued):
+        return
+    x, places = x[continued], batch.wanted[continued]
+    chains = chains.of(batch.part(continued), batch.positions[places])
+    for step in range(1, num_steps):
+        inside = batch.left[continued] >= step
+        tokens = batch.tokens[(places + step).clamp_max(len(batch.tokens) - 1)]
+        x = head.next(tokens, x, chains)
+        yield continued[inside] + step, x[inside]
+
+
+@dataclass(frozen=True, slots=True)
+class DepthAcceptance:
+    """How often a head's drafts would be accepted, by depth, on the target's own text.
+
+    Attributes:
+        positions: where chains begin.
+        greedy: by depth, of the chains whose earlier drafts were the text's tokens, the share whose
+            first choice is the target's.
+        overlap: by depth, the mean of sum(min(p, q)) over the target's listed tokens: what
+            rejection sampling at temperature 1 accepts at least, given the text so far.
+    """
+
+    positions: int
+    greedy: tuple[float, ...]
+    overlap: tuple[float, ...]
+
+    @property
+    def greedy_length(self) -> float:
+        """Tokens per step of a chain this deep, the target's own included."""
+        return _length(self.greedy)
+
+    @property
+    def sampled_length(self) -> float:
+        return _length(self.overlap)
+
+    def __str__(self) -> str:
+        greedy, overlap = (" ".join(f"{x:.1%}" for x in s) for s in (self.greedy, self.overlap))
+        return (
+            f"greedy {greedy} (length {self.greedy_length:.2f}); temperature 1: {overlap} "
+            f"(length {self.sampled_length:.2f}); {self.positions} positions"
+        )
+
+
+def _length(shares: tuple[float, ...]) -> float:
+    total, product = 1.0, 1.0
+    for share in shares:
+        product *= share
+        total += product
+    return total
+
+
+class AcceptanceCount:
+    """Adds up :class:`DepthAcceptance` and the mean loss over batches, without gradients."""
+
+    def __init__(self, num_steps: int) -> None:
+        self._alive, self._right, self._rows = ([0] * num_steps for _ in range(3))
+        self._overlap, self._loss = ([0.0] * num_steps for _ in range(2))
+
+    @torch.no_grad()
+    def add(self, head: Eagle3, matrix: Tensor, batch: Batch, column_of: Tensor) -> None:
+        wanted = Wanted.of(batch, column_of)
+        every = torch.arange(len(batch.wanted))
+        alive = torch.ones(len(every), dtype=torch.bool)  # by the row where the chain begins
+        for step, (rows, x) in enumerate(unrolled(head, batch, len(self._rows), every)):
+            here = wanted.rows(rows)
+            logits = head.normed(x) @ matrix.T
+            best, log_norm = logits.argmax(-1), logits.logsumexp(-1, keepdim=True)
+            logs = logits.gather(1, here.columns) - log_norm
+            self._rows[step] += len(rows)
+            self._overlap[step] += torch.minimum(here.probs, logs.exp()).sum().item()
+            self._loss[step] -= (here.probs * logs).sum().item()
+            begins = rows - step
+            living = alive[begins]
+            first = torch.where(here.probs[:, 0] > 0, here.columns[:, 0], -1)
+            self._alive[step] += int(living.sum())
+            self._right[step] += int((living & (best == first)).sum())
+            alive[begins] = living & (best == here.emitted)
+
+    def loss(self, decay: float) -> float:
+        weights = [decay**step for step in range(len(self._rows))]
+        means = [x / max(1, n) for x, n in zip(self._loss, self._rows, strict=True)]
+        return sum(w * m for w, m in zip(weights, means, strict=True)) / sum(weights)
+
+    @property
+    def shares(self) -> DepthAcceptance:
+        greedy = [r / max(1, n) for r, n in zip(self._right, self._alive, strict=True)]
+        overlap = [o / max(1, n) for o, n in zip(self._overlap, self._rows, strict=True)]
+        return DepthAcceptance(self._rows[0], tuple(greedy), tuple(overlap))

@@ -1,0 +1,83 @@
+"""A head begins as its target's last layer: with its input, it computes what that layer does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline.config import EngineConfig
+from paceline.engine.build import open_runner, resolve_config
+from paceline.models.checkpoint import Checkpoint, load_checkpoint
+from paceline.span import Span
+from paceline.training.heads.eagle3 import ATTENTION, Eagle3, Grid
+from paceline.training.heads.initial import (
+    HEAD,
+    TargetWeights,
+    default_taps,
+    frequent_tokens,
+    initial_params,
+    layer_config,
+)
+from paceline.training.lm import LMTrainingResult
+from paceline.training.ops import TrainingOps
+from tests.training.test_heads import random_traces
+
+COUNT = 10
+
+
+def _check_begins_as_last_layer(target: Checkpoint) -> None:
+    config, layers = target.config, target.config.num_layers
+    settings = EngineConfig(dtype="float32", backend="reference", max_model_len=64)
+    runner = open_runner(target, *resolve_config(settings, target))[0]
+    tokens = torch.randint(3, config.vocab_size, (COUNT,), generator=torch.Generator()).tolist()
+    runner.taps = (layers - 1, layers)
+    runner.kv.open(0)
+    runner.kv.reserve(0, COUNT)
+    span = Span(0, 0, tokens, range(-1, COUNT - 1), range(COUNT))
+    result = runner.forward(runner.pack([span]))
+    assert result.features is not None
+    given, wanted = result.features.clone().unbind(1)
+
+    weights, ids = TargetWeights(target), torch.arange(0, config.vocab_size, 3)
+    params = initial_params(weights, 2, ids, seed=0)
+    for name in "qkv":
+        params[f"{ATTENTION}{name}_proj.weight"][:, : config.hidden_size] = 0.0
+    head = Eagle3(layer_config(config), params, weights.embedding, TrainingOps(), 64)
+    rows = torch.arange(COUNT)
+    grid = Grid(1, COUNT, rows)
+    x = head.fused(torch.cat((torch.randn_like(given), given), dim=1))
+    found, _ = head.first(torch.tensor(tokens), x, rows, grid, rows, grid)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    logits = head.normed(found) @ params[HEAD].T
+    torch.testing.assert_close(logits, result.logits.clone()[:, ids], rtol=1e-4, atol=1e-4)
+
+
+def test_a_head_begins_as_the_last_layer(trained: LMTrainingResult) -> None:
+    _check_begins_as_last_layer(load_checkpoint(trained.folder))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "qwen3", "phi3", "granite"])
+def test_a_head_begins_as_the_last_layer_of_a_family(tmp_path: Path, family: str) -> None:
+    from tests.models import reference  # brings transformers
+
+    reference.save_model(family, tmp_path)
+    _check_begins_as_last_layer(load_checkpoint(tmp_path))
+
+
+def test_taps_are_a_low_a_middle_and_a_high_layer() -> None:
+    assert default_taps(30) == (2, 15, 27)
+    assert all(0 <= tap <= layers for layers in range(1, 12) for tap in default_taps(layers))
+
+
+def test_frequent_tokens() -> None:
+    traces = random_traces()
+    answers = [token for trace in traces for token in trace.output_token_ids.tolist()]
+    ids = frequent_tokens(traces, 8, 50, kept=[49])
+    assert 49 in ids
+    assert ids.tolist() == sorted(set(ids.tolist()))
+    least = min(answers.count(i) for i in ids.tolist() if i != 49)
+    assert all(answers.count(i) <= least for i in set(answers) - set(ids.tolist()))
+    assert len(frequent_tokens(traces, 999, 50, kept=[])) == 50
