@@ -178,7 +178,7 @@ class ContainedProposers:
                 self._contained([entry], call, self._ask, entry, call)
 
     def _contained(
-        self, entries: Sequence[Entry], call: Call, ask: Callable[..., None], *arguments: Any
+        self, entries: Sequence[Entry], call: Call, ask: Callable[..., None], *arguments: object
     ) -> None:
         """Ask proposers for drafts; of several it is unknown whose fault a failure is."""
         try:
