@@ -18,6 +18,7 @@ from paceline.models.ops.base import BLOCK_SIZE, Ops, Slots, Tensor
 from paceline.models.pages import sparse_zeros
 from paceline.runtime.kv_cache import KVCache
 
+LARGEST = torch.finfo(torch.float16).max
 PENDING_ROWS = 256
 """Rows that wait to be made one vector each, together, which takes less than one by one."""
 
@@ -54,7 +55,7 @@ class Fusion:
 
 
 class Features:
-    """Fused hidden states, float32, by the slots of a KV cache; zeros where none came.
+    """Fused hidden states, in 16 bits, by the slots of a KV cache; zeros where none came.
 
     Args:
         kv: of the target.
@@ -72,7 +73,7 @@ class Features:
         device: torch.device,
     ) -> None:
         self.num_blocks = kv.memory.num_blocks
-        rows = sparse_zeros((self.num_blocks * BLOCK_SIZE, width), np.float32)
+        rows = sparse_zeros((self.num_blocks * BLOCK_SIZE, width), np.float16)
         self._rows = torch.from_numpy(rows).to(device)
         self._fuse, self._inputs = fuse, inputs
         self._slots: list[Slots] = []
@@ -82,7 +83,7 @@ class Features:
     @staticmethod
     def num_bytes(kv: KVCache, width: int) -> int:
         """Of the vectors, once all slots are in use."""
-        return kv.memory.num_blocks * BLOCK_SIZE * width * 4
+        return kv.memory.num_blocks * BLOCK_SIZE * width * 2
 
     def write(self, slots: Slots, features: Tensor) -> None:
         """Take hidden states ``[slots, taps, hidden_size]`` of what these slots hold.
@@ -101,9 +102,9 @@ class Features:
             self._settle()
 
     def read(self, slots: Slots) -> Tensor:
-        """``[slots, width]``."""
+        """``[slots, width]`` float32."""
         self._settle()
-        return self._rows.index_select(0, self._index(slots))
+        return self._rows.index_select(0, self._index(slots)).float()
 
     def move(self, source: Slots, target: Slots) -> None:
         with suppress(Exception):  # the KV moves all the same, and reading fails again
@@ -123,6 +124,6 @@ class Features:
         if self._slots:
             slots, self._slots = self._slots, []
             pending, self._pending = self._pending, []
-            fused = self._fuse(torch.cat(pending))
+            fused = self._fuse(torch.cat(pending)).clamp(-LARGEST, LARGEST).half()
             for each, part in zip(slots, fused.split([*map(len, slots)]), strict=True):
                 self._rows.index_copy_(0, self._index(each), part)
