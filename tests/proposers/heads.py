@@ -204,14 +204,14 @@ class PlainHead:
         return x * self.tensors[name]
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
-        """``[rows, taps, hidden]`` to ``[rows, hidden]``."""
+        """``[rows, taps, hidden]`` to ``[rows, hidden]``, rounded as they are kept."""
         if self.config.get("fc_norm"):
             parts = [self.norm(features[:, i], f"fc_norm.{i}.weight") for i in range(len(TAPS))]
             features = torch.stack(parts, dim=1)
         x = features.flatten(1)
         if self.config.get("norm_before_fc"):
             x = self.norm(x, "input_norm.weight")
-        return x @ self.tensors["fc.weight"].T
+        return (x @ self.tensors["fc.weight"].T).half().float()
 
     def forward(self, tokens: list[int], hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits and output of the last of rows that each follow all before them."""

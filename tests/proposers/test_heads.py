@@ -14,13 +14,14 @@ from paceline.models.ops.native import why_not_native
 from paceline.proposers.base import DraftBudget
 from paceline.proposers.heads import HeadProposer
 from paceline.proposers.heads.checkpoint import LAYER_IDS
+from paceline.proposers.heads.features import Fusion
 from paceline.request import Request
 from paceline.runtime.logit_edits import SamplingRow
 from paceline.runtime.model_runner import ForwardResult, ModelRunner
 from paceline.runtime.sampler import sample_tokens
 from paceline.sampling_params import SamplingParams
 from paceline.span import ROOT, DraftTree
-from tests.contracts.test_identity import MIXES, answers, prompts
+from tests.contracts.test_identity import MIXES, answers, draft, prompts
 from tests.proposers.drive import make_request, propose
 from tests.proposers.heads import (
     KEPT,
@@ -331,6 +332,20 @@ def test_hidden_states_of_a_wrong_width_cost_drafts_alone(monkeypatch: pytest.Mo
     assert answers(run_jobs(engine, jobs())) == plain
     assert engine.stats().num_proposer_failures >= 3
     assert not engine.drafting.is_on
+
+
+def test_a_broken_fc_costs_drafts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where KV moves, which takes hidden states along in the middle of a commit."""
+    plain = answers(run_jobs(toy_engine(), jobs()))
+    drafter = draft(0.1, max_branching=3, max_tree_nodes=10)  # whose branches are accepted
+    engine = toy_engine([toy_head, drafter()])
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(Fusion, "__call__", fail)
+    assert answers(run_jobs(engine, jobs())) == plain
+    assert [proposer.name for proposer in engine.drafting.proposers] == ["draft_model"]
 
 
 def test_a_failed_step_is_run_singly_and_its_hidden_states_arrive(

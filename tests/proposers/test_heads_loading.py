@@ -11,6 +11,7 @@ import torch
 
 from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.errors import ConfigError, ModelLoadError, PacelineError, UnsupportedModelError
+from paceline.models.checkpoint import load_checkpoint
 from paceline.models.ops.native import why_not_native
 from paceline.proposers import build_proposers
 from paceline.proposers.base import TargetInfo
@@ -188,10 +189,24 @@ def test_a_target_has_to_be_there_and_memory_too(tmp_path: Path) -> None:
     config = head_options(model=str(folder))
     with pytest.raises(ConfigError, match="none is loaded"):
         build(config, info(runner=None))
-    kept = 200 * 16 * HIDDEN * 4  # hidden states for as many blocks as the target has
+    kept = 200 * 16 * HIDDEN * 2  # hidden states for as many blocks as the target has
     with pytest.raises(ConfigError, match="raise --kv-cache-memory"):
         build(config, info(kv_bytes=kept))
     assert isinstance(build(config, info(kv_bytes=kept + (1 << 16))), HeadProposer)
+
+
+@pytest.mark.parametrize("is_original", [False, True])
+def test_a_head_is_no_model_by_itself(tmp_path: Path, is_original: bool) -> None:
+    config, tensors = head_config(), head_tensors()
+    write_head(tmp_path, *(as_original(config, tensors) if is_original else (config, tensors)))
+    with pytest.raises(UnsupportedModelError, match="--method eagle3 --draft"):
+        load_checkpoint(tmp_path)
+
+
+def test_outputs_too_large_for_16_bits_are_cut(tmp_path: Path) -> None:
+    tensors = head_tensors()
+    tensors["fc.weight"] = 1e5 * tensors["fc.weight"]
+    draft(write_head(tmp_path, head_config(), tensors))
 
 
 def test_pickled_heads_are_not_read(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ A token's KV is stood in for by a number that depends on all tokens up to it, as
 
 from __future__ import annotations
 
+import weakref
 import zlib
 
 import numpy as np
@@ -304,3 +305,36 @@ def test_shared_blocks_cannot_be_cut() -> None:
     assert kv.fork(1, 2, BLOCK_SIZE)
     with pytest.raises(AssertionError, match="shared"):
         kv.truncate(1, 3)
+
+
+class Follower:
+    """A number for each slot, which lies where the token's keys and values do."""
+
+    num_blocks = NUM_BLOCKS
+
+    def __init__(self) -> None:
+        self.numbers = np.arange(NUM_BLOCKS * BLOCK_SIZE)
+
+    def move(self, source: np.ndarray, target: np.ndarray) -> None:
+        self.numbers[target] = self.numbers[source]
+
+    def fill(self, slots: np.ndarray, value: float) -> None:
+        self.numbers[slots] = value
+
+
+def test_what_follows_goes_where_keys_and_values_go_until_it_is_dropped() -> None:
+    kv, follower = KVCache(TensorKV(TINY, NUM_BLOCKS)), Follower()
+    kv.follow(follower)
+    kv.open(1)
+    assert kv.reserve(1, 8)
+    first = kv[1].slots[0]
+    kv.commit(1, [0, 2, 5])
+    assert follower.numbers[kv[1].slots[:3]].tolist() == [first, first + 2, first + 5]
+    assert kv.fork(1, 2, 3)
+    assert kv[2].slots[0] != first
+    assert follower.numbers[kv[2].slots[:3]].tolist() == [first, first + 2, first + 5]
+    kv.poison_free(-1)
+    assert follower.numbers[kv[2].slots[3]] == -1
+    moved = weakref.ref(follower)
+    del follower
+    assert moved() is None

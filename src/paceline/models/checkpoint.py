@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 
-from paceline.errors import ConfigError, ModelLoadError
+from paceline.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from paceline.models.catalogue import similar_names
 from paceline.models.config import ModelConfig
 from paceline.models.fetching import named_model
 from paceline.models.gguf_file import MAGIC, load_gguf
+from paceline.models.head_kinds import head_kind
 from paceline.models.hf_config import config_from_hf
 from paceline.models.hf_fields import Fields
 from paceline.models.json_file import HEAD_BYTES, check_fetched, read_json
@@ -128,6 +129,12 @@ def _from_folder(folder: Path, name: str, in_memory: bool, with_tokenizer: bool)
     if not (folder / "config.json").is_file():
         raise ModelLoadError(f"{folder} has no config.json: it is not a model's folder")
     raw, quantisation = split_quantisation(read_json(folder / "config.json"), folder)
+    head = head_kind(raw)
+    if head is not None:
+        raise UnsupportedModelError(
+            f"{name} is a head, which drafts for the model that it was trained for: run that model "
+            f"with --method {head} --draft {folder}"
+        )
     config = config_from_hf(raw)
     files = SafetensorsFolder(folder, in_memory=in_memory)
     if config.tie_embeddings:  # one matrix, under either name

@@ -45,12 +45,13 @@ def build(config: SpeculativeConfig, target: TargetInfo) -> HeadProposer:
     decoder = Decoder(
         shape, head.decoder.tensors, ops, target.max_model_len, lent=runner.decoder.ends
     )
-    fusion = _fusion(head, ops, len(taps), runner.decoder.config.hidden_size)
+    inputs = len(taps), runner.decoder.config.hidden_size
+    fusion = _fusion(head, ops, *inputs)
     kept = Features.num_bytes(runner.kv, shape.hidden_size)
     rest = replace(target, kv_bytes=max(0, target.kv_bytes - kept))
     own = ModelRunner(decoder, draft_kv(shape, ops, config, rest, target.max_model_len))
     own.taps = (shape.num_layers + head.norm_output,)
-    features = Features(runner.kv, fusion, shape.hidden_size, ops.device)
+    features = Features(runner.kv, fusion, inputs, shape.hidden_size, ops.device)
     return HeadProposer(config, own, taps, features, runner.kv)
 
 
@@ -101,4 +102,4 @@ def _fusion(head: HeadCheckpoint, ops: Ops, num_taps: int, width: int) -> Fusion
         names = [f"fc_norm.{tap}.weight" for tap in range(num_taps)]
         norm, groups = torch.cat([reader.norm(name, width) for name in names]), num_taps
     reader.check_all_used()
-    return Fusion(ops, fc, shape.hidden_size, norm, groups, shape.norm_eps)
+    return Fusion(ops, fc, norm, groups, shape.norm_eps)

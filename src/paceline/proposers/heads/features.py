@@ -8,14 +8,17 @@ evicted here. Knows no request and no head.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 import torch
 
+from paceline.errors import ProposerError
 from paceline.models.ops.base import BLOCK_SIZE, Ops, Slots, Tensor
 from paceline.models.pages import sparse_zeros
 from paceline.runtime.kv_cache import KVCache
 
+LARGEST = torch.finfo(torch.float16).max
 PENDING_ROWS = 256
 """Rows that wait to be made one vector each, together, which takes less than one by one."""
 
@@ -25,17 +28,13 @@ class Fusion:
 
     Args:
         ops: computes the linear.
-        fc: the packed linear, ``taps * hidden_size`` to ``width``.
+        fc: the packed linear, ``taps * hidden_size`` to the width of the vector.
         norm: weights over all of its inputs; None for none.
         groups: parts of the inputs that are normalised each by itself.
         eps: of the norms.
     """
 
-    def __init__(
-        self, ops: Ops, fc: object, width: int, norm: Tensor | None, groups: int, eps: float
-    ) -> None:
-        self.width = width
-        self.device = ops.device
+    def __init__(self, ops: Ops, fc: object, norm: Tensor | None, groups: int, eps: float) -> None:
         self._ops, self._fc = ops, fc
         self._norm, self._groups, self._eps = norm, groups, eps
         self._multiple: int = getattr(ops, "row_multiple", 1)
@@ -56,21 +55,27 @@ class Fusion:
 
 
 class Features:
-    """Fused hidden states, float32, by the slots of a KV cache; zeros where none came.
+    """Fused hidden states, in 16 bits, by the slots of a KV cache; zeros where none came.
 
     Args:
         kv: of the target.
         fuse: makes one vector out of those of all taps.
-        width: of that vector.
+        inputs: taps, and the width of each.
+        width: of the vector.
     """
 
     def __init__(
-        self, kv: KVCache, fuse: Callable[[Tensor], Tensor], width: int, device: torch.device
+        self,
+        kv: KVCache,
+        fuse: Callable[[Tensor], Tensor],
+        inputs: tuple[int, int],
+        width: int,
+        device: torch.device,
     ) -> None:
         self.num_blocks = kv.memory.num_blocks
-        rows = sparse_zeros((self.num_blocks * BLOCK_SIZE, width), np.float32)
+        rows = sparse_zeros((self.num_blocks * BLOCK_SIZE, width), np.float16)
         self._rows = torch.from_numpy(rows).to(device)
-        self._fuse = fuse
+        self._fuse, self._inputs = fuse, inputs
         self._slots: list[Slots] = []
         self._pending: list[Tensor] = []
         kv.follow(self)
@@ -78,22 +83,34 @@ class Features:
     @staticmethod
     def num_bytes(kv: KVCache, width: int) -> int:
         """Of the vectors, once all slots are in use."""
-        return kv.memory.num_blocks * BLOCK_SIZE * width * 4
+        return kv.memory.num_blocks * BLOCK_SIZE * width * 2
 
     def write(self, slots: Slots, features: Tensor) -> None:
-        """Take hidden states ``[slots, taps, hidden_size]`` of what these slots hold."""
+        """Take hidden states ``[slots, taps, hidden_size]`` of what these slots hold.
+
+        Raises:
+            ProposerError: they are of another shape.
+        """
+        if tuple(features.shape) != (len(slots), *self._inputs):
+            raise ProposerError(
+                f"hidden states {tuple(features.shape)} for {len(slots)} positions; the head reads "
+                f"{self._inputs} of each"
+            )
         self._slots.append(slots)
         self._pending.append(features)
         if sum(map(len, self._slots)) >= PENDING_ROWS:
             self._settle()
 
     def read(self, slots: Slots) -> Tensor:
-        """``[slots, width]``."""
+        """``[slots, width]`` float32."""
         self._settle()
-        return self._rows.index_select(0, self._index(slots))
+        return self._rows.index_select(0, self._index(slots)).float()
 
     def move(self, source: Slots, target: Slots) -> None:
-        self._rows.index_copy_(0, self._index(target), self.read(source))
+        with suppress(Exception):  # the KV moves all the same, and reading fails again
+            self._settle()
+        moved = self._rows.index_select(0, self._index(source))
+        self._rows.index_copy_(0, self._index(target), moved)
 
     def fill(self, slots: Slots, value: float) -> None:
         self._settle()
@@ -107,6 +124,6 @@ class Features:
         if self._slots:
             slots, self._slots = self._slots, []
             pending, self._pending = self._pending, []
-            fused = self._fuse(torch.cat(pending))
+            fused = self._fuse(torch.cat(pending)).clamp(-LARGEST, LARGEST).half()
             for each, part in zip(slots, fused.split([*map(len, slots)]), strict=True):
                 self._rows.index_copy_(0, self._index(each), part)
