@@ -15,9 +15,11 @@ from paceline.engine.bundled_drafts import bundled_drafts
 from paceline.engine.default_drafts import default_speculative_config
 from paceline.errors import ConfigError
 from paceline.llm import LLM
+from paceline.models.catalogue import users_catalogue
 from paceline.models.checkpoint import load_checkpoint
 from paceline.models.embedded import embedded_model, embedded_ngram_model
 from paceline.sampling_params import SamplingParams
+from tests.models.catalogues import isolate, name_models
 from tests.proposers.heads import head_config, head_tensors, write_head
 
 
@@ -48,6 +50,19 @@ def test_drafts_lie_in_the_folder_or_in_folders_of_it(tmp_path: Path) -> None:
     suffix, *drafts = default_speculative_config(str(tmp_path))
     assert suffix.method == "suffix"
     assert len(drafts) == 3
+
+
+def test_a_name_of_the_catalogue_has_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    isolate(monkeypatch, tmp_path)
+    name_models('[mine]\npath = "model"\ndrafts = ["draft"]')
+    folder = users_catalogue().parent
+    beside = write(folder / "model" / "speculators", {"model_type": "llama"})
+    draft = write(folder / "draft", {"model_type": "llama"})
+    found = [config.model for config in bundled_drafts("mine")]
+    assert found == [str(beside), str(draft)]
+    assert [config.model for config in bundled_drafts(str(folder / "model"))] == [str(beside)]
 
 
 @pytest.mark.parametrize("key", ["pard_token", "ptd_token_id"])

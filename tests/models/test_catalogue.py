@@ -44,9 +44,11 @@ def test_a_user_adds_names_and_replaces_ours(folder: Path) -> None:
 
 
 def test_a_path_is_relative_to_the_file_that_says_it(folder: Path) -> None:
-    name_models('[mine]\npath = "models/mine.gguf"')
+    name_models('[mine]\npath = "models/mine.gguf"\ndrafts = ["heads/mine", "~/other"]')
     entry = find_entry("mine")
     assert entry is not None
+    own = folder / "config" / "paceline" / "heads" / "mine"
+    assert entry.drafts == (str(own), str(Path.home() / "other"))
     assert entry.place == folder / "config" / "paceline" / "models" / "mine.gguf"
     assert str(entry) == "mine"
 
@@ -58,12 +60,15 @@ def test_a_path_is_relative_to_the_file_that_says_it(folder: Path) -> None:
         ("tiny = 3", "[tiny]: an entry is a table"),
         ('["../up"]\npath = "x"', "a name has lower-case letters"),
         ('["org/name"]\npath = "x"', "a name has lower-case letters"),
-        (entry_text(colour='"red"'), "[tiny]: unknown key 'colour'; allowed are licence, "),
+        (entry_text(colour='"red"'), "[tiny]: unknown key 'colour'; allowed are drafts, licence, "),
         (entry_text(size="0"), "size is 0; it must be the number of bytes"),
         (entry_text(size="true"), "size is True"),
         (entry_text(size='"98 MB"'), "size is '98 MB'"),
         (entry_text(sha256="ABC"), "64 hexadecimal digits"),
         (entry_text(packages='"tiny-model==1.0"'), "a list of packages with their versions"),
+        (entry_text(drafts='"head"'), "drafts is 'head'; it must be a list of folders"),
+        (entry_text(drafts="[]"), "a list of folders"),
+        (entry_text(drafts="[3]"), "a list of folders"),
         (entry_text(packages="[]"), "a list of packages with their versions"),
         (entry_text(packages='["tiny-model"]'), "a list of packages with their versions"),
         (entry_text(packages='["--index-url=x==1"]'), "a list of packages with their versions"),

@@ -1,6 +1,7 @@
 """Drafts that come with a model: in ``speculators/`` inside its folder, or in a folder beside it.
 
-That one is called like the model, with ``.speculators`` in place of ``.gguf`` or at its end. Owns
+That one is called like the model, with ``.speculators`` in place of ``.gguf`` or at its end. The
+catalogue may name others for a model that has a name there. Owns
 where drafts are looked for and which of them can run: heads, draft models, parallel drafts and
 files of n-grams. A ``config.json`` may carry what the `speculators` library writes
 (``speculators_model_type``, ``speculators_config``), as vLLM reads it. Imports nothing slow.
@@ -17,6 +18,7 @@ from typing import Any
 from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.config.methods import HEAD_METHODS
 from paceline.errors import ConfigError
+from paceline.models.catalogue import find_entry
 from paceline.models.config import MASK_TOKEN_KEYS
 from paceline.models.head_kinds import head_kind
 
@@ -31,11 +33,14 @@ _PLAIN_TYPES = (None, "independent")
 
 
 def bundled_drafts(model: str) -> tuple[SpeculativeConfig, ...]:
-    """The drafts of a model's folder or GGUF file, by name; empty for a hub id.
+    """The drafts of a model's folder or GGUF file, or of a name; empty for a hub id.
 
     A draft that cannot be used is left out, and the log says why.
     """
-    files = [path for place in _places(Path(model)) for path in _draft_files(place)]
+    entry = None if Path(model).exists() else find_entry(model)
+    places = _places(Path(model) if entry is None else entry.place)
+    named = () if entry is None else map(Path, entry.drafts)
+    files = [path for place in (*places, *named) for path in _draft_files(place)]
     return tuple(config for path in files if (config := _usable(path)) is not None)
 
 

