@@ -17,7 +17,13 @@ from paceline.errors import RequestFailedError, UnservableRequestError
 from paceline.request import TARGET_ORIGIN, TokenLogprobs, VerifyResult
 from paceline.runtime.logit_edits import SamplingRow
 from paceline.runtime.model_runner import ForwardResult
-from paceline.runtime.sampler import argmax_rows, sample_tokens, to_numpy, token_logprobs
+from paceline.runtime.sampler import (
+    argmax_rows,
+    pick_rows,
+    sample_tokens,
+    to_numpy,
+    token_logprobs,
+)
 from paceline.span import ROOT
 
 Verdict = VerifyResult | RequestFailedError
@@ -102,7 +108,7 @@ def _logprobs(
     if wanted is None:
         return ()
     rows = [first_row + node for node in path]
-    return token_logprobs(logits[rows], tokens, [wanted] * len(rows))
+    return token_logprobs(pick_rows(logits, rows), tokens, [wanted] * len(rows))
 
 
 # --- requests whose tokens are sampled, or whose logits are edited --------------------------------

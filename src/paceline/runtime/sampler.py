@@ -97,6 +97,16 @@ def to_numpy(logits: torch.Tensor) -> npt.NDArray[np.float32]:
     return array
 
 
+def pick_rows(logits: torch.Tensor, at: Sequence[int]) -> torch.Tensor:
+    """Some rows of ``[n, vocab]`` logits.
+
+    In host memory they are copied by this thread: torch would wake its others for it, which takes
+    milliseconds where these have no core.
+    """
+    host = native.in_host_memory(logits)
+    return logits[list(at)] if host is None else torch.from_numpy(host[list(at)])
+
+
 def argmax_rows(logits: npt.NDArray[np.float32]) -> tuple[list[int], list[bool]]:
     """Lowest id of each row's maximum, and whether that maximum is a finite number."""
     if native.kernels:
