@@ -19,6 +19,7 @@ from paceline.proposers.heads import HeadProposer, build
 from paceline.request import Request
 from paceline.runtime.model_runner import ModelRunner
 from paceline.span import DraftTree, Span
+from tests.proposers.self_drafts import read_all_but_last
 from tests.toy import TOY, VOCAB, toy_runner
 
 Tensors = dict[str, torch.Tensor]
@@ -148,22 +149,10 @@ class Following(HeadProposer):
 
     def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
         for request in requests:
-            self._read_all_but_last(request)
+            start, features = read_all_but_last(self.whole, request)
+            if features is not None:
+                self.read(request, start, features)
         return super().propose(requests, budget)
-
-    def _read_all_but_last(self, request: Request) -> None:
-        kv, request_id = self.whole.kv, request.request_id
-        if request_id not in kv:
-            kv.open(request_id)
-        held = kv[request_id].length
-        chunk = request.token_ids[held:-1]
-        if chunk:
-            assert kv.reserve(request_id, len(chunk))
-            spans = [Span.chunk(request_id, held, chunk, sample=False)]
-            result = self.whole.forward(self.whole.pack(spans))
-            kv.commit(request_id, range(len(chunk)))
-            assert result.features is not None
-            self.read(request, held, result.features)
 
     def finish(self, request: Request) -> None:
         """As a preemption, which frees the target's KV."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from paceline.config import SpeculativeConfig
 from paceline.models.ops.native import why_not_native
@@ -38,6 +39,26 @@ def self_drafter(
     return kind(self_config(layers, **options), ModelRunner(decoder, target.kv))
 
 
+def read_all_but_last(target: ModelRunner, request: Request) -> tuple[int, Tensor | None]:
+    """Let a target read what it lacks of a request, but for the last token.
+
+    Returns:
+        The first position that it read, and the features of those that it read.
+    """
+    kv, request_id = target.kv, request.request_id
+    if request_id not in kv:
+        kv.open(request_id)
+    held = kv[request_id].length
+    chunk = request.token_ids[held:-1]
+    if not chunk:
+        return held, None
+    assert kv.reserve(request_id, len(chunk))
+    spans = [Span.chunk(request_id, held, chunk, sample=False)]
+    result = target.forward(target.pack(spans))
+    kv.commit(request_id, range(len(chunk)))
+    return held, result.features
+
+
 class Following(SelfDraftProposer):
     """Its target reads all of a request but its last token whenever a draft is wanted."""
 
@@ -45,20 +66,8 @@ class Following(SelfDraftProposer):
 
     def propose(self, requests: Sequence[Request], budget: DraftBudget) -> list[DraftTree]:
         for request in requests:
-            self._read_all_but_last(request)
+            read_all_but_last(self.whole, request)
         return super().propose(requests, budget)
-
-    def _read_all_but_last(self, request: Request) -> None:
-        kv, request_id = self.whole.kv, request.request_id
-        if request_id not in kv:
-            kv.open(request_id)
-        held = kv[request_id].length
-        chunk = request.token_ids[held:-1]
-        if chunk:
-            assert kv.reserve(request_id, len(chunk))
-            spans = [Span.chunk(request_id, held, chunk, sample=False)]
-            self.whole.forward(self.whole.pack(spans))
-            kv.commit(request_id, range(len(chunk)))
 
     def finish(self, request: Request) -> None:
         """As a preemption, which frees the target's KV."""
