@@ -185,9 +185,7 @@ struct Job {
     std::string_view mask;  // one bit per token, set where it is allowed; without data: all are
     Columns columns;        // without ids: column i is token i
 
-    bool is_plain_greedy() const {
-        return rules->is_greedy() && !has_mask() && !rules->edits(length);
-    }
+    bool is_edited() const { return has_mask() || rules->edits(length); }
     bool has_mask() const { return mask.data() != nullptr; }
 
     // Tokens beyond the mask's end are not allowed either.
@@ -301,39 +299,48 @@ std::vector<Job> jobs_of(const Logits& logits, const nb::list& rules, const nb::
     return jobs;
 }
 
+// The k best columns of a row whose logits are what they will be.
+int best_columns(const float* logits, int columns, const int64_t* tokens, const Job& job, int k,
+                 const SamplerScratch& scratch, int64_t* ids, double* scores) {
+    const SamplerKernels& sampler = *kernels().sampler;
+    const SamplingRules& rules = *job.rules;
+    if (rules.is_greedy() && k == 1) {
+        const bool valid = sampler.argmax(logits, columns, scratch, ids);
+        *scores = logits[*ids];
+        return valid ? 1 : -1;
+    }
+    if (rules.is_greedy()) {
+        return sampler.top(logits, columns, k, scratch, ids, scores);
+    }
+    const NoiseKey key{rules.seed, static_cast<uint32_t>(job.length), rules.sample};
+    return sampler.perturbed_top(logits, columns, tokens, rules.filter, key, k, scratch, ids,
+                                 scores);
+}
+
 // The k best of one row. Returns how many there are, or -1; `edited` is where the logits ended up.
 int best_of(const Job& job, int vocab, int k, int64_t* ids, double* scores, const float** edited) {
-    const SamplerKernels& sampler = *kernels().sampler;
     const SamplerScratch scratch = memory().scratch(vocab);
-    const SamplingRules& rules = *job.rules;
-    if (job.columns.ids && job.is_plain_greedy()) {
-        *edited = job.logits;
-        const int found = sampler.top(job.logits, job.columns.count, k, scratch, ids, scores);
+    const Columns& columns = job.columns;
+    *edited = job.logits;
+    if (columns.ids && !job.is_edited()) {
+        const int found =
+            best_columns(job.logits, columns.count, columns.ids, job, k, scratch, ids, scores);
         std::transform(ids, ids + std::max(found, 0), ids,
-                       [&](int64_t column) { return job.columns.ids[column]; });
+                       [&](int64_t column) { return columns.ids[column]; });
         return found;
     }
-    const float* logits =
-        job.columns.ids ? memory().spread(job.logits, job.columns, vocab) : job.logits;
-    *edited = logits;
-    if (job.has_mask() || rules.edits(job.length)) {
+    if (columns.ids) {
+        *edited = memory().spread(job.logits, columns, vocab);
+    }
+    if (job.is_edited()) {
         float* z = memory().edited.data();
-        rules.edit(logits, vocab, job.path, job.length, z);
+        job.rules->edit(*edited, vocab, job.path, job.length, z);
         if (job.has_mask()) {
             job.apply_mask(vocab, z);  // last is as good as first: no edit brings -inf back
         }
         *edited = z;
     }
-    if (rules.is_greedy() && k == 1) {
-        const bool valid = sampler.argmax(*edited, vocab, scratch, ids);
-        *scores = (*edited)[*ids];
-        return valid ? 1 : -1;
-    }
-    if (rules.is_greedy()) {
-        return sampler.top(*edited, vocab, k, scratch, ids, scores);
-    }
-    const NoiseKey key{rules.seed, static_cast<uint32_t>(job.length), rules.sample};
-    return sampler.perturbed_top(*edited, vocab, rules.filter, key, k, scratch, ids, scores);
+    return best_columns(*edited, vocab, nullptr, job, k, scratch, ids, scores);
 }
 
 nb::tuple tokens_and_validity(const std::vector<int64_t>& tokens, const std::vector<char>& valid) {

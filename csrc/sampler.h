@@ -50,9 +50,11 @@ struct SamplerKernels {
                double* scores);
 
     // The k best survivors by z / temperature + noise (ties: the lower id). Returns how many there
-    // are, or -1 as above.
-    int (*perturbed_top)(const float* z, int vocab, const SamplerFilter&, const NoiseKey&, int k,
-                         const SamplerScratch&, int64_t* ids, double* scores);
+    // are, or -1 as above. `tokens` says, ascending, which token each of the vocab columns is, whose
+    // noise it has; null: column i is token i. The ids are columns.
+    int (*perturbed_top)(const float* z, int vocab, const int64_t* tokens, const SamplerFilter&,
+                         const NoiseKey&, int k, const SamplerScratch&, int64_t* ids,
+                         double* scores);
 
     // y = log_softmax(z), rounded once to float32; all NaN for a row as above.
     void (*log_softmax)(const float* z, int vocab, const SamplerScratch&, float* y);

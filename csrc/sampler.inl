@@ -1,5 +1,6 @@
 // The sampler's kernels. A row is cut into blocks of 64 tokens whose maxima are taken first; what
 // follows visits only the blocks that can matter. See docs/losslessness.md for the rule.
+#include <algorithm>
 #include <cfloat>
 #include <climits>
 #include <cmath>
@@ -699,14 +700,38 @@ struct Chance {
     }
 };
 
-void best_perturbed(const Row& row, double temperature, const Cut& cut, const NoiseKey& key,
+// The noise of a row's columns: by their tokens, which ascend.
+struct ColumnNoise {
+    const Noise noise;
+    const int64_t* tokens;  // of the columns; null where column i is token i
+
+    void words(int block, int columns, uint32_t* x) const {
+        if (!tokens) {
+            noise.words(block, x);
+            return;
+        }
+        uint32_t made[BLOCK];
+        int64_t known = -1;
+        const int first = block * BLOCK, count = std::min(BLOCK, columns - first);
+        for (int i = 0; i < count; ++i) {
+            const int64_t token = tokens[first + i];
+            if (token / BLOCK != known) {
+                known = token / BLOCK;
+                noise.words(static_cast<int>(known), made);
+            }
+            x[i] = made[token % BLOCK];
+        }
+        std::fill(x + count, x + BLOCK, 0);
+    }
+};
+
+void best_perturbed(const Row& row, double temperature, const Cut& cut, const ColumnNoise& noise,
                     Best& best) {
-    const Noise noise(key);
     Chance chance(row, temperature);
     uint32_t x[BLOCK];
     if (best.k == 1) {  // the highest logit always stays: no need to win against less
         const int id = row.argmax();
-        noise.words(id / BLOCK, x);
+        noise.words(id / BLOCK, row.vocab, x);
         chance.raise(row.peak / temperature + gumbel(x[id % BLOCK]));
     }
     for (int b = 0; b < row.blocks; ++b) {
@@ -714,7 +739,7 @@ void best_perturbed(const Row& row, double temperature, const Cut& cut, const No
             continue;
         }
         const float* z = row.block(b);
-        noise.words(b, x);
+        noise.words(b, row.vocab, x);
         for (int i = 0; i < BLOCK; i += LANES) {
             uint32_t bits = chance.bits(z + i, x + i);
             if (!bits) {
@@ -762,14 +787,16 @@ int top(const float* z, int vocab, int k, const SamplerScratch& scratch, int64_t
     return best.count;
 }
 
-int perturbed_top(const float* z, int vocab, const SamplerFilter& filter, const NoiseKey& key,
-                  int k, const SamplerScratch& scratch, int64_t* ids, double* scores) {
+int perturbed_top(const float* z, int vocab, const int64_t* tokens, const SamplerFilter& filter,
+                  const NoiseKey& key, int k, const SamplerScratch& scratch, int64_t* ids,
+                  double* scores) {
     const Row row(z, vocab, scratch.block_max);
     if (!row.valid()) {
         return -1;
     }
     Best best{k, ids, scores};
-    best_perturbed(row, filter.temperature, cut_of(row, filter, scratch.list), key, best);
+    const Cut cut = cut_of(row, filter, scratch.list);
+    best_perturbed(row, filter.temperature, cut, {Noise(key), tokens}, best);
     return best.count;
 }
 

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from paceline.errors import ConfigError, TraceError, TrainingError
 from paceline.models.checkpoint import load_checkpoint
 from paceline.models.config import ModelConfig
+from paceline.proposers.heads.checkpoint import load_head
 from paceline.traces import Trace, TraceWriter
 from paceline.training.configs import HeadTrainingConfig
 from paceline.training.generation import continue_prompts
@@ -315,6 +316,31 @@ def test_what_is_written(trained: LMTrainingResult, traces: Path, tmp_path: Path
     taps = len(told["eagle_aux_hidden_state_layer_ids"])
     assert tensors["fc.weight"].shape == (width, taps * width)
     assert tensors["lm_head.weight"].shape == (100, width)
+
+
+def test_eight_bits_are_read_back(
+    trained: LMTrainingResult, traces: Path, tmp_path: Path
+) -> None:
+    for kind in ("float32", "int8"):
+        folder = tmp_path / kind
+        train_head(head_config(trained.folder, traces, folder, steps=3, weights_dtype=kind))
+    exact, rounded = (load_head(str(tmp_path / kind)) for kind in ("float32", "int8"))
+    compared = 0
+    for of_exact, of_rounded in (
+        (exact.fusion, rounded.fusion),
+        (exact.decoder.tensors, rounded.decoder.tensors),
+    ):
+        for name in of_exact:
+            found, expected = of_rounded[name].float(), of_exact[name].float()
+            if expected.dim() == 2:
+                compared += 1
+                assert "8-bit" in of_rounded.type_of(name)
+                limits = expected.unflatten(1, (-1, 32)).abs().amax(2, keepdim=True) / 127 * 0.51
+                error = (found - expected).unflatten(1, (-1, 32)).abs()
+                assert (error <= limits).all(), name
+    assert compared == 9
+    sizes = [(tmp_path / kind / "model.safetensors").stat().st_size for kind in ("float32", "int8")]
+    assert sizes[1] < 0.35 * sizes[0]
 
 
 def test_resumed_training_equals_uninterrupted_one(

@@ -20,6 +20,7 @@ from paceline.models.config import ModelConfig
 from paceline.models.hf_config import config_from_hf
 from paceline.models.json_file import read_json
 from paceline.models.pruned_head import HEAD_TOKENS
+from paceline.models.quantised.packing import PACKED_CONFIG, is_packable, packed
 from paceline.models.safetensors_files import SafetensorsFolder
 from paceline.models.tensor_checks import check_floats, check_tied, is_harmless
 from paceline.models.tokenizer_files import read_tokenizer_folder
@@ -29,6 +30,8 @@ from paceline.writing import whole_file, write_text
 Tensor = torch.Tensor
 WEIGHTS = "model.safetensors"
 FIXED = (HEAD_TOKENS,)
+EMBEDDING = "model.embed_tokens.weight"
+PACKED = "int8"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -165,6 +168,8 @@ def save_model(
     """
     raw = {**model.raw, "dtype": weights_dtype}
     raw.pop("torch_dtype", None)
+    if weights_dtype == PACKED:
+        raw |= {"dtype": "bfloat16", "quantization_config": PACKED_CONFIG}
     ids = {k: raw[k] for k in ("bos_token_id", "eos_token_id", "pad_token_id") if k in raw}
     _write(folder / "config.json", json.dumps(raw, indent=2, sort_keys=True) + "\n")
     if ids:
@@ -172,11 +177,22 @@ def save_model(
     _write(folder / "README.md", card)
     if tokenizer_from is not None:
         _copy_tokenizer(tokenizer_from, folder)
-    kind = torch.bfloat16 if weights_dtype == "bfloat16" else torch.float32
-    tensors = {name: p.detach().to(kind).contiguous() for name, p in model.params.items()}
-    tensors |= model.fixed
+    tensors = {**_stored(model.params, weights_dtype), **model.fixed}
     with whole_file(folder / WEIGHTS, TrainingError) as partial:
         save_file(tensors, partial, {"format": "pt"})
+
+
+def _stored(params: Mapping[str, Tensor], weights_dtype: str) -> dict[str, Tensor]:
+    """What is written of parameters: in 8 bits the linears' weights alone."""
+    kind = torch.float32 if weights_dtype == "float32" else torch.bfloat16
+    tensors: dict[str, Tensor] = {}
+    for name, param in params.items():
+        weight = param.detach()
+        if weights_dtype == PACKED and name != EMBEDDING and is_packable(weight):
+            tensors |= packed(name, weight)
+        else:
+            tensors[name] = weight.to(kind).contiguous()
+    return tensors
 
 
 def _copy_tokenizer(source: Path, folder: Path) -> None:

@@ -9,7 +9,7 @@ from paceline.checks import check_choice, check_number
 from paceline.errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16")
-WEIGHT_DTYPES = ("float32", "bfloat16")
+WEIGHT_DTYPES = ("float32", "bfloat16", "int8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class TrainingConfig:
         beta1, beta2: of AdamW.
         grad_clip: largest gradient norm.
         dtype: of matrix products; ``auto`` is bfloat16 where the processor has instructions for it.
-        weights_dtype: of the written weights.
+        weights_dtype: of the written weights; with int8 only those of linears have 8 bits.
         seed: of initialisation, order of documents and held-out split.
         threads: torch threads; 0 leaves them.
         save_minutes: minutes between saved states (0: after every step).

@@ -19,9 +19,10 @@ from paceline.models.config import ModelConfig
 from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
 from paceline.traces import Trace
 from paceline.training.heads.eagle3 import ATTENTION, LAYER
+from paceline.training.model_files import EMBEDDING
 
 Tensor = torch.Tensor
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+HEAD = "lm_head.weight"
 TOKEN_FLAGS = "t2d"
 FRESH_DEVIATION = 0.02  # of weights that the target has no counterpart of
 
