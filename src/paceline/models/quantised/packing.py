@@ -50,7 +50,7 @@ def packed(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
     """
     groups = weight.unflatten(1, (-1, GROUP))
     scale = (groups.abs().amax(dim=2) / _LARGEST).half()
-    divisor = scale.float().clamp_min(torch.finfo(torch.float16).tiny)[..., None]
+    divisor = torch.where(scale > 0, scale.float(), torch.ones(()))[..., None]
     code = (groups / divisor).round().clamp(-_LARGEST, _LARGEST).flatten(1)
     return {
         f"{name}_packed": (code + 128).to(torch.uint8).view(torch.int32),
