@@ -113,6 +113,12 @@ def test_a_folder_says_that_it_is_a_head(tmp_path: Path) -> None:
         assert methods(draft=str(tmp_path)) == ["draft_model"]
 
 
+def test_an_mtp_layer_is_the_models_or_another_ones() -> None:
+    for draft in (None, "some/model"):
+        (config,) = speculative_config(RunOptions(method="mtp", draft=draft), "org/other")
+        assert (config.method, config.model, config.max_tree_nodes) == ("mtp", draft, 16)
+
+
 def test_heads_that_come_with_a_model_are_not_replayed(tmp_path: Path) -> None:
     place = tmp_path / "speculators"
     place.mkdir()

@@ -26,6 +26,7 @@ from paceline.request import Request, VerifyResult
 from paceline.sampling_params import SamplingParams
 from paceline.span import DraftTree
 from tests.proposers.heads import toy_head
+from tests.proposers.mtp import toy_mtp
 from tests.proposers.ngrams import ngram_proposer
 from tests.toy import (
     VOCAB,
@@ -96,6 +97,7 @@ PROPOSERS: dict[str, list[Factory]] = {
     "draft_tree": [draft(0.3, max_branching=2, max_tree_nodes=10)],
     "head_chain": [head()],
     "head_tree": [head(max_branching=3, max_tree_nodes=10)],
+    "mtp_tree": [lambda: lambda runner: toy_mtp(runner, max_branching=3, max_tree_nodes=10)],
     "several": [lookup(), ngram_proposer, draft(0.3, max_branching=2, max_tree_nodes=6), head()],
     "random": [RandomTrees],
 }

@@ -19,6 +19,7 @@ from paceline.request import FinishReason, Request
 from paceline.span import DraftTree
 from tests.proposers.drive import Target, commit, make_request, propose
 from tests.proposers.heads import following_head
+from tests.proposers.mtp import following_mtp
 from tests.proposers.ngrams import ngram_proposer
 from tests.proposers.parallel_drafts import parallel_drafter
 from tests.proposers.plugins import repeating_plugin
@@ -62,6 +63,7 @@ BUILDERS: dict[str, Callable[[], Proposer]] = {
     "eagle3": following_head,
     "eagle3 tree": lambda: following_head(**TREE),
     "eagle3 behind": lambda: following_head(catch_up_tokens=6),
+    "mtp tree": lambda: following_mtp(**TREE),
     "self": following,
     "self tree": lambda: following(**TREE),
 }

@@ -23,7 +23,7 @@ from paceline.commands.options import (
 from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.config.methods import HEAD_METHODS, METHODS, check_method
 from paceline.config.objective import parse_objective
-from paceline.config.speculative import NEEDED_MODELS
+from paceline.config.speculative import NEEDED_MODELS, OPTIONAL_MODELS
 from paceline.engine.bundled_drafts import draft_in
 from paceline.engine.default_drafts import default_speculative_config, is_embedded
 from paceline.errors import ConfigError
@@ -94,7 +94,8 @@ def replayed_config(
 def _single_config(options: SpeculationOptions, model: str | None) -> SpeculativeConfig:
     draft = options.draft
     method = check_method(options.method or _method_of(draft))
-    if draft is not None and method in METHODS and method not in NEEDED_MODELS:
+    takes_none = method in METHODS and method not in (*NEEDED_MODELS, *OPTIONAL_MODELS)
+    if draft is not None and takes_none:
         raise ConfigError(
             f"--method {method} takes no --draft; that is for draft models, heads and ngram_model"
         )

@@ -45,6 +45,8 @@ NEEDED_MODELS = {
     "eagle3": "the folder or hub id of a head that was trained for the target",
 }
 """What ``model`` must name, by the built-in methods that need one."""
+OPTIONAL_MODELS = ("mtp",)
+"""Methods that take ``model``, and without it draft by a part of the target."""
 GRAMMAR_DRAFTS: dict[str, Any] = {"num_speculative_tokens": 16, "max_tree_nodes": 24}
 """What a grammar is sure of goes further than what others guess."""
 SUFFIX_DRAFTS: dict[str, Any] = {
@@ -85,6 +87,7 @@ _DRAFTS = {
     "ngram_model": NGRAM_DRAFTS,
     "parallel_draft": PARALLEL_DRAFTS,
     "eagle3": HEAD_DRAFTS,
+    "mtp": HEAD_DRAFTS,
 }
 _KEY_ALIASES = {"max_tree_depth": "num_speculative_tokens"}
 
@@ -102,7 +105,7 @@ class SpeculativeConfig:
             the markers of chats.
         draft_layers: layers of the target that ``self`` runs; None is all of them.
         model: folder, GGUF file or hub id of the draft model; folder or hub id of the head; the
-            file of the n-gram model.
+            model whose MTP layer drafts, None for the target; the file of the n-gram model.
         num_speculative_tokens: most tokens along one path of a draft.
         max_tree_nodes: most nodes of one draft tree; 0 means a chain, or as many as
             ``max_branching`` chains have where that is above 1.
@@ -227,6 +230,11 @@ class SpeculativeConfig:
     def needs_forwards(self) -> bool:
         """It drafts by forwards of a model of its own."""
         return self.method in MODEL_METHODS
+
+    @property
+    def has_own_kv(self) -> bool:
+        """The model by which it drafts has a KV cache beside the target's."""
+        return self.needs_forwards and self.method != "self"
 
     @property
     def tree_nodes(self) -> int:

@@ -157,7 +157,8 @@ def open_runner(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> tuple
     shape = checkpoint.config
     decoder = Decoder(shape, checkpoint.tensors, ops, config.max_model_len)
     budget = kv_budget(config)
-    drafts = budget // DRAFT_SHARE if any(c.model for c in config.speculative) else 0
+    needed = any(c.model or c.has_own_kv for c in config.speculative)
+    drafts = budget // DRAFT_SHARE if needed else 0
     # One block is reserved, and every sequence may need one more for its draft's nodes.
     most = 1 + config.max_num_seqs * (blocks_for(config.max_model_len) + 17)
     block_bytes = bytes_per_block(shape, config.kv_cache_dtype)

@@ -1,10 +1,12 @@
-"""Drafts that come with a model: in ``speculators/`` inside its folder, or in a folder beside it.
+"""Drafts that come with a model: an MTP layer among its tensors, and what lies in folders of its.
 
-That one is called like the model, with ``.speculators`` in place of ``.gguf`` or at its end. The
-catalogue may name others for a model that has a name there. Owns
-where drafts are looked for and which of them can run: heads, draft models, parallel drafts and
-files of n-grams. A ``config.json`` may carry what the `speculators` library writes
-(``speculators_model_type``, ``speculators_config``), as vLLM reads it. Imports nothing slow.
+Those are ``speculators/`` inside the model's folder, and one beside it that is called like the
+model, with ``.speculators`` in place of ``.gguf`` or at its end. The catalogue may name others for
+a model that has a name there. Owns where drafts are looked for and which of them can run: heads,
+draft models, parallel drafts and files of n-grams.
+
+A ``config.json`` may carry what the `speculators` library writes (``speculators_model_type``,
+``speculators_config``), as vLLM reads it. Imports nothing slow.
 """
 
 from __future__ import annotations
@@ -17,10 +19,12 @@ from typing import Any
 
 from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.config.methods import HEAD_METHODS
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, PacelineError
 from paceline.models.catalogue import find_entry
 from paceline.models.config import MASK_TOKEN_KEYS
-from paceline.models.head_kinds import head_kind
+from paceline.models.head_kinds import MTP, head_kind
+from paceline.models.mtp_names import mtp_part
+from paceline.models.stored_names import stored_names
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +42,20 @@ def bundled_drafts(model: str) -> tuple[SpeculativeConfig, ...]:
     A draft that cannot be used is left out, and the log says why.
     """
     entry = None if Path(model).exists() else find_entry(model)
-    places = _places(Path(model) if entry is None else entry.place)
+    path = Path(model) if entry is None else entry.place
+    places = _places(path)
     named = () if entry is None else map(Path, entry.drafts)
     files = [path for place in (*places, *named) for path in _draft_files(place)]
-    return tuple(config for path in files if (config := _usable(path)) is not None)
+    beside = (config for path in files if (config := _usable(path)) is not None)
+    return (*([_parsed(method=MTP)] if _has_mtp_layer(path) else []), *beside)
+
+
+def _has_mtp_layer(model: Path) -> bool:
+    """False also for a model that cannot be read, of which its loader says what is wrong."""
+    try:
+        return mtp_part(stored_names(model)) is not None
+    except (OSError, ValueError, RecursionError, PacelineError):
+        return False
 
 
 def _places(model: Path) -> list[Path]:

@@ -132,7 +132,7 @@ def _sizes(container: GgufContainer, keys: _Keys, head_dim: int) -> dict[str, An
         "vocab_size": embedding.shape[0],
         "hidden_size": keys.get("embedding_length"),
         "intermediate_size": keys.get("feed_forward_length"),
-        "num_hidden_layers": keys.get("block_count"),
+        "num_hidden_layers": keys.number("block_count") - _layers_behind(keys),
         "num_attention_heads": heads,
         "num_key_value_heads": keys.get("attention.head_count_kv", heads),
         "head_dim": head_dim,
@@ -144,6 +144,17 @@ def _sizes(container: GgufContainer, keys: _Keys, head_dim: int) -> dict[str, An
         "eos_token_id": end_ids(container.metadata),
         "dtype": _FLOAT_TYPES.get(sample.type_code, "float32"),
     }
+
+
+def _layers_behind(keys: _Keys) -> int:
+    """Layers for multi-token prediction, which the format counts among a model's blocks."""
+    count, behind = keys.number("block_count"), keys.get("nextn_predict_layers", 0)
+    if isinstance(behind, bool) or not isinstance(behind, int) or not 0 <= behind < count:
+        raise ModelLoadError(
+            f"the GGUF metadata say nextn_predict_layers = {str(behind)[:40]}; it must be a number "
+            f"from 0 to {count - 1}, as block_count is {count}"
+        )
+    return behind
 
 
 def _family_keys(keys: _Keys, architecture: str, head_dim: int) -> dict[str, Any]:
@@ -173,7 +184,8 @@ def _family_keys(keys: _Keys, architecture: str, head_dim: int) -> dict[str, Any
     pattern = keys.layers("attention.sliding_window_pattern")
     if isinstance(pattern, list):
         kinds = ("full_attention", "sliding_attention")
-        found["layer_types"] = [kinds[bool(slides)] for slides in pattern]
+        own = pattern[: len(pattern) - _layers_behind(keys)]
+        found["layer_types"] = [kinds[bool(slides)] for slides in own]
     elif pattern is not None:
         found["sliding_window_pattern"] = pattern
     return found

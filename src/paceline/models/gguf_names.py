@@ -37,6 +37,9 @@ _BLOCK = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
     "ffn_norm": "post_attention_layernorm",
+    **{f"nextn.{name}": name for name in ("eh_proj", "enorm", "hnorm", "embed_tokens")},
+    "nextn.shared_head_norm": "shared_head.norm",
+    "nextn.shared_head_head": "shared_head.head",
 }
 _GEMMA_BLOCK = {
     **_BLOCK,
@@ -45,7 +48,7 @@ _GEMMA_BLOCK = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 _PHI_BLOCK = {**_BLOCK, "ffn_up": "mlp.gate_up_proj"}
-_IN_BLOCK = re.compile(r"blk\.(\d{1,4})\.(\w+)\.(weight|bias)")
+_IN_BLOCK = re.compile(r"blk\.(\d{1,4})\.([\w.]+)\.(weight|bias)")
 
 
 @dataclass(frozen=True, slots=True)

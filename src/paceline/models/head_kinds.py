@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.config.methods import HEAD_METHODS
 
-EAGLE3 = "eagle3"
+EAGLE3, MTP = "eagle3", "mtp"
 
 
 def head_kind(raw: Mapping[str, Any]) -> str | None:

@@ -105,6 +105,7 @@ FAMILIES: Mapping[str, Family] = {
         slides="always",
     ),
     "qwen2": Family(_QWEN, {"qkv_bias": True}, slides="late"),
+    "mimo": Family(_QWEN, {"qkv_bias": True}, slides="late"),
     "qwen3": Family({**_QWEN, "head_dim": 128}, {"qk_norm": True}, _BOTH, slides="late"),
     "phi3": Family(
         {

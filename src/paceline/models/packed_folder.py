@@ -31,7 +31,7 @@ from paceline.models.ops.base import PackedLinear, Tensor
 from paceline.models.packed_format import ORDER, PackedFormat, packed_name
 from paceline.models.pages import CACHE_LINE
 from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
-from paceline.models.safetensors_files import INDEX_FILE
+from paceline.models.stored_names import INDEX_FILE
 from paceline.models.weights import EMBEDDING, HEAD, WeightReader
 from paceline.writing import whole_folder
 

@@ -20,11 +20,8 @@ from paceline.errors import ModelLoadError
 from paceline.models.blocks import FLOAT_BYTES
 from paceline.models.json_file import HEAD_BYTES, check_fetched, read_json
 from paceline.models.stored import StoredRows, StoredTensors, drop_pages
+from paceline.models.stored_names import INDEX_FILE, SINGLE_FILE, plain_name
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
-# Multimodal checkpoints keep their language model under a prefix, of two generations.
-_PREFIXES = {"language_model.": "", "model.language_model.": "model."}
 _TYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -66,7 +63,7 @@ class SafetensorsFolder(StoredTensors):
             for stored in file.entries:
                 named = files.get(weight_map.get(stored, ""), file)
                 if named is file or stored not in named.entries:
-                    self._add(_plain_name(stored), file, stored)
+                    self._add(plain_name(stored), file, stored)
         self._read: dict[str, torch.Tensor] = {}
         if in_memory:
             for name in self._where:
@@ -154,13 +151,6 @@ class _MappedFile:
 
     def release(self, stored: str) -> None:
         drop_pages(self._map, *self._bytes(stored))
-
-
-def _plain_name(stored: str) -> str:
-    for prefix, plain in _PREFIXES.items():
-        if stored.startswith(prefix):
-            return plain + stored[len(prefix) :]
-    return stored
 
 
 def _weight_files(folder: Path, weight_map: Mapping[str, str]) -> list[Path]:

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, Self
 
 import torch
 
+from paceline.errors import ModelLoadError
+
 PAGE = mmap.PAGESIZE
 
 
@@ -80,6 +82,49 @@ class StoredTensors(Mapping[str, torch.Tensor]):
 
     def get(self, name: str, default: Any = None) -> Any:
         return self[name] if name in self else default  # noqa: SIM401 (this is `get`)
+
+
+class RenamedTensors(StoredTensors):
+    """Some of a checkpoint's tensors under other names.
+
+    Args:
+        tensors: the checkpoint.
+        names: new name -> name there.
+        swapped: a new name, of a matrix whose inputs' two halves change places; empty for none.
+    """
+
+    def __init__(self, tensors: StoredTensors, names: Mapping[str, str], swapped: str = "") -> None:
+        self._tensors, self._where, self._swapped = tensors, dict(names), swapped
+
+    def _name(self, name: str) -> str:
+        if name not in self._where:
+            raise ModelLoadError(f"there is no tensor for {name}")
+        return str(self._where[name])
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        tensor = self._tensors[self._name(name)]
+        if name != self._swapped or tensor.ndim != 2:
+            return tensor
+        return tensor.roll(tensor.shape[1] // 2, dims=1)
+
+    def type_of(self, name: str) -> str:
+        return self._tensors.type_of(self._name(name))
+
+    def as_stored(self, name: str) -> StoredRows | None:
+        if name == self._swapped or name not in self._where:
+            return None
+        return self._tensors.as_stored(self._name(name))
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        return self._tensors.shape_of(self._name(name))
+
+    def rows(self, name: str, first: int, last: int) -> torch.Tensor:
+        if name == self._swapped:
+            return self[name][first:last]
+        return self._tensors.rows(self._name(name), first, last)
+
+    def release(self, name: str) -> None:
+        self._tensors.release(self._name(name))
 
 
 def drop_pages(source: mmap.mmap, start: int, end: int) -> None:

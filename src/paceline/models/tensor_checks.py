@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 import torch
 
 from paceline.errors import ModelLoadError, UnsupportedModelError
+from paceline.models.mtp_names import mtp_layers_behind
 
 _SHOWN = 4
 _COMPARED_ROWS = 1024  # at once, of an embedding and a head
@@ -50,6 +51,8 @@ def check_leftovers(tensors: Mapping[str, torch.Tensor], used: Collection[str]) 
         UnsupportedModelError: some of the others are not known to be harmless.
     """
     left = sorted(name for name in tensors if name not in used and not is_harmless(name))
+    behind = [p for p in mtp_layers_behind(left) if not any(n.startswith(p) for n in used)]
+    left = [name for name in left if not name.startswith(tuple(behind))]
     left = [name for name in left if not name.endswith(".bias") or _adds_something(tensors, name)]
     if left:
         shown = ", ".join(name[:80] for name in left[:_SHOWN])

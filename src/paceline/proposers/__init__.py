@@ -33,7 +33,7 @@ def build_proposers(
     Raises:
         PacelineError: ``strict``, and one cannot be built.
     """
-    num_models = sum(config.needs_forwards and config.model is not None for config in configs)
+    num_models = sum(config.has_own_kv for config in configs)
     target = replace(target, kv_bytes=target.kv_bytes // max(1, num_models))
     proposers = []
     for config in configs:

@@ -30,6 +30,7 @@ class QuantisedTensors(StoredTensors):
 
     Attributes:
         stored: the checkpoint as it lies in its files.
+        schemes: of its linears.
 
     Raises:
         ModelLoadError: the tensors of a linear do not fit together; on lookup: there is no such
@@ -37,7 +38,7 @@ class QuantisedTensors(StoredTensors):
     """
 
     def __init__(self, stored: StoredTensors, schemes: Sequence[Scheme]) -> None:
-        self.stored = stored
+        self.stored, self.schemes = stored, schemes
         found: dict[str, QuantisedWeight] = {}
         hidden: set[str] = set()
         self._parts: dict[str, list[str]] = {}  # of each quantised weight

@@ -1,4 +1,4 @@
-"""From a head's folder to its proposer. Owns what a head must share with its target."""
+"""From a head's checkpoint to its proposer. Owns what a head must share with its target."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import torch
 from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError
 from paceline.models.decoder import Decoder
+from paceline.models.head_kinds import MTP
 from paceline.models.ops.base import Ops
 from paceline.models.ops.resolve import resolve_dtype, resolve_ops
 from paceline.models.weights import WeightReader
 from paceline.proposers.base import TargetInfo
 from paceline.proposers.base.memory import draft_kv
 from paceline.proposers.heads.checkpoint import LAYER_IDS, HeadCheckpoint, load_head
-from paceline.proposers.heads.features import Features, Fusion
+from paceline.proposers.heads.features import Features, Fuse, Fusion, first_tap
+from paceline.proposers.heads.mtp import load_mtp
 from paceline.proposers.heads.proposer import HeadProposer
 from paceline.runtime.model_runner import ModelRunner
 
@@ -29,13 +31,12 @@ def build(config: SpeculativeConfig, target: TargetInfo) -> HeadProposer:
         ConfigError: it does not fit to the target, no target is loaded, or there is no memory for
             its KV cache and the target's hidden states.
     """
-    assert config.model is not None
     if target.runner is None:
         raise ConfigError(
             f'method "{config.method}" drafts from hidden states of the target, and none is loaded '
             "here"
         )
-    head = load_head(config.model)
+    head = _load(config, target)
     taps = _taps(head, target.runner.decoder.config.num_layers)
     _check_fits(head, len(taps), target)
     dtype = resolve_dtype(config.dtype, target.device, head.decoder, target.backend)
@@ -55,12 +56,21 @@ def build(config: SpeculativeConfig, target: TargetInfo) -> HeadProposer:
     return HeadProposer(config, own, taps, features, runner.kv)
 
 
+def _load(config: SpeculativeConfig, target: TargetInfo) -> HeadCheckpoint:
+    if config.method == MTP:
+        return load_mtp(config, target)
+    assert config.model is not None
+    return load_head(config.model)
+
+
 def _taps(head: HeadCheckpoint, num_layers: int) -> tuple[int, ...]:
     """The layers of the target that a head reads; raises :class:`ConfigError`.
 
-    Heads that do not name them were trained on the input of the third layer, of the middle one and
-    of the third last.
+    EAGLE-3 heads that do not name them were trained on the input of the third layer, of the middle
+    one and of the third last.
     """
+    if head.fusion is None:
+        return (num_layers + 1,)
     ids = head.layer_ids or (2, num_layers // 2, num_layers - 3)
     if len(set(ids)) < len(ids) or not 0 <= min(ids) <= max(ids) <= num_layers:
         said = "says" if head.layer_ids else "says nothing, which stands for"
@@ -80,9 +90,17 @@ def _check_fits(head: HeadCheckpoint, num_taps: int, target: TargetInfo) -> None
             f"{head.name} was made for another target: it reads {size} tokens, and the target has "
             f"{target.vocab_size}"
         )
+    width = target.runner.decoder.config.hidden_size
+    if head.fusion is None:
+        if head.decoder.config.hidden_size != width:
+            raise ConfigError(
+                f"{head.name} was made for another target: it reads hidden states of "
+                f"{head.decoder.config.hidden_size} numbers, and the target's have {width}"
+            )
+        return
     if "fc.weight" not in head.fusion:
         raise ConfigError(f"{head.name} has no fc.weight: it is not a whole EAGLE-3 head")
-    found, width = head.fusion.shape_of("fc.weight"), target.runner.decoder.config.hidden_size
+    found = head.fusion.shape_of("fc.weight")
     if found[1:] != (num_taps * width,):
         raise ConfigError(
             f"{head.name} was made for another target: its fc reads {found[-1]} numbers, and "
@@ -90,7 +108,9 @@ def _check_fits(head: HeadCheckpoint, num_taps: int, target: TargetInfo) -> None
         )
 
 
-def _fusion(head: HeadCheckpoint, ops: Ops, num_taps: int, width: int) -> Fusion:
+def _fusion(head: HeadCheckpoint, ops: Ops, num_taps: int, width: int) -> Fuse:
+    if head.fusion is None:
+        return first_tap
     shape, inputs = head.decoder.config, num_taps * width
     reader = WeightReader(head.fusion, shape, ops)
     bias = "fc.bias" in head.fusion

@@ -15,7 +15,7 @@ from typing import Any
 
 from paceline.errors import ModelLoadError, UnsupportedModelError
 from paceline.models.checkpoint import Checkpoint, hub_folder, is_hub_id
-from paceline.models.head_kinds import head_kind
+from paceline.models.head_kinds import EAGLE3, head_kind
 from paceline.models.hf_config import config_from_hf
 from paceline.models.hf_fields import Fields
 from paceline.models.json_file import read_json
@@ -43,7 +43,8 @@ class HeadCheckpoint:
     Attributes:
         decoder: its layers, embedding and head under their Hugging Face names; the latter two may
             be missing.
-        fusion: the tensors of :data:`FUSION`.
+        fusion: the tensors of :data:`FUSION`; None for a head that reads what the target puts out,
+            after its last norm, as it is.
         layer_ids: taps of the target, as :mod:`paceline.models.taps` counts them; None where the
             configuration does not name them.
         norm_before_fc: one norm over the hidden states of all taps (``input_norm``).
@@ -52,8 +53,8 @@ class HeadCheckpoint:
     """
 
     decoder: Checkpoint
-    fusion: StoredTensors
-    layer_ids: tuple[int, ...] | None
+    fusion: StoredTensors | None
+    layer_ids: tuple[int, ...] | None = None
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_output: bool = False
@@ -64,7 +65,7 @@ class HeadCheckpoint:
 
 
 def load_head(source: str) -> HeadCheckpoint:
-    """Open a head.
+    """Open an EAGLE-3 head.
 
     Args:
         source: its folder, or ``org/name`` on the hub.
@@ -74,9 +75,9 @@ def load_head(source: str) -> HeadCheckpoint:
         UnsupportedModelError: it is no head, or of a kind that is not supported.
         ConfigError: fetching it needs an extra that is not installed.
     """
-    folder, name = _folder(source)
+    folder, name = folder_of(source)
     raw, quantisation = split_quantisation(read_json(folder / "config.json"), folder)
-    if head_kind(raw) is None:
+    if head_kind(raw) != EAGLE3:
         kind = raw.get("speculators_model_type")
         found = f"a speculator of type {str(kind)[:40]!r}" if kind else "no head"
         raise UnsupportedModelError(
@@ -84,7 +85,7 @@ def load_head(source: str) -> HeadCheckpoint:
             "architecture of that name"
         )
     fields = Fields(raw)
-    shape = config_from_hf(_layer(raw, fields))
+    shape = config_from_hf(layer_config(raw))
     shape = replace(shape, entry="eagle3", norm_before_residual=fields.flag("norm_before_residual"))
     files = SafetensorsFolder(folder)
     for stored in list(files):
@@ -105,7 +106,8 @@ def load_head(source: str) -> HeadCheckpoint:
     )
 
 
-def _folder(source: str) -> tuple[Path, str]:
+def folder_of(source: str) -> tuple[Path, str]:
+    """The folder that a source names, and its name; raises as :func:`load_head`."""
     try:
         folder = Path(source).expanduser()
         is_folder = folder.is_dir()
@@ -121,9 +123,9 @@ def _folder(source: str) -> tuple[Path, str]:
     )
 
 
-def _layer(raw: Mapping[str, Any], fields: Fields) -> dict[str, Any]:
+def layer_config(raw: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration of the head's layers as that of a language model."""
-    own = fields.mapping(LAYER) or raw
+    own = Fields(raw).mapping(LAYER) or raw
     shared = ("draft_vocab_size", "dtype", "torch_dtype")
     return {
         **{key: value for key, value in own.items() if key != "architectures"},

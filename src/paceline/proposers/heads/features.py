@@ -19,6 +19,8 @@ from paceline.models.pages import sparse_zeros
 from paceline.runtime.kv_cache import KVCache
 
 LARGEST = torch.finfo(torch.float16).max
+Fuse = Callable[[Tensor], Tensor]
+"""``[rows, taps, hidden_size]`` to ``[rows, width]``, float32."""
 PENDING_ROWS = 256
 """Rows that wait to be made one vector each, together, which takes less than one by one."""
 
@@ -54,6 +56,11 @@ class Fusion:
         return self._ops.linear(x.contiguous(), self._fc)[:rows]
 
 
+def first_tap(features: Tensor) -> Tensor:
+    """The hidden states of a head that reads one tap as it is."""
+    return features[:, 0]
+
+
 class Features:
     """Fused hidden states, in 16 bits, by the slots of a KV cache; zeros where none came.
 
@@ -67,7 +74,7 @@ class Features:
     def __init__(
         self,
         kv: KVCache,
-        fuse: Callable[[Tensor], Tensor],
+        fuse: Fuse,
         inputs: tuple[int, int],
         width: int,
         device: torch.device,

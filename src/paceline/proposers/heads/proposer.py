@@ -1,4 +1,4 @@
-"""Drafts by a head: a small decoder over the target's hidden states (EAGLE-3).
+"""Drafts by a head: a small decoder over the target's hidden states (EAGLE-3, MTP).
 
 Row i of a request is its token i + 1 with the target's hidden states at position i, so that the
 head's KV holds a prefix of ``token_ids[1:]``. A drafted node reads, in their place, what the head

@@ -1,0 +1,46 @@
+"""The names of a model's tensors, out of its folder or GGUF file. Reads none of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from paceline.models.gguf_container import read_container
+from paceline.models.gguf_names import place_of
+from paceline.models.json_file import MAX_JSON_BYTES, read_json
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+# Multimodal checkpoints keep their language model under a prefix, of two generations.
+_PREFIXES = {"language_model.": "", "model.language_model.": "model."}
+
+
+def plain_name(stored: str) -> str:
+    """What a tensor would be called in a checkpoint that is of text alone."""
+    for prefix, plain in _PREFIXES.items():
+        if stored.startswith(prefix):
+            return plain + stored[len(prefix) :]
+    return stored
+
+
+def stored_names(model: Path) -> list[str]:
+    """As Hugging Face names; empty for a folder without safetensors.
+
+    Raises:
+        ModelLoadError, OSError, ValueError: a file is damaged; whoever loads it says how.
+    """
+    if model.is_file():
+        container = read_container(model)
+        architecture = str(container.metadata.get("general.architecture"))
+        return [place_of(architecture, name).name for name in container.tensors]
+    if (model / INDEX_FILE).is_file():
+        return _keys(read_json(model / INDEX_FILE).get("weight_map"))
+    if not (model / SINGLE_FILE).is_file():
+        return []
+    with (model / SINGLE_FILE).open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        return _keys(json.loads(file.read(min(size, MAX_JSON_BYTES))))
+
+
+def _keys(found: object) -> list[str]:
+    return [plain_name(str(name)) for name in found] if isinstance(found, dict) else []
