@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import llama_cpp as api
@@ -119,8 +120,10 @@ class Llama:
 
     # --- generating --------------------------------------------------------------------------
 
-    def generate(self, mode: str, prompt: dict[str, Any], max_tokens: int) -> dict[str, Any]:
-        """Greedy text, without speculation."""
+    def generate(
+        self, mode: str, prompt: dict[str, Any], max_tokens: int, stop: Sequence[int] = ()
+    ) -> dict[str, Any]:
+        """Greedy text, without speculation, up to a token of ``stop``."""
         if mode != "plain":
             raise UnsupportedError(f"no mode {mode!r}")
         tokens = prompt["token_ids"]
@@ -128,7 +131,7 @@ class Llama:
         began = time.perf_counter()
         self._decode([(t, i, 0) for i, t in enumerate(tokens)], self.context, sample=False)
         found, stamps = [self._choose(-1, self.context)], [time.perf_counter()]
-        while len(found) < max_tokens:
+        while len(found) < max_tokens and found[-1] not in stop:
             self._decode([(found[-1], len(tokens) + len(found) - 1, 0)], self.context)
             found.append(self._choose(-1, self.context))
             stamps.append(time.perf_counter())

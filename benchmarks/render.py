@@ -23,6 +23,7 @@ from ablation_report import tables as ablation_tables
 from busy_machine import tables as busy_tables
 from fidelity import tables as fidelity_tables
 from harness import ROOT
+from heads_report import tables as head_tables
 from kernels import tables as kernel_tables
 from kv_dtypes import tables as kv_tables
 from load_server import tables as load_tables
@@ -59,6 +60,8 @@ def provenance(document: Document) -> str:
     ]
     if "prompts" in config:
         facts.append(f"{config['prompts']} prompts")
+    if "head" in config:
+        facts.append(f"`{config['model']}` with `{config['head']}`")
     if config.get("quick"):
         facts.append("reduced run")
     if document["num_failed"]:
@@ -174,6 +177,7 @@ BUILDERS: dict[str, tuple[str, Builder]] = {
     "speedup": ("speedup", shown(speedup_tables)),
     "speedup_real": ("speedup-*", shown(speedup_tables)),
     "speedup_chat": ("speedup_chat-*", shown(speedup_tables)),
+    "heads": ("heads-*", shown(head_tables)),
     "busy_machine": ("busy_machine*", shown(busy_tables)),
     "structured": ("structured", shown(structured_tables)),
     "peers_real": ("peers_real", printed(peer_tables)),

@@ -109,6 +109,7 @@ def run_cell(
     groups: Sequence[Sequence[list[int]]],
     options: argparse.Namespace,
     temperature: float,
+    count: Callable[[Sequence[GenerationOutput]], Mapping[str, Any]] = count,
 ) -> list[Sample]:
     """All arms on all groups of prompts, in turns; a group runs as one batch."""
 

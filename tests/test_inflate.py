@@ -11,9 +11,12 @@ import torch
 from safetensors.torch import load_file
 
 from paceline.models.checkpoint import load_checkpoint
+from paceline.proposers.heads.checkpoint import load_head
 from tests.models.gguf_writing import convert, tokenizer_metadata
 from tests.models.vocabularies import byte_fallback_json
 from tests.programs import module
+from tests.proposers import heads as plain_heads
+from tests.proposers.heads import PlainHead, head_config, head_tensors, write_head
 from tests.saying import compare, paceline_says
 
 CHANGES = {"vocab_size": 600, "max_position_embeddings": 256}
@@ -112,6 +115,47 @@ def test_a_widened_gguf_file_says_what_the_file_says(tmp_path: Path, embedding: 
     assert after.config.intermediate_size == before.config.intermediate_size
     text = "the fox and the dog"
     assert before.tokenizer.encode(text) == after.tokenizer.encode(text)
+
+
+def test_a_widened_gguf_file_may_keep_the_types_of_the_file(tmp_path: Path) -> None:
+    wide = module("research.inflate_gguf")
+    small, large = tmp_path / "small.gguf", tmp_path / "large.gguf"
+    tokenizer = tokenizer_metadata(json.loads(byte_fallback_json()), "llama")
+    convert("llama-tied", small, metadata=tokenizer, changes=CHANGES)
+    facts = wide.write_widened(small, large, 2, units=2, as_stored=True)
+    before, after = (
+        {t.name: t.tensor_type for t in wide.Source.read(path).reader.tensors}
+        for path in (small, large)
+    )
+    assert after == before
+    prompt = [5, 17, 300, 44, 8, 8, 91]
+    (a, _), (b, _) = (paceline_says(path, prompt) for path in (small, large))
+    assert (a - b).abs().max() < 1e-2
+    assert load_checkpoint(large).config.intermediate_size == facts["intermediate"]
+
+
+def test_a_widened_head_says_what_the_head_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small, tokens = head_tensors(seed=3), [5, 17, 9, 9, 2]
+    folder = write_head(tmp_path / "small", head_config(), small)
+    wide = module("research.inflate_head").write_widened_head(folder, tmp_path / "wide", 2)
+    config = json.loads((wide / "config.json").read_text())
+    stored = load_file(wide / "model.safetensors")
+    large = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
+    features = torch.randn(len(tokens), 3, plain_heads.HIDDEN)
+    head = PlainHead(small, head_config())
+    logits, output = head.forward(tokens, head.fuse(features))
+    for name in ("HEADS", "KV_HEADS"):
+        monkeypatch.setattr(plain_heads, name, 2 * getattr(plain_heads, name))
+    head = PlainHead(large, config)
+    again, twice = head.forward(tokens, head.fuse(features.repeat(1, 1, 2)))
+    torch.testing.assert_close(again, logits, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(twice, output.repeat(2), rtol=1e-3, atol=1e-3)
+    layer, before = config["transformer_layer_config"], head_config()["transformer_layer_config"]
+    sizes = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+    assert [layer[name] for name in sizes] == [2 * before[name] for name in sizes]
+    assert load_head(str(wide)).decoder.config.head_dim == plain_heads.HEAD_DIM
 
 
 def test_a_random_model_has_inputs_far_larger_than_the_rest(tmp_path: Path) -> None:

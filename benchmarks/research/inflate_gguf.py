@@ -74,9 +74,14 @@ class Source:
         }
 
     def write(
-        self, out: Path, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int]
+        self,
+        out: Path,
+        tensors: Mapping[str, torch.Tensor],
+        sizes: Mapping[str, int],
+        as_stored: bool = False,
     ) -> None:
-        """Write float32 tensors with this file's metadata, of which only the sizes change."""
+        """Write tensors with this file's metadata, of which only the sizes change: in float32, or
+        each in the type that it has here."""
         writer = gguf.GGUFWriter(out, "llama")
         changed = {f"llama.{SIZES[name]}": size for name, size in sizes.items()}
         for name, field in self.reader.fields.items():
@@ -89,18 +94,27 @@ class Source:
         writer.add_file_type(0)
         layers = sizes.get("layers", self.size("layers"))
         names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, layers)
+        types = {t.name: t.tensor_type for t in self.reader.tensors} if as_stored else {}
         for name, tensor in tensors.items():
             stored = names.get_name(name, (".weight", ".bias"))
             assert stored is not None, name
-            writer.add_tensor(str(stored), np.ascontiguousarray(tensor.numpy()))
+            kind = types.get(stored, gguf.GGMLQuantizationType.F32)
+            data = gguf.quants.quantize(np.ascontiguousarray(tensor.numpy()), kind)
+            writer.add_tensor(str(stored), data, raw_dtype=kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
 
 
-def write_widened(path: Path, out: Path, repetitions: int = REPETITIONS) -> dict[str, int]:
+def write_widened(
+    path: Path, out: Path, repetitions: int = REPETITIONS, units: int = 1, as_stored: bool = False
+) -> dict[str, int]:
     """The model of ``path`` with its hidden vector and its heads repeated; returns its sizes.
+
+    Args:
+        units: repetitions of the intermediate units.
+        as_stored: write each tensor in the type that it has in ``path``, not in float32.
 
     Raises:
         ValueError: the file is of another architecture, or its embeddings are not tied.
@@ -115,7 +129,9 @@ def write_widened(path: Path, out: Path, repetitions: int = REPETITIONS) -> dict
     }
     n = repetitions
     sizes = {"hidden": source.size("hidden") * n, "heads": heads * n, "kv_heads": kv_heads * n}
-    source.write(out, inflate(source.tensors(), config, Shape(n, n, n, 1, layers)), sizes)
+    sizes["intermediate"] = source.size("intermediate") * units
+    large = inflate(source.tensors(), config, Shape(n, n, n, units, layers))
+    source.write(out, large, sizes, as_stored)
     return sizes
 
 
