@@ -17,6 +17,7 @@ from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.proposers.suffix import SuffixProposer
 from paceline.request import FinishReason, Request
 from paceline.span import DraftTree
+from tests.proposers.dflash import following_dflash
 from tests.proposers.drive import Target, commit, make_request, propose
 from tests.proposers.heads import following_head
 from tests.proposers.ngrams import ngram_proposer
@@ -62,6 +63,9 @@ BUILDERS: dict[str, Callable[[], Proposer]] = {
     "eagle3": following_head,
     "eagle3 tree": lambda: following_head(**TREE),
     "eagle3 behind": lambda: following_head(catch_up_tokens=6),
+    "dflash": following_dflash,
+    "dflash tree": lambda: following_dflash(**TREE),
+    "dflash behind": lambda: following_dflash(catch_up_tokens=6),
     "self": following,
     "self tree": lambda: following(**TREE),
 }
