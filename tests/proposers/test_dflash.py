@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from paceline.errors import ConfigError, ModelLoadError, PacelineError, UnsupportedModelError
+from paceline.models.checkpoint import load_checkpoint
 from paceline.models.ops.native import why_not_native
 from paceline.proposers.base import DraftBudget
 from paceline.proposers.heads import DFlashProposer, build
@@ -226,6 +227,8 @@ def test_both_layouts_are_one_head(tmp_path: Path) -> None:
     write_head(tmp_path / "speculators", config, tensors | verifiers)
     write_head(tmp_path / "original", as_original(config), tensors)
     for layout in ("speculators", "original"):
+        with pytest.raises(UnsupportedModelError, match="--method dflash --draft"):
+            load_checkpoint(tmp_path / layout)
         head = load_head(str(tmp_path / layout))
         assert head.layer_ids == (2, 1)
         assert head.block is not None

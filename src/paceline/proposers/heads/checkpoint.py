@@ -210,7 +210,7 @@ def _block(raw: Mapping[str, Any], fields: Fields, shape: ModelConfig) -> tuple[
             "window"
         )
     block = Block(
-        said.integer("block_size", 1, MOST_BLOCK_ROWS),
+        said.integer("block_size", 2, MOST_BLOCK_ROWS),
         said.integer("mask_token_id", 0, shape.vocab_size - 1),
         0 if said.flag("sample_from_anchor") else 1,
     )
