@@ -375,7 +375,7 @@ void Decoder::write_kv(const Batch& batch, const float* inputs) {
                 normed(x, nullptr, scratch(thread));
                 layer.qkv.take(scratch(thread), in_hidden_, row, spare(thread));
             });
-            // Queries come first, which nobody asks for.
+            // The queries, which come first, are not needed.
             linear(layer.qkv, in_hidden_, {qkv_.get(), nullptr, ld_qkv_, 1.0f}, q_width_ / TILE);
             turn_heads(batch, first, end, layer, cache(index));
         }

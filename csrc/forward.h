@@ -72,8 +72,7 @@ class Decoder {
     void forward(const Batch& batch, const Streams& streams, float* logits);
     // Only the lowest id of each sampled row's maximum; -1 where a logit is not a finite number.
     void forward_greedy(const Batch& batch, const Streams& streams, int32_t* tokens);
-    // Writes into all layers the keys and values of rows [rows of the batch, hidden] that every
-    // layer reads as they are.
+    // Writes the keys and values of rows [rows of the batch, hidden] that every layer reads unchanged.
     void write_kv(const Batch& batch, const float* inputs);
 
     const DecoderShape& shape() const { return shape_; }

@@ -63,8 +63,7 @@ BUILDERS: dict[str, Callable[[], Proposer]] = {
     "eagle3": following_head,
     "eagle3 tree": lambda: following_head(**TREE),
     "eagle3 behind": lambda: following_head(catch_up_tokens=6),
-    "dflash tree": lambda: following_dflash(**TREE),
-    "dflash behind": lambda: following_dflash(catch_up_tokens=6),
+    "dflash tree behind": lambda: following_dflash(catch_up_tokens=6, **TREE),
     "self": following,
     "self tree": lambda: following(**TREE),
 }

@@ -128,7 +128,7 @@ class Decoder:
         return x
 
     def write_kv(self, positions: Tensor, inputs: Tensor, batch: Any) -> None:
-        """Write the KV of rows ``[rows, hidden_size]`` that every layer reads as they are."""
+        """Write the KV of rows ``[rows, hidden_size]`` that every layer reads unchanged."""
         tables = self._angles(positions)
         for index, layer in enumerate(self.layers):
             _, k, v = self._heads(layer, inputs, *tables[self.config.is_sliding(index)])

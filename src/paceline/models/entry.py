@@ -12,7 +12,7 @@ the width:
   norm.
 
 In the kind ``dflash`` (DFlash) rows are tokens alone, and an input stands for a position by itself:
-every layer's keys and values read it as it is (:meth:`Decoder.write_kv
+every layer's keys and values read it unchanged (:meth:`Decoder.write_kv
 <paceline.models.decoder.Decoder.write_kv>`), and rows of tokens come after it. Spans of tokens are
 *blocks*, all of which every row sees.
 

@@ -90,8 +90,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def write_kv(self, batch: Any, inputs: torch.Tensor) -> None:
-        """Write the KV of rows of hidden states, which the layers of a ``dflash`` decoder read as
-        they are; the batch's tokens count for nothing.
+        """Write the KV of rows of hidden states, which all layers of a ``dflash`` decoder read
+        unchanged. The batch says where they go; its tokens are not read.
 
         Args:
             inputs: float32 ``[num_rows, hidden_size]``.
