@@ -11,10 +11,10 @@ The architecture, as the original repository (z-lab/dflash), vLLM and the specul
   last token: its keys and values are made of them directly, at their own rotary positions, with no
   norm before the linear.
 * The request's last token (the *anchor*), whose hidden states the target has yet to compute, and
-  mask tokens after it are the *block*, of a fixed size. Each of its rows sees all vectors before it and all of
-  the block; in layers with a sliding window, where that is not said otherwise, only the rows before
-  it. The row of a mask predicts the token at its own position, and the anchor's nothing, unless
-  ``sample_from_anchor``: then each row predicts the token that follows it.
+  mask tokens after it are the *block*, of a fixed size. Each row sees all vectors before the block
+  and the whole block; in layers with a sliding window it sees only the rows before it, unless the
+  configuration says otherwise. The row of a mask predicts the token at its own position, the
+  anchor's row none. With ``sample_from_anchor`` each row predicts the token that follows it.
 * Embedding and head are the target's. A head of fewer tokens (``d2t``) comes with its own.
 
 The head's KV holds the vectors' keys and values for a prefix of the request without its last token;
