@@ -546,10 +546,10 @@ void attend_queries(HeadCache<E> cache, const AttentionShape& shape, const Query
     }
 }
 
-// The first position from `start` on that a row's path does not put into the slot of its own
-// number. Nodes ascend along a path, so that it never returns to its number.
-inline int straight_end(const AttentionRow& row, int start) {
-    int low = start, high = row.position + 1;
+// The first position from `start` on, at most `end`, that a row's path does not put into the slot of
+// its own number. Nodes ascend along a path, so that it never returns to its number.
+inline int straight_end(const AttentionRow& row, int start, int end) {
+    int low = start, high = end;
     if (!row.path) {
         return high;
     }
@@ -581,11 +581,12 @@ void attend_as(const AttentionShape& shape, const E* k, const E* v, const Attent
     for (int r = 0; r < count; ++r) {
         const int oldest = shape.window > 0 ? rows[r].position - shape.window + 1 : 0;
         const int begin = at_least(cache.origin, oldest);
-        const int end = at_most(cache.origin + KEY_CHUNK, rows[r].position + 1);
+        const int seen = rows[r].last_seen(shape) + 1;
+        const int end = at_most(cache.origin + KEY_CHUNK, seen);
         if (begin >= end) {
             continue;
         }
-        const int straight = at_most(at_least(straight_end(rows[r], span.start), begin), end);
+        const int straight = at_most(at_least(straight_end(rows[r], span.start, seen), begin), end);
         for (int h = kv_head * group; h < (kv_head + 1) * group; ++h) {
             queries[num_queries++] = {
                 q + static_cast<size_t>(r) * q_stride + static_cast<size_t>(h) * shape.head_dim,

@@ -48,8 +48,8 @@ void check(bool holds, const std::string& message) {
 }  // namespace
 
 Batch::Batch(nb::sequence span_list, nb::sequence block_tables, int vocab, int max_len,
-             int num_blocks)
-    : vocab_(vocab), max_len_(max_len), num_blocks_(num_blocks) {
+             int num_blocks, bool are_blocks)
+    : vocab_(vocab), max_len_(max_len), num_blocks_(num_blocks), are_blocks_(are_blocks) {
     const size_t count = nb::len(span_list);
     check(count == nb::len(block_tables), "as many block tables as spans are needed");
     tables_.reserve(count);  // spans and rows point into what these vectors hold
@@ -97,8 +97,9 @@ void Batch::add(nb::handle span, nb::handle table) {
         tokens.push_back(ids[node]);
         write_slots.push_back(blocks[slot / TILE] * TILE + slot % TILE);
         span_of.push_back(static_cast<int>(spans.size()) - 1);
-        rows.push_back({slot, nullptr});  // of a chain; a tree's follow
+        rows.push_back({slot, nullptr, are_blocks_ ? start + count - 1 : slot});  // of a chain
     }
+    check(chain || !are_blocks_, "a block is no tree");
     if (!chain) {
         add_paths(parents, cached);
     }
@@ -129,6 +130,7 @@ void Batch::add_paths(const std::vector<int32_t>& parents, int cached) {
         AttentionRow& row = rows[rows.size() - static_cast<size_t>(count - node)];
         row.position = spans.back().start + static_cast<int>(path.size()) - 1;
         row.path = path.data();
+        row.last = row.position;
     }
 }
 

@@ -17,8 +17,9 @@ struct RowBlock {
 
 struct Batch {
     // Raises ValueError where a span does not fit its block table, the vocabulary or the context.
+    // With `are_blocks` each span is a block, whose rows see each other all.
     Batch(nanobind::sequence spans, nanobind::sequence block_tables, int vocab, int max_len,
-          int num_blocks);
+          int num_blocks, bool are_blocks);
 
     int num_rows() const { return static_cast<int>(tokens.size()); }
 
@@ -34,6 +35,7 @@ struct Batch {
     void add_paths(const std::vector<int32_t>& parents, int cached);
 
     int vocab_, max_len_, num_blocks_;
+    bool are_blocks_;
     std::vector<std::vector<int32_t>> tables_, paths_;
 };
 

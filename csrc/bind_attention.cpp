@@ -121,7 +121,7 @@ auto attend(Array<const float, 3> q, ConstCache k, ConstCache v, Array<const int
     require(start >= 0 && window >= 0 && softcap >= 0.0f && rows_per_item > 0,
             "start, window or softcap is negative, or rows_per_item not positive");
     Problem problem = {
-        {heads, kv_heads, head_dim, v_stride, scale, softcap, window},
+        {heads, kv_heads, head_dim, v_stride, scale, softcap, window, false},
         {const_cast<void*>(k.data()), const_cast<void*>(v.data()), type},
         {blocks.data(), start},
         {},
@@ -142,7 +142,8 @@ auto attend(Array<const float, 3> q, ConstCache k, ConstCache v, Array<const int
     }
     for (int r = 0; r < rows; ++r) {
         problem.rows.push_back(
-            {positions(r), paths[r].is_none() ? nullptr : nodes.data() + first_node[r]});
+            {positions(r), paths[r].is_none() ? nullptr : nodes.data() + first_node[r],
+             positions(r)});
     }
     float* y = new float[q.size()];
     nb::capsule owner(y, [](void* p) noexcept { delete[] static_cast<float*>(p); });

@@ -88,6 +88,7 @@ DecoderShape shape_of(const Reader& r) {
     a.scale = r.number<float>("attention_scale");
     a.softcap = r.number<float>("attention_softcap");
     a.window = r.number<int>("sliding_window");
+    a.ahead = false;  // a layer's own affair
     s.norm_eps = r.number<float>("norm_eps");
     s.embedding_multiplier = r.number<float>("embedding_multiplier");
     s.residual_multiplier = r.number<float>("residual_multiplier");
@@ -131,6 +132,7 @@ DecoderLayer layer_of(const Reader& r, const DecoderShape& s, int read) {
     layer.down = r.linear("down", s.hidden, s.intermediate);
     layer.rotary = r.rotary(s.max_len, a.head_dim);
     layer.sliding = r.number<bool>("sliding");
+    layer.ahead = r.number<bool>("ahead");
     return layer;
 }
 
@@ -197,6 +199,15 @@ Logits forward(Decoder& decoder, const Batch& batch, std::optional<Rows> inputs,
     return Logits(memory, {samples, columns}, owner);
 }
 
+void write_kv(Decoder& decoder, const Batch& batch, Rows inputs) {
+    check(!decoder.has_entry(), "rows of a decoder that has an entry are more than their inputs");
+    check(inputs.shape(0) == static_cast<size_t>(batch.num_rows()) &&
+              inputs.shape(1) == static_cast<size_t>(decoder.shape().hidden),
+          "the inputs have another shape than rows, hidden_size");
+    nb::gil_scoped_release release;
+    decoder.write_kv(batch, inputs.data());
+}
+
 Tokens forward_greedy(Decoder& decoder, const Batch& batch, std::optional<Rows> inputs,
                       std::vector<int> taps, Features features) {
     const Streams streams = streams_of(decoder, batch, inputs, std::move(taps), features);
@@ -228,10 +239,12 @@ void bind_forward(nb::module_& module) {
         .def("pack", [](Decoder& decoder, nb::sequence spans, nb::sequence block_tables) {
             check(decoder.num_blocks() > 0, "the decoder has no cache yet");
             const DecoderShape& s = decoder.shape();
-            return new Batch(spans, block_tables, s.vocab, s.max_len, decoder.num_blocks());
+            return new Batch(spans, block_tables, s.vocab, s.max_len, decoder.num_blocks(),
+                             decoder.reads_blocks());
         }, nb::rv_policy::take_ownership)
         .def("forward", &forward, nb::arg("batch"), nb::arg("inputs").none(), nb::arg("taps"),
              nb::arg("features").noconvert())
+        .def("write_kv", &write_kv, nb::arg("batch"), nb::arg("inputs"))
         .def("forward_greedy", &forward_greedy, nb::arg("batch"), nb::arg("inputs").none(),
              nb::arg("taps"), nb::arg("features").noconvert());
 }

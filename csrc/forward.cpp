@@ -93,8 +93,8 @@ std::vector<Decoder::Slice> Decoder::slices(const Batch& batch) const {
     std::vector<Slice> parts;
     const int samples = static_cast<int>(batch.sample_rows.size());
     int sample = 0;
-    for (int first = 0; first < batch.num_rows(); first += SLICE_ROWS) {
-        Slice part{first, std::min(first + SLICE_ROWS, batch.num_rows()), sample, sample};
+    for (int first = 0; first < batch.num_rows(); first = parts.back().end) {
+        Slice part{first, slice_end(batch, first), sample, sample};
         while (part.samples_end < samples && batch.sample_rows[part.samples_end] < part.end) {
             ++part.samples_end;
         }
@@ -102,6 +102,23 @@ std::vector<Decoder::Slice> Decoder::slices(const Batch& batch) const {
         parts.push_back(part);
     }
     return parts;
+}
+
+int Decoder::slice_end(const Batch& batch, int first) {
+    int end = std::min(first + SLICE_ROWS, batch.num_rows());
+    const auto cuts = [&](int row) {  // whether a block goes on there
+        return row < batch.num_rows() && batch.rows[row - 1].last > batch.rows[row - 1].position;
+    };
+    while (end > first && cuts(end)) {
+        --end;
+    }
+    if (end > first) {
+        return end;
+    }
+    do {  // a block that is larger than a slice
+        ++end;
+    } while (cuts(end));
+    return end;
 }
 
 void Decoder::prepare(const Batch& batch, const Slice& slice) {
@@ -138,7 +155,7 @@ void Decoder::plan_attention(const Batch& batch, const Slice& slice) {
     }
     int last = 0;
     for (int row = slice.first; row < slice.end; ++row) {
-        last = std::max(last, batch.rows[row].position);
+        last = std::max(last, batch.rows[row].last);
     }
     chunks_ = last_chunk(last) + 1;
     const size_t per_row = static_cast<size_t>(a.heads) * chunks_ * partial_stride(a);
@@ -155,13 +172,13 @@ void Decoder::plan_attention(const Batch& batch, const Slice& slice) {
     partials_.need(per_row * std::min(rows_per_pass, slice.end - slice.first));
 }
 
-void Decoder::linear(const Linear& weights, const Inputs& x, const LinearOut& out) {
-    const int tiles = weights.tiles();
+void Decoder::linear(const Linear& weights, const Inputs& x, const LinearOut& out, int first_tile) {
+    const int tiles = weights.tiles() - first_tile;
     const int share = std::max(1, tiles / (pool().size() * PIECES_PER_THREAD));
     const int per_piece = round_up(share, TILES_TOGETHER);
     pool().each((tiles + per_piece - 1) / per_piece, [&](int piece, int) {
-        const int begin = piece * per_piece;
-        weights.run(x, out, begin, std::min(begin + per_piece, tiles));
+        const int begin = piece * per_piece, end = std::min(begin + per_piece, tiles);
+        weights.run(x, out, first_tile + begin, first_tile + end);
     });
 }
 
@@ -283,23 +300,10 @@ void Decoder::attention(const Batch& batch, const Slice& slice,
                         const DecoderLayer& layer, const KvLayer& kv, const Inputs& in) {
     AttentionShape shape = shape_.attention;
     shape.window = layer.sliding ? shape.window : 0;
-    const int rows = slice.end - slice.first, heads = shape.heads;
+    shape.ahead = layer.ahead;
+    const int heads = shape.heads;
     linear(layer.qkv, in, {qkv_.get(), nullptr, ld_qkv_, 1.0f});
-    // By heads, since the keys of neighbouring tokens share lines that two threads would fight for.
-    const int parts = (rows + ROTARY_ROWS - 1) / ROTARY_ROWS;
-    pool().each(shape.kv_heads * parts, [&](int piece, int) {
-        const int first = piece % parts * ROTARY_ROWS;
-        for (int row = first; row < std::min(first + ROTARY_ROWS, rows); ++row) {
-            const int at = slice.first + row;
-            const RotaryTable& table = layer.rotary;
-            const size_t offset = static_cast<size_t>(batch.rows[at].position) * table.dim;
-            const RotaryArgs args{table.cos + offset, table.sin + offset, table.dim,
-                                  layer.q_norm,       layer.k_norm,       shape_.norm_eps};
-            kernels().rotary_kv(qkv_.get() + static_cast<size_t>(row) * ld_qkv_, shape, args, kv,
-                                batch.write_slots[at] / TILE, batch.write_slots[at] % TILE,
-                                piece / parts, q_.get() + static_cast<size_t>(row) * ld_q_);
-        }
-    });
+    turn_heads(batch, slice.first, slice.end, layer, kv);
     const int stride = partial_stride(shape), row_stride = chunks_ * stride;
     for (const Pass& pass : passes_) {
         const int blocks = pass.end_block - pass.first_block;
@@ -318,12 +322,12 @@ void Decoder::attention(const Batch& batch, const Slice& slice,
         });
         pool().each(pass.end_row - pass.first_row, [&](int i, int thread) {
             const int at = pass.first_row + i, row = at - slice.first;
-            const int position = batch.rows[at].position;
+            const AttentionRow& seen = batch.rows[at];
             float* y = attended_.get() + static_cast<size_t>(row) * ld_q_;
             for (int h = 0; h < heads; ++h) {
                 kernels().merge(shape, partial_of(at, 0) + static_cast<size_t>(h) * row_stride,
-                                stride, first_chunk(shape, position), last_chunk(position),
-                                y + h * shape.head_dim);
+                                stride, first_chunk(shape, seen.position),
+                                last_chunk(seen.last_seen(shape)), y + h * shape.head_dim);
             }
             layer.o.take(y, in_attended_, row, spare(thread));
         });
@@ -332,6 +336,50 @@ void Decoder::attention(const Batch& batch, const Slice& slice,
     linear(layer.o, in_attended_,
            {branch ? branch_.get() : x_.get(), branch ? nullptr : x_.get(), ld_hidden_,
             branch ? 1.0f : shape_.residual_multiplier});
+}
+
+void Decoder::turn_heads(const Batch& batch, int first, int end, const DecoderLayer& layer,
+                         const KvLayer& kv) {
+    const AttentionShape& shape = shape_.attention;
+    // By heads, since the keys of neighbouring tokens share lines that two threads would fight for.
+    const int parts = (end - first + ROTARY_ROWS - 1) / ROTARY_ROWS;
+    pool().each(shape.kv_heads * parts, [&](int piece, int) {
+        const int begin = first + piece % parts * ROTARY_ROWS;
+        for (int at = begin; at < std::min(begin + ROTARY_ROWS, end); ++at) {
+            const size_t row = static_cast<size_t>(at - first);
+            const RotaryTable& table = layer.rotary;
+            const size_t offset = static_cast<size_t>(batch.rows[at].position) * table.dim;
+            const RotaryArgs args{table.cos + offset, table.sin + offset, table.dim,
+                                  layer.q_norm,       layer.k_norm,       shape_.norm_eps};
+            kernels().rotary_kv(qkv_.get() + row * ld_qkv_, shape, args, kv,
+                                batch.write_slots[at] / TILE, batch.write_slots[at] % TILE,
+                                piece / parts, q_.get() + row * ld_q_);
+        }
+    });
+}
+
+void Decoder::write_kv(const Batch& batch, const float* inputs) {
+    const ThreadPool::Turn turn = pool().take_turn();
+    const int count = batch.num_rows(), most = std::min(count, SLICE_ROWS), hidden = shape_.hidden;
+    scratch_stride_ = 2 * ld_hidden_;
+    scratch_.need(static_cast<size_t>(pool().size()) * scratch_stride_);
+    qkv_.need(static_cast<size_t>(most) * ld_qkv_);
+    q_.need(static_cast<size_t>(most) * ld_q_);
+    for (int first = 0; first < count; first += SLICE_ROWS) {
+        const int end = std::min(first + SLICE_ROWS, count);
+        in_hidden_ = inputs_.view(end - first, hidden, most_orders_);
+        for (size_t index = 0; index < layers_.size(); ++index) {
+            const DecoderLayer& layer = layers_[index];
+            pool().each(end - first, [&](int row, int thread) {
+                const float* x = inputs + static_cast<size_t>(first + row) * hidden;
+                normed(x, nullptr, scratch(thread));
+                layer.qkv.take(scratch(thread), in_hidden_, row, spare(thread));
+            });
+            // The queries, which come first, are not needed.
+            linear(layer.qkv, in_hidden_, {qkv_.get(), nullptr, ld_qkv_, 1.0f}, q_width_ / TILE);
+            turn_heads(batch, first, end, layer, cache(index));
+        }
+    }
 }
 
 void Decoder::feed_forward(const DecoderLayer& layer, int rows) {

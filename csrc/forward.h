@@ -36,6 +36,7 @@ struct DecoderLayer {
     Linear qkv, o, gate_up, down;
     RotaryTable rotary;
     bool sliding;
+    bool ahead;  // rows see all of their block
 };
 
 // How rows of hidden states join the embeddings of a head's tokens: see paceline/models/entry.py.
@@ -71,9 +72,16 @@ class Decoder {
     void forward(const Batch& batch, const Streams& streams, float* logits);
     // Only the lowest id of each sampled row's maximum; -1 where a logit is not a finite number.
     void forward_greedy(const Batch& batch, const Streams& streams, int32_t* tokens);
+    // Writes the keys and values of rows [rows of the batch, hidden] that every layer reads unchanged.
+    void write_kv(const Batch& batch, const float* inputs);
 
     const DecoderShape& shape() const { return shape_; }
     bool has_entry() const { return entry_.has_value(); }
+    // Whether spans are blocks, of which some layer sees all.
+    bool reads_blocks() const {
+        return std::any_of(layers_.begin(), layers_.end(),
+                           [](const DecoderLayer& layer) { return layer.ahead; });
+    }
     size_t num_layers() const { return layers_.size(); }
     int num_blocks() const { return num_blocks_; }
 
@@ -90,6 +98,8 @@ class Decoder {
 
     void run(const Batch& batch, const Streams& streams, float* logits, int32_t* tokens);
     std::vector<Slice> slices(const Batch& batch) const;
+    // Where a slice from `first` on ends: no block is cut.
+    static int slice_end(const Batch& batch, int first);
     void prepare(const Batch& batch, const Slice& slice);
     void plan_attention(const Batch& batch, const Slice& slice);
     void layers(const Batch& batch, const Slice& slice, const Streams& streams);
@@ -101,7 +111,11 @@ class Decoder {
     void attention(const Batch& batch, const Slice& slice, const DecoderLayer& layer,
                    const KvLayer& kv, const Inputs& in);
     void feed_forward(const DecoderLayer& layer, int rows);
-    void linear(const Linear& weights, const Inputs& x, const LinearOut& out);
+    // Keys and values of rows first..end - 1 from `qkv_`, which begins with row `first`, to the cache,
+    // and their queries to `q_`.
+    void turn_heads(const Batch& batch, int first, int end, const DecoderLayer& layer,
+                    const KvLayer& kv);
+    void linear(const Linear& weights, const Inputs& x, const LinearOut& out, int first_tile = 0);
     // x[row] plus the branch's row, through its own norm where the family has one.
     void add_branch(int row, const float* norm);
     float* x_row(int row) const { return x_.get() + static_cast<size_t>(row) * ld_hidden_; }

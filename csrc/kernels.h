@@ -140,6 +140,7 @@ struct AttentionShape {
     float scale;    // of the scores
     float softcap;  // cap * tanh(score / cap); 0: none
     int window;     // a key at distance >= window is not seen; 0: no window
+    bool ahead;     // rows see up to their `last` position instead of their own
 };
 
 // One request's rows in the batch. Node i of its span lies in the logical slot start + i.
@@ -148,22 +149,27 @@ struct AttentionSpan {
     int start;              // logical position of node 0
 };
 
-// What one row sees: all positions up to its own. Below span.start that is the slot of the same
-// number; from there on the slot of its ancestor at that depth.
+// What one row sees: all positions up to its own, or where layers look ahead to the last one of its
+// block. Below span.start that is the slot of the same number; from there on the slot of its
+// ancestor at that depth.
 struct AttentionRow {
     int position;
     const int32_t* path;  // [position - start + 1] nodes from node 0 to the row's own; null: 0, 1, ...
+    int last;             // its own position, or that of its block's last row, which has no path
+
+    int last_seen(const AttentionShape& shape) const { return shape.ahead ? last : position; }
 };
 
 // A partial result of one row and head over the keys of one chunk: [max, sum, 14 unused,
 // values[v_stride]].
 inline int partial_stride(const AttentionShape& s) { return TILE + s.v_stride; }
 
-// The chunks of which a row at `position` sees something are first_chunk..last_chunk.
+// The chunks of which a row at `position` sees something are first_chunk..last_chunk of what it sees
+// last.
 inline int first_chunk(const AttentionShape& s, int position) {
     return s.window > 0 && position >= s.window ? (position - s.window + 1) / KEY_CHUNK : 0;
 }
-inline int last_chunk(int position) { return position / KEY_CHUNK; }
+inline int last_chunk(int last_seen) { return last_seen / KEY_CHUNK; }
 
 struct RotaryArgs {
     const float* cos;      // [rotary_dim] of this position, both halves

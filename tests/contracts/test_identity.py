@@ -25,6 +25,7 @@ from paceline.proposers.suffix import SuffixProposer
 from paceline.request import Request, VerifyResult
 from paceline.sampling_params import SamplingParams
 from paceline.span import DraftTree
+from tests.proposers.dflash import toy_dflash
 from tests.proposers.heads import toy_head
 from tests.proposers.mtp import toy_mtp
 from tests.proposers.ngrams import ngram_proposer
@@ -88,6 +89,10 @@ def head(**options: Any) -> Callable[[], OfRunner]:
     return lambda: lambda runner: toy_head(runner, **options)
 
 
+def dflash(**options: Any) -> Callable[[], OfRunner]:
+    return lambda: lambda runner: toy_dflash(runner, **options)
+
+
 Factory = Callable[[], Proposer | OfRunner]
 PROPOSERS: dict[str, list[Factory]] = {
     "lookup_chain": [lookup()],
@@ -98,6 +103,7 @@ PROPOSERS: dict[str, list[Factory]] = {
     "head_chain": [head()],
     "head_tree": [head(max_branching=3, max_tree_nodes=10)],
     "mtp_tree": [lambda: lambda runner: toy_mtp(runner, max_branching=3, max_tree_nodes=10)],
+    "dflash_tree": [dflash(max_branching=3, max_tree_nodes=10)],
     "several": [lookup(), ngram_proposer, draft(0.3, max_branching=2, max_tree_nodes=6), head()],
     "random": [RandomTrees],
 }
@@ -267,7 +273,7 @@ NATIVE = [] if why_not_native() else ["native-int8", "native-int4"]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8", *NATIVE])
-@pytest.mark.parametrize("proposer", ["draft_tree", "head_tree", "random"])
+@pytest.mark.parametrize("proposer", ["draft_tree", "head_tree", "dflash_tree", "random"])
 def test_every_dtype(proposer: str, dtype: str) -> None:
     jobs = staggered()
     plain = answers([run_jobs(toy_engine(dtype=dtype), [Job(j.prompt, j.params)])[0] for j in jobs])

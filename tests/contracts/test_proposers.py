@@ -17,6 +17,7 @@ from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.proposers.suffix import SuffixProposer
 from paceline.request import FinishReason, Request
 from paceline.span import DraftTree
+from tests.proposers.dflash import following_dflash
 from tests.proposers.drive import Target, commit, make_request, propose
 from tests.proposers.heads import following_head
 from tests.proposers.mtp import following_mtp
@@ -64,6 +65,7 @@ BUILDERS: dict[str, Callable[[], Proposer]] = {
     "eagle3 tree": lambda: following_head(**TREE),
     "eagle3 behind": lambda: following_head(catch_up_tokens=6),
     "mtp tree": lambda: following_mtp(**TREE),
+    "dflash tree behind": lambda: following_dflash(catch_up_tokens=6, **TREE),
     "self": following,
     "self tree": lambda: following(**TREE),
 }

@@ -88,13 +88,16 @@ def test_a_bundled_parallel_draft_drafts(tmp_path: Path) -> None:
 HEADS: dict[str, dict[str, Any]] = {
     "speculators": {"speculators_model_type": "eagle3"},
     "original": {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"},
+    "blocks": {"speculators_model_type": "dflash"},
+    "original blocks": {"architectures": ["DFlashDraftModel"], "model_type": "qwen3"},
 }
 
 
 @pytest.mark.parametrize("layout", HEADS)
 def test_heads_are_run_as_such(tmp_path: Path, layout: str) -> None:
     place = write(tmp_path / "speculators" / "a", HEADS[layout])
-    wanted = parse_speculative_config({"method": "eagle3", "model": str(place)})
+    method = "dflash" if "blocks" in layout else "eagle3"
+    wanted = parse_speculative_config({"method": method, "model": str(place)})
     assert bundled_drafts(str(tmp_path)) == wanted
     methods = [{"proposal_type": "greedy", "speculative_tokens": 3}]
     write(place, HEADS[layout] | {"speculators_config": {"proposal_methods": methods}})

@@ -16,6 +16,7 @@ from paceline.config import SpeculativeConfig
 from paceline.models.config import ModelConfig
 from paceline.proposers.base import DraftBudget, TargetInfo
 from paceline.proposers.heads import HeadProposer, build
+from paceline.proposers.heads.drafter import FeatureDrafter
 from paceline.request import Request
 from paceline.runtime.model_runner import ModelRunner
 from paceline.span import DraftTree, Span
@@ -139,10 +140,11 @@ def toy_head(
         write_head(Path(folder), config, tensors)
         proposer = build(head_options(model=folder, **options), target_info(runner))
     proposer.__class__ = kind
+    assert isinstance(proposer, HeadProposer)
     return proposer
 
 
-class Following(HeadProposer):
+class Follows(FeatureDrafter):
     """Its target reads all of a request but its last token whenever a draft is wanted."""
 
     whole: ModelRunner
@@ -158,6 +160,10 @@ class Following(HeadProposer):
         """As a preemption, which frees the target's KV."""
         super().finish(request)
         self.whole.kv.free(request.request_id)
+
+
+class Following(Follows, HeadProposer):
+    pass
 
 
 def following_head(target_dtype: str = "float32", **options: Any) -> HeadProposer:

@@ -25,7 +25,7 @@ from paceline.models.hf_config import config_from_hf
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_aware import CostAwarePlanner
 from paceline.policy.cost_points import StepShape
-from paceline.proposers.draft_model.parallel import likeliest_tree
+from paceline.proposers.base.parallel import likeliest_tree
 from paceline.request import Request
 from paceline.runtime.model_runner import ForwardResult, ModelRunner
 from paceline.span import ROOT, DraftTree, Span

@@ -235,7 +235,7 @@ def test_a_row_sees_its_prefix_and_its_ancestors_in_order(items: tuple[Span, Spa
         if span.start:
             kv.commit(span.request_id, range(span.start))
         assert kv.reserve(span.request_id, len(span.token_ids))
-    batch = build_batch(items, kv, row_multiple=4)
+    batch = build_batch(items, kv, 4, TINY)
     seen: dict[int, list[int]] = {}
     for group in batch.attention.groups:
         for row, slots in zip(group.rows.tolist(), group.slots.tolist(), strict=True):

@@ -160,7 +160,8 @@ class SpeculationOptions:
         "them).",
     )
     draft: str | None = option(
-        None, "Draft model: folder, GGUF file, name or hub id; eagle3's head; ngram_model's file."
+        None,
+        "Draft model or head: folder, GGUF file, name or hub id; ngram_model's file.",
     )
     num_speculative_tokens: int | None = option(
         None, "Most tokens along one path of a draft.", "-k"

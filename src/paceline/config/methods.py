@@ -23,6 +23,7 @@ BUILT_IN = {
     "self": "paceline.proposers.draft_model.self_draft:build",
     "eagle3": "paceline.proposers.heads:build",
     "mtp": "paceline.proposers.heads:build",
+    "dflash": "paceline.proposers.heads:build",
     "grammar": "paceline.proposers.grammar:build",
 }
 """The package's own entry points, as pyproject.toml has them.
@@ -31,9 +32,9 @@ They are here too so that no plugin takes the place of one of them, and so that 
 source tree whose metadata is missing or of another version.
 """
 METHODS = tuple(BUILT_IN)
-MODEL_METHODS = ("draft_model", "parallel_draft", "self", "eagle3", "mtp")
+MODEL_METHODS = ("draft_model", "parallel_draft", "self", "eagle3", "mtp", "dflash")
 """Those that draft by forwards of a model."""
-HEAD_METHODS = ("eagle3", "mtp")
+HEAD_METHODS = ("eagle3", "mtp", "dflash")
 """Those whose model reads hidden states of the target, which no trace holds."""
 METHOD_ALIASES = {"ngram": "prompt_lookup"}
 DEFAULT_METHOD, EMBEDDED_METHOD = "suffix", "ngram_model"

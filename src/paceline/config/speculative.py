@@ -43,6 +43,7 @@ NEEDED_MODELS = {
     "ngram_model": "a file that paceline train ngram wrote",
     "parallel_draft": "the folder or hub id of a draft that was trained for it",
     "eagle3": "the folder or hub id of a head that was trained for the target",
+    "dflash": "the folder or hub id of a head that was trained for the target",
 }
 """What ``model`` must name, by the built-in methods that need one."""
 OPTIONAL_MODELS = ("mtp",)
@@ -70,6 +71,8 @@ HEAD_DRAFTS: dict[str, Any] = {
 }
 """A head's forward is cheap beside the target's, and the planner stops where a level does not pay.
 """
+BLOCK_DRAFTS: dict[str, Any] = {**HEAD_DRAFTS, "num_speculative_tokens": 8}
+"""All tokens of a block come at once, and the planner verifies no more than pays."""
 PARALLEL_FLAG = "parallel_drafting"
 LOOSENING_KEYS = (
     "acceptance_threshold",
@@ -88,6 +91,7 @@ _DRAFTS = {
     "parallel_draft": PARALLEL_DRAFTS,
     "eagle3": HEAD_DRAFTS,
     "mtp": HEAD_DRAFTS,
+    "dflash": BLOCK_DRAFTS,
 }
 _KEY_ALIASES = {"max_tree_depth": "num_speculative_tokens"}
 

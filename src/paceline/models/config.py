@@ -68,9 +68,12 @@ class ModelConfig:
     dtype: str = "float32"  # the checkpoint's own
     mask_token_id: int | None = None  # what a parallel draft reads in place of unknown tokens
     draft_vocab_size: int = 0  # rows of a draft's head that has not every token; 0: it has
-    entry: str = ""  # or "eagle", "mtp", "eagle3": how rows take hidden states in (models/entry.py)
+    entry: str = (
+        ""  # or "eagle", "mtp", "eagle3", "dflash": how hidden states come in (models/entry.py)
+    )
     entry_bias: bool = False  # of the linear that joins them with tokens
     norm_before_residual: bool = False  # of "eagle3": the residual stream begins after the norm
+    sliding_sees_ahead: bool = False  # of "dflash": sliding layers see all of a block, as others do
 
     @property
     def num_logits(self) -> int:
@@ -93,6 +96,15 @@ class ModelConfig:
     def attention_inputs(self, layer: int) -> int:
         """Width of what a layer's queries, keys and values read."""
         return self.hidden_size * (2 if self.entry == "eagle3" and layer == 0 else 1)
+
+    @property
+    def reads_blocks(self) -> bool:
+        """Whether spans are blocks, whose rows may see the rows after them."""
+        return self.entry == "dflash"
+
+    def sees_ahead(self, layer: int) -> bool:
+        """Whether a row sees all of its block, and not only what comes before it."""
+        return self.reads_blocks and (self.sliding_sees_ahead or not self.is_sliding(layer))
 
     def first_layers(self, count: int) -> ModelConfig:
         """The shape of this model's first layers by themselves."""

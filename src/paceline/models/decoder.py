@@ -114,22 +114,34 @@ class Decoder:
         Returns:
             ``[rows, hidden_size]`` float32, after the final norm.
         """
-        c = self.config
+        c, ops = self.config, self._rows
         x, joined = self._enter(input_ids, inputs)
-        self.reach(self.max_len)  # all: asking a GPU for the last position would make it wait
-        tables = [
-            (table.cos[positions].unsqueeze(1), table.sin[positions].unsqueeze(1))
-            for table in (self.rope, self.local_rope)[: 2 if c.local_rope else 1]
-        ]
+        tables = self._angles(positions)
         for index, layer in enumerate(self.layers):
-            cos, sin = tables[-1] if c.local_rope and c.is_sliding(index) else tables[0]
             taps.take(index, x)
             read = self._normed(x, layer.input_norm) if index or joined is None else joined
-            x = self._block(index, layer, x, read, cos, sin, batch)
+            q, k, v = self._heads(layer, read, *tables[c.is_sliding(index)])
+            x = self._block(layer, x, ops.attention(index, q, k, v, c, batch))
         taps.take(len(self.layers), x)
         x = self._normed(x, self.norm)
         taps.take(len(self.layers) + 1, x)
         return x
+
+    def write_kv(self, positions: Tensor, inputs: Tensor, batch: Any) -> None:
+        """Write the KV of rows ``[rows, hidden_size]`` that every layer reads unchanged."""
+        tables = self._angles(positions)
+        for index, layer in enumerate(self.layers):
+            _, k, v = self._heads(layer, inputs, *tables[self.config.is_sliding(index)])
+            self._rows.write_kv(index, k, v, batch)
+
+    def _angles(self, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Cosines and sines of the positions, of full layers and of sliding ones."""
+        self.reach(self.max_len)  # all: asking a GPU for the last position would make it wait
+        full, *local = [
+            (table.cos[positions].unsqueeze(1), table.sin[positions].unsqueeze(1))
+            for table in (self.rope, self.local_rope)[: 2 if self.config.local_rope else 1]
+        ]
+        return [full, *(local or [full])]
 
     def _enter(self, input_ids: Tensor, inputs: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The residual stream that enters layer 0, and what it reads instead of its norm."""
@@ -149,27 +161,24 @@ class Decoder:
     def _normed(self, x: Tensor, norm: Tensor | None) -> Tensor:
         return x if norm is None else self._rows.rms_norm(x, norm, self.config.norm_eps)
 
-    def _block(
-        self,
-        index: int,
-        layer: Layer,
-        x: Tensor,
-        read: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        batch: Any,
-    ) -> Tensor:
+    def _heads(
+        self, layer: Layer, read: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """A layer's queries, keys and values ``[rows, heads, head_dim]``."""
         c, ops = self.config, self._rows
-        rows = x.shape[0]
         qkv = ops.linear(read, layer.qkv)
-        heads = qkv.view(rows, -1, c.head_dim)  # queries, then keys, then values
+        heads = qkv.view(len(read), -1, c.head_dim)  # queries, then keys, then values
         turned = c.num_heads + c.num_kv_heads
         qk, v = heads[:, :turned], heads[:, turned:]
         if layer.qk_norm is not None:
             qk = ops.rms_norm(qk, layer.qk_norm, c.norm_eps)
         qk = ops.rotary(qk, cos, sin)
-        q, k = qk[:, : c.num_heads], qk[:, c.num_heads :]
-        attended = ops.linear(ops.attention(index, q, k, v, c, batch), layer.o)
+        return qk[:, : c.num_heads], qk[:, c.num_heads :], v
+
+    def _block(self, layer: Layer, x: Tensor, attended: Tensor) -> Tensor:
+        """The residual stream after a layer, of whose heads ``attended`` is the outcome."""
+        c, ops = self.config, self._rows
+        attended = ops.linear(attended, layer.o)
         if layer.post_attention_norm is not None:
             attended = ops.rms_norm(attended, layer.post_attention_norm, c.norm_eps)
         x = x + self._scaled(attended)

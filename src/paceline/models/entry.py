@@ -1,6 +1,6 @@
 """Entries: how a head, which drafts from a target's hidden states, takes them in with its tokens.
 
-Each row of such a decoder is a token and a vector of ``hidden_size`` floats (its *input*). Token
+In most kinds each row is a token and a vector of ``hidden_size`` floats (its *input*). Token
 embedding and input, each through its own norm where the kind has one, are joined to a row of twice
 the width:
 
@@ -10,6 +10,11 @@ the width:
   residual stream, and all layers are ordinary;
 * ``eagle`` (EAGLE-1 and 2): the same, but neither the joined row nor layer 0 nor the head has a
   norm.
+
+In the kind ``dflash`` (DFlash) rows are tokens alone, and an input stands for a position by itself:
+every layer's keys and values read it unchanged (:meth:`Decoder.write_kv
+<paceline.models.decoder.Decoder.write_kv>`), and rows of tokens come after it. Spans of tokens are
+*blocks*, all of which every row sees.
 
 Owns which weights a kind has; knows no arithmetic.
 """
@@ -48,7 +53,7 @@ class Entry:
 
 def read_entry(reader: WeightReader, config: ModelConfig) -> Entry | None:
     """The weights of a decoder's entry; None where its rows are tokens alone."""
-    if not config.entry:
+    if config.entry in ("", "dflash"):
         return None
     width = config.hidden_size
     if config.entry == "eagle3":

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from paceline.models.config import ModelConfig
 from paceline.models.ops.base import BLOCK_SIZE, AttentionBatch, AttentionGroup
 from paceline.models.ops.tensor_kv import TensorKV
 from paceline.runtime.kv_cache import KVCache
@@ -56,11 +57,14 @@ class _Rows:
 
     Attributes:
         slots: the KV slots of the row's sequence, by position.
+        lasts: the last position that the row sees, its own or that of its block's last row.
         displaced: for rows of a tree, ancestors that are not where their position says:
             row to (position, slot) pairs.
     """
 
+    are_blocks: bool
     tokens: list[int] = field(default_factory=list)
+    lasts: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     write_slots: list[int] = field(default_factory=list)
     slots: list[Ints] = field(default_factory=list)
@@ -78,7 +82,10 @@ class _Rows:
         if span.is_chain:
             self.positions.extend(range(begin, end))
         else:
+            assert not self.are_blocks, "a block is no tree"
             self._add_tree(span, slots, first)
+        own = self.positions[len(self.lasts) :]
+        self.lasts.extend([end - 1] * len(own) if self.are_blocks else own)
         self.samples.extend([first + node for node in span.sample_rows])
         self.offsets.append(len(self.samples))
 
@@ -102,16 +109,18 @@ class _Rows:
 # which is what counts right after a forward has emptied the caches.
 
 
-def _group(rows: _Rows, members: list[int], lanes: int, window: int) -> AttentionGroup:
+def _group(rows: _Rows, members: list[int], lanes: int, config: ModelConfig) -> AttentionGroup:
+    window = config.sliding_window
     slots = np.zeros((len(members), lanes), dtype=np.int64)
     mask = np.full((len(members), 1, 1, lanes), -np.inf, dtype=np.float32)
     sliding = mask.copy() if window else None
     for at, row in enumerate(members):
-        end = rows.positions[row] + 1
+        position, end = rows.positions[row], rows.lasts[row] + 1
         slots[at, :end] = rows.slots[row][:end]
         mask[at, 0, 0, :end] = 0.0
         if sliding is not None:
-            sliding[at, 0, 0, max(0, end - window) : end] = 0.0
+            stop = end if config.sliding_sees_ahead else position + 1
+            sliding[at, 0, 0, max(0, position + 1 - window) : stop] = 0.0
     if rows.displaced:
         for at, row in enumerate(members):
             for position, slot in rows.displaced.get(row, ()):
@@ -124,23 +133,25 @@ def _group(rows: _Rows, members: list[int], lanes: int, window: int) -> Attentio
     )
 
 
-def _groups(rows: _Rows, window: int) -> list[AttentionGroup]:
+def _groups(rows: _Rows, config: ModelConfig) -> list[AttentionGroup]:
     by_class: dict[int, list[int]] = {}
-    for row, position in enumerate(rows.positions):
-        by_class.setdefault(lane_class(position + 1), []).append(row)
-    return [_group(rows, members, lanes, window) for lanes, members in by_class.items()]
+    for row, last in enumerate(rows.lasts):
+        by_class.setdefault(lane_class(last + 1), []).append(row)
+    return [_group(rows, members, lanes, config) for lanes, members in by_class.items()]
 
 
-def build_batch(spans: Sequence[Span], kv: KVCache, row_multiple: int, window: int = 0) -> Batch:
+def build_batch(
+    spans: Sequence[Span], kv: KVCache, row_multiple: int, config: ModelConfig
+) -> Batch:
     """Pack spans whose KV slots are reserved.
 
     Args:
         spans: at least one, each with at least one node to compute.
         kv: the cache in which the spans' sequences live, its memory a :class:`TensorKV`.
         row_multiple: the backend's padding.
-        window: the model's sliding window, 0 for none.
+        config: of the model, which says what rows see.
     """
-    rows = _Rows()
+    rows = _Rows(config.reads_blocks)
     for span in spans:
         rows.add(span, kv[span.request_id].slots)
     count = len(rows.tokens)
@@ -148,7 +159,7 @@ def build_batch(spans: Sequence[Span], kv: KVCache, row_multiple: int, window: i
     columns = torch.from_numpy(
         np.array([rows.tokens + padding, rows.positions + padding, rows.write_slots + padding])
     )
-    groups = _groups(rows, window)
+    groups = _groups(rows, config)
     assert isinstance(kv.memory, TensorKV)
     memory = kv.memory.tensor
     device = memory.device

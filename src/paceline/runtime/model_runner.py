@@ -59,8 +59,7 @@ class ModelRunner:
     def pack(self, spans: Sequence[Span]) -> PackedBatch:
         if self._whole is not None:
             return self._whole.pack(spans, self.kv.block_tables([s.request_id for s in spans]))
-        window = self.decoder.config.sliding_window
-        return build_batch(spans, self.kv, self._row_multiple, window)
+        return build_batch(spans, self.kv, self._row_multiple, self.decoder.config)
 
     @property
     def _row_multiple(self) -> int:
@@ -89,6 +88,23 @@ class ModelRunner:
         features = taps.features if self.taps else None
         return ForwardResult(logits, batch.sample_offsets, argmax, features)
 
+    @torch.inference_mode()
+    def write_kv(self, batch: Any, inputs: torch.Tensor) -> None:
+        """Write the KV of rows of hidden states, which all layers of a ``dflash`` decoder read
+        unchanged. The batch says where they go; its tokens are not read.
+
+        Args:
+            inputs: float32 ``[num_rows, hidden_size]``.
+        """
+        began = time.perf_counter()
+        if self._whole is not None:
+            self._whole.write_kv(batch, inputs)
+        else:
+            inputs = _padded(inputs, batch)
+            self.decoder.write_kv(batch.positions, inputs, batch.attention)
+        self.num_rows += batch.num_rows
+        self.seconds += time.perf_counter() - began
+
     def _room(self, batch: PackedBatch) -> Taps:
         c, device = self.decoder.config, self.decoder.ops.device
         return Taps.of(self.taps, batch.num_rows, c.num_layers, c.hidden_size, device)
@@ -98,8 +114,7 @@ class ModelRunner:
         if self._whole is not None:
             return self._whole.forward(batch, taps, inputs)
         if inputs is not None:
-            padding = len(batch.input_ids) - len(inputs)
-            inputs = torch.nn.functional.pad(inputs, (0, 0, 0, padding))
+            inputs = _padded(inputs, batch)
         hidden = self.decoder.hidden(
             batch.input_ids, batch.positions, batch.attention, taps, inputs
         )
@@ -115,3 +130,7 @@ class ModelRunner:
         padding = -count % self._row_multiple
         picked = torch.nn.functional.pad(hidden.index_select(0, rows), (0, 0, 0, padding))
         return self.decoder.logits(picked)[:count]
+
+
+def _padded(inputs: torch.Tensor, batch: Batch) -> torch.Tensor:
+    return torch.nn.functional.pad(inputs, (0, 0, 0, len(batch.input_ids) - len(inputs)))

@@ -14,8 +14,8 @@ from paceline.config import SpeculativeConfig
 from paceline.proposers.base import Proposer
 from paceline.proposers.base.drafter import Drafter
 from paceline.proposers.base.estimates import Candidates
+from paceline.proposers.base.parallel import ParallelDrafter
 from paceline.proposers.draft_model.heterogeneous import HeterogeneousProposer, shadow_config
-from paceline.proposers.draft_model.parallel import ParallelDrafter
 from paceline.proposers.draft_model.shadows import Shadow, ShadowDrafter
 from paceline.request import Request
 from paceline.runtime.kv_cache import KVCache

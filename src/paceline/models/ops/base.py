@@ -81,6 +81,10 @@ class WholeForward(Protocol):
         """
         ...
 
+    def write_kv(self, batch: Any, inputs: Tensor) -> None:
+        """As :meth:`Decoder.write_kv <paceline.models.decoder.Decoder.write_kv>`."""
+        ...
+
     def greedy(self, batch: Any, taps: Taps, inputs: Tensor | None) -> list[int]:
         """As :meth:`forward`, but only each sampled row's arg-max (the lowest id of equal ones), -1
         where a logit is not a finite number. The same tokens as from the logits."""
@@ -96,7 +100,7 @@ class AttentionGroup:
         slots: the KV slot of every logical position, ``[r, lanes]``; slot 0 (always zero) where
             the row sees nothing.
         mask: 0 for a lane that the row sees and -inf otherwise, ``[r, 1, 1, lanes]``.
-        sliding_mask: the same within the sliding window, where the model has one.
+        sliding_mask: the same of layers with a sliding window, where the model has one.
     """
 
     rows: Tensor
@@ -291,10 +295,14 @@ class RowOps(Ops, Protocol):
         half of ``sin`` negated."""
         ...
 
+    def write_kv(self, layer: int, k: Tensor, v: Tensor, batch: Any) -> None:
+        """Write ``k`` and ``v`` ``[rows, kv_heads, head_dim]`` of a layer."""
+        ...
+
     def attention(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, config: ModelConfig, batch: Any
     ) -> Tensor:
-        """Write ``k`` and ``v`` ``[rows, kv_heads, head_dim]``, then attend.
+        """Write ``k`` and ``v``, then attend.
 
         Returns ``[rows, heads * head_dim]``; rows of padding are zero.
         """

@@ -103,6 +103,10 @@ class NativeForward:
     def forward(self, batch: Any, taps: Taps, inputs: Tensor | None) -> Tensor:
         return torch.from_numpy(self._run(self._decoder.forward, batch, taps, inputs))
 
+    def write_kv(self, batch: Any, inputs: Tensor) -> None:
+        self._native.set_threads(torch.get_num_threads())
+        self._decoder.write_kv(batch, inputs.numpy())
+
     def greedy(self, batch: Any, taps: Taps, inputs: Tensor | None) -> list[int]:
         tokens: list[int] = self._run(self._decoder.forward_greedy, batch, taps, inputs).tolist()
         return tokens
@@ -163,6 +167,7 @@ def _layer(decoder: Decoder, index: int, layer: Layer) -> dict[str, Any]:
         "cos": rope.cos.numpy(),
         "sin": rope.sin.numpy(),
         "sliding": sliding,
+        "ahead": decoder.config.sees_ahead(index),
     }
 
 

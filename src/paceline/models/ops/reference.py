@@ -249,6 +249,12 @@ class ReferenceOps:
 
     # --- attention -----------------------------------------------------------------------------
 
+    def write_kv(self, layer: int, k: Tensor, v: Tensor, batch: AttentionBatch) -> None:
+        keys, values = batch.cache[layer, 0], batch.cache[layer, 1]
+        count = batch.write_slots.shape[0]
+        keys.index_copy_(0, batch.write_slots, encode_kv(k[:count], keys.dtype))
+        values.index_copy_(0, batch.write_slots, encode_kv(v[:count], values.dtype))
+
     def attention(
         self,
         layer: int,
@@ -258,10 +264,8 @@ class ReferenceOps:
         config: ModelConfig,
         batch: AttentionBatch,
     ) -> Tensor:
+        self.write_kv(layer, k, v, batch)
         keys, values = batch.cache[layer, 0], batch.cache[layer, 1]
-        count = batch.write_slots.shape[0]
-        keys.index_copy_(0, batch.write_slots, encode_kv(k[:count], keys.dtype))
-        values.index_copy_(0, batch.write_slots, encode_kv(v[:count], values.dtype))
         sliding = config.is_sliding(layer)
         out = q.new_zeros(q.shape)
         for group in batch.groups:

@@ -1,6 +1,7 @@
 """Heads: small decoders that draft from the target's hidden states. Owns its exports."""
 
 from paceline.proposers.heads.build import build
+from paceline.proposers.heads.dflash import DFlashProposer
 from paceline.proposers.heads.proposer import HeadProposer
 
-__all__ = ["HeadProposer", "build"]
+__all__ = ["DFlashProposer", "HeadProposer", "build"]

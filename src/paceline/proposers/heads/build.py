@@ -16,14 +16,16 @@ from paceline.models.ops.resolve import resolve_dtype, resolve_ops
 from paceline.models.weights import WeightReader
 from paceline.proposers.base import TargetInfo
 from paceline.proposers.base.memory import draft_kv
-from paceline.proposers.heads.checkpoint import LAYER_IDS, HeadCheckpoint, load_head
+from paceline.proposers.heads.checkpoint import HeadCheckpoint, load_head
+from paceline.proposers.heads.dflash import DFlashProposer
+from paceline.proposers.heads.drafter import FeatureDrafter
 from paceline.proposers.heads.features import Features, Fuse, Fusion, first_tap
 from paceline.proposers.heads.mtp import load_mtp
 from paceline.proposers.heads.proposer import HeadProposer
 from paceline.runtime.model_runner import ModelRunner
 
 
-def build(config: SpeculativeConfig, target: TargetInfo) -> HeadProposer:
+def build(config: SpeculativeConfig, target: TargetInfo) -> FeatureDrafter:
     """A proposer by the head that a configuration names.
 
     Raises:
@@ -37,6 +39,9 @@ def build(config: SpeculativeConfig, target: TargetInfo) -> HeadProposer:
             "here"
         )
     head = _load(config, target)
+    kind = head.decoder.config.entry
+    if kind != config.method:
+        raise ConfigError(f'{head.name} is a head of another kind: method "{kind}" is for it')
     taps = _taps(head, target.runner.decoder.config.num_layers)
     _check_fits(head, len(taps), target)
     dtype = resolve_dtype(config.dtype, target.device, head.decoder, target.backend)
@@ -51,8 +56,10 @@ def build(config: SpeculativeConfig, target: TargetInfo) -> HeadProposer:
     kept = Features.num_bytes(runner.kv, shape.hidden_size)
     rest = replace(target, kv_bytes=max(0, target.kv_bytes - kept))
     own = ModelRunner(decoder, draft_kv(shape, ops, config, rest, target.max_model_len))
-    own.taps = (shape.num_layers + head.norm_output,)
     features = Features(runner.kv, fusion, inputs, shape.hidden_size, ops.device)
+    if head.block is not None:
+        return DFlashProposer(config, own, taps, features, runner.kv, block=head.block)
+    own.taps = (shape.num_layers + head.norm_output,)
     return HeadProposer(config, own, taps, features, runner.kv)
 
 
@@ -75,8 +82,9 @@ def _taps(head: HeadCheckpoint, num_layers: int) -> tuple[int, ...]:
     if len(set(ids)) < len(ids) or not 0 <= min(ids) <= max(ids) <= num_layers:
         said = "says" if head.layer_ids else "says nothing, which stands for"
         raise ConfigError(
-            f"{head.name} was made for another target: its {LAYER_IDS} {said} {list(ids)}, and "
-            f"allowed are different numbers from 0 to {num_layers}, the target's layers"
+            f"{head.name} was made for another target: of the layers that it reads, counted from "
+            f"the embedding on, its configuration {said} {list(ids)}, and allowed are different "
+            f"numbers from 0 to {num_layers}, the target's layers"
         )
     return ids
 
@@ -99,7 +107,7 @@ def _check_fits(head: HeadCheckpoint, num_taps: int, target: TargetInfo) -> None
             )
         return
     if "fc.weight" not in head.fusion:
-        raise ConfigError(f"{head.name} has no fc.weight: it is not a whole EAGLE-3 head")
+        raise ConfigError(f"{head.name} has no fc.weight: it is not a whole head")
     found = head.fusion.shape_of("fc.weight")
     if found[1:] != (num_taps * width,):
         raise ConfigError(
@@ -121,5 +129,6 @@ def _fusion(head: HeadCheckpoint, ops: Ops, num_taps: int, width: int) -> Fuse:
     elif head.fc_norm:
         names = [f"fc_norm.{tap}.weight" for tap in range(num_taps)]
         norm, groups = torch.cat([reader.norm(name, width) for name in names]), num_taps
+    last = reader.norm("hidden_norm.weight", shape.hidden_size) if head.block else None
     reader.check_all_used()
-    return Fusion(ops, fc, norm, groups, shape.norm_eps)
+    return Fusion(ops, fc, norm, groups, shape.norm_eps, last)

@@ -1,8 +1,9 @@
-"""A head's folder: its configuration and its weights, in the layouts in which EAGLE-3 heads come.
+"""A head's folder: its configuration and its weights, in the layouts in which heads come.
 
-The `speculators` layout (``speculators_model_type``, the layer's own configuration inside
-``transformer_layer_config``) and that of original checkpoints (one configuration, of a Llama, whose
-layer is called ``midlayer``) become one. Builds no decoder and knows no target.
+The `speculators` layout (``speculators_model_type``, the layers' own configuration inside
+``transformer_layer_config``) and those of original checkpoints become one: EAGLE-3's (one
+configuration, of a Llama, whose layer is called ``midlayer``) and DFlash's (one configuration, of a
+Qwen 3, with a ``dflash_config``). Builds no decoder and knows no target.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any
 
 from paceline.errors import ModelLoadError, UnsupportedModelError
 from paceline.models.checkpoint import Checkpoint, hub_folder, is_hub_id
-from paceline.models.head_kinds import EAGLE3, head_kind
+from paceline.models.config import ModelConfig
+from paceline.models.head_kinds import DFLASH, EAGLE3, head_kind
 from paceline.models.hf_config import config_from_hf
 from paceline.models.hf_fields import Fields
 from paceline.models.json_file import read_json
@@ -27,13 +29,46 @@ from paceline.models.stored import StoredTensors
 
 LAYER = "transformer_layer_config"
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
-FUSION = re.compile(r"fc\.(weight|bias)|input_norm\.weight|fc_norm\.\d+\.weight")
+BLOCKS = "dflash_config"
+_PLACES = (
+    ("", LAYER_IDS, 0),
+    ("eagle_config", LAYER_IDS, 0),
+    ("", "aux_hidden_state_layer_ids", 0),
+    (BLOCKS, "target_layer_ids", 1),
+)
+"""Where configurations name the layers that a head reads, and how far their count is behind that of
+:mod:`paceline.models.taps`: EAGLE-3 heads at the top or, NVIDIA's, in a part of their own, DFlash
+heads of both layouts."""
+FUSION = re.compile(r"fc\.(weight|bias)|(input_norm|hidden_norm|fc_norm\.\d+)\.weight")
 """Tensors that make one vector of the hidden states of several layers."""
 _NAMES = (
     (re.compile(r"^midlayer\."), "model.layers.0."),
     (re.compile(r"^(?=(layers|norm|embed_tokens)\.)"), "model."),
 )
+_VERIFIER = re.compile(r"^verifier_(norm|lm_head)\.")  # the target's own, for training alone
 MOST_TAPS = 64
+MOST_BLOCK_ROWS = 256
+_OTHER_BLOCKS = {
+    **dict.fromkeys(("use_swa", "attention_sink_bias"), False),
+    **dict.fromkeys(("selector_rank", "final_logit_softcapping"), 0),
+    **dict.fromkeys(("input_embedding_scale", "output_multiplier"), 1),
+}
+"""Traits of DFlash's relatives, and the value at which a head has the trait not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What a DFlash head reads after the target's hidden states.
+
+    Attributes:
+        size: rows.
+        mask_token: what all but the first one read.
+        first_row: the row that predicts the first token.
+    """
+
+    size: int
+    mask_token: int
+    first_row: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +85,7 @@ class HeadCheckpoint:
         norm_before_fc: one norm over the hidden states of all taps (``input_norm``).
         fc_norm: a norm for those of each tap (``fc_norm``).
         norm_output: a drafted node's children read its hidden state after the last norm.
+        block: of a DFlash head; None of those that draft token by token.
     """
 
     decoder: Checkpoint
@@ -58,6 +94,7 @@ class HeadCheckpoint:
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_output: bool = False
+    block: Block | None = None
 
     @property
     def name(self) -> str:
@@ -65,7 +102,7 @@ class HeadCheckpoint:
 
 
 def load_head(source: str) -> HeadCheckpoint:
-    """Open an EAGLE-3 head.
+    """Open an EAGLE-3 or DFlash head.
 
     Args:
         source: its folder, or ``org/name`` on the hub.
@@ -77,16 +114,21 @@ def load_head(source: str) -> HeadCheckpoint:
     """
     folder, name = folder_of(source)
     raw, quantisation = split_quantisation(read_json(folder / "config.json"), folder)
-    if head_kind(raw) != EAGLE3:
-        kind = raw.get("speculators_model_type")
-        found = f"a speculator of type {str(kind)[:40]!r}" if kind else "no head"
+    kind = head_kind(raw)
+    if kind not in (EAGLE3, DFLASH):
+        said = raw.get("speculators_model_type")
+        found = f"a speculator of type {str(said)[:40]!r}" if said else "no head"
         raise UnsupportedModelError(
-            f"{name} is {found}; an EAGLE-3 head says speculators_model_type = eagle3, or has an "
+            f"{name} is {found}; heads say speculators_model_type = eagle3 or dflash, or have an "
             "architecture of that name"
         )
     fields = Fields(raw)
-    shape = config_from_hf(layer_config(raw))
-    shape = replace(shape, entry="eagle3", norm_before_residual=fields.flag("norm_before_residual"))
+    shape = replace(config_from_hf(layer_config(raw)), entry=kind)
+    block = None
+    if kind == DFLASH:
+        block, shape = _block(raw, fields, shape)
+    else:
+        shape = replace(shape, norm_before_residual=fields.flag("norm_before_residual"))
     files = SafetensorsFolder(folder)
     for stored in list(files):
         files.rename(stored, _plain_name(stored))
@@ -95,7 +137,8 @@ def load_head(source: str) -> HeadCheckpoint:
         tensors = QuantisedTensors(files, schemes_of(quantisation))
     parts = {stored for stored in tensors if FUSION.fullmatch(stored)}
     whole = set() if shape.draft_vocab_size else {HEAD_TOKENS}  # a map that changes nothing
-    rest = tensors.only(stored for stored in tensors if stored not in parts | whole)
+    left_out = parts | whole | {stored for stored in tensors if _VERIFIER.match(stored)}
+    rest = tensors.only(stored for stored in tensors if stored not in left_out)
     return HeadCheckpoint(
         Checkpoint(shape, rest, None, name, is_quantised=quantisation is not None),
         tensors.only(parts),
@@ -103,6 +146,7 @@ def load_head(source: str) -> HeadCheckpoint:
         fields.flag("norm_before_fc"),
         fields.flag("fc_norm"),
         fields.flag("norm_output"),
+        block,
     )
 
 
@@ -135,17 +179,46 @@ def layer_config(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _layer_ids(raw: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """Where a configuration names the taps: at its top, or as NVIDIA's originals do."""
-    for place in (raw, Fields(raw).mapping("eagle_config")):
-        ids = place.get(LAYER_IDS)
+    for inside, key, behind in _PLACES:
+        place = Fields(raw).mapping(inside) if inside else raw
+        ids = place.get(key)
         if isinstance(ids, list) and 0 < len(ids) <= MOST_TAPS:
-            return Fields(place).integers(LAYER_IDS, len(ids), 0, 1 << 16)
+            found = Fields(place).integers(key, len(ids), 0, 1 << 16)
+            return tuple(layer + behind for layer in found)
         if ids is not None:
             raise ModelLoadError(
-                f"the model configuration says {LAYER_IDS} = {str(ids)[:80]}; it must be a list of "
+                f"the model configuration says {key} = {str(ids)[:80]}; it must be a list of "
                 f"1 to {MOST_TAPS} numbers"
             )
     return None
+
+
+def _block(raw: Mapping[str, Any], fields: Fields, shape: ModelConfig) -> tuple[Block, ModelConfig]:
+    """How a DFlash head reads blocks, and the shape of its layers."""
+    said = Fields({**raw, **fields.mapping(BLOCKS)})
+    for trait, usual in _OTHER_BLOCKS.items():
+        if said.get(trait) not in (None, usual):
+            raise UnsupportedModelError(
+                f"DFlash heads with {trait} = {str(said.get(trait))[:40]} are not supported"
+            )
+    is_causal = next((k for k in ("is_causal", "causal") if said.get(k) is not None), None)
+    ahead = (
+        said.flag("sliding_window_non_causal") if is_causal is None else not said.flag(is_causal)
+    )
+    layers = range(shape.num_layers)
+    if is_causal is not None and not ahead and not all(map(shape.is_sliding, layers)):
+        raise UnsupportedModelError(
+            f"DFlash heads with {is_causal} = true are supported where all layers have a sliding "
+            "window"
+        )
+    block = Block(
+        said.integer("block_size", 2, MOST_BLOCK_ROWS),
+        said.integer("mask_token_id", 0, shape.vocab_size - 1),
+        0 if said.flag("sample_from_anchor") else 1,
+    )
+    has_bias = Fields(fields.mapping(LAYER) or raw).flag("attention_bias")
+    shape = replace(shape, qk_norm=True, qkv_bias=has_bias, o_bias=has_bias)
+    return block, replace(shape, sliding_sees_ahead=ahead)
 
 
 def _plain_name(stored: str) -> str:

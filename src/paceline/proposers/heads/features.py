@@ -26,7 +26,7 @@ PENDING_ROWS = 256
 
 
 class Fusion:
-    """One vector out of the hidden states of several layers: norms, where a head has them, and fc.
+    """One vector out of the hidden states of several layers: fc, and norms where a head has them.
 
     Args:
         ops: computes the linear.
@@ -34,10 +34,20 @@ class Fusion:
         norm: weights over all of its inputs; None for none.
         groups: parts of the inputs that are normalised each by itself.
         eps: of the norms.
+        last_norm: weights over the vector; None for none.
     """
 
-    def __init__(self, ops: Ops, fc: object, norm: Tensor | None, groups: int, eps: float) -> None:
+    def __init__(
+        self,
+        ops: Ops,
+        fc: object,
+        norm: Tensor | None,
+        groups: int,
+        eps: float,
+        last_norm: Tensor | None = None,
+    ) -> None:
         self._ops, self._fc = ops, fc
+        self._last_norm = last_norm
         self._norm, self._groups, self._eps = norm, groups, eps
         self._multiple: int = getattr(ops, "row_multiple", 1)
 
@@ -47,13 +57,15 @@ class Fusion:
         rows = len(features)
         x = features.reshape(rows, -1)
         if self._norm is not None:
-            parts = x.view(rows, self._groups, -1)
-            scale = torch.rsqrt(parts.square().mean(dim=-1, keepdim=True) + self._eps)
-            x = (parts * scale).view(rows, -1) * self._norm
+            x = self._normed(x.view(rows, self._groups, -1)).view(rows, -1) * self._norm
         padding = -rows % self._multiple
         if padding:
             x = torch.nn.functional.pad(x, (0, 0, 0, padding))
-        return self._ops.linear(x.contiguous(), self._fc)[:rows]
+        y = self._ops.linear(x.contiguous(), self._fc)[:rows]
+        return y if self._last_norm is None else self._normed(y) * self._last_norm
+
+    def _normed(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + self._eps)
 
 
 def first_tap(features: Tensor) -> Tensor:

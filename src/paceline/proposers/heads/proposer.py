@@ -16,9 +16,9 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from paceline.config import SpeculativeConfig
-from paceline.proposers.base.drafter import Drafter
 from paceline.proposers.base.estimates import Candidates, ranked
-from paceline.proposers.base.growth import DraftState, Growth
+from paceline.proposers.base.growth import DraftState
+from paceline.proposers.heads.drafter import FeatureDrafter
 from paceline.proposers.heads.features import Features
 from paceline.request import Request
 from paceline.runtime.kv_cache import KVCache
@@ -27,16 +27,11 @@ from paceline.runtime.model_runner import ModelRunner
 from paceline.span import Span
 
 
-class HeadProposer(Drafter):
+class HeadProposer(FeatureDrafter):
     """See the module's docstring.
 
-    Args:
-        config: how to draft.
-        runner: the head with a KV cache of its own, without prefix caching; its one tap is what a
-            node's children read.
-        taps: layers of the target whose hidden states it reads.
-        features: these, fused, by the slots of ``target_kv``.
-        target_kv: the target's KV cache.
+    Args: those of :class:`~paceline.proposers.heads.drafter.FeatureDrafter`; the runner's one tap
+        is what a node's children read.
     """
 
     first = 1
@@ -49,33 +44,13 @@ class HeadProposer(Drafter):
         features: Features,
         target_kv: KVCache,
     ) -> None:
-        super().__init__(config, runner.kv, runner.decoder.max_len)
-        self.name = config.method
-        self.taps = tuple(taps)
-        self._runner = runner
-        self._features = features
-        self._target_kv = target_kv
+        super().__init__(config, runner, taps, features, target_kv)
         self._outputs: dict[int, torch.Tensor] = {}
         """By request: what the head put out at the nodes of its span, ``[nodes, hidden_size]``."""
-
-    @property
-    def num_forwards(self) -> int:
-        return self._runner.num_forwards
-
-    def read(self, request: Request, start: int, features: torch.Tensor) -> None:
-        positions = range(start, start + len(features))
-        self._features.write(self._target_kv[request.request_id].slots_at(positions), features)
 
     def finish(self, request: Request) -> None:
         super().finish(request)
         self._outputs.pop(request.request_id, None)
-
-    def _start(self, index: int, request: Request, nodes: int, depth: int) -> Growth | None:
-        """None also where the target has not computed all positions whose hidden states count."""
-        target_kv, request_id = self._target_kv, request.request_id
-        if request_id not in target_kv or target_kv[request_id].length < self._length(request):
-            return None
-        return super()._start(index, request, nodes, depth)
 
     def _kept(self, draft: DraftState, committed: Sequence[int]) -> Sequence[int]:
         return ()
@@ -96,8 +71,7 @@ class HeadProposer(Drafter):
             outputs = self._outputs[span.request_id]
             parents = torch.tensor(span.parents[span.num_cached :], device=outputs.device)
             return outputs.index_select(0, parents)
-        positions = range(span.start, span.start + len(span.token_ids))
-        return self._features.read(self._target_kv[span.request_id].slots_at(positions))
+        return self._features_of(span)
 
     def _put_out(self, spans: Sequence[Span], outputs: torch.Tensor) -> None:
         """Keep what the children of these spans' nodes will read.
