@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,14 @@ from paceline.models.catalogue import find_entry
 from paceline.models.config import MASK_TOKEN_KEYS
 from paceline.models.head_kinds import MTP, head_kind
 from paceline.models.mtp_names import mtp_part
-from paceline.models.stored_names import stored_names
 
 log = logging.getLogger(__name__)
 
 FOLDER = "speculators"
 _MAX_CONFIG_BYTES = 1 << 20
+_MAX_HEADER_BYTES = 1 << 25
+_GGUF_MTP = b".nextn."
+"""Is in the names of a GGUF file's tensors where one is of an MTP layer."""
 _NGRAM_SUFFIX = ".ngram"
 _FOREIGN_NGRAMS = "model.bin"
 _PLAIN_TYPES = (None, "independent")
@@ -52,10 +55,21 @@ def bundled_drafts(model: str) -> tuple[SpeculativeConfig, ...]:
 
 def _has_mtp_layer(model: Path) -> bool:
     """False also for a model that cannot be read, of which its loader says what is wrong."""
+    from paceline.models.stored_names import stored_names  # reads GGUF files with numpy
+
     try:
+        if model.is_file() and not _mentions(model, _GGUF_MTP):
+            return False  # without parsing its vocabulary, which takes as long as loading it
         return mtp_part(stored_names(model)) is not None
     except (OSError, ValueError, RecursionError, PacelineError):
         return False
+
+
+def _mentions(file: Path, word: bytes) -> bool:
+    with file.open("rb") as opened:
+        size = min(_MAX_HEADER_BYTES, file.stat().st_size)
+        with mmap(opened.fileno(), size, access=ACCESS_READ) as data:
+            return data.find(word) >= 0
 
 
 def _places(model: Path) -> list[Path]:
