@@ -1,16 +1,20 @@
-"""The one server that the tests of what users see through HTTP share, and two clocks."""
+"""The one server that the tests of what users see through HTTP share, a browser, and two clocks."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from paceline.server import sse
+from tests.server.browser import Page, open_browser
 from tests.server.clocks import HeldClock, SkippedTime
+from tests.server.page_server import OpenPage, Script, Visit, make_app, serving
 from tests.server.served import chat_model, served
 
 
@@ -23,6 +27,30 @@ def served_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def served_url(served_model: Path) -> Iterator[str]:
     with served(served_model) as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    with open_browser() as driver:
+        yield driver
+
+
+@pytest.fixture
+def visit(browser: Any) -> Iterator[OpenPage]:
+    """Opens the page of a fresh server with nothing remembered: ``visit(key=..., theme=...)``."""
+    with ExitStack() as servers:
+
+        def open_page(*, theme: str = "light", width: int = 1280, **script: Any) -> Visit:
+            made = Script(**script)
+            url = servers.enter_context(serving(make_app(made)))
+            page = Page(browser)
+            browser.get("about:blank")
+            browser.get_log("browser")
+            page.look(theme=theme, width=width)
+            page.open(url)
+            return Visit(page, made, url)
+
+        yield open_page
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from paceline.server.page import page_router, read_assets
+from tests.server.page_server import OpenPage
 
 MAX_BYTES = 60_000
 
@@ -75,3 +76,10 @@ def test_file_is_compressed_for_those_who_can(client: TestClient) -> None:
 @pytest.mark.parametrize("name", ["absent.js", "__init__.py", "..%2f__init__.py"])
 def test_other_files_are_not_served(client: TestClient, name: str) -> None:
     assert client.get(f"/page/{name}").status_code == 404
+
+
+def test_it_opens_in_a_browser(visit: OpenPage) -> None:
+    """Without complaints; what it does there is tested by the slow tests."""
+    page = visit().page
+    assert page.one("#tab-live").is_displayed()
+    assert page.complaints() == []
