@@ -27,7 +27,7 @@ from paceline.traces import Trace, read_traces
 from paceline.training.heads.batches import Batch, Rows, num_rows, num_wanted
 from paceline.training.heads.dflash import DFlash
 from paceline.training.heads.initial import TargetWeights
-from paceline.training.heads.layout import layers_config
+from paceline.training.heads.layout import dflash_layers
 from paceline.training.heads.losses import AcceptanceCount, head_loss
 from paceline.training.heads.train import train_head
 from paceline.training.lm import LMTrainingResult
@@ -64,7 +64,7 @@ def _batch(texts: list[Trace], width: int, vocab_size: int) -> Batch:
 def _trained_head(folder: Path, target: Path) -> tuple[DFlash, dict[str, torch.Tensor]]:
     told = json.loads((folder / "config.json").read_text())
     checkpoint, params = load_checkpoint(target), load_file(folder / "model.safetensors")
-    layers = layers_config(checkpoint.config, 2, qk_norm=True)
+    layers = dflash_layers(checkpoint.config, 2)
     embedding = TargetWeights(checkpoint).embedding
     mask = told["mask_token_id"]
     return DFlash(layers, params, embedding, TrainingOps(), 64, SIZE, mask), params
@@ -151,7 +151,7 @@ def test_gradients_reach_every_tensor(
     for p in learnt.values():
         p.requires_grad_()
     checkpoint = load_checkpoint(trained.folder)
-    layers = layers_config(checkpoint.config, 2, qk_norm=True)
+    layers = dflash_layers(checkpoint.config, 2)
     embedding = TargetWeights(checkpoint).embedding
     head = DFlash(layers, params, embedding, TrainingOps(), 64, SIZE, 279)
     batch = _batch(list(read_traces(traces))[:2], params["fc.weight"].shape[1], 280)

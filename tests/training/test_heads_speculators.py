@@ -19,7 +19,7 @@ from paceline.training.heads.batches import Batch, Grid
 from paceline.training.heads.dflash import DFlash
 from paceline.training.heads.eagle3 import Eagle3
 from paceline.training.heads.initial import TargetWeights
-from paceline.training.heads.layout import layers_config
+from paceline.training.heads.layout import dflash_layers, layers_config
 from paceline.training.heads.train import train_head
 from paceline.training.lm import LMTrainingResult
 from paceline.training.ops import TrainingOps
@@ -104,7 +104,7 @@ def test_speculators_computes_the_same_blocks(
     subprocess.run([PYTHON, str(BLOCKS), str(tmp_path)], check=True, timeout=280)
     found = load_file(tmp_path / "logits")["logits"].view(len(anchors), size, -1)
 
-    layers = layers_config(target.config, 2, qk_norm=True)
+    layers = dflash_layers(target.config, 2)
     head = DFlash(layers, tensors, embedding, TrainingOps(), 64, size, mask)
     batch = one_text(tokens[1:], features[:-1])  # an anchor's block sees the features before it
     for depth, (_, x) in enumerate(head.steps(batch, size, anchors - 1), 1):

@@ -60,7 +60,8 @@ class Blocks:
         own = queries @ own_keys.transpose(-1, -2)  # [..., size, size]
         weights = torch.cat((scores, own), dim=-1).softmax(-1)
         of_known = weights[..., :width].flatten(2, 4) @ values
-        out = of_known.view(*shape, -1) + weights[..., width:] @ own_values
+        of_own = weights[..., width:] @ own_values
+        out: Tensor = of_known.view(*shape, -1) + of_own
         return self._rows.unpad(out.flatten(1, 2).flatten(2, 3))
 
     def _by_block(self, x: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 
 from paceline.errors import TrainingError
 from paceline.models.checkpoint import Checkpoint
+from paceline.models.config import ModelConfig
 from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
 from paceline.traces import Trace
 from paceline.training.heads.dflash import FUSED_NORM, FUSION, LAST_NORM
@@ -24,6 +25,8 @@ Tensor = torch.Tensor
 HEAD = "lm_head.weight"
 TOKEN_FLAGS = "t2d"
 FRESH_DEVIATION = 0.02  # of weights that the target has no counterpart of
+FAST_SHARE = 5  # one in so many of a head's dimensions turns with the position where one attends
+SHARPNESS = 1.5  # of that attention
 
 
 def default_taps(num_layers: int) -> tuple[int, ...]:
@@ -121,31 +124,72 @@ def eagle3_params(
 
 
 def dflash_params(
-    weights: TargetWeights, num_taps: int, token_ids: Tensor, num_layers: int
+    weights: TargetWeights,
+    layers: ModelConfig,
+    token_ids: Tensor,
+    sample: Tensor,
+    mask_token: int,
+    seed: int,
 ) -> dict[str, Tensor]:
-    """As :func:`eagle3_params` of a DFlash head, whose layers are the target's last ones.
+    """As :func:`eagle3_params` of a DFlash head: feed-forward layers are the target's last ones.
+
+    Attention alone brings features to a block's rows, and the target's would make little of mask
+    tokens. It begins as one that passes on the last tap's features of the latest positions.
+
+    Args:
+        layers: the shape of the head's layers.
+        sample: features of some texts, ``[rows, taps * hidden_size]``.
 
     Raises:
         TrainingError: the target has fewer layers.
     """
-    first = weights.last_layer + 1 - num_layers
+    width, first = layers.hidden_size, weights.last_layer + 1 - layers.num_layers
     if first < 0:
         raise TrainingError(
-            f"num_layers is {num_layers}; allowed are 1 to {weights.last_layer + 1}, the layers of "
-            "the target, of which the head is made"
+            f"num_layers is {layers.num_layers}; allowed are 1 to {weights.last_layer + 1}, the "
+            "layers of the target, of which the head is made"
         )
-    params = _end_params(weights, num_taps, token_ids)
-    for layer in range(num_layers):
+    last = sample[:, -width:]
+    sizes = last.square().mean(dim=1, keepdim=True).sqrt().clamp_min(1e-9)
+    attention = _passing_on(layers, (last / sizes).mean(0), weights.embedding[mask_token], seed)
+    attention["o_proj"] = attention["o_proj"] * (sizes.mean() / layers.num_layers)
+    params = _end_params(weights, sample.shape[1] // width, token_ids)
+    params[FUSED_NORM] = torch.ones(width)
+    for layer in range(layers.num_layers):
         prefix = f"layers.{layer}."
-        own = _layer_params(weights, first + layer, prefix)
-        params[FUSED_NORM] = read = own[prefix + "input_layernorm.weight"]
-        for name in "qk":  # the target may have no norm here: one that changes little
-            heads = own[f"{prefix}self_attn.{name}_proj.weight"] * read
-            size = heads.square().sum(1).mean().sqrt()
-            norm = size.expand(weights.config.head_dim)
-            params[f"{prefix}self_attn.{name}_norm.weight"] = norm
-        params |= own
+        params |= _layer_params(weights, first + layer, prefix)
+        params[prefix + "input_layernorm.weight"] = torch.ones(width)
+        params |= {f"{prefix}self_attn.{name}.weight": p for name, p in attention.items()}
     return _copies(params)
+
+
+def _passing_on(c: ModelConfig, mean: Tensor, mask: Tensor, seed: int) -> dict[str, Tensor]:
+    """Attention by which mask tokens get the vectors of the latest positions as they are.
+
+    Queries of masks and keys of vectors are one and the same vector, but for some noise, so that
+    their product says by its rotary turn alone how far apart they are.
+
+    Args:
+        mean: of the vectors: hidden states have much in common.
+        mask: the mask token's embedding.
+    """
+    generator, width, dim = torch.Generator().manual_seed(seed), c.hidden_size, c.head_dim
+    mask = mask / mask.square().mean().sqrt()
+    known = mean - mask * (mean @ mask) / (mask @ mask)  # keys of masks are other than theirs
+    turned = torch.zeros(dim)
+    turned[: max(1, dim // FAST_SHARE)] = 1.0  # of each pair that turns fast, its first number
+    heads = {"q": (c.num_heads, mask), "k": (c.num_kv_heads, known)}
+    params = {}
+    for name, (count, read) in heads.items():
+        fixed = torch.outer(turned * (dim**0.5 / turned.norm()), read / (read @ read))
+        noise = torch.empty(count * dim, width).normal_(
+            0.0, FRESH_DEVIATION / 2, generator=generator
+        )
+        params[name + "_proj"] = fixed.repeat(count, 1) + noise
+        params[name + "_norm"] = torch.full((dim,), SHARPNESS)
+    params["v_proj"] = torch.eye(c.num_kv_heads * dim, width)
+    params["o_proj"] = torch.eye(width, c.num_heads * dim)
+    return params
 
 
 def _copies(params: Mapping[str, Tensor]) -> dict[str, Tensor]:

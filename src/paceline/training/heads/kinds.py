@@ -22,7 +22,7 @@ from paceline.training.heads.initial import (
     eagle3_params,
     rarest_token,
 )
-from paceline.training.heads.layout import layers_config
+from paceline.training.heads.layout import dflash_layers, layers_config
 from paceline.training.heads.losses import Head
 from paceline.training.ops import TrainingOps
 
@@ -54,8 +54,15 @@ class Kind(Protocol):
         """What its ``config.json`` says and those of other kinds do not."""
         ...
 
-    def params(self, weights: TargetWeights, num_taps: int, token_ids: Tensor) -> dict[str, Tensor]:
-        """What it begins with."""
+    def params(
+        self, weights: TargetWeights, token_ids: Tensor, sample: Tensor
+    ) -> dict[str, Tensor]:
+        """What it begins with.
+
+        Args:
+            token_ids: of its output matrix.
+            sample: features of some texts, ``[rows, taps * hidden_size]``.
+        """
         ...
 
     def head(
@@ -75,7 +82,7 @@ def kind_of(config: HeadTrainingConfig, target: Checkpoint, traces: Sequence[Tra
     """
     if config.kind == EAGLE3:
         return _Eagle3Kind(config, layers_config(target.config))
-    layers = layers_config(target.config, config.num_layers, qk_norm=True)
+    layers = dflash_layers(target.config, config.num_layers)
     return _DFlashKind(config, layers, rarest_token(traces, TargetWeights(target).embedding))
 
 
@@ -107,7 +114,10 @@ class _Eagle3Kind:
             "eagle_aux_hidden_state_layer_ids": list(taps),
         }
 
-    def params(self, weights: TargetWeights, num_taps: int, token_ids: Tensor) -> dict[str, Tensor]:
+    def params(
+        self, weights: TargetWeights, token_ids: Tensor, sample: Tensor
+    ) -> dict[str, Tensor]:
+        num_taps = sample.shape[1] // self.layers.hidden_size
         return eagle3_params(weights, num_taps, token_ids, self.config.seed)
 
     def head(
@@ -147,8 +157,11 @@ class _DFlashKind:
             "mask_token_id": self.mask_token,
         }
 
-    def params(self, weights: TargetWeights, num_taps: int, token_ids: Tensor) -> dict[str, Tensor]:
-        return dflash_params(weights, num_taps, token_ids, self.layers.num_layers)
+    def params(
+        self, weights: TargetWeights, token_ids: Tensor, sample: Tensor
+    ) -> dict[str, Tensor]:
+        seed = self.config.seed
+        return dflash_params(weights, self.layers, token_ids, sample, self.mask_token, seed)
 
     def head(
         self, params: Mapping[str, Tensor], embedding: Tensor, ops: TrainingOps, max_len: int

@@ -10,18 +10,24 @@ from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
 
 
-def layers_config(target: ModelConfig, num_layers: int = 1, qk_norm: bool = False) -> ModelConfig:
-    """The shape of a head's layers: the target's, without what only some families have.
+def dflash_layers(target: ModelConfig, num_layers: int) -> ModelConfig:
+    """The shape of a DFlash head's layers: as many heads for keys and values as for queries.
+
+    They are the only way by which features come in.
+    """
+    layers = layers_config(target)
+    kv_heads = target.num_heads
+    return dataclasses.replace(layers, num_layers=num_layers, num_kv_heads=kv_heads, qk_norm=True)
+
+
+def layers_config(target: ModelConfig) -> ModelConfig:
+    """The shape of a head's layer: the target's, without what only some families have.
 
     Multipliers of the target are part of the weights that the head begins with.
-
-    Args:
-        qk_norm: norm queries and keys even if the target does not.
     """
     return dataclasses.replace(
         target,
-        num_layers=num_layers,
-        qk_norm=target.qk_norm or qk_norm,
+        num_layers=1,
         qkv_bias=False,
         o_bias=False,
         mlp_bias=False,

@@ -46,6 +46,8 @@ from paceline.training.trainer import resolve_dtype, run_training, spent
 Tensor = torch.Tensor
 FEATURES = "features"
 TITLE = "train head"
+SAMPLE = 16
+"""Traces from whose features an initial head may learn what they are like."""
 
 
 def train_head(config: HeadTrainingConfig) -> HeadTrainingResult:
@@ -65,9 +67,14 @@ def train_head(config: HeadTrainingConfig) -> HeadTrainingResult:
     traces = [trace for each in folders for trace in each]
     train, held_out = split_prompts(traces, config.held_out_tokens, config.seed)
     taps = _taps(config, target)
-    kind = kind_of(config, target, traces)
-    model = _initial(config, kind, target, taps, [traces[i] for i in train])
+    if not train:
+        raise TrainingError(
+            f"held_out_tokens is {config.held_out_tokens}, which leaves no trace to train on"
+        )
     features = _features(config, target, taps, folders)
+    sample = torch.cat([features(i).features for i in train[:SAMPLE]])
+    kind = kind_of(config, target, traces)
+    model = _initial(config, kind, target, taps, [traces[i] for i in train], sample)
     task = _Task(config, kind, target, model, traces, features, train, held_out)
     documents = TokenDocuments.of([trace.token_ids for trace in traces])
     before = task.acceptance(None)
@@ -118,6 +125,7 @@ def _initial(
     target: Checkpoint,
     taps: tuple[int, ...],
     traces: Sequence[Trace],
+    sample: Tensor,
 ) -> TrainableModel:
     c = target.config
     token_ids = frequent_tokens(traces, config.draft_vocab_size, c.vocab_size, c.eos_token_ids)
@@ -130,7 +138,7 @@ def _initial(
         kind.depth,
         kind.description(taps),
     )
-    params = kind.params(TargetWeights(target), len(taps), token_ids)
+    params = kind.params(TargetWeights(target), token_ids, sample)
     return TrainableModel(raw, params, vocabulary_maps(token_ids, c.vocab_size))
 
 
