@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from paceline.span import Span
 from paceline.traces import Trace, read_traces
 from paceline.training.heads.batches import Batch, Rows, num_rows, num_wanted
 from paceline.training.heads.dflash import DFlash
-from paceline.training.heads.initial import TargetWeights
+from paceline.training.heads.initial import TargetWeights, dflash_params
 from paceline.training.heads.layout import dflash_layers
 from paceline.training.heads.losses import AcceptanceCount, head_loss
 from paceline.training.heads.train import train_head
@@ -139,6 +140,30 @@ def test_blocks_do_not_depend_on_each_other(
     for (rows, x), (kept, found) in zip(every, some, strict=True):
         places = [(rows == row).nonzero().item() for row in kept.tolist()]
         torch.testing.assert_close(found, x[places], rtol=1e-4, atol=1e-5)
+
+
+def test_a_head_begins_with_what_is_near(
+    trained: LMTrainingResult,
+    traces: Path,  # noqa: F811
+) -> None:
+    checkpoint = load_checkpoint(trained.folder)
+    weights, layers = TargetWeights(checkpoint), dflash_layers(checkpoint.config, 1)
+    text = max(read_traces(traces), key=num_rows)
+    batch = _batch([text], layers.hidden_size, 280)
+    common = torch.randn(layers.hidden_size, generator=torch.Generator().manual_seed(5))
+    features = batch.features + 2.0 * common
+    params = dflash_params(weights, layers, torch.arange(280), features, 279, seed=0)
+    head = DFlash(layers, params, weights.embedding, TrainingOps(), 64, SIZE, 279)
+    last = torch.tensor([len(batch.wanted) - 1])  # one block, after all of the text
+
+    def drafted(changed: slice) -> torch.Tensor:
+        other = features.clone()
+        other[changed] = other[changed].roll(1, dims=1)
+        return next(iter(head.steps(dataclasses.replace(batch, features=other), 1, last)))[1]
+
+    nothing, end = drafted(slice(0, 0)), len(features)
+    far, near = drafted(slice(0, 4)) - nothing, drafted(slice(end - 4, end)) - nothing
+    assert near.norm() > 3.0 * far.norm()
 
 
 def test_gradients_reach_every_tensor(

@@ -60,13 +60,13 @@ class Blocks:
         own = queries @ own_keys.transpose(-1, -2)  # [..., size, size]
         weights = torch.cat((scores, own), dim=-1).softmax(-1)
         of_known = weights[..., :width].flatten(2, 4) @ values
-        of_own = weights[..., width:] @ own_values
-        out: Tensor = of_known.view(*shape, -1) + of_own
+        out = of_known.view(*shape, -1) + weights[..., width:] @ own_values
         return self._rows.unpad(out.flatten(1, 2).flatten(2, 3))
 
     def _by_block(self, x: Tensor) -> Tensor:
         """``[rows, heads, dim]`` to ``[texts, heads, blocks, size, dim]``."""
-        return self._rows.pad(x).unflatten(2, (self._grid.width, self._size))
+        padded = self._rows.pad(x)
+        return padded.view(*padded.shape[:2], self._grid.width, self._size, -1)
 
 
 class DFlash:
