@@ -23,13 +23,13 @@ from paceline.commands.resolve import (
     speculative_config,
     without_memory,
 )
-from paceline.commands.train import DraftOptions, LMOptions, config_values
+from paceline.commands.train import DraftOptions, HeadOptions, LMOptions, config_values
 from paceline.config import EngineConfig, environment_name
 from paceline.config.objective import Objective
 from paceline.engine.default_drafts import default_speculative_config, drafts_of
 from paceline.errors import ConfigError
 from paceline.llm import embedded_model
-from paceline.training.configs import DraftTrainingConfig, LMTrainingConfig
+from paceline.training.configs import DraftTrainingConfig, HeadTrainingConfig, LMTrainingConfig
 from paceline.workbench.llama_peer import KV_TYPES
 from paceline.workbench.profile_steps import CONTEXTS, WIDTHS
 from paceline.workbench.verify import DEFAULT_MAX_REGRET
@@ -206,12 +206,13 @@ def test_every_option_has_its_variable(path: str, command: Any) -> None:
     [
         (LMOptions, LMTrainingConfig, {"output": "o"}),
         (DraftOptions, DraftTrainingConfig, {"output": "o", "target": "t"}),
+        (HeadOptions, HeadTrainingConfig, {"output": "o", "target": "t", "traces": ("a",)}),
     ],
 )
 def test_training_options_are_the_configurations_fields(
-    options: Any, config: Any, required: dict[str, str]
+    options: Any, config: Any, required: dict[str, Any]
 ) -> None:
-    values = config_values(vars(options(**required, steps=1)))
+    values = config_values(config, vars(options(**required, steps=1)))
     assert dataclasses.replace(config(**values), command="") == config(**required, steps=1)
 
 

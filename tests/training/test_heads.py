@@ -21,17 +21,23 @@ from paceline.traces import Trace, TraceWriter
 from paceline.training.configs import HeadTrainingConfig
 from paceline.training.generation import continue_prompts
 from paceline.training.heads import train as train_module
-from paceline.training.heads.batches import Batch, Packs, Rows, num_rows, num_wanted
+from paceline.training.heads.batches import (
+    Batch,
+    Packs,
+    Rows,
+    num_rows,
+    num_wanted,
+    split_prompts,
+)
 from paceline.training.heads.eagle3 import Eagle3
 from paceline.training.heads.features import pack_rows, unpack_rows
 from paceline.training.heads.losses import (
     AcceptanceCount,
     Wanted,
     cross_entropy,
-    unrolled,
-    unrolled_loss,
+    head_loss,
 )
-from paceline.training.heads.train import split_prompts, train_head
+from paceline.training.heads.train import train_head
 from paceline.training.lm import LMTrainingResult
 from paceline.training.model_files import load_model
 from paceline.training.ops import TrainingOps, differentiable_decoder
@@ -136,21 +142,22 @@ def _plain(
 def test_first_step_is_what_plain_code_computes(params: dict[str, torch.Tensor]) -> None:
     head, batch = _head(params), _batch()
     every = torch.arange(len(batch.wanted))
-    _, x = next(iter(unrolled(head, batch, 1, every)))
+    _, x = next(iter(head.steps(batch, 1, every)))
     expected = []
     for trace in random_traces():
         inputs = _rows(trace).features @ params["fc.weight"].T
         tokens = trace.token_ids[1:-1].tolist()
         out = _plain(params, head.embedding, tokens, inputs, list(range(len(tokens))))
         expected.append(out[trace.prompt_len - 1 :])
-    torch.testing.assert_close(x, torch.cat(expected), rtol=1e-5, atol=1e-5)
+    expected_read = F.rms_norm(torch.cat(expected), (16,), params["norm.weight"], CONFIG.norm_eps)
+    torch.testing.assert_close(x, expected_read, rtol=1e-5, atol=1e-5)
 
 
 def test_unrolled_steps_are_what_a_rollout_computes(params: dict[str, torch.Tensor]) -> None:
     """A rollout has no batch: rows with features up to one, then one row after another."""
     head, batch = _head(params), _batch()
     continued = torch.tensor([0, 2, 4, 5, 6, 8])  # not all, of every text
-    steps = list(unrolled(head, batch, 4, continued))
+    steps = list(head.steps(batch, 4, continued))
     wanted = [(t, j) for t in random_traces() for j in range(t.prompt_len - 1, num_rows(t))]
     compared = 0
     for begin in continued.tolist():
@@ -165,7 +172,8 @@ def test_unrolled_steps_are_what_a_rollout_computes(params: dict[str, torch.Tens
             out = _plain(params, head.embedding, tokens, inputs, [*places, len(places)])
             rows, x = steps[step]
             found = x[(rows == begin + step).nonzero().item()]
-            torch.testing.assert_close(found, out[-1], rtol=1e-4, atol=1e-5)
+            read = F.rms_norm(out[-1], (16,), params["norm.weight"], CONFIG.norm_eps)
+            torch.testing.assert_close(found, read, rtol=1e-4, atol=1e-5)
             compared += 1
     assert compared == sum(len(rows) for rows, _ in steps[1:])
 
@@ -207,7 +215,7 @@ def test_gradients_reach_every_tensor(params: dict[str, torch.Tensor]) -> None:
     batch = _batch()
     every = torch.arange(len(batch.wanted))
     matrix, columns = params["lm_head.weight"], _column_of()
-    unrolled_loss(_head(params), matrix, batch, columns, 3, 0.8, every).backward()
+    head_loss(_head(params), matrix, batch, columns, 3, 0.8, every).backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in params.values())
 
 
@@ -216,7 +224,7 @@ def test_counted_loss_is_the_trained_one(params: dict[str, torch.Tensor]) -> Non
     every = torch.arange(len(batch.wanted))
     counted = AcceptanceCount(3)
     counted.add(head, params["lm_head.weight"], batch, columns)
-    loss = unrolled_loss(head, params["lm_head.weight"], batch, columns, 3, 0.8, every)
+    loss = head_loss(head, params["lm_head.weight"], batch, columns, 3, 0.8, every)
     assert counted.loss(0.8) == pytest.approx(loss.item(), rel=1e-5)
 
 
@@ -358,10 +366,10 @@ def test_resumed_training_equals_uninterrupted_one(
         left[0] -= 1
         if not left[0]:
             raise KeyboardInterrupt
-        return unrolled_loss(*arguments)
+        return head_loss(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(train_module, "unrolled_loss", failing)
+        patch.setattr(train_module, "head_loss", failing)
         with pytest.raises(KeyboardInterrupt):
             train_head(broken)
     train_head(broken)

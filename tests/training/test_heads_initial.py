@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,15 +13,17 @@ from paceline.config import EngineConfig
 from paceline.engine.build import open_runner, resolve_config
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
 from paceline.span import Span
-from paceline.training.heads.eagle3 import ATTENTION, Eagle3, Grid
+from paceline.training.heads.batches import Grid
+from paceline.training.heads.eagle3 import ATTENTION, Eagle3
 from paceline.training.heads.initial import (
     HEAD,
     TargetWeights,
     default_taps,
+    eagle3_params,
     frequent_tokens,
-    initial_params,
-    layer_config,
+    rarest_token,
 )
+from paceline.training.heads.layout import layers_config
 from paceline.training.lm import LMTrainingResult
 from paceline.training.ops import TrainingOps
 from tests.training.test_heads import random_traces
@@ -41,16 +45,17 @@ def _check_begins_as_last_layer(target: Checkpoint) -> None:
     given, wanted = result.features.clone().unbind(1)
 
     weights, ids = TargetWeights(target), torch.arange(0, config.vocab_size, 3)
-    params = initial_params(weights, 2, ids, seed=0)
+    params = eagle3_params(weights, 2, ids, seed=0)
     for name in "qkv":
         params[f"{ATTENTION}{name}_proj.weight"][:, : config.hidden_size] = 0.0
-    head = Eagle3(layer_config(config), params, weights.embedding, TrainingOps(), 64)
+    head = Eagle3(layers_config(config), params, weights.embedding, TrainingOps(), 64)
     rows = torch.arange(COUNT)
     grid = Grid(1, COUNT, rows)
     x = head.fused(torch.cat((torch.randn_like(given), given), dim=1))
     found, _ = head.first(torch.tensor(tokens), x, rows, grid, rows, grid)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
-    logits = head.normed(found) @ params[HEAD].T
+    read = TrainingOps().rms_norm(found, params["norm.weight"], config.norm_eps)
+    logits = read @ params[HEAD].T
     torch.testing.assert_close(logits, result.logits.clone()[:, ids], rtol=1e-4, atol=1e-4)
 
 
@@ -81,3 +86,15 @@ def test_frequent_tokens() -> None:
     least = min(answers.count(i) for i in ids.tolist() if i != 49)
     assert all(answers.count(i) <= least for i in set(answers) - set(ids.tolist()))
     assert len(frequent_tokens(traces, 999, 50, kept=[])) == 50
+
+
+def test_rarest_token_is_one_that_no_text_has_and_attention_can_read() -> None:
+    traces = random_traces()
+    seen = {token for trace in traces for token in trace.token_ids.tolist()}
+    embedding = torch.ones(50, 4)
+    chosen = rarest_token(traces, embedding)
+    assert chosen == max(set(range(50)) - seen)
+    embedding[chosen] = 0.0
+    assert rarest_token(traces, embedding) == max(set(range(chosen)) - seen)
+    every = dataclasses.replace(traces[0], token_ids=np.arange(50, dtype=np.int32))
+    assert rarest_token([*traces, every], torch.ones(50, 4)) == chosen

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -14,10 +15,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paceline.models.checkpoint import load_checkpoint
-from paceline.training.heads.batches import Batch
-from paceline.training.heads.eagle3 import Eagle3, Grid
-from paceline.training.heads.initial import TargetWeights, layer_config
-from paceline.training.heads.losses import unrolled
+from paceline.training.heads.batches import Batch, Grid
+from paceline.training.heads.dflash import DFlash
+from paceline.training.heads.eagle3 import Eagle3
+from paceline.training.heads.initial import TargetWeights
+from paceline.training.heads.layout import dflash_layers, layers_config
 from paceline.training.heads.train import train_head
 from paceline.training.lm import LMTrainingResult
 from paceline.training.ops import TrainingOps
@@ -25,7 +27,26 @@ from tests.training.test_heads import head_config, traces  # noqa: F401
 
 PYTHON = os.environ.get("PACELINE_SPECULATORS_PYTHON", "")
 SCRIPT = Path(__file__).with_name("speculators_logits.py")
+BLOCKS = Path(__file__).parents[1] / "proposers" / "speculators_blocks.py"
 ROWS = 20
+
+
+def one_text(tokens: torch.Tensor, features: torch.Tensor) -> Batch:
+    """A batch whose row ``j`` reads token ``j``, all of them wanted."""
+    every, nothing = torch.arange(len(tokens)), torch.zeros(len(tokens), 1)
+    grid = Grid(1, len(tokens), every)
+    return Batch(
+        tokens=tokens,
+        positions=every,
+        features=features,
+        grid=grid,
+        wanted=every,
+        wanted_grid=grid,
+        left=every.flip(0),
+        emitted=tokens,
+        top_ids=nothing.long(),
+        top_probs=nothing,
+    )
 
 
 @pytest.mark.slow
@@ -48,24 +69,44 @@ def test_speculators_computes_the_same(
     subprocess.run(command, check=True, timeout=280)
     found = load_file(tmp_path / "logits")
 
-    head = Eagle3(layer_config(target.config), tensors, embedding, TrainingOps(), 64)
+    head = Eagle3(layers_config(target.config), tensors, embedding, TrainingOps(), 64)
     every = torch.arange(ROWS)
-    grid, nothing = Grid(1, ROWS, every), torch.zeros(ROWS, 1)
-    batch = Batch(
-        tokens=tokens,
-        positions=every,
-        features=features,
-        grid=grid,
-        wanted=every,
-        wanted_grid=grid,
-        left=every.flip(0),
-        emitted=tokens,
-        top_ids=nothing.long(),
-        top_probs=nothing,
-    )
+    batch = one_text(tokens, features)
     differences = []
-    for step, (rows, x) in enumerate(unrolled(head, batch, 3, every)):
-        ours = head.normed(x) @ tensors["lm_head.weight"].T
+    for step, (rows, x) in enumerate(head.steps(batch, 3, every)):
+        ours = x @ tensors["lm_head.weight"].T
         differences.append((ours - found[f"step{step}"][rows - step]).abs().max().item())
     print("largest differences of logits, by step:", differences)
     assert max(differences) < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not PYTHON, reason="PACELINE_SPECULATORS_PYTHON names no interpreter")
+def test_speculators_computes_the_same_blocks(
+    trained: LMTrainingResult,
+    traces: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    options = {"kind": "dflash", "num_layers": 2, "steps": 3, "with_embedding": True}
+    train_head(head_config(trained.folder, traces, tmp_path / "head", **options))
+    told = json.loads((tmp_path / "head" / "config.json").read_text())
+    size, mask = told["block_size"], told["mask_token_id"]
+    target = load_checkpoint(trained.folder)
+    tensors = load_file(tmp_path / "head" / "model.safetensors")
+    embedding, taps = TargetWeights(target).embedding, tensors["fc.weight"].shape[1]
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, len(embedding), (ROWS,), generator=generator)
+    features = torch.randn(ROWS, taps, generator=generator)
+    anchors = torch.arange(1, ROWS - size)  # the package leaves out what ends beyond the text
+    flags = torch.zeros(1, ROWS).index_fill(1, anchors, 1.0)
+    inputs = {"features": features[None], "input_ids": tokens[None], "anchors": flags}
+    save_file(inputs, tmp_path / "inputs")
+    subprocess.run([PYTHON, str(BLOCKS), str(tmp_path)], check=True, timeout=280)
+    found = load_file(tmp_path / "logits")["logits"].view(len(anchors), size, -1)
+
+    layers = dflash_layers(target.config, 2)
+    head = DFlash(layers, tensors, embedding, TrainingOps(), 64, size, mask)
+    batch = one_text(tokens[1:], features[:-1])  # an anchor's block sees the features before it
+    for depth, (_, x) in enumerate(head.steps(batch, size, anchors - 1), 1):
+        ours = x @ tensors["lm_head.weight"].T
+        assert (ours - found[:, depth]).abs().max() < 1e-4

@@ -94,7 +94,7 @@ def train_lm_command(options: Any) -> int:
     """The work of ``paceline train lm``."""
     from paceline.training.lm import train_lm
 
-    result = train_lm(LMTrainingConfig(**config_values(vars(options))))
+    result = train_lm(LMTrainingConfig(**config_values(LMTrainingConfig, vars(options))))
     print(f"{result.folder}: {result.num_params / 1e6:.2f} M parameters")
     print(
         f"{result.steps} steps, {result.train_tokens} tokens, {result.seconds:.0f} s; held-out "
@@ -107,7 +107,7 @@ def train_draft_command(options: Any) -> int:
     """The work of ``paceline train draft``."""
     from paceline.training.draft import train_draft
 
-    result = train_draft(DraftTrainingConfig(**config_values(vars(options))))
+    result = train_draft(DraftTrainingConfig(**config_values(DraftTrainingConfig, vars(options))))
     print(f"{result.folder}: {result.num_params / 1e6:.2f} M parameters")
     print(f"{result.steps} steps, {result.train_tokens} tokens, {result.seconds:.0f} s")
     for when, acceptance in (("before", result.before), ("after", result.after)):
@@ -122,7 +122,7 @@ def train_head_command(options: Any) -> int:
     """The work of ``paceline train head``."""
     from paceline.training.heads.train import train_head
 
-    result = train_head(HeadTrainingConfig(**config_values(vars(options))))
+    result = train_head(HeadTrainingConfig(**config_values(HeadTrainingConfig, vars(options))))
     print(f"{result.folder}: {result.num_params / 1e6:.2f} M parameters")
     print(f"{result.steps} steps, {result.train_tokens} tokens, {result.seconds:.0f} s")
     for when, acceptance in (("before", result.before), ("after", result.after)):
@@ -131,14 +131,15 @@ def train_head_command(options: Any) -> int:
     return 0
 
 
-def config_values(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of a training configuration: the sizes of a new model in its shape."""
+def config_values(config: type[TrainingConfig], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of a configuration, with the sizes of a new model in its shape."""
     values: dict[str, Any] = {
         name: tuple(v) if isinstance(v, list) else v for name, v in given.items()
     }
-    sizes = {f.name: values.pop(f.name) for f in fields(ModelShape) if f.name in values}
-    shape = {"shape": ModelShape(**sizes)} if sizes else {}
-    return {**values, **shape, "command": command_line()}
+    values["command"] = command_line()
+    if any(field.name == "shape" for field in fields(config)):
+        values["shape"] = ModelShape(**{f.name: values.pop(f.name) for f in fields(ModelShape)})
+    return values
 
 
 def command_line() -> str:

@@ -120,18 +120,23 @@ class HeadTrainingResult:
 
 
 def head_card(
-    config: HeadTrainingConfig, result: HeadTrainingResult, layer: ModelConfig, answer_tokens: int
+    config: HeadTrainingConfig,
+    result: HeadTrainingResult,
+    layers: ModelConfig,
+    recipe: str,
+    answer_tokens: int,
 ) -> str:
     """A finished head's card.
 
     Args:
-        layer: the shape of the head's layer.
+        layers: the shape of the head's layers.
+        recipe: how its kind is trained.
         answer_tokens: of the target's answers, trained on.
     """
     rows = [
         ("drafts for", Path(config.target).name),
         ("kind", config.kind),
-        ("parameters", shape_line(layer, result.num_params)),
+        ("parameters", shape_line(layers, result.num_params)),
         ("output", f"{config.draft_vocab_size:,} tokens at most, the most frequent of the answers"),
         ("trained on", config.data_note or ", ".join(Path(t).name for t in config.traces)),
         (
@@ -139,12 +144,10 @@ def head_card(
             f"{answer_tokens:,} of the target's answers; at most {result.train_tokens:,} read with "
             "prompts and repetitions",
         ),
-        ("begun from", "the target's last layer and output matrix"),
+        ("begun from", "the target's last layers and output matrix"),
         (
             "training",
-            f"cross-entropy with the target's distribution, {config.num_steps} steps unrolled "
-            f"(each weighs {config.step_decay:g} of the one before, {config.deep_share:.0%} of the "
-            f"positions beyond the first); {optimiser_line(config)}",
+            f"cross-entropy with the target's distribution, {recipe}; {optimiser_line(config)}",
         ),
         ("seed", str(config.seed)),
         ("steps", f"{result.steps:,} in {result.seconds / 60:.0f} minutes"),

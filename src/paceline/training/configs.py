@@ -10,6 +10,7 @@ from typing import Any
 
 from paceline.checks import check_choice
 from paceline.errors import ConfigError, TrainingError
+from paceline.models.head_kinds import DFLASH, EAGLE3
 from paceline.training.options import TrainingConfig, check_range
 
 CUTS = ("drop_layers", "mlp_width")
@@ -180,7 +181,7 @@ class DraftTrainingConfig(TrainingConfig):
         return {name: getattr(self, name) for name in CUTS}
 
 
-HEAD_KINDS = ("eagle3",)
+HEAD_KINDS = (EAGLE3, DFLASH)
 HEAD_FORMATS = ("speculators",)
 
 
@@ -191,16 +192,19 @@ class HeadTrainingConfig(TrainingConfig):
     A window is a pack of whole traces with ``seq_len`` tokens at most.
 
     Attributes:
-        kind: of head; eagle3 is known.
+        kind: of head; eagle3 drafts token after token, dflash a block of tokens in one pass.
         target: the model that the head drafts for: a folder, a GGUF file or a name.
         traces: folders that paceline trace wrote with this target.
         taps: the layers whose inputs the head reads, ascending; default: the third, the middle one
             and the last but two.
         draft_vocab_size: tokens of its output matrix, the most frequent of the answers.
-        num_steps: depth to which chains are unrolled in training, each step reading the one before.
-        step_decay: weight of a step, relative to the one before it.
-        deep_share: share of the positions whose chains go on after the first step.
-        eval_steps: depth to which held-out acceptance is measured.
+        num_layers: of a dflash head; that of eagle3 has one.
+        block_size: rows of a dflash head's block: the last known token and the drafted ones.
+        num_steps: depth to which eagle3's chains are unrolled in training, each step reading the
+            one before.
+        step_decay: weight of a depth, relative to the one before it.
+        deep_share: share of the positions whose eagle3 chains go on after the first step.
+        eval_steps: depth to which held-out acceptance is measured, within a block of dflash.
         features: folder of the target's hidden states, which are made where they are missing
             (default: in the output); deleted, they are made again.
         format: of the written folder; speculators is known.
@@ -212,9 +216,11 @@ class HeadTrainingConfig(TrainingConfig):
 
     target: str
     traces: tuple[str, ...]
-    kind: str = "eagle3"
+    kind: str = EAGLE3
     taps: tuple[int, ...] = ()
     draft_vocab_size: int = 8192
+    num_layers: int = 1
+    block_size: int = 8
     num_steps: int = 3
     step_decay: float = 0.8
     deep_share: float = 0.5
@@ -235,6 +241,8 @@ class HeadTrainingConfig(TrainingConfig):
         check_range("draft_vocab_size", self.draft_vocab_size, 1, 1 << 20)
         for name in ("num_steps", "eval_steps"):
             check_range(name, getattr(self, name), 1, 16)
+        check_range("block_size", self.block_size, 2, 64)
+        check_range("num_layers", self.num_layers, 1, 1 if self.kind == EAGLE3 else 16)
         for name in ("step_decay", "deep_share"):
             check_range(name, getattr(self, name), 0.0, 1.0)
         if not self.traces:

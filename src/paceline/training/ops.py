@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -222,6 +222,9 @@ class TrainingOps:
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, config: ModelConfig, batch: DenseBatch
     ) -> Tensor:
         return batch.attend(layer, q, k, v, config)
+
+    def write_kv(self, layer: int, k: Tensor, v: Tensor, batch: Any) -> None:
+        batch.write(layer, k, v)
 
 
 def differentiable_decoder(

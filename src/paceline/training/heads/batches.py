@@ -16,12 +16,40 @@ import torch
 
 from paceline.errors import TrainingError
 from paceline.traces import Trace
-from paceline.training.heads.eagle3 import Grid
 
 Tensor = torch.Tensor
 Ints = npt.NDArray[np.int64]
 SORTED = 64
 """Traces that are sorted by length at a time, so that a pack's are about equally long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Where rows of several texts lie in a padded ``[texts, width]``.
+
+    Attributes:
+        texts, width: its size.
+        places: int64 ``[rows]``, where each row is: its text times ``width`` plus its column.
+    """
+
+    texts: int
+    width: int
+    places: Tensor
+
+    def pad(self, x: Tensor) -> Tensor:
+        """``[rows, heads, head_dim]`` to ``[texts, heads, width, head_dim]``."""
+        whole = x.new_zeros(self.texts * self.width, *x.shape[1:])
+        whole = whole.index_copy(0, self.places, x)
+        return whole.view(self.texts, self.width, *x.shape[1:]).transpose(1, 2)
+
+    def unpad(self, x: Tensor) -> Tensor:
+        """``[texts, heads, width, head_dim]`` to ``[rows, heads * head_dim]``."""
+        return x.transpose(1, 2).reshape(self.texts * self.width, -1)[self.places]
+
+    def spread(self, size: int) -> Grid:
+        """The grid of blocks of ``size`` rows, one in place of each row."""
+        places = (self.places[:, None] * size + torch.arange(size)).flatten()
+        return Grid(self.texts, self.width * size, places)
 
 
 def num_rows(trace: Trace) -> int:
@@ -123,6 +151,29 @@ def _grid(counts: Ints, ranks: Ints) -> Grid:
 
 def _joined(parts: Sequence[npt.NDArray[np.int32]]) -> Tensor:
     return torch.from_numpy(np.concatenate(parts).astype(np.int64))
+
+
+def split_prompts(
+    traces: Sequence[Trace], held_out_tokens: int, seed: int
+) -> tuple[list[int], list[int]]:
+    """Numbers of the traces to train on and of those held out; no prompt is in both.
+
+    Prompts are taken in an order of the seed until their traces have ``held_out_tokens`` tokens.
+    """
+    by_prompt: dict[bytes, list[int]] = {}
+    for number, trace in enumerate(traces):
+        by_prompt.setdefault(trace.token_ids[: trace.prompt_len].tobytes(), []).append(number)
+    groups = list(by_prompt.values())
+    order = np.random.default_rng((seed, 0x5E1D)).permutation(len(groups))
+    held: list[int] = []
+    left = held_out_tokens
+    for index in order:
+        if left <= 0:
+            break
+        held += groups[index]
+        left -= sum(len(traces[i].token_ids) for i in groups[index])
+    taken = set(held)
+    return [i for i in range(len(traces)) if i not in taken], sorted(held)
 
 
 class Packs:

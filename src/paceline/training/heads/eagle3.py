@@ -11,7 +11,7 @@ Source: Li et al., EAGLE-3, arXiv 2503.01840. The tensors have the names of the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -20,35 +20,12 @@ import torch.nn.functional as F
 from paceline.models.config import ModelConfig
 from paceline.models.ops.reference import ACTIVATIONS
 from paceline.models.rope import RotaryTable
+from paceline.training.heads.batches import Batch, Grid
 from paceline.training.ops import TrainingOps
 
 Tensor = torch.Tensor
 LAYER = "layers.0."
 ATTENTION = LAYER + "self_attn."
-
-
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """Where rows of several texts lie in a padded ``[texts, width]``.
-
-    Attributes:
-        texts, width: its size.
-        places: int64 ``[rows]``, where each row is: its text times ``width`` plus its column.
-    """
-
-    texts: int
-    width: int
-    places: Tensor
-
-    def pad(self, x: Tensor) -> Tensor:
-        """``[rows, heads, head_dim]`` to ``[texts, heads, width, head_dim]``."""
-        whole = x.new_zeros(self.texts * self.width, *x.shape[1:])
-        whole = whole.index_copy(0, self.places, x)
-        return whole.view(self.texts, self.width, *x.shape[1:]).transpose(1, 2)
-
-    def unpad(self, x: Tensor) -> Tensor:
-        """``[texts, heads, width, head_dim]`` to ``[rows, heads * head_dim]``."""
-        return x.transpose(1, 2).reshape(self.texts * self.width, -1)[self.places]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +82,33 @@ class Eagle3:
         self._rope = RotaryTable(config.rope, config.head_dim, max_len, ops.device)
         self._rope.reach(max_len)
 
+    def steps(
+        self, batch: Batch, num_steps: int, continued: Tensor
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """What :class:`~paceline.training.heads.losses.Head` asks for.
+
+        The first step is of all wanted rows, and those that are ``continued`` go on. Step ``k`` of
+        a chain predicts what the first step of the ``k``-th row after it does.
+        """
+        x, chains = self.first(
+            batch.tokens,
+            self.fused(batch.features),
+            batch.positions,
+            batch.grid,
+            batch.wanted,
+            batch.wanted_grid,
+        )
+        yield torch.arange(len(x)), self._norm(x, "norm")
+        if not len(continued):
+            return
+        x, places = x[continued], batch.wanted[continued]
+        chains = chains.of(batch.part(continued), batch.positions[places])
+        for step in range(1, num_steps):
+            inside = batch.left[continued] >= step
+            tokens = batch.tokens[(places + step).clamp_max(len(batch.tokens) - 1)]
+            x = self.next(tokens, x, chains)
+            yield continued[inside] + step, self._norm(x[inside], "norm")
+
     def fused(self, features: Tensor) -> Tensor:
         """Features ``[rows, taps * hidden_size]`` to what the layer reads, ``[rows, hidden]``."""
         return self._linear(features, "fc")
@@ -144,10 +148,6 @@ class Eagle3:
         chains.own_keys.append(chains.grid.pad(self._keys(read, positions)))
         chains.own_values.append(chains.grid.pad(self._heads(read, "v")))
         return self._after(x, self._attend(self._queries(read, positions), chains))
-
-    def normed(self, x: Tensor) -> Tensor:
-        """What the head's matrix reads of the outputs."""
-        return self._norm(x, "norm")
 
     def _read(self, tokens: Tensor, x: Tensor) -> Tensor:
         embedded = self._norm(F.embedding(tokens, self.embedding), LAYER + "input_layernorm")

@@ -1,4 +1,4 @@
-"""A head to begin with, made of its target's own weights. Knows no data beyond token counts.
+"""Heads to begin with, made of their target's own weights. Knows no data beyond token counts.
 
 From random weights a head of this size needs many hours to learn what the target's last layer and
 its output matrix know already.
@@ -6,11 +6,10 @@ its output matrix know already.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from paceline.errors import TrainingError
@@ -18,6 +17,7 @@ from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
 from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
 from paceline.traces import Trace
+from paceline.training.heads.dflash import FUSED_NORM, FUSION, LAST_NORM
 from paceline.training.heads.eagle3 import ATTENTION, LAYER
 from paceline.training.model_files import EMBEDDING
 
@@ -25,36 +25,13 @@ Tensor = torch.Tensor
 HEAD = "lm_head.weight"
 TOKEN_FLAGS = "t2d"
 FRESH_DEVIATION = 0.02  # of weights that the target has no counterpart of
+FAST_SHARE = 5  # one in so many of a head's dimensions turns with the position where one attends
+SHARPNESS = 1.5  # of that attention
 
 
 def default_taps(num_layers: int) -> tuple[int, ...]:
     """A low, a middle and a high layer's input, as EAGLE-3 chooses them."""
     return tuple(sorted({min(2, num_layers), num_layers // 2, max(0, num_layers - 3)}))
-
-
-def layer_config(target: ModelConfig) -> ModelConfig:
-    """The shape of a head's layer: the target's, without what only some families have.
-
-    Multipliers of the target are part of the weights that the head begins with.
-    """
-    return dataclasses.replace(
-        target,
-        num_layers=1,
-        qkv_bias=False,
-        o_bias=False,
-        mlp_bias=False,
-        post_norms=False,
-        norm_plus_one=False,
-        sliding_window=0,
-        sliding_layers=(),
-        local_rope=None,
-        attention_softcap=0.0,
-        attention_scale=0.0,
-        embedding_multiplier=1.0,
-        residual_multiplier=1.0,
-        logits_divisor=1.0,
-        logits_softcap=0.0,
-    )
 
 
 def frequent_tokens(
@@ -65,12 +42,27 @@ def frequent_tokens(
     Args:
         kept: tokens that are among them in any case, such as the end of an answer.
     """
-    seen = np.zeros(vocab_size)
-    for trace in traces:
-        np.add.at(seen, trace.output_token_ids, 1.0)
+    seen = _counts([trace.output_token_ids for trace in traces], vocab_size)
     seen[list(kept)] = np.inf
     chosen = np.argsort(-seen, kind="stable")[: min(count, vocab_size)]
     return torch.from_numpy(np.sort(chosen))
+
+
+def rarest_token(traces: Iterable[Trace], embedding: Tensor) -> int:
+    """The token that prompts and answers have least often, usually never; of equals the last one.
+
+    One whose embedding is zeros is left out: attention could not tell positions apart by it.
+    """
+    seen = _counts([trace.token_ids for trace in traces], len(embedding))
+    seen[~embedding.any(dim=1).numpy()] = np.inf
+    return len(seen) - 1 - int(seen[::-1].argmin())
+
+
+def _counts(texts: Iterable[npt.NDArray[np.int32]], vocab_size: int) -> npt.NDArray[np.float64]:
+    seen = np.zeros(vocab_size)
+    for text in texts:
+        np.add.at(seen, text, 1.0)
+    return seen
 
 
 class TargetWeights:
@@ -101,6 +93,10 @@ class TargetWeights:
         return self(name) + (1.0 if self.config.norm_plus_one else 0.0)
 
     @property
+    def last_layer(self) -> int:
+        return self.config.num_layers - 1
+
+    @property
     def embedding(self) -> Tensor:
         return self(EMBEDDING)
 
@@ -109,46 +105,129 @@ class TargetWeights:
         return self.embedding if self.config.tie_embeddings else self(HEAD)
 
 
-def initial_params(
+def eagle3_params(
     weights: TargetWeights, num_taps: int, token_ids: Tensor, seed: int
 ) -> dict[str, Tensor]:
-    """The tensors that are trained, float32, under their names in a head's checkpoint."""
-    c, width = weights.config, weights.config.hidden_size
-    last = f"model.layers.{c.num_layers - 1}."
-    mlp_norm = "pre_feedforward_layernorm" if c.post_norms else "post_attention_layernorm"
-    params = {
-        "fc.weight": torch.cat((torch.zeros(width, (num_taps - 1) * width), torch.eye(width)), 1),
-        LAYER + "input_layernorm.weight": torch.ones(width),
-        LAYER + "hidden_norm.weight": weights.norm(last + "input_layernorm.weight"),
-        **_attention_params(weights, last, seed),
-        LAYER + "post_attention_layernorm.weight": weights.norm(f"{last}{mlp_norm}.weight"),
-        "norm.weight": weights.norm("model.norm.weight"),
-        HEAD: weights.head[token_ids] / c.logits_divisor,
-    }
-    inner = dict.fromkeys(("gate", "up"), c.intermediate_size)
-    for name, matrix in weights.stacked(last + "mlp.", inner, "gate_up").items():
-        params[f"{LAYER}mlp.{name}_proj.weight"] = matrix
-    down = weights(last + "mlp.down_proj.weight") * c.residual_multiplier
-    params[LAYER + "mlp.down_proj.weight"] = down
+    """The tensors of an EAGLE-3 head that are trained, float32, under their names in a checkpoint.
+
+    Its layer is the target's last one. What reads the embedding begins with small random numbers.
+    """
+    width, generator = weights.config.hidden_size, torch.Generator().manual_seed(seed)
+    params = _layer_params(weights, weights.last_layer, LAYER)
+    params[LAYER + "hidden_norm.weight"] = params[LAYER + "input_layernorm.weight"]
+    params[LAYER + "input_layernorm.weight"] = torch.ones(width)
+    for name in "qkv":
+        known = params[f"{ATTENTION}{name}_proj.weight"]
+        fresh = torch.empty(known.shape).normal_(0.0, FRESH_DEVIATION, generator=generator)
+        params[f"{ATTENTION}{name}_proj.weight"] = torch.cat((fresh, known), dim=1)
+    return _copies({**_end_params(weights, num_taps, token_ids), **params})
+
+
+def dflash_params(
+    weights: TargetWeights,
+    layers: ModelConfig,
+    token_ids: Tensor,
+    sample: Tensor,
+    mask_token: int,
+    seed: int,
+) -> dict[str, Tensor]:
+    """As :func:`eagle3_params` of a DFlash head: feed-forward layers are the target's last ones.
+
+    Attention alone brings features to a block's rows, and the target's would make little of mask
+    tokens. It begins as one that passes on the last tap's features of the latest positions.
+
+    Args:
+        layers: the shape of the head's layers.
+        sample: features of some texts, ``[rows, taps * hidden_size]``.
+
+    Raises:
+        TrainingError: the target has fewer layers.
+    """
+    width, first = layers.hidden_size, weights.last_layer + 1 - layers.num_layers
+    if first < 0:
+        raise TrainingError(
+            f"num_layers is {layers.num_layers}; allowed are 1 to {weights.last_layer + 1}, the "
+            "layers of the target, of which the head is made"
+        )
+    last = sample[:, -width:]
+    sizes = last.square().mean(dim=1, keepdim=True).sqrt().clamp_min(1e-9)
+    attention = _passing_on(layers, (last / sizes).mean(0), weights.embedding[mask_token], seed)
+    attention["o_proj"] = attention["o_proj"] * (sizes.mean() / layers.num_layers)
+    params = _end_params(weights, sample.shape[1] // width, token_ids)
+    params[FUSED_NORM] = torch.ones(width)
+    for layer in range(layers.num_layers):
+        prefix = f"layers.{layer}."
+        params |= _layer_params(weights, first + layer, prefix)
+        params[prefix + "input_layernorm.weight"] = torch.ones(width)
+        params |= {f"{prefix}self_attn.{name}.weight": p for name, p in attention.items()}
+    return _copies(params)
+
+
+def _passing_on(c: ModelConfig, mean: Tensor, mask: Tensor, seed: int) -> dict[str, Tensor]:
+    """Attention by which mask tokens get the vectors of the latest positions as they are.
+
+    Queries of masks and keys of vectors are one and the same vector, but for some noise, so that
+    their product says by its rotary turn alone how far apart they are.
+
+    Args:
+        mean: of the vectors: hidden states have much in common.
+        mask: the mask token's embedding.
+    """
+    generator, width, dim = torch.Generator().manual_seed(seed), c.hidden_size, c.head_dim
+    mask = mask / mask.square().mean().sqrt()
+    known = mean - mask * (mean @ mask) / (mask @ mask)  # keys of masks are other than theirs
+    turned = torch.zeros(dim)
+    turned[: max(1, dim // FAST_SHARE)] = 1.0  # of each pair that turns fast, its first number
+    heads = {"q": (c.num_heads, mask), "k": (c.num_kv_heads, known)}
+    params = {}
+    for name, (count, read) in heads.items():
+        fixed = torch.outer(turned * (dim**0.5 / turned.norm()), read / (read @ read))
+        noise = torch.empty(count * dim, width).normal_(
+            0.0, FRESH_DEVIATION / 2, generator=generator
+        )
+        params[name + "_proj"] = fixed.repeat(count, 1) + noise
+        params[name + "_norm"] = torch.full((dim,), SHARPNESS)
+    params["v_proj"] = torch.eye(c.num_kv_heads * dim, width)
+    params["o_proj"] = torch.eye(width, c.num_heads * dim)
+    return params
+
+
+def _copies(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: p.clone().contiguous() for name, p in params.items()}
 
 
-def _attention_params(weights: TargetWeights, last: str, seed: int) -> dict[str, Tensor]:
-    """The target's for what reads the hidden state, small random numbers for the embedding."""
-    c, attention = weights.config, last + "self_attn."
-    generator = torch.Generator().manual_seed(seed)
-    rows = {"q": c.num_heads, "k": c.num_kv_heads, "v": c.num_kv_heads}
-    sizes = {name: heads * c.head_dim for name, heads in rows.items()}
-    out = weights(attention + "o_proj.weight") * c.residual_multiplier
-    params = {ATTENTION + "o_proj.weight": out}
-    for name, known in weights.stacked(attention, sizes, "qkv").items():
-        fresh = torch.empty(known.shape).normal_(0.0, FRESH_DEVIATION, generator=generator)
-        params[f"{ATTENTION}{name}_proj.weight"] = torch.cat((fresh, known), dim=1)
-    for name in ("q", "k") if c.qk_norm else ():
-        params[f"{ATTENTION}{name}_norm.weight"] = weights.norm(f"{attention}{name}_norm.weight")
-    scaled = "q_norm" if c.qk_norm else "q_proj"
-    params[f"{ATTENTION}{scaled}.weight"] *= c.scale * c.head_dim**0.5
-    return params
+def _end_params(weights: TargetWeights, num_taps: int, token_ids: Tensor) -> dict[str, Tensor]:
+    """What comes before and after the layers: fc passes on the last tap."""
+    c, width = weights.config, weights.config.hidden_size
+    return {
+        FUSION: torch.cat((torch.zeros(width, (num_taps - 1) * width), torch.eye(width)), 1),
+        LAST_NORM: weights.norm("model.norm.weight"),
+        HEAD: weights.head[token_ids] / c.logits_divisor,
+    }
+
+
+def _layer_params(weights: TargetWeights, index: int, prefix: str) -> dict[str, Tensor]:
+    """The target's layer of that number, under a prefix; its multipliers are in the weights."""
+    c, source = weights.config, f"model.layers.{index}."
+    mlp_norm = "pre_feedforward_layernorm" if c.post_norms else "post_attention_layernorm"
+    heads = {"q": c.num_heads, "k": c.num_kv_heads, "v": c.num_kv_heads}
+    rows = {name: count * c.head_dim for name, count in heads.items()}
+    inner = dict.fromkeys(("gate", "up"), c.intermediate_size)
+    out = {"self_attn.o": "self_attn.o_proj.weight", "mlp.down": "mlp.down_proj.weight"}
+    params = {
+        "input_layernorm": weights.norm(source + "input_layernorm.weight"),
+        "post_attention_layernorm": weights.norm(f"{source}{mlp_norm}.weight"),
+    }
+    for part, sizes, fused in (("self_attn.", rows, "qkv"), ("mlp.", inner, "gate_up")):
+        stacked = weights.stacked(source + part, sizes, fused)
+        params |= {f"{part}{name}_proj": matrix for name, matrix in stacked.items()}
+    for part, stored in out.items():
+        params[part + "_proj"] = weights(source + stored) * c.residual_multiplier
+    for name in ("q_norm", "k_norm") if c.qk_norm else ():
+        params["self_attn." + name] = weights.norm(f"{source}self_attn.{name}.weight")
+    scaled = "self_attn." + ("q_norm" if c.qk_norm else "q_proj")
+    params[scaled] = params[scaled] * (c.scale * c.head_dim**0.5)
+    return {f"{prefix}{name}.weight": p for name, p in params.items()}
 
 
 def embedding_param(target: Checkpoint) -> dict[str, Tensor]:
@@ -161,61 +240,3 @@ def vocabulary_maps(token_ids: Tensor, vocab_size: int) -> dict[str, Tensor]:
     flags = torch.zeros(vocab_size, dtype=torch.bool)
     flags[token_ids] = True
     return {HEAD_TOKENS: PrunedHead(token_ids, vocab_size).offsets, TOKEN_FLAGS: flags}
-
-
-def speculators_config(
-    target: Checkpoint, verifier: str, taps: tuple[int, ...], num_columns: int, num_steps: int
-) -> Mapping[str, Any]:
-    """The ``config.json`` of a head in the speculators format.
-
-    Args:
-        verifier: the target's name or path for engines that read this.
-    """
-    method = {
-        "proposal_type": "greedy",
-        "speculative_tokens": num_steps,
-        "verifier_accept_k": 1,
-        "accept_tolerance": 0.0,
-    }
-    architectures = list(target.hf_config.get("architectures") or [])
-    return {
-        "architectures": ["Eagle3Speculator"],
-        "speculators_model_type": "eagle3",
-        "speculators_version": "0.9.0",
-        "transformer_layer_config": _layer_description(target),
-        "draft_vocab_size": num_columns,
-        "norm_before_residual": False,
-        "target_hidden_size": None,
-        "eagle_aux_hidden_state_layer_ids": list(taps),
-        "tie_word_embeddings": False,
-        "speculators_config": {
-            "algorithm": "eagle3",
-            "default_proposal_method": "greedy",
-            "proposal_methods": [method],
-            "verifier": {"name_or_path": verifier, "architectures": architectures},
-        },
-    }
-
-
-def _layer_description(target: Checkpoint) -> dict[str, Any]:
-    """The head's layer as transformers would describe it."""
-    told = {**target.hf_config, **(target.hf_config.get("text_config") or {})}
-    c = layer_config(target.config)
-    rope = {k: told[k] for k in ("rope_theta", "rope_scaling", "rope_parameters") if k in told}
-    return {
-        "model_type": "qwen3" if c.qk_norm else "llama",
-        "vocab_size": c.vocab_size,
-        "hidden_size": c.hidden_size,
-        "intermediate_size": c.intermediate_size,
-        "num_hidden_layers": 1,
-        "num_attention_heads": c.num_heads,
-        "num_key_value_heads": c.num_kv_heads,
-        "head_dim": c.head_dim,
-        "hidden_act": told.get("hidden_act") or told.get("hidden_activation") or "silu",
-        "max_position_embeddings": c.max_position,
-        "rms_norm_eps": c.norm_eps,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": False,
-        **rope,
-    }

@@ -9,15 +9,38 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from paceline.training.heads.batches import Batch
-from paceline.training.heads.eagle3 import Eagle3
 
 Tensor = torch.Tensor
 SLICE_ELEMENTS = 1 << 20  # logits that exist at once: they should stay in a core's cache
+
+
+class Head(Protocol):
+    """A head of any kind, for one forward and backward."""
+
+    def steps(
+        self, batch: Batch, num_steps: int, chosen: Tensor
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """What the head drafts after wanted rows of a batch, depth by depth.
+
+        A draft that begins at wanted row ``i`` knows the features up to that row and the token that
+        it reads. Its depth ``k``, from 0, predicts what wanted row ``i + k`` has as its target.
+        Drafts end with their text; what they would say beyond is not there.
+
+        Args:
+            num_steps: most depths.
+            chosen: int64, ascending: the wanted rows after which the head drafts to the end. It may
+                also draft the first depth after others.
+
+        Yields:
+            Of each depth, whose target each row predicts, int64 ``[rows]``, and what the output
+            matrix reads, ``[rows, hidden_size]``.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,59 +121,32 @@ def cross_entropy(hidden: Tensor, head: Tensor, wanted: Wanted) -> Tensor:
     return total
 
 
-def unrolled_loss(
-    head: Eagle3,
+def head_loss(
+    head: Head,
     matrix: Tensor,
     batch: Batch,
     column_of: Tensor,
     num_steps: int,
     decay: float,
-    continued: Tensor,
+    chosen: Tensor,
 ) -> Tensor:
-    """Mean cross-entropy of a head's steps, each weighted ``decay`` times the one before it.
+    """Mean cross-entropy of each depth, each depth weighted ``decay`` times the one before it.
 
     Args:
-        matrix: the head's, ``[columns, hidden_size]``.
-        continued: numbers of the wanted rows whose chains go on after the first step, ascending.
+        matrix: the head's output, ``[columns, hidden_size]``.
+        column_of: each token's column, ``[vocab_size]``.
+        num_steps, chosen: as :meth:`Head.steps` takes them.
     """
-    wanted, steps = Wanted.of(batch, column_of), list(unrolled(head, batch, num_steps, continued))
-    steps = [(rows, x) for rows, x in steps if len(rows)]
+    wanted = Wanted.of(batch, column_of)
+    steps = [(rows, x) for rows, x in head.steps(batch, num_steps, chosen) if len(rows)]
     total = sum(decay**step for step in range(len(steps)))
     shares = [
         torch.full((len(rows),), decay**step / total / len(rows))
         for step, (rows, _) in enumerate(steps)
     ]
-    # One product with the head's large matrix, and one gradient of it, for all steps.
+    # One product with the head's large matrix, and one gradient of it, for all depths.
     said = wanted.rows(torch.cat([rows for rows, _ in steps])).scaled(torch.cat(shares))
-    return cross_entropy(head.normed(torch.cat([x for _, x in steps])), matrix, said)
-
-
-def unrolled(
-    head: Eagle3, batch: Batch, num_steps: int, continued: Tensor
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """The head's steps: which wanted row's target each predicts, ``[rows]``, and its output.
-
-    Step ``k`` of a chain predicts what the first step of the ``k``-th row after it does. Chains end
-    with their text; what they would predict beyond is not there.
-    """
-    x, chains = head.first(
-        batch.tokens,
-        head.fused(batch.features),
-        batch.positions,
-        batch.grid,
-        batch.wanted,
-        batch.wanted_grid,
-    )
-    yield torch.arange(len(x)), x
-    if not len(continued):
-        return
-    x, places = x[continued], batch.wanted[continued]
-    chains = chains.of(batch.part(continued), batch.positions[places])
-    for step in range(1, num_steps):
-        inside = batch.left[continued] >= step
-        tokens = batch.tokens[(places + step).clamp_max(len(batch.tokens) - 1)]
-        x = head.next(tokens, x, chains)
-        yield continued[inside] + step, x[inside]
+    return cross_entropy(torch.cat([x for _, x in steps]), matrix, said)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,13 +198,13 @@ class AcceptanceCount:
         self._overlap, self._loss = ([0.0] * num_steps for _ in range(2))
 
     @torch.no_grad()
-    def add(self, head: Eagle3, matrix: Tensor, batch: Batch, column_of: Tensor) -> None:
+    def add(self, head: Head, matrix: Tensor, batch: Batch, column_of: Tensor) -> None:
         wanted = Wanted.of(batch, column_of)
         every = torch.arange(len(batch.wanted))
         alive = torch.ones(len(every), dtype=torch.bool)  # by the row where the chain begins
-        for step, (rows, x) in enumerate(unrolled(head, batch, len(self._rows), every)):
+        for step, (rows, x) in enumerate(head.steps(batch, len(self._rows), every)):
             here = wanted.rows(rows)
-            logits = head.normed(x) @ matrix.T
+            logits = x @ matrix.T
             best, log_norm = logits.argmax(-1), logits.logsumexp(-1, keepdim=True)
             logs = logits.gather(1, here.columns) - log_norm
             self._rows[step] += len(rows)

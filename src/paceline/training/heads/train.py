@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from paceline.config import EngineConfig
@@ -25,8 +24,7 @@ from paceline.training.card import HeadTrainingResult, head_card
 from paceline.training.checkpoint import remove_state
 from paceline.training.configs import HeadTrainingConfig
 from paceline.training.data import TokenDocuments
-from paceline.training.heads.batches import Batch, Packs, num_wanted
-from paceline.training.heads.eagle3 import Eagle3
+from paceline.training.heads.batches import Packs, num_wanted, split_prompts
 from paceline.training.heads.features import FeatureFiles, make_features
 from paceline.training.heads.initial import (
     HEAD,
@@ -34,12 +32,11 @@ from paceline.training.heads.initial import (
     default_taps,
     embedding_param,
     frequent_tokens,
-    initial_params,
-    layer_config,
-    speculators_config,
     vocabulary_maps,
 )
-from paceline.training.heads.losses import AcceptanceCount, DepthAcceptance, unrolled_loss
+from paceline.training.heads.kinds import Kind, kind_of
+from paceline.training.heads.layout import speculators_config
+from paceline.training.heads.losses import AcceptanceCount, DepthAcceptance, Head, head_loss
 from paceline.training.lm import fingerprint
 from paceline.training.model_files import TrainableModel, check_output, save_model
 from paceline.training.ops import TrainingOps
@@ -49,6 +46,8 @@ from paceline.training.trainer import resolve_dtype, run_training, spent
 Tensor = torch.Tensor
 FEATURES = "features"
 TITLE = "train head"
+SAMPLE = 16
+"""Traces from whose features an initial head may learn what they are like."""
 
 
 def train_head(config: HeadTrainingConfig) -> HeadTrainingResult:
@@ -68,16 +67,22 @@ def train_head(config: HeadTrainingConfig) -> HeadTrainingResult:
     traces = [trace for each in folders for trace in each]
     train, held_out = split_prompts(traces, config.held_out_tokens, config.seed)
     taps = _taps(config, target)
-    model = _initial(config, target, taps, [traces[i] for i in train])
+    if not train:
+        raise TrainingError(
+            f"held_out_tokens is {config.held_out_tokens}, which leaves no trace to train on"
+        )
     features = _features(config, target, taps, folders)
-    task = _Task(config, target, model, traces, features, train, held_out)
+    sample = torch.cat([features(i).features for i in train[:SAMPLE]])
+    kind = kind_of(config, target, traces)
+    model = _initial(config, kind, target, taps, [traces[i] for i in train], sample)
+    task = _Task(config, kind, target, model, traces, features, train, held_out)
     documents = TokenDocuments.of([trace.token_ids for trace in traces])
     before = task.acceptance(None)
     progress = run_training(task, config, fingerprint(config, documents, model), TITLE)
     after = task.acceptance(None)
     result = HeadTrainingResult(**spent(config, model, progress), before=before, after=after)
     answers = sum(len(traces[i].logprobs) for i in train)
-    card = head_card(config, result, layer_config(target.config), answers)
+    card = head_card(config, result, kind.layers, kind.recipe, answers)
     if config.with_embedding:
         model = TrainableModel(model.raw, {**model.params, **embedding_param(target)}, model.fixed)
     save_model(folder, model, None, config.weights_dtype, card)
@@ -103,29 +108,6 @@ def _traces(config: HeadTrainingConfig, target: Checkpoint) -> list[list[Trace]]
     return found
 
 
-def split_prompts(
-    traces: Sequence[Trace], held_out_tokens: int, seed: int
-) -> tuple[list[int], list[int]]:
-    """Numbers of the traces to train on and of those held out; no prompt is in both.
-
-    Prompts are taken in an order of the seed until their traces have ``held_out_tokens`` tokens.
-    """
-    by_prompt: dict[bytes, list[int]] = {}
-    for number, trace in enumerate(traces):
-        by_prompt.setdefault(trace.token_ids[: trace.prompt_len].tobytes(), []).append(number)
-    groups = list(by_prompt.values())
-    order = np.random.default_rng((seed, 0x5E1D)).permutation(len(groups))
-    held: list[int] = []
-    left = held_out_tokens
-    for index in order:
-        if left <= 0:
-            break
-        held += groups[index]
-        left -= sum(len(traces[i].token_ids) for i in groups[index])
-    taken = set(held)
-    return [i for i in range(len(traces)) if i not in taken], sorted(held)
-
-
 def _taps(config: HeadTrainingConfig, target: Checkpoint) -> tuple[int, ...]:
     layers = target.config.num_layers
     taps = config.taps or default_taps(layers)
@@ -138,13 +120,25 @@ def _taps(config: HeadTrainingConfig, target: Checkpoint) -> tuple[int, ...]:
 
 
 def _initial(
-    config: HeadTrainingConfig, target: Checkpoint, taps: tuple[int, ...], traces: Sequence[Trace]
+    config: HeadTrainingConfig,
+    kind: Kind,
+    target: Checkpoint,
+    taps: tuple[int, ...],
+    traces: Sequence[Trace],
+    sample: Tensor,
 ) -> TrainableModel:
-    weights, c = TargetWeights(target), target.config
+    c = target.config
     token_ids = frequent_tokens(traces, config.draft_vocab_size, c.vocab_size, c.eos_token_ids)
-    verifier = config.verifier or config.target
-    raw = speculators_config(target, verifier, taps, len(token_ids), config.num_steps)
-    params = initial_params(weights, len(taps), token_ids, config.seed)
+    raw = speculators_config(
+        target,
+        config.verifier or config.target,
+        kind.layers,
+        len(token_ids),
+        config.kind,
+        kind.depth,
+        kind.description(taps),
+    )
+    params = kind.params(TargetWeights(target), token_ids, sample)
     return TrainableModel(raw, params, vocabulary_maps(token_ids, c.vocab_size))
 
 
@@ -178,6 +172,7 @@ class _Task:
     """A head on packs of traces."""
 
     config: HeadTrainingConfig
+    kind: Kind
     target: Checkpoint
     model: TrainableModel
     traces: Sequence[Trace]
@@ -192,8 +187,8 @@ class _Task:
         self._held_packs = len(self._held.epoch(0)) if self._held else 0
         self._embedding = TargetWeights(self.target).embedding
         c = self.target.config
-        self._layer = layer_config(c)
-        self._length = max(len(trace.token_ids) for trace in self.traces) + self.config.num_steps
+        beyond = max(self.kind.depth, self.config.eval_steps)
+        self._length = max(len(trace.token_ids) for trace in self.traces) + beyond
         ids = self.model.fixed["t2d"].nonzero().squeeze(1)
         self._column_of = torch.full((c.vocab_size,), -1)
         self._column_of[ids] = torch.arange(len(ids))
@@ -208,24 +203,20 @@ class _Task:
 
     def loss(self, start: int, count: int) -> Tensor:
         batch = self._packs.take(start, count)
-        return unrolled_loss(
+        generator = torch.Generator().manual_seed(self.config.seed + start)
+        return head_loss(
             self._head(),
             self.params[HEAD],
             batch,
             self._column_of,
-            self.config.num_steps,
+            self.kind.depth,
             self.config.step_decay,
-            self._continued(batch, start),
+            self.kind.chosen(batch, generator),
         )
 
-    def _continued(self, batch: Batch, start: int) -> Tensor:
-        generator = torch.Generator().manual_seed(self.config.seed + start)
-        drawn = torch.rand(len(batch.wanted), generator=generator)
-        return ((drawn < self.config.deep_share) & (batch.left > 0)).nonzero().squeeze(1)
-
-    def _head(self) -> Eagle3:
+    def _head(self) -> Head:
         ops = TrainingOps(resolve_dtype(self.config.dtype))
-        return Eagle3(self._layer, self.params, self._embedding, ops, self._length)
+        return self.kind.head(self.params, self._embedding, ops, self._length)
 
     def held_out(self, windows: int | None) -> tuple[float, str] | None:
         counted = self._count(windows)
@@ -241,7 +232,8 @@ class _Task:
     def _count(self, windows: int | None) -> AcceptanceCount | None:
         if self._held is None:
             return None
-        counted, head = AcceptanceCount(self.config.eval_steps), self._head()
+        steps = min(self.config.eval_steps, self.kind.most)
+        counted, head = AcceptanceCount(steps), self._head()
         for number in range(min(windows or self._held_packs, self._held_packs)):
             counted.add(head, self.params[HEAD], self._held.take(number, 1), self._column_of)
         return counted
