@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
 from paceline.models.ops.cpu import CpuOps
-from paceline.models.ops.native import native_module, why_not_native
+from paceline.models.ops.native import why_not_native
 from paceline.models.ops.reference import ReferenceOps
 from paceline.runtime.kv_cache import KVCache
 from paceline.runtime.model_runner import ModelRunner
@@ -21,7 +21,6 @@ from paceline.span import Span
 from tests.models.test_entry import norm, turned
 from tests.toy import TOY, VOCAB, toy_tensors
 
-LEVELS = native_module().isas() if why_not_native() is None else []
 LONGEST, SIZE = 600, 12
 SLIDING = {"sliding_window": 9, "sliding_layers": (True, False)}
 FORMS: dict[str, dict[str, Any]] = {
@@ -34,18 +33,6 @@ FORMS: dict[str, dict[str, Any]] = {
 CONTEXTS = (0, 5, 37, 506)  # the last one's block lies in two chunks of keys
 VECTORS = 2.0 * torch.randn(LONGEST, 44, generator=torch.Generator().manual_seed(5))
 TOKENS = [(7 * i * i + 3) % VOCAB for i in range(SIZE)]
-
-
-@pytest.fixture(params=["reference", *LEVELS])
-def ops_of(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Backends by dtype, the native one at every level of this CPU."""
-    if request.param == "reference":
-        yield ReferenceOps
-        return
-    before = native_module().isa()
-    native_module().set_isa(request.param)
-    yield CpuOps
-    native_module().set_isa(before)
 
 
 def shape(form: str) -> ModelConfig:
@@ -153,7 +140,7 @@ def test_a_block_may_have_more_rows_than_go_through_at_once(ops_of: Any) -> None
         torch.testing.assert_close(logits, wanted, atol=5e-4, rtol=1e-4)
 
 
-@pytest.mark.skipif(not LEVELS, reason=str(why_not_native()))
+@pytest.mark.skipif(why_not_native() is not None, reason=str(why_not_native()))
 def test_native_quantises_as_the_reference_does() -> None:
     said = []
     for ops in (CpuOps("int8"), ReferenceOps("int8")):
@@ -165,7 +152,7 @@ def test_native_quantises_as_the_reference_does() -> None:
     assert difference.max() < 0.25
 
 
-@pytest.mark.skipif(not LEVELS, reason=str(why_not_native()))
+@pytest.mark.skipif(why_not_native() is not None, reason=str(why_not_native()))
 def test_native_refuses_what_would_read_or_write_beyond(monkeypatch: pytest.MonkeyPatch) -> None:
     model = runner_of("full", CpuOps("float32"))
     model.kv.open(0)

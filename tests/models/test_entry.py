@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +13,7 @@ from paceline.errors import ModelLoadError
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
 from paceline.models.ops.cpu import CpuOps
-from paceline.models.ops.native import native_module, why_not_native
+from paceline.models.ops.native import why_not_native
 from paceline.models.ops.reference import ReferenceOps
 from paceline.runtime.kv_cache import KVCache
 from paceline.runtime.model_runner import ModelRunner
@@ -22,24 +21,11 @@ from paceline.span import Span
 from tests.heads import HEADS, head_config, head_runner, head_tensors
 from tests.toy import TOY, VOCAB, toy_tensors
 
-LEVELS = native_module().isas() if why_not_native() is None else []
 COUNT = 150  # more rows than go through at once
 TOKENS = [(7 * i * i + 3) % VOCAB for i in range(COUNT)]
 # The second one is neither itself nor doubled a multiple of a vector's width.
 WIDTHS = [{}, {"hidden_size": 44, "intermediate_size": 100, "num_heads": 2, "head_dim": 16}]
 INPUTS = 2.0 * torch.randn(COUNT, TOY.hidden_size, generator=torch.Generator().manual_seed(5))
-
-
-@pytest.fixture(params=["reference", *LEVELS])
-def ops_of(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Backends by dtype, the native one at every level of this CPU."""
-    if request.param == "reference":
-        yield ReferenceOps
-        return
-    before = native_module().isa()
-    native_module().set_isa(request.param)
-    yield CpuOps
-    native_module().set_isa(before)
 
 
 def norm(x: torch.Tensor, t: dict[str, Any], name: str) -> torch.Tensor:
@@ -125,7 +111,7 @@ def test_a_head_is_what_it_says(ops_of: Any, name: str, changes: dict[str, Any])
         assert some.argmax == result.logits[140:].argmax(-1).tolist()
 
 
-@pytest.mark.skipif(not LEVELS, reason=str(why_not_native()))
+@pytest.mark.skipif(why_not_native() is not None, reason=str(why_not_native()))
 @pytest.mark.parametrize("name", HEADS)
 @pytest.mark.parametrize("changes", WIDTHS)
 def test_native_quantises_as_the_reference_does(name: str, changes: dict[str, Any]) -> None:

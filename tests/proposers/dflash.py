@@ -22,6 +22,7 @@ from tests.proposers.heads import (
     TAPS,
     Follows,
     Tensors,
+    made_to_follow,
     target_info,
     turned,
     write_head,
@@ -143,10 +144,7 @@ class FollowingBlocks(Follows, DFlashProposer):
 
 def following_dflash(target_dtype: str = "float32", **options: Any) -> DFlashProposer:
     target = toy_runner(target_dtype, prefix_caching=False)
-    proposer = toy_dflash(target, kind=FollowingBlocks, **options)
-    assert isinstance(proposer, FollowingBlocks)
-    proposer.whole, target.taps = target, proposer.taps
-    return proposer
+    return made_to_follow(toy_dflash(target, **options), FollowingBlocks, target)
 
 
 class PlainDFlash:

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import save_file
@@ -162,16 +162,24 @@ class Follows(FeatureDrafter):
         self.whole.kv.free(request.request_id)
 
 
+T = TypeVar("T", bound=Follows)
+
+
 class Following(Follows, HeadProposer):
     pass
 
 
-def following_head(target_dtype: str = "float32", **options: Any) -> HeadProposer:
-    target = toy_runner(target_dtype, prefix_caching=False)
-    proposer = toy_head(target, kind=Following, **options)
-    assert isinstance(proposer, Following)
+def made_to_follow(proposer: FeatureDrafter, kind: type[T], target: ModelRunner) -> T:
+    """The proposer, which lets its target read what it drafts for."""
+    proposer.__class__ = kind
+    assert isinstance(proposer, kind)
     proposer.whole, target.taps = target, proposer.taps
     return proposer
+
+
+def following_head(target_dtype: str = "float32", **options: Any) -> HeadProposer:
+    target = toy_runner(target_dtype, prefix_caching=False)
+    return made_to_follow(toy_head(target, **options), Following, target)
 
 
 class PlainHead:

@@ -23,7 +23,7 @@ from paceline.runtime.model_runner import ModelRunner
 from tests import heads
 from tests.models.gguf_writing import write_gguf
 from tests.models.test_entry import block, norm
-from tests.proposers.heads import Following, PlainHead, Tensors, target_info
+from tests.proposers.heads import Following, PlainHead, Tensors, made_to_follow, target_info
 from tests.toy import TOY, toy_folder, toy_runner, toy_tensors
 
 CONFIG = heads.head_config("mtp")
@@ -171,11 +171,7 @@ def following_mtp(
     checkpoint: Checkpoint | None = None, target_dtype: str = "float32", **options: Any
 ) -> HeadProposer:
     target = toy_runner(target_dtype, prefix_caching=False)
-    proposer = toy_mtp(target, checkpoint, **options)
-    proposer.__class__ = Following
-    assert isinstance(proposer, Following)
-    proposer.whole, target.taps = target, proposer.taps
-    return proposer
+    return made_to_follow(toy_mtp(target, checkpoint, **options), Following, target)
 
 
 class PlainMtp(PlainHead):

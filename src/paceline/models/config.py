@@ -68,9 +68,7 @@ class ModelConfig:
     dtype: str = "float32"  # the checkpoint's own
     mask_token_id: int | None = None  # what a parallel draft reads in place of unknown tokens
     draft_vocab_size: int = 0  # rows of a draft's head that has not every token; 0: it has
-    entry: str = (
-        ""  # or "eagle", "mtp", "eagle3", "dflash": how hidden states come in (models/entry.py)
-    )
+    entry: str = ""  # or "eagle", "mtp", "eagle3", "dflash": how hidden states come in (entry.py)
     entry_bias: bool = False  # of the linear that joins them with tokens
     norm_before_residual: bool = False  # of "eagle3": the residual stream begins after the norm
     sliding_sees_ahead: bool = False  # of "dflash": sliding layers see all of a block, as others do

@@ -12,18 +12,15 @@ Source: Li et al., EAGLE-3, arXiv 2503.01840.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
-from paceline.config import SpeculativeConfig
 from paceline.proposers.base.estimates import Candidates, ranked
 from paceline.proposers.base.growth import DraftState
 from paceline.proposers.heads.drafter import FeatureDrafter
-from paceline.proposers.heads.features import Features
 from paceline.request import Request
-from paceline.runtime.kv_cache import KVCache
 from paceline.runtime.logit_edits import SamplingRow
-from paceline.runtime.model_runner import ModelRunner
 from paceline.span import Span
 
 
@@ -36,15 +33,8 @@ class HeadProposer(FeatureDrafter):
 
     first = 1
 
-    def __init__(
-        self,
-        config: SpeculativeConfig,
-        runner: ModelRunner,
-        taps: Sequence[int],
-        features: Features,
-        target_kv: KVCache,
-    ) -> None:
-        super().__init__(config, runner, taps, features, target_kv)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self._outputs: dict[int, torch.Tensor] = {}
         """By request: what the head put out at the nodes of its span, ``[nodes, hidden_size]``."""
 

@@ -1,0 +1,26 @@
+"""Backends that more than one module tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from paceline.models.ops.cpu import CpuOps
+from paceline.models.ops.native import native_module, why_not_native
+from paceline.models.ops.reference import ReferenceOps
+
+LEVELS = native_module().isas() if why_not_native() is None else []
+
+
+@pytest.fixture(params=["reference", *LEVELS])
+def ops_of(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Backends by dtype, the native one at every level of this CPU."""
+    if request.param == "reference":
+        yield ReferenceOps
+        return
+    before = native_module().isa()
+    native_module().set_isa(request.param)
+    yield CpuOps
+    native_module().set_isa(before)
