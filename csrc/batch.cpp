@@ -45,35 +45,53 @@ void check(bool holds, const std::string& message) {
     }
 }
 
+NodeSpan span_of_python(nb::handle span, nb::handle table) {
+    return {integers(SPAN_ATTRIBUTE(span, "token_ids")),
+            integers(SPAN_ATTRIBUTE(span, "parents")),
+            integers(SPAN_ATTRIBUTE(span, "sample_rows")),
+            nb::cast<int>(SPAN_ATTRIBUTE(span, "start")),
+            nb::cast<int>(SPAN_ATTRIBUTE(span, "num_cached")),
+            integers(table)};
+}
+
+std::vector<NodeSpan> spans_of_python(nb::sequence spans, nb::sequence block_tables) {
+    const size_t count = nb::len(spans);
+    check(count == nb::len(block_tables), "as many block tables as spans are needed");
+    std::vector<NodeSpan> found;
+    found.reserve(count);
+    for (size_t i = 0; i < count; ++i) {
+        found.push_back(span_of_python(spans[i], block_tables[i]));
+    }
+    return found;
+}
+
 }  // namespace
 
-Batch::Batch(nb::sequence span_list, nb::sequence block_tables, int vocab, int max_len,
-             int num_blocks, bool are_blocks)
+Batch::Batch(nb::sequence spans, nb::sequence block_tables, int vocab, int max_len, int num_blocks,
+             bool are_blocks)
+    : Batch(spans_of_python(spans, block_tables), vocab, max_len, num_blocks, are_blocks) {}
+
+Batch::Batch(std::vector<NodeSpan> all, int vocab, int max_len, int num_blocks, bool are_blocks)
     : vocab_(vocab), max_len_(max_len), num_blocks_(num_blocks), are_blocks_(are_blocks) {
-    const size_t count = nb::len(span_list);
-    check(count == nb::len(block_tables), "as many block tables as spans are needed");
-    tables_.reserve(count);  // spans and rows point into what these vectors hold
+    tables_.reserve(all.size());  // spans and rows point into what these vectors hold
     for (std::vector<int32_t>* each : {&tokens, &write_slots, &span_of, &sample_rows}) {
-        each->reserve(count);
+        each->reserve(all.size());
     }
-    rows.reserve(count);
-    spans.reserve(count);
-    sample_offsets.reserve(count + 1);
+    rows.reserve(all.size());
+    spans.reserve(all.size());
+    sample_offsets.reserve(all.size() + 1);
     sample_offsets.push_back(0);
-    for (size_t i = 0; i < count; ++i) {
-        add(span_list[i], block_tables[i]);
+    for (NodeSpan& span : all) {
+        add(std::move(span));
     }
     check(!tokens.empty(), "a batch needs at least one row");
 }
 
-void Batch::add(nb::handle span, nb::handle table) {
-    const std::vector<int32_t> ids = integers(SPAN_ATTRIBUTE(span, "token_ids"));
-    const std::vector<int32_t> parents = integers(SPAN_ATTRIBUTE(span, "parents"));
-    const std::vector<int32_t> samples = integers(SPAN_ATTRIBUTE(span, "sample_rows"));
-    const int start = nb::cast<int>(SPAN_ATTRIBUTE(span, "start"));
-    const int cached = nb::cast<int>(SPAN_ATTRIBUTE(span, "num_cached"));
+void Batch::add(NodeSpan span) {
+    const std::vector<int32_t>&ids = span.tokens, &parents = span.parents;
+    const int start = span.start, cached = span.cached;
     const int count = static_cast<int>(ids.size());
-    tables_.push_back(integers(table));
+    tables_.push_back(std::move(span.blocks));
     const std::vector<int32_t>& blocks = tables_.back();
     check(parents.size() == ids.size(), "a span needs one parent per token");
     check(0 <= cached && cached < count, "a span has no node to compute");
@@ -107,7 +125,7 @@ void Batch::add(nb::handle span, nb::handle table) {
         check(rows[row].position < max_len_, "a position is beyond the context");
         last_position = std::max(last_position, rows[row].position);
     }
-    for (const int32_t node : samples) {
+    for (const int32_t node : span.samples) {
         check(cached <= node && node < count, "a sampled node is not computed");
         sample_rows.push_back(first_row - cached + node);
     }

@@ -15,11 +15,20 @@ struct RowBlock {
     int first, count, span;
 };
 
+// What of one request goes through a forward: nodes of a tree, parents first, of which the first
+// `cached` ones have been computed. Node i's slot is the request's slot `start` + i.
+struct NodeSpan {
+    std::vector<int32_t> tokens, parents, samples;
+    int start, cached;
+    std::vector<int32_t> blocks;
+};
+
 struct Batch {
     // Raises ValueError where a span does not fit its block table, the vocabulary or the context.
     // With `are_blocks` each span is a block, whose rows see each other all.
     Batch(nanobind::sequence spans, nanobind::sequence block_tables, int vocab, int max_len,
           int num_blocks, bool are_blocks);
+    Batch(std::vector<NodeSpan> spans, int vocab, int max_len, int num_blocks, bool are_blocks);
 
     int num_rows() const { return static_cast<int>(tokens.size()); }
 
@@ -31,7 +40,7 @@ struct Batch {
     int last_position = 0;                             // of any row
 
   private:
-    void add(nanobind::handle span, nanobind::handle table);
+    void add(NodeSpan span);
     void add_paths(const std::vector<int32_t>& parents, int cached);
 
     int vocab_, max_len_, num_blocks_;

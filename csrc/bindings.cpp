@@ -18,6 +18,7 @@ void bind_sampler(nb::module_&);
 void bind_suffix(nb::module_&);
 namespace paceline {
 void bind_forward(nb::module_&);
+void bind_grow(nb::module_&);
 }
 
 NB_MODULE(_native, module) {
@@ -56,4 +57,5 @@ NB_MODULE(_native, module) {
     bind_sampler(module);
     bind_suffix(module);
     bind_forward(module);
+    bind_grow(module);
 }

@@ -68,10 +68,9 @@ def lengths(planner: Planner, accepted: Sequence[int]) -> list[int]:
 def drafted_levels(planner: Planner, claimed: Sequence[float]) -> int:
     """How deep a draft model drafts that is as sure of its tokens as claimed."""
     planner.begin(shape(1, 1), [request(0)])
-    prices, path = planner.prices(DRAFT, [0], DEPTH), 1.0
-    for level, prob in enumerate(claimed, 1):
-        path *= prices.estimate(0, level, prob)
-        if not any(prices.are_met([(path, level)])):
+    prices = planner.prices(DRAFT, [0], DEPTH)
+    for level in range(1, len(claimed) + 1):
+        if not any(prices.are_met([(0, claimed[:level])])):
             return level
     return len(claimed)
 

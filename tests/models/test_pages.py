@@ -82,7 +82,7 @@ def test_a_stacked_linear_is_packed_without_a_copy_of_its_parts(dtype: str) -> N
     reader = WeightReader(parts, TOY, toy_ops(f"native-{dtype}"))
     linear = reader.linear(names, "all", [size] * len(parts), size, bias=False)
     assert linear.n == len(parts) * size
-    assert resident("VmHWM") - before < packed + (16 << 20)  # the parts are twice as much
+    assert resident("VmHWM") - before < packed + (32 << 20)  # the parts are twice as much
 
 
 @linux

@@ -127,10 +127,9 @@ class Machine:
     def _levels(self, source: Source, chosen: Sequence[int]) -> int:
         """How deep a proposer drafts that stops where its prices say so."""
         prices = self.planner.prices(source, chosen, DEPTH * len(chosen))
-        paths = [1.0] * len(chosen)
         for level in range(1, DEPTH):
-            paths = [p * prices.estimate(i, level, self.claimed) for i, p in enumerate(paths)]
-            if not any(prices.are_met([(path, level) for path in paths])):
+            path = [self.claimed] * level
+            if not any(prices.are_met([(index, path) for index in range(len(chosen))])):
                 return level
         return DEPTH
 

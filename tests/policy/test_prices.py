@@ -25,8 +25,14 @@ def test_brute_force_agrees() -> None:
 
 def test_a_level_has_to_pay_for_its_nodes_and_itself() -> None:
     prices = Prices(nodes=[0.3, 0.3], level=0.4)
-    assert prices.are_met([(0.9, 1)]) == [True]  # 0.81 - 0.3 > 0.4
-    assert prices.are_met([(0.8, 1)]) == [False]  # 0.64 - 0.3 is not
+    assert prices.are_met([(0, [0.9])]) == [True]  # 0.81 - 0.3 > 0.4
+    assert prices.are_met([(0, [0.8])]) == [False]  # 0.64 - 0.3 is not
     # Together they pay for the level; who does not pay for a node of its own is left out.
-    assert prices.are_met([(0.8, 1), (0.8, 1), (0.1, 1)]) == [True, True, False]
-    assert FREE.are_met([(0.01, 3)]) == [True]
+    assert prices.are_met([(0, [0.8]), (1, [0.8]), (2, [0.1])]) == [True, True, False]
+    assert FREE.are_met([(0, [0.3, 0.2, 0.2])]) == [True]
+
+
+def test_what_was_learnt_of_a_depth_counts_on_the_way_down() -> None:
+    prices = Prices([0.3], 0.0, lambda index, depth, prob: prob if depth == 1 else 0.1 * index)
+    # 0.9 and then 0.5: a third one would be reached at 0.45 ** 1.5 = 0.302; with 0.4, 0.216.
+    assert prices.are_met([(5, [0.9, 0.7]), (4, [0.9, 0.7])]) == [True, False]

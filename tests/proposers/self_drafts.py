@@ -74,8 +74,8 @@ class Following(SelfDraftProposer):
         self.whole.kv.free(request.request_id)
 
 
-def following(**options: Any) -> SelfDraftProposer:
-    target = toy_runner(prefix_caching=False)
+def following(target_dtype: str = "float32", **options: Any) -> SelfDraftProposer:
+    target = toy_runner(target_dtype, prefix_caching=False)
     proposer = self_drafter(target, kind=Following, **options)
     assert isinstance(proposer, Following)
     proposer.whole = target

@@ -115,7 +115,7 @@ def test_no_room_for_a_block_is_no_draft(monkeypatch: pytest.MonkeyPatch) -> Non
     reserve = KVCache.reserve
 
     def full(self: KVCache, request_id: int, num_nodes: int) -> bool:
-        is_block = self is not proposer.whole.kv and num_nodes > len(PROMPT)
+        is_block = self is not proposer.whole.kv and num_nodes == SIZE - 1
         return not is_block and reserve(self, request_id, num_nodes)
 
     assert isinstance(proposer, FollowingBlocks)

@@ -23,23 +23,30 @@ class Prices:
     level: float = 0.0
     estimate: Callable[[int, int, float], float] = lambda index, depth, prob: prob
 
-    def are_met(self, promises: Sequence[tuple[float, int]]) -> list[bool]:
+    def are_met(self, promises: Sequence[tuple[int, Sequence[float]]]) -> list[bool]:
         """For which requests another level is worth drafting.
 
         Nobody knows how likely its tokens are before they are drafted; they are taken to be as
         likely as those on the way there.
 
         Args:
-            promises: of each request how likely the best node of its last level is to be reached
-                and accepted, and the depth of that node.
+            promises: of each request its place in the request list of the proposer, and the
+                proposer's own estimates on the way down to the likeliest node of its last level.
         """
         if not self.nodes:
             return [True] * len(promises)
-        count = sum(depth for _, depth in promises)
+        count = sum(len(path) for _, path in promises)
         price = self.nodes[min(count, len(self.nodes) - 1)]
-        surplus = [prob ** (1 + 1 / depth) - price for prob, depth in promises]
+        surplus = [self._reached(*each) ** (1 + 1 / len(each[1])) - price for each in promises]
         pays = sum(max(0.0, more) for more in surplus) > self.level
         return [pays and more > 0.0 for more in surplus]
+
+    def _reached(self, index: int, path: Sequence[float]) -> float:
+        """How likely all nodes of a path are accepted."""
+        product = 1.0
+        for depth, prob in enumerate(path, 1):
+            product *= self.estimate(index, depth, prob)
+        return product
 
 
 FREE = Prices()

@@ -88,6 +88,30 @@ class ModelRunner:
         features = taps.features if self.taps else None
         return ForwardResult(logits, batch.sample_offsets, argmax, features)
 
+    @property
+    def grows_trees(self) -> bool:
+        """Whether :meth:`grow` can be called: only the native kernels can."""
+        return self._whole is not None
+
+    def grow(
+        self, batch: Any, inputs: torch.Tensor | None, growths: Sequence[Any], **options: Any
+    ) -> Sequence[Any]:
+        """Read a batch and grow draft trees below its sampled rows, in one native call.
+
+        Args:
+            inputs: as :meth:`forward` takes them; below, a node reads the first of :attr:`taps`
+                of its parent.
+            growths, options: what ``csrc/bind_grow.cpp`` describes.
+        """
+        began = time.perf_counter()
+        assert self._whole is not None
+        tap = self.taps[0] if self.taps else 0
+        forwards, rows, grown = self._whole.grow(batch, inputs, tap, growths, **options)
+        self.num_forwards += forwards
+        self.num_rows += rows
+        self.seconds += time.perf_counter() - began
+        return grown
+
     @torch.inference_mode()
     def write_kv(self, batch: Any, inputs: torch.Tensor) -> None:
         """Write the KV of rows of hidden states, which all layers of a ``dflash`` decoder read

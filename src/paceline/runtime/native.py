@@ -46,22 +46,22 @@ def packed(
 ) -> tuple[list[Any], list[list[int]], list[Sequence[int]], list[bytes | None]]:
     """Rules, tokens so far, path and mask of each row, as the kernels take them."""
     return (
-        [_rules(row.request, row.params or row.request.params) for row in rows],
+        [rules(row.request, row.params or row.request.params) for row in rows],
         [row.request.token_ids for row in rows],
         [row.path for row in rows],
         [row.mask for row in rows],
     )
 
 
-def _rules(request: Request, params: SamplingParams) -> Any:
+def rules(request: Request, params: SamplingParams) -> Any:
     """The request's rules under these parameters, which also count its tokens."""
-    for known, rules in request.sampling_rules:
+    for known, found in request.sampling_rules:
         if known is params:
-            return rules
-    rules = _new_rules(request, params)
-    request.sampling_rules.append((params, rules))
+            return found
+    new = _new_rules(request, params)
+    request.sampling_rules.append((params, new))
     del request.sampling_rules[:-KEPT_RULES]
-    return rules
+    return new
 
 
 def _new_rules(request: Request, params: SamplingParams) -> Any:

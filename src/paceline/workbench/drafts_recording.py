@@ -403,8 +403,8 @@ class _GrownShadows(ShadowDrafter):
                 self.grown[request.request_id] = growth
         return [DraftTree() for _ in requests]
 
-    def _reserve(self, growth: Growth) -> bool:
-        if super()._reserve(growth):
+    def _reserve(self, growth: Growth, drafted: int) -> bool:
+        if super()._reserve(growth, drafted):
             return True
         raise ConfigError(
             f"the draft model's KV cache has no room for the drafts of trace "

@@ -90,6 +90,16 @@ class WholeForward(Protocol):
         where a logit is not a finite number. The same tokens as from the logits."""
         ...
 
+    def grow(
+        self, batch: Any, inputs: Tensor | None, tap: int, growths: Sequence[Any], **options: Any
+    ) -> tuple[int, int, Sequence[Any]]:
+        """Read a batch and grow draft trees below its sampled rows: ``csrc/bind_grow.cpp``.
+
+        Returns:
+            Forwards, their rows, and the trees.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionGroup:

@@ -107,6 +107,18 @@ class NativeForward:
         self._native.set_threads(torch.get_num_threads())
         self._decoder.write_kv(batch, inputs.numpy())
 
+    def grow(
+        self, batch: Any, inputs: Tensor | None, tap: int, growths: Sequence[Any], **options: Any
+    ) -> tuple[int, int, list[Any]]:
+        """See ``csrc/bind_grow.cpp``; ``growths`` have their slots and most depth as it says."""
+        self._native.set_threads(torch.get_num_threads())
+        self._reach(max(start + depth for _, _, _, depth, _, start, _ in growths) + 1)
+        given = None if inputs is None else inputs.numpy()
+        found: tuple[int, int, list[Any]] = self._native.grow(
+            self._decoder, batch, given, tap, growths=growths, **options
+        )
+        return found
+
     def greedy(self, batch: Any, taps: Taps, inputs: Tensor | None) -> list[int]:
         tokens: list[int] = self._run(self._decoder.forward_greedy, batch, taps, inputs).tolist()
         return tokens

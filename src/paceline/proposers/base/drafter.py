@@ -81,7 +81,7 @@ class Drafter(Proposer, ABC):
         ]
         wanted = [growth for growth in growths if growth is not None]
         try:
-            self._add_levels(*self._read(wanted), budget.prices)
+            self._draft(*self._read(wanted), budget.prices)
         except BaseException:
             for growth in wanted:  # what was written is unknown: begin anew
                 self.finish(growth.request)
@@ -171,17 +171,18 @@ class Drafter(Proposer, ABC):
         """
         return draft.walk(committed)
 
-    def _read(self, growths: Sequence[Growth]) -> tuple[list[Growth], Iterable[Candidates]]:
-        """Forward the tokens that the draft lacks, first come first served.
+    def _read(self, growths: Sequence[Growth]) -> tuple[list[Growth], list[Span]]:
+        """What the draft lacks, to be read in the next forward, first come first served.
 
         What one step of the request leaves behind is always read; more than that shares the
         step's ``catch_up_tokens``.
 
         Returns:
-            The requests that lack nothing any more, and what may follow their last tokens.
+            The requests that will lack nothing any more, and the spans, of which theirs sample
+            their last tokens.
         """
         room = self.config.catch_up_tokens
-        spans, readers, ready = [], [], []
+        spans, ready = [], []
         for growth in growths:
             request_id, held = growth.request.request_id, len(growth.draft.tokens)
             count = lag = self._length(growth.request) - held
@@ -195,16 +196,17 @@ class Drafter(Proposer, ABC):
             next_token = self.first + held
             chunk = growth.request.token_ids[next_token : next_token + count]
             spans.append(Span.chunk(request_id, held, chunk, sample=count == lag))
-            readers.append((growth, chunk))
+            self._kv.commit(request_id, range(count))
+            growth.draft.tokens += chunk
             if count == lag:
                 ready.append(growth)
-        if not spans:
-            return [], ()
-        candidates = self._candidates(spans, [sampling_row(growth, ROOT) for growth in ready])
-        for growth, chunk in readers:
-            self._kv.commit(growth.request.request_id, range(len(chunk)))
-            growth.draft.tokens += chunk
-        return ready, candidates
+        return ready, spans
+
+    def _draft(self, growths: list[Growth], spans: Sequence[Span], prices: Prices) -> None:
+        """Forward spans, and grow the trees of those whose last tokens they sample, in order."""
+        if spans:
+            candidates = self._candidates(spans, [sampling_row(each, ROOT) for each in growths])
+            self._add_levels(growths, candidates, prices)
 
     def _add_levels(
         self, growths: list[Growth], candidates: Iterable[Candidates], prices: Prices
@@ -217,15 +219,19 @@ class Drafter(Proposer, ABC):
             for (growth, node), (tokens, estimates) in zip(nodes, candidates, strict=True):
                 growth.add(node, tokens, estimates, self.config.min_accept_prob)
             growths = [growth for growth in growths if growth.choose()]
-            pays = prices.are_met([growth.promise(prices.estimate) for growth in growths])
-            growths = [g for g, pay in zip(growths, pays, strict=True) if pay and self._reserve(g)]
+            pays = prices.are_met([growth.promise() for growth in growths])
+            growths = [
+                growth
+                for growth, pay in zip(growths, pays, strict=True)
+                if pay and self._reserve(growth, growth.num_drafted + len(growth.frontier))
+            ]
             nodes = [(growth, node) for growth in growths for node in growth.frontier]
             if nodes:
                 spans = [growth.span() for growth in growths]
                 candidates = self._candidates(spans, [sampling_row(*each) for each in nodes])
 
-    def _reserve(self, growth: Growth) -> bool:
-        drafted = len(growth.draft.kv_tokens) - 1 + len(growth.frontier)
+    def _reserve(self, growth: Growth, drafted: int) -> bool:
+        """Room for so many drafted nodes; False where there is none."""
         return self._kv.reserve(growth.request.request_id, drafted)
 
 

@@ -59,9 +59,14 @@ def ranked(
         head: which token each column is; None where column i is token i.
     """
     count = branching(config)
-    tokens, scores = rank_candidates(logits, rows, max(count, RANKED), head)
+    tokens, scores = rank_candidates(logits, rows, num_ranked(config, logits.shape[1]), head)
     estimates = acceptance_estimates(rows, scores, likeness(config))[:, :count]
     return zip(tokens[:, :count].tolist(), estimates.tolist(), strict=True)
+
+
+def num_ranked(config: SpeculativeConfig, columns: int) -> int:
+    """Candidates that are ranked of so many columns."""
+    return min(columns, max(branching(config), RANKED))
 
 
 def likeness(config: SpeculativeConfig) -> Likeness:
@@ -88,13 +93,13 @@ def acceptance_estimates(
     Returns:
         ``[n, RANKED]``; NaN in rows whose scores are not numbers.
     """
-    blur = np.asarray([_blur(row.sampling, like.blur) for row in rows])[:, None]
+    blur = np.asarray([blur_of(row.sampling, like.blur) for row in rows])[:, None]
     with np.errstate(invalid="ignore"):  # -inf minus -inf
         weights = np.exp((scores - scores[:, :1]) / blur)
         estimates: Floats = like.sureness * weights / weights.sum(axis=1, keepdims=True)
     return estimates
 
 
-def _blur(params: SamplingParams, greedy: float) -> float:
+def blur_of(params: SamplingParams, greedy: float) -> float:
     """Spread of the difference between the models' scores, in units of the score."""
     return greedy if params.is_greedy else greedy / min(LOGIT_BLUR, params.temperature)

@@ -5,7 +5,7 @@ Owns the choice of nodes: those with the highest path probability. Knows no mode
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from paceline.config import SpeculativeConfig
@@ -68,6 +68,11 @@ class Growth:
     last_level: int = 0
     num_levels: int = 0
 
+    @property
+    def num_drafted(self) -> int:
+        """Nodes that were forwarded."""
+        return len(self.draft.kv_tokens) - 1
+
     def add(self, parent: int, tokens: list[int], probs: list[float], min_prob: float) -> None:
         """Hang a node's candidates below it, best first; those that are hopeless are left out."""
         above, path = (1.0, []) if parent < 0 else (self.path_probs[parent], self.paths[parent])
@@ -98,19 +103,14 @@ class Growth:
             self.frontier = [n for n in self.best(self.max_nodes - 1) if n in level]
         return bool(self.frontier)
 
-    def promise(self, estimate: Callable[[int, int, float], float]) -> tuple[float, int]:
-        """How likely the frontier's best node is to be reached and accepted, and its depth.
-
-        Args:
-            estimate: from index, depth and own estimate to how likely a node is accepted.
-        """
-        probs = self.path_probs
-        node = max(self.frontier, key=probs.__getitem__)
-        depth, product = len(self.paths[node]), 1.0
-        for at in range(depth, 0, -1):
-            product *= estimate(self.index, at, self.tree.accept_probs[node])
+    def promise(self) -> tuple[int, list[float]]:
+        """The index, and the estimates on the way down to the frontier's likeliest node."""
+        node = max(self.frontier, key=self.path_probs.__getitem__)
+        path: list[float] = []
+        while node >= 0:
+            path.append(self.tree.accept_probs[node])
             node = self.tree.parents[node]
-        return product, depth
+        return self.index, path[::-1]
 
     def span(self) -> Span:
         """The chosen nodes below everything that was forwarded before them."""

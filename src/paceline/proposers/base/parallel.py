@@ -19,7 +19,7 @@ from paceline.proposers.base.estimates import Candidates
 from paceline.proposers.base.growth import Growth
 from paceline.request import Request
 from paceline.runtime.logit_edits import SamplingRow
-from paceline.span import ROOT, DraftTree
+from paceline.span import ROOT, DraftTree, Span
 
 
 class ParallelDrafter(Drafter):
@@ -35,11 +35,16 @@ class ParallelDrafter(Drafter):
         growths = self.grow(requests, budget)
         return [DraftTree() if growth is None else growth.tree for growth in growths]
 
-    def _read(self, growths: Sequence[Growth]) -> tuple[list[Growth], Iterable[Candidates]]:
+    def _read(self, growths: Sequence[Growth]) -> tuple[list[Growth], list[Span]]:
         self._depths = {
             growth.request.request_id: min(growth.max_depth, growth.max_nodes) for growth in growths
         }
         return super()._read(growths)
+
+    def _draft(self, growths: list[Growth], spans: Sequence[Span], prices: Prices) -> None:
+        Drafter._draft(self, growths, spans, prices)
+        for span in spans:  # slots of rows beyond the known tokens
+            self._kv.rollback(span.request_id)
 
     def _add_levels(
         self, growths: list[Growth], candidates: Iterable[Candidates], prices: Prices

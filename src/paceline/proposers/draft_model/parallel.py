@@ -54,7 +54,7 @@ class ParallelDraftProposer(ParallelDrafter, DraftModelProposer):
         """The span, then as many masks as the draft may have further tokens and there is room."""
         known, request_id = len(span.token_ids), span.request_id
         masks = self._depths[request_id] - 1
-        if not self._kv.reserve(request_id, known + masks):
+        if not self._kv.reserve(request_id, masks):
             masks = 0
         self._depths[request_id] = 1 + masks
         tokens = [*span.token_ids, *[self._mask_token] * masks]

@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from paceline.config import SpeculativeConfig
+from paceline.policy.prices import Prices
 from paceline.proposers.base.drafter import Drafter
 from paceline.proposers.base.estimates import Candidates, ranked
+from paceline.proposers.base.growth import Growth
+from paceline.proposers.base.native_growth import can_grow, grow
 from paceline.runtime.logit_edits import SamplingRow
 from paceline.runtime.model_runner import ModelRunner
 from paceline.span import Span
@@ -36,6 +39,12 @@ class DraftModelProposer(Drafter):
     def num_forwards(self) -> int:
         """Forwards of the draft model so far."""
         return self._runner.num_forwards
+
+    def _draft(self, growths: list[Growth], spans: Sequence[Span], prices: Prices) -> None:
+        if can_grow(self._runner, growths):
+            grow(self.config, self._runner, growths, spans, None, prices, self._reserve)
+        else:
+            super()._draft(growths, spans, prices)
 
     def _candidates(
         self, spans: Sequence[Span], rows: Sequence[SamplingRow]

@@ -13,7 +13,7 @@ How trees grow is the affair of :mod:`paceline.proposers.base.drafter`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError
@@ -22,14 +22,12 @@ from paceline.models.decoder import Decoder
 from paceline.models.fewer_bits import read_layers
 from paceline.models.ops.resolve import fewer_bits
 from paceline.proposers.base import DraftBudget, TargetInfo
-from paceline.proposers.base.drafter import sampling_row
-from paceline.proposers.base.estimates import Candidates
 from paceline.proposers.base.growth import DraftState, Growth, ranking_params
 from paceline.proposers.draft_model.loading import num_draft_layers
 from paceline.proposers.draft_model.proposer import DraftModelProposer
 from paceline.request import Request, VerifyResult
 from paceline.runtime.model_runner import ModelRunner
-from paceline.span import ROOT, Span
+from paceline.span import Span
 
 ROOT_SLOTS = 1
 """What the scheduler has reserved for every request that may draft."""
@@ -79,20 +77,16 @@ class SelfDraftProposer(DraftModelProposer):
         draft = DraftState(ranking_params(self.config, request.params), tokens)
         return Growth(index, request, draft, nodes, depth)
 
-    def _read(self, growths: Sequence[Growth]) -> tuple[list[Growth], Iterable[Candidates]]:
+    def _read(self, growths: Sequence[Growth]) -> tuple[list[Growth], list[Span]]:
         ready = [g for g in growths if self._kv.reserve(g.request.request_id, ROOT_SLOTS)]
-        if not ready:
-            return [], ()
-        spans, rows = [], []
+        spans = []
         for growth in ready:
             request, held = growth.request, len(growth.draft.tokens) - 1
             spans.append(Span.chunk(request.request_id, held, request.token_ids[held:], True))
-            rows.append(sampling_row(growth, ROOT))
-        return ready, self._candidates(spans, rows)
+        return ready, spans
 
-    def _reserve(self, growth: Growth) -> bool:
-        nodes = len(growth.draft.kv_tokens) + len(growth.frontier)
-        return self._kv.reserve(growth.request.request_id, nodes)
+    def _reserve(self, growth: Growth, drafted: int) -> bool:
+        return super()._reserve(growth, ROOT_SLOTS + drafted)
 
 
 def build(config: SpeculativeConfig, target: TargetInfo) -> SelfDraftProposer:

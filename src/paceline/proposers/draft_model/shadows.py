@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from paceline.config import SpeculativeConfig
-from paceline.proposers.base.drafter import grammar_mask
+from paceline.proposers.base.drafter import Drafter, grammar_mask
 from paceline.proposers.base.estimates import (
     LOGIT_BLUR,
     RANKED,
@@ -51,6 +51,8 @@ class ShadowDrafter(DraftModelProposer):
         pair: its vocabulary and the target's.
         direct_branching: most children of a node that is drafted as a token of the target.
     """
+
+    _draft = Drafter._draft  # its candidates are not ranked by logits alone
 
     def __init__(
         self,

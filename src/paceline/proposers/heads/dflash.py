@@ -88,7 +88,7 @@ class DFlashProposer(ParallelDrafter, FeatureDrafter):
         request_id, known = span.request_id, len(span.token_ids) - 1
         start, first = span.start + known, self._block.first_row
         size = self._block_rows(start)
-        if not self._kv.reserve(request_id, known + size):
+        if not self._kv.reserve(request_id, size - 1):
             self._depths[request_id] = 0
         tokens = [span.token_ids[-1], *[self._block.mask_token] * (size - 1)]
         samples = range(first, first + self._depths[request_id])

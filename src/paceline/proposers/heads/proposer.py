@@ -16,8 +16,10 @@ from typing import Any
 
 import torch
 
+from paceline.policy.prices import Prices
 from paceline.proposers.base.estimates import Candidates, ranked
-from paceline.proposers.base.growth import DraftState
+from paceline.proposers.base.growth import DraftState, Growth
+from paceline.proposers.base.native_growth import can_grow, grow
 from paceline.proposers.heads.drafter import FeatureDrafter
 from paceline.request import Request
 from paceline.runtime.logit_edits import SamplingRow
@@ -44,6 +46,13 @@ class HeadProposer(FeatureDrafter):
 
     def _kept(self, draft: DraftState, committed: Sequence[int]) -> Sequence[int]:
         return ()
+
+    def _draft(self, growths: list[Growth], spans: Sequence[Span], prices: Prices) -> None:
+        if can_grow(self._runner, growths):
+            inputs = torch.cat([self._features_of(span) for span in spans])
+            grow(self.config, self._runner, growths, spans, inputs, prices, self._reserve)
+        else:
+            super()._draft(growths, spans, prices)
 
     def _candidates(
         self, spans: Sequence[Span], rows: Sequence[SamplingRow]
