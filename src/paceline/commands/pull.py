@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 
 from paceline.commands.display import Screen, printable, table
 from paceline.commands.options import argument, option
+from paceline.engine.default_drafts import default_speculative_config
 from paceline.errors import ConfigError
 from paceline.models.catalogue import (
     CatalogueEntry,
@@ -69,12 +70,20 @@ def models_command(options: ModelsOptions) -> int:
     """The work of ``paceline models``."""
     entries, screen = catalogue().values(), Screen()
     if options.json:
-        rows = [{**asdict(e), "place": str(e.place), "is_here": e.is_here} for e in entries]
+        rows = [
+            {**asdict(e), "place": str(e.place), "is_here": e.is_here, "methods": _drafters(e)}
+            for e in entries
+        ]
         screen.say(json.dumps({"models": rows, "users_catalogue": str(users_catalogue())}))
         return 0
     screen.say(printable(table([_row(entry) for entry in entries], num_texts=3)))
     screen.note(f"paceline pull NAME fetches one; {users_catalogue()} may name more")
     return 0
+
+
+def _drafters(entry: CatalogueEntry) -> list[str]:
+    """The methods that draft for it where nothing else is asked for."""
+    return list(dict.fromkeys(config.method for config in default_speculative_config(entry.name)))
 
 
 def _row(entry: CatalogueEntry) -> dict[str, str]:
@@ -84,4 +93,5 @@ def _row(entry: CatalogueEntry) -> dict[str, str]:
         "licence": f"{entry.licence} ({entry.terms})" if entry.terms else entry.licence,
         "size": f"{entry.size / 1e6:.0f} MB" if entry.size else "",
         "here": "yes" if entry.is_here else "no",
+        "drafts": ", ".join(_drafters(entry)),
     }

@@ -55,6 +55,8 @@ def bundled_drafts(model: str) -> tuple[SpeculativeConfig, ...]:
 
 def _has_mtp_layer(model: Path) -> bool:
     """False also for a model that cannot be read, of which its loader says what is wrong."""
+    if not model.exists():
+        return False
     from paceline.models.stored_names import stored_names  # reads GGUF files with numpy
 
     try:

@@ -267,12 +267,13 @@ class ContainedProposers:
         """
         for entry in self.entries:
             own = entry.proposer.taps
-            if not own or not set(own).issubset(taps):  # it came after the forward
+            # It may have come after the forward.
+            if not own or (own != taps and not set(own).issubset(taps)):
                 continue
             try:
-                chosen = [taps.index(tap) for tap in own]
                 given = features
-                if chosen != [*range(len(taps))]:
+                if own != taps:
+                    chosen = [taps.index(tap) for tap in own]
                     given = features.index_select(1, tensor(chosen, device=features.device))
                 entry.proposer.read(request, start, given)
                 entry.failures.pop("read", None)

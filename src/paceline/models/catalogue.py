@@ -147,7 +147,7 @@ def _entry(name: str, said: object, folder: Path) -> CatalogueEntry:
 
 
 def _below(folder: Path, path: str) -> str:
-    return str(folder / os.path.expanduser(path))
+    return os.path.normpath(folder / os.path.expanduser(path))
 
 
 def _checked(key: str, value: Any) -> Any:

@@ -97,6 +97,7 @@ class Features:
         self._fuse, self._inputs = fuse, inputs
         self._slots: list[Slots] = []
         self._pending: list[Tensor] = []
+        self._num_pending = 0
         kv.follow(self)
 
     @staticmethod
@@ -110,14 +111,15 @@ class Features:
         Raises:
             ProposerError: they are of another shape.
         """
-        if tuple(features.shape) != (len(slots), *self._inputs):
+        if features.shape != (len(slots), *self._inputs):
             raise ProposerError(
                 f"hidden states {tuple(features.shape)} for {len(slots)} positions; the head reads "
                 f"{self._inputs} of each"
             )
         self._slots.append(slots)
         self._pending.append(features)
-        if sum(map(len, self._slots)) >= PENDING_ROWS:
+        self._num_pending += len(slots)
+        if self._num_pending >= PENDING_ROWS:
             self._settle()
 
     def read(self, slots: Slots) -> Tensor:
@@ -143,6 +145,7 @@ class Features:
         if self._slots:
             slots, self._slots = self._slots, []
             pending, self._pending = self._pending, []
+            self._num_pending = 0
             fused = self._fuse(torch.cat(pending)).clamp(-LARGEST, LARGEST).half()
             for each, part in zip(slots, fused.split([*map(len, slots)]), strict=True):
                 self._rows.index_copy_(0, self._index(each), part)
