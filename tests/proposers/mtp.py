@@ -20,6 +20,7 @@ from paceline.models.checkpoint import Checkpoint, load_checkpoint
 from paceline.proposers.base import TargetInfo
 from paceline.proposers.heads import HeadProposer, build
 from paceline.runtime.model_runner import ModelRunner
+from paceline.span import Span
 from tests import heads
 from tests.models.gguf_writing import write_gguf
 from tests.models.test_entry import block, norm
@@ -172,6 +173,19 @@ def following_mtp(
 ) -> HeadProposer:
     target = toy_runner(target_dtype, prefix_caching=False)
     return made_to_follow(toy_mtp(target, checkpoint, **options), Following, target)
+
+
+def forward(
+    proposer: HeadProposer, request_id: int, tokens: list[int], inputs: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits and outputs of rows that each follow all before them."""
+    runner, count = proposer._runner, len(tokens)
+    runner.kv.open(request_id)
+    runner.kv.reserve(request_id, count)
+    span = Span(request_id, 0, tokens, range(-1, count - 1), range(count))
+    result = runner.forward(runner.pack([span]), inputs=inputs)
+    assert result.features is not None
+    return torch.as_tensor(result.logits), result.features[:, 0]
 
 
 class PlainMtp(PlainHead):

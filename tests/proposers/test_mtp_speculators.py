@@ -13,27 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from paceline.proposers.heads import HeadProposer
-from paceline.span import Span
-from tests.proposers.mtp import toy_mtp
+from tests.proposers.mtp import forward, toy_mtp
 from tests.toy import TOY, VOCAB, toy_folder, toy_runner, toy_tensors
 
 PYTHON = os.environ.get("PACELINE_SPECULATORS_PYTHON", "")
 SCRIPT = Path(__file__).with_name("speculators_mtp.py")
 ROWS = 24
-
-
-def forward(
-    proposer: HeadProposer, request_id: int, tokens: list[int], inputs: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits and outputs of rows that each follow all before them."""
-    runner, count = proposer._runner, len(tokens)
-    runner.kv.open(request_id)
-    runner.kv.reserve(request_id, count)
-    span = Span(request_id, 0, tokens, range(-1, count - 1), range(count))
-    result = runner.forward(runner.pack([span]), inputs=inputs)
-    assert result.features is not None
-    return torch.as_tensor(result.logits), result.features[:, 0]
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from paceline.training.generation import continue_prompts
 from paceline.training.heads import train as train_module
 from paceline.training.heads.batches import (
     Batch,
+    Grid,
     Packs,
     Rows,
     num_rows,
@@ -88,6 +89,24 @@ def _rows(trace: Trace) -> Rows:
 def _batch() -> Batch:
     traces = random_traces()
     return Batch.of(traces, [_rows(trace) for trace in traces])
+
+
+def one_text(tokens: torch.Tensor, features: torch.Tensor) -> Batch:
+    """A batch whose row ``j`` reads token ``j``, all of them wanted."""
+    every, nothing = torch.arange(len(tokens)), torch.zeros(len(tokens), 1)
+    grid = Grid(1, len(tokens), every)
+    return Batch(
+        tokens=tokens,
+        positions=every,
+        features=features,
+        grid=grid,
+        wanted=every,
+        wanted_grid=grid,
+        left=every.flip(0),
+        emitted=tokens,
+        top_ids=nothing.long(),
+        top_probs=nothing,
+    )
 
 
 def _head(params: dict[str, torch.Tensor]) -> Eagle3:
@@ -286,7 +305,7 @@ def head_config(target: Path, answers: Path, output: Path, **options: Any) -> He
         "output": str(output),
         "target": str(target),
         "traces": (str(answers),),
-        "draft_vocab_size": 100,
+        "draft_vocab_size": None if options.get("kind") == "mtp" else 100,
         "held_out_tokens": 300,
         "seq_len": 128,
         "steps": 40,
@@ -349,10 +368,16 @@ def test_eight_bits_are_read_back(trained: LMTrainingResult, traces: Path, tmp_p
     assert sizes[1] < 0.35 * sizes[0]
 
 
+@pytest.mark.parametrize("kind", ["eagle3", "mtp"])
 def test_resumed_training_equals_uninterrupted_one(
-    trained: LMTrainingResult, traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: LMTrainingResult,
+    traces: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
 ) -> None:
     options: dict[str, Any] = {
+        "kind": kind,
         "steps": 8,
         "save_minutes": 0.0,
         "held_out_tokens": 0,

@@ -21,12 +21,14 @@ from paceline.training.heads.initial import (
     default_taps,
     eagle3_params,
     frequent_tokens,
+    mtp_params,
     rarest_token,
 )
 from paceline.training.heads.layout import layers_config
+from paceline.training.heads.mtp import LAYER, Mtp
 from paceline.training.lm import LMTrainingResult
 from paceline.training.ops import TrainingOps
-from tests.training.test_heads import random_traces
+from tests.training.test_heads import one_text, random_traces
 
 COUNT = 10
 
@@ -59,8 +61,28 @@ def _check_begins_as_last_layer(target: Checkpoint) -> None:
     torch.testing.assert_close(logits, result.logits.clone()[:, ids], rtol=1e-4, atol=1e-4)
 
 
+def _check_mtp_begins_alike(target: Checkpoint) -> None:
+    """As an EAGLE-3 head of the same target: beyond the linear, both compute the same."""
+    config, weights = target.config, TargetWeights(target)
+    width, ids = config.hidden_size, torch.arange(config.vocab_size)
+    eagle3, mtp = eagle3_params(weights, 1, ids, seed=0), mtp_params(weights, seed=0)
+    for name in "qkv":
+        eagle3[f"{ATTENTION}{name}_proj.weight"][:, :width] = 0.0
+    mtp[LAYER + "input_proj.weight"] = torch.eye(width, 2 * width).roll(width, dims=1)
+    x = torch.randn(COUNT, width, generator=torch.Generator().manual_seed(0))
+    x = torch.nn.functional.rms_norm(x, (width,), eps=config.norm_eps)
+    rows, layers = torch.arange(COUNT), layers_config(config)
+    logits = []
+    for kind, params, matrix in ((Eagle3, eagle3, eagle3[HEAD]), (Mtp, mtp, weights.head)):
+        head = kind(layers, params, weights.embedding, TrainingOps(), 64)
+        _, read = next(iter(head.steps(one_text(rows, x), 1, rows)))
+        logits.append(read @ matrix.T)
+    torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
+
+
 def test_a_head_begins_as_the_last_layer(trained: LMTrainingResult) -> None:
     _check_begins_as_last_layer(load_checkpoint(trained.folder))
+    _check_mtp_begins_alike(load_checkpoint(trained.folder))
 
 
 @pytest.mark.slow
@@ -70,11 +92,14 @@ def test_a_head_begins_as_the_last_layer_of_a_family(tmp_path: Path, family: str
 
     reference.save_model(family, tmp_path)
     _check_begins_as_last_layer(load_checkpoint(tmp_path))
+    _check_mtp_begins_alike(load_checkpoint(tmp_path))
 
 
 def test_taps_are_a_low_a_middle_and_a_high_layer() -> None:
-    assert default_taps(30) == (2, 15, 27)
-    assert all(0 <= tap <= layers for layers in range(1, 12) for tap in default_taps(layers))
+    assert default_taps("eagle3", 30) == (2, 15, 27)
+    assert all(
+        0 <= tap <= layers for layers in range(1, 12) for tap in default_taps("dflash", layers)
+    )
 
 
 def test_frequent_tokens() -> None:

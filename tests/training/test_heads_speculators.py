@@ -15,15 +15,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paceline.models.checkpoint import load_checkpoint
-from paceline.training.heads.batches import Batch, Grid
 from paceline.training.heads.dflash import DFlash
 from paceline.training.heads.eagle3 import Eagle3
 from paceline.training.heads.initial import TargetWeights
 from paceline.training.heads.layout import dflash_layers, layers_config
+from paceline.training.heads.mtp import Mtp
 from paceline.training.heads.train import train_head
 from paceline.training.lm import LMTrainingResult
 from paceline.training.ops import TrainingOps
-from tests.training.test_heads import head_config, traces  # noqa: F401
+from tests.training.test_heads import head_config, one_text, traces  # noqa: F401
 
 PYTHON = os.environ.get("PACELINE_SPECULATORS_PYTHON", "")
 SCRIPT = Path(__file__).with_name("speculators_logits.py")
@@ -31,22 +31,12 @@ BLOCKS = Path(__file__).parents[1] / "proposers" / "speculators_blocks.py"
 ROWS = 20
 
 
-def one_text(tokens: torch.Tensor, features: torch.Tensor) -> Batch:
-    """A batch whose row ``j`` reads token ``j``, all of them wanted."""
-    every, nothing = torch.arange(len(tokens)), torch.zeros(len(tokens), 1)
-    grid = Grid(1, len(tokens), every)
-    return Batch(
-        tokens=tokens,
-        positions=every,
-        features=features,
-        grid=grid,
-        wanted=every,
-        wanted_grid=grid,
-        left=every.flip(0),
-        emitted=tokens,
-        top_ids=nothing.long(),
-        top_probs=nothing,
-    )
+def _logits(folder: Path, tokens: torch.Tensor, features: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The package's, by step, of the head in a folder's ``head``."""
+    save_file({"features": features[None], "input_ids": tokens[None]}, folder / "inputs")
+    command = [PYTHON, str(SCRIPT), *(str(folder / n) for n in ("head", "inputs", "logits"))]
+    subprocess.run(command, check=True, timeout=280)
+    return load_file(folder / "logits")
 
 
 @pytest.mark.slow
@@ -63,11 +53,7 @@ def test_speculators_computes_the_same(
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, len(embedding), (ROWS,), generator=generator)
     features = torch.randn(ROWS, taps, generator=generator)
-    inputs = {"features": features[None], "input_ids": tokens[None]}
-    save_file(inputs, tmp_path / "inputs")
-    command = [PYTHON, str(SCRIPT), *(str(tmp_path / n) for n in ("head", "inputs", "logits"))]
-    subprocess.run(command, check=True, timeout=280)
-    found = load_file(tmp_path / "logits")
+    found = _logits(tmp_path, tokens, features)
 
     head = Eagle3(layers_config(target.config), tensors, embedding, TrainingOps(), 64)
     every = torch.arange(ROWS)
@@ -78,6 +64,30 @@ def test_speculators_computes_the_same(
         differences.append((ours - found[f"step{step}"][rows - step]).abs().max().item())
     print("largest differences of logits, by step:", differences)
     assert max(differences) < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not PYTHON, reason="PACELINE_SPECULATORS_PYTHON names no interpreter")
+def test_speculators_computes_the_same_of_mtp(
+    trained: LMTrainingResult,
+    traces: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """Its steps are those of :func:`test_speculators_computes_the_same` by themselves: all rows
+    read what all rows put out in the step before."""
+    train_head(head_config(trained.folder, traces, tmp_path / "head", steps=3, kind="mtp"))
+    weights = TargetWeights(load_checkpoint(trained.folder))
+    tensors = load_file(tmp_path / "head" / "model.safetensors")
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, len(weights.embedding), (ROWS,), generator=generator)
+    inputs = torch.randn(ROWS, weights.config.hidden_size, generator=generator)
+    found = _logits(tmp_path, tokens, inputs)
+    head = Mtp(layers_config(weights.config), tensors, weights.embedding, TrainingOps(), 64)
+    count = len(found["step0"])
+    for step in range(3):
+        read = tokens[step + 1 : step + 1 + count]
+        _, inputs = next(iter(head.steps(one_text(read, inputs[:count]), 1, torch.arange(count))))
+        torch.testing.assert_close(inputs @ weights.head.T, found[f"step{step}"], rtol=0, atol=1e-4)
 
 
 @pytest.mark.slow

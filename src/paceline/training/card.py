@@ -133,11 +133,12 @@ def head_card(
         recipe: how its kind is trained.
         answer_tokens: of the target's answers, trained on.
     """
+    most = f"{config.num_columns:,} tokens at most, the most frequent of the answers"
     rows = [
         ("drafts for", Path(config.target).name),
         ("kind", config.kind),
         ("parameters", shape_line(layers, result.num_params)),
-        ("output", f"{config.draft_vocab_size:,} tokens at most, the most frequent of the answers"),
+        ("output", most if config.num_columns else "the target's"),
         ("trained on", config.data_note or ", ".join(Path(t).name for t in config.traces)),
         (
             "tokens",

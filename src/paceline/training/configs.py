@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.checks import check_choice
 from paceline.errors import ConfigError, TrainingError
-from paceline.models.head_kinds import DFLASH, EAGLE3
+from paceline.models.head_kinds import DFLASH, EAGLE3, MTP
 from paceline.training.options import TrainingConfig, check_range
 
 CUTS = ("drop_layers", "mlp_width")
@@ -181,7 +181,9 @@ class DraftTrainingConfig(TrainingConfig):
         return {name: getattr(self, name) for name in CUTS}
 
 
-HEAD_KINDS = (EAGLE3, DFLASH)
+HEAD_KINDS = (EAGLE3, MTP, DFLASH)
+TARGETS_OWN = ("taps", "draft_vocab_size", "with_embedding")
+"""Options about what an MTP head takes of its target as it is."""
 HEAD_FORMATS = ("speculators",)
 
 
@@ -192,33 +194,34 @@ class HeadTrainingConfig(TrainingConfig):
     A window is a pack of whole traces with ``seq_len`` tokens at most.
 
     Attributes:
-        kind: of head; eagle3 drafts token after token, dflash a block of tokens in one pass.
+        kind: of head; eagle3 and mtp draft token after token, dflash a block of tokens in one pass.
         target: the model that the head drafts for: a folder, a GGUF file or a name.
         traces: folders that paceline trace wrote with this target.
         taps: the layers whose inputs the head reads, ascending; default: the third, the middle one
-            and the last but two.
-        draft_vocab_size: tokens of its output matrix, the most frequent of the answers.
-        num_layers: of a dflash head; that of eagle3 has one.
+            and the last but two. An mtp head reads what the target puts out.
+        draft_vocab_size: tokens of its output matrix, the most frequent of the answers; default:
+            8192. An mtp head uses the target's matrix.
+        num_layers: of a dflash head; the others have one.
         block_size: rows of a dflash head's block: the last known token and the drafted ones.
-        num_steps: depth to which eagle3's chains are unrolled in training, each step reading the
-            one before.
+        num_steps: depth to which chains of eagle3 and mtp are unrolled in training, each step
+            reading the one before.
         step_decay: weight of a depth, relative to the one before it.
-        deep_share: share of the positions whose eagle3 chains go on after the first step.
+        deep_share: share of the positions whose chains go on after the first step.
         eval_steps: depth to which held-out acceptance is measured, within a block of dflash.
         features: folder of the target's hidden states, which are made where they are missing
             (default: in the output); deleted, they are made again.
         format: of the written folder; speculators is known.
         verifier: the target as engines that read this format should find it, such as org/name on
             the hub (default: as it is named here).
-        with_embedding: also write the target's embedding, which the speculators package reads;
-            other engines share the target's.
+        with_embedding: also write the target's embedding, which the speculators package reads, but
+            not of mtp heads; other engines share the target's.
     """
 
     target: str
     traces: tuple[str, ...]
     kind: str = EAGLE3
     taps: tuple[int, ...] = ()
-    draft_vocab_size: int = 8192
+    draft_vocab_size: int | None = None
     num_layers: int = 1
     block_size: int = 8
     num_steps: int = 3
@@ -238,12 +241,24 @@ class HeadTrainingConfig(TrainingConfig):
         TrainingConfig.__post_init__(self)
         check_choice("kind", self.kind, HEAD_KINDS)
         check_choice("format", self.format, HEAD_FORMATS)
-        check_range("draft_vocab_size", self.draft_vocab_size, 1, 1 << 20)
+        if self.draft_vocab_size is not None:
+            check_range("draft_vocab_size", self.draft_vocab_size, 1, 1 << 20)
+        given = [name for name in TARGETS_OWN if getattr(self, name)]
+        if self.kind == MTP and given:
+            raise ConfigError(
+                "an mtp head reads the target's output and shares its embedding and its output "
+                f"matrix; leave {', '.join(given)} away, or choose another kind"
+            )
         for name in ("num_steps", "eval_steps"):
             check_range(name, getattr(self, name), 1, 16)
         check_range("block_size", self.block_size, 2, 64)
-        check_range("num_layers", self.num_layers, 1, 1 if self.kind == EAGLE3 else 16)
+        check_range("num_layers", self.num_layers, 1, 16 if self.kind == DFLASH else 1)
         for name in ("step_decay", "deep_share"):
             check_range(name, getattr(self, name), 0.0, 1.0)
         if not self.traces:
             raise ConfigError("traces is empty; name a folder that paceline trace wrote")
+
+    @property
+    def num_columns(self) -> int:
+        """Most rows of the head's own output matrix; 0 where it uses the target's."""
+        return 0 if self.kind == MTP else self.draft_vocab_size or 8192

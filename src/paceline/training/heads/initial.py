@@ -15,22 +15,27 @@ import torch
 from paceline.errors import TrainingError
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
+from paceline.models.head_kinds import MTP
 from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
 from paceline.traces import Trace
 from paceline.training.heads.dflash import FUSED_NORM, FUSION, LAST_NORM
 from paceline.training.heads.eagle3 import ATTENTION, LAYER
+from paceline.training.heads.mtp import LAYER as MTP_LAYER
 from paceline.training.model_files import EMBEDDING
 
 Tensor = torch.Tensor
 HEAD = "lm_head.weight"
 TOKEN_FLAGS = "t2d"
 FRESH_DEVIATION = 0.02  # of weights that the target has no counterpart of
+JOINED = 3.0  # how large the two halves of what an MTP layer reads begin
 FAST_SHARE = 5  # one in so many of a head's dimensions turns with the position where one attends
 SHARPNESS = 1.5  # of that attention
 
 
-def default_taps(num_layers: int) -> tuple[int, ...]:
-    """A low, a middle and a high layer's input, as EAGLE-3 chooses them."""
+def default_taps(kind: str, num_layers: int) -> tuple[int, ...]:
+    """A low, a middle and a high layer's input, as EAGLE-3 chooses them; of MTP the output."""
+    if kind == MTP:
+        return (num_layers + 1,)
     return tuple(sorted({min(2, num_layers), num_layers // 2, max(0, num_layers - 3)}))
 
 
@@ -121,6 +126,24 @@ def eagle3_params(
         fresh = torch.empty(known.shape).normal_(0.0, FRESH_DEVIATION, generator=generator)
         params[f"{ATTENTION}{name}_proj.weight"] = torch.cat((fresh, known), dim=1)
     return _copies({**_end_params(weights, num_taps, token_ids), **params})
+
+
+def mtp_params(weights: TargetWeights, seed: int) -> dict[str, Tensor]:
+    """As :func:`eagle3_params` of an MTP head, whose output matrix is the target's.
+
+    Its linear passes on the hidden state, with random numbers of the token that are as large.
+    """
+    c, generator = weights.config, torch.Generator().manual_seed(seed)
+    width, ones = c.hidden_size, torch.ones(c.hidden_size)
+    fresh = torch.randn(width, width, generator=generator) / width**0.5
+    params = _layer_params(weights, weights.last_layer, MTP_LAYER)
+    own = {
+        "input_proj": torch.cat((fresh, torch.eye(width)), dim=1) * JOINED,
+        "token_layernorm": ones,
+        "hidden_layernorm": ones,
+        "final_layernorm": weights.norm("model.norm.weight") / c.logits_divisor,
+    }
+    return _copies(params | {f"{MTP_LAYER}{name}.weight": p for name, p in own.items()})
 
 
 def dflash_params(

@@ -10,7 +10,7 @@ import torch
 
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
-from paceline.models.head_kinds import EAGLE3
+from paceline.models.head_kinds import EAGLE3, MTP
 from paceline.traces import Trace
 from paceline.training.configs import HeadTrainingConfig
 from paceline.training.heads.batches import Batch
@@ -20,10 +20,12 @@ from paceline.training.heads.initial import (
     TargetWeights,
     dflash_params,
     eagle3_params,
+    mtp_params,
     rarest_token,
 )
 from paceline.training.heads.layout import dflash_layers, layers_config
 from paceline.training.heads.losses import Head
+from paceline.training.heads.mtp import Mtp
 from paceline.training.ops import TrainingOps
 
 Tensor = torch.Tensor
@@ -82,12 +84,14 @@ def kind_of(config: HeadTrainingConfig, target: Checkpoint, traces: Sequence[Tra
     """
     if config.kind == EAGLE3:
         return _Eagle3Kind(config, layers_config(target.config))
+    if config.kind == MTP:
+        return _MtpKind(config, layers_config(target.config))
     layers = dflash_layers(target.config, config.num_layers)
     return _DFlashKind(config, layers, rarest_token(traces, TargetWeights(target).embedding))
 
 
 @dataclass(frozen=True, slots=True)
-class _Eagle3Kind:
+class _ChainKind:
     config: HeadTrainingConfig
     layers: ModelConfig
 
@@ -107,6 +111,12 @@ class _Eagle3Kind:
             f"{c.deep_share:.0%} of the positions beyond the first)"
         )
 
+    def chosen(self, batch: Batch, generator: torch.Generator) -> Tensor:
+        drawn = torch.rand(len(batch.wanted), generator=generator)
+        return ((drawn < self.config.deep_share) & (batch.left > 0)).nonzero().squeeze(1)
+
+
+class _Eagle3Kind(_ChainKind):
     def description(self, taps: Sequence[int]) -> dict[str, Any]:
         return {
             "architectures": ["Eagle3Speculator"],
@@ -125,9 +135,20 @@ class _Eagle3Kind:
     ) -> Head:
         return Eagle3(self.layers, params, embedding, ops, max_len)
 
-    def chosen(self, batch: Batch, generator: torch.Generator) -> Tensor:
-        drawn = torch.rand(len(batch.wanted), generator=generator)
-        return ((drawn < self.config.deep_share) & (batch.left > 0)).nonzero().squeeze(1)
+
+class _MtpKind(_ChainKind):
+    def description(self, taps: Sequence[int]) -> dict[str, Any]:
+        return {"architectures": ["MTPDraftModel"], "num_nextn_predict_layers": 1}
+
+    def params(
+        self, weights: TargetWeights, token_ids: Tensor, sample: Tensor
+    ) -> dict[str, Tensor]:
+        return mtp_params(weights, self.config.seed)
+
+    def head(
+        self, params: Mapping[str, Tensor], embedding: Tensor, ops: TrainingOps, max_len: int
+    ) -> Head:
+        return Mtp(self.layers, params, embedding, ops, max_len)
 
 
 @dataclass(frozen=True, slots=True)

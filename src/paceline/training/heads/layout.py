@@ -8,6 +8,7 @@ from typing import Any
 
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
+from paceline.models.head_kinds import MTP
 
 
 def dflash_layers(target: ModelConfig, num_layers: int) -> ModelConfig:
@@ -59,7 +60,7 @@ def speculators_config(
     Args:
         verifier: the target's name or path for engines that read this.
         layers: the shape of the head's layers.
-        num_columns: of the output matrix.
+        num_columns: of the output matrix; 0 where it is the target's.
         num_drafted: tokens that the head was trained to draft.
         own: what this kind of head alone says.
     """
@@ -70,11 +71,13 @@ def speculators_config(
         "accept_tolerance": 0.0,
     }
     architectures = list(target.hf_config.get("architectures") or [])
+    if kind == MTP:  # the format describes the target's layers here, of which the head has one
+        layers = dataclasses.replace(layers, num_layers=target.config.num_layers)
+    output = {"draft_vocab_size": num_columns} if num_columns else {}
     return {
         "speculators_model_type": kind,
         "speculators_version": "0.9.0",
         "transformer_layer_config": _layers_description(target, layers),
-        "draft_vocab_size": num_columns,
         "target_hidden_size": None,
         "tie_word_embeddings": False,
         "speculators_config": {
@@ -83,6 +86,7 @@ def speculators_config(
             "proposal_methods": [method],
             "verifier": {"name_or_path": verifier, "architectures": architectures},
         },
+        **output,
         **own,
     }
 

@@ -28,6 +28,7 @@ from paceline.training.heads.batches import Packs, num_wanted, split_prompts
 from paceline.training.heads.features import FeatureFiles, make_features
 from paceline.training.heads.initial import (
     HEAD,
+    TOKEN_FLAGS,
     TargetWeights,
     default_taps,
     embedding_param,
@@ -109,8 +110,9 @@ def _traces(config: HeadTrainingConfig, target: Checkpoint) -> list[list[Trace]]
 
 
 def _taps(config: HeadTrainingConfig, target: Checkpoint) -> tuple[int, ...]:
-    layers = target.config.num_layers
-    taps = config.taps or default_taps(layers)
+    layers, taps = target.config.num_layers, config.taps
+    if not taps:
+        return default_taps(config.kind, layers)
     if list(taps) != sorted(set(taps)) or not 0 <= taps[0] <= taps[-1] <= layers:
         raise TrainingError(
             f"taps are {', '.join(map(str, taps))}; allowed are ascending numbers from 0 to "
@@ -127,8 +129,8 @@ def _initial(
     traces: Sequence[Trace],
     sample: Tensor,
 ) -> TrainableModel:
-    c = target.config
-    token_ids = frequent_tokens(traces, config.draft_vocab_size, c.vocab_size, c.eos_token_ids)
+    c, columns = target.config, config.num_columns
+    token_ids = frequent_tokens(traces, columns, c.vocab_size, c.eos_token_ids)
     raw = speculators_config(
         target,
         config.verifier or config.target,
@@ -139,7 +141,8 @@ def _initial(
         kind.description(taps),
     )
     params = kind.params(TargetWeights(target), token_ids, sample)
-    return TrainableModel(raw, params, vocabulary_maps(token_ids, c.vocab_size))
+    fixed = vocabulary_maps(token_ids, c.vocab_size) if columns else {}
+    return TrainableModel(raw, params, fixed)
 
 
 def _features(
@@ -185,13 +188,13 @@ class _Task:
         self._packs = self._of(self.train, size)
         self._held = self._of(self.held, size) if self.held else None
         self._held_packs = len(self._held.epoch(0)) if self._held else 0
-        self._embedding = TargetWeights(self.target).embedding
-        c = self.target.config
+        weights, c = TargetWeights(self.target), self.target.config
+        self._embedding = weights.embedding
+        self._lent = None if HEAD in self.params else weights.head
         beyond = max(self.kind.depth, self.config.eval_steps)
         self._length = max(len(trace.token_ids) for trace in self.traces) + beyond
-        ids = self.model.fixed["t2d"].nonzero().squeeze(1)
-        self._column_of = torch.full((c.vocab_size,), -1)
-        self._column_of[ids] = torch.arange(len(ids))
+        flags = self.model.fixed.get(TOKEN_FLAGS, torch.ones(c.vocab_size, dtype=torch.bool))
+        self._column_of = torch.where(flags, flags.cumsum(0) - 1, -1)
 
     def _of(self, numbers: Sequence[int], size: int) -> Packs:
         chosen = [self.traces[i] for i in numbers]
@@ -201,12 +204,16 @@ class _Task:
     def params(self) -> Mapping[str, Tensor]:
         return self.model.params
 
+    @property
+    def _matrix(self) -> Tensor:
+        return self.params[HEAD] if self._lent is None else self._lent
+
     def loss(self, start: int, count: int) -> Tensor:
         batch = self._packs.take(start, count)
         generator = torch.Generator().manual_seed(self.config.seed + start)
         return head_loss(
             self._head(),
-            self.params[HEAD],
+            self._matrix,
             batch,
             self._column_of,
             self.kind.depth,
@@ -235,5 +242,5 @@ class _Task:
         steps = min(self.config.eval_steps, self.kind.most)
         counted, head = AcceptanceCount(steps), self._head()
         for number in range(min(windows or self._held_packs, self._held_packs)):
-            counted.add(head, self.params[HEAD], self._held.take(number, 1), self._column_of)
+            counted.add(head, self._matrix, self._held.take(number, 1), self._column_of)
         return counted
