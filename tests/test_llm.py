@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import doctest
+import gc
 import queue
 import shutil
 import threading
@@ -223,6 +224,21 @@ def test_who_drafts_where_nothing_was_said_is_who_drafts_for_the_command_line() 
     for plain in ([], "[]", ()):
         with LLM(checkpoint, speculative_config=plain) as llm:
             assert llm.proposers == ()
+
+
+def test_engines_over_one_checkpoint_share_its_weights() -> None:
+    checkpoint = load_checkpoint(embedded_model("target"))
+    with LLM(checkpoint, speculative_config=[]) as plain, LLM(checkpoint) as drafting:
+        assert len(checkpoint.decoders) == 1
+        answers = [
+            llm.generate(PROMPTS[0], SamplingParams(max_tokens=24)) for llm in (plain, drafting)
+        ]
+        assert answers[0].token_ids == answers[1].token_ids
+        with LLM(checkpoint, max_model_len=64):  # positions of other lengths are turned otherwise
+            assert len(checkpoint.decoders) == 2
+    del plain, drafting
+    gc.collect()
+    assert not checkpoint.decoders
 
 
 def test_a_request_can_decline_speculation(speculative: LLM) -> None:

@@ -151,11 +151,22 @@ def build_engine(
     return BuiltEngine(engine, checkpoint, config, target, ops.name, ops.identity)
 
 
+def _decoder(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> Decoder:
+    """The checkpoint's decoder, which engines that compute alike share: weights lie there once."""
+    assert config.max_model_len is not None
+    key = ops.name, config.dtype, config.deterministic, config.device, config.max_model_len
+    decoder = checkpoint.decoders.get(key)
+    if decoder is None:
+        decoder = Decoder(checkpoint.config, checkpoint.tensors, ops, config.max_model_len)
+        checkpoint.decoders[key] = decoder
+    return decoder
+
+
 def open_runner(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> tuple[ModelRunner, int]:
     """The model with its KV cache, and the bytes that are left for the KV caches of drafts."""
     assert config.max_model_len is not None
     shape = checkpoint.config
-    decoder = Decoder(shape, checkpoint.tensors, ops, config.max_model_len)
+    decoder = _decoder(checkpoint, config, ops)
     budget = kv_budget(config)
     needed = any(c.model or c.has_own_kv for c in config.speculative)
     drafts = budget // DRAFT_SHARE if needed else 0

@@ -11,7 +11,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -31,6 +32,9 @@ from paceline.models.safetensors_files import SafetensorsFolder
 from paceline.models.stored import StoredTensors
 from paceline.models.tokenizer import Tokenizer
 from paceline.models.tokenizer_files import has_tokenizer_files
+
+if TYPE_CHECKING:
+    from paceline.models.decoder import Decoder
 
 log = logging.getLogger(__name__)
 LOAD_FORMATS = ("mmap", "memory")
@@ -55,6 +59,7 @@ class Checkpoint:
             included.
         is_quantised: whether most of the weights are stored in quantised formats.
         packed: how ``paceline convert`` packed the weights; None where it did not.
+        decoders: those that engines made of it and still use, by how they compute.
     """
 
     config: ModelConfig
@@ -65,6 +70,9 @@ class Checkpoint:
     hf_config: Mapping[str, Any] = field(default_factory=dict)
     is_quantised: bool = False
     packed: PackedFormat | None = None
+    decoders: WeakValueDictionary[object, Decoder] = field(
+        default_factory=WeakValueDictionary, init=False, repr=False, compare=False
+    )
 
     @property
     def num_bytes(self) -> int:
