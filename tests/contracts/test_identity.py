@@ -29,6 +29,7 @@ from tests.proposers.dflash import toy_dflash
 from tests.proposers.heads import toy_head
 from tests.proposers.mtp import toy_mtp
 from tests.proposers.ngrams import ngram_proposer
+from tests.proposers.parallel_heads import toy_dspark, toy_peagle
 from tests.toy import (
     VOCAB,
     Job,
@@ -104,6 +105,8 @@ PROPOSERS: dict[str, list[Factory]] = {
     "head_tree": [head(max_branching=3, max_tree_nodes=10)],
     "mtp_tree": [lambda: lambda runner: toy_mtp(runner, max_branching=3, max_tree_nodes=10)],
     "dflash_tree": [dflash(max_branching=3, max_tree_nodes=10)],
+    "peagle_tree": [lambda: lambda runner: toy_peagle(runner, max_branching=3, max_tree_nodes=10)],
+    "dspark_tree": [lambda: lambda runner: toy_dspark(runner, max_branching=3, max_tree_nodes=10)],
     "several": [lookup(), ngram_proposer, draft(0.3, max_branching=2, max_tree_nodes=6), head()],
     "random": [RandomTrees],
 }
@@ -273,7 +276,10 @@ NATIVE = [] if why_not_native() else ["native-int8", "native-int4"]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8", *NATIVE])
-@pytest.mark.parametrize("proposer", ["draft_tree", "head_tree", "dflash_tree", "random"])
+@pytest.mark.parametrize(
+    "proposer",
+    ["draft_tree", "head_tree", "dflash_tree", "peagle_tree", "dspark_tree", "random"],
+)
 def test_every_dtype(proposer: str, dtype: str) -> None:
     jobs = staggered()
     plain = answers([run_jobs(toy_engine(dtype=dtype), [Job(j.prompt, j.params)])[0] for j in jobs])

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from paceline.config import SpeculativeConfig, parse_speculative_config
+from paceline.config.methods import HEAD_METHODS
 from paceline.engine.bundled_drafts import bundled_drafts
 from paceline.engine.default_drafts import default_speculative_config
 from paceline.errors import ConfigError
@@ -86,17 +87,18 @@ def test_a_bundled_parallel_draft_drafts(tmp_path: Path) -> None:
 
 
 HEADS: dict[str, dict[str, Any]] = {
-    "speculators": {"speculators_model_type": "eagle3"},
-    "original": {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"},
-    "blocks": {"speculators_model_type": "dflash"},
-    "original blocks": {"architectures": ["DFlashDraftModel"], "model_type": "qwen3"},
+    **{method: {"speculators_model_type": method} for method in HEAD_METHODS},
+    "original eagle3": {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"},
+    "original peagle": {"architectures": ["LlamaForCausalLMEagle3"], "ptd_token_id": 3},
+    "original dflash": {"architectures": ["DFlashDraftModel"], "model_type": "qwen3"},
+    "original dspark": {"architectures": ["Qwen3DSparkModel"], "model_type": "qwen3"},
 }
 
 
 @pytest.mark.parametrize("layout", HEADS)
 def test_heads_are_run_as_such(tmp_path: Path, layout: str) -> None:
     place = write(tmp_path / "speculators" / "a", HEADS[layout])
-    method = "dflash" if "blocks" in layout else "eagle3"
+    method = layout.split()[-1]
     wanted = parse_speculative_config({"method": method, "model": str(place)})
     assert bundled_drafts(str(tmp_path)) == wanted
     methods = [{"proposal_type": "greedy", "speculative_tokens": 3}]
@@ -108,11 +110,11 @@ def test_drafts_may_lie_beside_a_folder_or_a_file(tmp_path: Path) -> None:
     (tmp_path / "a.gguf").write_bytes(b"x")
     (tmp_path / "b").mkdir()
     for name in ("a", "b"):
-        write(tmp_path / f"{name}.speculators" / "head", HEADS["speculators"])
+        write(tmp_path / f"{name}.speculators" / "head", HEADS["eagle3"])
         model = tmp_path / ("a.gguf" if name == "a" else name)
         (draft,) = bundled_drafts(str(model))
         assert draft.model == str(tmp_path / f"{name}.speculators" / "head")
-    write(tmp_path / "c.speculators" / "head", HEADS["speculators"])
+    write(tmp_path / "c.speculators" / "head", HEADS["eagle3"])
     assert bundled_drafts(str(tmp_path / "c")) == ()  # as a hub id, which is not there
 
 

@@ -111,9 +111,9 @@ def as_original(config: dict[str, Any], tensors: Tensors) -> tuple[dict[str, Any
     return flat, renamed
 
 
-def head_options(**options: Any) -> SpeculativeConfig:
+def head_options(method: str = "eagle3", **options: Any) -> SpeculativeConfig:
     options = {"min_accept_prob": 0.0, "dtype": "float32", "deterministic": True} | options
-    return SpeculativeConfig("eagle3", **({"model": "toy"} | options))
+    return SpeculativeConfig(method, **({"model": "toy"} | options))
 
 
 def target_info(runner: ModelRunner) -> TargetInfo:
@@ -186,7 +186,7 @@ class PlainHead:
     """EAGLE-3 as its paper and the speculators library have it, without any cache.
 
     Args:
-        tensors: of the speculators layout.
+        tensors: of the speculators layout; layers after the first are ordinary ones.
         config: in the same.
         target: of a target that lends what the head has not: its embedding and its head.
     """
@@ -208,23 +208,36 @@ class PlainHead:
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """``[rows, taps, hidden]`` to ``[rows, hidden]``, rounded as they are kept."""
+        return self.fuse_exactly(features).half().float()
+
+    def fuse_exactly(self, features: torch.Tensor) -> torch.Tensor:
         if self.config.get("fc_norm"):
             parts = [self.norm(features[:, i], f"fc_norm.{i}.weight") for i in range(len(TAPS))]
             features = torch.stack(parts, dim=1)
         x = features.flatten(1)
         if self.config.get("norm_before_fc"):
             x = self.norm(x, "input_norm.weight")
-        return (x @ self.tensors["fc.weight"].T).half().float()
+        return x @ self.tensors["fc.weight"].T
 
     def forward(self, tokens: list[int], hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits and output of the last of rows that each follow all before them."""
-        t, p, rows = self.tensors, "layers.0.", len(tokens)
+        p = "layers.0."
         assert self.embedding is not None
         assert self.lm_head is not None
         tokens_in = self.norm(self.embedding[tokens], p + "input_layernorm.weight")
         normed = self.norm(hidden, p + "hidden_norm.weight")
-        residual = normed if self.config.get("norm_before_residual") else hidden
-        x = torch.cat([tokens_in, normed], dim=-1)
+        h = normed if self.config.get("norm_before_residual") else hidden
+        h = self.layer(p, h, torch.cat([tokens_in, normed], dim=-1))
+        for layer in range(1, self.config["transformer_layer_config"]["num_hidden_layers"]):
+            p = f"layers.{layer}."
+            h = self.layer(p, h, self.norm(h, p + "input_layernorm.weight"))
+        last = self.norm(h, "norm.weight")
+        output = last if self.config.get("norm_output") else h
+        return last[-1] @ self.lm_head.T, output[-1]
+
+    def layer(self, p: str, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """The residual stream after a layer whose attention reads ``x``."""
+        t, rows = self.tensors, len(x)
 
         def heads(name: str, count: int) -> torch.Tensor:
             y = x @ t[f"{p}self_attn.{name}_proj.weight"].T
@@ -240,10 +253,7 @@ class PlainHead:
         h = residual + attended @ t[p + "self_attn.o_proj.weight"].T
         y = self.norm(h, p + "post_attention_layernorm.weight")
         gate, up = y @ t[p + "mlp.gate_proj.weight"].T, y @ t[p + "mlp.up_proj.weight"].T
-        h = h + (torch.nn.functional.silu(gate) * up) @ t[p + "mlp.down_proj.weight"].T
-        last = self.norm(h, "norm.weight")
-        output = last if self.config.get("norm_output") else h
-        return last[-1] @ self.lm_head.T, output[-1]
+        return h + (torch.nn.functional.silu(gate) * up) @ t[p + "mlp.down_proj.weight"].T
 
     def chain(self, tokens: Sequence[int], features: torch.Tensor, depth: int) -> list[int]:
         """The greedy draft below a request's tokens.

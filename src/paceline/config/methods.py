@@ -22,8 +22,10 @@ BUILT_IN = {
     "parallel_draft": "paceline.proposers.draft_model.parallel:build",
     "self": "paceline.proposers.draft_model.self_draft:build",
     "eagle3": "paceline.proposers.heads:build",
+    "peagle": "paceline.proposers.heads:build",
     "mtp": "paceline.proposers.heads:build",
     "dflash": "paceline.proposers.heads:build",
+    "dspark": "paceline.proposers.heads:build",
     "grammar": "paceline.proposers.grammar:build",
 }
 """The package's own entry points, as pyproject.toml has them.
@@ -32,10 +34,10 @@ They are here too so that no plugin takes the place of one of them, and so that 
 source tree whose metadata is missing or of another version.
 """
 METHODS = tuple(BUILT_IN)
-MODEL_METHODS = ("draft_model", "parallel_draft", "self", "eagle3", "mtp", "dflash")
-"""Those that draft by forwards of a model."""
-HEAD_METHODS = ("eagle3", "mtp", "dflash")
+HEAD_METHODS = ("eagle3", "peagle", "mtp", "dflash", "dspark")
 """Those whose model reads hidden states of the target, which no trace holds."""
+MODEL_METHODS = ("draft_model", "parallel_draft", "self", *HEAD_METHODS)
+"""Those that draft by forwards of a model."""
 METHOD_ALIASES = {"ngram": "prompt_lookup"}
 DEFAULT_METHOD, EMBEDDED_METHOD = "suffix", "ngram_model"
 """Who drafts for any model, and who for the embedded one as well, where nothing was said."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from paceline.checks import check_choice, check_number
-from paceline.config.methods import METHODS, MODEL_METHODS, check_method
+from paceline.config.methods import HEAD_METHODS, METHODS, MODEL_METHODS, check_method
 from paceline.errors import ConfigError
 
 DTYPES = ("auto", "file", "float32", "bfloat16", "float16", "int8", "int4")
@@ -38,16 +38,19 @@ _OPTIONAL_RANGES: tuple[tuple[str, float, float, type], ...] = (
     ("top_p", 1e-9, 1.0, float),
     ("top_k", -1, 1 << 31, int),
 )
+OPTIONAL_MODELS = ("mtp",)
+"""Methods that take ``model``, and without it draft by a part of the target."""
 NEEDED_MODELS = {
     "draft_model": "the draft's folder or hub id",
     "ngram_model": "a file that paceline train ngram wrote",
     "parallel_draft": "the folder or hub id of a draft that was trained for it",
-    "eagle3": "the folder or hub id of a head that was trained for the target",
-    "dflash": "the folder or hub id of a head that was trained for the target",
+    **{
+        method: "the folder or hub id of a head that was trained for the target"
+        for method in HEAD_METHODS
+        if method not in OPTIONAL_MODELS
+    },
 }
 """What ``model`` must name, by the built-in methods that need one."""
-OPTIONAL_MODELS = ("mtp",)
-"""Methods that take ``model``, and without it draft by a part of the target."""
 GRAMMAR_DRAFTS: dict[str, Any] = {"num_speculative_tokens": 16, "max_tree_nodes": 24}
 """What a grammar is sure of goes further than what others guess."""
 SUFFIX_DRAFTS: dict[str, Any] = {
@@ -72,8 +75,10 @@ HEAD_DRAFTS: dict[str, Any] = {
 """A head's forward is cheap beside the target's, and the planner stops where a level does not pay.
 """
 BLOCK_DRAFTS: dict[str, Any] = {**HEAD_DRAFTS, "num_speculative_tokens": 8}
-"""All tokens of a block come at once, and the planner verifies no more than pays."""
+"""All tokens of a draft come at once, and the planner verifies no more than pays."""
 PARALLEL_FLAG = "parallel_drafting"
+_PARALLEL = {"draft_model": "parallel_draft", "eagle3": "peagle"}
+"""What vLLM's flag makes of a method."""
 LOOSENING_KEYS = (
     "acceptance_threshold",
     "min_acceptance_ratio",
@@ -90,8 +95,10 @@ _DRAFTS = {
     "ngram_model": NGRAM_DRAFTS,
     "parallel_draft": PARALLEL_DRAFTS,
     "eagle3": HEAD_DRAFTS,
+    "peagle": BLOCK_DRAFTS,
     "mtp": HEAD_DRAFTS,
     "dflash": BLOCK_DRAFTS,
+    "dspark": BLOCK_DRAFTS,
 }
 _KEY_ALIASES = {"max_tree_depth": "num_speculative_tokens"}
 
@@ -310,17 +317,18 @@ def _parse_one(item: object) -> SpeculativeConfig:
 
 
 def _without_flag(item: Mapping[str, Any]) -> Mapping[str, Any]:
-    """vLLM asks for a parallel draft by a flag of its method for draft models."""
+    """vLLM asks for drafts of several tokens at once by a flag of other methods."""
     if PARALLEL_FLAG not in item:
         return item
     flag, rest = item[PARALLEL_FLAG], {k: v for k, v in item.items() if k != PARALLEL_FLAG}
     method = rest.get("method", "draft_model")
-    if not isinstance(flag, bool) or (flag and method != "draft_model"):
+    if not isinstance(flag, bool) or (flag and method not in _PARALLEL):
+        allowed = " and ".join(f'"{one}", which it makes "{_PARALLEL[one]}",' for one in _PARALLEL)
         raise ConfigError(
             f"{PARALLEL_FLAG} is {flag!r} for method {method!r}; it is true or false, and true for "
-            '"draft_model" alone, which it makes "parallel_draft"'
+            f"{allowed} alone"
         )
-    return {**rest, "method": "parallel_draft"} if flag else rest
+    return {**rest, "method": _PARALLEL[method]} if flag else rest
 
 
 def _widen_lookup(values: dict[str, Any]) -> None:

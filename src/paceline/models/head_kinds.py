@@ -9,16 +9,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.config.methods import HEAD_METHODS
+from paceline.models.config import MASK_TOKEN_KEYS
 
-EAGLE3, DFLASH, MTP = "eagle3", "dflash", "mtp"
-_DFLASH_ARCHITECTURE = "DFlashDraftModel"  # its successors begin with the same letters
+EAGLE3, PEAGLE, MTP, DFLASH, DSPARK = "eagle3", "peagle", "mtp", "dflash", "dspark"
+_ARCHITECTURES = {  # whole names: those of relatives begin or end with the same letters
+    "DFlashDraftModel": DFLASH,
+    "DSparkDraftModel": DSPARK,
+    "Qwen3DSparkModel": DSPARK,
+}
 
 
 def head_kind(raw: Mapping[str, Any]) -> str | None:
     """Which kind of head a configuration describes; None where it describes no head.
 
     The `speculators` layout says so itself; original checkpoints have an architecture that is named
-    after the method.
+    after the method. P-EAGLE's is EAGLE-3's, and a mask token tells them apart.
     """
     said = raw.get("speculators_model_type")
     if said in HEAD_METHODS:
@@ -26,6 +31,10 @@ def head_kind(raw: Mapping[str, Any]) -> str | None:
     names = raw.get("architectures")
     if said is not None or not isinstance(names, list):
         return None
-    if _DFLASH_ARCHITECTURE in names:
-        return DFLASH
-    return EAGLE3 if any(EAGLE3 in str(name).lower() for name in names) else None
+    for name in map(str, names):
+        if name in _ARCHITECTURES:
+            return _ARCHITECTURES[name]
+        if EAGLE3 in name.lower():
+            is_parallel = any(raw.get(key) is not None for key in MASK_TOKEN_KEYS)
+            return PEAGLE if is_parallel else EAGLE3
+    return None

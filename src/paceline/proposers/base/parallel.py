@@ -1,9 +1,9 @@
 """Trees out of the candidates of several depths that one forward names at once.
 
 No row of such a forward knows what the rows before it chose, so every node of a depth has the same
-candidates, and the tree is made of their most probable combinations. Owns that choice. Where the
-candidates come from is the affair of subclasses, how a draft keeps up with its requests that of
-:mod:`paceline.proposers.base.drafter`.
+candidates, and the tree is made of their most probable combinations. Owns that choice, and the mask
+tokens by whose rows some drafts name candidates. Where else these come from is the affair of
+subclasses, how a draft keeps up with its requests that of :mod:`paceline.proposers.base.drafter`.
 """
 
 from __future__ import annotations
@@ -59,6 +59,40 @@ class ParallelDrafter(Drafter):
     def _tree(self, levels: Sequence[Candidates], max_nodes: int) -> DraftTree:
         """What is drafted out of the candidates of every depth."""
         return likeliest_tree(levels, max_nodes, self.config.min_accept_prob, self.name)
+
+
+class MaskDrafter(ParallelDrafter):
+    """Behind the tokens that it lacks the draft reads mask tokens, one for each further level.
+
+    The row of each predicts what stands there, whatever stands before it. Their KV is never kept.
+    """
+
+    _mask_token: int
+
+    def _masked(
+        self, spans: Sequence[Span], rows: Sequence[SamplingRow]
+    ) -> tuple[list[Span], list[SamplingRow]]:
+        """The spans with masks behind those that are sampled, and how each row is ranked."""
+        owners = iter(rows)
+        masked, ranked = list[Span](), list[SamplingRow]()
+        for span in spans:
+            if span.sample_rows:
+                row = next(owners)
+                span = self._with_masks(span)
+                ranked += further_rows(row, self._mask_token, len(span.sample_rows))
+            masked.append(span)
+        return masked, ranked
+
+    def _with_masks(self, span: Span) -> Span:
+        """The span, then as many masks as the draft may have further tokens and there is room."""
+        known, request_id = len(span.token_ids), span.request_id
+        masks = self._depths[request_id] - 1
+        if not self._kv.reserve(request_id, masks):
+            masks = 0
+        self._depths[request_id] = 1 + masks
+        tokens = [*span.token_ids, *[self._mask_token] * masks]
+        rows = range(known - 1, known + masks)
+        return Span(request_id, span.start, tokens, range(-1, len(tokens) - 1), rows)
 
 
 def further_rows(row: SamplingRow, mask_token: int, count: int) -> list[SamplingRow]:

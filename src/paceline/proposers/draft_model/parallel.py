@@ -1,8 +1,6 @@
 """Drafts of several tokens by one forward of a model that was trained for it (PARD).
 
-Behind the tokens that the draft lacks it reads mask tokens, one for each further token; the row of
-each predicts what stands there, whatever stands before it. The KV of masks is never kept. Owns the
-masks; how such levels become a tree is the affair of :mod:`paceline.proposers.base.parallel`.
+It reads mask tokens, as :mod:`paceline.proposers.base.parallel` has them. Owns which token that is.
 
 Source: An et al., PARD, arXiv 2504.18583.
 """
@@ -15,7 +13,7 @@ from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError
 from paceline.proposers.base import TargetInfo
 from paceline.proposers.base.estimates import Candidates
-from paceline.proposers.base.parallel import ParallelDrafter, further_rows
+from paceline.proposers.base.parallel import MaskDrafter
 from paceline.proposers.draft_model.loading import load_draft
 from paceline.proposers.draft_model.proposer import DraftModelProposer
 from paceline.runtime.logit_edits import SamplingRow
@@ -23,7 +21,7 @@ from paceline.runtime.model_runner import ModelRunner
 from paceline.span import Span
 
 
-class ParallelDraftProposer(ParallelDrafter, DraftModelProposer):
+class ParallelDraftProposer(MaskDrafter, DraftModelProposer):
     """See the module's docstring.
 
     Args:
@@ -40,26 +38,7 @@ class ParallelDraftProposer(ParallelDrafter, DraftModelProposer):
         self, spans: Sequence[Span], rows: Sequence[SamplingRow]
     ) -> Iterable[Candidates]:
         """Of each row and, behind it, of the masks that follow it."""
-        owners = iter(rows)
-        packed, ranked = list[Span](), list[SamplingRow]()
-        for span in spans:
-            if span.sample_rows:
-                row = next(owners)
-                span = self._with_masks(span)
-                ranked += further_rows(row, self._mask_token, len(span.sample_rows))
-            packed.append(span)
-        return super()._candidates(packed, ranked)
-
-    def _with_masks(self, span: Span) -> Span:
-        """The span, then as many masks as the draft may have further tokens and there is room."""
-        known, request_id = len(span.token_ids), span.request_id
-        masks = self._depths[request_id] - 1
-        if not self._kv.reserve(request_id, masks):
-            masks = 0
-        self._depths[request_id] = 1 + masks
-        tokens = [*span.token_ids, *[self._mask_token] * masks]
-        rows = range(known - 1, known + masks)
-        return Span(request_id, span.start, tokens, range(-1, len(tokens) - 1), rows)
+        return super()._candidates(*self._masked(spans, rows))
 
 
 def build(config: SpeculativeConfig, target: TargetInfo) -> ParallelDraftProposer:

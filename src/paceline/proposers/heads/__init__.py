@@ -2,6 +2,8 @@
 
 from paceline.proposers.heads.build import build
 from paceline.proposers.heads.dflash import DFlashProposer
+from paceline.proposers.heads.dspark import DSparkProposer
+from paceline.proposers.heads.peagle import PEagleProposer
 from paceline.proposers.heads.proposer import HeadProposer
 
-__all__ = ["DFlashProposer", "HeadProposer", "build"]
+__all__ = ["DFlashProposer", "DSparkProposer", "HeadProposer", "PEagleProposer", "build"]

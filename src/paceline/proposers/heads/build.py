@@ -10,17 +10,19 @@ import torch
 from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError
 from paceline.models.decoder import Decoder
-from paceline.models.head_kinds import MTP
+from paceline.models.head_kinds import MTP, PEAGLE
 from paceline.models.ops.base import Ops
 from paceline.models.ops.resolve import resolve_dtype, resolve_ops
 from paceline.models.weights import WeightReader
 from paceline.proposers.base import TargetInfo
 from paceline.proposers.base.memory import draft_kv
-from paceline.proposers.heads.checkpoint import HeadCheckpoint, load_head
+from paceline.proposers.heads.checkpoint import MASK_HIDDEN, HeadCheckpoint, load_head
 from paceline.proposers.heads.dflash import DFlashProposer
 from paceline.proposers.heads.drafter import FeatureDrafter
+from paceline.proposers.heads.dspark import DSparkProposer, Markov
 from paceline.proposers.heads.features import Features, Fuse, Fusion, first_tap
 from paceline.proposers.heads.mtp import load_mtp
+from paceline.proposers.heads.peagle import PEagleProposer
 from paceline.proposers.heads.proposer import HeadProposer
 from paceline.runtime.model_runner import ModelRunner
 
@@ -39,9 +41,8 @@ def build(config: SpeculativeConfig, target: TargetInfo) -> FeatureDrafter:
             "here"
         )
     head = _load(config, target)
-    kind = head.decoder.config.entry
-    if kind != config.method:
-        raise ConfigError(f'{head.name} is a head of another kind: method "{kind}" is for it')
+    if head.kind != config.method:
+        raise ConfigError(f'{head.name} is a head of another kind: method "{head.kind}" is for it')
     taps = _taps(head, target.runner.decoder.config.num_layers)
     _check_fits(head, len(taps), target)
     dtype = resolve_dtype(config.dtype, target.device, head.decoder, target.backend)
@@ -57,10 +58,17 @@ def build(config: SpeculativeConfig, target: TargetInfo) -> FeatureDrafter:
     rest = replace(target, kv_bytes=max(0, target.kv_bytes - kept))
     own = ModelRunner(decoder, draft_kv(shape, ops, config, rest, target.max_model_len))
     features = Features(runner.kv, fusion, inputs, shape.hidden_size, ops.device)
-    if head.block is not None:
-        return DFlashProposer(config, own, taps, features, runner.kv, block=head.block)
-    own.taps = (shape.num_layers + head.norm_output,)
-    return HeadProposer(config, own, taps, features, runner.kv)
+    known = config, own, taps, features, runner.kv
+    if head.kind == PEAGLE:
+        return PEagleProposer(*known, mask_input=_mask_input(head, fusion, ops, *inputs))
+    if head.block is None:
+        own.taps = (shape.num_layers + head.norm_output,)
+        return HeadProposer(*known)
+    if not head.block.markov_rank:
+        return DFlashProposer(*known, block=head.block)
+    assert head.further is not None
+    markov = Markov(WeightReader(head.further, shape, ops), shape, ops, head.block.markov_rank)
+    return DSparkProposer(*known, block=head.block, markov=markov)
 
 
 def _load(config: SpeculativeConfig, target: TargetInfo) -> HeadCheckpoint:
@@ -114,6 +122,20 @@ def _check_fits(head: HeadCheckpoint, num_taps: int, target: TargetInfo) -> None
             f"{head.name} was made for another target: its fc reads {found[-1]} numbers, and "
             f"{num_taps} layers of this target's width {width} give {num_taps * width}"
         )
+
+
+def _mask_input(
+    head: HeadCheckpoint, fuse: Fuse, ops: Ops, num_taps: int, width: int
+) -> torch.Tensor:
+    """What a P-EAGLE head reads with a mask, ``[1, hidden_size]``: made as of the target's states.
+
+    It is stored with one or two dimensions of size 1 before its numbers.
+    """
+    assert head.further is not None
+    ones = [1] * (len(head.further.shape_of(MASK_HIDDEN)) - 1)
+    reader = WeightReader(head.further, head.decoder.config, ops)
+    stored = reader.floats(MASK_HIDDEN, *ones, num_taps * width)
+    return fuse(stored.float().view(1, num_taps, width).to(ops.device))
 
 
 def _fusion(head: HeadCheckpoint, ops: Ops, num_taps: int, width: int) -> Fuse:

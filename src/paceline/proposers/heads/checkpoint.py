@@ -1,9 +1,10 @@
 """A head's folder: its configuration and its weights, in the layouts in which heads come.
 
 The `speculators` layout (``speculators_model_type``, the layers' own configuration inside
-``transformer_layer_config``) and those of original checkpoints become one: EAGLE-3's (one
-configuration, of a Llama, whose layer is called ``midlayer``) and DFlash's (one configuration, of a
-Qwen 3, with a ``dflash_config``). Builds no decoder and knows no target.
+``transformer_layer_config``) and those of original checkpoints become one: EAGLE-3's and P-EAGLE's
+(one configuration, of a Llama, whose first layer may be called ``midlayer``), DFlash's and DSpark's
+(one configuration, of a Qwen 3; DFlash's has a ``dflash_config``). Builds no decoder and knows no
+target.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 from paceline.errors import ModelLoadError, UnsupportedModelError
 from paceline.models.checkpoint import Checkpoint, hub_folder, is_hub_id
 from paceline.models.config import ModelConfig
-from paceline.models.head_kinds import DFLASH, EAGLE3, head_kind
+from paceline.models.head_kinds import DFLASH, DSPARK, EAGLE3, PEAGLE, head_kind
 from paceline.models.hf_config import config_from_hf
 from paceline.models.hf_fields import Fields
 from paceline.models.json_file import read_json
@@ -35,40 +36,51 @@ _PLACES = (
     ("eagle_config", LAYER_IDS, 0),
     ("", "aux_hidden_state_layer_ids", 0),
     (BLOCKS, "target_layer_ids", 1),
+    ("", "target_layer_ids", 1),
 )
 """Where configurations name the layers that a head reads, and how far their count is behind that of
 :mod:`paceline.models.taps`: EAGLE-3 heads at the top or, NVIDIA's, in a part of their own, DFlash
-heads of both layouts."""
+heads of both layouts, DSpark heads of the original one."""
 FUSION = re.compile(r"fc\.(weight|bias)|(input_norm|hidden_norm|fc_norm\.\d+)\.weight")
 """Tensors that make one vector of the hidden states of several layers."""
+MASK_HIDDEN = "mask_hidden"
+MARKOV_BEFORE, MARKOV_AFTER = "markov_head.markov_w1", "markov_head.markov_w2"
+_FURTHER = {PEAGLE: (MASK_HIDDEN,), DSPARK: (f"{MARKOV_BEFORE}.weight", f"{MARKOV_AFTER}.weight")}
+_ENTRIES = {EAGLE3: EAGLE3, PEAGLE: EAGLE3, DFLASH: DFLASH, DSPARK: DFLASH}
+"""How hidden states come into the layers of each kind (:mod:`paceline.models.entry`)."""
 _NAMES = (
     (re.compile(r"^midlayer\."), "model.layers.0."),
     (re.compile(r"^(?=(layers|norm|embed_tokens)\.)"), "model."),
 )
-_VERIFIER = re.compile(r"^verifier_(norm|lm_head)\.")  # the target's own, for training alone
+_UNREAD = re.compile(r"^(verifier_(norm|lm_head)|confidence_head)\.")
+"""The target's own, for training, and a guess at acceptance, which the planner learns by itself."""
 MOST_TAPS = 64
 MOST_BLOCK_ROWS = 256
+MOST_MARKOV_RANK = 1 << 16
 _OTHER_BLOCKS = {
     **dict.fromkeys(("use_swa", "attention_sink_bias"), False),
     **dict.fromkeys(("selector_rank", "final_logit_softcapping"), 0),
     **dict.fromkeys(("input_embedding_scale", "output_multiplier"), 1),
+    "markov_head_type": "vanilla",
 }
 """Traits of DFlash's relatives, and the value at which a head has the trait not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What a DFlash head reads after the target's hidden states.
+    """What a DFlash or DSpark head reads after the target's hidden states.
 
     Attributes:
         size: rows.
         mask_token: what all but the first one read.
         first_row: the row that predicts the first token.
+        markov_rank: width of DSpark's Markov head; 0 is none.
     """
 
     size: int
     mask_token: int
     first_row: int
+    markov_rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +88,7 @@ class HeadCheckpoint:
     """A head as it was found.
 
     Attributes:
+        kind: one of :mod:`paceline.models.head_kinds`.
         decoder: its layers, embedding and head under their Hugging Face names; the latter two may
             be missing.
         fusion: the tensors of :data:`FUSION`; None for a head that reads what the target puts out,
@@ -85,9 +98,11 @@ class HeadCheckpoint:
         norm_before_fc: one norm over the hidden states of all taps (``input_norm``).
         fc_norm: a norm for those of each tap (``fc_norm``).
         norm_output: a drafted node's children read its hidden state after the last norm.
-        block: of a DFlash head; None of those that draft token by token.
+        block: of a DFlash or DSpark head; None of the others.
+        further: what P-EAGLE and DSpark heads have that the others have not.
     """
 
+    kind: str
     decoder: Checkpoint
     fusion: StoredTensors | None
     layer_ids: tuple[int, ...] | None = None
@@ -95,6 +110,7 @@ class HeadCheckpoint:
     fc_norm: bool = False
     norm_output: bool = False
     block: Block | None = None
+    further: StoredTensors | None = None
 
     @property
     def name(self) -> str:
@@ -115,20 +131,23 @@ def load_head(source: str) -> HeadCheckpoint:
     folder, name = folder_of(source)
     raw, quantisation = split_quantisation(read_json(folder / "config.json"), folder)
     kind = head_kind(raw)
-    if kind not in (EAGLE3, DFLASH):
+    if kind not in _ENTRIES:
         said = raw.get("speculators_model_type")
         found = f"a speculator of type {str(said)[:40]!r}" if said else "no head"
         raise UnsupportedModelError(
-            f"{name} is {found}; heads say speculators_model_type = eagle3 or dflash, or have an "
-            "architecture of that name"
+            f"{name} is {found}; heads say speculators_model_type = {', '.join(_ENTRIES)}, or have "
+            "an architecture of that name"
         )
     fields = Fields(raw)
-    shape = replace(config_from_hf(layer_config(raw)), entry=kind)
+    shape = replace(config_from_hf(layer_config(raw)), entry=_ENTRIES[kind])
     block = None
-    if kind == DFLASH:
-        block, shape = _block(raw, fields, shape)
+    if shape.reads_blocks:
+        block, shape = _block(raw, kind, shape)
     else:
         shape = replace(shape, norm_before_residual=fields.flag("norm_before_residual"))
+    if kind == PEAGLE and shape.mask_token_id is None:
+        mask_token = fields.integer("mask_token_id", 0, shape.vocab_size - 1)
+        shape = replace(shape, mask_token_id=mask_token)
     files = SafetensorsFolder(folder)
     for stored in list(files):
         files.rename(stored, _plain_name(stored))
@@ -136,10 +155,12 @@ def load_head(source: str) -> HeadCheckpoint:
     if quantisation is not None:
         tensors = QuantisedTensors(files, schemes_of(quantisation))
     parts = {stored for stored in tensors if FUSION.fullmatch(stored)}
+    further = {stored for stored in tensors if stored in _FURTHER.get(kind, ())}
     whole = set() if shape.draft_vocab_size else {HEAD_TOKENS}  # a map that changes nothing
-    left_out = parts | whole | {stored for stored in tensors if _VERIFIER.match(stored)}
+    left_out = parts | further | whole | {stored for stored in tensors if _UNREAD.match(stored)}
     rest = tensors.only(stored for stored in tensors if stored not in left_out)
     return HeadCheckpoint(
+        kind,
         Checkpoint(shape, rest, None, name, is_quantised=quantisation is not None),
         tensors.only(parts),
         _layer_ids(raw),
@@ -147,6 +168,7 @@ def load_head(source: str) -> HeadCheckpoint:
         fields.flag("fc_norm"),
         fields.flag("norm_output"),
         block,
+        tensors.only(further),
     )
 
 
@@ -183,7 +205,7 @@ def _layer_ids(raw: Mapping[str, Any]) -> tuple[int, ...] | None:
         place = Fields(raw).mapping(inside) if inside else raw
         ids = place.get(key)
         if isinstance(ids, list) and 0 < len(ids) <= MOST_TAPS:
-            found = Fields(place).integers(key, len(ids), 0, 1 << 16)
+            found = Fields(place).integers(key, len(ids), -behind, 1 << 16)
             return tuple(layer + behind for layer in found)
         if ids is not None:
             raise ModelLoadError(
@@ -193,13 +215,14 @@ def _layer_ids(raw: Mapping[str, Any]) -> tuple[int, ...] | None:
     return None
 
 
-def _block(raw: Mapping[str, Any], fields: Fields, shape: ModelConfig) -> tuple[Block, ModelConfig]:
-    """How a DFlash head reads blocks, and the shape of its layers."""
-    said = Fields({**raw, **fields.mapping(BLOCKS)})
+def _block(raw: Mapping[str, Any], kind: str, shape: ModelConfig) -> tuple[Block, ModelConfig]:
+    """How a DFlash or DSpark head reads blocks, and the shape of its layers."""
+    fields, is_dspark = Fields(raw), kind == DSPARK
+    said = Fields({**raw, **fields.mapping(BLOCKS)}, {"sample_from_anchor": is_dspark})
     for trait, usual in _OTHER_BLOCKS.items():
         if said.get(trait) not in (None, usual):
             raise UnsupportedModelError(
-                f"DFlash heads with {trait} = {str(said.get(trait))[:40]} are not supported"
+                f"{kind} heads with {trait} = {str(said.get(trait))[:40]} are not supported"
             )
     is_causal = next((k for k in ("is_causal", "causal") if said.get(k) is not None), None)
     ahead = (
@@ -208,13 +231,15 @@ def _block(raw: Mapping[str, Any], fields: Fields, shape: ModelConfig) -> tuple[
     layers = range(shape.num_layers)
     if is_causal is not None and not ahead and not all(map(shape.is_sliding, layers)):
         raise UnsupportedModelError(
-            f"DFlash heads with {is_causal} = true are supported where all layers have a sliding "
+            f"{kind} heads with {is_causal} = true are supported where all layers have a sliding "
             "window"
         )
+    has_anchor_row = said.flag("sample_from_anchor") and not said.flag("dspark_bonus_anchor")
     block = Block(
         said.integer("block_size", 2, MOST_BLOCK_ROWS),
         said.integer("mask_token_id", 0, shape.vocab_size - 1),
-        0 if said.flag("sample_from_anchor") else 1,
+        0 if has_anchor_row else 1,
+        said.integer("markov_rank", 0, MOST_MARKOV_RANK, 256) if is_dspark else 0,
     )
     has_bias = Fields(fields.mapping(LAYER) or raw).flag("attention_bias")
     shape = replace(shape, qk_norm=True, qkv_bias=has_bias, o_bias=has_bias)

@@ -64,14 +64,25 @@ class DFlashProposer(ParallelDrafter, FeatureDrafter):
     def _candidates(
         self, spans: Sequence[Span], rows: Sequence[SamplingRow]
     ) -> Iterable[Candidates]:
+        logits = self._block_logits(spans)
+        levels = [
+            level
+            for row in rows
+            for level in further_rows(row, self._block.mask_token, self._num_levels(row))
+        ]
+        return ranked(logits, levels, self.config, self._runner.decoder.pruned_head)
+
+    def _num_levels(self, row: SamplingRow) -> int:
+        """Rows of its request's block that have logits."""
+        return self._depths[row.request.request_id]
+
+    def _block_logits(self, spans: Sequence[Span]) -> torch.Tensor:
         """Of the blocks that begin with the last tokens of the spans that are sampled."""
-        owners = iter(rows)
-        known, blocks, levels = list[Span](), list[Span](), list[SamplingRow]()
+        known, blocks = list[Span](), list[Span]()
         for span in spans:
             tokens = span.token_ids
             if span.sample_rows:
-                block, row, tokens = self._block_of(span), next(owners), tokens[:-1]
-                levels += further_rows(row, self._block.mask_token, len(block.sample_rows))
+                block, tokens = self._block_of(span), tokens[:-1]
                 blocks += [block] if block.sample_rows else []
             if tokens:
                 known.append(Span.chunk(span.request_id, span.start, tokens, sample=False))
@@ -79,9 +90,8 @@ class DFlashProposer(ParallelDrafter, FeatureDrafter):
             features = torch.cat([self._features_of(span) for span in known])
             self._runner.write_kv(self._runner.pack(known), features)
         if not blocks:
-            return ()
-        result = self._runner.forward(self._runner.pack(blocks))
-        return ranked(result.logits, levels, self.config, self._runner.decoder.pruned_head)
+            return torch.empty(0, self._runner.decoder.config.num_logits)
+        return self._runner.forward(self._runner.pack(blocks)).logits
 
     def _block_of(self, span: Span) -> Span:
         """The block that begins with a span's last token; no samples where there is no room."""
@@ -97,6 +107,10 @@ class DFlashProposer(ParallelDrafter, FeatureDrafter):
     def _add_levels(
         self, growths: list[Growth], candidates: Iterable[Candidates], prices: Prices
     ) -> None:
-        for growth in growths:  # what was read last is the block's
-            self.rewind(growth.request, self.num_held(growth.request) - 1)
         super()._add_levels(growths, candidates, prices)
+        for growth in growths:
+            self._forget_block(growth)
+
+    def _forget_block(self, growth: Growth) -> None:
+        """What was read last is the block's, and will be read as a position by itself."""
+        self.rewind(growth.request, self.num_held(growth.request) - 1)

@@ -25,6 +25,13 @@ PENDING_ROWS = 256
 """Rows that wait to be made one vector each, together, which takes less than one by one."""
 
 
+def padded_linear(ops: Ops, x: Tensor, packed: object) -> Tensor:
+    """A packed linear of any number of rows, ``[rows, in]`` to ``[rows, out]``, float32."""
+    padding = -len(x) % getattr(ops, "row_multiple", 1)
+    rows = torch.nn.functional.pad(x, (0, 0, 0, padding)) if padding else x
+    return ops.linear(rows.contiguous(), packed)[: len(x)]
+
+
 class Fusion:
     """One vector out of the hidden states of several layers: fc, and norms where a head has them.
 
@@ -49,7 +56,6 @@ class Fusion:
         self._ops, self._fc = ops, fc
         self._last_norm = last_norm
         self._norm, self._groups, self._eps = norm, groups, eps
-        self._multiple: int = getattr(ops, "row_multiple", 1)
 
     @torch.inference_mode()
     def __call__(self, features: Tensor) -> Tensor:
@@ -58,10 +64,7 @@ class Fusion:
         x = features.reshape(rows, -1)
         if self._norm is not None:
             x = self._normed(x.view(rows, self._groups, -1)).view(rows, -1) * self._norm
-        padding = -rows % self._multiple
-        if padding:
-            x = torch.nn.functional.pad(x, (0, 0, 0, padding))
-        y = self._ops.linear(x.contiguous(), self._fc)[:rows]
+        y = padded_linear(self._ops, x, self._fc)
         return y if self._last_norm is None else self._normed(y) * self._last_norm
 
     def _normed(self, x: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ def load_mtp(config: SpeculativeConfig, target: TargetInfo) -> HeadCheckpoint:
         tensors = RenamedTensors(tensors, {name: name for name in tensors}, f"{JOIN}.weight")
     shape = _shape(model.config)
     head = Checkpoint(shape, tensors, None, model.name, is_quantised=model.is_quantised)
-    return HeadCheckpoint(head, None, norm_output=True)
+    return HeadCheckpoint(MTP, head, None, norm_output=True)
 
 
 def _opened(source: str) -> Checkpoint:

@@ -1,0 +1,156 @@
+"""Logits of random DFlash, DSpark and P-EAGLE heads as the speculators package computes them.
+
+``PACELINE_SPECULATORS_PYTHON`` names an interpreter that has the package, which pins what it needs.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from paceline.models.decoder import Decoder
+from paceline.models.ops.base import Ops
+from paceline.models.ops.native import why_not_native
+from paceline.models.ops.resolve import resolve_ops
+from paceline.models.weights import WeightReader
+from paceline.proposers.heads.build import _fusion, _mask_input
+from paceline.proposers.heads.checkpoint import HeadCheckpoint, load_head
+from paceline.proposers.heads.dspark import Markov
+from paceline.runtime.kv_cache import KVCache
+from paceline.runtime.model_runner import ModelRunner
+from paceline.span import Span
+from tests.proposers.dflash import MASK, SIZE, dflash_config, dflash_tensors, sliding_layers
+from tests.proposers.heads import HIDDEN, TAPS, write_head
+from tests.proposers.parallel_heads import (
+    RANK,
+    dspark_config,
+    dspark_tensors,
+    peagle_config,
+    peagle_tensors,
+)
+from tests.proposers.test_heads import with_norms
+from tests.toy import VOCAB
+
+PYTHON = os.environ.get("PACELINE_SPECULATORS_PYTHON", "")
+SCRIPT = Path(__file__).with_name("speculators_blocks.py")
+ROWS = 40
+ANCHORS = (1, 6, 7, 25, 33)
+BACKENDS = ["reference", *([] if why_not_native() else ["native"])]
+VERIFIED = {
+    "speculators_config": {
+        "algorithm": "peagle",
+        "default_proposal_method": "greedy",
+        "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 8}],
+        "verifier": {"name_or_path": None, "architectures": []},
+    }
+}
+"""Without which the package reads no such head."""
+FORMS: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor]]] = {
+    "full": (dflash_config(), dflash_tensors(4)),
+    # Sliding layers see the context up to the window before a block there, before a row here:
+    # this window is wide enough for that to make no difference.
+    "sliding": (dflash_config(**sliding_layers(window=64)), dflash_tensors(4)),
+    "sliding and seeing ahead": (
+        dflash_config(**sliding_layers(64), sliding_window_non_causal=True),
+        dflash_tensors(4),
+    ),
+    "dspark": (dspark_config(), dspark_tensors(5)),
+    "dspark behind the anchor": (dspark_config(sample_from_anchor=False), dspark_tensors(5)),
+    "peagle": (peagle_config(norm_before_residual=True, **VERIFIED), peagle_tensors(6)),
+    "peagle with norms": (
+        peagle_config(fc_norm=True, **VERIFIED),
+        with_norms(peagle_tensors(7), **{f"fc_norm.{i}.weight": HIDDEN for i in range(3)}),
+    ),
+}
+Files = dict[str, torch.Tensor]
+
+
+def ours(folder: Path, given: Files, found: Files, backend: str) -> torch.Tensor:
+    """Logits of the rows that the package found."""
+    head, ops = load_head(str(folder)), resolve_ops("float32", "cpu", True, backend)
+    decoder = Decoder(head.decoder.config, head.decoder.tensors, ops, 64)
+    memory = ops.kv_memory(decoder.config, 200, "float32")
+    runner = ModelRunner(decoder, KVCache(memory, prefix_caching=False))
+    fuse, tokens = _fusion(head, ops, len(TAPS), HIDDEN), given["input_ids"][0]
+    known = fuse(given["features"].view(ROWS, len(TAPS), HIDDEN))
+    if head.kind == "peagle":
+        mask = _mask_input(head, fuse, ops, len(TAPS), HIDDEN)
+        return masks(runner, tokens, torch.cat([known, mask]), found)
+    logits = blocks(runner, tokens, known)
+    return logits + bias(head, ops, tokens) if head.kind == "dspark" else logits
+
+
+def masks(
+    runner: ModelRunner, tokens: torch.Tensor, inputs: torch.Tensor, found: Files
+) -> torch.Tensor:
+    """Of masks behind every anchor, in the order of the rows that were found.
+
+    Args:
+        inputs: of all tokens, then that of a mask.
+    """
+    logits = []
+    for anchor, depth in zip(found["anchor_pos"].tolist(), found["depth"].tolist(), strict=True):
+        read = [*tokens[: anchor + 1].tolist(), *[MASK] * depth]
+        runner.kv.open(0)
+        assert runner.kv.reserve(0, len(read))
+        rows = [*range(anchor + 1), *[-1] * depth]
+        batch = runner.pack([Span.chunk(0, 0, read, sample=True)])
+        logits.append(runner.forward(batch, inputs=inputs[rows]).logits)
+        runner.kv.free(0)
+    return torch.cat(logits)
+
+
+def bias(head: HeadCheckpoint, ops: Ops, tokens: torch.Tensor) -> torch.Tensor:
+    """What the Markov head adds to each row of the blocks, after the text's own tokens."""
+    assert head.further is not None
+    assert head.block is not None
+    shape = head.decoder.config
+    markov = Markov(WeightReader(head.further, shape, ops), shape, ops, RANK)
+    behind = head.block.first_row
+    before = [anchor + max(0, row - behind) for anchor in ANCHORS for row in range(SIZE)]
+    return markov(tokens[before].tolist())
+
+
+def blocks(runner: ModelRunner, tokens: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
+    """Of the blocks of all anchors, ``[anchors * block, columns]``."""
+    spans = []
+    for anchor in ANCHORS:
+        runner.kv.open(anchor)
+        assert runner.kv.reserve(anchor, anchor)
+        context = Span.chunk(anchor, 0, tokens[:anchor].tolist(), sample=False)
+        runner.write_kv(runner.pack([context]), known[:anchor].contiguous())
+        runner.kv.commit(anchor, range(anchor))
+        assert runner.kv.reserve(anchor, SIZE)
+        block = [int(tokens[anchor]), *[MASK] * (SIZE - 1)]
+        spans.append(Span(anchor, anchor, block, range(-1, SIZE - 1), range(SIZE)))
+    return runner.forward(runner.pack(spans)).logits
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not PYTHON, reason="PACELINE_SPECULATORS_PYTHON names no interpreter")
+def test_speculators_computes_the_same(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, VOCAB, (ROWS,), generator=generator)
+    features = torch.randn(ROWS, len(TAPS) * HIDDEN, generator=generator)
+    some = torch.zeros(1, ROWS).index_fill(1, torch.tensor(ANCHORS), 1.0)
+    every = torch.ones(1, ROWS).index_fill(1, torch.tensor(0), 0.0)
+    inputs = {"features": features[None], "input_ids": tokens[None]}
+    for form, (config, tensors) in FORMS.items():
+        write_head(tmp_path / form / "head", config, tensors)
+        anchors = every if "peagle" in form else some
+        save_file(inputs | {"anchors": anchors}, tmp_path / form / "inputs")
+    command = [PYTHON, str(SCRIPT), *(str(tmp_path / form) for form in FORMS)]
+    subprocess.run(command, check=True, timeout=280)
+    for form in FORMS:
+        found, given = (load_file(tmp_path / form / name) for name in ("logits", "inputs"))
+        for backend in BACKENDS:
+            logits = ours(tmp_path / form / "head", given, found, backend)
+            difference = (logits - found["logits"]).abs().max().item()
+            print("largest difference of logits:", form, backend, difference)
+            assert difference < 1e-4
