@@ -24,9 +24,9 @@ from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.config.methods import HEAD_METHODS, METHODS, check_method
 from paceline.config.objective import parse_objective
 from paceline.config.speculative import NEEDED_MODELS, OPTIONAL_MODELS
-from paceline.engine.bundled_drafts import draft_in
+from paceline.engine.bundled_drafts import draft_at
 from paceline.engine.default_drafts import default_speculative_config, is_embedded
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, PacelineError
 from paceline.models.embedded import embedded_model, embedded_ngram_model
 from paceline.sampling_params import SamplingParams
 from paceline.structured_outputs import StructuredOutputs
@@ -110,10 +110,13 @@ def _single_config(options: SpeculationOptions, model: str | None) -> Speculativ
 
 
 def _method_of(draft: str | None) -> str:
-    """The method of a draft that is named by itself: that of a head where its folder says so."""
-    if draft is not None and (Path(draft) / "config.json").is_file():
-        with suppress(OSError, ValueError):  # whoever loads it says what is wrong with it
-            method = draft_in(Path(draft)).method
+    """The method of a draft that is named by itself: that of a head where it says that it is one.
+
+    Whoever loads what cannot be read says what is wrong with it.
+    """
+    if draft is not None:
+        with suppress(OSError, ValueError, PacelineError):
+            method = draft_at(Path(draft)).method
             return method if method in HEAD_METHODS else "draft_model"
     return "draft_model"
 

@@ -45,7 +45,7 @@ NEEDED_MODELS = {
     "ngram_model": "a file that paceline train ngram wrote",
     "parallel_draft": "the folder or hub id of a draft that was trained for it",
     **{
-        method: "the folder or hub id of a head that was trained for the target"
+        method: "the folder, GGUF file or hub id of a head that was trained for the target"
         for method in HEAD_METHODS
         if method not in OPTIONAL_MODELS
     },
@@ -115,8 +115,8 @@ class SpeculativeConfig:
         vocab_replacements: texts of the target and what the draft model reads instead, such as
             the markers of chats.
         draft_layers: layers of the target that ``self`` runs; None is all of them.
-        model: folder, GGUF file or hub id of the draft model; folder or hub id of the head; the
-            model whose MTP layer drafts, None for the target; the file of the n-gram model.
+        model: folder, GGUF file or hub id of the draft model, of the head or of the model whose
+            MTP layer drafts, None for the target; the file of the n-gram model.
         num_speculative_tokens: most tokens along one path of a draft.
         max_tree_nodes: most nodes of one draft tree; 0 means a chain, or as many as
             ``max_branching`` chains have where that is above 1.

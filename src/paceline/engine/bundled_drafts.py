@@ -23,6 +23,7 @@ from paceline.config.methods import HEAD_METHODS
 from paceline.errors import ConfigError, PacelineError
 from paceline.models.catalogue import find_entry
 from paceline.models.config import MASK_TOKEN_KEYS
+from paceline.models.gguf_names import HEADS
 from paceline.models.head_kinds import MTP, head_kind
 from paceline.models.mtp_names import mtp_part
 
@@ -33,7 +34,7 @@ _MAX_CONFIG_BYTES = 1 << 20
 _MAX_HEADER_BYTES = 1 << 25
 _GGUF_MTP = b".nextn."
 """Is in the names of a GGUF file's tensors where one is of an MTP layer."""
-_NGRAM_SUFFIX = ".ngram"
+_NGRAM_SUFFIX, _GGUF_SUFFIX = ".ngram", ".gguf"
 _FOREIGN_NGRAMS = "model.bin"
 _PLAIN_TYPES = (None, "independent")
 """Drafts that are language models of their own."""
@@ -89,9 +90,10 @@ def _places(model: Path) -> list[Path]:
 
 
 def _draft_files(place: Path) -> list[Path]:
-    """Files that show that there is a draft: a configuration, or a file of n-grams."""
+    """Files that are a draft, or show that there is one: a configuration, n-grams, GGUF."""
     ngrams = sorted(place.glob(f"*{_NGRAM_SUFFIX}")) or [place / _FOREIGN_NGRAMS]
-    return [path for path in (place / "config.json", *ngrams) if path.is_file()]
+    found = (place / "config.json", *ngrams, *sorted(place.glob(f"*{_GGUF_SUFFIX}")))
+    return [path for path in found if path.is_file()]
 
 
 def _usable(path: Path) -> SpeculativeConfig | None:
@@ -103,8 +105,8 @@ def _usable(path: Path) -> SpeculativeConfig | None:
                 "n-grams of another program have to be taken over: paceline train ngram "
                 f"--target MODEL --import-uzu {path} -o {path.with_suffix(_NGRAM_SUFFIX)}"
             )
-        return draft_in(path.parent)
-    except (OSError, ValueError) as error:
+        return draft_at(path if path.suffix == _GGUF_SUFFIX else path.parent)
+    except (OSError, ValueError, PacelineError) as error:
         log.warning("the draft in %s is not used: %s", path.parent, error)
         return None
 
@@ -114,12 +116,18 @@ def _parsed(**said: object) -> SpeculativeConfig:
     return config
 
 
-def draft_in(place: Path) -> SpeculativeConfig:
-    """The head, draft model or parallel draft of a folder, by its ``config.json``.
+def draft_at(place: Path) -> SpeculativeConfig:
+    """The head, draft model or parallel draft of a folder, by its ``config.json``, or of a file.
 
     Raises:
-        OSError, ValueError: the configuration is unreadable, or of a kind that does not run here.
+        OSError, ValueError, PacelineError: the configuration is unreadable, or of a kind that does
+            not run here.
     """
+    if place.is_file():
+        from paceline.models.gguf_container import read_architecture  # by numpy, which is slow
+
+        kind = read_architecture(place)
+        return _parsed(method=kind if kind in HEADS else "draft_model", model=str(place))
     path = place / "config.json"
     if path.stat().st_size > _MAX_CONFIG_BYTES:
         raise ValueError(f"its config.json has more than {_MAX_CONFIG_BYTES} bytes")

@@ -123,7 +123,9 @@ def load_checkpoint(
     if is_folder:
         return _from_folder(path, name or path.resolve().name, in_memory, with_tokenizer)
     if is_file:
-        return _from_file(path, name or path.name, in_memory, with_tokenizer)
+        found = load_file(path, name or path.name, in_memory, with_tokenizer)
+        _check_is_model(found.hf_config, found.name, path)
+        return found
     if isinstance(source, str) and is_hub_id(source):
         return _from_folder(hub_folder(source), source, in_memory, with_tokenizer)
     near = "".join(f" (did you mean {each}?)" for each in similar_names(str(source)))
@@ -137,12 +139,7 @@ def _from_folder(folder: Path, name: str, in_memory: bool, with_tokenizer: bool)
     if not (folder / "config.json").is_file():
         raise ModelLoadError(f"{folder} has no config.json: it is not a model's folder")
     raw, quantisation = split_quantisation(read_json(folder / "config.json"), folder)
-    head = head_kind(raw)
-    if head is not None:
-        raise UnsupportedModelError(
-            f"{name} is a head, which drafts for the model that it was trained for: run that model "
-            f"with --method {head} --draft {folder}"
-        )
+    _check_is_model(raw, name, folder)
     config = config_from_hf(raw)
     files = SafetensorsFolder(folder, in_memory=in_memory)
     if config.tie_embeddings:  # one matrix, under either name
@@ -187,7 +184,20 @@ def _says_dtype(raw: Mapping[str, Any]) -> bool:
     return any(part.get(key) for part in parts for key in ("dtype", "torch_dtype"))
 
 
-def _from_file(path: Path, name: str, in_memory: bool, with_tokenizer: bool) -> Checkpoint:
+def _check_is_model(raw: Mapping[str, Any], name: str, path: Path) -> None:
+    head = head_kind(raw)
+    if head is not None:
+        raise UnsupportedModelError(
+            f"{name} is a head, which drafts for the model that it was trained for: run that model "
+            f"with --method {head} --draft {path}"
+        )
+
+
+def load_file(path: Path, name: str, in_memory: bool, with_tokenizer: bool) -> Checkpoint:
+    """Open a GGUF file of a model, or of a head, which has no tokenizer of its own.
+
+    Raises: as :func:`load_checkpoint`.
+    """
     try:
         with path.open("rb") as file:
             head = file.read(HEAD_BYTES)

@@ -16,7 +16,8 @@ import torch
 from paceline.errors import ModelLoadError, UnsupportedModelError
 from paceline.models.config import ModelConfig
 from paceline.models.gguf_container import GgufContainer
-from paceline.models.gguf_names import ARCHITECTURES
+from paceline.models.gguf_heads import head_keys
+from paceline.models.gguf_names import ARCHITECTURES, HEADS
 from paceline.models.gguf_tokenizer import bos_id, end_ids
 from paceline.models.hf_config import config_from_hf
 
@@ -25,6 +26,7 @@ from paceline.models.hf_config import config_from_hf
 _SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Rotary factors, which the configuration tells."""
+_PATTERN = "attention.sliding_window_pattern"
 _FLOAT_TYPES = {0: "float32", 1: "float16", 30: "bfloat16"}
 
 
@@ -35,10 +37,10 @@ def architecture_of(container: GgufContainer) -> str:
         UnsupportedModelError: it is not one that Paceline runs.
     """
     name = container.metadata.get("general.architecture")
-    if name not in ARCHITECTURES:
+    if name not in ARCHITECTURES and name not in HEADS:
         raise UnsupportedModelError(
             f"GGUF architecture {str(name)[:40]!r} is not supported; supported are "
-            f"{', '.join(ARCHITECTURES)}"
+            f"{', '.join(ARCHITECTURES)}, and as heads {', '.join(HEADS)}"
         )
     return str(name)
 
@@ -100,6 +102,7 @@ def hf_config_from_gguf(
         **_sizes(container, keys, head_dim),
         **_family_keys(keys, architecture, head_dim),
         **_rope(container, keys, head_dim, read),
+        **(head_keys(container, architecture) if architecture in HEADS else {}),
         "attention_bias": biases["qkv_bias"] and biases["o_bias"],
         "mlp_bias": biases["mlp_bias"],
     }
@@ -122,14 +125,11 @@ def config_from_gguf(container: GgufContainer, told: Mapping[str, Any]) -> Model
 
 
 def _sizes(container: GgufContainer, keys: _Keys, head_dim: int) -> dict[str, Any]:
-    embedding = container.tensors.get("token_embd.weight")
-    if embedding is None:
-        raise ModelLoadError(f"{container.path} has no tensor token_embd.weight")
-    sample = container.tensors.get("blk.0.ffn_down.weight", embedding)
+    sample = container.tensors.get("blk.0.ffn_down.weight")
     heads = keys.number("attention.head_count")
     return {
-        "model_type": ARCHITECTURES[architecture_of(container)],
-        "vocab_size": embedding.shape[0],
+        "model_type": {**ARCHITECTURES, **HEADS}[architecture_of(container)],
+        "vocab_size": _vocab_size(container, keys),
         "hidden_size": keys.get("embedding_length"),
         "intermediate_size": keys.get("feed_forward_length"),
         "num_hidden_layers": keys.number("block_count") - _layers_behind(keys),
@@ -142,8 +142,19 @@ def _sizes(container: GgufContainer, keys: _Keys, head_dim: int) -> dict[str, An
         "tie_word_embeddings": "output.weight" not in container.tensors,
         "bos_token_id": bos_id(container.metadata),
         "eos_token_id": end_ids(container.metadata),
-        "dtype": _FLOAT_TYPES.get(sample.type_code, "float32"),
+        "dtype": _FLOAT_TYPES.get(sample.type_code if sample else -1, "float32"),
     }
+
+
+def _vocab_size(container: GgufContainer, keys: _Keys) -> int:
+    """Rows of the embedding; heads may take that of their target instead."""
+    embedding = container.tensors.get("token_embd.weight")
+    if embedding is not None:
+        return embedding.shape[0]
+    if architecture_of(container) not in HEADS:
+        raise ModelLoadError(f"{container.path} has no tensor token_embd.weight")
+    tokens = container.metadata.get("tokenizer.ggml.tokens")
+    return int(keys.number("vocab_size", len(tokens) if isinstance(tokens, list) else None))
 
 
 def _layers_behind(keys: _Keys) -> int:
@@ -166,6 +177,9 @@ def _family_keys(keys: _Keys, architecture: str, head_dim: int) -> dict[str, Any
             "attention_multiplier": keys.get("attention.scale", head_dim**-0.5),
             "logits_scaling": keys.get("logit_scale", 1.0),
         }
+    if architecture == "dflash":
+        types = _layer_types(keys)
+        return {"layer_types": types, "use_sliding_window": types is not None}
     if not architecture.startswith("gemma"):
         return {}
     scalar: float = head_dim
@@ -181,14 +195,20 @@ def _family_keys(keys: _Keys, architecture: str, head_dim: int) -> dict[str, Any
     ):
         if keys.get(key) is not None:
             found[name] = keys.get(key)
-    pattern = keys.layers("attention.sliding_window_pattern")
-    if isinstance(pattern, list):
-        kinds = ("full_attention", "sliding_attention")
-        own = pattern[: len(pattern) - _layers_behind(keys)]
-        found["layer_types"] = [kinds[bool(slides)] for slides in own]
+    types, pattern = _layer_types(keys), keys.layers(_PATTERN)
+    if types is not None:
+        found["layer_types"] = types
     elif pattern is not None:
         found["sliding_window_pattern"] = pattern
     return found
+
+
+def _layer_types(keys: _Keys) -> list[str] | None:
+    """Which layers have a sliding window; None where there is no list of them."""
+    pattern, kinds = keys.layers(_PATTERN), ("full_attention", "sliding_attention")
+    if not isinstance(pattern, list):
+        return None
+    return [kinds[bool(slides)] for slides in pattern[: len(pattern) - _layers_behind(keys)]]
 
 
 def _rope(

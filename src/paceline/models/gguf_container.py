@@ -65,6 +65,33 @@ def read_container(path: Path, *, in_memory: bool = False) -> GgufContainer:
     Raises:
         ModelLoadError: it is not GGUF of a known version, is truncated, or a count is absurd.
     """
+    cursor, num_tensors, num_keys = _opened(path, in_memory)
+    metadata: dict[str, Any] = {}
+    for _ in range(num_keys):
+        key = cursor.string()
+        if key in metadata:
+            raise ModelLoadError(f"{path} has the metadata key {key[:80]!r} twice")
+        metadata[key] = cursor.value()
+    tensors = _tensor_infos(cursor, num_tensors, _alignment(path, metadata))
+    return GgufContainer(path, cursor.data, metadata, tensors)
+
+
+def read_architecture(path: Path) -> object:
+    """The value of ``general.architecture``, which files begin with; None where there is none.
+
+    Raises:
+        ModelLoadError: as :func:`read_container`.
+    """
+    cursor, _, num_keys = _opened(path)
+    for _ in range(num_keys):
+        key, value = cursor.string(), cursor.value()
+        if key == "general.architecture":
+            return value
+    return None
+
+
+def _opened(path: Path, in_memory: bool = False) -> tuple[_Cursor, int, int]:
+    """A file at its first metadata key, and how many tensors and keys it announces."""
     try:
         # A private, writable mapping: torch insists on memory that may be written.
         data = np.fromfile(path, np.uint8) if in_memory else np.memmap(path, np.uint8, mode="c")
@@ -79,15 +106,7 @@ def read_container(path: Path, *, in_memory: bool = False) -> GgufContainer:
         what = "a big-endian GGUF file" if swapped else f"GGUF version {version}"
         raise ModelLoadError(f"{path} is {what}; versions 2 and 3, little-endian, are supported")
     num_tensors = cursor.count(_MAX_ENTRIES, "tensors", smallest=24)
-    num_keys = cursor.count(_MAX_ENTRIES, "metadata keys", smallest=13)
-    metadata: dict[str, Any] = {}
-    for _ in range(num_keys):
-        key = cursor.string()
-        if key in metadata:
-            raise ModelLoadError(f"{path} has the metadata key {key[:80]!r} twice")
-        metadata[key] = cursor.value()
-    tensors = _tensor_infos(cursor, num_tensors, _alignment(path, metadata))
-    return GgufContainer(path, data, metadata, tensors)
+    return cursor, num_tensors, cursor.count(_MAX_ENTRIES, "metadata keys", smallest=13)
 
 
 def _alignment(path: Path, metadata: Mapping[str, Any]) -> int:
@@ -119,7 +138,7 @@ class _Cursor:
     """Reads forward through the file, never past its end."""
 
     def __init__(self, path: Path, data: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
-        self.path = path
+        self.path, self.data = path, data
         self._data = data.data  # slices of it cost less than an array's
         self.offset = 0
 

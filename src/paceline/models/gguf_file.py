@@ -32,7 +32,13 @@ from paceline.models.stored import StoredRows, StoredTensors, drop_pages
 from paceline.models.tokenizer import Tokenizer
 
 __all__ = ["MAGIC", "load_gguf"]
-_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_PLAIN = {
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+}
 
 
 def load_gguf(
@@ -109,9 +115,9 @@ class _Stored:
             drop_pages(self._map, *self._span)
 
     def read(self, rows: slice = slice(None)) -> torch.Tensor:
-        """The tensor, 16- and 32-bit floats without a copy, the rest as float32."""
-        if self.kind in _FLOATS:
-            return self.packed.view(_FLOATS[self.kind])[rows]
+        """The tensor, plain numbers without a copy, the rest as float32."""
+        if self.kind in _PLAIN:
+            return self.packed.view(_PLAIN[self.kind])[rows]
         try:
             plain = self._dequantize(self.packed[rows].numpy(), self._type)
         except NotImplementedError as error:
@@ -140,6 +146,9 @@ class GgufTensors(StoredTensors):
             raise ModelLoadError(f"{self._path} has no tensor {name}")
         stored, place = self._where[name]
         tensor = stored.read()
+        if place.minus_row:
+            rows = torch.arange(len(tensor), dtype=tensor.dtype)
+            return tensor - rows.view(-1, *[1] * (tensor.ndim - 1))
         return tensor.float() - 1.0 if place.minus_one else self._placed(name, place, tensor)
 
     def _placed(self, name: str, place: Place, tensor: torch.Tensor) -> torch.Tensor:

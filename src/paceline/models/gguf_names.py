@@ -16,14 +16,17 @@ ARCHITECTURES = {
     "gemma3": "gemma3_text",
 }
 """``general.architecture`` -> Hugging Face ``model_type``."""
+HEADS = {"eagle3": "llama", "dflash": "qwen3"}
+"""The same for heads that draft from a target's hidden states, which are no models."""
 
 # Converters interleave the rotary pairs of these, where the others keep the two halves apart.
-_INTERLEAVED = ("llama", "mistral", "granite")
+_INTERLEAVED = ("llama", "mistral", "granite", "eagle3")
 _TOP = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
+_ENCODER_NORM = {"eagle3": "input_norm.weight", "dflash": "hidden_norm.weight"}
 _BLOCK = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -37,6 +40,7 @@ _BLOCK = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
     "ffn_norm": "post_attention_layernorm",
+    "attn_norm_2": "hidden_norm",
     **{f"nextn.{name}": name for name in ("eh_proj", "enorm", "hnorm", "embed_tokens")},
     "nextn.shared_head_norm": "shared_head.norm",
     "nextn.shared_head_head": "shared_head.head",
@@ -59,11 +63,13 @@ class Place:
         name: its Hugging Face name.
         unpermute: ``q`` or ``k`` where the rows of each head are interleaved, otherwise empty.
         minus_one: a norm's weight that is stored with the one already added.
+        minus_row: token ids that are stored as they are, not as distances from their rows.
     """
 
     name: str
     unpermute: str = ""
     minus_one: bool = False
+    minus_row: bool = False
 
 
 def place_of(architecture: str, stored: str) -> Place:
@@ -71,6 +77,10 @@ def place_of(architecture: str, stored: str) -> Place:
     gemma = architecture.startswith("gemma")
     if stored in _TOP:
         return Place(_TOP[stored], minus_one=gemma and stored == "output_norm.weight")
+    if stored == "enc.output_norm.weight" and architecture in _ENCODER_NORM:
+        return Place(_ENCODER_NORM[architecture])
+    if stored == "d2t":
+        return Place(stored, minus_row=True)
     match = _IN_BLOCK.fullmatch(stored)
     names = _GEMMA_BLOCK if gemma else _PHI_BLOCK if architecture == "phi3" else _BLOCK
     if match is None or match[2] not in names:

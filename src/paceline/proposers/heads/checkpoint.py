@@ -1,10 +1,10 @@
-"""A head's folder: its configuration and its weights, in the layouts in which heads come.
+"""A head's configuration and its weights, in the layouts in which heads come.
 
 The `speculators` layout (``speculators_model_type``, the layers' own configuration inside
 ``transformer_layer_config``) and those of original checkpoints become one: EAGLE-3's and P-EAGLE's
 (one configuration, of a Llama, whose first layer may be called ``midlayer``), DFlash's and DSpark's
-(one configuration, of a Qwen 3; DFlash's has a ``dflash_config``). Builds no decoder and knows no
-target.
+(one configuration, of a Qwen 3; DFlash's has a ``dflash_config``). So do llama.cpp's GGUF files
+(:mod:`paceline.models.gguf_heads`). Builds no decoder and knows no target.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ModelLoadError, UnsupportedModelError
-from paceline.models.checkpoint import Checkpoint, hub_folder, is_hub_id
+from paceline.models.checkpoint import Checkpoint, hub_folder, is_hub_id, load_file
 from paceline.models.config import ModelConfig
 from paceline.models.head_kinds import DFLASH, DSPARK, EAGLE3, PEAGLE, head_kind
 from paceline.models.hf_config import config_from_hf
@@ -118,18 +118,18 @@ class HeadCheckpoint:
 
 
 def load_head(source: str) -> HeadCheckpoint:
-    """Open an EAGLE-3 or DFlash head.
+    """Open a head of any kind but MTP.
 
     Args:
-        source: its folder, or ``org/name`` on the hub.
+        source: its folder or GGUF file, or ``org/name`` on the hub.
 
     Raises:
-        ModelLoadError: there is no such folder, or what is there is incomplete or corrupt.
+        ModelLoadError: there is no such head, or what is there is incomplete or corrupt.
         UnsupportedModelError: it is no head, or of a kind that is not supported.
         ConfigError: fetching it needs an extra that is not installed.
     """
-    folder, name = folder_of(source)
-    raw, quantisation = split_quantisation(read_json(folder / "config.json"), folder)
+    place, name = place_of(source)
+    raw, tensors, is_quantised = _from_file(place) if place.is_file() else _from_folder(place)
     kind = head_kind(raw)
     if kind not in _ENTRIES:
         said = raw.get("speculators_model_type")
@@ -148,12 +148,6 @@ def load_head(source: str) -> HeadCheckpoint:
     if kind == PEAGLE and shape.mask_token_id is None:
         mask_token = fields.integer("mask_token_id", 0, shape.vocab_size - 1)
         shape = replace(shape, mask_token_id=mask_token)
-    files = SafetensorsFolder(folder)
-    for stored in list(files):
-        files.rename(stored, _plain_name(stored))
-    tensors: StoredTensors = files
-    if quantisation is not None:
-        tensors = QuantisedTensors(files, schemes_of(quantisation))
     parts = {stored for stored in tensors if FUSION.fullmatch(stored)}
     further = {stored for stored in tensors if stored in _FURTHER.get(kind, ())}
     whole = set() if shape.draft_vocab_size else {HEAD_TOKENS}  # a map that changes nothing
@@ -161,7 +155,7 @@ def load_head(source: str) -> HeadCheckpoint:
     rest = tensors.only(stored for stored in tensors if stored not in left_out)
     return HeadCheckpoint(
         kind,
-        Checkpoint(shape, rest, None, name, is_quantised=quantisation is not None),
+        Checkpoint(shape, rest, None, name, is_quantised=is_quantised),
         tensors.only(parts),
         _layer_ids(raw),
         fields.flag("norm_before_fc"),
@@ -172,20 +166,37 @@ def load_head(source: str) -> HeadCheckpoint:
     )
 
 
-def folder_of(source: str) -> tuple[Path, str]:
-    """The folder that a source names, and its name; raises as :func:`load_head`."""
+def _from_folder(folder: Path) -> tuple[Mapping[str, Any], StoredTensors, bool]:
+    """The configuration, the tensors as a decoder calls them, and whether they are quantised."""
+    raw, quantisation = split_quantisation(read_json(folder / "config.json"), folder)
+    files = SafetensorsFolder(folder)
+    for stored in list(files):
+        files.rename(stored, _plain_name(stored))
+    if quantisation is None:
+        return raw, files, False
+    return raw, QuantisedTensors(files, schemes_of(quantisation)), True
+
+
+def _from_file(path: Path) -> tuple[Mapping[str, Any], StoredTensors, bool]:
+    found = load_file(path, path.name, in_memory=False, with_tokenizer=False)
+    assert isinstance(found.tensors, StoredTensors)
+    return found.hf_config, found.tensors, found.is_quantised
+
+
+def place_of(source: str) -> tuple[Path, str]:
+    """The folder or file that a source names, and its name; raises as :func:`load_head`."""
     try:
-        folder = Path(source).expanduser()
-        is_folder = folder.is_dir()
+        place = Path(source).expanduser()
+        is_there = place.is_dir() or place.is_file()
     except (OSError, ValueError, RuntimeError) as error:  # names that no file can have
         raise ModelLoadError(f"{source[:80]!r} is not a usable path: {error}") from error
-    if is_folder:
-        return folder, folder.resolve().name
+    if is_there:
+        return place, place.resolve().name
     if is_hub_id(source):
         return hub_folder(source), source
     raise ModelLoadError(
-        f"there is no head at {source}: give a folder with config.json and safetensors, or "
-        "org/name of a head on the hub"
+        f"there is no head at {source}: give a folder with config.json and safetensors, a GGUF "
+        "file, or org/name of a head on the hub"
     )
 
 

@@ -25,7 +25,7 @@ from paceline.models.quantised.tensors import QuantisedTensors
 from paceline.models.safetensors_files import SafetensorsFolder
 from paceline.models.stored import RenamedTensors, StoredTensors
 from paceline.proposers.base import TargetInfo
-from paceline.proposers.heads.checkpoint import HeadCheckpoint, folder_of, layer_config
+from paceline.proposers.heads.checkpoint import HeadCheckpoint, layer_config, place_of
 
 
 def load_mtp(config: SpeculativeConfig, target: TargetInfo) -> HeadCheckpoint:
@@ -64,8 +64,10 @@ def load_mtp(config: SpeculativeConfig, target: TargetInfo) -> HeadCheckpoint:
 def _opened(source: str) -> Checkpoint:
     """A whole model, or a head in the `speculators` layout."""
     try:
-        folder, name = folder_of(source)
-    except ModelLoadError:  # a file, a name of the catalogue, or nothing
+        folder, name = place_of(source)
+    except ModelLoadError:  # a name of the catalogue, or nothing
+        return load_checkpoint(source, with_tokenizer=False)
+    if folder.is_file():
         return load_checkpoint(source, with_tokenizer=False)
     raw, quantisation = split_quantisation(read_json(folder / "config.json"), folder)
     if head_kind(raw) != MTP:
