@@ -15,6 +15,7 @@ from paceline.errors import ConfigError
 from paceline.llm import embedded_model
 from paceline.workbench.profile_store import find_imported, find_profile, from_document
 from tests.commands.conftest import Result
+from tests.proposers.heads import embedded_head
 
 Cli = Callable[..., Result]
 QUICK = ("--dtype", "float32", "--widths", "2,4", "--contexts", "16,40", "--budget", "0.01")
@@ -80,6 +81,17 @@ def test_another_draft(cli: Cli) -> None:
     assert target is not None
     assert draft is not None
     assert target.model == draft.model
+
+
+def test_a_head(cli: Cli, tmp_path: Path) -> None:
+    head = embedded_head(tmp_path / "head")
+    small = ("--max-num-seqs", "1", "--draft", str(head.model))
+    result = cli("profile", *QUICK, *small, "--json")
+    assert result.code == 0, result.err
+    target, found = map(from_document, result.document["profiles"])
+    assert (target.table.name, found.table.name) == ("target", "head")
+    assert [point.width for point in found.table.base_points(40)] == [1, 2, 4]
+    assert found.table.host.drafting.call > 0.0
 
 
 def test_a_draft_of_another_vocabulary(cli: Cli, shared_data: Path) -> None:

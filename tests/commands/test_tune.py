@@ -29,6 +29,7 @@ from paceline.workbench.simulate_setup import FOOTNOTE
 from paceline.workbench.tune import Row, SpeedUp
 from paceline.workbench.tune_search import SUFFIX, draft_candidates, suffix_candidates
 from tests.commands.conftest import Result
+from tests.proposers.heads import embedded_head
 from tests.proposers.ngrams import train
 
 Cli = Callable[..., Result]
@@ -269,10 +270,12 @@ def test_mistaken_drafts(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(tune_setup, "trace_command", never)
     damaged = tmp_path / "x.ngram"
     damaged.write_bytes(b"PACENGRM" + bytes(9))
+    head = embedded_head(tmp_path / "head").model
     for arguments, message in (
         (("--draft-layers", "900"), "draft_layers is 900"),
         (("--draft-dtype", "int5"), "int5"),
         (("--draft", str(damaged)), "x.ngram"),
+        (("--draft", str(head)), "measure it while the target runs"),
     ):
         result = cli("tune", "--prompts", "x", *arguments)
         assert result.code == 2

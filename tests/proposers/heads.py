@@ -13,7 +13,9 @@ import torch
 from safetensors.torch import save_file
 
 from paceline.config import SpeculativeConfig
+from paceline.models.checkpoint import load_checkpoint
 from paceline.models.config import ModelConfig
+from paceline.models.embedded import embedded_model
 from paceline.proposers.base import DraftBudget, TargetInfo
 from paceline.proposers.heads import HeadProposer, build
 from paceline.proposers.heads.drafter import FeatureDrafter
@@ -95,6 +97,15 @@ def write_head(folder: Path, config: dict[str, Any], tensors: Tensors) -> Path:
     (folder / "config.json").write_text(json.dumps(config))
     save_file(tensors, folder / "model.safetensors")
     return folder
+
+
+def embedded_head(folder: Path) -> SpeculativeConfig:
+    """A random head for the embedded target."""
+    target = load_checkpoint(embedded_model("target"), with_tokenizer=False).config
+    config = head_config(False, target)
+    config["transformer_layer_config"]["max_position_embeddings"] = target.max_position
+    write_head(folder, config, head_tensors(own_ends=False, target=target))
+    return SpeculativeConfig("eagle3", str(folder))
 
 
 def as_original(config: dict[str, Any], tensors: Tensors) -> tuple[dict[str, Any], Tensors]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from paceline.runtime.model_runner import ModelRunner
 
@@ -38,8 +39,10 @@ def run_exactly(monkeypatch: pytest.MonkeyPatch, outside: Callable[[int, int], f
     """
     clock, forward = Clock(), ModelRunner.forward
 
-    def timed(self: ModelRunner, batch: Any, greedy: bool = False) -> Any:
-        result, inside = forward(self, batch, greedy), FORWARD + ROW * batch.num_rows
+    def timed(
+        self: ModelRunner, batch: Any, greedy: bool = False, inputs: torch.Tensor | None = None
+    ) -> Any:
+        result, inside = forward(self, batch, greedy, inputs), FORWARD + ROW * batch.num_rows
         self.seconds += inside / 1e3
         requests = len(result.offsets) - 1
         clock.passed(inside + outside(requests, batch.num_rows - requests))
@@ -47,3 +50,4 @@ def run_exactly(monkeypatch: pytest.MonkeyPatch, outside: Callable[[int, int], f
 
     monkeypatch.setattr(time, "perf_counter", clock)
     monkeypatch.setattr(ModelRunner, "forward", timed)
+    monkeypatch.setattr(ModelRunner, "grows_trees", False)  # in a call that hides its forwards

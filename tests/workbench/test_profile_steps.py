@@ -23,7 +23,7 @@ class Watch:
         self.batches: list[Batch] = []
         forward = runner.forward
 
-        def watched(batch: Batch) -> ForwardResult:
+        def watched(batch: Batch, inputs: None) -> ForwardResult:
             self.batches.append(batch)
             return forward(batch)
 
@@ -65,7 +65,7 @@ def test_a_failing_forward_leaves_no_reservation(monkeypatch: pytest.MonkeyPatch
     bench = StepBench(runner)
     task = bench.tasks([Step(1, 16, 40, 40)])[Step(1, 16, 40, 40)]
     used = runner.kv.pool.num_used
-    monkeypatch.setattr(runner, "forward", lambda batch: 1 / 0)
+    monkeypatch.setattr(runner, "forward", lambda batch, inputs: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         task.run()
     assert runner.kv.pool.num_used == used

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from paceline.checks import check_number, check_output
 from paceline.commands.display import Screen, printable, table
 from paceline.commands.options import EngineOptions, ModelOptions, option
-from paceline.commands.resolve import engine_options
+from paceline.commands.resolve import engine_options, method_of
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine.default_drafts import default_speculative_config, drafts_of
 from paceline.errors import ConfigError, ProfileError
@@ -33,7 +33,9 @@ _NUMBERS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 class ProfileOptions(EngineOptions, ModelOptions):
     """Options of ``paceline profile``."""
 
-    draft: str | None = option(None, "Draft model (default: with the embedded model its own).")
+    draft: str | None = option(
+        None, "Draft model or head (default: with the embedded model its own draft model)."
+    )
     draft_layers: int | None = option(
         None, "Draft with so many of the model's own first layers.", min=1
     )
@@ -114,7 +116,7 @@ def _measured(options: ProfileOptions, screen: Screen) -> tuple[list[Profile], l
 
 
 def draft_config(options: ProfileOptions) -> SpeculativeConfig | None:
-    """The draft model as a proposer runs it: the one that was named, or the command line's own.
+    """The draft model or head as a proposer runs it: what was named, or the command line's own.
 
     Raises:
         ConfigError: options that exclude each other, or an unacceptable value.
@@ -127,7 +129,7 @@ def draft_config(options: ProfileOptions) -> SpeculativeConfig | None:
             )
         return SpeculativeConfig("self", draft_layers=layers, dtype=dtype or "auto")
     if options.draft is not None:
-        return SpeculativeConfig(method="draft_model", model=options.draft)
+        return SpeculativeConfig(method=method_of(options.draft), model=options.draft)
     found = drafts_of(options.model)
     return next((config for config in found if config.method == "draft_model"), None)
 

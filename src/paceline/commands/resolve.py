@@ -93,7 +93,7 @@ def replayed_config(
 
 def _single_config(options: SpeculationOptions, model: str | None) -> SpeculativeConfig:
     draft = options.draft
-    method = check_method(options.method or _method_of(draft))
+    method = check_method(options.method or method_of(draft))
     takes_none = method in METHODS and method not in (*NEEDED_MODELS, *OPTIONAL_MODELS)
     if draft is not None and takes_none:
         raise ConfigError(
@@ -109,7 +109,7 @@ def _single_config(options: SpeculationOptions, model: str | None) -> Speculativ
     return config
 
 
-def _method_of(draft: str | None) -> str:
+def method_of(draft: str | None) -> str:
     """The method of a draft that is named by itself: that of a head where it says that it is one.
 
     Whoever loads what cannot be read says what is wrong with it.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from paceline.checks import check_output
 from paceline.commands.display import Screen, printable
 from paceline.commands.options import DEFAULTS, EngineOptions, ModelOptions, option
-from paceline.commands.resolve import engine_options, values_of
+from paceline.commands.resolve import engine_options, method_of, values_of
 from paceline.commands.simulate import check_concurrency
 from paceline.commands.trace import TraceOptions, trace_command
 from paceline.config import EngineConfig, SpeculativeConfig, parse_speculative_config
@@ -195,13 +195,16 @@ def drafts_to_try(options: TuneOptions) -> Drafts:
 def _draft(path: str, target: Checkpoint) -> tuple[str, SpeculativeConfig]:
     """The name and the kind of a draft: a file of n-grams, or a model that is looked into."""
     from paceline.models.checkpoint import load_checkpoint
-    from paceline.proposers.draft_model.loading import check_unread_vocabulary
+    from paceline.proposers.draft_model.loading import check_unread_vocabulary, replays_no_head
     from paceline.proposers.ngram_model.file import read_tables
 
     if _is_ngram_model(path):
         fingerprint = target.tokenizer.fingerprint if target.tokenizer else None
         read_tables(path).check_fits(path, target.config.vocab_size, fingerprint)
         return Path(path).name, _parsed(method="ngram_model", model=path)
+    method = method_of(path)
+    if method in HEAD_METHODS:
+        raise replays_no_head(method)
     draft = load_checkpoint(path)
     if draft.tokenizer is None or target.tokenizer is None:
         has_tokenizer = target.tokenizer is not None

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.config.methods import HEAD_METHODS
 from paceline.engine.build import DRAFT_SHARE, BuiltEngine, build_engine, kv_budget
 from paceline.engine.compute_thread import COMPUTE
 from paceline.errors import ConfigError
@@ -23,8 +24,9 @@ from paceline.policy.cost_points import CostPoint
 from paceline.policy.cost_table import CostTable
 from paceline.policy.host_time import HostTime
 from paceline.proposers.draft_model.loading import draft_dtype, draft_runner, open_draft
+from paceline.proposers.heads import build_head, open_head
 from paceline.runtime.model_runner import ModelRunner
-from paceline.workbench.profile_drafting import measure_drafting
+from paceline.workbench.profile_drafting import Make, head_maker, measure_drafting, model_maker
 from paceline.workbench.profile_host import measure_host_time
 from paceline.workbench.profile_machine import ProfileKey, Roofs, Work, measure_roofs, profile_key
 from paceline.workbench.profile_steps import (
@@ -94,7 +96,7 @@ def measure_profiles(
     settings: ProfileSettings | None = None,
     advance: Callable[[float], None] = lambda share: None,
 ) -> tuple[list[Profile], list[str]]:
-    """Profiles of a target and of its draft model, if there is one, and remarks on what was left.
+    """Profiles of a target and of its draft model or head, if any, and remarks on what was left.
 
     Args:
         model: folder, GGUF file or hub id.
@@ -117,7 +119,10 @@ def _measure(
     advance: Callable[[float], None],
 ) -> tuple[list[Profile], list[str]]:
     built = build_engine(model, config)
-    subjects = [_target(built)] + ([] if draft is None else [_draft(draft, built)])
+    subjects, make = [_target(built)], None
+    if draft is not None:
+        drafting, make = (_head if draft.method in HEAD_METHODS else _draft)(draft, built)
+        subjects.append(drafting)
     tasks: dict[tuple[int, Step], Task] = {}
     notes: list[str] = []
     with ExitStack() as stack:
@@ -139,11 +144,10 @@ def _measure(
         for index, subject in enumerate(subjects)
     ]
     profiles[0].table.host = measure_host_time(built, settings.proposers)
-    if draft is not None:
-        checkpoint, runner, table = subjects[1].checkpoint, subjects[1].runner, profiles[1].table
+    if draft is not None and make is not None:
+        table = profiles[1].table
         try:
-            drafting = measure_drafting(built, draft, checkpoint, runner, table)
-            table.host = HostTime(drafting=drafting)
+            table.host = HostTime(drafting=measure_drafting(built, draft, make, table))
         except ConfigError as error:
             what = "what drafting takes beside forwards is not measured"
             notes.append(f"{subjects[1].name}: {what}: {error}")
@@ -155,12 +159,28 @@ def _target(built: BuiltEngine) -> _Subject:
     return _Subject(checkpoint.name, runner, config.dtype, config.kv_cache_dtype, checkpoint)
 
 
-def _draft(draft: SpeculativeConfig, built: BuiltEngine) -> _Subject:
-    kv_bytes = max(built.target.kv_bytes, kv_budget(built.config) // DRAFT_SHARE)
+def _head(draft: SpeculativeConfig, built: BuiltEngine) -> tuple[_Subject, Make]:
+    head = open_head(draft, built.target)
+    proposer = build_head(head, draft, replace(built.target, kv_bytes=_kv_bytes(built)))
+    return _drafting(head.decoder, proposer.runner, draft, built), head_maker(proposer)
+
+
+def _draft(draft: SpeculativeConfig, built: BuiltEngine) -> tuple[_Subject, Make]:
     checkpoint = open_draft(draft, built.target)
     # Whatever its vocabulary: what it says is not looked at.
-    own = replace(built.target, kv_bytes=kv_bytes, vocab_size=checkpoint.config.vocab_size)
+    vocab_size = checkpoint.config.vocab_size
+    own = replace(built.target, kv_bytes=_kv_bytes(built), vocab_size=vocab_size)
     runner = draft_runner(checkpoint, draft, own)
+    return _drafting(checkpoint, runner, draft, built), model_maker(checkpoint, runner, built)
+
+
+def _kv_bytes(built: BuiltEngine) -> int:
+    return max(built.target.kv_bytes, kv_budget(built.config) // DRAFT_SHARE)
+
+
+def _drafting(
+    checkpoint: Checkpoint, runner: ModelRunner, draft: SpeculativeConfig, built: BuiltEngine
+) -> _Subject:
     dtype = draft_dtype(draft, checkpoint, built.target)
     kv_dtype = runner.decoder.ops.default_kv_dtype
     return _Subject(checkpoint.name, runner, dtype, kv_dtype, checkpoint)

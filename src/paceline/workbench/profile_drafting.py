@@ -28,6 +28,7 @@ from paceline.proposers.draft_model.loading import PaddedRunner
 from paceline.proposers.draft_model.proposer import DraftModelProposer
 from paceline.proposers.draft_model.self_draft import SelfDraftProposer
 from paceline.proposers.draft_model.shadows import ShadowDrafter
+from paceline.proposers.heads.drafter import FeatureDrafter
 from paceline.request import Request, VerifyResult
 from paceline.runtime.model_runner import ModelRunner
 from paceline.span import DraftTree
@@ -73,25 +74,19 @@ class _Timed(Silent):
 
 
 def measure_drafting(
-    built: BuiltEngine,
-    draft: SpeculativeConfig,
-    checkpoint: Checkpoint,
-    runner: ModelRunner,
-    table: CostTable,
+    built: BuiltEngine, draft: SpeculativeConfig, make: Make, table: CostTable
 ) -> DraftingHostTime:
     """What drafting for an engine without requests takes, on whose compute thread this is called.
 
     Nothing is measured where a context is too short for it.
 
     Args:
-        checkpoint, runner: of the draft; its KV cache is empty.
+        make: of the draft; its KV cache is empty.
         table: what its forwards take.
 
     Raises:
         ConfigError: its vocabulary and the target's do not go together.
     """
-    if not has_room(min(built.config.max_model_len or 0, runner.decoder.max_len)):
-        return NO_DRAFTING_HOST_TIME
     chain = replace(
         draft,
         num_speculative_tokens=LEVELS,
@@ -100,8 +95,10 @@ def measure_drafting(
         min_accept_prob=0.0,
     )
     tree = replace(chain, max_tree_nodes=LEVELS * BRANCHING, max_branching=BRANCHING)
-    make, many = _maker(checkpoint, runner, built), min(MANY, built.config.max_num_seqs)
-    before = built.engine.drafting.proposers
+    longest = make(chain)[1].decoder.max_len
+    if not has_room(min(built.config.max_model_len or 0, longest)):
+        return NO_DRAFTING_HOST_TIME
+    many, before = min(MANY, built.config.max_num_seqs), built.engine.drafting.proposers
     try:
         one = run(built, make(chain), FEW, 1)
         several = run(built, make(chain), FEW, LEVELS)
@@ -151,7 +148,17 @@ def run(built: BuiltEngine, made: tuple[Proposer, ModelRunner], requests: int, l
     return Run(*(statistics.median(each) for each in zip(*calls, strict=True)))
 
 
-def _maker(checkpoint: Checkpoint, runner: ModelRunner, built: BuiltEngine) -> Make:
+def head_maker(proposer: FeatureDrafter) -> Make:
+    """Makes one head draft as each configuration says, between requests."""
+
+    def make(config: SpeculativeConfig) -> tuple[Proposer, ModelRunner]:
+        proposer.config = config
+        return proposer, proposer.runner
+
+    return make
+
+
+def model_maker(checkpoint: Checkpoint, runner: ModelRunner, built: BuiltEngine) -> Make:
     """Makes proposers that draft with a loaded model, as they do in an engine."""
     target = built.target
 

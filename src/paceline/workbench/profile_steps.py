@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+import torch
+
 from paceline.config import EngineConfig
 from paceline.errors import ConfigError
 from paceline.runtime.model_runner import ModelRunner
@@ -235,6 +237,13 @@ class StepBench:
             for request_id in requests[: step.requests]
         ]
 
+    def _inputs(self, rows: int) -> torch.Tensor | None:
+        """Hidden states, whatever they are, for the rows of a head that takes them in."""
+        decoder = self._runner.decoder
+        if decoder.entry is None:
+            return None
+        return torch.ones(rows, decoder.config.hidden_size, device=decoder.ops.device)
+
     def _tokens(self, count: int) -> list[int]:
         return self._random.choices(range(self._runner.decoder.config.vocab_size), k=count)
 
@@ -247,7 +256,7 @@ class StepBench:
             count = min(FILL_ROWS, context - start)
             self._reserve(request_id, count)
             chunk = Span.chunk(request_id, start, self._tokens(count), sample=False)
-            self._runner.forward(self._runner.pack([chunk]))
+            self._runner.forward(self._runner.pack([chunk]), inputs=self._inputs(count))
             kv.commit(request_id, range(count))
         return request_id
 
@@ -261,11 +270,12 @@ class StepBench:
     def _seconds(self, spans: Sequence[Span]) -> float:
         """Pack and forward once. Both grow with the rows; what was reserved is rolled back."""
         runner = self._runner
+        inputs = self._inputs(sum(len(span.token_ids) for span in spans))
         try:
             for span in spans:
                 self._reserve(span.request_id, len(span.token_ids))
             began = time.perf_counter()
-            result = runner.forward(runner.pack(spans))
+            result = runner.forward(runner.pack(spans), inputs=inputs)
             result.logits.new_zeros(1).item()  # returns when the device has done all before it
             return time.perf_counter() - began
         finally:

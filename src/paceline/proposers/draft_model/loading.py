@@ -43,11 +43,7 @@ def open_draft(config: SpeculativeConfig, target: TargetInfo) -> Checkpoint:
             head, which is no model by itself.
     """
     if config.method in HEAD_METHODS:
-        raise ConfigError(
-            f'method "{config.method}" drafts from hidden states of the running target: tokens '
-            "alone, as of traces, are not enough to draft, record or time it. Leave it out here, "
-            "and measure it while the target runs: paceline bench throughput --compare"
-        )
+        raise replays_no_head(config.method)
     if config.method == "self":
         if target.checkpoint is None:
             raise ConfigError('method "self" drafts with the target, and none is loaded here')
@@ -55,6 +51,15 @@ def open_draft(config: SpeculativeConfig, target: TargetInfo) -> Checkpoint:
         return target.checkpoint.first_layers(num_draft_layers(config, most))
     assert config.model is not None
     return load_checkpoint(config.model, with_tokenizer=target.fingerprint is not None)
+
+
+def replays_no_head(method: str) -> ConfigError:
+    """The error for a head where the target does not run."""
+    return ConfigError(
+        f'method "{method}" drafts from hidden states of the running target: tokens alone, as of '
+        "traces, are not enough to draft or record it. Leave it out here, and measure it while the "
+        "target runs: paceline bench throughput --compare; paceline profile says what it costs"
+    )
 
 
 def num_draft_layers(config: SpeculativeConfig, most: int) -> int:

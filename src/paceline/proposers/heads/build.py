@@ -35,12 +35,26 @@ def build(config: SpeculativeConfig, target: TargetInfo) -> FeatureDrafter:
         ConfigError: it does not fit to the target, no target is loaded, or there is no memory for
             its KV cache and the target's hidden states.
     """
+    return build_head(open_head(config, target), config, target)
+
+
+def open_head(config: SpeculativeConfig, target: TargetInfo) -> HeadCheckpoint:
+    """The head that a configuration names; raises as :func:`build`."""
+    if config.method == MTP:
+        return load_mtp(config, target)
+    assert config.model is not None
+    return load_head(config.model)
+
+
+def build_head(
+    head: HeadCheckpoint, config: SpeculativeConfig, target: TargetInfo
+) -> FeatureDrafter:
+    """:func:`build` of a head that is opened already."""
     if target.runner is None:
         raise ConfigError(
             f'method "{config.method}" drafts from hidden states of the target, and none is loaded '
             "here"
         )
-    head = _load(config, target)
     if head.kind != config.method:
         raise ConfigError(f'{head.name} is a head of another kind: method "{head.kind}" is for it')
     taps = _taps(head, target.runner.decoder.config.num_layers)
@@ -69,13 +83,6 @@ def build(config: SpeculativeConfig, target: TargetInfo) -> FeatureDrafter:
     assert head.further is not None
     markov = Markov(WeightReader(head.further, shape, ops), shape, ops, head.block.markov_rank)
     return DSparkProposer(*known, block=head.block, markov=markov)
-
-
-def _load(config: SpeculativeConfig, target: TargetInfo) -> HeadCheckpoint:
-    if config.method == MTP:
-        return load_mtp(config, target)
-    assert config.model is not None
-    return load_head(config.model)
 
 
 def _taps(head: HeadCheckpoint, num_layers: int) -> tuple[int, ...]:

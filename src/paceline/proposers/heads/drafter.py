@@ -46,6 +46,11 @@ class FeatureDrafter(Drafter):
         self._target_kv = target_kv
 
     @property
+    def runner(self) -> ModelRunner:
+        """The head itself."""
+        return self._runner
+
+    @property
     def num_forwards(self) -> int:
         return self._runner.num_forwards
 
