@@ -159,9 +159,9 @@ UNFIT: dict[str, Unfit] = {
     "layers that are none": (head_tensors(), {"target_layers": 3}, ModelLoadError, "a list of"),
     "vocabulary": (
         without("embed_tokens.weight"),
-        {"vocab_size": VOCAB + 1},
+        {"vocab_size": VOCAB - 1},
         ConfigError,
-        "reads 49 tokens",
+        "reads 47 tokens",
     ),
     "no vocabulary": (
         without("embed_tokens.weight"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from string import ascii_letters
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from paceline.proposers.draft_model.loading import open_draft
 from paceline.proposers.heads import HeadProposer, build
 from paceline.proposers.heads.checkpoint import LAYER_IDS, load_head
 from paceline.span import DraftTree
+from tests.proposers.dflash import dflash_config, dflash_options, dflash_tensors, layer_config
 from tests.proposers.drive import make_request, propose
 from tests.proposers.heads import (
     HIDDEN,
@@ -31,9 +34,12 @@ from tests.proposers.heads import (
     target_info,
     write_head,
 )
+from tests.proposers.vocabularies import toy_tokenizer
 from tests.toy import VOCAB, toy_runner
 
 PROMPT = [5, 9, 2, 7, 7, 30, 11]
+USED = VOCAB - 2
+"""Tokens of a tokenizer, where the target's embedding has more rows."""
 LOOKUP = SpeculativeConfig(method="prompt_lookup")
 native = pytest.mark.skipif(why_not_native() is not None, reason="the extension was not built")
 
@@ -42,10 +48,11 @@ def info(**other: Any) -> TargetInfo:
     return replace(target_info(toy_runner()), **other)
 
 
-def draft(folder: Path, dtype: str = "float32", target: str = "float32") -> DraftTree:
+def draft(folder: Path, dtype: str = "float32", target: str = "float32", **other: Any) -> DraftTree:
     """What a head of this folder drafts after the prompt."""
     runner = toy_runner(target, prefix_caching=False)
-    proposer = build(head_options(model=str(folder), dtype=dtype), target_info(runner))
+    described = replace(target_info(runner), **other)
+    proposer = build(head_options(model=str(folder), dtype=dtype), described)
     proposer.__class__ = Following
     assert isinstance(proposer, Following)
     proposer.whole, runner.taps = runner, proposer.taps
@@ -103,9 +110,6 @@ def test_ends_are_lent_and_not_copied(tmp_path: Path) -> None:
     assert decoder.head is target.runner.decoder.head
 
 
-# --- what does not fit ----------------------------------------------------------------------------
-
-
 def wider() -> dict[str, torch.Tensor]:
     return head_tensors() | {"fc.weight": torch.randn(HIDDEN, 3 * (HIDDEN + 8))}
 
@@ -117,6 +121,73 @@ def without(name: str, **options: Any) -> dict[str, torch.Tensor]:
 def layer(**fields: Any) -> dict[str, Any]:
     config = head_config()
     return config | {"transformer_layer_config": config["transformer_layer_config"] | fields}
+
+
+def padded(size: int, num_kept: int = 0) -> dict[str, Any]:
+    """The configuration of a head with so many rows in its embedding, and some in its output."""
+    return layer(vocab_size=size) | {"draft_vocab_size": num_kept or size}
+
+
+def pruned_to(count: int) -> dict[str, torch.Tensor]:
+    """A head of the first tokens alone, without an embedding of its own."""
+    tensors = without("embed_tokens.weight")
+    return tensors | {name: tensors[name][:count] for name in ("lm_head.weight", "d2t")}
+
+
+@pytest.mark.parametrize("size", [USED, VOCAB + 16])
+@pytest.mark.parametrize("num_kept", [0, 30])
+def test_vocabularies_may_be_padded_differently(tmp_path: Path, size: int, num_kept: int) -> None:
+    tensors = pruned_to(num_kept) if num_kept else head_tensors(own_ends=False)
+    tokenizer = toy_tokenizer(ascii_letters[:USED])
+    folders = [tmp_path / str(rows) for rows in (VOCAB, size)]
+    for folder, rows in zip(folders, (VOCAB, size), strict=True):
+        write_head(folder, padded(rows, num_kept), tensors)
+    usual, other = (draft(folder, tokenizer=tokenizer) for folder in folders)
+    assert other == usual
+
+
+DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor], str]] = {
+    "embedding": (padded(VOCAB + 1, len(KEPT)), head_tensors(), "model.embed_tokens of its own"),
+    "output": (
+        padded(VOCAB + 1),
+        head_tensors(own_ends=False) | {"lm_head.weight": torch.ones(VOCAB + 1, HIDDEN)},
+        "lm_head of its own",
+    ),
+    "far more tokens": (padded(2048), head_tensors(own_ends=False), "that is at most 1024 rows"),
+    "fewer tokens": (padded(USED - 1), head_tensors(own_ends=False), "46 tokens of the target are"),
+    "other tokens": (
+        padded(VOCAB + 16, 30),
+        pruned_to(30) | {"d2t": torch.full((30,), VOCAB - 29)},
+        "the head drafts token 48",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DIFFERENT)
+def test_more_than_padding_is_refused(tmp_path: Path, case: str) -> None:
+    config, tensors, message = DIFFERENT[case]
+    write_head(tmp_path, config, tensors)
+    target = info(tokenizer=toy_tokenizer(ascii_letters[:USED]))
+    with pytest.raises(ConfigError, match=f"in padding at the end alone, but .*{message}"):
+        build(head_options(model=str(tmp_path)), target)
+
+
+def test_the_mask_of_a_block_is_a_token_of_the_target(tmp_path: Path) -> None:
+    fields = {"transformer_layer_config": layer_config(vocab_size=64), "draft_vocab_size": 64}
+    for mask, is_one in ((VOCAB - 1, True), (VOCAB, False)):
+        config = dflash_config(False, mask_token_id=mask, **fields)
+        write_head(tmp_path, config, dflash_tensors(own_ends=False))
+        with nullcontext() if is_one else pytest.raises(ConfigError, match="reads token 48 for"):
+            build(dflash_options(model=str(tmp_path)), info())
+
+
+def test_without_a_tokenizer_all_of_the_targets_tokens_are_in_use(tmp_path: Path) -> None:
+    write_head(tmp_path, padded(USED), head_tensors(own_ends=False))
+    with pytest.raises(ConfigError, match="48 tokens of the target are in use"):
+        build(head_options(model=str(tmp_path)), info())
+
+
+# --- what does not fit ----------------------------------------------------------------------------
 
 
 UNFIT: dict[str, tuple[dict[str, Any], Any, type[PacelineError], str]] = {

@@ -238,7 +238,7 @@ def test_what_does_not_fit_is_refused_or_left_out(
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"vocab_size": VOCAB + 1}, "reads 49 tokens, and the target has 48"),
+        ({"vocab_size": VOCAB + 2000}, "reads 2048 tokens, and the target has 48"),
         ({"hidden_size": 40}, "hidden states of 40 numbers, and the target's have 32"),
     ],
 )

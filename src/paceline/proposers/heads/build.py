@@ -24,6 +24,7 @@ from paceline.proposers.heads.features import Features, Fuse, Fusion, first_tap
 from paceline.proposers.heads.mtp import load_mtp
 from paceline.proposers.heads.peagle import PEagleProposer
 from paceline.proposers.heads.proposer import HeadProposer
+from paceline.proposers.heads.vocabulary import check_vocabulary
 from paceline.runtime.model_runner import ModelRunner
 
 
@@ -62,7 +63,7 @@ def build_head(
     dtype = resolve_dtype(config.dtype, target.device, head.decoder, target.backend)
     ops = resolve_ops(dtype, target.device, config.deterministic, target.backend)
     runner = target.runner
-    shape = head.decoder.config
+    shape = replace(head.decoder.config, vocab_size=target.vocab_size)  # without other padding
     decoder = Decoder(
         shape, head.decoder.tensors, ops, target.max_model_len, lent=runner.decoder.ends
     )
@@ -107,12 +108,7 @@ def _taps(head: HeadCheckpoint, num_layers: int) -> tuple[int, ...]:
 def _check_fits(head: HeadCheckpoint, num_taps: int, target: TargetInfo) -> None:
     """Raise :class:`ConfigError` where vocabulary or widths are another target's."""
     assert target.runner is not None
-    size = head.decoder.config.vocab_size
-    if size != target.vocab_size:
-        raise ConfigError(
-            f"{head.name} was made for another target: it reads {size} tokens, and the target has "
-            f"{target.vocab_size}"
-        )
+    check_vocabulary(head, target)
     width = target.runner.decoder.config.hidden_size
     if head.fusion is None:
         if head.decoder.config.hidden_size != width:
