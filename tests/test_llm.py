@@ -230,9 +230,7 @@ def test_engines_over_one_checkpoint_share_its_weights() -> None:
     checkpoint = load_checkpoint(embedded_model("target"))
     with LLM(checkpoint, speculative_config=[]) as plain, LLM(checkpoint) as drafting:
         assert len(checkpoint.decoders) == 1
-        answers = [
-            llm.generate(PROMPTS[0], SamplingParams(max_tokens=24)) for llm in (plain, drafting)
-        ]
+        answers = [llm.generate(PROMPTS[0], GREEDY) for llm in (plain, drafting)]
         assert answers[0].token_ids == answers[1].token_ids
         with LLM(checkpoint, max_model_len=64):  # positions of other lengths are turned otherwise
             assert len(checkpoint.decoders) == 2
