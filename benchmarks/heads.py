@@ -45,7 +45,7 @@ from paceline.commands.prompts import Encoder
 from paceline.commands.resolve import without_memory
 from paceline.config import SpeculativeConfig
 from paceline.config.methods import HEAD_METHODS
-from paceline.engine.bundled_drafts import draft_in
+from paceline.engine.bundled_drafts import draft_at
 from paceline.engine.default_drafts import EVERY_MODEL, drafts_of
 from paceline.llm import embedded_model
 from paceline.models.fetching import named_model
@@ -164,7 +164,7 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     heads = [config for config in options.others if config.method in HEAD_METHODS]
     if not options.head and not heads:
         parser.error(f"{options.model} brings no head: name one by --head FOLDER")
-    options.draft = draft_in(Path(options.head)) if options.head else heads[0]
+    options.draft = draft_at(Path(options.head)) if options.head else heads[0]
     entry = named_model(options.model)
     options.model = str(entry.place) if entry else options.model
     return options

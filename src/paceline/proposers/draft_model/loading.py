@@ -116,6 +116,8 @@ class PaddedRunner(ModelRunner):
         super().__init__(decoder, kv)
         self._vocab_size = vocab_size
 
+    grows_trees = False  # what is cut off and read instead is done between forwards
+
     def pack(self, spans: Sequence[Span]) -> PackedBatch:
         return super().pack([self._readable(span) for span in spans])
 
