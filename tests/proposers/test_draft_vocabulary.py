@@ -19,6 +19,7 @@ from paceline.proposers.draft_model.heterogeneous import HeterogeneousProposer
 from paceline.proposers.draft_model.loading import PaddedRunner
 from paceline.runtime.kv_cache import KVCache
 from tests.proposers.drive import Target, make_request, propose
+from tests.proposers.self_drafts import native
 from tests.proposers.vocabularies import letters, merging, other
 from tests.toy import TOY, VOCAB, draft_config, toy_folder, toy_ops, toy_runner, toy_tensors
 
@@ -28,7 +29,7 @@ PROMPT = [5, 9, 2, 7, 45, 30, 11]
 # --- equal vocabularies, padded to different sizes ----------------------------------------------
 
 
-def padded_self(size: int) -> DraftModelProposer:
+def padded_self(size: int, dtype: str = "float32") -> DraftModelProposer:
     """The toy target with more rows, which win wherever they may, or without its last ones."""
     config = dataclasses.replace(TOY, vocab_size=size)
     tensors = toy_tensors()
@@ -37,7 +38,7 @@ def padded_self(size: int) -> DraftModelProposer:
     table[:VOCAB] = own[:size]
     table[VOCAB:] = 3 * own[: max(0, size - VOCAB)]
     tensors["model.embed_tokens.weight"] = table
-    ops = toy_ops("float32")
+    ops = toy_ops(dtype)
     kv = KVCache(ops.kv_memory(TOY, 100, ops.default_kv_dtype), prefix_caching=False)
     decoder = Decoder(config, tensors, ops, TOY.max_position)
     return DraftModelProposer(draft_config(), PaddedRunner(decoder, kv, VOCAB))
@@ -46,8 +47,9 @@ def padded_self(size: int) -> DraftModelProposer:
 @pytest.mark.parametrize(
     "sampling", [{}, {"temperature": 1.0, "repetition_penalty": 1.3, "logit_bias": {46: -1.0}}]
 )
-def test_what_only_a_wider_draft_has_is_never_drafted(sampling: dict[str, Any]) -> None:
-    model, proposer = Target(toy_runner()), padded_self(VOCAB + 9)
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("native-float32", marks=native)])
+def test_what_only_a_wider_draft_has_is_never_drafted(dtype: str, sampling: dict[str, Any]) -> None:
+    model, proposer = Target(toy_runner(dtype)), padded_self(VOCAB + 9, dtype)
     request = make_request(1, PROMPT, **sampling)
     for _ in range(6):
         draft, result = model.step(proposer, request)
