@@ -138,14 +138,19 @@ void Drafts::learn(int64_t id, const std::vector<int64_t>& emitted) {
         }
         std::vector<Calibration::Error> errors;
         for (const Outcome& label : outcomes(tree.tokens, tree.parents, emitted)) {
+            const double error = label.value - tree.probs[label.node];
             if (tree.claims.ends.empty()) {
-                const double prob = tree.probs[label.node];
-                errors.push_back({tree.origins[label.node], label.value - prob});
+                errors.push_back({tree.origins[label.node], error});
                 continue;
             }
+            const Claim* const begin = tree.claims.begin(label.node);
             const Claim* const end = tree.claims.end(label.node);
-            for (const Claim* claim = tree.claims.begin(label.node); claim != end; ++claim) {
-                errors.push_back({claim->origin, label.value - claim->prob});
+            double sum = 0.0;
+            for (const Claim* claim = begin; claim != end; ++claim) {
+                sum += claim->prob;
+            }
+            for (const Claim* claim = begin; claim != end; ++claim) {
+                errors.push_back({claim->origin, error * claim->prob / sum});
             }
         }
         calibration_.learn(id, errors);

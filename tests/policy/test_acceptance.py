@@ -92,25 +92,42 @@ def test_merged_and_pruned_drafts_teach_their_origins() -> None:
     assert after[1] < before[1]
 
 
-def test_every_proposer_that_named_a_node_learns_from_it() -> None:
+def test_who_named_a_node_shares_its_error() -> None:
     calibration = Calibration()
-    trees = [chain([0.5, 0.5], "a"), chain([0.4], "b"), DraftTree.chain([5], [0.6], "c")]
+    trees = [chain([0.5], "a"), chain([0.25], "b"), DraftTree.chain([5], [0.2], "c")]
     before = [calibration.estimate(0, origin, 1, 0.5) for origin in "abc"]
-    for tree in trees:
-        calibration.calibrate(0, tree)
-    tree = merge(trees)
-    assert sum(map(len, tree.claims)) == 4
-    assert len(tree) == 3
+    tree = merge(trees)  # as if they had been calibrated
+    together, other = tree.accept_probs
     calibration.observe(0, verified(tree, [0, 1], [0, MISS]))
     after = [calibration.estimate(0, origin, 1, 0.5) for origin in "abc"]
-    signs = [(b > a) - (b < a) for a, b in zip(before, after, strict=True)]
-    assert signs == [-1 if after[0] < before[0] else 1, 1, -1]
-    # By its own estimates, as if it had been alone: one node right, one wrong.
-    alone = Calibration()
-    own = chain([0.5, 0.5], "a")
-    alone.calibrate(0, own)
-    alone.observe(0, verified(own, [0, 1], [0, MISS]))
-    assert after[0] == pytest.approx(alone.estimate(0, "a", 1, 0.5))
+    assert after[0] - before[0] > after[1] - before[1] > 0 > after[2] - before[2]
+    # What the two had in common was a third b's.
+    for origin, error in (("a", (1 - together) * 2 / 3), ("b", (1 - together) / 3), ("c", -other)):
+        alone = Calibration()
+        alone.observe(
+            0, verified(chain([1 - error if error > 0 else -error], origin), *said(error))
+        )
+        assert alone.estimate(0, origin, 1, 0.5) == pytest.approx(after["abc".index(origin)])
+
+
+def said(error: float) -> tuple[list[int], list[int]]:
+    """A path and the tokens of a step that accepts a chain of one token, or does not."""
+    return ([0, 1], [0, MISS]) if error > 0 else ([0], [MISS])
+
+
+def test_a_merged_estimate_becomes_what_is_accepted() -> None:
+    """Both are right half of the time, on the same tokens: agreement makes nothing surer."""
+    calibration, drawn = Calibration(), random.Random(3)
+    estimate = 0.0
+    for _ in range(400):
+        trees = [chain([0.5], "a"), chain([0.5], "b")]
+        for tree in trees:
+            calibration.calibrate(0, tree)
+        merged = merge(trees)
+        estimate = merged.accept_probs[0]
+        right = drawn.random() < 0.5
+        calibration.observe(0, verified(merged, *said(1.0 if right else -1.0)))
+    assert estimate == pytest.approx(0.5, abs=0.12)
 
 
 # Estimates

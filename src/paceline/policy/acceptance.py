@@ -4,7 +4,8 @@ A proposer's own estimate was fitted to other text and other models. Here the lo
 those of its estimate by a prior (:mod:`paceline.policy.priors`), plus an offset of the request and
 the proposer, which follows its text within some tokens, plus one of the proposer, which all
 requests share and which moves slowly. Both descend the gradient of the log-loss. Of a merged tree
-each proposer learns from every node that it named.
+the merged estimate is what has to be right: proposers that named a node share its error, by how
+sure they were of it.
 
 Labels are censored: which token the target chose is known after nodes of the accepted path alone,
 so exactly the children of those are labelled. The native ``Calibration`` estimates and learns the
@@ -107,8 +108,9 @@ class Calibration:
         """
         sums: dict[str, list[float]] = {}
         for node, outcome in tree.outcomes(token_ids):
-            for origin, prob in tree.claims_of(node):
-                error, shared = outcome - prob, self._shared.get(origin, 0.0)
+            whole = outcome - tree.accept_probs[node]
+            for origin, error in _shares(tree, node, whole):
+                shared = self._shared.get(origin, 0.0)
                 self._shared[origin] = shared + SHARED_RATE * (error - SHRINKAGE * shared)
                 found = sums.setdefault(origin, [0.0, 0.0])
                 found[0] += 1.0
@@ -126,6 +128,16 @@ class Calibration:
             warn_of_invalid(invalid[0])
         self.num_invalid += len(invalid)
         return [min(prob, 1.0) if prob >= 0.0 else 0.0 for prob in probs]
+
+
+def _shares(tree: DraftTree, node: int, error: float) -> list[tuple[str, float]]:
+    """What each proposer that named a node has of its error."""
+    if not tree.claims:
+        return [(tree.origins[node], error)]
+    total = 0.0  # from Python 3.12 on sum() rounds otherwise than C++
+    for _, prob in tree.claims[node]:
+        total += prob
+    return [(origin, error * prob / total) for origin, prob in tree.claims[node]]
 
 
 def warn_of_invalid(prob: float) -> None:
