@@ -96,10 +96,10 @@ from paceline.cli import main
 from paceline.runtime.model_runner import ModelRunner
 forward = ModelRunner.forward
 
-def first(self, *rest):
+def first(self, *rest, **more):
     ModelRunner.forward = forward
     print("computes", flush=True)
-    return forward(self, *rest)
+    return forward(self, *rest, **more)
 
 ModelRunner.forward = first
 main(["profile", "--budget", "600"])
