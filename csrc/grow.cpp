@@ -99,7 +99,8 @@ class Grower {
   private:
     void rank(const Node& at, const float* logits, int row, int64_t* ids, double* probs) const {
         const Growth& growth = growths_[at.growth];
-        Job job{logits, growth.rules, growth.path(at.node), 0, {}, ranking_.columns};
+        Job job{logits, growth.rules, growth.way_down(at.node, growth.tokens), 0, {},
+                ranking_.columns};
         job.length = growth.length + job.path.size();
         const size_t first = static_cast<size_t>(row) * ranking_.ranked;
         const float* edited;
@@ -122,24 +123,6 @@ class Grower {
 };
 
 }  // namespace
-
-std::vector<int32_t> Growth::path(int node) const {
-    std::vector<int32_t> found;
-    for (; node >= 0; node = parents[node]) {
-        found.push_back(tokens[node]);
-    }
-    std::reverse(found.begin(), found.end());
-    return found;
-}
-
-std::vector<double> Growth::estimates(int node) const {
-    std::vector<double> found;
-    for (; node >= 0; node = parents[node]) {
-        found.push_back(probs[node]);
-    }
-    std::reverse(found.begin(), found.end());
-    return found;
-}
 
 void Growth::add(int parent, int count, const int64_t* ids, const double* candidates,
                  double min_path_prob) {
@@ -193,7 +176,7 @@ Forwards grow(Decoder& decoder, const Batch& batch, const float* inputs, int tap
         for (const size_t index : alive) {
             Growth& growth = (*growths)[index];
             if (growth.choose()) {
-                promises.push_back({index, growth.estimates(growth.frontier.front())});
+                promises.push_back({index, growth.way_down(growth.frontier.front(), growth.probs)});
             }
         }
         if (promises.empty()) {

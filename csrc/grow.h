@@ -3,6 +3,7 @@
 // must promise is asked of the caller.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -31,7 +32,7 @@ struct Growth {
     std::vector<int32_t> blocks;
 
     // Nodes, parents first.
-    std::vector<int32_t> tokens, parents, kv_nodes, depths;
+    std::vector<int32_t> tokens, parents, kv_nodes;
     std::vector<double> probs, path_probs;
     // The draft's span: the last committed token, then the nodes that were forwarded.
     std::vector<int32_t> kv_tokens, kv_parents;
@@ -39,10 +40,15 @@ struct Growth {
     std::vector<int32_t> frontier;
     int last_level = 0, num_levels = 0;
 
-    // The tokens from the top down to a node; none above the first level.
-    std::vector<int32_t> path(int node) const;
-    // Estimates on the way down to a node.
-    std::vector<double> estimates(int node) const;
+    // What nodes have on the way from the top down to one; nothing above the first level.
+    template <typename T> std::vector<T> way_down(int node, const std::vector<T>& of_nodes) const {
+        std::vector<T> found;
+        for (; node >= 0; node = parents[node]) {
+            found.push_back(of_nodes[node]);
+        }
+        std::reverse(found.begin(), found.end());
+        return found;
+    }
     void add(int parent, int count, const int64_t* ids, const double* probs, double min_path_prob);
     bool choose();
 };

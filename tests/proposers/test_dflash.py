@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,10 @@ from paceline.proposers.heads import DFlashProposer, build
 from paceline.proposers.heads.checkpoint import load_head
 from paceline.request import Request
 from paceline.runtime.kv_cache import KVCache
-from paceline.runtime.model_runner import ForwardResult, ModelRunner
+from paceline.runtime.model_runner import ModelRunner
 from paceline.span import DraftTree
 from tests.contracts.test_identity import MIXES, answers
+from tests.proposers import test_heads as heads
 from tests.proposers.dflash import (
     MASK,
     SIZE,
@@ -187,22 +188,21 @@ def test_company_changes_no_native_draft(dtype: str) -> None:
         fresh.finish(request)
 
 
-def raising(result: ForwardResult) -> ForwardResult:
-    raise RuntimeError("out of luck")
-
-
-BROKEN = {
-    "raises": raising,
-    "NaN logits": lambda result: replace(result, logits=result.logits * torch.nan),
-    "too few logits": lambda result: replace(result, logits=result.logits[:-1]),
-}
+BROKEN = {kind: heads.BROKEN[kind] for kind in ("raises", "NaN logits", "too few logits")}
 
 
 @pytest.mark.parametrize("kind", BROKEN)
 def test_a_broken_head_costs_drafts_alone(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_broken(lambda runner: toy_dflash(runner, **TREE), kind, monkeypatch)
+
+
+def check_broken(
+    make: Callable[[ModelRunner], Any], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head whose forwards are broken costs drafts alone."""
     some = [Job(job.prompt, job.params, job.at) for job in jobs()[:3]]
     plain = answers(run_jobs(toy_engine(), some))
-    engine = toy_engine([lambda runner: toy_dflash(runner, **TREE)])
+    engine = toy_engine([make])
     forward = ModelRunner.forward
 
     def changed(self: ModelRunner, *arguments: Any, **more: Any) -> Any:

@@ -41,9 +41,9 @@ from tests.proposers.parallel_heads import (
     toy_dspark,
     toy_peagle,
 )
-from tests.proposers.test_dflash import BROKEN
+from tests.proposers.test_dflash import BROKEN, check_broken
 from tests.proposers.test_heads import jobs, paths, with_norms
-from tests.toy import TOY, VOCAB, Job, assert_no_leak, run_jobs, toy_engine, toy_runner
+from tests.toy import TOY, VOCAB, assert_no_leak, run_jobs, toy_engine, toy_runner
 
 PROMPT = [5, 9, 2, 7, 7, 30, 11]
 KINDS = {
@@ -223,21 +223,7 @@ def test_company_changes_no_native_draft(kind: str, dtype: str) -> None:
 def test_a_broken_head_costs_drafts_alone(
     kind: str, broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    some = [Job(job.prompt, job.params, job.at) for job in jobs()[:3]]
-    plain = answers(run_jobs(toy_engine(), some))
-    engine = toy_engine([lambda runner: KINDS[kind][0](runner, **TREE)])
-    forward = ModelRunner.forward
-
-    def changed(self: ModelRunner, *arguments: Any, **more: Any) -> Any:
-        result = forward(self, *arguments, **more)
-        return result if self is engine.runner else BROKEN[broken](result)
-
-    monkeypatch.setattr(ModelRunner, "forward", changed)
-    assert answers(run_jobs(engine, some)) == plain
-    assert_no_leak(engine)
-    if "NaN" not in broken:
-        assert engine.stats().num_proposer_failures == 3
-        assert not engine.drafting.is_on
+    check_broken(lambda runner: KINDS[kind][0](runner, **TREE), broken, monkeypatch)
 
 
 # --- folders --------------------------------------------------------------------------------------
