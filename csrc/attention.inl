@@ -618,10 +618,13 @@ void attend(const AttentionShape& shape, const KvLayer& layer, const AttentionSp
 
 // Sixteen values of a head from the `at`-th on.
 inline void store_values(const AttentionShape& shape, f32x16 values, int at, float* y) {
+    if (at + LANES <= shape.head_dim) {
+        store(y + at, values);
+        return;
+    }
     alignas(64) float lane[LANES];
     store(lane, values);
-    const int n = at_most(LANES, shape.head_dim - at);
-    std::memcpy(y + at, lane, sizeof(float) * static_cast<size_t>(n));
+    std::memcpy(y + at, lane, sizeof(float) * static_cast<size_t>(shape.head_dim - at));
 }
 
 void merge(const AttentionShape& shape, const float* partials, int stride, int first, int last,

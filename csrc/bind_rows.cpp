@@ -144,10 +144,11 @@ nb::tuple quantize(const Rows& x) {
     auto scale = zeros<float>(rows * stretches), sum = zeros<float>(rows * stretches);
     for (size_t row = 0; row < rows; ++row) {
         for (size_t stretch = 0; stretch < stretches; ++stretch) {
-            const size_t from = stretch * rows + row, to = row * stretches + stretch;
-            std::copy_n(out.q + from * STRETCH, STRETCH, q.get() + to * STRETCH);
-            scale[to] = out.scale[from];
-            sum[to] = out.sum[from];
+            const QuantStretch& from = *out.at(size_of(stretch), size_of(row));
+            const size_t to = row * stretches + stretch;
+            std::copy_n(from.q, STRETCH, q.get() + to * STRETCH);
+            scale[to] = from.scale;
+            sum[to] = from.sum;
         }
     }
     return nb::make_tuple(to_numpy(std::move(q), {rows, width}),

@@ -47,15 +47,13 @@ class InputBuffer {
     Inputs view(int rows, int k, int orders = 1) {
         const int padded = round_up(k, TILE);
         const size_t count = size_t(orders) * rows * (round_up(k, STRETCH) / STRETCH);
-        return {{q_.need(count * STRETCH), scale_.need(count), sum_.need(count),
-                 half_sum_.need(2 * count), start_.need(count), half_start_.need(2 * count), rows, k},
+        return {{codes_.need(count), rows, k},
                 {floats_.need(size_t(orders) * rows * padded), rows, k, padded}};
     }
 
   private:
-    Buffer<int8_t> q_;
-    Buffer<float> scale_, sum_, half_sum_, floats_;
-    Buffer<int32_t> start_, half_start_;
+    Buffer<QuantStretch> codes_;
+    Buffer<float> floats_;
 };
 
 }  // namespace paceline

@@ -143,21 +143,23 @@ void Decoder::prepare(const Batch& batch, const Slice& slice) {
 
 void Decoder::plan_attention(const Batch& batch, const Slice& slice) {
     const AttentionShape& a = shape_.attention;
-    const int most = std::max(1, VECTORS_PER_BLOCK / (a.heads / a.kv_heads));
-    blocks_.clear();
-    for (int row = slice.first; row < slice.end;) {
-        int end = row + 1;
-        while (end < slice.end && end - row < most && batch.span_of[end] == batch.span_of[row]) {
-            ++end;
-        }
-        blocks_.push_back({row, end - row, batch.span_of[row]});
-        row = end;
-    }
     int last = 0;
     for (int row = slice.first; row < slice.end; ++row) {
         last = std::max(last, batch.rows[row].last);
     }
     chunks_ = last_chunk(last) + 1;
+    int most = std::min(VECTORS_PER_BLOCK / (a.heads / a.kv_heads), slice.end - slice.first);
+    most = std::max(1, most);
+    cut_rows(batch, slice, most);
+    const auto idles = [&] {  // threads for more than a tenth of the time
+        const int threads = pool().size();
+        const int pieces = static_cast<int>(blocks_.size()) * a.kv_heads * chunks_;
+        return 10 * pieces < 9 * round_up(pieces, threads);
+    };
+    while (most > 1 && idles()) {
+        most = (most + 1) / 2;
+        cut_rows(batch, slice, most);
+    }
     const size_t per_row = static_cast<size_t>(a.heads) * chunks_ * partial_stride(a);
     const int rows_per_pass = std::max<int>(most, static_cast<int>(PARTIAL_FLOATS / per_row));
     passes_.clear();
@@ -170,6 +172,18 @@ void Decoder::plan_attention(const Batch& batch, const Slice& slice) {
         passes_.back().end_row = end_row;
     }
     partials_.need(per_row * std::min(rows_per_pass, slice.end - slice.first));
+}
+
+void Decoder::cut_rows(const Batch& batch, const Slice& slice, int most) {
+    blocks_.clear();
+    for (int row = slice.first; row < slice.end;) {
+        int end = row + 1;
+        while (end < slice.end && end - row < most && batch.span_of[end] == batch.span_of[row]) {
+            ++end;
+        }
+        blocks_.push_back({row, end - row, batch.span_of[row]});
+        row = end;
+    }
 }
 
 void Decoder::linear(const Linear& weights, const Inputs& x, const LinearOut& out, int first_tile) {

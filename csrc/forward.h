@@ -102,6 +102,7 @@ class Decoder {
     static int slice_end(const Batch& batch, int first);
     void prepare(const Batch& batch, const Slice& slice);
     void plan_attention(const Batch& batch, const Slice& slice);
+    void cut_rows(const Batch& batch, const Slice& slice, int most);
     void layers(const Batch& batch, const Slice& slice, const Streams& streams);
     // Fills the rows of x that enter the first layer; what its queries, keys and values read.
     const Inputs& enter(const Batch& batch, const Slice& slice, const Streams& streams);

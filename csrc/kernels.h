@@ -19,17 +19,24 @@ constexpr int KEY_CHUNK = 512;   // keys of one partial attention result; fixed,
 
 inline int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// Activations quantised to -127..127 with a scale per stretch of 32 inputs, stretch by stretch, so
-// that what several rows have of one lies together. Inputs past the k-th are zero. What depends on
-// sums of q is kept ready for the linears.
+// A row's 32 inputs of a stretch, quantised to -127..127, with their scale. Inputs past the k-th are
+// zero. What depends on sums of q is kept ready for the linears. It is a cache line, so that threads
+// that quantise neighbouring rows do not fight for lines.
+struct alignas(64) QuantStretch {
+    int8_t q[STRETCH];
+    float scale;
+    float sum;              // scale * sum of q
+    int32_t start;          // -CODE_ZERO * sum of q
+    float half_sum[2];      // the same of every 16 inputs
+    int32_t half_start[2];
+};
+
+// Quantised activations, stretch by stretch, so that what several rows have of one lies together.
 struct QuantRows {
-    int8_t* q;            // [stretches, rows, STRETCH]
-    float* scale;         // [stretches, rows]
-    float* sum;           // [stretches, rows]: scale * sum of q
-    float* half_sum;      // [stretches, 2, rows]: the same of every 16 inputs
-    int32_t* start;       // [stretches, rows]: -CODE_ZERO * sum of q
-    int32_t* half_start;  // [stretches, 2, rows]
+    QuantStretch* data;  // [stretches, rows]
     int rows, k;
+
+    QuantStretch* at(int stretch, int row) const { return data + ptrdiff_t(stretch) * rows + row; }
 
     int stretches() const { return (k + STRETCH - 1) / STRETCH; }
 };

@@ -19,12 +19,7 @@ struct Inputs {
     Inputs in_order(int index) const {
         Inputs x = *this;
         const ptrdiff_t before = ptrdiff_t(index) * codes.stretches() * codes.rows;
-        x.codes.q += before * STRETCH;
-        x.codes.scale += before;
-        x.codes.sum += before;
-        x.codes.half_sum += 2 * before;
-        x.codes.start += before;
-        x.codes.half_start += 2 * before;
+        x.codes.data += before;
         x.floats.x += ptrdiff_t(index) * floats.rows * floats.stride;
         return x;
     }

@@ -44,19 +44,17 @@ ALWAYS_INLINE f32x16 scaled(i32x16 total, const TileChunk& tile, int group, floa
 
 // A group of inputs as all rows have it: `group` is counted through a row, COUNT quads each.
 template <int COUNT> struct Group {
-    const int8_t* a;
-    const float *scale, *sum;
-    const int32_t* start;
+    static constexpr int GROUPS = QUADS / COUNT;  // of a stretch
+    const QuantStretch* rows;
+    int half;
 
-    Group(const QuantRows& x, int group, int row) {
-        constexpr int GROUPS = QUADS / COUNT;  // of a stretch
-        const ptrdiff_t at = ptrdiff_t(group / GROUPS) * x.rows + row;
-        const ptrdiff_t own = ptrdiff_t(group) * x.rows + row;
-        a = x.q + at * STRETCH + group % GROUPS * COUNT * QUAD;
-        scale = x.scale + at;
-        sum = (GROUPS == 1 ? x.sum : x.half_sum) + own;
-        start = (GROUPS == 1 ? x.start : x.half_start) + own;
-    }
+    Group(const QuantRows& x, int group, int row)
+        : rows(x.at(group / GROUPS, row)), half(group % GROUPS) {}
+
+    const int8_t* a() const { return rows->q + half * COUNT * QUAD; }
+    const int32_t* start() const { return GROUPS == 1 ? &rows->start : rows->half_start + half; }
+    float scale(int row) const { return rows[row].scale; }
+    float sum(int row) const { return GROUPS == 1 ? rows[row].sum : rows[row].half_sum[half]; }
 };
 
 // Adds what ROWS rows from `row` on make of the stretches to y[row][tile].
@@ -71,8 +69,8 @@ inline void meet(const QuantRows& x, int row, const Meeting& m, Ahead ahead, f32
         for (int t = 0; t < TILES; ++t) {
             quads.codes[t] = m.tiles[t].codes + i * COUNT * TILE_QUAD;
         }
-        quads.a = inputs.a;
-        quads.start = inputs.start;
+        quads.a = inputs.a();
+        quads.start = inputs.start();
         i32x16 total[ROWS * TILES];
         exact<ROWS, TILES, SIGNED, COUNT>(quads, total);
 #pragma GCC unroll 2
@@ -80,8 +78,8 @@ inline void meet(const QuantRows& x, int row, const Meeting& m, Ahead ahead, f32
 #pragma GCC unroll 16
             for (int r = 0; r < ROWS; ++r) {
                 f32x16& sum_of = y[r * TILES + t];
-                sum_of = scaled<MINIMUM>(total[r * TILES + t], m.tiles[t], i, inputs.scale[r],
-                                         inputs.sum[r], sum_of);
+                sum_of = scaled<MINIMUM>(total[r * TILES + t], m.tiles[t], i, inputs.scale(r),
+                                         inputs.sum(r), sum_of);
             }
         }
     }
@@ -124,13 +122,13 @@ inline void meet_amx(const QuantRows& x, int row, const Meeting& m, Ahead ahead,
         for (int t = 0; t < TILES; ++t) {
             codes[t] = m.tiles[t].codes + i * COUNT * TILE_QUAD;
         }
-        amx_products<TILES>(codes, inputs.a, total[i % 2]);
+        amx_products<TILES>(codes, inputs.a(), total[i % 2]);
         for (int r = 0; r < AMX_ROWS; ++r) {
-            const i32x16 start = splat_i32(SIGNED ? inputs.start[r] : 0);
+            const i32x16 start = splat_i32(SIGNED ? inputs.start()[r * ROW_INTS] : 0);
             for (int t = 0; t < TILES; ++t) {
                 f32x16& sum_of = y[r * TILES + t];
                 sum_of = scaled<MINIMUM>(total[i % 2][t][r] + start, m.tiles[t], i,
-                                         inputs.scale[r], inputs.sum[r], sum_of);
+                                         inputs.scale(r), inputs.sum(r), sum_of);
             }
         }
     }

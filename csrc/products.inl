@@ -9,9 +9,11 @@ namespace {
 
 struct Quads {
     const uint8_t* codes[2];  // of each tile, [quads, 16, 4]
-    const int8_t* a;          // first row's inputs; the other rows' are STRETCH bytes apart
-    const int32_t* start;     // each row's -CODE_ZERO * sum of these inputs
+    const int8_t* a;          // the first row's inputs
+    const int32_t* start;     // its -CODE_ZERO * sum of these inputs
 };
+// From each row's to the next one's.
+constexpr int ROW_BYTES = sizeof(QuantStretch), ROW_INTS = ROW_BYTES / sizeof(int32_t);
 
 // --- AVX-512 VNNI, AVX-VNNI ---------------------------------------------------------------------
 // The instruction wants one unsigned operand: the codes. What signed ones are too large by is where
@@ -56,7 +58,7 @@ ALWAYS_INLINE void exact(const Quads& p, i32x16* total) {
     for (int r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 16
         for (int t = 0; t < TILES; ++t) {
-            total[r * TILES + t] = splat_i32(SIGNED ? p.start[r] : 0);
+            total[r * TILES + t] = splat_i32(SIGNED ? p.start[r * ROW_INTS] : 0);
         }
     }
 #pragma GCC unroll 16
@@ -68,7 +70,7 @@ ALWAYS_INLINE void exact(const Quads& p, i32x16* total) {
         }
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; ++r) {
-            const i32x16 a = splat_i32(load_quad(p.a + r * STRETCH + i * QUAD));
+            const i32x16 a = splat_i32(load_quad(p.a + r * ROW_BYTES + i * QUAD));
 #pragma GCC unroll 16
             for (int t = 0; t < TILES; ++t) {
                 add_products(total[r * TILES + t], w[t], a);
@@ -101,7 +103,7 @@ template <int ROWS> struct SignedSums {
         const __m256i second = _mm256_maddubs_epi16(size.hi, _mm256_sign_epi8(inputs, sign.hi));
         lo += (i32x8)_mm256_madd_epi16(first, ones);
         hi += (i32x8)_mm256_madd_epi16(second, ones);
-        rest.add(size, sign, a + STRETCH);
+        rest.add(size, sign, a + ROW_BYTES);
     }
     ALWAYS_INLINE void get(i32x16* total) const {
         *total = {(__m256i)lo, (__m256i)hi};
@@ -123,7 +125,7 @@ template <int ROWS> struct PairSums {
         lo += (i16x16)_mm256_maddubs_epi16(w.lo, inputs);
         hi += (i16x16)_mm256_maddubs_epi16(w.hi, inputs);
         asm volatile("" : "+x"(lo), "+x"(hi));  // or gcc loads ahead and runs out of registers
-        rest.add(w, a + STRETCH);
+        rest.add(w, a + ROW_BYTES);
     }
     ALWAYS_INLINE void get(i32x16* total) const {
         const __m256i ones = _mm256_set1_epi16(1);
@@ -204,7 +206,7 @@ template <int ROWS> struct Sums {
         for (int part = 0; part < 4; ++part) {
             const Wide wide = widen((__m128i)w.q[part]);
             for (int r = 0; r < ROWS; ++r) {
-                const __m128i quad = widen(_mm_set1_epi32(load_quad(a + r * STRETCH))).lo;
+                const __m128i quad = widen(_mm_set1_epi32(load_quad(a + r * ROW_BYTES))).lo;
                 Wide& sum = rows[r].part[part];
                 sum.lo = _mm_add_epi32(sum.lo, _mm_madd_epi16(wide.lo, quad));
                 sum.hi = _mm_add_epi32(sum.hi, _mm_madd_epi16(wide.hi, quad));
@@ -236,7 +238,7 @@ template <int ROWS> struct Sums {
     }
     ALWAYS_INLINE void add(i32x16 w, const int8_t* a) {
         for (int r = 0; r < ROWS; ++r) {
-            const int8x16_t quad = vreinterpretq_s8_s32(vdupq_n_s32(load_quad(a + r * STRETCH)));
+            const int8x16_t quad = vreinterpretq_s8_s32(vdupq_n_s32(load_quad(a + r * ROW_BYTES)));
             for (int part = 0; part < 4; ++part) {
                 int32x4_t& sum = rows[r].part[part];
                 sum = vdotq_s32(sum, (int8x16_t)w.q[part], quad);
@@ -263,7 +265,7 @@ template <int ROWS> struct Sums {
             for (int output = 0; output < TILE; ++output) {
                 for (int i = 0; i < QUAD; ++i) {
                     const int32_t code = bytes[output * QUAD + i];
-                    rows[r].outputs[output] += code * a[r * STRETCH + i];
+                    rows[r].outputs[output] += code * a[r * ROW_BYTES + i];
                 }
             }
         }

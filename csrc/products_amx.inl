@@ -34,7 +34,7 @@ struct AmxRegisters {
 template <int TILES>
 inline void amx_products(const uint8_t* const* codes, const int8_t* a,
                          i32x16 (*total)[AMX_ROWS]) {
-    _tile_loadd(2, a, STRETCH);
+    _tile_loadd(2, a, ROW_BYTES);
     _tile_zero(0);
     _tile_loadd(3, codes[0], AMX_BYTES);
     _tile_dpbsud(0, 2, 3);

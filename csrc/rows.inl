@@ -28,48 +28,39 @@ inline void store_part(float* p, f32x16 a, int count) {
 
 // --- quantising ---------------------------------------------------------------------------------
 
-// Quantises one or two steps of 16, the second being zero otherwise, with one scale. That is the largest size / 127 rounded, so that no
-// quotient rounds to more than 127. A NaN or inf makes the scale NaN, and with it all that is ever
-// computed from these inputs: 0 * x is not 0 for those alone, whereas max() loses a NaN.
+// Quantises one or two steps of 16, the second being zero otherwise, with one scale: the largest
+// size / 127. Its reciprocal is at most three roundings off, so that no product rounds to more than
+// 127. A NaN or inf makes the scale NaN, and with it all that is ever computed from these inputs:
+// x - x is not 0 for those alone, whereas max() loses a NaN.
 inline float quantize_group(const float* x, int steps, int8_t* q) {
     const f32x16 a = load(x), b = steps > 1 ? load(x + LANES) : zero();
-    if (sum(fma(a, zero(), b * zero())) != 0.0f) {
+    if (bits_of(equal(a - a, b - b)) != 0xffff) {
         std::memset(q, 0, STRETCH);
         return __builtin_nanf("");
     }
     float scale = max_lane(max(abs(a), abs(b))) / 127.0f;
     scale = scale < 1e-30f ? 1e-30f : scale;
-    const f32x16 divisor = splat(scale);
-    store_i8(q, round_to_int(a / divisor));
-    store_i8(q + LANES, round_to_int(b / divisor));
+    const f32x16 inverse = splat(1.0f / scale);
+    store_i8(q, round_to_int(a * inverse));
+    store_i8(q + LANES, round_to_int(b * inverse));
     return scale;
-}
-
-inline int32_t sum_of_16(const int8_t* q) {
-    int32_t total = 0;
-    for (int i = 0; i < LANES; ++i) {
-        total += q[i];
-    }
-    return total;
 }
 
 void quantize(const float* x, const QuantRows& out, int row) {
     const int filled = round_up(out.k, LANES), stretches = out.stretches();
     for (int stretch = 0; stretch < stretches; ++stretch) {
-        const size_t at = static_cast<size_t>(stretch) * out.rows + row;
-        const size_t half = 2 * static_cast<size_t>(stretch) * out.rows + row;
+        QuantStretch& to = *out.at(stretch, row);
         const int begin = stretch * STRETCH, rest = filled - begin;
         const int steps = (rest < STRETCH ? rest : STRETCH) / LANES;
-        int8_t* q = out.q + at * STRETCH;
-        const float scale = quantize_group(x + begin, steps, q);
-        const int32_t low = sum_of_16(q), high = sum_of_16(q + LANES);
-        out.scale[at] = scale;
-        out.sum[at] = scale * static_cast<float>(low + high);
-        out.half_sum[half] = scale * static_cast<float>(low);
-        out.half_sum[half + out.rows] = scale * static_cast<float>(high);
-        out.start[at] = -CODE_ZERO * (low + high);
-        out.half_start[half] = -CODE_ZERO * low;
-        out.half_start[half + out.rows] = -CODE_ZERO * high;
+        const float scale = quantize_group(x + begin, steps, to.q);
+        const int32_t low = sum_i8(to.q), high = sum_i8(to.q + LANES);
+        to.scale = scale;
+        to.sum = scale * static_cast<float>(low + high);
+        to.half_sum[0] = scale * static_cast<float>(low);
+        to.half_sum[1] = scale * static_cast<float>(high);
+        to.start = -CODE_ZERO * (low + high);
+        to.half_start[0] = -CODE_ZERO * low;
+        to.half_start[1] = -CODE_ZERO * high;
     }
 }
 

@@ -416,6 +416,20 @@ inline void store_i8(int8_t* p, i32x16 a) {
 // --- all levels ---------------------------------------------------------------------------------
 
 inline f32x16 zero() { return splat(0.0f); }
+inline int32_t sum_i8(const int8_t* p) {  // of 16 bytes
+#if defined(__SSE2__) && !defined(PACELINE_PLAIN)
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    const __m128i raised = _mm_xor_si128(bytes, _mm_set1_epi8(-128));  // each 128 more
+    const __m128i halves = _mm_sad_epu8(raised, _mm_setzero_si128());
+    return _mm_cvtsi128_si32(halves) + _mm_extract_epi16(halves, 4) - 16 * 128;
+#else
+    int32_t total = 0;
+    for (int i = 0; i < LANES; ++i) {
+        total += p[i];
+    }
+    return total;
+#endif
+}
 inline i32x16 load_u8(const uint8_t* p) {
     return load_i8(reinterpret_cast<const int8_t*>(p)) & splat_i32(255);
 }

@@ -42,7 +42,7 @@ def rows_to_quantise(k: int) -> np.ndarray:
     x[1] *= 1e-34  # below the least scale
     x[2] = 0.0
     x[3] *= np.float32(1e36)
-    scale = np.float32(0.37)  # quotients that lie on a half, or all but
+    scale = np.float32(0.37)  # products that lie on a half, or all but
     x[4] = np.round(x[4] * 20) / 2 * scale
     x[4, 0] = 127 * scale
     return x
@@ -51,7 +51,7 @@ def rows_to_quantise(k: int) -> np.ndarray:
 def reference_quantize(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     tensor = torch.from_numpy(x)
     scale = tensor.abs().amax(dim=1, keepdim=True).div_(127.0).clamp_min_(1e-30)
-    return torch.round(tensor / scale).to(torch.int8).numpy(), scale.numpy()
+    return torch.round(tensor * (1.0 / scale)).to(torch.int8).numpy(), scale.numpy()
 
 
 @pytest.mark.parametrize("k", WIDTHS)

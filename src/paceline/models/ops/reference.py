@@ -200,7 +200,7 @@ class ReferenceOps:
         rows = x.shape[0]
         x = F.pad(x, (0, groups * inputs - x.shape[1])).view(rows, -1, STRETCH)
         scale = x.abs().amax(dim=2, keepdim=True).div_(127.0).clamp_min_(1e-30)
-        q = torch.round(x / scale).view(rows, groups, inputs)
+        q = torch.round(x * (1.0 / scale)).view(rows, groups, inputs)
         y = x.new_zeros(rows, outputs)
         for group in range(groups):
             # Sums of so few products of integers of 8 bits are exact in float32, in any order.
