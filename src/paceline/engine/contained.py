@@ -37,6 +37,8 @@ class Entry:
 
     proposer: Proposer
     failures: dict[str, int] = field(default_factory=dict)  # in a row, by what was asked of it
+    followed: set[int] = field(default_factory=set)
+    """Requests of which it reads what the latest forward computed."""
     observes: bool = field(init=False)
     """It learns from what was committed; the others need not be told."""
 
@@ -90,7 +92,6 @@ class ContainedProposers:
 
     Attributes:
         entries: the proposers that may draft, in the order in which they are asked.
-        taps: hidden states of the target that any of them reads.
         groups: the same as planners know them. A change makes other lists, so that a loop over the
             old ones may switch proposers off.
     """
@@ -98,7 +99,7 @@ class ContainedProposers:
     def __init__(self, vocab_size: int, stats: Callable[[], EngineStats]) -> None:
         self.entries: list[Entry] = []
         self.groups: list[Group] = []
-        self.taps: tuple[int, ...] = ()
+        self._readers: list[Entry] = []
         self._together = True
         self._vocab_size = vocab_size
         self._stats = stats
@@ -133,7 +134,7 @@ class ContainedProposers:
             for entry, part in zip(entries, parts, strict=True)
             if part[0] is entry  # a part stands where its first entry does
         ]
-        self.taps = tuple(sorted({tap for each in entries for tap in each.proposer.taps}))
+        self._readers = [each for each in entries if each.proposer.taps]
         self._widest.clear()
 
     def join(self, proposer: Proposer) -> bool:
@@ -258,6 +259,24 @@ class ContainedProposers:
                 )
             stats.num_clamped_estimates += count
 
+    def taps_of(self, requests: Sequence[Request]) -> tuple[int, ...]:
+        """Hidden states of the target that proposers will read of any of these requests."""
+        taps = set[int]()
+        for entry in self._readers:
+            try:
+                follows = entry.proposer.follows
+                entry.followed = {
+                    request.request_id
+                    for request in requests
+                    if entry.is_for(request) and follows(request)
+                }
+            except Exception as error:
+                entry.followed = set()
+                self._failed(entry, "read", requests, error)
+            if entry.followed:
+                taps.update(entry.proposer.taps)
+        return tuple(sorted(taps))
+
     def read(self, request: Request, start: int, features: Tensor, taps: Sequence[int]) -> None:
         """Hand hidden states of committed positions to the proposers that read such.
 
@@ -265,11 +284,10 @@ class ContainedProposers:
             start: the first of the positions.
             features: ``[positions, taps, ..]``; nobody here looks inside.
         """
-        for entry in self.entries:
-            own = entry.proposer.taps
-            # It may have come after the forward.
-            if not own or (own != taps and not set(own).issubset(taps)):
+        for entry in self._readers:
+            if request.request_id not in entry.followed:
                 continue
+            own = entry.proposer.taps
             try:
                 given = features
                 if own != taps:

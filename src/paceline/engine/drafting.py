@@ -132,10 +132,9 @@ class Drafting:
         """Draft model forwards, those of proposers that are off by now included."""
         return self._proposers.num_forwards
 
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """Hidden states of the target that proposers read."""
-        return self._proposers.taps
+    def taps(self, items: Sequence[Scheduled]) -> tuple[int, ...]:
+        """Hidden states of the target that proposers will read of these."""
+        return self._proposers.taps_of([item.request for item in items])
 
     def read(self, items: Sequence[Scheduled], taps: Sequence[int]) -> None:
         """Hand the hidden states of what a step committed to the proposers that read them.

@@ -150,7 +150,7 @@ class Engine:
         """The target's logits at every node that is sampled."""
         before = self.runner.seconds
         greedy = all(item.request.wants_argmax for item in step.items)
-        self.runner.taps = self.drafting.taps
+        self.runner.taps = self.drafting.taps(step.items)
         result = self.runner.forward(batch, greedy=greedy)
         step.share(result.features)
         step.forward_ms = (self.runner.seconds - before) * 1e3

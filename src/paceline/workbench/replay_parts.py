@@ -42,6 +42,7 @@ class Charged:
         self.drafts_from_text = proposer.drafts_from_text
         self.taps = proposer.taps
         self.lag = proposer.lag
+        self.follows = proposer.follows
         self.read = proposer.read
         self.observe = proposer.observe
         self.context_length = proposer.context_length

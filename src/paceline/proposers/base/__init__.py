@@ -109,11 +109,20 @@ class Proposer(Protocol):
         """What drafts for each request, where :attr:`drafts_from_text` is true."""
         return ()
 
+    def follows(self, request: Request) -> bool:
+        """Whether it will take in the hidden states of what the next step computes of a request.
+
+        Asked before every forward where :attr:`taps` is not empty; a forward in which nobody
+        follows any request returns none.
+        """
+        return True
+
     def read(self, request: Request, start: int, features: Tensor) -> None:
         """Take in what :attr:`taps` asked for of positions whose KV the target has committed.
 
-        Called after every step, whether anybody drafted in it or not. Positions that the target
-        did not compute, because it found them in its prefix cache, are not among them.
+        Called after every step in which :meth:`follows` said so of any request, whether anybody
+        drafted in it or not. Positions that the target did not compute, because it found them in
+        its prefix cache, are not among them.
 
         Args:
             start: the first of the positions; the others follow it.

@@ -1,7 +1,7 @@
 """Drafts level by level over the KV of a draft model. Knows neither the model nor any logits.
 
 Per request the draft's KV holds a prefix of ``request.token_ids``, or of these from
-:attr:`Drafter.first` on. Before it drafts, the model reads what it lacks, always at least the last
+:meth:`Drafter._first` on. Before it drafts, the model reads what it lacks, always at least the last
 token, below which the first level of the tree hangs.
 Each further level is one forward over all requests, for the nodes that can still have a child among
 the best: the tree is exactly the ``max_nodes`` nodes with the highest path probability. After
@@ -41,8 +41,6 @@ class Drafter(Proposer, ABC):
     """
 
     costs_forwards = True
-    first = 0
-    """Where in a request's tokens begins what the draft reads."""
 
     def __init__(self, config: SpeculativeConfig, kv: KVCache, max_len: int) -> None:
         self.config = config
@@ -98,7 +96,7 @@ class Drafter(Proposer, ABC):
             self._kv.free(request.request_id)
 
     def num_held(self, request: Request) -> int:
-        """Tokens of the request, from :attr:`first` on, whose KV is held."""
+        """Tokens of the request, from where the draft begins, whose KV is held."""
         draft = self._drafts.get(request.request_id)
         return len(draft.tokens) if draft else 0
 
@@ -118,14 +116,18 @@ class Drafter(Proposer, ABC):
     def context_length(self, request: Request) -> int:
         """The request's length, unless the draft holds KV of a token that the request does not."""
         draft = self._drafts.get(request.request_id)
-        for at, token in enumerate(draft.tokens if draft else (), self.first):
+        for at, token in enumerate(draft.tokens if draft else (), self._first(request)):
             if at >= len(request.token_ids) or request.token_ids[at] != token:
                 return at
         return len(request.token_ids)
 
+    def _first(self, request: Request) -> int:
+        """Where in a request's tokens begins what the draft reads."""
+        return 0
+
     def _length(self, request: Request) -> int:
         """How many of a request's tokens the draft reads, once it lacks none."""
-        return len(request.token_ids) - self.first
+        return len(request.token_ids) - self._first(request)
 
     def _start(self, index: int, request: Request, nodes: int, depth: int) -> Growth | None:
         """A tree to grow, or None where there is no budget or no room in the draft's context."""
@@ -150,7 +152,7 @@ class Drafter(Proposer, ABC):
         KV of the request's last token is never kept: its logits begin the next tree.
         """
         if draft.kv_tokens:
-            next_token = self.first + len(draft.tokens)
+            next_token = self._first(request) + len(draft.tokens)
             path = self._kept(draft, request.token_ids[next_token:-1])
             if path:
                 self._kv.commit(request.request_id, path)
@@ -193,7 +195,7 @@ class Drafter(Proposer, ABC):
             fits = self._kv.blocks_missing(request_id, lag) <= self._kv.pool.num_available
             if not count or not fits or not self._kv.reserve(request_id, count):
                 continue
-            next_token = self.first + held
+            next_token = self._first(growth.request) + held
             chunk = growth.request.token_ids[next_token : next_token + count]
             spans.append(Span.chunk(request_id, held, chunk, sample=count == lag))
             self._kv.commit(request_id, range(count))

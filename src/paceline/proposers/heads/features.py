@@ -1,13 +1,13 @@
 """The target's hidden states, made one vector per position and kept with its keys and values.
 
-They lie by the slots of the target's KV cache: whatever a request finds there, in a prefix that
-another request has computed as in a fork, it finds here as well, and what is evicted there is
-evicted here. Knows no request and no head.
+They lie by the slots of the target's KV cache, each with its token: whatever a request finds there,
+in a prefix that another request has computed as in a fork, it finds here as well, if somebody read
+the hidden states. A slot that holds another token by now has none. Knows no request and no head.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -21,6 +21,7 @@ from paceline.runtime.kv_cache import KVCache
 LARGEST = torch.finfo(torch.float16).max
 Fuse = Callable[[Tensor], Tensor]
 """``[rows, taps, hidden_size]`` to ``[rows, width]``, float32."""
+NO_TOKEN = -1
 PENDING_ROWS = 256
 """Rows that wait to be made one vector each, together, which takes less than one by one."""
 
@@ -77,7 +78,7 @@ def first_tap(features: Tensor) -> Tensor:
 
 
 class Features:
-    """Fused hidden states, in 16 bits, by the slots of a KV cache; zeros where none came.
+    """Fused hidden states, in 16 bits, by the slots of a KV cache.
 
     Args:
         kv: of the target.
@@ -97,6 +98,7 @@ class Features:
         self.num_blocks = kv.memory.num_blocks
         rows = sparse_zeros((self.num_blocks * BLOCK_SIZE, width), np.float16)
         self._rows = torch.from_numpy(rows).to(device)
+        self._tokens = np.full(len(rows), NO_TOKEN, np.int32)
         self._fuse, self._inputs = fuse, inputs
         self._slots: list[Slots] = []
         self._pending: list[Tensor] = []
@@ -105,11 +107,16 @@ class Features:
 
     @staticmethod
     def num_bytes(kv: KVCache, width: int) -> int:
-        """Of the vectors, once all slots are in use."""
-        return kv.memory.num_blocks * BLOCK_SIZE * width * 2
+        """Of the vectors and their tokens, once all slots are in use."""
+        return kv.memory.num_blocks * BLOCK_SIZE * (width * 2 + 4)
 
-    def write(self, slots: Slots, features: Tensor) -> None:
-        """Take hidden states ``[slots, taps, hidden_size]`` of what these slots hold.
+    def known(self, slots: Slots, token_ids: Sequence[int]) -> int:
+        """Of slots that hold these tokens, how many of the last ones have hidden states."""
+        missing = np.flatnonzero(self._tokens[slots] != np.array(token_ids, np.int32))
+        return len(slots) - (int(missing[-1]) + 1 if len(missing) else 0)
+
+    def write(self, slots: Slots, token_ids: Sequence[int], features: Tensor) -> None:
+        """Take hidden states ``[slots, taps, hidden_size]`` of the tokens that these slots hold.
 
         Raises:
             ProposerError: they are of another shape.
@@ -119,6 +126,7 @@ class Features:
                 f"hidden states {tuple(features.shape)} for {len(slots)} positions; the head reads "
                 f"{self._inputs} of each"
             )
+        self._tokens[slots] = token_ids
         self._slots.append(slots)
         self._pending.append(features)
         self._num_pending += len(slots)
@@ -135,10 +143,12 @@ class Features:
             self._settle()
         moved = self._rows.index_select(0, self._index(source))
         self._rows.index_copy_(0, self._index(target), moved)
+        self._tokens[target] = self._tokens[source]
 
     def fill(self, slots: Slots, value: float) -> None:
         self._settle()
         self._rows.index_fill_(0, self._index(slots), value)
+        self._tokens[slots] = NO_TOKEN
 
     def _index(self, slots: Slots) -> Tensor:
         return torch.from_numpy(slots).to(self._rows.device)

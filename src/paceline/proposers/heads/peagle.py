@@ -32,7 +32,7 @@ class PEagleProposer(MaskDrafter, FeatureDrafter):
         mask_input: what is read with a mask, fused, ``[1, hidden_size]``.
     """
 
-    first = 1
+    rows_behind = 1
 
     def __init__(self, *args: Any, mask_input: torch.Tensor) -> None:
         super().__init__(*args)

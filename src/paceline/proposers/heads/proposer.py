@@ -33,7 +33,7 @@ class HeadProposer(FeatureDrafter):
         is what a node's children read.
     """
 
-    first = 1
+    rows_behind = 1
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
