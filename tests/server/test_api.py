@@ -12,6 +12,7 @@ import paceline
 from paceline.metrics import EngineStats
 from paceline.models.embedded import embedded_model
 from paceline.models.tokenizer import Tokenizer
+from paceline.server.config import OPEN_PATHS
 from paceline.server.tokens import TokenTexts
 from tests.server.asgi import application, call, engine_of, post, refused
 from tests.server.chats import USER
@@ -58,8 +59,8 @@ def test_unknown_paths_and_methods_have_the_same_bodies(
 
 
 def test_a_wrong_path_is_told_the_right_ones() -> None:
-    error = call(application(), "POST", "/chat/completions").json()["error"]
-    assert error["message"].startswith("there is no /chat/completions here; the endpoints are POST")
+    error = call(application(), "POST", "/chat/complete").json()["error"]
+    assert error["message"].startswith("there is no /chat/complete here; the endpoints are POST")
     assert "POST /v1/chat/completions, POST /v1/completions" in error["message"]
     assert "GET /v1/models/{model}" in error["message"]
     error = call(application(), "GET", "/v1/completions").json()["error"]
@@ -253,7 +254,7 @@ def test_the_description_is_complete() -> None:
 def test_every_answer_is_described() -> None:
     document = get(application(), "/openapi.json")
     for path, operation in _operations(document):
-        if path != "/health":
+        if path not in OPEN_PATHS:
             assert "401" in operation["responses"], path
 
 
@@ -279,3 +280,38 @@ def test_tokens_are_spelled_as_they_stand_in_a_text() -> None:
     [end] = tokenizer.eos_token_ids[:1]
     assert texts.text(end) == tokenizer.id_to_token(end)
     assert texts.text(10**6) == "token_id:1000000"
+
+
+# --- what clients of llama.cpp and vLLM ask ------------------------------------------------------
+
+
+def test_props_and_tokenizer_info_tell_what_clients_look_for() -> None:
+    app, tokenizer = application(), embedded_tokenizer()
+    props, info = get(app, "/props"), get(app, "/tokenizer_info")
+    assert props["default_generation_settings"]["n_ctx"] == info["model_max_length"] == 512
+    assert props["total_slots"] >= 1
+    assert props["chat_template"] == info["chat_template"] == tokenizer.chat_template
+    assert tokenizer.encode(props["eos_token"])[-1] in tokenizer.eos_token_ids
+    assert get(app, "/ping") == call(app, "POST", "/ping").json() == {"status": "ready"}
+    engine_of(app).state = "failed"
+    assert call(app, "GET", "/ping").status_code == 503
+
+
+def test_a_template_is_applied_without_an_answer() -> None:
+    tokenizer = chat_tokenizer()
+    app = application(FakeEngine(tokenizer=tokenizer))
+    text = post(app, "/apply-template", {"messages": [USER]}).json()["prompt"]
+    assert text == tokenizer.apply_chat_template([USER])
+    assert not engine_of(app).calls
+    assert refused(app, "/apply-template", {"messages": []})["param"] == "messages"
+
+
+@pytest.mark.parametrize("path", ["/models", "/completions", "/chat/completions"])
+def test_paths_are_known_without_their_version(path: str) -> None:
+    app = application(FakeEngine(tokenizer=chat_tokenizer()))
+    if path == "/models":
+        assert get(app, path) == get(app, "/v1/models")
+        return
+    body = {"prompt": "Once"} if path == "/completions" else {"messages": [USER]}
+    bare, versioned = post(app, path, body).json(), post(app, f"/v1{path}", body).json()
+    assert bare["choices"] == versioned["choices"]

@@ -96,6 +96,14 @@ def test_tools_reach_the_template_unless_none_may_be_called() -> None:
     assert "weather" not in prompt_of([USER], tools=[tool], tool_choice="none")
 
 
+def test_the_effort_is_an_option_of_the_template() -> None:
+    template = CHATML + "{{ reasoning_effort }}{{ enable_thinking }}"
+    assert prompt_of([USER], template, reasoning_effort="high").endswith("high")
+    assert prompt_of([USER], template, reasoning_effort="none").endswith("noneFalse")
+    chosen = {"chat_template_kwargs": {"reasoning_effort": "low"}, "reasoning_effort": "high"}
+    assert prompt_of([USER], template, **chosen).endswith("low")
+
+
 def test_options_of_the_template() -> None:
     template = "{{ colour }}{% if messages %}!{% endif %}"
     assert prompt_of([USER], template, chat_template_kwargs={"colour": "red"}) == "red!"

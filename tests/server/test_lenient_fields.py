@@ -12,7 +12,7 @@ import pydantic
 import pytest
 
 from paceline.server.protocol.neutral import ASKS_FOR_NOTHING
-from tests.server.asgi import application, events, post, refused
+from tests.server.asgi import application, engine_of, events, post, refused
 from tests.server.chats import USER, WEATHER, WEATHER_TOOL, ChatServer
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -119,7 +119,8 @@ def test_what_asks_for_nothing_is_accepted_and_anything_else_refused(
         ({"use_beam_search": 0}, "(false, null)"),
         ({"priority": 3}, "priority is 3; only what asks for nothing is accepted (0, null)"),
         ({"priority": False}, "priority is false"),
-        ({"guided_json": {}}, "guided_json is not supported: send structured_outputs instead"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_regex, guided_choice: give one"),
+        ({"guided_regex": "a", "structured_outputs": {"regex": "a"}}, "guided_regex: give one"),
         ({"rid": "x"}, "rid is not supported: send the header x-request-id instead"),
         ({"length_penalty": 1.5}, "length_penalty is 1.5"),
         ({"unheard_of": None}, "unknown field 'unheard_of'"),
@@ -179,3 +180,38 @@ def test_the_description_names_what_is_accepted() -> None:
     assert chat["properties"]["echo"] == {"enum": [False, None]}
     assert "anyOf" in completion["properties"]["echo"]
     assert schemas["ChatMessage"].get("additionalProperties") is not False
+
+
+@pytest.mark.parametrize("field", ["json", "regex", "choice", "grammar"])
+def test_older_names_of_structured_outputs_mean_the_same(field: str) -> None:
+    value = {"json": {"type": "object"}, "regex": "a+", "choice": ["a"], "grammar": 'start: "a"'}
+    app = application()
+    post(app, COMPLETION, {"prompt": "a", f"guided_{field}": value[field]})
+    post(app, COMPLETION, {"prompt": "a", "structured_outputs": {field: value[field]}})
+    older, newer = engine_of(app).calls
+    assert older.params.structured_outputs == newer.params.structured_outputs is not None
+
+
+def test_prompts_are_truncated_to_their_last_tokens() -> None:
+    app, ids = application(), list(range(5, 600))
+    post(app, COMPLETION, {"prompt": ids, "truncate_prompt_tokens": 7, "max_tokens": 2})
+    post(app, COMPLETION, {"prompt": ids, "truncate_prompt_tokens": -1})
+    few, most = engine_of(app).calls
+    assert few.token_ids == ids[-7:]
+    assert most.token_ids == ids[-511:]
+    echoed = post(
+        app, COMPLETION, {"prompt": "one two three", "truncate_prompt_tokens": 1, "echo": True}
+    ).json()
+    assert echoed["choices"][0]["text"].strip().startswith("three")
+
+
+def test_token_ids_are_returned() -> None:
+    app = application()
+    body = {"prompt": [5, 6, 7], "max_tokens": 4, "return_token_ids": True, "n": 2}
+    for choice in post(app, COMPLETION, body).json()["choices"]:
+        assert choice["prompt_token_ids"] == [5, 6, 7]
+        assert len(choice["token_ids"]) == 4
+    chats = ChatServer()
+    answer = chats.post(max_tokens=4, return_token_ids=True)[1]
+    assert answer["prompt_token_ids"] == chats.engine.calls[-1].token_ids
+    assert len(answer["choices"][0]["token_ids"]) == 4

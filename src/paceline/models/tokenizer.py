@@ -214,6 +214,11 @@ class Tokenizer:
         return bool(self._templates)
 
     @property
+    def chat_template(self) -> str | None:
+        """The Jinja source by which chats are written, as long as they offer no tools."""
+        return self._templates.get("default")
+
+    @property
     def chat_stops(self) -> tuple[str, ...]:
         """Strings that end an answer in a chat, for models that would write the next turn too."""
         return stops_of(self._templates.get("default", ""))

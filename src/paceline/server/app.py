@@ -11,7 +11,7 @@ from fastapi import APIRouter, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
-from paceline.server.api import chat, completions, health, tokenize
+from paceline.server.api import chat, compatible, completions, health, tokenize
 from paceline.server.config import ServerConfig
 from paceline.server.engine.client import EngineClient
 from paceline.server.errors import install_error_handlers
@@ -31,7 +31,8 @@ def create_app(client: EngineClient, config: ServerConfig | None = None) -> Fast
     config = config or ServerConfig()
     app = FastAPI(docs_url=None, redoc_url=None)
     app.state.serving = Serving(client, config)
-    routers = [api.router for api in (chat, completions, tokenize, health)]
+    apis = (chat, completions, tokenize, health, compatible)
+    routers = [*(api.router for api in apis), compatible.reports]
     for router in routers:
         app.include_router(router)
     app.include_router(page_router())
@@ -53,7 +54,8 @@ def create_app(client: EngineClient, config: ServerConfig | None = None) -> Fast
 
 def _endpoints(routers: Sequence[APIRouter]) -> list[str]:
     """Method and path of each endpoint."""
-    routes = [route for router in routers for route in router.routes if isinstance(route, Route)]
+    found = [route for router in routers for route in router.routes]
+    routes = [each for each in found if isinstance(each, Route) and each.include_in_schema]
     return [
         f"{method} {route.path_format}"
         for route in routes

@@ -9,7 +9,7 @@ from paceline.checks import check_choice, check_number
 from paceline.errors import ConfigError
 
 DEFAULT_PORT = 8000
-OPEN_PATHS = ("/health",)
+OPEN_PATHS = ("/health", "/ping")
 """What is answered without a key, and however many connections there are."""
 LEAST_STEP_TIMEOUT = 600.0
 TOOL_CALL_PARSERS = ("auto", "hermes", "llama")

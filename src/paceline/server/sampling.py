@@ -56,6 +56,14 @@ def sampling_params(
     )
 
 
+def truncated(token_ids: list[int], most: int | None, info: EngineInfo) -> list[int]:
+    """The last tokens of a prompt: so many, or with -1 as many as leave room for an answer."""
+    if most is None:
+        return token_ids
+    most = info.max_model_len - 1 if most == -1 else most
+    return token_ids[-most:] if most else []
+
+
 def answer_limit(num_prompt_tokens: int, max_tokens: int | None, info: EngineInfo) -> int:
     """Most tokens of an answer: what was asked for, or all that the context leaves.
 

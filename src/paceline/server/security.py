@@ -1,6 +1,6 @@
 """Who may call, and how much they may send: hosts, API keys, the limit on bodies, slow senders.
 
-Owns one ASGI layer around the application. Knows no endpoint but ``/health``, which needs no key.
+Owns one ASGI layer around the application. Knows which endpoints need no key.
 """
 
 from __future__ import annotations

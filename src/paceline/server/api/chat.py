@@ -27,7 +27,7 @@ from paceline.server.messages import Piece
 from paceline.server.openapi import GENERATION_ERRORS, answers, errors, takes
 from paceline.server.protocol.answers import UNENFORCED, ChatCompletionResponse
 from paceline.server.protocol.chat import ChatCompletionRequest
-from paceline.server.sampling import answer_limit, sampling_params
+from paceline.server.sampling import answer_limit, sampling_params, truncated
 from paceline.server.serving import Answers, Prompt, Serving
 from paceline.server.sse import Deadline
 from paceline.server.tokens import OriginTokens, prompt_logprobs
@@ -35,6 +35,7 @@ from paceline.server.tokens import OriginTokens, prompt_logprobs
 router = APIRouter(route_class=PlainRoute)
 
 
+@router.post("/chat/completions", include_in_schema=False)
 @router.post(
     "/v1/chat/completions",
     responses=answers(ChatCompletionResponse) | errors(*GENERATION_ERRORS),
@@ -78,8 +79,9 @@ class Chat(Answering[ChatCompletionRequest]):
         demands = Demands.of(body, tool_format(config.tool_call_parser, tokenizer), thoughts)
         if demands.unenforced:
             self.headers[UNENFORCED] = ", ".join(demands.unenforced)
-        token_ids = await encode(serving, text, add_special_tokens=False)
         info = serving.client.info
+        token_ids = await encode(serving, text, add_special_tokens=False)
+        token_ids = truncated(token_ids, body.truncate_prompt_tokens, info)
         limit = answer_limit(len(token_ids), body.limit, info)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         params = sampling_params(
@@ -108,15 +110,20 @@ class Chat(Answering[ChatCompletionRequest]):
         origins = None
         if body.return_origins:
             origins = OriginTokens(serving.tokenizer, self._token_ids)
-        return ChatChoice(index, self._demands.parser(), logprobs, origins)
+        parser, returns_ids = self._demands.parser(), body.return_token_ids
+        return ChatChoice(index, parser, logprobs, origins, returns_ids)
 
     def _joined(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return joined(parts)
 
     async def _extra(self, found: Answers) -> dict[str, Any]:
+        extra: dict[str, Any] = {}
+        if self.body.return_token_ids:
+            extra["prompt_token_ids"] = self._token_ids
         count = self.body.prompt_logprobs
-        if count is None:
-            return {}
-        # Twenty for each token of a long prompt take their time.
-        entries, texts = found.prompt_logprobs[0], self._serving.texts
-        return {"prompt_logprobs": await asyncio.to_thread(prompt_logprobs, entries, texts, count)}
+        if count is not None:
+            # Twenty for each token of a long prompt take their time.
+            entries, texts = found.prompt_logprobs[0], self._serving.texts
+            told = await asyncio.to_thread(prompt_logprobs, entries, texts, count)
+            extra["prompt_logprobs"] = told
+        return extra

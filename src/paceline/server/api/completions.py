@@ -20,7 +20,12 @@ from paceline.server.body import read_body
 from paceline.server.messages import Piece
 from paceline.server.openapi import GENERATION_ERRORS, answers, errors, takes
 from paceline.server.protocol.completions import CompletionRequest, CompletionResponse
-from paceline.server.sampling import answer_limit, sampling_params, structured_outputs
+from paceline.server.sampling import (
+    answer_limit,
+    sampling_params,
+    structured_outputs,
+    truncated,
+)
 from paceline.server.serving import Answers, Prompt, Serving
 from paceline.server.sse import Deadline
 from paceline.server.tokens import OriginTokens, TokenTexts, finite, prompt_logprobs
@@ -30,6 +35,7 @@ DEFAULT_MAX_TOKENS = 16
 router = APIRouter(route_class=PlainRoute)
 
 
+@router.post("/completions", include_in_schema=False)
 @router.post(
     "/v1/completions",
     responses=answers(CompletionResponse) | errors(*GENERATION_ERRORS),
@@ -65,12 +71,13 @@ class Completion(Answering[CompletionRequest]):
         encoded = [prompt for prompt in body.prompts if not isinstance(prompt, str)]
         if self._texts:  # all of them are
             encoded = await encode_all(serving, self._texts, body.add_special_tokens)
-        for token_ids in encoded:
+        for whole in encoded:
+            token_ids = truncated(whole, body.truncate_prompt_tokens, serving.client.info)
             await asyncio.sleep(0)  # between the prompts of a batch others get their turn
             self._prompts.append(_prompt(serving, body, token_ids))
-        if body.echo and not self._texts:
-            decode = serving.tokenizer.decode
-            self._texts = await asyncio.to_thread(lambda: [*map(decode, encoded)])
+        if body.echo and (not self._texts or body.truncate_prompt_tokens is not None):
+            decode, kept = serving.tokenizer.decode, [each.token_ids for each in self._prompts]
+            self._texts = await asyncio.to_thread(lambda: [*map(decode, kept)])
         return self._prompts
 
     async def _parts(self, found: Answers, piece: Piece) -> list[dict[str, Any]]:
@@ -98,6 +105,10 @@ class Completion(Answering[CompletionRequest]):
         else:
             parts.append(choice.take(piece))
         self._usage.take(piece)
+        if body.return_token_ids:
+            parts[-1]["token_ids"] = list(piece.token_ids)
+            if is_first:
+                parts[-1]["prompt_token_ids"] = self._prompts[prompt].token_ids
         if is_first and body.prompt_logprobs is not None:
             told = prompt_logprobs(
                 found.prompt_logprobs[prompt], self._serving.texts, body.prompt_logprobs
@@ -248,4 +259,6 @@ def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         }
     if any("tokens" in part for part in parts):
         whole["tokens"] = [token for part in parts for token in part.get("tokens", ())]
+    if any("token_ids" in part for part in parts):
+        whole["token_ids"] = [each for part in parts for each in part.get("token_ids", ())]
     return whole

@@ -61,6 +61,7 @@ async def flush_prefix_cache(request: Request) -> Health:
     return Health(status="flushed")
 
 
+@router.get("/models", include_in_schema=False)
 @router.get("/v1/models", responses=errors())
 async def models(request: Request) -> ModelList:
     serving = Serving.of(request)

@@ -48,6 +48,7 @@ class ChatChoice:
 
     Args:
         logprobs, origins: how to report them; None where they are not asked for.
+        returns_ids: the ids of tokens are reported too.
     """
 
     def __init__(
@@ -56,7 +57,9 @@ class ChatChoice:
         parser: AnswerParser,
         logprobs: ChatLogprobs | None,
         origins: OriginTokens | None,
+        returns_ids: bool = False,
     ) -> None:
+        self._returns_ids = returns_ids
         self._index = index
         self._parser = parser
         self._logprobs = logprobs
@@ -70,12 +73,14 @@ class ChatChoice:
         """What a piece adds: parts with words, and one that ends the sample."""
         delta = self._parser.push(piece.text, final=piece.finish_reason is not None)
         parts = [self._part(delta)] if delta else []
-        if piece.token_ids and (self._logprobs or self._origins):
+        if piece.token_ids and (self._logprobs or self._origins or self._returns_ids):
             parts = parts or [self._part({})]
             if self._logprobs is not None:
                 parts[0]["logprobs"] = self._logprobs.part(piece.logprobs)
             if self._origins is not None:
                 parts[0]["tokens"] = self._origins.take(piece)
+            if self._returns_ids:
+                parts[0]["token_ids"] = list(piece.token_ids)
         if piece.finish_reason is not None:
             parts.append(self._end(piece))
         return parts
@@ -108,6 +113,7 @@ def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     calls: list[dict[str, Any]] = []
     logprobs: list[dict[str, Any]] = []
     tokens: list[dict[str, Any]] = []
+    token_ids: list[int] = []
     for part in parts:
         delta = part["delta"]
         content += delta.get("content", "")
@@ -116,6 +122,7 @@ def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
             _add_call(calls, call)
         logprobs += (part["logprobs"] or {}).get("content", ())
         tokens += part.get("tokens", ())
+        token_ids += part.get("token_ids", ())
     message: dict[str, Any] = {
         "role": "assistant",
         "content": content or (None if calls else ""),
@@ -130,6 +137,8 @@ def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         whole["logprobs"] = {"content": logprobs}
     if any("tokens" in part for part in parts):
         whole["tokens"] = tokens
+    if any("token_ids" in part for part in parts):
+        whole["token_ids"] = token_ids
     return whole
 
 

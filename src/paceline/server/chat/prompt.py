@@ -39,7 +39,7 @@ def prompt_text(tokenizer: Tokenizer, body: ChatCompletionRequest) -> str:
         TemplateError: there is no template, it refuses the messages, or passes its limits.
         RequestError: an option would replace what the request itself says.
     """
-    options = template_options(body.chat_template_kwargs)
+    options = template_options(body.template_kwargs)
     messages = template_messages(body.messages, tokenizer)
     tools = None if body.tool_choice == "none" else template_tools(body.tools)
     if body.continue_final_message:
@@ -81,16 +81,16 @@ def _continued(
     return before
 
 
-def template_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
+def template_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """``chat_template_kwargs``, checked.
 
     Raises:
         RequestError: one would replace messages, tools or special tokens.
     """
-    for name in options or {}:
+    for name in options:
         if name in _PROTECTED or name.endswith("_token"):
             raise RequestError(f"chat_template_kwargs holds {name[:60]!r}, which it cannot replace")
-    return dict(options or {})
+    return dict(options)
 
 
 def template_messages(
@@ -148,7 +148,7 @@ def thoughts_of(
     """
     if reasoning_parser == "none":
         return Thoughts.NONE
-    options = body.chat_template_kwargs or {}
+    options = body.template_kwargs
     is_off = any(options.get(name) is False for name in _THINKING_SWITCHES)
     if is_off or not tokenizer.template_mentions("think>"):
         return Thoughts.NONE

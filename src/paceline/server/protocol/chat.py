@@ -27,6 +27,7 @@ MAX_METADATA = 64
 _LARGEST = (1 << 31) - 1
 _FUNCTION_NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
 
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Limit = Annotated[int, Field(ge=1, le=_LARGEST)]
 
 
@@ -171,7 +172,6 @@ class ChatCompletionRequest(GenerationFields):
         "prediction": "drafts are found by the server's own proposers",
         "web_search_options": "the server does not search",
         "moderation": "the server does not moderate",
-        "reasoning_effort": "options of a chat template go into chat_template_kwargs",
         "verbosity": "options of a chat template go into chat_template_kwargs",
     }
 
@@ -185,6 +185,7 @@ class ChatCompletionRequest(GenerationFields):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: ReasoningEffort | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     # Taken and ignored: they cannot change an answer.
@@ -225,6 +226,16 @@ class ChatCompletionRequest(GenerationFields):
         if choice in ("auto", "required") and not names:
             raise ValueError(f"tool_choice is {choice!r}; it is only allowed with tools")
         return self
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """Options of the chat template: the effort, unless they name it themselves."""
+        if self.reasoning_effort is None:
+            return dict(self.chat_template_kwargs or {})
+        told: dict[str, Any] = {"reasoning_effort": self.reasoning_effort}
+        if self.reasoning_effort == "none":
+            told |= {"enable_thinking": False, "thinking": False}
+        return told | (self.chat_template_kwargs or {})
 
     @property
     def limit(self) -> int | None:

@@ -36,6 +36,13 @@ MAX_LOGIT_BIAS = 1024
 MAX_NAMED_TOKENS = 4096
 MAX_METHODS = 64
 MAX_NAMES_NOTED = 20
+GUIDED = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+}
+"""vLLM's older fields, and what these are in ``structured_outputs``."""
 MAX_NAME_LENGTH = 60
 _LARGE = (1 << 31) - 1
 
@@ -211,11 +218,29 @@ class GenerationFields(ApiModel):
     user: str | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
     structured_outputs: StructuredOutputFields | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=_LARGE)] | None = None
+    return_token_ids: bool = False
     speculative: Speculation | None = None
     disable_spec_decode: bool | None = None
     num_speculative_tokens: Annotated[int, Field(ge=0, le=64)] | None = None
     include_metrics: bool = False
     return_origins: bool = False
+
+    @model_validator(mode="after")
+    def _take_guided(self) -> GenerationFields:
+        """``guided_json`` and the like are older names of ``structured_outputs``' fields."""
+        given = {name: getattr(self, name) for name in GUIDED if getattr(self, name) is not None}
+        if not given:
+            return self
+        if self.structured_outputs is not None or len(given) > 1:
+            raise ValueError(f"{', '.join(given)}: give one of them, or structured_outputs alone")
+        fields = {GUIDED[name]: value for name, value in given.items()}
+        self.structured_outputs = StructuredOutputFields.model_validate(fields)
+        return self
 
     @model_validator(mode="after")
     def _check_stream_options(self) -> GenerationFields:
