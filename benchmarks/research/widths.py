@@ -8,7 +8,6 @@ chains below one text.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -23,6 +22,16 @@ from paceline import LLM
 from paceline.span import Span
 
 REQUEST = 1 << 30
+WITH_MODULE = """
+import runpy, sys
+from importlib.util import module_from_spec, spec_from_file_location
+spec = spec_from_file_location("paceline._native", sys.argv[1])
+sys.modules[spec.name] = module = module_from_spec(spec)
+spec.loader.exec_module(module)
+sys.argv = sys.argv[2:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""Runs a program with another build of the extension, which is there before it is imported."""
 
 
 def measure(
@@ -55,9 +64,8 @@ def measure(
 
 def turn(module: str, argv: Sequence[str]) -> dict[str, list[float]]:
     """The times with one build, out of another process."""
-    command = [sys.executable, __file__, *argv, "--inner"]
-    environment = {**os.environ, "PACELINE_NATIVE_MODULE": module}
-    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    command = [sys.executable, "-c", WITH_MODULE, module, __file__, *argv, "--inner"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
     found: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
     return found
 
