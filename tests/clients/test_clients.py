@@ -70,6 +70,19 @@ def test_a_client(script: str, model: Path) -> None:
         assert {person["kind"] for person in drafted["person"].values()} <= {"reader", "writer"}
 
 
+def test_anthropics_own_client(model: Path) -> None:
+    with served(model) as url:
+        drafted = report("anthropic_messages.py", url, KEY, NAME)
+    with served(model, speculation=("--no-speculation",)) as url:
+        assert report("anthropic_messages.py", url, KEY, NAME) == drafted
+    assert drafted["text"] == drafted["streamed"] == drafted["later"] != ""
+    assert drafted["usage_is_the_same"]
+    assert drafted["stop_reason"] == "max_tokens"
+    assert drafted["input"]["city"] in ("Rome", "Oslo")
+    assert drafted["count"] == drafted["input_tokens"]
+    assert drafted["refusals"] == [["NotFoundError", 404], ["BadRequestError", 400]]
+
+
 def test_an_evaluation_harness_scores_as_with_transformers(model: Path) -> None:
     with served(model, "--dtype", "float32") as url:
         scores = report("lm_eval_scores.py", url, KEY, NAME, str(model))

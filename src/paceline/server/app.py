@@ -11,6 +11,7 @@ from fastapi import APIRouter, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
+from paceline.server import anthropic
 from paceline.server.api import chat, compatible, completions, health, tokenize
 from paceline.server.config import ServerConfig
 from paceline.server.engine.client import EngineClient
@@ -32,7 +33,7 @@ def create_app(client: EngineClient, config: ServerConfig | None = None) -> Fast
     app = FastAPI(docs_url=None, redoc_url=None)
     app.state.serving = Serving(client, config)
     apis = (chat, completions, tokenize, health, compatible)
-    routers = [*(api.router for api in apis), compatible.reports]
+    routers = [*(api.router for api in apis), compatible.reports, anthropic.router]
     for router in routers:
         app.include_router(router)
     app.include_router(page_router())

@@ -37,8 +37,8 @@ _CLOSE = {"Connection": "close"}  # what is left of the body will not be read
 class Guard:
     """Answers 403 under foreign names, 401 without a key, 413 to large bodies, 408 to slow ones.
 
-    A key comes as ``Authorization: Bearer KEY``; from the server's page, which a person opens in a
-    browser, also as the password of HTTP's basic authentication.
+    A key comes as ``Authorization: Bearer KEY`` or ``x-api-key: KEY``; from the server's page,
+    which a person opens in a browser, also as the password of HTTP's basic authentication.
     """
 
     def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
@@ -112,6 +112,8 @@ def _key(scope: Scope, headers: Headers) -> bytes:
     scheme, _, value = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return value.strip().encode("utf-8", "surrogateescape")
+    if "x-api-key" in headers:
+        return headers["x-api-key"].strip().encode("utf-8", "surrogateescape")
     # A browser adds a password by itself, also where another site makes it send something. That
     # site cannot add a header without asking first, which only pages of allowed origins may.
     if scheme.lower() == "basic" and (_is_page(scope) or PAGE_HEADER in headers):

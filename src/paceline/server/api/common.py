@@ -28,6 +28,7 @@ from paceline.server.serving import Answers, Prompt, Serving
 from paceline.server.sse import (
     ChoiceEvents,
     Deadline,
+    ErrorEvent,
     EventStream,
     encode_json,
     while_connected,
@@ -159,11 +160,17 @@ class Answering(ABC, Generic[Body]):
             yield found
 
 
-async def respond(request: Request, asked: Answering[Any]) -> Response:
-    """Serve it, unless the client leaves or time is up first."""
+async def respond(
+    request: Request, asked: Answering[Any], failure: ErrorEvent = error_event
+) -> Response:
+    """Serve it, unless the client leaves or time is up first.
+
+    Args:
+        failure: the end of a stream that failed.
+    """
     if asked.body.stream:
         events = asked.events(request)
-        stream = await EventStream.started(events, error_event, request.receive, asked.deadline)
+        stream = await EventStream.started(events, failure, request.receive, asked.deadline)
         stream.headers.update(asked.headers)
         return stream
     work = asked.document(request)

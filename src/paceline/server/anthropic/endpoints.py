@@ -1,0 +1,131 @@
+"""``POST /v1/messages`` and ``/v1/messages/count_tokens``; errors have Anthropic's shape."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.responses import Response
+
+from paceline.server.anthropic.answer import MessageEvents, blocks_of, event, stop_of, usage_of
+from paceline.server.anthropic.conversation import chat_of
+from paceline.server.anthropic.fields import Conversation, Message, MessagesRequest, TokenCount
+from paceline.server.api.chat import Chat
+from paceline.server.api.common import encode, respond
+from paceline.server.body import read_body
+from paceline.server.chat.choice import joined
+from paceline.server.chat.prompt import prompt_text
+from paceline.server.errors import to_api_error
+from paceline.server.openapi import BODY_ERRORS, GENERATION_ERRORS, answers, errors, takes
+from paceline.server.serving import Serving
+from paceline.server.sse import Deadline, encode_json
+from paceline.server.tracing import current_request_id
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def error_body(error: BaseException) -> tuple[int, dict[str, str], dict[str, Any]]:
+    """Status, headers and body of an error."""
+    told = to_api_error(error)
+    kind = _TYPES.get(told.status, "invalid_request_error" if told.status < 500 else "api_error")
+    body = {"type": "error", "error": {"type": kind, "message": told.message}}
+    return told.status, told.headers, {**body, "request_id": current_request_id() or None}
+
+
+def error_event(error: BaseException) -> bytes:
+    """The end of a stream that failed."""
+    return event(error_body(error)[2])
+
+
+class MessagesRoute(APIRoute):
+    """Of an endpoint that takes the request alone; what it raises becomes such an error."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        endpoint: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint
+
+        async def handle(request: Request) -> Response:
+            try:
+                return await endpoint(request)
+            except Exception as error:
+                status, headers, body = error_body(error)
+                return Response(encode_json(body), status, headers, "application/json")
+
+        return handle
+
+
+router = APIRouter(route_class=MessagesRoute)
+
+
+@router.post(
+    "/v1/messages",
+    responses=answers(Message) | errors(*GENERATION_ERRORS),
+    openapi_extra=takes(MessagesRequest),
+)
+async def messages(request: Request) -> Response:
+    serving = Serving.of(request)
+    deadline = Deadline.after(serving.config.timeout)
+    body = await read_body(request, MessagesRequest)
+    return await respond(request, Messages(serving, body, deadline), error_event)
+
+
+@router.post(
+    "/v1/messages/count_tokens",
+    response_model=TokenCount,
+    responses=errors(*BODY_ERRORS),
+    openapi_extra=takes(Conversation),
+)
+async def count_tokens(request: Request) -> Response:
+    serving = Serving.of(request)
+    body = await read_body(request, Conversation)
+    serving.model_name(body.model)
+    text = await asyncio.to_thread(prompt_text, serving.tokenizer, chat_of(body))
+    token_ids = await encode(serving, text, add_special_tokens=False)
+    return Response(encode_json({"input_tokens": len(token_ids)}), media_type="application/json")
+
+
+class Messages(Chat):
+    """The chat that a body asks for, told as a message."""
+
+    def __init__(self, serving: Serving, body: MessagesRequest, deadline: Deadline) -> None:
+        super().__init__(serving, chat_of(body), deadline)
+        self._stops = body.stop_sequences or ()
+        self._message = {
+            "id": f"msg_{uuid.uuid4().hex}",
+            "type": "message",
+            "role": "assistant",
+            "model": serving.model_name(body.model),
+        }
+
+    async def document(self, request: Request) -> dict[str, Any]:
+        parts = list[dict[str, Any]]()
+        async with self._answers(request) as found:
+            async for piece in found:
+                parts += await self._parts(found, piece)
+        choice, usage = joined(parts), usage_of(self._usage.document())
+        content = blocks_of(choice["message"])
+        return {**self._message, "content": content, **stop_of(choice, self._stops), "usage": usage}
+
+    async def events(self, request: Request) -> AsyncGenerator[bytes, None]:
+        events, has_begun = MessageEvents(self._message, self._stops), False
+        async with self._answers(request) as found:
+            yield b""
+            async for piece in found:
+                parts = await self._parts(found, piece)
+                begin = b"" if has_begun else events.begin(usage_of(self._usage.document()))
+                has_begun = True
+                yield begin + b"".join([events.take(part) for part in parts])
+        yield events.end(usage_of(self._usage.document()))

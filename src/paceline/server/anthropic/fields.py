@@ -1,0 +1,175 @@
+"""Bodies of ``/v1/messages``. Owns names, types and ranges, as Anthropic has them.
+
+Keys that are not known are ignored, since agents send those of every beta; what would change an
+answer and is not supported is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field
+
+from paceline.sampling_params import MAX_STOP_STRINGS
+from paceline.server.protocol.chat import MAX_MESSAGES, MAX_TOOLS, Limit, ReasoningEffort
+from paceline.server.protocol.common import LenientModel, Speculation, StopString
+
+KINDS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
+
+
+def _known_kind(value: Any) -> Any:
+    """Say which kinds of blocks there are, and not which keys of another one are unknown."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if isinstance(kind, str) and kind not in KINDS:
+        raise ValueError(
+            f"content blocks of type {kind[:40]!r} are not supported: the models served here read "
+            f"text; allowed are {', '.join(KINDS)}"
+        )
+    return value
+
+
+class TextBlock(LenientModel):
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingBlock(LenientModel):
+    """Thoughts of an earlier answer; the signature is taken as it is."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None
+
+
+class RedactedThinkingBlock(LenientModel):
+    """Thoughts of another model, which nobody here can read."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
+class ToolUseBlock(LenientModel):
+    type: Literal["tool_use"]
+    id: str
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    input: dict[str, Any]
+
+
+class ToolResultBlock(LenientModel):
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | list[Annotated[TextBlock, BeforeValidator(_known_kind)]] | None = None
+    is_error: bool | None = None
+
+
+Block = Annotated[
+    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock,
+    Field(discriminator="type"),
+    BeforeValidator(_known_kind),
+]
+Blocks = Annotated[list[Block], Field(max_length=MAX_MESSAGES, fail_fast=True)]
+
+
+class InputMessage(LenientModel):
+    role: Literal["user", "assistant"]
+    content: str | Blocks
+
+
+class Tool(LenientModel):
+    """A tool that the caller runs; those that Anthropic's servers run have another type."""
+
+    type: Literal["custom"] | None = None
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    description: str | None = None
+    input_schema: dict[str, Any]
+
+
+class ToolChoice(LenientModel):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(LenientModel):
+    """``budget_tokens`` is taken and without effect."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None
+
+
+class OutputFormat(LenientModel):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(LenientModel):
+    format: OutputFormat | None = None
+    effort: ReasoningEffort | None = None
+
+
+class Metadata(LenientModel):
+    user_id: str | None = None
+
+
+class Conversation(LenientModel):
+    """The body of ``POST /v1/messages/count_tokens``, and what one of ``/v1/messages`` has too."""
+
+    refused: ClassVar[Mapping[str, str]] = {
+        "mcp_servers": "the server calls no tools itself",
+        "container": "the server runs no code",
+    }
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {"mcp_servers": ([],)}
+
+    model: str
+    messages: Annotated[
+        list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+    ]
+    system: str | Annotated[list[TextBlock], Field(max_length=MAX_MESSAGES)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+
+
+class MessagesRequest(Conversation):
+    """The body of ``POST /v1/messages``; ``seed``, ``min_p`` and ``speculative`` are ours."""
+
+    max_tokens: Limit
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=(1 << 31) - 1)] | None = None
+    stop_sequences: (
+        Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None
+    ) = None
+    stream: bool | None = None
+    metadata: Metadata | None = None
+    seed: int | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    speculative: Speculation | None = None
+
+
+class MessageUsage(BaseModel):
+    """``input_tokens`` are those that were computed; the others came from the prefix cache."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class Message(BaseModel):
+    """What ``/v1/messages`` answers with in one body."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class TokenCount(BaseModel):
+    input_tokens: int
