@@ -83,6 +83,30 @@ def test_anthropics_own_client(model: Path) -> None:
     assert drafted["refusals"] == [["NotFoundError", 404], ["BadRequestError", 400]]
 
 
+def test_openais_own_client_for_responses(model: Path) -> None:
+    with served(model) as url:
+        drafted = report("openai_responses.py", url, KEY, NAME)
+    with served(model, speculation=("--no-speculation",)) as url:
+        assert report("openai_responses.py", url, KEY, NAME) == drafted
+    assert drafted["texts"] == [drafted["text"]] * 3
+    assert drafted["text"] == drafted["later"] != ""
+    assert drafted["events"] == ["response.created", "response.incomplete"]
+    assert drafted["numbers_count_up"]
+    assert drafted["usage_is_the_same"]
+    assert drafted["reason"] == "max_output_tokens"
+    assert drafted["called"] == ["function_call", "weather", "completed"]
+    assert drafted["arguments"]["city"] in ("Rome", "Oslo")
+    assert drafted["after_is_the_same"]
+    assert drafted["kept"]
+    assert drafted["listed"] == ["function_call_output"]
+    assert len(set(drafted["persons"])) == 1
+    assert drafted["refusals"] == [
+        ["NotFoundError", "model"],
+        ["BadRequestError", "previous_response_id"],
+        ["BadRequestError", "max_output_tokens"],
+    ]
+
+
 def test_an_evaluation_harness_scores_as_with_transformers(model: Path) -> None:
     with served(model, "--dtype", "float32") as url:
         scores = report("lm_eval_scores.py", url, KEY, NAME, str(model))

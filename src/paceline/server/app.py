@@ -11,7 +11,7 @@ from fastapi import APIRouter, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
-from paceline.server import anthropic
+from paceline.server import anthropic, responses
 from paceline.server.api import chat, compatible, completions, health, tokenize
 from paceline.server.config import ServerConfig
 from paceline.server.engine.client import EngineClient
@@ -32,8 +32,10 @@ def create_app(client: EngineClient, config: ServerConfig | None = None) -> Fast
     config = config or ServerConfig()
     app = FastAPI(docs_url=None, redoc_url=None)
     app.state.serving = Serving(client, config)
+    app.state.responses = responses.ResponseStore()
     apis = (chat, completions, tokenize, health, compatible)
-    routers = [*(api.router for api in apis), compatible.reports, anthropic.router]
+    routers = [*(api.router for api in apis), compatible.reports]
+    routers += [anthropic.router, *responses.routers]
     for router in routers:
         app.include_router(router)
     app.include_router(page_router())
@@ -46,7 +48,7 @@ def create_app(client: EngineClient, config: ServerConfig | None = None) -> Fast
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(config.allowed_origins),
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=BROWSERS_MAY_SEND,
             expose_headers=BROWSERS_MAY_READ,
         )

@@ -1,0 +1,113 @@
+"""``POST /v1/responses``, and what is kept of them: found, listed, deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter
+from pydantic_core import from_json
+from starlette.requests import Request
+from starlette.responses import Response
+
+from paceline.server.api.common import PlainRoute, respond
+from paceline.server.body import read_body
+from paceline.server.errors import NOT_FOUND, ApiError
+from paceline.server.openapi import GENERATION_ERRORS, answers, errors, takes
+from paceline.server.responses.answering import Responses, caller_of, store_of
+from paceline.server.responses.fields import (
+    DeletedResponse,
+    ItemList,
+    ResponseBody,
+    ResponsesRequest,
+)
+from paceline.server.responses.store import Kept
+from paceline.server.serving import Serving
+from paceline.server.sse import Deadline
+
+MAX_LISTED = 100
+router = APIRouter(route_class=PlainRoute)
+kept = APIRouter()
+
+
+@router.post("/responses", include_in_schema=False)
+@router.post(
+    "/v1/responses",
+    responses=answers(ResponseBody) | errors(*GENERATION_ERRORS),
+    openapi_extra=takes(ResponsesRequest),
+)
+async def responses(request: Request) -> Response:
+    serving = Serving.of(request)
+    deadline = Deadline.after(serving.config.timeout)
+    body = await read_body(request, ResponsesRequest)
+    before: Sequence[dict[str, Any]] = ()
+    if body.previous_response_id is not None:
+        found = _find(request, body.previous_response_id, "previous_response_id")
+        before = from_json(found.items)
+    asked = Responses(serving, body, deadline, before)
+    return await respond(request, asked, asked.failure)
+
+
+@kept.get("/responses/{response_id}", include_in_schema=False)
+@kept.get("/v1/responses/{response_id}", responses=errors(400, 404), response_model=ResponseBody)
+async def response(request: Request, response_id: str, stream: str = "false") -> Response:
+    if stream.lower() != "false":
+        message = f"stream is {stream[:40]!r}; a response that is kept is told whole: send false"
+        raise ApiError(400, message, param="stream")
+    return Response(_find(request, response_id).document, media_type="application/json")
+
+
+@kept.delete("/responses/{response_id}", include_in_schema=False)
+@kept.delete("/v1/responses/{response_id}", responses=errors(404))
+async def delete_response(request: Request, response_id: str) -> DeletedResponse:
+    _find(request, response_id)
+    store_of(request).drop(caller_of(request), response_id)
+    return DeletedResponse(id=response_id)
+
+
+@kept.get("/responses/{response_id}/input_items", include_in_schema=False)
+@kept.get("/v1/responses/{response_id}/input_items", responses=errors(400, 404))
+async def input_items(
+    request: Request, response_id: str, order: str = "desc", limit: str = "20", after: str = ""
+) -> ItemList:
+    """
+    Args:
+        order: ``asc``, or ``desc``, which begins with the last item.
+        limit: most items of one answer.
+        after: id of the item that the answer goes on after.
+    """
+    items: list[dict[str, Any]] = from_json(_find(request, response_id).input)
+    if order not in ("asc", "desc"):
+        raise ApiError(400, f"order is {order[:40]!r}; allowed are asc, desc", param="order")
+    count = int(limit) if limit.isdecimal() and len(limit) < 4 else 0
+    if not 1 <= count <= MAX_LISTED:
+        message = f"limit is {limit[:40]!r}; allowed is 1 to {MAX_LISTED}"
+        raise ApiError(400, message, param="limit")
+    if order == "desc":
+        items.reverse()
+    ids = [item["id"] for item in items]
+    if after and after not in ids:
+        raise ApiError(400, f"after is {after[:80]!r}; there is no such item", param="after")
+    start = ids.index(after) + 1 if after else 0
+    end = start + count
+    told = ids[start:end] or [None]
+    has_more = end < len(ids)
+    return ItemList(data=items[start:end], first_id=told[0], last_id=told[-1], has_more=has_more)
+
+
+def _find(request: Request, response_id: str, param: str | None = None) -> Kept:
+    """
+    Raises:
+        ApiError: 404, there is none; 400 where a body names it.
+    """
+    found = store_of(request).find(caller_of(request), response_id)
+    if found is None:
+        raise ApiError(
+            404 if param is None else 400,
+            f"response {response_id[:80]!r} is not kept here: it was not stored, was of another "
+            "key, or had to go; send all items of the conversation",
+            NOT_FOUND if param is None else "invalid_request_error",
+            param=param,
+            code="previous_response_not_found" if param else None,
+        )
+    return found

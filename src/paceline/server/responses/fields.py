@@ -1,0 +1,257 @@
+"""Bodies of ``/v1/responses``. Owns names, types and ranges, as OpenAI has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
+
+from paceline.server.protocol.chat import (
+    MAX_MESSAGES,
+    MAX_METADATA,
+    MAX_TOOLS,
+    Limit,
+    ReasoningEffort,
+)
+from paceline.server.protocol.common import (
+    MAX_TOP_LOGPROBS,
+    ApiModel,
+    GenerationFields,
+    LenientModel,
+    at_most,
+)
+from paceline.server.protocol.neutral import INSTEAD
+
+MAX_ITEMS = MAX_MESSAGES
+ENCRYPTED = "reasoning.encrypted_content"
+LOGPROBS = "message.output_text.logprobs"
+PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal")
+ITEMS = ("message", "function_call", "function_call_output", "reasoning")
+_ELSEWHERE = ("prompt_logprobs", "return_token_ids", "return_origins")
+
+
+def _of_kinds(kinds: tuple[str, ...], what: str) -> BeforeValidator:
+    """Say which types there are, and not which keys of another one are unknown."""
+
+    def check(value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if isinstance(kind, str) and kind not in kinds:
+            raise ValueError(
+                f"{what} of type {kind[:40]!r} are not supported; allowed are {', '.join(kinds)}"
+            )
+        return value
+
+    return BeforeValidator(check)
+
+
+class Part(LenientModel):
+    """Some text; what else a part of an answer has comes back with it and is not looked at."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+    @model_validator(mode="after")
+    def _check_text(self) -> Part:
+        if self.text is None and self.refusal is None:
+            raise ValueError(f"a content part of type {self.type[:40]!r} has no text")
+        return self
+
+
+Parts = Annotated[
+    list[Annotated[Part, _of_kinds(PARTS, "content parts")]],
+    Field(max_length=MAX_ITEMS, fail_fast=True),
+]
+
+
+class MessageItem(LenientModel):
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Parts
+
+
+class CallItem(LenientModel):
+    type: Literal["function_call"]
+    call_id: str
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    arguments: str
+
+
+class CallOutputItem(LenientModel):
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | Parts
+
+
+class ReasoningItem(LenientModel):
+    """Thoughts of an earlier answer, in words or as this server encoded them."""
+
+    type: Literal["reasoning"]
+    content: Parts | None = None
+    encrypted_content: str | None = None
+
+
+def _kind(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return f"type-{kind if isinstance(kind, str) else 'message'}"
+
+
+# With a hyphen, a tag is no part of the place that an error names.
+Item = Annotated[
+    Annotated[MessageItem, Tag("type-message")]
+    | Annotated[CallItem, Tag("type-function_call")]
+    | Annotated[CallOutputItem, Tag("type-function_call_output")]
+    | Annotated[ReasoningItem, Tag("type-reasoning")],
+    Discriminator(_kind),
+    _of_kinds(ITEMS, "items"),
+]
+Items = Annotated[list[Item], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+
+
+class FunctionTool(LenientModel):
+    type: Literal["function"]
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ChosenTool(ApiModel):
+    type: Literal["function"]
+    name: str
+
+
+class AllowedTools(ApiModel):
+    """The model may call only these of the tools."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[
+        list[Annotated[ChosenTool, _of_kinds(("function",), "tools")]],
+        Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True),
+    ]
+
+
+ToolChoice = Annotated[
+    Annotated[ChosenTool, Tag("type-function")]
+    | Annotated[AllowedTools, Tag("type-allowed_tools")],
+    Discriminator(_kind),
+    _of_kinds(("function", "allowed_tools"), "tool choices"),
+]
+
+
+class TextFormat(ApiModel):
+    type: Literal["text", "json_object", "json_schema"]
+    name: Annotated[str, Field(max_length=64)] | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> TextFormat:
+        if (self.schema_ is None) == (self.type == "json_schema"):
+            raise ValueError("schema is for text.format.type json_schema, and needed there")
+        return self
+
+
+class Text(ApiModel):
+    """``verbosity`` is taken and without effect."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class Reasoning(ApiModel):
+    """Only the effort counts. There are no summaries: thoughts are told as they are."""
+
+    effort: ReasoningEffort | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+    context: str | None = None
+    mode: str | None = None
+
+
+class ResponsesRequest(GenerationFields):
+    """The body of ``POST /v1/responses``; what completions have for sampling applies too."""
+
+    refused: ClassVar[Mapping[str, str]] = {
+        **INSTEAD,
+        "conversation": "send previous_response_id, or all items",
+        "prompt": "templates of prompts are not kept here",
+        "max_tokens": "send max_output_tokens instead",
+        "max_completion_tokens": "send max_output_tokens instead",
+        "messages": "send input instead",
+        "response_format": "send text.format instead",
+        "reasoning_effort": "send reasoning.effort instead",
+        "context_management": "conversations are not compacted here",
+        "moderation": "the server does not moderate",
+    }
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **GenerationFields.neutral,
+        "background": (False,),
+    }
+
+    input: str | Items
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    include: list[str] | None = None
+    max_output_tokens: Limit | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    text: Text | None = None
+    reasoning: Reasoning | None = None
+    tools: (
+        Annotated[
+            list[Annotated[FunctionTool, _of_kinds(("function",), "tools")]],
+            Field(max_length=MAX_TOOLS, fail_fast=True),
+        ]
+        | None
+    ) = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    metadata: Annotated[dict[str, str], at_most(MAX_METADATA)] | None = None
+    # Taken and ignored: they cannot change an answer.
+    truncation: Literal["auto", "disabled"] | None = None
+    max_tool_calls: int | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _check_answerable(self) -> ResponsesRequest:
+        if self.n not in (None, 1):
+            raise ValueError(f"n is {self.n}; a response is one answer")
+        for name in _ELSEWHERE:
+            if getattr(self, name) is not None and getattr(self, name) is not False:
+                raise ValueError(f"{name} is only allowed in /v1/chat/completions")
+        return self
+
+
+class ResponseBody(BaseModel):
+    """What ``/v1/responses`` answers with in one body."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["completed", "incomplete", "in_progress"]
+    model: str
+    output: list[dict[str, Any]]
+    usage: dict[str, Any] | None
+
+
+class DeletedResponse(BaseModel):
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+class ItemList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
