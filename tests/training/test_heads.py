@@ -402,6 +402,42 @@ def test_resumed_training_equals_uninterrupted_one(
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
+@pytest.mark.parametrize("kind", ["eagle3", "mtp", "dflash"])
+def test_training_goes_on_from_an_earlier_head(
+    trained: LMTrainingResult, traces: Path, tmp_path: Path, kind: str
+) -> None:
+    options: dict[str, Any] = {"kind": kind, "features": str(tmp_path / "features")}
+    earlier = head_config(
+        trained.folder, traces, tmp_path / "earlier", weights_dtype="int8", **options
+    )
+    known = train_head(earlier).after
+    later = head_config(
+        trained.folder, traces, tmp_path / "later", init=earlier.output, steps=1, **options
+    )
+    begun = train_head(later).before
+    assert known is not None
+    assert begun is not None
+    assert begun.greedy[0] == pytest.approx(known.greedy[0], abs=0.03)  # but for the rounding
+    found = (tmp_path / "later" / "README.md").read_text()
+    assert "begun from" in found
+    assert "earlier" in found
+
+
+def test_a_head_of_another_shape_is_no_beginning(
+    trained: LMTrainingResult, traces: Path, tmp_path: Path
+) -> None:
+    earlier = head_config(trained.folder, traces, tmp_path / "earlier", steps=1)
+    train_head(earlier)
+    for options, reason in (
+        ({"kind": "dflash"}, "speculators_model_type"),
+        ({"taps": (0, 1)}, "layer_ids"),
+        ({"draft_vocab_size": 99}, "draft_vocab_size"),
+    ):
+        later = {"init": earlier.output, **options}
+        with pytest.raises(TrainingError, match=reason):
+            train_head(head_config(trained.folder, traces, tmp_path / "later", **later))
+
+
 def test_features_are_made_once(
     trained: LMTrainingResult, traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,6 +106,9 @@ def draft_card(
     return render_card(Path(config.output).name, config.licence, rows, config.command)
 
 
+BEGUN_FROM_TARGET = "the target's last layers and output matrix"
+
+
 @dataclass(frozen=True, slots=True)
 class HeadTrainingResult:
     """What a finished head's training reports; acceptances are None where nothing is held out."""
@@ -145,7 +148,7 @@ def head_card(
             f"{answer_tokens:,} of the target's answers; at most {result.train_tokens:,} read with "
             "prompts and repetitions",
         ),
-        ("begun from", "the target's last layers and output matrix"),
+        ("begun from", Path(config.init).name if config.init else BEGUN_FROM_TARGET),
         (
             "training",
             f"cross-entropy with the target's distribution, {recipe}; {optimiser_line(config)}",

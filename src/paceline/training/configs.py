@@ -201,6 +201,8 @@ class HeadTrainingConfig(TrainingConfig):
             and the last but two. An mtp head reads what the target puts out.
         draft_vocab_size: tokens of its output matrix, the most frequent of the answers; default:
             8192. An mtp head uses the target's matrix.
+        init: folder of a head that this training goes on from, of the same kind and shape, in any
+            precision (default: the target's last layers and output matrix).
         num_layers: of a dflash head; the others have one.
         block_size: rows of a dflash head's block: the last known token and the drafted ones.
         num_steps: depth to which chains of eagle3 and mtp are unrolled in training, each step
@@ -222,6 +224,7 @@ class HeadTrainingConfig(TrainingConfig):
     kind: str = EAGLE3
     taps: tuple[int, ...] = ()
     draft_vocab_size: int | None = None
+    init: str | None = None
     num_layers: int = 1
     block_size: int = 8
     num_steps: int = 3

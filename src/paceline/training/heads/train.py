@@ -25,6 +25,7 @@ from paceline.training.checkpoint import remove_state
 from paceline.training.configs import HeadTrainingConfig
 from paceline.training.data import TokenDocuments
 from paceline.training.heads.batches import Packs, num_wanted, split_prompts
+from paceline.training.heads.continued import continued
 from paceline.training.heads.features import FeatureFiles, make_features
 from paceline.training.heads.initial import (
     HEAD,
@@ -142,7 +143,8 @@ def _initial(
     )
     params = kind.params(TargetWeights(target), token_ids, sample)
     fixed = vocabulary_maps(token_ids, c.vocab_size) if columns else {}
-    return TrainableModel(raw, params, fixed)
+    fresh = TrainableModel(raw, params, fixed)
+    return continued(Path(config.init), fresh) if config.init else fresh
 
 
 def _features(

@@ -1,0 +1,72 @@
+"""A head that was trained before, for a training that goes on from it.
+
+Owns which of its files' statements have to agree with the training. Knows no data and no target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import TrainingError
+from paceline.models.json_file import read_json
+from paceline.models.quantised.methods import schemes_of, split_quantisation
+from paceline.models.quantised.tensors import QuantisedTensors
+from paceline.models.safetensors_files import SafetensorsFolder
+from paceline.models.stored import RenamedTensors, StoredTensors
+from paceline.models.tensor_checks import check_floats
+from paceline.training.model_files import TrainableModel
+
+_FREE = ("speculators_config", "speculators_version", "dtype")
+"""What ``config.json`` says of a head without saying how it computes."""
+_OWN = "head."
+"""Without it an MTP head's tensors would be passed over, as a model does without them."""
+
+
+def continued(folder: Path, fresh: TrainableModel) -> TrainableModel:
+    """A head with the tensors of an earlier one, quantised ones as the floats they stand for.
+
+    Args:
+        folder: of the earlier head, in the speculators format.
+        fresh: what training would begin with otherwise; the earlier head's output matrix may have
+            other tokens.
+
+    Raises:
+        TrainingError: the earlier head is of another kind or shape.
+        ModelLoadError: it cannot be read.
+    """
+    raw, quantisation = split_quantisation(read_json(folder / "config.json"), folder)
+    _check_same(folder, raw, fresh.raw)
+    tensors = _tensors(folder, quantisation)
+    for name, wanted in fresh.tensors.items():
+        found = tensors[_OWN + name].shape if _OWN + name in tensors else None
+        if found != wanted.shape:
+            raise TrainingError(
+                f"{folder}: {name} is {'missing' if found is None else tuple(found)}; a head that "
+                f"this training can go on from has {tuple(wanted.shape)}"
+            )
+    for name in fresh.params:
+        check_floats(name, tensors[_OWN + name], tensors.type_of(_OWN + name))
+    # Copies, because a file that is mapped here may be replaced, and training writes to these.
+    return TrainableModel(
+        fresh.raw,
+        {name: tensors[_OWN + name].float().clone() for name in fresh.params},
+        {name: tensors[_OWN + name].clone() for name in fresh.fixed},
+    )
+
+
+def _tensors(folder: Path, quantisation: Mapping[str, Any] | None) -> StoredTensors:
+    """What the folder holds, under its names behind :data:`_OWN`."""
+    files = SafetensorsFolder(folder)
+    tensors = RenamedTensors(files, {_OWN + name: name for name in files})
+    return QuantisedTensors(tensors, schemes_of(quantisation)) if quantisation else tensors
+
+
+def _check_same(folder: Path, raw: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    for key, value in wanted.items():
+        if key not in _FREE and raw.get(key) != value:
+            raise TrainingError(
+                f"{folder} says {key} = {str(raw.get(key))[:80]}; this training makes a head with "
+                f"{str(value)[:80]}: name a head of the same kind, taps and sizes"
+            )
