@@ -94,7 +94,7 @@ def test_a_stream_tells_the_response_in_order() -> None:
     assert text == whole.output_text == "In Rome."
 
 
-@pytest.mark.parametrize("way", ["items", "previous", "encoded"])
+@pytest.mark.parametrize("way", ["items", "references", "previous", "encoded"])
 def test_an_earlier_answer_is_what_the_chat_would_be_sent(way: str) -> None:
     server = ChatServer(f"<think>Where?</think>In Rome.{CALL}", THINKING)
     include = ["reasoning.encrypted_content"] if way == "encoded" else []
@@ -108,6 +108,8 @@ def test_an_earlier_answer_is_what_the_chat_would_be_sent(way: str) -> None:
         if way == "encoded":
             assert decoded(items[0]["encrypted_content"]) == "Where?"
             items[0]["content"] = None
+        if way == "references":
+            items = [{"type": "item_reference", "id": item["id"]} for item in items]
         ask(server, [USER, *items, result], tools=[TOOL])
     called = {"name": "weather", "arguments": call.arguments}
     chat = ChatServer("It rains.", THINKING)
@@ -215,12 +217,26 @@ def test_what_is_kept_is_found_by_its_key_alone() -> None:
     with pytest.raises(openai.BadRequestError) as error:
         two.responses.create(model=model, input="x", previous_response_id=first.id)
     assert error.value.code == "previous_response_not_found"
+    reference: Any = {"type": "item_reference", "id": first.output[0].id}
+    assert one.responses.create(model=model, input=[reference, USER]).output_text
+    with pytest.raises(openai.NotFoundError) as missing:
+        two.responses.create(model=model, input=[reference, USER])
+    assert missing.value.param == "input.0.id"
+    num_kept = len(server.http.app.state.responses)  # type: ignore[attr-defined]
     one.responses.delete(first.id)
     with pytest.raises(openai.NotFoundError):
         one.responses.retrieve(first.id)
-    assert len(server.http.app.state.responses) == 0  # type: ignore[attr-defined]
+    with pytest.raises(openai.NotFoundError):
+        one.responses.create(model=model, input=[reference, USER])
+    assert len(server.http.app.state.responses) == num_kept - 1  # type: ignore[attr-defined]
     for method, path in [("POST", ""), ("GET", "/x"), ("DELETE", "/x"), ("GET", "/x/input_items")]:
         assert server.http.request(method, f"/v1/responses{path}").status_code == 401
+
+
+def test_pages_of_allowed_origins_may_delete() -> None:
+    server = ChatServer(allowed_origins=("https://here.example",))
+    headers = {"origin": "https://here.example", "access-control-request-method": "DELETE"}
+    assert server.http.options("/v1/responses/x", headers=headers).status_code == 200
 
 
 def test_input_items_are_listed_page_by_page() -> None:

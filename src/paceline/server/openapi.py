@@ -22,7 +22,7 @@ _MEANING = {
     400: "The request is not valid, or asks for what cannot be served.",
     401: "The API key is missing or wrong.",
     403: "A page of another origin made the browser call.",
-    404: "There is no such model.",
+    404: "There is no such model, or nothing kept under that id.",
     408: "The body took too long to arrive.",
     413: "The body is too large.",
     415: "The body is not JSON.",

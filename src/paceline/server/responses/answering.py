@@ -15,7 +15,7 @@ from paceline.errors import RequestError
 from paceline.server.api.chat import Chat
 from paceline.server.api.common import encode
 from paceline.server.errors import ApiError, to_api_error
-from paceline.server.responses.conversation import chat_of, items_of, new_id, told
+from paceline.server.responses.conversation import chat_of, new_id, told
 from paceline.server.responses.fields import ENCRYPTED, Item, ResponsesRequest
 from paceline.server.responses.output import Output
 from paceline.server.responses.store import Kept, ResponseStore
@@ -59,6 +59,7 @@ def caller_of(request: Request) -> str:
 class Responses(Chat):
     """
     Args:
+        items: of the body, without references.
         before: items of the conversation that it goes on from.
     """
 
@@ -67,9 +68,9 @@ class Responses(Chat):
         serving: Serving,
         body: ResponsesRequest,
         deadline: Deadline,
+        items: Sequence[Any],
         before: Sequence[dict[str, Any]],
     ) -> None:
-        items = items_of(body)
         earlier = _ITEMS.validate_python(before)
         super().__init__(serving, chat_of(body, [*earlier, *items]), deadline)
         self._before, self._input = before, [told(item) for item in items]

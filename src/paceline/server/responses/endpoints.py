@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter
+from pydantic import TypeAdapter
 from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,9 +16,12 @@ from paceline.server.body import read_body
 from paceline.server.errors import NOT_FOUND, ApiError
 from paceline.server.openapi import GENERATION_ERRORS, answers, errors, takes
 from paceline.server.responses.answering import Responses, caller_of, store_of
+from paceline.server.responses.conversation import items_of
 from paceline.server.responses.fields import (
     DeletedResponse,
+    Item,
     ItemList,
+    ReferenceItem,
     ResponseBody,
     ResponsesRequest,
 )
@@ -28,6 +32,7 @@ from paceline.server.sse import Deadline
 MAX_LISTED = 100
 router = APIRouter(route_class=PlainRoute)
 kept = APIRouter()
+_ITEM: TypeAdapter[Any] = TypeAdapter(Item)
 
 
 @router.post("/responses", include_in_schema=False)
@@ -44,7 +49,7 @@ async def responses(request: Request) -> Response:
     if body.previous_response_id is not None:
         found = _find(request, body.previous_response_id, "previous_response_id")
         before = from_json(found.items)
-    asked = Responses(serving, body, deadline, before)
+    asked = Responses(serving, body, deadline, _items(request, body), before)
     return await respond(request, asked, asked.failure)
 
 
@@ -93,6 +98,29 @@ async def input_items(
     told = ids[start:end] or [None]
     has_more = end < len(ids)
     return ItemList(data=items[start:end], first_id=told[0], last_id=told[-1], has_more=has_more)
+
+
+def _items(request: Request, body: ResponsesRequest) -> list[Any]:
+    """The items of a body, with those in place that it refers to.
+
+    Raises:
+        ApiError: 404, it refers to one that is not kept.
+    """
+    items, outputs = items_of(body), dict[str, dict[str, Any]]()
+    for place, item in enumerate(items):
+        if not isinstance(item, ReferenceItem):
+            continue
+        owner = store_of(request).owner(caller_of(request), item.id)
+        if owner is not None and owner not in outputs:
+            found = store_of(request).find(caller_of(request), owner)
+            output = [] if found is None else from_json(found.document)["output"]
+            outputs[owner] = {each["id"]: each for each in output}
+        kept_item = outputs.get(owner or "", {}).get(item.id)
+        if kept_item is None:
+            message = f"item {item.id[:80]!r} is not kept here; send the item itself"
+            raise ApiError(404, message, NOT_FOUND, param=f"input.{place}.id")
+        items[place] = _ITEM.validate_python(kept_item)
+    return items
 
 
 def _find(request: Request, response_id: str, param: str | None = None) -> Kept:

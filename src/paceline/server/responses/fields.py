@@ -27,7 +27,7 @@ MAX_ITEMS = MAX_MESSAGES
 ENCRYPTED = "reasoning.encrypted_content"
 LOGPROBS = "message.output_text.logprobs"
 PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal")
-ITEMS = ("message", "function_call", "function_call_output", "reasoning")
+ITEMS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
 _ELSEWHERE = ("prompt_logprobs", "return_token_ids", "return_origins")
 
 
@@ -92,6 +92,13 @@ class ReasoningItem(LenientModel):
     encrypted_content: str | None = None
 
 
+class ReferenceItem(LenientModel):
+    """An item of the output of a kept response."""
+
+    type: Literal["item_reference"]
+    id: str
+
+
 def _kind(value: Any) -> str:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     return f"type-{kind if isinstance(kind, str) else 'message'}"
@@ -102,7 +109,8 @@ Item = Annotated[
     Annotated[MessageItem, Tag("type-message")]
     | Annotated[CallItem, Tag("type-function_call")]
     | Annotated[CallOutputItem, Tag("type-function_call_output")]
-    | Annotated[ReasoningItem, Tag("type-reasoning")],
+    | Annotated[ReasoningItem, Tag("type-reasoning")]
+    | Annotated[ReferenceItem, Tag("type-item_reference")],
     Discriminator(_kind),
     _of_kinds(ITEMS, "items"),
 ]

@@ -26,11 +26,13 @@ class Kept:
         document: as it was answered.
         input: its own input items.
         items: all items of the conversation, its output included.
+        output_ids: of the items of its output.
     """
 
     document: bytes
     input: bytes
     items: bytes
+    output_ids: Sequence[str] = ()
 
     @classmethod
     def of(
@@ -41,7 +43,8 @@ class Kept:
     ) -> Kept:
         """Args: before: items of the conversation that the response went on from."""
         items = [*before, *input, *document["output"]]
-        return cls(encode_json(document), encode_json(input), encode_json(items))
+        ids = tuple(item["id"] for item in document["output"])
+        return cls(encode_json(document), encode_json(input), encode_json(items), ids)
 
     @property
     def num_bytes(self) -> int:
@@ -65,6 +68,7 @@ class ResponseStore:
         self._max_bytes, self._max_seconds, self._clock = max_bytes, max_seconds, clock
         # What ends first stands first: whoever uses one moves it to the end.
         self._kept: OrderedDict[tuple[str, str], tuple[Kept, float]] = OrderedDict()
+        self._owners: dict[tuple[str, str], str] = {}  # of items of outputs
         self.num_bytes = 0
 
     def __len__(self) -> int:
@@ -76,6 +80,7 @@ class ResponseStore:
         if kept.num_bytes <= self._max_bytes:
             self._kept[caller, response_id] = kept, self._clock() + self._max_seconds
             self.num_bytes += kept.num_bytes
+            self._owners |= {(caller, item_id): response_id for item_id in kept.output_ids}
         self._make_room()
 
     def find(self, caller: str, response_id: str) -> Kept | None:
@@ -87,11 +92,19 @@ class ResponseStore:
         self._kept[caller, response_id] = found[0], self._clock() + self._max_seconds
         return found[0]
 
+    def owner(self, caller: str, item_id: str) -> str | None:
+        """The id of the response whose output an item is of; None where it is not kept."""
+        return self._owners.get((caller, item_id))
+
     def drop(self, caller: str, response_id: str) -> bool:
         """Forget a response; whether there was one."""
         found = self._kept.pop((caller, response_id), None)
-        self.num_bytes -= 0 if found is None else found[0].num_bytes
-        return found is not None
+        if found is None:
+            return False
+        self.num_bytes -= found[0].num_bytes
+        for item_id in found[0].output_ids:
+            del self._owners[caller, item_id]
+        return True
 
     def _make_room(self) -> None:
         while self._kept:
