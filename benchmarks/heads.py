@@ -18,15 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import speedup
-from harness import PLAIN, ROOT, arguments, chosen, names, note, raw
+from harness import CONTROL, PLAIN, ROOT, arguments, chosen, names, note, raw
 from heads_report import (
+    BUSY,
     CHAINS,
     MERGED,
     NGRAM,
     NODES,
     PEER,
     SUFFIX,
+    TEXTS,
     TREE,
+    arm_rows,
     checked,
     count,
     rows_of,
@@ -53,6 +56,7 @@ from paceline.outputs import Completion, GenerationOutput
 
 SETS = ("mt_bench", "code", "gsm8k", "edit", "prose")
 TEMPERATURES = (0.0, 0.8)
+BUSY_SET, BUSY_TEMPERATURE, BUSY_REQUESTS = "prose", 1.0, 8
 REPETITIONS = 2
 """Of what an inflated model is made of: 135 million weights become half a billion."""
 TRAINED_ON = sorted((ROOT / "benchmarks" / "data").glob("smollm2-*.jsonl.gz"))
@@ -71,7 +75,7 @@ def proposers(
 
     arms = {
         SUFFIX: EVERY_MODEL,
-        **({NGRAM: ngrams} if ngrams else {}),
+        **({NGRAM: ngrams, TEXTS: (*EVERY_MODEL, *ngrams)} if ngrams else {}),
         TREE: (head,),
         NODES: chain(head.tree_nodes),
         **{name: chain(length) for name, length in CHAINS.items()},
@@ -143,6 +147,17 @@ def run_all(arms: Mapping[str, Any], prompts: Any, options: Any, report: Report)
         report.results += [{**label, **row} for row in rows_of(samples, list(here))]
 
 
+def run_busy(arms: Mapping[str, Any], prompts: Any, options: Any, report: Report) -> None:
+    """Many requests at once, of text that is hard to draft, where a head must not cost anything."""
+    label = {"set": BUSY, "temperature": BUSY_TEMPERATURE}
+    note(f"{BUSY}, temperature {BUSY_TEMPERATURE:g}")
+    here = {arm: arms[arm] for arm in (PLAIN, SUFFIX, TREE, MERGED, CONTROL)}
+    groups = speedup.batches(prompts[BUSY_SET], BUSY_REQUESTS)
+    samples = checked(speedup.run_cell(here, groups, options, BUSY_TEMPERATURE, count))
+    report.samples += [raw(sample, label) for sample in samples]
+    report.results += [{**label, **row} for row in arm_rows(samples, here)]
+
+
 def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = arguments(__doc__, prompts=True)
     parser.add_argument("--model", default="smollm2", help="a name, a file, or embedded")
@@ -200,7 +215,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     report = Report(f"heads-{options.name}", config)
     with ExitStack() as stack:
-        more = {"num_threads": options.threads, "max_num_seqs": 1}
+        more = {"num_threads": options.threads, "max_num_seqs": BUSY_REQUESTS}
         arms: dict[str, Any] = speedup.open_engines(options, configs, stack, **more)
         prompts = prompts_of(options, arms[PLAIN].tokenizer, config)
         if options.peer:
@@ -213,6 +228,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             except MissingPeerError as error:
                 report.results.append({"kind": PEER, "error": str(error)})
         run_all(arms, prompts, options, report)
+        if BUSY_SET in prompts:
+            run_busy(arms, prompts, options, report)
     report.targets = targets(report.results, options.inflated)
     return report.finish(options, tables(report.results))
 

@@ -73,6 +73,7 @@ def test_the_arms_differ_in_who_drafts_and_in_what_shape() -> None:
     ngrams = SpeculativeConfig("ngram_model", "file")
     arms = heads.proposers(head, [head, ngrams])
     assert [c.method for c in arms[report.MERGED]] == ["suffix", "eagle3", "ngram_model"]
+    assert [c.method for c in arms[report.TEXTS]] == ["suffix", "ngram_model"]
     assert report.NGRAM not in heads.proposers(head, [head])
     (chain,), (tree,) = arms[report.NODES], arms[report.TREE]
     assert (chain.tree_nodes, chain.max_branching) == (tree.tree_nodes, 1)
@@ -144,12 +145,14 @@ def test_the_program_runs_and_its_results_can_be_shown(
 ) -> None:
     file = tmp_path / "device" / "heads-embedded.json"
     command = ["--quick", "--model", "embedded", "--head", str(head), "--prompts", "embedded"]
-    command += ["--sets", "code", "--max-tokens", "8", "--output", str(file), "--trained-on"]
+    command += ["--sets", "code,prose", "--max-tokens", "8", "--output", str(file), "--trained-on"]
     assert heads.main(command) == 0
     document = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert document["benchmark"] == "heads-embedded"
     assert document["num_failed"] == 0
-    assert document["config"]["used"] == {"code": 1}
+    assert document["config"]["used"] == {"code": 1, "prose": 1}
+    busy = {row["arm"] for row in document["results"] if row["set"] == report.BUSY}
+    assert busy == {report.SUFFIX, report.TREE, report.MERGED, module("harness").CONTROL}
     arms = {row["arm"] for row in document["results"] if "arm" in row}
     assert {report.SUFFIX, report.TREE, report.MERGED, *report.CHAINS} < arms
     assert all(row["identical"] for row in document["results"] if "arm" in row)
