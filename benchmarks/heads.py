@@ -56,7 +56,7 @@ from paceline.outputs import Completion, GenerationOutput
 
 SETS = ("mt_bench", "code", "gsm8k", "edit", "prose")
 TEMPERATURES = (0.0, 0.8)
-BUSY_SET, BUSY_TEMPERATURE, BUSY_REQUESTS = "prose", 1.0, 8
+BUSY_SET, BUSY_TEMPERATURE, BUSY_REQUESTS, BUSY_REPEATS = "prose", 1.0, 8, 4
 REPETITIONS = 2
 """Of what an inflated model is made of: 135 million weights become half a billion."""
 TRAINED_ON = sorted((ROOT / "benchmarks" / "data").glob("smollm2-*.jsonl.gz"))
@@ -153,7 +153,8 @@ def run_busy(arms: Mapping[str, Any], prompts: Any, options: Any, report: Report
     note(f"{BUSY}, temperature {BUSY_TEMPERATURE:g}")
     here = {arm: arms[arm] for arm in (PLAIN, SUFFIX, TREE, MERGED, CONTROL)}
     groups = speedup.batches(prompts[BUSY_SET], BUSY_REQUESTS)
-    samples = checked(speedup.run_cell(here, groups, options, BUSY_TEMPERATURE, count))
+    often = argparse.Namespace(**{**vars(options), "repeat": BUSY_REPEATS * options.repeat})
+    samples = checked(speedup.run_cell(here, groups, often, BUSY_TEMPERATURE, count))
     report.samples += [raw(sample, label) for sample in samples]
     report.results += [{**label, **row} for row in arm_rows(samples, here)]
 

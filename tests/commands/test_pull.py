@@ -89,7 +89,7 @@ def test_models_lists_licences_and_what_is_here(cli: Cli) -> None:
     name_models(entry_text(), f"[mine]\n{own}")
     rows = {line.split()[0]: line for line in cli("models").out.splitlines()[2:]}
     assert list(rows) == ["smollm2", "gemma3-270m", "tiny", "mine"]
-    assert rows["smollm2"].split("MB")[1].split(maxsplit=1) == ["no", "suffix"]
+    assert rows["smollm2"].split("MB")[1].split(maxsplit=1) == ["no", "suffix, ngram_model"]
     assert "Apache-2.0" in rows["smollm2"]
     assert "Gemma Terms of Use (https://" in rows["gemma3-270m"]
     assert rows["mine"].endswith("yes  suffix, ngram_model")
@@ -98,7 +98,7 @@ def test_models_lists_licences_and_what_is_here(cli: Cli) -> None:
     here = {each["name"]: each["is_here"] for each in document["models"]}
     assert here == {"smollm2": False, "gemma3-270m": False, "tiny": True, "mine": True}
     methods = {each["name"]: each["methods"] for each in document["models"]}
-    assert methods["smollm2"] == ["suffix"]
+    assert methods["smollm2"] == ["suffix", "ngram_model"]
     assert methods["mine"] == ["suffix", "ngram_model"]
     assert document["users_catalogue"] == str(users_catalogue())
 
