@@ -11,7 +11,7 @@ from fastapi import APIRouter, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
-from paceline.server import anthropic, responses
+from paceline.server import anthropic, ollama, responses
 from paceline.server.api import chat, compatible, completions, health, tokenize
 from paceline.server.config import ServerConfig
 from paceline.server.engine.client import EngineClient
@@ -35,7 +35,7 @@ def create_app(client: EngineClient, config: ServerConfig | None = None) -> Fast
     app.state.responses = responses.ResponseStore()
     apis = (chat, completions, tokenize, health, compatible)
     routers = [*(api.router for api in apis), compatible.reports]
-    routers += [anthropic.router, *responses.routers]
+    routers += [anthropic.router, *responses.routers, *ollama.routers]
     for router in routers:
         app.include_router(router)
     app.include_router(page_router())

@@ -38,6 +38,8 @@ class EngineInfo:
         cost_curve: predicted step of one request: (rows, milliseconds). Without a profile the
             second are multiples of the plain step.
         generation_defaults: sampling defaults of the model's makers, by Hugging Face's names.
+        architecture: the model's family.
+        num_bytes: of its weights as they are stored.
     """
 
     model: str
@@ -53,6 +55,10 @@ class EngineInfo:
     cost_curve: tuple[tuple[int, float], ...] = ()
     has_profile: bool = False
     generation_defaults: Mapping[str, Any] = field(default_factory=dict)
+    architecture: str = ""
+    hidden_size: int = 0
+    num_layers: int = 0
+    num_bytes: int = 0
 
 
 class Piece(NamedTuple):
