@@ -57,12 +57,13 @@ def main(url: str, key: str, model: str) -> None:
 
     def openai(path: str, **body: Any) -> Any:
         """OpenAI's form of the same."""
-        body |= {"model": model, "seed": 3, "temperature": 0.7, "max_tokens": 24}
+        body["model"] = model
         kind = {"Content-Type": "application/json"}
         request = urllib.request.Request(url + path, json.dumps(body).encode(), headers | kind)
         return json.load(urllib.request.urlopen(request))
 
-    chat = openai("/v1/chat/completions", messages=MESSAGES)
+    same = {"seed": 3, "temperature": 0.7, "max_tokens": 24}
+    chat = openai("/v1/chat/completions", messages=MESSAGES, **same)
     report = {
         "text": whole.message.content,
         "streamed": "".join(piece.message.content or "" for piece in pieces),
@@ -74,7 +75,11 @@ def main(url: str, key: str, model: str) -> None:
         "raw_streamed": "".join(
             piece.response or "" for piece in client.generate(**prompt, stream=True)
         ),
-        "completion": openai("/v1/completions", prompt="Once")["choices"][0]["text"],
+        "completion": openai("/v1/completions", prompt="Once", **same)["choices"][0]["text"],
+        "embeddings": client.embed(model=model, input=["Once", "upon"]).embeddings,
+        "vectors": [
+            each["embedding"] for each in openai("/v1/embeddings", input=["Once", "upon"])["data"]
+        ],
         "city": call["function"]["arguments"]["city"],
         "after": after.message.role,
         "listed": [each.model for each in client.list().models],

@@ -90,6 +90,7 @@ def test_ollamas_own_client(model: Path) -> None:
         assert report("ollama_chat.py", url, KEY, NAME) == drafted
     assert drafted["text"] == drafted["streamed"] == drafted["later"] == drafted["chat"] != ""
     assert drafted["raw"] == drafted["raw_streamed"] == drafted["completion"] != ""
+    assert drafted["embeddings"] == drafted["vectors"] != []
     assert drafted["done"] == [True, "length", 24]
     assert drafted["prompt_tokens"] == drafted["chat_prompt_tokens"]
     assert drafted["city"] in ("Rome", "Oslo")

@@ -77,6 +77,8 @@ class Piece(NamedTuple):
         prompt_logprobs: one per prompt token (None for the first) where they were asked for; with
             the same piece.
         error: why the sample failed, with its last piece.
+        embedding: the prompt's vector as float32 values, the lowest byte first, where it was asked
+            for; with the first piece of a prompt's first sample.
     """
 
     sample: int
@@ -90,3 +92,4 @@ class Piece(NamedTuple):
     num_cached_tokens: int = 0
     prompt_logprobs: Sequence[TokenLogprobs | None] = ()
     error: Exception | None = None
+    embedding: bytes = b""

@@ -238,6 +238,7 @@ class EngineServer:
             num_cached_tokens=request.num_cached_tokens if tells_prompt else 0,
             prompt_logprobs=request.prompt_logprobs if tells_prompt else (),
             error=None if output.error is None else portable(output.error),
+            embedding=request.embedding if tells_prompt else b"",
         )
 
     def _send_entries(self, entries: Sequence[Entry]) -> None:

@@ -14,8 +14,9 @@ from starlette.requests import Request
 
 from paceline.server.body import read_body
 from paceline.server.chat.tool_formats import tool_format
+from paceline.server.errors import ApiError
 from paceline.server.ollama.answer import timestamp
-from paceline.server.ollama.fields import ShowRequest
+from paceline.server.ollama.fields import Options, ShowRequest
 from paceline.server.openapi import BODY_ERRORS, errors, takes
 from paceline.server.protocol.answers import Version
 from paceline.server.serving import Serving
@@ -33,6 +34,23 @@ def served_name(serving: Serving, asked: str) -> str:
     """The name under which the model is served; raises as :meth:`Serving.model_name`."""
     is_known = asked in serving.names
     return serving.model_name(asked if is_known else asked.removesuffix(LATEST))
+
+
+def checked_name(serving: Serving, asked: str, options: Options | None) -> str:
+    """The name under which the model that a body asks for is served.
+
+    Raises:
+        ApiError: there is no such model, or its context is smaller than the options ask for.
+    """
+    model, context = served_name(serving, asked), serving.client.info.max_model_len
+    wanted = None if options is None else options.num_ctx
+    if wanted is not None and wanted > context:
+        raise ApiError(
+            400,
+            f"options.num_ctx is {wanted}; the model is served with a context of {context} tokens",
+            param="options.num_ctx",
+        )
+    return model
 
 
 @reports.get("/api/version", responses=errors())

@@ -15,7 +15,7 @@ from paceline.server.api.common import Answering, Body, PlainRoute, respond
 from paceline.server.api.completions import Completion
 from paceline.server.body import read_body
 from paceline.server.errors import ApiError, to_api_error
-from paceline.server.ollama.about import served_name
+from paceline.server.ollama.about import checked_name
 from paceline.server.ollama.answer import Shape, Telling, Times, joined, line, piece
 from paceline.server.ollama.conversation import chat_of, completion_of
 from paceline.server.ollama.fields import (
@@ -48,7 +48,7 @@ async def chat(request: Request) -> Response:
     serving = Serving.of(request)
     deadline = Deadline.after(serving.config.timeout)
     body = await read_body(request, ChatRequest)
-    model = _checked(serving, body)
+    model = checked_name(serving, body.model, body.options)
     if not body.messages:
         return _loaded(body, "message")
     return await _respond(request, ToldChat(serving, chat_of(body, model), deadline, body))
@@ -63,30 +63,13 @@ async def generate(request: Request) -> Response:
     serving = Serving.of(request)
     deadline = Deadline.after(serving.config.timeout)
     body = await read_body(request, GenerateRequest)
-    model = _checked(serving, body)
+    model = checked_name(serving, body.model, body.options)
     if not body.prompt:
         return _loaded(body, "response")
     if body.raw:
         asked = completion_of(body, model)
         return await _respond(request, ToldCompletion(serving, asked, deadline, body))
     return await _respond(request, ToldChat(serving, chat_of(body, model), deadline, body))
-
-
-def _checked(serving: Serving, body: Asked) -> str:
-    """The name under which the model that a body asks for is served.
-
-    Raises:
-        ApiError: there is no such model, or its context is smaller than the body asks for.
-    """
-    model, context = served_name(serving, body.model), serving.client.info.max_model_len
-    wanted = None if body.options is None else body.options.num_ctx
-    if wanted is not None and wanted > context:
-        raise ApiError(
-            400,
-            f"options.num_ctx is {wanted}; the model is served with a context of {context} tokens",
-            param="options.num_ctx",
-        )
-    return model
 
 
 def _loaded(body: Asked, shape: Shape) -> Response:

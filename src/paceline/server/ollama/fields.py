@@ -20,6 +20,8 @@ from paceline.server.protocol.common import (
     Speculation,
     StopString,
 )
+from paceline.server.protocol.completions import MAX_PROMPTS
+from paceline.server.protocol.embeddings import Dimensions, Pooling
 from paceline.server.protocol.neutral import Values
 
 _LARGE = (1 << 31) - 1
@@ -183,6 +185,34 @@ class GenerateRequest(Asked):
         return self
 
 
+class EmbedRequest(ApiModel):
+    """The body of ``POST /api/embed``; ``pooling`` is ours."""
+
+    model: Annotated[str, Field(min_length=1)]
+    input: str | Annotated[list[str], Field(max_length=MAX_PROMPTS, fail_fast=True)] | None = None
+    truncate: bool | None = None
+    dimensions: Dimensions | None = None
+    options: Options | None = None
+    keep_alive: float | str | None = None
+    pooling: Pooling | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        """Those to embed; none where the input is empty."""
+        if isinstance(self.input, str):
+            return [self.input] if self.input else []
+        return self.input or []
+
+
+class EmbeddingRequest(ApiModel):
+    """The body of ``POST /api/embeddings``."""
+
+    model: Annotated[str, Field(min_length=1)]
+    prompt: str | None = None
+    options: Options | None = None
+    keep_alive: float | str | None = None
+
+
 class ShowRequest(ApiModel):
     """The body of ``POST /api/show``; ``name`` is an older name of ``model``."""
 
@@ -224,3 +254,15 @@ class ChatAnswer(Answer):
 class GenerateAnswer(Answer):
     response: str
     thinking: str | None = None
+
+
+class EmbedAnswer(BaseModel):
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class EmbeddingAnswer(BaseModel):
+    embedding: list[float]
