@@ -103,7 +103,7 @@ JOBS ?= 1
 	@touch $@
 
 # Clients that people have, for tests/clients; uv, because pip tries their versions for a quarter of an hour.
-CLIENTS := openai anthropic langchain-openai litellm mcp schemathesis "lm-eval[api]" transformers accelerate
+CLIENTS := openai anthropic ollama langchain-openai litellm mcp schemathesis "lm-eval[api]" transformers accelerate
 
 clients: $(DEV_READY) .clients/.ready ## Install the clients that tests/clients runs
 

@@ -101,6 +101,8 @@ class Request:
     ``token_ids`` holds prompt and output; ``num_computed`` of them have committed KV. While a
     request decodes, ``num_computed == len(token_ids) - 1``: the last token is the next root.
     ``sampling_rules`` is what the sampler keeps between steps, by parameters; nobody else reads it.
+    ``pooled`` is what :mod:`paceline.engine.pooling` keeps until ``embedding`` is the prompt's
+    vector, float32 values with the lowest byte first.
     ``wants_argmax`` says that nothing of its logits is needed but the best token of each row.
     """
 
@@ -124,6 +126,8 @@ class Request:
     stop_reason: str | int | None = None
     error: Exception | None = None
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    pooled: Any = None
+    embedding: bytes = b""
     counters: SpeculationCounters = field(default_factory=SpeculationCounters)
     sampling_rules: list[tuple[SamplingParams, Any]] = field(
         default_factory=list, init=False, repr=False

@@ -15,6 +15,8 @@ __all__ = ["SamplingParams", "SpeculativeParams", "StructuredOutputs"]
 GREEDY_TEMPERATURE = 1e-5
 """Temperatures below this one mean arg-max."""
 
+POOLINGS = ("mean", "last")
+"""Ways in which hidden states become one vector: all tokens' mean, or the last token's."""
 MAX_N = 128
 MAX_LOGPROBS = 128
 MAX_STOP_STRINGS = 32
@@ -74,6 +76,8 @@ _check_number = partial(check_number, error=RequestError)
 class SamplingParams:
     """How one request is sampled and when it stops; names and meanings as in vLLM and OpenAI.
 
+    With ``pooling``, one of :data:`POOLINGS`, the prompt's hidden states are returned as a vector.
+
     Raises:
         RequestError: a value is outside its range; the message names the range.
     """
@@ -97,6 +101,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    pooling: str | None = None
     n: int = 1
     structured_outputs: StructuredOutputs | None = None
     speculative: SpeculativeParams = field(default_factory=SpeculativeParams)
@@ -130,6 +135,13 @@ class SamplingParams:
                 f"structured_outputs is {self.structured_outputs!r:.80}; it must be a "
                 "StructuredOutputs"
             )
+        if self.pooling is not None:
+            if self.pooling not in POOLINGS:
+                raise RequestError(
+                    f"pooling is {self.pooling!r:.80}; allowed are {', '.join(POOLINGS)}"
+                )
+            if self.n != 1:
+                raise RequestError(f"n is {self.n}; with pooling it must be 1")
         for name in ("ignore_eos", "include_stop_str_in_output"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name} is {getattr(self, name)!r}; allowed are true and false")
@@ -164,6 +176,11 @@ class SamplingParams:
                     raise RequestError(
                         f"{name} names token {token_id!r}; the vocabulary is 0 to {vocab_size - 1}"
                     )
+
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether each token of the prompt has to be computed, none of them found in a cache."""
+        return self.prompt_logprobs is not None or self.pooling is not None
 
     @property
     def is_greedy(self) -> bool:

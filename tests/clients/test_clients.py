@@ -83,6 +83,23 @@ def test_anthropics_own_client(model: Path) -> None:
     assert drafted["refusals"] == [["NotFoundError", 404], ["BadRequestError", 400]]
 
 
+def test_ollamas_own_client(model: Path) -> None:
+    with served(model) as url:
+        drafted = report("ollama_chat.py", url, KEY, NAME)
+    with served(model, speculation=("--no-speculation",)) as url:
+        assert report("ollama_chat.py", url, KEY, NAME) == drafted
+    assert drafted["text"] == drafted["streamed"] == drafted["later"] == drafted["chat"] != ""
+    assert drafted["raw"] == drafted["raw_streamed"] == drafted["completion"] != ""
+    assert drafted["embeddings"] == drafted["vectors"] != []
+    assert drafted["done"] == [True, "length", 24]
+    assert drafted["prompt_tokens"] == drafted["chat_prompt_tokens"]
+    assert drafted["city"] in ("Rome", "Oslo")
+    assert drafted["after"] == "assistant"
+    assert drafted["listed"] == drafted["running"] == [f"{NAME}:latest"]
+    assert drafted["shown"] == ["completion", "tools"]
+    assert drafted["refusals"] == [404, 400]
+
+
 def test_openais_own_client_for_responses(model: Path) -> None:
     with served(model) as url:
         drafted = report("openai_responses.py", url, KEY, NAME)

@@ -121,7 +121,10 @@ class Paper:
 
     backend, promises_identity, proposers = "paper", True, ("prompt_lookup",)
     config = SimpleNamespace(max_model_len=1 << 20, dtype="float32", max_num_seqs=4)
-    checkpoint = SimpleNamespace(name="paper", tokenizer=None, generation={})
+    shape = SimpleNamespace(architecture="paper", hidden_size=8, num_layers=1)
+    checkpoint = SimpleNamespace(
+        name="paper", tokenizer=None, generation={}, config=shape, hf_config={}, num_bytes=64
+    )
 
     def __init__(self, seconds_per_step: float) -> None:
         self._seconds = seconds_per_step

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
+import struct
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -117,6 +119,10 @@ class FakeEngine:
             kv_blocks_total=100,
             block_size=16,
             cost_curve=((1, 1.0), (8, 1.5), (16, 2.6)),
+            architecture="llama",
+            hidden_size=8,
+            num_layers=2,
+            num_bytes=1 << 20,
             generation_defaults=self.generation_defaults,
         )
         self._eos = self.tokenizer.eos_token_ids[:1] if self.tokenizer else (0,)
@@ -202,10 +208,18 @@ class FakeEngine:
             text = "" if stream is None else stream.take_text(final=bool(end))
             if end:
                 end["counters"] = self._counters(count)
+            if params.pooling is not None:
+                end["embedding"] = self.embedding_of(call.token_ids, params.pooling)
             found.append(Piece(index, [token], [origin], text, logprobs, **end))
             if end:
                 break
         return found
+
+    def embedding_of(self, token_ids: Sequence[int], pooling: str) -> bytes:
+        """A vector of length 1 that depends on nothing else."""
+        counted = token_ids if pooling == "mean" else token_ids[-1:]
+        values = [1.0 + sum(counted) % (7 + i) for i in range(self.info.hidden_size)]
+        return struct.pack(f"<{len(values)}f", *(each / math.hypot(*values) for each in values))
 
     @staticmethod
     def _counters(num_tokens: int) -> SpeculationCounters:

@@ -17,7 +17,15 @@ class Small(Paper):
 
     def __init__(self, context: int = 512, generation: Any = None) -> None:
         self.config = SimpleNamespace(max_model_len=context, dtype="float32", max_num_seqs=4)
-        self.checkpoint = SimpleNamespace(name="s", tokenizer=None, generation=generation or {})
+        shape = SimpleNamespace(architecture="small", hidden_size=8, num_layers=2)
+        self.checkpoint = SimpleNamespace(
+            name="s",
+            tokenizer=None,
+            generation=generation or {},
+            config=shape,
+            hf_config={"model_type": "llama"},
+            num_bytes=64,
+        )
 
     def call(self, function: Any) -> Any:
         kv = SimpleNamespace(pool=SimpleNamespace(num_blocks=7), block_size=16)
@@ -28,6 +36,13 @@ class Small(Paper):
 def test_answers_are_as_long_as_the_kv_cache_and_the_context_allow() -> None:
     assert engine_info(Small()).max_model_len == 6 * 16
     assert engine_info(Small(context=90)).max_model_len == 90
+
+
+def test_what_the_model_is() -> None:
+    told = engine_info(Small())
+    assert (told.architecture, told.hidden_size, told.num_layers) == ("llama", 8, 2)
+    assert told.num_bytes == 64
+    assert engine_info(Paper(0.01)).architecture == "paper"
 
 
 def test_the_makers_defaults_that_no_request_can_have_are_left_out(

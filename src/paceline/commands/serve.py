@@ -78,6 +78,7 @@ class ServeOptions(EngineOptions, SpeculationOptions, ModelOptions):
     chat_template: str | None = chat_template()
     tool_call_parser: str = option("auto", "How the model writes tool calls: auto, hermes, llama.")
     reasoning_parser: str = option("auto", "Tell thoughts from answers: auto, none.")
+    pooling: str = option("mean", "Of a text's hidden states as its embedding: mean, last.")
 
 
 def serve_command(options: ServeOptions) -> int:

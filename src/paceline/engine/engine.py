@@ -16,6 +16,7 @@ from paceline.config import GRAMMAR_DRAFTS, EngineConfig, SpeculativeConfig
 from paceline.engine.admission import Admission
 from paceline.engine.commit import Committed, commit_step, step_output
 from paceline.engine.drafting import Draft, Drafting
+from paceline.engine.pooling import take_pooled, with_pooling
 from paceline.engine.prompt_logprobs import take_prompt_logprobs
 from paceline.engine.report import snapshot, totals
 from paceline.engine.scheduler import Scheduled, Scheduler
@@ -69,6 +70,7 @@ class Engine:
         self.kv = runner.kv
         self.config = config
         self.vocab_size = runner.decoder.config.vocab_size
+        self._last_tap = runner.decoder.config.num_layers + 1
         self.cost = cost or CostModel()
         self.scheduler = Scheduler(config, self.kv, self.cost)
         self.requests: dict[int, Request] = {}
@@ -150,7 +152,8 @@ class Engine:
         """The target's logits at every node that is sampled."""
         before = self.runner.seconds
         greedy = all(item.request.wants_argmax for item in step.items)
-        self.runner.taps = self.drafting.taps(step.items)
+        taps = self.drafting.taps(step.items)
+        self.runner.taps = with_pooling(step.items, taps, self._last_tap)
         result = self.runner.forward(batch, greedy=greedy)
         step.share(result.features)
         step.forward_ms = (self.runner.seconds - before) * 1e3
@@ -163,6 +166,7 @@ class Engine:
         """What each item emits; None for a prefill chunk that does not reach the last token."""
         if result.argmax is None:  # otherwise no request wants log-probs
             take_prompt_logprobs(step.items, result)
+        take_pooled(step.items, self.runner.taps, self._last_tap)
         verdicts = verify(result, step.items)
         step.done("verify")
         return verdicts

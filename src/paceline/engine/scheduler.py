@@ -207,7 +207,7 @@ class Scheduler:
         if blocks_for(wanted + 1) > self._kv.pool.num_available and self.running:
             return False
         self._kv.open(request.request_id, request.cache_salt)
-        reuse = wanted if request.params.prompt_logprobs is None else 0
+        reuse = 0 if request.params.reads_prompt else wanted
         request.num_computed = self._kv.attach_prefix(request.request_id, request.token_ids, reuse)
         self.num_queried_tokens += reuse
         self.num_cached_tokens += request.num_computed

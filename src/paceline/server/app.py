@@ -11,8 +11,8 @@ from fastapi import APIRouter, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
-from paceline.server import anthropic, responses
-from paceline.server.api import chat, compatible, completions, health, tokenize
+from paceline.server import anthropic, ollama, responses
+from paceline.server.api import chat, compatible, completions, embeddings, health, tokenize
 from paceline.server.config import ServerConfig
 from paceline.server.engine.client import EngineClient
 from paceline.server.errors import install_error_handlers
@@ -33,9 +33,9 @@ def create_app(client: EngineClient, config: ServerConfig | None = None) -> Fast
     app = FastAPI(docs_url=None, redoc_url=None)
     app.state.serving = Serving(client, config)
     app.state.responses = responses.ResponseStore()
-    apis = (chat, completions, tokenize, health, compatible)
+    apis = (chat, completions, embeddings, tokenize, health, compatible)
     routers = [*(api.router for api in apis), compatible.reports]
-    routers += [anthropic.router, *responses.routers]
+    routers += [anthropic.router, *responses.routers, *ollama.routers]
     for router in routers:
         app.include_router(router)
     app.include_router(page_router())

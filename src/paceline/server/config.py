@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from paceline.checks import check_choice, check_number
 from paceline.errors import ConfigError
+from paceline.sampling_params import POOLINGS
 
 DEFAULT_PORT = 8000
 OPEN_PATHS = ("/health", "/ping")
@@ -45,6 +46,8 @@ class ServerConfig:
         tool_call_parser: how the model writes tool calls; ``auto`` asks its chat template.
         reasoning_parser: ``auto`` tells thoughts from the answer where the chat template knows
             them, ``none`` never.
+        pooling: of embeddings whose requests do not say; one of
+            :data:`~paceline.sampling_params.POOLINGS`.
 
     Raises:
         ConfigError: a value is not acceptable.
@@ -67,6 +70,7 @@ class ServerConfig:
     metrics_prefix: str = "paceline"
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
+    pooling: str = "mean"
 
     def __post_init__(self) -> None:
         check_number("port", self.port, 0, 65535)
@@ -98,6 +102,7 @@ class ServerConfig:
             )
         check_choice("tool_call_parser", self.tool_call_parser, TOOL_CALL_PARSERS)
         check_choice("reasoning_parser", self.reasoning_parser, REASONING_PARSERS)
+        check_choice("pooling", self.pooling, POOLINGS)
 
     @property
     def timeout(self) -> float | None:

@@ -37,6 +37,8 @@ NOT_FOUND = "not_found_error"
 RATE_LIMIT = "rate_limit_error"
 SERVER = "server_error"
 
+OLLAMA_PATHS = "/api/"
+"""Where paths begin whose errors are one string, as Ollama's."""
 _MAX_SHOWN = 60
 _OF_THE_ROUTER = ("Not Found", "Method Not Allowed")
 _BEGINS_WITH_FIELD = re.compile(r"([a-z_]+(?:\.[a-z_]+)*) (?:is|has|holds|names|must|nests)\b")
@@ -81,10 +83,10 @@ class ApiError(Exception):
             }
         }
 
-    def response(self) -> Response:
-        return Response(
-            encode_json(self.body()), self.status, self.headers, media_type="application/json"
-        )
+    def response(self, path: str) -> Response:
+        """The answer to a request of this path."""
+        body = {"error": self.message} if path.startswith(OLLAMA_PATHS) else self.body()
+        return Response(encode_json(body), self.status, self.headers, media_type="application/json")
 
 
 def to_api_error(error: BaseException) -> ApiError:
@@ -198,7 +200,7 @@ def install_error_handlers(app: Starlette, endpoints: Sequence[str]) -> None:
         told = to_api_error(error)
         if isinstance(error, HTTPException) and error.detail in _OF_THE_ROUTER:
             told.message = _misdirected(request, told, endpoints)
-        response = told.response()
+        response = told.response(request.scope["path"])
         if current_request_id():  # what failed unexpectedly is answered outside of all layers
             response.headers[REQUEST_ID] = current_request_id()
         return response

@@ -38,6 +38,8 @@ class EngineInfo:
         cost_curve: predicted step of one request: (rows, milliseconds). Without a profile the
             second are multiples of the plain step.
         generation_defaults: sampling defaults of the model's makers, by Hugging Face's names.
+        architecture: the model's family.
+        num_bytes: of its weights as they are stored.
     """
 
     model: str
@@ -53,6 +55,10 @@ class EngineInfo:
     cost_curve: tuple[tuple[int, float], ...] = ()
     has_profile: bool = False
     generation_defaults: Mapping[str, Any] = field(default_factory=dict)
+    architecture: str = ""
+    hidden_size: int = 0
+    num_layers: int = 0
+    num_bytes: int = 0
 
 
 class Piece(NamedTuple):
@@ -71,6 +77,8 @@ class Piece(NamedTuple):
         prompt_logprobs: one per prompt token (None for the first) where they were asked for; with
             the same piece.
         error: why the sample failed, with its last piece.
+        embedding: the prompt's vector as float32 values, the lowest byte first, where it was asked
+            for; with the first piece of a prompt's first sample.
     """
 
     sample: int
@@ -84,3 +92,4 @@ class Piece(NamedTuple):
     num_cached_tokens: int = 0
     prompt_logprobs: Sequence[TokenLogprobs | None] = ()
     error: Exception | None = None
+    embedding: bytes = b""

@@ -15,7 +15,9 @@ from pydantic.json_schema import models_json_schema
 
 from paceline import __version__
 from paceline.server.config import OPEN_PATHS
+from paceline.server.errors import OLLAMA_PATHS
 from paceline.server.protocol.common import ErrorBody
+from paceline.server.sse import EVENTS
 
 _PREFIX = "#/components/schemas/"
 _MEANING = {
@@ -32,6 +34,11 @@ _MEANING = {
     504: "The answer took longer than the server allows.",
 }
 _ERROR = {"$ref": f"{_PREFIX}{ErrorBody.__name__}"}
+_PLAIN_ERROR = {
+    "type": "object",
+    "properties": {"error": {"type": "string"}},
+    "required": ["error"],
+}
 _bodies: dict[str, type[BaseModel]] = {}
 
 
@@ -56,13 +63,15 @@ def takes(body: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-def answers(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+def answers(
+    model: type[BaseModel], media_type: str = EVENTS.media_type
+) -> dict[int | str, dict[str, Any]]:
     """The ``responses`` entry of an endpoint that answers in one body or in events."""
     return {
         200: {
             "model": model,
             "description": "The answer; with stream: true as events of the same shape.",
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            "content": {media_type: {"schema": {"type": "string"}}},
         }
     }
 
@@ -87,12 +96,13 @@ def _document(app: FastAPI) -> dict[str, Any]:
     # Parameters here are strings, which cannot be invalid.
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    for path in document["paths"].values():
+    for name, path in document["paths"].items():
+        error = _PLAIN_ERROR if name.startswith(OLLAMA_PATHS) else _ERROR
         for operation in path.values():
             operation["responses"].pop("422", None)
             for status, response in operation["responses"].items():
                 if int(status) >= 400:  # whatever type the endpoint's other answers are of
-                    response["content"] = {"application/json": {"schema": _ERROR}}
+                    response["content"] = {"application/json": {"schema": error}}
     if app.state.serving.config.api_keys:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"key": []}]

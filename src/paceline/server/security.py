@@ -59,7 +59,7 @@ class Guard:
             scope[_CALLER] = self._caller(scope, headers)
             self._check_length(headers.get("content-length", "0"))
         except ApiError as error:
-            await error.response()(scope, receive, send)
+            await error.response(scope["path"])(scope, receive, send)
             return
         await self._app(scope, _Body(receive, self._max_body_bytes, self._body_seconds), send)
 

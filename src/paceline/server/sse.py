@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic_core import to_json
 from starlette.responses import Response
@@ -25,6 +25,20 @@ _LAST_WORDS_SECONDS = 5.0
 
 Result = TypeVar("Result")
 ErrorEvent = Callable[[BaseException], bytes]
+
+
+class StreamForm(NamedTuple):
+    """How a stream is written.
+
+    Attributes:
+        keep_alive: bytes that tell nothing, for a client that has heard nothing for long.
+    """
+
+    media_type: str = "text/event-stream"
+    keep_alive: bytes = KEEP_ALIVE
+
+
+EVENTS = StreamForm()
 
 
 def encode_json(value: Any) -> bytes:
@@ -120,16 +134,17 @@ class EventStream(Response):
     there is still an ordinary HTTP error.
     """
 
-    media_type = "text/event-stream"
-
     def __init__(
         self,
         first: bytes,
         events: AsyncGenerator[bytes, None],
         error_event: ErrorEvent,
         deadline: Deadline,
+        form: StreamForm,
     ) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        super().__init__(headers=headers, media_type=form.media_type)
+        self._keep_alive = form.keep_alive
         del self.headers["content-length"]
         self._first = first
         self._events = events
@@ -145,6 +160,7 @@ class EventStream(Response):
         error_event: ErrorEvent,
         receive: Receive,
         deadline: Deadline,
+        form: StreamForm = EVENTS,
     ) -> EventStream:
         """Take the first events, then make the response.
 
@@ -162,7 +178,8 @@ class EventStream(Response):
         async def first() -> bytes:
             return await anext(events)
 
-        return cls(await while_connected(receive, first(), deadline), events, error_event, deadline)
+        begun = await while_connected(receive, first(), deadline)
+        return cls(begun, events, error_event, deadline, form)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sender = asyncio.create_task(self._send_all(send))
@@ -172,7 +189,7 @@ class EventStream(Response):
             while not sender.done() and not gone.done() and self._deadline.seconds_left > 0:
                 await first_of(sender, gone, self._patience())
                 if not (sender.done() or gone.done()) and self._is_due:
-                    await self._send(send, KEEP_ALIVE)
+                    await self._send(send, self._keep_alive)
             if not sender.done() and not gone.done():
                 await cancelled(sender)
                 await self._end_late(send)
@@ -223,7 +240,7 @@ class EventStream(Response):
         return idle >= KEEP_ALIVE_SECONDS and not self._is_sending
 
     def _patience(self) -> float:
-        """Seconds until a keep-alive comment or the deadline may be due."""
+        """Seconds until a sign of life or the deadline may be due."""
         idle = 0.0 if self._is_sending else time.monotonic() - self._last_sent
         return max(0.0, min(KEEP_ALIVE_SECONDS - idle, self._deadline.seconds_left))
 

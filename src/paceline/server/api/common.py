@@ -26,10 +26,12 @@ from paceline.server.messages import Piece
 from paceline.server.protocol.common import GenerationFields
 from paceline.server.serving import Answers, Prompt, Serving
 from paceline.server.sse import (
+    EVENTS,
     ChoiceEvents,
     Deadline,
     ErrorEvent,
     EventStream,
+    StreamForm,
     encode_json,
     while_connected,
 )
@@ -161,7 +163,10 @@ class Answering(ABC, Generic[Body]):
 
 
 async def respond(
-    request: Request, asked: Answering[Any], failure: ErrorEvent = error_event
+    request: Request,
+    asked: Answering[Any],
+    failure: ErrorEvent = error_event,
+    form: StreamForm = EVENTS,
 ) -> Response:
     """Serve it, unless the client leaves or time is up first.
 
@@ -170,7 +175,8 @@ async def respond(
     """
     if asked.body.stream:
         events = asked.events(request)
-        stream = await EventStream.started(events, failure, request.receive, asked.deadline)
+        receive, deadline = request.receive, asked.deadline
+        stream = await EventStream.started(events, failure, receive, deadline, form)
         stream.headers.update(asked.headers)
         return stream
     work = asked.document(request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -55,6 +55,8 @@ class Completion(Answering[CompletionRequest]):
     """
 
     kind = "cmpl", "text_completion", "text_completion"
+    usual_limit: ClassVar[int | None] = DEFAULT_MAX_TOKENS
+    """Most tokens where the request does not say; None: what the context leaves."""
 
     def __init__(self, serving: Serving, body: CompletionRequest, deadline: Deadline) -> None:
         if body.max_tokens == 0 and not body.echo:
@@ -74,7 +76,7 @@ class Completion(Answering[CompletionRequest]):
         for whole in encoded:
             token_ids = truncated(whole, body.truncate_prompt_tokens, serving.client.info)
             await asyncio.sleep(0)  # between the prompts of a batch others get their turn
-            self._prompts.append(_prompt(serving, body, token_ids))
+            self._prompts.append(_prompt(serving, body, token_ids, self.usual_limit))
         if body.echo and (not self._texts or body.truncate_prompt_tokens is not None):
             decode, kept = serving.tokenizer.decode, [each.token_ids for each in self._prompts]
             self._texts = await asyncio.to_thread(lambda: [*map(decode, kept)])
@@ -129,13 +131,14 @@ class Completion(Answering[CompletionRequest]):
         return joined(parts)
 
 
-def _prompt(serving: Serving, body: CompletionRequest, token_ids: list[int]) -> Prompt:
+def _prompt(
+    serving: Serving, body: CompletionRequest, token_ids: list[int], usual: int | None
+) -> Prompt:
     """A prompt with its parameters, within the context."""
     info = serving.client.info
-    if body.max_tokens is None:
-        limit = min(DEFAULT_MAX_TOKENS, answer_limit(len(token_ids), None, info))
-    else:
-        limit = max(1, answer_limit(len(token_ids), body.max_tokens, info))
+    limit = max(1, answer_limit(len(token_ids), body.max_tokens, info))
+    if body.max_tokens is None and usual is not None:
+        limit = min(usual, limit)
     shape = structured_outputs(body.structured_outputs)
     params = sampling_params(body, info, max_tokens=limit, structured=shape, logprobs=body.logprobs)
     if body.echo and body.logprobs is not None:

@@ -238,6 +238,7 @@ class EngineServer:
             num_cached_tokens=request.num_cached_tokens if tells_prompt else 0,
             prompt_logprobs=request.prompt_logprobs if tells_prompt else (),
             error=None if output.error is None else portable(output.error),
+            embedding=request.embedding if tells_prompt else b"",
         )
 
     def _send_entries(self, entries: Sequence[Entry]) -> None:
@@ -281,11 +282,23 @@ def engine_info(engine: Any) -> EngineInfo:
         proposers=engine.proposers,
         max_num_seqs=config.max_num_seqs,
         generation_defaults=usable_defaults(checkpoint.generation),
+        **_shape(checkpoint),
         **engine.call(inside),
     )
     # A prompt with its answer has to fit into the KV cache, which can be smaller than the context.
     held = info.kv_blocks_total * info.block_size
     return replace(info, max_model_len=min(info.max_model_len, held))
+
+
+def _shape(checkpoint: Any) -> dict[str, Any]:
+    """What an :class:`EngineInfo` says of the model itself."""
+    config = checkpoint.config
+    return {
+        "architecture": checkpoint.hf_config.get("model_type") or config.architecture,
+        "hidden_size": config.hidden_size,
+        "num_layers": config.num_layers,
+        "num_bytes": checkpoint.num_bytes,
+    }
 
 
 def usable_defaults(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, WithJsonSchema
 
 from paceline.server.protocol.common import MAX_TOP_LOGPROBS, GenerationFields
 
@@ -18,26 +18,27 @@ _IDS = {
 _ALLOWED = "a string, a list of token ids, or a list of strings or of lists of token ids"
 
 
-def _prompts(value: Any) -> Any:
-    """Check the types of a prompt in one pass: it can be a million numbers.
+def _prompts(value: Any, info: ValidationInfo) -> Any:
+    """Check the types of a prompt, or of another field, in one pass: it can be a million numbers.
 
     Raises:
         ValueError: it is not one of the four kinds.
     """
+    name = info.field_name
     if not isinstance(value, str | list):
-        raise ValueError(f"prompt must be {_ALLOWED}")
+        raise ValueError(f"{name} must be {_ALLOWED}")
     items = value if isinstance(value, list) else [value]
     is_flat = bool(items) and all(type(item) is int for item in items)
     batch = [items] if is_flat else items
     if not 0 < len(batch) <= MAX_PROMPTS:
-        raise ValueError(f"prompt has {len(batch)} prompts; allowed are 1 to {MAX_PROMPTS}")
+        raise ValueError(f"{name} has {len(batch)} prompts; allowed are 1 to {MAX_PROMPTS}")
     if all(isinstance(each, str) for each in batch):
         return value
     if not all(isinstance(each, list) and each for each in batch):
-        raise ValueError(f"prompt must be {_ALLOWED}, none of them empty")
+        raise ValueError(f"{name} must be {_ALLOWED}, none of them empty")
     for ids in batch:
         if not all(type(token) is int and 0 <= token <= _LARGEST_ID for token in ids):
-            raise ValueError(f"prompt must be {_ALLOWED}; token ids are whole numbers from 0")
+            raise ValueError(f"{name} must be {_ALLOWED}; token ids are whole numbers from 0")
     return value
 
 
@@ -55,6 +56,14 @@ PromptField = Annotated[
         }
     ),
 ]
+
+
+def batch_of(value: Any) -> list[str] | list[list[int]]:
+    """What a :data:`PromptField` holds, as a batch."""
+    if isinstance(value, str) or type(value[0]) is int:
+        return [value]
+    found: list[Any] = value
+    return found
 
 
 def _none_if_minus_one(value: Any) -> Any:
@@ -76,11 +85,7 @@ class CompletionRequest(GenerationFields):
     @property
     def prompts(self) -> list[str] | list[list[int]]:
         """The prompts as a batch."""
-        value = self.prompt
-        if isinstance(value, str) or type(value[0]) is int:
-            return [value]
-        found: list[Any] = value
-        return found
+        return batch_of(self.prompt)
 
 
 class CompletionLogprobs(BaseModel):

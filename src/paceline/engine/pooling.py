@@ -1,0 +1,87 @@
+"""A prompt's hidden states as one vector, taken chunk by chunk from the rows of a prefill.
+
+The states are what the head reads, after the last norm. They are added one after another in the
+order of their positions, in float64: how a prompt is cut into chunks changes no bit of the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.engine.scheduler import Scheduled
+from paceline.request import Request
+from paceline.runtime.sampler import to_numpy
+
+
+@dataclass(slots=True)
+class Pooled:
+    """What the tokens of a prompt have come to so far.
+
+    Attributes:
+        num_tokens: leading tokens of the prompt that are in it.
+        vector: ``[hidden_size]`` float64: their sum, or the last one's state.
+    """
+
+    num_tokens: int
+    vector: Any
+
+
+def with_pooling(items: Sequence[Scheduled], taps: tuple[int, ...], last: int) -> tuple[int, ...]:
+    """The hidden states that a step needs.
+
+    Args:
+        taps: those that proposers read.
+        last: the tap after the last norm, which is pooled.
+    """
+    if any(item.request.params.pooling is not None for item in items):
+        return tuple(sorted({*taps, last}))
+    return taps
+
+
+def take_pooled(items: Sequence[Scheduled], taps: Sequence[int], last: int) -> None:
+    """Add the chunks of a step to what their prompts have come to; complete ones become vectors.
+
+    Args:
+        taps: of which the items have hidden states.
+    """
+    for item in items:
+        if item.request.params.pooling is not None and not item.request.embedding:
+            rows = to_numpy(item.features[: item.num_tokens, taps.index(last)])
+            _take_chunk(item.request, rows)
+
+
+def _take_chunk(request: Request, rows: npt.NDArray[np.float32]) -> None:
+    """Add the rows of a chunk, which begins at ``request.num_computed``.
+
+    Tokens that are in it already (after a preemption) are skipped.
+    """
+    start, before = request.num_computed, request.pooled
+    known = 0 if before is None else before.num_tokens
+    end = min(start + len(rows), request.prompt_len)
+    if end <= known:
+        return
+    assert start <= known, "rows before this chunk are missing"
+    added = rows[known - start : end - start].astype(np.float64)
+    if request.params.pooling == "last":
+        vector = added[-1]
+    else:
+        vector = np.zeros(rows.shape[1]) if before is None else before.vector.copy()
+        for row in added:  # a sum over an axis may add in another order
+            vector += row
+    request.pooled = Pooled(end, vector)
+    if end == request.prompt_len:
+        request.embedding = _normalised(vector)
+
+
+def _normalised(vector: npt.NDArray[np.float64]) -> bytes:
+    """The vector of length 1, as float32 values, the lowest byte first. Zeros stay zeros.
+
+    A sum has the direction of a mean.
+    """
+    length = float(np.sqrt(vector @ vector))
+    return (vector / (length or 1.0)).astype("<f4").tobytes()

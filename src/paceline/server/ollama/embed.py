@@ -1,0 +1,88 @@
+"""``POST /api/embed``, and ``/api/embeddings``, which is older and takes one text."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from paceline.server.api.common import PlainRoute, encode_all
+from paceline.server.api.embeddings import Pooling, floats
+from paceline.server.body import read_body
+from paceline.server.ollama.about import checked_name
+from paceline.server.ollama.answer import Times
+from paceline.server.ollama.fields import (
+    EmbedAnswer,
+    EmbeddingAnswer,
+    EmbeddingRequest,
+    EmbedRequest,
+)
+from paceline.server.openapi import GENERATION_ERRORS, errors, takes
+from paceline.server.serving import Serving
+from paceline.server.sse import Deadline, encode_json, while_connected
+
+router = APIRouter(route_class=PlainRoute)
+
+
+@router.post(
+    "/api/embed",
+    response_model=EmbedAnswer,
+    responses=errors(*GENERATION_ERRORS),
+    openapi_extra=takes(EmbedRequest),
+)
+async def embed(request: Request) -> Response:
+    serving = Serving.of(request)
+    deadline = Deadline.after(serving.config.timeout)
+    body = await read_body(request, EmbedRequest)
+    checked_name(serving, body.model, body.options)
+    pooling = Pooling(request, deadline, body.pooling, body.dimensions)
+    work = _vectors(serving, pooling, body.texts, body.truncate is not False)
+    vectors, count = await while_connected(request.receive, work, deadline)
+    totals = Times(deadline.began).totals({"prompt_tokens": count, "completion_tokens": 0})
+    told = ("total_duration", "load_duration", "prompt_eval_count")
+    document = {
+        "model": body.model,
+        "embeddings": [floats(vector) for vector in vectors],
+        **{name: totals[name] for name in told},
+    }
+    return Response(encode_json(document), media_type="application/json")
+
+
+@router.post(
+    "/api/embeddings",
+    response_model=EmbeddingAnswer,
+    responses=errors(*GENERATION_ERRORS),
+    openapi_extra=takes(EmbeddingRequest),
+)
+async def embedding(request: Request) -> Response:
+    serving = Serving.of(request)
+    deadline = Deadline.after(serving.config.timeout)
+    body = await read_body(request, EmbeddingRequest)
+    checked_name(serving, body.model, body.options)
+    pooling = Pooling(request, deadline)
+    texts = [body.prompt] if body.prompt else []
+    work = _vectors(serving, pooling, texts, is_cut=True)
+    vectors, _ = await while_connected(request.receive, work, deadline)
+    found = floats(vectors[0]) if vectors else ()
+    return Response(encode_json({"embedding": found}), media_type="application/json")
+
+
+async def _vectors(
+    serving: Serving, pooling: Pooling, texts: list[str], is_cut: bool
+) -> tuple[list[bytes], int]:
+    """The vectors of texts, and how many tokens these are.
+
+    Args:
+        is_cut: the ends of texts that do not fit into the context are left out.
+    """
+    if not texts:
+        return [], 0
+    context = serving.client.info.max_model_len
+    if is_cut:
+        # No encoding of the rest could begin within the context.
+        most = context * serving.longest_token
+        texts = [text[:most] for text in texts]
+    inputs = await encode_all(serving, texts)
+    if is_cut:
+        inputs = [token_ids[: context - 1] for token_ids in inputs]
+    return await pooling.vectors(inputs), sum(map(len, inputs))

@@ -1,0 +1,268 @@
+"""Bodies of ``/api/chat`` and ``/api/generate``, and what they are answered with.
+
+Owns names, types and ranges as Ollama has them, and which of its fields are without effect here or
+refused. Those for sampling have the ranges of :mod:`paceline.server.protocol.common`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from paceline.sampling_params import MAX_STOP_STRINGS
+from paceline.server.protocol.chat import MAX_MESSAGES, MAX_TOOLS, ReasoningEffort
+from paceline.server.protocol.common import (
+    MAX_TOP_LOGPROBS,
+    ApiModel,
+    LenientModel,
+    Speculation,
+    StopString,
+)
+from paceline.server.protocol.completions import MAX_PROMPTS
+from paceline.server.protocol.embeddings import Dimensions, Pooling
+from paceline.server.protocol.neutral import Values
+
+_LARGE = (1 << 31) - 1
+Whole = Annotated[int, Field(ge=-_LARGE, le=_LARGE)]
+
+_OTHER_SAMPLING = "use temperature, top_k, top_p and min_p"
+_READS_TEXT = "the models served here read text"
+
+
+class Options(ApiModel):
+    """How to sample; what is left out is as with ``/v1``."""
+
+    refused: ClassVar[Mapping[str, str]] = {
+        "mirostat": _OTHER_SAMPLING,
+        "typical_p": _OTHER_SAMPLING,
+        "tfs_z": _OTHER_SAMPLING,
+        "repeat_last_n": "penalties here count the whole text",
+        "penalize_newline": "penalties here count every token",
+    }
+    neutral: ClassVar[Mapping[str, Values]] = {
+        "mirostat": (0,),
+        "typical_p": (1,),
+        "tfs_z": (1,),
+        "repeat_last_n": (-1,),
+        "penalize_newline": (True,),
+    }
+
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=_LARGE)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repeat_penalty: Annotated[float, Field(ge=1e-3, le=100)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: (
+        StopString
+        | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)]
+        | None
+    ) = None
+    num_predict: Whole | None = None
+    num_ctx: Annotated[int, Field(ge=1, le=_LARGE)] | None = None
+    # Taken and without effect: how a model is loaded is the server's to say, and a text that
+    # reaches the end of the context is not shifted.
+    numa: Any = None
+    num_batch: Any = None
+    num_gpu: Any = None
+    main_gpu: Any = None
+    low_vram: Any = None
+    f16_kv: Any = None
+    logits_all: Any = None
+    vocab_only: Any = None
+    use_mmap: Any = None
+    use_mlock: Any = None
+    embedding_only: Any = None
+    num_thread: Any = None
+    num_keep: Any = None
+    mirostat_tau: Any = None
+    mirostat_eta: Any = None
+
+
+class Asked(ApiModel):
+    """What every request has that generates; ``speculative`` is ours."""
+
+    refused: ClassVar[Mapping[str, str]] = {
+        "truncate": "a prompt that is too long is an error",
+        "shift": "an answer ends where the context does",
+    }
+    neutral: ClassVar[Mapping[str, Values]] = {"truncate": (False,), "shift": (False,)}
+
+    model: Annotated[str, Field(min_length=1)]
+    stream: bool | None = None
+    format: Literal["", "json"] | dict[str, Any] | None = None
+    options: Options | None = None
+    think: bool | ReasoningEffort | None = None
+    keep_alive: float | str | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    speculative: Speculation | None = None
+
+    @property
+    def is_streamed(self) -> bool:
+        return self.stream is not False
+
+
+class CalledFunction(LenientModel):
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    arguments: dict[str, Any]
+
+
+class MessageCall(LenientModel):
+    """A call that the model made earlier."""
+
+    id: str | None = None
+    function: CalledFunction
+
+
+class InputMessage(LenientModel):
+    refused: ClassVar[Mapping[str, str]] = {"images": _READS_TEXT}
+    neutral: ClassVar[Mapping[str, Values]] = {"images": ([],)}
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    thinking: str | None = None
+    tool_calls: Annotated[list[MessageCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = (
+        None
+    )
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class Function(LenientModel):
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(LenientModel):
+    type: Literal["function"] | None = None
+    function: Function
+
+
+class ChatRequest(Asked):
+    """The body of ``POST /api/chat``; without messages it asks whether the model is loaded."""
+
+    messages: (
+        Annotated[list[InputMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None
+    ) = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+
+
+class GenerateRequest(Asked):
+    """The body of ``POST /api/generate``; without a prompt it asks whether the model is loaded."""
+
+    refused: ClassVar[Mapping[str, str]] = {
+        **Asked.refused,
+        "template": "the template comes with the model or by --chat-template; with raw the prompt "
+        "is taken as it is",
+        "suffix": "the models served here continue a text and do not fill gaps",
+        "images": _READS_TEXT,
+        "context": "send the conversation to /api/chat",
+    }
+    neutral: ClassVar[Mapping[str, Values]] = {
+        **Asked.neutral,
+        "template": ("",),
+        "suffix": ("",),
+        "images": ([],),
+        "context": ([],),
+    }
+
+    prompt: str | None = None
+    system: str | None = None
+    raw: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_raw(self) -> GenerateRequest:
+        if self.raw:
+            for name in ("system", "think", "logprobs"):
+                if getattr(self, name):
+                    raise ValueError(f"{name} is only allowed without raw: true")
+        return self
+
+
+class EmbedRequest(ApiModel):
+    """The body of ``POST /api/embed``; ``pooling`` is ours."""
+
+    model: Annotated[str, Field(min_length=1)]
+    input: str | Annotated[list[str], Field(max_length=MAX_PROMPTS, fail_fast=True)] | None = None
+    truncate: bool | None = None
+    dimensions: Dimensions | None = None
+    options: Options | None = None
+    keep_alive: float | str | None = None
+    pooling: Pooling | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        """Those to embed; none where the input is empty."""
+        if isinstance(self.input, str):
+            return [self.input] if self.input else []
+        return self.input or []
+
+
+class EmbeddingRequest(ApiModel):
+    """The body of ``POST /api/embeddings``."""
+
+    model: Annotated[str, Field(min_length=1)]
+    prompt: str | None = None
+    options: Options | None = None
+    keep_alive: float | str | None = None
+
+
+class ShowRequest(ApiModel):
+    """The body of ``POST /api/show``; ``name`` is an older name of ``model``."""
+
+    model: str | None = None
+    name: str | None = None
+    verbose: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_named(self) -> ShowRequest:
+        if not (self.model or self.name):
+            raise ValueError("model is missing")
+        return self
+
+
+class Answer(BaseModel):
+    """What a request that generates is answered with; durations are in nanoseconds.
+
+    The pieces of a stream have the same shape, and the last of them the counts and durations.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str
+    created_at: str
+    done: bool
+    done_reason: Literal["stop", "length", "load"] | None = None
+    total_duration: int | None = None
+    load_duration: int | None = None
+    prompt_eval_count: int | None = None
+    prompt_eval_duration: int | None = None
+    eval_count: int | None = None
+    eval_duration: int | None = None
+
+
+class ChatAnswer(Answer):
+    message: dict[str, Any]
+
+
+class GenerateAnswer(Answer):
+    response: str
+    thinking: str | None = None
+
+
+class EmbedAnswer(BaseModel):
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class EmbeddingAnswer(BaseModel):
+    embedding: list[float]
