@@ -83,7 +83,7 @@ class _Stored:
             import gguf.quants
         except ImportError as error:
             raise ConfigError(
-                "reading a GGUF file needs the extra: pip install 'paceline[gguf]'"
+                "reading a GGUF file needs the package gguf: pip install paceline"
             ) from error
         try:
             self._type = gguf.GGMLQuantizationType(info.type_code)

@@ -44,8 +44,8 @@ def hub_place(name: str) -> Path:
         import huggingface_hub as hub
     except ImportError as error:
         raise ConfigError(
-            f"there is no folder {name}, and loading it from the hub needs the extra: "
-            "pip install 'paceline[hub]'"
+            f"there is no folder {name}, and loading it from the hub needs the package "
+            "huggingface_hub: pip install paceline"
         ) from error
     repository, tag = parts
     if not tag:
