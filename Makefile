@@ -122,11 +122,11 @@ $(RUN_READY): pyproject.toml constraints.txt $(NATIVE_SOURCES)
 	@echo "Installing into .venv (a few minutes the first time) ..."
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) torch==2.13.0
-	$(PIP) -e ".[gguf]"
+	$(PIP) -e .
 	@$(MAKE) --no-print-directory native \
 	  || echo "The native kernels were not built: the reference ops will serve, more slowly."
 	@touch $@
 
 $(DEV_READY): $(RUN_READY)
-	$(PIP) -e ".[dev,gguf,server,grammar,bench]"
+	$(PIP) -e ".[dev,bench]"
 	@touch $@

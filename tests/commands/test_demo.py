@@ -49,13 +49,6 @@ def test_the_embedded_model_can_be_asked_for() -> None:
     assert choose_subject(True, refuse) == own_model("--embedded was given")
 
 
-def test_without_the_extra_nothing_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    subject = choose_subject(False, refuse)
-    assert subject.model is None
-    assert "paceline[gguf]" in subject.why
-
-
 def test_a_malformed_file_of_names_is_an_error() -> None:
     name_models("[malformed")
     with pytest.raises(ConfigError):

@@ -103,6 +103,19 @@ def test_models_lists_licences_and_what_is_here(cli: Cli) -> None:
     assert document["users_catalogue"] == str(users_catalogue())
 
 
+def test_models_of_other_programs_are_listed(cli: Cli, folder: Path) -> None:
+    path = folder / "home" / ".lmstudio" / "models" / "org" / "tiny" / "tiny-Q4_0.gguf"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(bytes(2_000_000))
+    row = cli("models").out.splitlines()[-1]
+    said = ["downloaded", "by", "LM", "Studio", "2", "MB", "yes", "suffix"]
+    assert row.split() == ["lmstudio:org/tiny:Q4_0", *said]
+    assert cli("pull", "lmstudio:org/tiny:Q4_0").out == f"{path}\n"
+    result = cli("pull", "ollama:tiny")
+    assert result.code == 2
+    assert "Ollama has no model 'ollama:tiny'" in result.err
+
+
 def test_a_command_takes_a_name(cli: Cli) -> None:
     name_models(f'[mine]\npath = "{embedded_model("target")}"')
     result = cli("run", "mine", "-p", "def add(a, b):", "--max-tokens", "2", "--json")

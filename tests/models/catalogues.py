@@ -55,7 +55,9 @@ def entry_text(name: str = "tiny", sha256: str = SHA256, **more: str) -> str:
 
 
 def isolate(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Neither the user's catalogue and cache nor an index of packages; wheels in ``wheels/``."""
+    """Neither the user's home and models nor an index of packages; wheels in ``wheels/``."""
+    monkeypatch.setenv("HOME", str(folder / "home"))
+    monkeypatch.setenv("OLLAMA_MODELS", str(folder / "ollama"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(folder / "config"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")

@@ -64,13 +64,15 @@ def write_gguf(
     metadata: Mapping[str, Any] | None = None,
     extra_tensors: Mapping[str, np.ndarray] | None = None,
     other_types: Mapping[str, str] | None = None,
+    shard_tensors: int = 0,
 ) -> Path:
     """Convert a transformers configuration and its state dict.
 
     ``other_types`` are those of matrices, by their names in the file, that are not ``qtype``.
+    With ``shard_tensors``, so many tensors go into each of several files.
     """
     arch = ARCHES.get(config.model_type, config.model_type)
-    writer = gguf.GGUFWriter(path, arch)
+    writer = gguf.GGUFWriter(path, arch, split_max_tensors=shard_tensors)
     _write_sizes(writer, config)
     for key, value in (metadata or {}).items():
         _write_value(writer, key.replace("ARCH", arch), value)

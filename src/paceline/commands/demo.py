@@ -8,7 +8,6 @@ A small real model is asked if it can be had soon, otherwise our own.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -87,8 +86,6 @@ def choose_subject(embedded: bool, download: Download = _HASTY) -> Subject:
     """
     if embedded:
         return own_model("--embedded was given")
-    if importlib.util.find_spec("gguf") is None:
-        return own_model(f"reading {REAL} needs the extra: pip install 'paceline[gguf]'")
     try:
         named_model(REAL, download)
     except FetchError as error:

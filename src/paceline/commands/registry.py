@@ -195,9 +195,10 @@ _ROOT = (
         "models",
         "pull:ModelsOptions",
         "pull:models_command",
-        """List the models that can be fetched by name.
+        """List the models that have a name.
 
-        With their licences and sizes, and which of them are here.
+        Those that can be fetched, with their licences and sizes, and those that Ollama and LM
+        Studio have downloaded.
         """,
     ),
     Entry(

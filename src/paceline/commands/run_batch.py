@@ -62,7 +62,7 @@ def run_batch_command(options: RunBatchOptions) -> int:
         from paceline.server.engine.client import EngineClient
     except ImportError as error:
         raise ConfigError(
-            f'run-batch needs the extra: pip install "paceline[server]" ({error})'
+            f"run-batch lacks a package of Paceline's own: pip install paceline ({error})"
         ) from error
     source = input_path(options)
     target = output_path(options, source)

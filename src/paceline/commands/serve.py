@@ -90,7 +90,7 @@ def serve_command(options: ServeOptions) -> int:
         from paceline.server.tracing import install_trace_logging
     except ImportError as error:
         raise ConfigError(
-            f'serving needs the extra: pip install "paceline[server]" ({error})'
+            f"serving lacks a package of Paceline's own: pip install paceline ({error})"
         ) from error
     speculative = speculative_config(options, options.model)
     factory = engine_factory(options, options.model, speculative, options.chat_template)

@@ -21,11 +21,12 @@ from typing import Any
 from paceline.config import SpeculativeConfig, parse_speculative_config
 from paceline.config.methods import HEAD_METHODS
 from paceline.errors import ConfigError, PacelineError
-from paceline.models.catalogue import find_entry
 from paceline.models.config import MASK_TOKEN_KEYS
 from paceline.models.gguf_names import HEADS
 from paceline.models.head_kinds import MTP, head_kind
 from paceline.models.mtp_names import mtp_part
+from paceline.models.names import find_model
+from paceline.models.shard_names import is_later_shard, sibling_shards
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ def bundled_drafts(model: str) -> tuple[SpeculativeConfig, ...]:
 
     A draft that cannot be used is left out, and the log says why.
     """
-    entry = None if Path(model).exists() else find_entry(model)
+    entry = None if Path(model).exists() else find_model(model)
     path = Path(model) if entry is None else entry.place
     places = _places(path)
     named = () if entry is None else map(Path, entry.drafts)
@@ -61,7 +62,8 @@ def _has_mtp_layer(model: Path) -> bool:
     from paceline.models.stored_names import stored_names  # reads GGUF files with numpy
 
     try:
-        if model.is_file() and not _mentions(model, _GGUF_MTP):
+        files = sibling_shards(model) if model.is_file() else []
+        if files and not any(_mentions(file, _GGUF_MTP) for file in files):
             return False  # without parsing its vocabulary, which takes as long as loading it
         return mtp_part(stored_names(model)) is not None
     except (OSError, ValueError, RecursionError, PacelineError):
@@ -93,7 +95,7 @@ def _draft_files(place: Path) -> list[Path]:
     """Files that are a draft, or show that there is one: a configuration, n-grams, GGUF."""
     ngrams = sorted(place.glob(f"*{_NGRAM_SUFFIX}")) or [place / _FOREIGN_NGRAMS]
     found = (place / "config.json", *ngrams, *sorted(place.glob(f"*{_GGUF_SUFFIX}")))
-    return [path for path in found if path.is_file()]
+    return [path for path in found if path.is_file() and not is_later_shard(path)]
 
 
 def _usable(path: Path) -> SpeculativeConfig | None:

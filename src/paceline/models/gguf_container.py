@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +36,22 @@ _STRING, _ARRAY = 8, 9
 
 
 @dataclass(frozen=True, slots=True)
+class GgufBytes:
+    """One file, mapped or read."""
+
+    path: Path
+    data: np.ndarray[Any, np.dtype[np.uint8]]
+
+
+@dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor lies: ``shape`` slowest dimension first, ``offset`` from the file's start."""
+    """Where a tensor lies: ``shape`` slowest dimension first, ``offset`` from its file's start."""
 
     name: str
     shape: tuple[int, ...]
     type_code: int
     offset: int
+    file: GgufBytes
 
     @property
     def num_elements(self) -> int:
@@ -54,7 +63,6 @@ class GgufContainer:
     """A parsed file. Metadata values are numbers, booleans, strings, and lists of those."""
 
     path: Path
-    data: np.ndarray[Any, np.dtype[np.uint8]]
     metadata: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
 
@@ -73,7 +81,7 @@ def read_container(path: Path, *, in_memory: bool = False) -> GgufContainer:
             raise ModelLoadError(f"{path} has the metadata key {key[:80]!r} twice")
         metadata[key] = cursor.value()
     tensors = _tensor_infos(cursor, num_tensors, _alignment(path, metadata))
-    return GgufContainer(path, cursor.data, metadata, tensors)
+    return GgufContainer(path, metadata, tensors)
 
 
 def read_architecture(path: Path) -> object:
@@ -118,19 +126,21 @@ def _alignment(path: Path, metadata: Mapping[str, Any]) -> int:
 
 def _tensor_infos(cursor: _Cursor, count: int, alignment: int) -> dict[str, TensorInfo]:
     found: list[TensorInfo] = []
+    file = GgufBytes(cursor.path, cursor.data)
     for _ in range(count):
         name = cursor.string()
         num_dims = cursor.count(_MAX_DIMS, "dimensions", form="<I", smallest=8)
         dims = [cursor.number("<Q") for _ in range(num_dims)]
         if math.prod(dims) == 0 or math.prod(dims) > 1 << 48:
             raise ModelLoadError(f"tensor {name[:80]!r} in {cursor.path} has dimensions {dims}")
-        found.append(TensorInfo(name, tuple(dims[::-1]), cursor.number("<I"), cursor.number("<Q")))
+        kind, offset = cursor.number("<I"), cursor.number("<Q")
+        found.append(TensorInfo(name, tuple(dims[::-1]), kind, offset, file))
     start = -(-cursor.offset // alignment) * alignment
     tensors: dict[str, TensorInfo] = {}
     for info in found:
         if info.name in tensors or info.offset % alignment:
             raise ModelLoadError(f"tensor {info.name[:80]!r} in {cursor.path} is doubled or skewed")
-        tensors[info.name] = TensorInfo(info.name, info.shape, info.type_code, start + info.offset)
+        tensors[info.name] = replace(info, offset=start + info.offset)
     return tensors
 
 

@@ -1,4 +1,4 @@
-"""A model in one GGUF file: configuration, tensors and tokenizer. Owns only how they fit together.
+"""A model in GGUF files: configuration, tensors and tokenizer. Owns only how they fit together.
 
 Weights come out under their Hugging Face names and in their layout, unpacked when they are looked
 up: 16- and 32-bit floats as they are, every quantised type as float32. The blocks of the formats
@@ -25,8 +25,9 @@ from paceline.models.gguf_config import (
     config_from_gguf,
     hf_config_from_gguf,
 )
-from paceline.models.gguf_container import MAGIC, GgufContainer, TensorInfo, read_container
+from paceline.models.gguf_container import MAGIC, TensorInfo
 from paceline.models.gguf_names import Place, place_of
+from paceline.models.gguf_shards import read_shards
 from paceline.models.gguf_tokenizer import tokenizer_from_gguf
 from paceline.models.stored import StoredRows, StoredTensors, drop_pages
 from paceline.models.tokenizer import Tokenizer
@@ -44,18 +45,18 @@ _PLAIN = {
 def load_gguf(
     path: Path, *, in_memory: bool = False, with_tokenizer: bool = True
 ) -> tuple[ModelConfig, GgufTensors, Tokenizer | None, Mapping[str, Any]]:
-    """Open a GGUF file.
+    """Open a GGUF file, or all shards of the model of which it is one.
 
     Returns:
         Its configuration, tensors and tokenizer, and its metadata told as a ``config.json``.
 
     Raises:
         ConfigError: the ``gguf`` package is not installed.
-        ModelLoadError: the file is truncated, corrupt, or lacks something.
+        ModelLoadError: a file is truncated, corrupt, or missing, or lacks something.
         UnsupportedModelError: the architecture or the tokenizer is not supported.
     """
-    container = read_container(path, in_memory=in_memory)
-    stored = {name: _Stored(container, info) for name, info in container.tensors.items()}
+    container = read_shards(path, in_memory=in_memory)
+    stored = {name: _Stored(info) for name, info in container.tensors.items()}
     told = hf_config_from_gguf(container, lambda name: stored[name].read())
     config = config_from_gguf(container, told)
     tokenizer = tokenizer_from_gguf(container.metadata, str(path)) if with_tokenizer else None
@@ -76,13 +77,13 @@ class _Stored:
         packed: its bytes, uint8 ``[..., bytes of a row]``, without a copy.
     """
 
-    def __init__(self, container: GgufContainer, info: TensorInfo) -> None:
+    def __init__(self, info: TensorInfo) -> None:
         try:
             import gguf
             import gguf.quants
         except ImportError as error:
             raise ConfigError(
-                "reading a GGUF file needs the extra: pip install 'paceline[gguf]'"
+                "reading a GGUF file needs the package gguf: pip install paceline"
             ) from error
         try:
             self._type = gguf.GGMLQuantizationType(info.type_code)
@@ -99,15 +100,16 @@ class _Stored:
             )
         shape = (*info.shape[:-1], info.shape[-1] // block * size)
         self._span = info.offset, info.offset + math.prod(shape)
-        if self._span[1] > len(container.data):
+        data = info.file.data
+        if self._span[1] > len(data):
             raise ModelLoadError(
-                f"{container.path} is truncated: tensor {info.name[:80]!r} ends at byte "
-                f"{self._span[1]} of {len(container.data)}; download it again"
+                f"{info.file.path} is truncated: tensor {info.name[:80]!r} ends at byte "
+                f"{self._span[1]} of {len(data)}; download it again"
             )
         self.info, self.kind = info, str(self._type.name)
         self._dequantize: Any = gguf.quants.dequantize
-        self._map = getattr(container.data, "_mmap", None)  # not where the file was read
-        self.packed = torch.from_numpy(container.data[slice(*self._span)].reshape(shape))
+        self._map = getattr(data, "_mmap", None)  # not where the file was read
+        self.packed = torch.from_numpy(data[slice(*self._span)].reshape(shape))
 
     def release(self) -> None:
         """Let go of the mapped pages that hold the tensor."""

@@ -55,8 +55,13 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         ModelLoadError: as :func:`read_text`; or it is not valid JSON, or not an object.
     """
+    return parsed_json(read_text(path), path)
+
+
+def parsed_json(text: str, path: Path) -> dict[str, Any]:
+    """The JSON object in the text of a file; raises as :func:`read_json`."""
     try:
-        value = json.loads(read_text(path))
+        value = json.loads(text)
     # A recursion error comes from brackets nested without end.
     except (ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path} is not valid JSON: {error}") from error

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from paceline.models.gguf_container import read_container
 from paceline.models.gguf_names import place_of
+from paceline.models.gguf_shards import read_shards
 from paceline.models.json_file import MAX_JSON_BYTES, read_json
 
 SINGLE_FILE = "model.safetensors"
@@ -30,7 +30,7 @@ def stored_names(model: Path) -> list[str]:
         ModelLoadError, OSError, ValueError: a file is damaged; whoever loads it says how.
     """
     if model.is_file():
-        container = read_container(model)
+        container = read_shards(model)
         architecture = str(container.metadata.get("general.architecture"))
         return [place_of(architecture, name).name for name in container.tensors]
     if (model / INDEX_FILE).is_file():

@@ -108,7 +108,7 @@ class GrammarCompiler:
             from llguidance import LLTokenizer
         except ImportError as error:
             raise RequestError(
-                "structured_outputs needs the package llguidance: install paceline[grammar]"
+                "structured_outputs needs the package llguidance: pip install paceline"
             ) from error
         if self._tokenizer is None or not self._eos:
             what = "tokenizer" if self._tokenizer is None else "token that ends a text"

@@ -49,7 +49,7 @@ def write_gguf(checkpoint: Checkpoint, path: Path) -> None:
         import gguf
     except ImportError as error:
         raise ConfigError(
-            "writing a GGUF file needs the extra: pip install 'paceline[gguf]'"
+            "writing a GGUF file needs the package gguf: pip install paceline"
         ) from error
     config = checkpoint.config
     if config.architecture not in ARCHITECTURES or config.rope.scaling != "default":

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ModelLoadError, UnsupportedModelError
-from paceline.models.checkpoint import Checkpoint, hub_folder, is_hub_id, load_file
+from paceline.models.checkpoint import Checkpoint, checked_path, load_file
 from paceline.models.config import ModelConfig
 from paceline.models.head_kinds import DFLASH, DSPARK, EAGLE3, PEAGLE, head_kind
 from paceline.models.hf_config import config_from_hf
 from paceline.models.hf_fields import Fields
+from paceline.models.hub import hub_place, is_hub_id
 from paceline.models.json_file import read_json
 from paceline.models.pruned_head import HEAD_TOKENS
 from paceline.models.quantised.methods import schemes_of, split_quantisation
@@ -185,15 +186,11 @@ def _from_file(path: Path) -> tuple[Mapping[str, Any], StoredTensors, bool]:
 
 def place_of(source: str) -> tuple[Path, str]:
     """The folder or file that a source names, and its name; raises as :func:`load_head`."""
-    try:
-        place = Path(source).expanduser()
-        is_there = place.is_dir() or place.is_file()
-    except (OSError, ValueError, RuntimeError) as error:  # names that no file can have
-        raise ModelLoadError(f"{source[:80]!r} is not a usable path: {error}") from error
+    place, is_there = checked_path(Path(source))
     if is_there:
         return place, place.resolve().name
     if is_hub_id(source):
-        return hub_folder(source), source
+        return hub_place(source), source
     raise ModelLoadError(
         f"there is no head at {source}: give a folder with config.json and safetensors, a GGUF "
         "file, or org/name of a head on the hub"
