@@ -27,8 +27,7 @@ from tests.server.chats import (
 @functools.cache
 def compiler() -> GrammarCompiler:
     tokenizer = chat_tokenizer()
-    made = GrammarCompiler(tokenizer, tokenizer.vocab_size, tokenizer.eos_token_ids)
-    return made
+    return GrammarCompiler(tokenizer, tokenizer.vocab_size, tokenizer.eos_token_ids)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -26,7 +26,24 @@ class ReasoningFormat:
 
 
 THINK = ReasoningFormat(("<think>",), ("</think>",), ("think>",))
-FORMATS = {"think": THINK}
+MISTRAL = ReasoningFormat(("[THINK]",), ("[/THINK]",), ("[THINK]",))
+GRANITE = ReasoningFormat(
+    ("Here is my thought process:", "Here's my thought process:"),
+    ("Here is my response:", "Here's my response:"),
+    ("Here is my thought process:", "Here's my thought process:"),
+)
+SEED_OSS = ReasoningFormat(("<seed:think>",), ("</seed:think>",), ("seed:think>",))
+MINIMAX_M3 = ReasoningFormat(("<mm:think>",), ("</mm:think>",), ("mm:think>",))
+FORMATS = {
+    "granite": GRANITE,
+    "mistral": MISTRAL,
+    "seed_oss": SEED_OSS,
+    "minimax_m3": MINIMAX_M3,
+    **dict.fromkeys(
+        ("deepseek_r1", "deepseek_v3", "ernie45", "glm45", "holo2", "minimax_m2", "qwen3"), THINK
+    ),
+}
+"""By vLLM's names. Where a template shows several of them, the first one counts."""
 
 
 def reasoning_format(name: str, tokenizer: Tokenizer) -> ReasoningFormat | None:
@@ -36,6 +53,8 @@ def reasoning_format(name: str, tokenizer: Tokenizer) -> ReasoningFormat | None:
     """
     if name == "none":
         return None
+    if name in FORMATS:
+        return FORMATS[name]
     for form in FORMATS.values():
         if any(tokenizer.template_mentions(word) for word in form.shown_by):
             return form
