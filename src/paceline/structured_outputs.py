@@ -61,7 +61,7 @@ class StructuredOutputs:
         json: a JSON schema, as a mapping or as its text.
         regex: a regular expression that the whole output matches.
         choice: the output is one of these strings.
-        grammar: a Lark grammar.
+        grammar: a grammar in Lark or in GBNF.
         json_object: any JSON object.
         after: the output may begin with thoughts between these marks; the shape holds for what
             follows them.

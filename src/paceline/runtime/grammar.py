@@ -9,6 +9,7 @@ and no draft.
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -57,6 +58,8 @@ _MEANINGS = (
 """Of the compiler's messages, those that say little to whoever wrote a schema or an expression."""
 
 
+_GBNF = re.compile(r"(?m)^\s*[\w-]+\s*::=")
+"""A rule of GBNF or EBNF; Lark writes a colon alone."""
 _GAP = {"lark_grammar": "%llguidance {}\nstart: GAP @answer\nGAP: /[ \\t\\r\\n]{0,4}/\n"}
 
 
@@ -207,7 +210,7 @@ def _tried(
         if reply.get("retry"):
             raise refusal
         return refusal
-    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
+    matcher = LLMatcher(tokenizer, reply["ok"], log_level=0, limits=LLParserLimits(**LIMITS))
     return _refusal(spec, matcher.get_error()) if matcher.is_error() else matcher
 
 
@@ -232,6 +235,8 @@ def _grammar_text(spec: StructuredOutputs) -> str:
     if spec.choice is not None:
         texts = (json.dumps(text, ensure_ascii=False) for text in spec.choice)
         return _lark("start: " + " | ".join(texts))
+    if _GBNF.search(spec.source):
+        return json.dumps({"grammars": [{"gbnf_grammar": spec.source}]})
     return _lark(spec.source)
 
 
