@@ -58,6 +58,9 @@ class Automaton:
             raise RuntimeError("out of fuel")
         return sum(1 << token for token in self.allowed(path)).to_bytes(VOCAB // 8, "little")
 
+    def takes(self, path: Sequence[int]) -> bool:
+        return EOS not in path and self.state(path) is not None
+
     def legal(self, tree: DraftTree) -> DraftTree:
         paths: dict[int, list[int]] = {-1: []}
         for node, (parent, token) in enumerate(zip(tree.parents, tree.token_ids, strict=True)):

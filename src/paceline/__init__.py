@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from paceline.llm import LLM
     from paceline.outputs import GenerationOutput
     from paceline.sampling_params import SamplingParams, SpeculativeParams
-    from paceline.structured_outputs import StructuredOutputs
+    from paceline.structured_outputs import StructuredOutputs, ThoughtMarks
 
 _HOMES = {
     "LLM": "paceline.llm",
@@ -26,6 +26,7 @@ _HOMES = {
     "SamplingParams": "paceline.sampling_params",
     "SpeculativeParams": "paceline.sampling_params",
     "StructuredOutputs": "paceline.structured_outputs",
+    "ThoughtMarks": "paceline.structured_outputs",
     "PacelineError": "paceline.errors",
 }
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "SamplingParams",
     "SpeculativeParams",
     "StructuredOutputs",
+    "ThoughtMarks",
     "__version__",
 ]
 

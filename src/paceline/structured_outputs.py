@@ -29,15 +29,42 @@ JSON_STYLE: dict[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
+class ThoughtMarks:
+    """Strings between which a model thinks before it answers.
+
+    Attributes:
+        opening: one of them opens the thoughts.
+        closing: whichever of them comes first closes them.
+        opened: the prompt ends inside of thoughts.
+
+    Raises:
+        RequestError: there is no mark, or one is empty.
+    """
+
+    opening: Sequence[str]
+    closing: Sequence[str]
+    opened: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("opening", "closing"):
+            marks = getattr(self, name)
+            object.__setattr__(self, name, (marks,) if isinstance(marks, str) else tuple(marks))
+            if not getattr(self, name) or not all(getattr(self, name)):
+                raise RequestError(f"the {name} marks of thoughts are {marks!r}; name at least one")
+
+
+@dataclass(frozen=True, slots=True)
 class StructuredOutputs:
-    """A shape for the output; exactly one field is given. Names as in vLLM.
+    """A shape for the output; exactly one field besides ``after`` is given. Names as in vLLM.
 
     Attributes:
         json: a JSON schema, as a mapping or as its text.
         regex: a regular expression that the whole output matches.
         choice: the output is one of these strings.
-        grammar: a Lark grammar.
+        grammar: a grammar in Lark or in GBNF.
         json_object: any JSON object.
+        after: the output may begin with thoughts between these marks; the shape holds for what
+            follows them.
 
     Raises:
         RequestError: none or several are given, or one is malformed or too large.
@@ -51,6 +78,7 @@ class StructuredOutputs:
     choice: Sequence[str] | None = None
     grammar: str | None = None
     json_object: bool = False
+    after: ThoughtMarks | None = None
 
     def __post_init__(self) -> None:
         given = [name for name in KINDS if getattr(self, name) not in (None, False)]
@@ -101,7 +129,7 @@ class StructuredOutputs:
 
     @property
     def key(self) -> str:
-        """Equal exactly for specifications with the same meaning to the compiler."""
+        """Equal exactly for shapes with the same meaning to the compiler."""
         return f"{self.kind}:{self.source}"
 
 

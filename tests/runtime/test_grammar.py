@@ -77,6 +77,36 @@ def test_every_kind(
         assert not accepts(compiler, tokenizer, spec, text), text
 
 
+@pytest.mark.parametrize(
+    ("source", "good", "bad"),
+    [
+        ('root ::= "yes" | "no" [0-9]{2,3}', ["yes", "no12"], ["no1", "y"]),
+        ('root ::= item+ # list\nitem ::= "- " [a-z]+ "\\n"', ["- a\n- b\n"], ["-a"]),
+        ('root ::= "caf\\u00e9" | "(" root ")"', ["café", "(café)"], ["cafe", "("]),
+    ],
+)
+def test_gbnf(
+    compiler: GrammarCompiler, tokenizer: Tokenizer, source: str, good: list[str], bad: list[str]
+) -> None:
+    spec = StructuredOutputs(grammar=source)
+    assert [text for text in good if not accepts(compiler, tokenizer, spec, text)] == []
+    assert [text for text in bad if accepts(compiler, tokenizer, spec, text)] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ('root ::= "a"\nx ::= (', r"grammar cannot be used: .*Expected '\)' at line 2"),
+        ("root ::= x", "Rule 'x' not found"),
+        ('x ::= "a"', "No 'root' rule"),
+        ("root ::= " + "(" * 20_000, "cannot be used"),
+    ],
+)
+def test_what_is_wrong_with_gbnf(compiler: GrammarCompiler, source: str, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        compiler.constraints(StructuredOutputs(grammar=source), 1)
+
+
 def test_compiled_once_and_forgotten_in_turn(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from paceline.runtime.grammar import GrammarCompiler
 from paceline.structured_outputs import StructuredOutputs
 from tests.server.chats import (
     ADD,
@@ -18,28 +20,45 @@ from tests.server.chats import (
     WEATHER,
     WEATHER_TOOL,
     ChatServer,
+    chat_tokenizer,
 )
 
 
 @functools.cache
-def byte_tokenizer() -> Any:
-    return pytest.importorskip("llguidance").LLTokenizer("byte")
+def compiler() -> GrammarCompiler:
+    tokenizer = chat_tokenizer()
+    return GrammarCompiler(tokenizer, tokenizer.vocab_size, tokenizer.eos_token_ids)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiler_ends() -> Iterator[None]:
+    yield
+    if compiler.cache_info().currsize:
+        compiler().close()
+        compiler.cache_clear()
 
 
 def matches(grammar: StructuredOutputs, text: str) -> bool:
-    """Whether a text is a whole sentence of the grammar."""
-    matcher_type = pytest.importorskip("llguidance").LLMatcher
-    compile_ = {
-        "grammar": matcher_type.grammar_from_lark,
-        "json": matcher_type.grammar_from_json_schema,
-    }.get(grammar.kind)
-    source = (
-        compile_(grammar.source) if compile_ else matcher_type.grammar_from_regex(grammar.source)
+    """Whether a text, thoughts included, may be a whole answer."""
+    pytest.importorskip("llguidance")
+    (constraint,) = compiler().constraints(grammar, 1)
+    tokenizer = chat_tokenizer()
+    for character in text:  # one by one, since forced text has one spelling in tokens
+        for token in tokenizer.encode(character, add_special_tokens=False):
+            bits = int.from_bytes(constraint.mask(()), "little")
+            if not bits >> token & 1 and not _spells_on(bits, character):
+                return False
+            constraint.advance(token)
+    (end,) = tokenizer.eos_token_ids
+    return bool(constraint.mask(())[end // 8] >> end % 8 & 1)
+
+
+def _spells_on(bits: int, character: str) -> bool:
+    """Whether one of few tokens, as forced text has them, begins with the character."""
+    tokens = [i for i in range(bits.bit_length()) if bits >> i & 1]
+    return len(tokens) < 9 and any(
+        chat_tokenizer().decode([each]).startswith(character) for each in tokens
     )
-    matcher = matcher_type(byte_tokenizer(), source)
-    assert not matcher.is_error(), matcher.get_error()
-    data = list(text.encode())
-    return matcher.try_consume_tokens(data) == len(data) and matcher.is_accepting()
 
 
 def grammar_of(template: str = CHATML, **fields: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,10 +12,13 @@ from hypothesis import strategies as st
 
 from paceline.server.chat.answer import AnswerParser
 from paceline.server.chat.choice import joined
-from paceline.server.chat.constraints import OfferedTool, Thoughts, ToolUse
+from paceline.server.chat.constraints import OfferedTool, ToolUse
 from paceline.server.chat.tool_formats import FORMATS, HERMES, LLAMA, ToolFormat
+from paceline.structured_outputs import ThoughtMarks
 
 NAMES = ("weather", "add")
+POSSIBLE = ThoughtMarks(("<think>",), ("</think>",))
+OPENED = replace(POSSIBLE, opened=True)
 
 
 def tool_use(form: ToolFormat, max_calls: int | None = None) -> ToolUse:
@@ -30,7 +34,7 @@ def message(text: str, parser: AnswerParser) -> dict[str, Any]:
 
 def read(text: str, form: ToolFormat, max_calls: int | None = None) -> tuple[str | None, list[Any]]:
     """Content and calls of a whole answer."""
-    told = message(text, AnswerParser(Thoughts.NONE, tool_use(form, max_calls)))
+    told = message(text, AnswerParser(None, tool_use(form, max_calls)))
     calls = [call["function"] for call in told.get("tool_calls", [])]
     return told["content"], [(call["name"], call["arguments"]) for call in calls]
 
@@ -131,27 +135,25 @@ def test_further_calls_are_dropped_where_one_is_allowed() -> None:
 @pytest.mark.parametrize(
     ("text", "thoughts", "reasoning", "content"),
     [
-        ("<think>\nHm, 1 < 2.\n</think>\n\nYes.", Thoughts.POSSIBLE, "Hm, 1 < 2.", "Yes."),
-        ("\nHm.</think>Yes. </think>", Thoughts.OPENED, "Hm.", "Yes. </think>"),
-        ("\n<think> Hm.</think> Yes. ", Thoughts.OPENED, "Hm.", "Yes. "),
-        (" No <think>ing</think>.", Thoughts.POSSIBLE, "", " No <think>ing</think>."),
-        ("<think>\n\n</think>\n\nYes.", Thoughts.POSSIBLE, "", "Yes."),
-        ("cut short </thi", Thoughts.OPENED, "cut short </thi", ""),
-        ("<thi", Thoughts.POSSIBLE, "", "<thi"),
-        ("<thi", Thoughts.OPENED, "<thi", ""),
-        ("<think>a</think>b", Thoughts.NONE, "", "<think>a</think>b"),
-        ("a </think> ", Thoughts.OPENED, "a", ""),
+        ("<think>\nHm, 1 < 2.\n</think>\n\nYes.", POSSIBLE, "Hm, 1 < 2.", "Yes."),
+        ("\nHm.</think>Yes. </think>", OPENED, "Hm.", "Yes. </think>"),
+        ("\n<think> Hm.</think> Yes. ", OPENED, "Hm.", "Yes. "),
+        (" No <think>ing</think>.", POSSIBLE, "", " No <think>ing</think>."),
+        ("<think>\n\n</think>\n\nYes.", POSSIBLE, "", "Yes."),
+        ("cut short </thi", OPENED, "cut short </thi", ""),
+        ("<thi", POSSIBLE, "", "<thi"),
+        ("<thi", OPENED, "<thi", ""),
+        ("<think>a</think>b", None, "", "<think>a</think>b"),
+        ("a </think> ", OPENED, "a", ""),
     ],
 )
-def test_thoughts(text: str, thoughts: Thoughts, reasoning: str, content: str) -> None:
+def test_thoughts(text: str, thoughts: ThoughtMarks | None, reasoning: str, content: str) -> None:
     told = message(text, AnswerParser(thoughts, None))
     assert (told.get("reasoning_content", ""), told["content"]) == (reasoning, content)
 
 
 def test_calls_inside_of_thoughts_are_thoughts() -> None:
-    told = message(
-        f"<think>{H_WEATHER}</think>{H_ADD}", AnswerParser(Thoughts.POSSIBLE, tool_use(HERMES))
-    )
+    told = message(f"<think>{H_WEATHER}</think>{H_ADD}", AnswerParser(POSSIBLE, tool_use(HERMES)))
     assert told["reasoning_content"] == H_WEATHER
     assert [call["function"]["name"] for call in told["tool_calls"]] == ["add"]
 
@@ -191,14 +193,14 @@ def added_up(deltas: list[dict[str, Any]]) -> tuple[str, str, list[list[Any]]]:
     text=TEXTS,
     sizes=st.lists(st.integers(1, 9), min_size=1),
     form=st.sampled_from([*FORMATS.values(), None]),
-    thoughts=st.sampled_from(Thoughts),
+    thoughts=st.sampled_from([None, POSSIBLE, OPENED]),
     max_calls=st.sampled_from([None, 1]),
 )
 def test_pieces_add_up_to_the_whole(
     text: str,
     sizes: list[int],
     form: ToolFormat | None,
-    thoughts: Thoughts,
+    thoughts: ThoughtMarks | None,
     max_calls: int | None,
 ) -> None:
     def parser() -> AnswerParser:
@@ -220,7 +222,7 @@ def test_pieces_add_up_to_the_whole(
 
 
 def test_arguments_stream_as_they_come() -> None:
-    parser = AnswerParser(Thoughts.NONE, tool_use(HERMES))
+    parser = AnswerParser(None, tool_use(HERMES))
     deltas = [parser.push(character) for character in H_WEATHER]
     calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
     assert calls[0]["function"]["name"] == "weather"
@@ -242,7 +244,7 @@ def test_any_arguments_arrive_as_they_were(arguments: dict[str, Any], form: Tool
 
 def test_long_answers_are_read_in_linear_time() -> None:
     """A quadratic reader would need a minute."""
-    parser = AnswerParser(Thoughts.OPENED, tool_use(HERMES))
+    parser = AnswerParser(OPENED, tool_use(HERMES))
     for _ in range(20_000):
         parser.push(" <")
     parser.push('</think><tool_call>{"name": "add", "arguments": {"a": "')

@@ -77,7 +77,9 @@ class ServeOptions(EngineOptions, SpeculationOptions, ModelOptions):
     )
     chat_template: str | None = chat_template()
     tool_call_parser: str = option("auto", "How the model writes tool calls: auto, hermes, llama.")
-    reasoning_parser: str = option("auto", "Tell thoughts from answers: auto, none.")
+    reasoning_parser: str = option(
+        "auto", "How the model marks its thoughts: auto, none, deepseek_r1, granite, mistral, ..."
+    )
     pooling: str = option("mean", "Of a text's hidden states as its embedding: mean, last.")
 
 

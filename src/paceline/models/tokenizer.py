@@ -30,6 +30,13 @@ _KIND = re.compile(r'"type":\s*"(\w+)"')
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
+SHOWN = {
+    *("<think>", "</think>", "[THINK]", "[/THINK]", "<seed:think>", "</seed:think>"),
+    *("<mm:think>", "</mm:think>"),
+}
+"""Marks of thoughts: decoding shows them even where a vocabulary calls them special."""
+
+
 class Tokenizer:
     """A vocabulary with its rules, special tokens and chat templates.
 
@@ -62,7 +69,9 @@ class Tokenizer:
         self._add_bos = add_bos_token
         self.has_fallback_template = False
         added = backend.get_added_tokens_decoder()
-        self._special_ids = frozenset(i for i, token in added.items() if token.special)
+        self._special_ids = frozenset(
+            i for i, token in added.items() if token.special and token.content not in SHOWN
+        )
         self._has_byte_fallback = _has_byte_fallback(backend)
         self.bos_token_id = self._id_of_role("bos_token")
         self.unk_token_id = self._id_of_role("unk_token")
@@ -195,6 +204,12 @@ class Tokenizer:
     def is_special(self, token_id: int) -> bool:
         """Whether decoding leaves the token out."""
         return token_id in self._special_ids
+
+    def is_added(self, text: str) -> bool:
+        """Whether a text is one token that was added to the vocabulary and that decoding shows."""
+        token_id = self._backend.token_to_id(text)
+        added = self._backend.get_added_tokens_decoder()
+        return token_id in added and token_id not in self._special_ids
 
     def byte_of(self, token_id: int) -> int | None:
         """The byte that the token stands for, in vocabularies that fall back to bytes."""

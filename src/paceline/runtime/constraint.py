@@ -61,6 +61,13 @@ class MatcherConstraint:
         self._check()
         return mask
 
+    def takes(self, path: Sequence[int]) -> bool:
+        """Whether the text of the path may follow, in whatever tokens it is spelled."""
+        self._move_to(())
+        count = self._matcher.validate_tokens(list(path))
+        self._check()
+        return bool(count == len(path))
+
     def legal(self, tree: DraftTree) -> DraftTree:
         self._move_to(())
         tokens, parents = tree.token_ids, tree.parents

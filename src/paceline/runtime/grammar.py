@@ -9,23 +9,30 @@ and no draft.
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import RequestError
+from paceline.errors import ConfigError, RequestError
+from paceline.models.token_pieces import token_pieces
 from paceline.models.tokenizer import Tokenizer
 from paceline.models.worker_process import WorkerSlot
+from paceline.request import Constraint
 from paceline.runtime.constraint import MatcherConstraint
-from paceline.structured_outputs import JSON_STYLE, StructuredOutputs
+from paceline.runtime.thought_marks import Marks
+from paceline.runtime.thoughts import AfterThoughts
+from paceline.structured_outputs import JSON_STYLE, StructuredOutputs, ThoughtMarks
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 MAX_CACHED = 64
 """Grammars that are kept, and refusals likewise; those used longest ago go first."""
+MAX_MARKS = 4
+"""Pairs of marks of thoughts whose tokens are kept."""
 COMPILE_SECONDS = 0.4
 """Of processor time, first masks included."""
 MASK_SECONDS = 0.1
@@ -51,6 +58,11 @@ _MEANINGS = (
 """Of the compiler's messages, those that say little to whoever wrote a schema or an expression."""
 
 
+_GBNF = re.compile(r"(?m)^\s*[\w-]+\s*::=")
+"""A rule of GBNF or EBNF; Lark writes a colon alone."""
+_GAP = {"lark_grammar": "%llguidance {}\nstart: GAP @answer\nGAP: /[ \\t\\r\\n]{0,4}/\n"}
+
+
 class GrammarCompiler:
     """Compiles and caches the grammars of one model. May be called from several threads.
 
@@ -69,20 +81,46 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._parts: tuple[LLTokenizer, WorkerSlot] | None = None
         self._cache: OrderedDict[str, LLMatcher | RequestError] = OrderedDict()
+        self._known_marks: OrderedDict[Any, Marks] = OrderedDict()
 
-    def constraints(self, spec: StructuredOutputs, count: int) -> list[MatcherConstraint]:
+    def constraints(self, spec: StructuredOutputs, count: int) -> Sequence[Constraint]:
         """As many constraints that know nothing of each other.
 
         Raises:
             RequestError: the specification is malformed or too complex, the model has no tokenizer
                 or no token that ends a text, or ``llguidance`` is not installed.
         """
+        tokenizer, _ = self._ready()
+        if spec.after is None:
+            matcher = self._matcher(spec)
+            return [self._constraint(matcher, tokenizer) for _ in range(count)]
+        marks = self._marks(spec.after)
+        answer = self._matcher(spec, has_gap=True)
+        direct = None if spec.after.opened else self._matcher(spec)
+        return [
+            AfterThoughts(
+                marks,
+                self._constraint(answer, tokenizer),
+                None if direct is None else self._constraint(direct, tokenizer),
+                _spelling(tokenizer),
+            )
+            for _ in range(count)
+        ]
+
+    def _constraint(self, matcher: LLMatcher, tokenizer: LLTokenizer) -> MatcherConstraint:
+        return MatcherConstraint(matcher.deep_copy(), tokenizer, self._eos)
+
+    def _matcher(self, spec: StructuredOutputs, has_gap: bool = False) -> LLMatcher:
+        """
+        Args:
+            has_gap: white space may come first, as behind thoughts.
+        """
         tokenizer, trial = self._ready()
-        key = spec.key
+        key = f"{'gap ' if has_gap else ''}{spec.key}"
         with self._lock:
             found = self._cache.get(key)
         if found is None:
-            found = _tried(spec, tokenizer, trial)
+            found = _tried(spec, tokenizer, trial, has_gap)
         with self._lock:
             self._cache[key] = found
             self._cache.move_to_end(key)
@@ -90,7 +128,31 @@ class GrammarCompiler:
                 self._cache.popitem(last=False)
         if isinstance(found, RequestError):
             raise RequestError(str(found))
-        return [MatcherConstraint(found.deep_copy(), tokenizer, self._eos) for _ in range(count)]
+        return found
+
+    def _marks(self, marks: ThoughtMarks) -> Marks:
+        """
+        Raises:
+            RequestError: the vocabulary does not say what its tokens write.
+        """
+        key = marks.opening, marks.closing
+        with self._lock:
+            found = self._known_marks.get(key)
+        if found is not None:
+            return found
+        assert self._tokenizer is not None
+        try:
+            pieces = token_pieces(self._tokenizer, self._vocab_size)
+        except ConfigError as error:
+            raise RequestError(
+                f"structured_outputs cannot be had behind thoughts: {error}"
+            ) from error
+        found = Marks.of(marks, [piece or b"" for piece in pieces], self._eos)
+        with self._lock:
+            self._known_marks[key] = found
+            while len(self._known_marks) > MAX_MARKS:
+                self._known_marks.popitem(last=False)
+        return found
 
     def close(self) -> None:
         """End the process that tries grammars out."""
@@ -126,7 +188,7 @@ class GrammarCompiler:
 
 
 def _tried(
-    spec: StructuredOutputs, tokenizer: LLTokenizer, trial: WorkerSlot
+    spec: StructuredOutputs, tokenizer: LLTokenizer, trial: WorkerSlot, has_gap: bool
 ) -> LLMatcher | RequestError:
     """A matcher at its beginning, or what is wrong with the specification.
 
@@ -137,6 +199,8 @@ def _tried(
 
     try:
         grammar = _grammar_text(spec)
+        if has_gap:
+            grammar = _with_gap(grammar)
     except ValueError as error:
         return _refusal(spec, str(error))
     request = {"grammar": grammar, "seconds": COMPILE_SECONDS, "mask_seconds": MASK_SECONDS}
@@ -146,7 +210,7 @@ def _tried(
         if reply.get("retry"):
             raise refusal
         return refusal
-    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
+    matcher = LLMatcher(tokenizer, reply["ok"], log_level=0, limits=LLParserLimits(**LIMITS))
     return _refusal(spec, matcher.get_error()) if matcher.is_error() else matcher
 
 
@@ -159,7 +223,7 @@ def _refusal(spec: StructuredOutputs, problem: str) -> RequestError:
 
 
 def _grammar_text(spec: StructuredOutputs) -> str:
-    """The specification in the compiler's own language."""
+    """The specification in the compiler's own language: JSON that lists grammars."""
     from llguidance import LLMatcher
 
     if spec.json is not None:
@@ -170,5 +234,32 @@ def _grammar_text(spec: StructuredOutputs) -> str:
         return LLMatcher.grammar_from_regex(spec.regex)
     if spec.choice is not None:
         texts = (json.dumps(text, ensure_ascii=False) for text in spec.choice)
-        return LLMatcher.grammar_from_lark("start: " + " | ".join(texts))
-    return LLMatcher.grammar_from_lark(spec.source)
+        return _lark("start: " + " | ".join(texts))
+    if _GBNF.search(spec.source):
+        return json.dumps({"grammars": [{"gbnf_grammar": spec.source}]})
+    return _lark(spec.source)
+
+
+def _lark(source: str) -> str:
+    return json.dumps({"grammars": [{"lark_grammar": source}]})
+
+
+def _with_gap(grammar: str) -> str:
+    """The same in which a little white space may come first."""
+    document = json.loads(grammar)
+    first, *rest = document["grammars"]
+    return json.dumps({**document, "grammars": [_GAP, {**first, "name": "answer"}, *rest]})
+
+
+def _spelling(tokenizer: LLTokenizer) -> Callable[[bytes], list[int]]:
+    """Tokens that write some bytes: greedily, since no special token is meant."""
+
+    def tokens(text: bytes) -> list[int]:
+        try:
+            known, cut = text.decode(), b""
+        except UnicodeDecodeError as error:  # a character that the next token completes
+            known, cut = text[: error.start].decode(), text[error.start :]
+        whole: list[int] = tokenizer.greedy_tokenize(known)
+        return whole + (tokenizer.tokenize_bytes(cut) if cut else [])
+
+    return tokens

@@ -14,7 +14,10 @@ OPEN_PATHS = ("/health", "/ping")
 """What is answered without a key, and however many connections there are."""
 LEAST_STEP_TIMEOUT = 600.0
 TOOL_CALL_PARSERS = ("auto", "hermes", "llama")
-REASONING_PARSERS = ("auto", "none")
+REASONING_PARSERS = (
+    *("auto", "none", "deepseek_r1", "deepseek_v3", "ernie45", "glm45", "granite", "holo2"),
+    *("minimax_m2", "minimax_m3", "mistral", "qwen3", "seed_oss"),
+)
 _HOST = re.compile(r"[a-zA-Z0-9_-]+(\.[a-zA-Z0-9_-]+)*")
 _METRICS_PREFIX = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
@@ -44,8 +47,8 @@ class ServerConfig:
             and its last go at once, and with 0 so does every one.
         metrics_prefix: of the names of metrics; ``vllm`` suits dashboards made for vLLM.
         tool_call_parser: how the model writes tool calls; ``auto`` asks its chat template.
-        reasoning_parser: ``auto`` tells thoughts from the answer where the chat template knows
-            them, ``none`` never.
+        reasoning_parser: how the model marks its thoughts, by vLLM's names; ``auto`` asks its chat
+            template, ``none`` takes everything for the answer.
         pooling: of embeddings whose requests do not say; one of
             :data:`~paceline.sampling_params.POOLINGS`.
 

@@ -1,6 +1,6 @@
 """One sample's text as the parts of a message: reasoning, content, tool calls.
 
-Owns the order: thoughts first, ``<think>...</think>``, and tool calls only in what follows them.
+Owns the order: thoughts first, between their marks, and tool calls only in what follows them.
 White space at both ends of the thoughts and before the answer is dropped: templates put it back.
 """
 
@@ -8,24 +8,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.server.chat.constraints import Thoughts, ToolUse
+from paceline.server.chat.constraints import ToolUse
 from paceline.server.chat.tool_calls import ToolCallReader, unfinished_tag
-
-OPEN = "<think>"
-CLOSE = "</think>"
+from paceline.structured_outputs import ThoughtMarks
 
 
 class AnswerParser:
     """Reads one answer; whole or in pieces, the message is the same.
 
     Args:
-        thoughts: whether it may begin with some.
+        thoughts: the marks of those that it may begin with; None where there are none.
         tool_use: the tools whose calls are recognised; None takes everything as words.
     """
 
-    def __init__(self, thoughts: Thoughts, tool_use: ToolUse | None) -> None:
-        self._opened = thoughts is Thoughts.OPENED
-        self._may_think = thoughts is not Thoughts.NONE
+    def __init__(self, thoughts: ThoughtMarks | None, tool_use: ToolUse | None) -> None:
+        self._marks = thoughts  # None as soon as there can be no more of them
         self._begin = ""  # the text, while it may be thoughts
         self._num_thought = 0  # characters of thoughts that have been told
         self._tools: ToolCallReader | None = None
@@ -45,7 +42,7 @@ class AnswerParser:
         Args:
             final: nothing follows.
         """
-        thoughts, text = self._split(text, final) if self._may_think else ("", text)
+        thoughts, text = self._split(text, final, self._marks) if self._marks else ("", text)
         calls = list[dict[str, Any]]()
         if self._tools is not None:
             text, calls = self._tools.push(text, final)
@@ -53,36 +50,40 @@ class AnswerParser:
         told = {"reasoning_content": thoughts, "content": content, "tool_calls": calls}
         return {name: value for name, value in told.items() if value}
 
-    def _split(self, text: str, final: bool) -> tuple[str, str]:
+    def _split(self, text: str, final: bool, marks: ThoughtMarks) -> tuple[str, str]:
         """What is certain of the thoughts, and of what follows them."""
         self._begin += text
-        found = split_thoughts(self._begin, self._opened, final)
+        found = split_thoughts(self._begin, marks, final)
         if found is None:
             return "", ""
         thoughts, answer = found
         more = thoughts[self._num_thought :]
         self._num_thought = len(thoughts)
-        self._may_think = not answer
+        if answer:
+            self._marks = None
         return more, answer
 
 
-def split_thoughts(text: str, opened: bool, final: bool) -> tuple[str, str] | None:
+def split_thoughts(text: str, marks: ThoughtMarks, final: bool) -> tuple[str, str] | None:
     """Thoughts and answer, as far as they are certain; None where nothing is.
 
     Args:
         text: from the answer's beginning on.
-        opened: the prompt ends inside of thoughts, because the template opened them. An opening tag
-            that the model writes all the same is dropped.
+        marks: if the prompt ends inside of thoughts, because the template opened them, an opening
+            mark that the model writes all the same is dropped.
         final: nothing follows.
     """
     begin = text.lstrip()
-    if begin.startswith(OPEN):
-        text = begin.removeprefix(OPEN)
-    elif OPEN.startswith(begin) and not final:
+    opening = next((mark for mark in marks.opening if begin.startswith(mark)), None)
+    if opening is not None:
+        text = begin.removeprefix(opening)
+    elif not final and any(mark.startswith(begin) for mark in marks.opening):
         return None
-    elif not opened:
+    elif not marks.opened:
         return "", text
-    thoughts, tag, answer = text.partition(CLOSE)
-    if not tag and not final:
-        thoughts = thoughts[: len(thoughts) - unfinished_tag(thoughts, (CLOSE,))]
-    return thoughts.strip(), answer.lstrip()
+    ends = [(text.find(mark), mark) for mark in marks.closing if mark in text]
+    if ends:
+        at, closing = min(ends)
+        return text[:at].strip(), text[at + len(closing) :].lstrip()
+    held = 0 if final else unfinished_tag(text, marks.closing)
+    return text[: len(text) - held].strip(), ""

@@ -1,29 +1,21 @@
-"""What the text of an answer must match: forced and strict tool calls, response formats, thoughts.
+"""What the text of an answer must match: forced and strict tool calls, response formats.
 
 Owns the grammar (Lark, as llguidance reads it) that is composed of them. Compiles nothing.
 """
 
 from __future__ import annotations
 
-import enum
 import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.errors import RequestError
 from paceline.server.chat.tool_formats import ToolFormat
-from paceline.structured_outputs import JSON_STYLE, StructuredOutputs
+from paceline.structured_outputs import JSON_STYLE, StructuredOutputs, ThoughtMarks
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
-
-
-class Thoughts(enum.Enum):
-    """Whether an answer begins with thoughts."""
-
-    NONE = "none"
-    POSSIBLE = "possible"
-    OPENED = "opened"  # the prompt ends inside of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,40 +42,25 @@ class ToolUse:
 
 
 def constraint(
-    tool_use: ToolUse | None, response: StructuredOutputs | None, thoughts: Thoughts
+    tool_use: ToolUse | None, response: StructuredOutputs | None, thoughts: ThoughtMarks | None
 ) -> StructuredOutputs | None:
-    """The grammar of a whole answer; None where anything may be said.
+    """What holds for an answer behind its thoughts; None where anything may be said.
 
-    Thoughts are free; what ``response`` asks for holds for what follows them. An answer that must
-    call a tool does so whatever ``response`` asks for.
+    An answer that must call a tool does so whatever ``response`` asks for.
 
     Raises:
-        RequestError: a Lark grammar was asked for after thoughts.
+        RequestError: a grammar was asked for beside tools.
     """
     rules: list[str] = []
     if tool_use is not None and tool_use.must_call:
-        rules = ["answer: calls", *_call_rules(tool_use)]
-    elif response is not None:
-        if tool_use is None and thoughts is Thoughts.NONE:
-            return response
-        rules = [f"shape: {_shape(response)}"]
-        if tool_use is None:
-            rules.append("answer: shape")
-        else:
-            rules += ["answer: calls | shape", *_call_rules(tool_use)]
+        rules = ["start: calls", *_call_rules(tool_use)]
+    elif response is not None and tool_use is not None:
+        rules = ["start: calls | shape", f"shape: {_shape(response)}", *_call_rules(tool_use)]
     elif tool_use is not None and any(tool.strict for tool in tool_use.tools):
         rules = _strict_rules(tool_use)
-    if not rules:
-        return None
-    lines = ["%llguidance {}", *_start_rules(thoughts), *rules]
-    return StructuredOutputs(grammar="\n".join(lines) + "\n")
-
-
-def _start_rules(thoughts: Thoughts) -> list[str]:
-    if thoughts is Thoughts.NONE:
-        return ["start: answer"]
-    begin = "close GAP" if thoughts is Thoughts.OPENED else '("<think>" close GAP)?'
-    return [f"start: {begin} answer", r"close[lazy]: /(.|\n)*<\/think>/", r"GAP: /\s{0,4}/"]
+    if rules:
+        response = StructuredOutputs(grammar="\n".join(["%llguidance {}", *rules]) + "\n")
+    return response and replace(response, after=thoughts)
 
 
 def _shape(response: StructuredOutputs) -> str:
@@ -99,8 +76,8 @@ def _shape(response: StructuredOutputs) -> str:
         case "regex":
             return f"/(?:{_with_slashes_escaped(source)})/"
     raise RequestError(
-        "structured_outputs.grammar holds for a whole answer, and this one may begin with thoughts "
-        'or call tools; send tool_choice "none" and switch thinking off in chat_template_kwargs'
+        "structured_outputs.grammar holds for a whole answer, and this one may call tools; send "
+        'tool_choice "none"'
     )
 
 
@@ -134,7 +111,8 @@ def _call_rules(use: ToolUse, before: str | None = None) -> list[str]:
     for i, tool in enumerate(use.tools):
         head = begin + f'{{"name": {_json(tool.name)}, "{form.key}": '
         schema = tool.schema if use.must_call or tool.strict else ANY_OBJECT
-        rules.append(f"call_{i}: {_json(head)} {_json_rule(schema)} {_json('}' + form.after)}")
+        before_schema, after_schema = _literal(head, form), _literal("}" + form.after, form)
+        rules.append(f"call_{i}: {before_schema} {_json_rule(schema)} {after_schema}")
     return rules
 
 
@@ -142,16 +120,24 @@ def _strict_rules(use: ToolUse) -> list[str]:
     """Words and calls as the model likes; but a call that begins is well formed."""
     if use.format.bare:
         words = r"WORDS: /[^{\s](.|\n)*/"
-        return ["answer: calls | WORDS?", words, *_call_rules(use)]
+        return ["start: calls | WORDS?", words, *_call_rules(use)]
     tag = use.format.opening[0]
     rest = use.format.before.removeprefix(tag)
     rules = _call_rules(use, rest)[1:]
     return [
-        "answer: (begin call)* WORDS",
-        rf"begin[lazy]: /(.|\n)*{tag}/",
+        "start: (begin call)* WORDS",
+        f"begin: WORDS {tag}" if tag in use.format.token_tags else rf"begin[lazy]: /(.|\n)*{tag}/",
         r"WORDS: /(.|\n)*/",
         *rules,
     ]
+
+
+def _literal(text: str, form: ToolFormat) -> str:
+    """A fixed text; tags that are single tokens are written as these."""
+    if not form.token_tags:
+        return _json(text)
+    parts = re.split("(" + "|".join(map(re.escape, form.token_tags)) + ")", text)
+    return " ".join(part if part in form.token_tags else _json(part) for part in parts if part)
 
 
 def _json(value: Any) -> str:

@@ -15,7 +15,6 @@ from paceline.server.chat.answer import AnswerParser
 from paceline.server.chat.constraints import (
     ANY_OBJECT,
     OfferedTool,
-    Thoughts,
     ToolUse,
     constraint,
 )
@@ -24,7 +23,7 @@ from paceline.server.chat.tool_formats import ToolFormat
 from paceline.server.errors import ApiError
 from paceline.server.protocol.chat import ChatCompletionRequest, FunctionDefinition, NamedTool
 from paceline.server.sampling import structured_outputs
-from paceline.structured_outputs import StructuredOutputs
+from paceline.structured_outputs import StructuredOutputs, ThoughtMarks
 
 _NO_PARAMETERS: dict[str, Any] = {
     "type": "object",
@@ -41,12 +40,13 @@ class Demands:
     """What holds for every sample of one answer.
 
     Attributes:
-        grammar: what the whole text must match; None where anything may be said.
+        thoughts: marks of those that it may begin with; None where there are none.
+        grammar: what follows the thoughts must match it; None where anything may be said.
         param: the field of the request that an error in the grammar is laid to.
         unenforced: keywords of the schema that holds which could not be enforced.
     """
 
-    thoughts: Thoughts
+    thoughts: ThoughtMarks | None
     tool_use: ToolUse | None
     grammar: StructuredOutputs | None
     param: str | None
@@ -54,7 +54,7 @@ class Demands:
 
     @classmethod
     def of(
-        cls, body: ChatCompletionRequest, form: ToolFormat | None, thoughts: Thoughts
+        cls, body: ChatCompletionRequest, form: ToolFormat | None, thoughts: ThoughtMarks | None
     ) -> Demands:
         """
         Args:

@@ -11,13 +11,14 @@ import contextlib
 import json
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from paceline.errors import RequestError, TemplateError
 from paceline.models.tokenizer import Tokenizer
-from paceline.server.chat.answer import CLOSE, OPEN
-from paceline.server.chat.constraints import Thoughts
+from paceline.server.chat.reasoning import reasoning_format
 from paceline.server.protocol.chat import ChatCompletionRequest, ChatMessage, MessageToolCall, Tool
+from paceline.structured_outputs import ThoughtMarks
 
 _PROTECTED = {
     "messages",
@@ -140,22 +141,26 @@ def template_tools(tools: Sequence[Tool] | None) -> list[dict[str, Any]] | None:
 
 def thoughts_of(
     tokenizer: Tokenizer, body: ChatCompletionRequest, text: str, reasoning_parser: str
-) -> Thoughts:
-    """Whether the answer to the prompt ``text`` begins with thoughts.
+) -> ThoughtMarks | None:
+    """Marks of the thoughts that the answer to the prompt ``text`` may begin with, or None.
 
-    Models that think have a template that knows the tags. It may open them, or open and close them
-    where thinking is switched off.
+    Models that think have a template that knows the marks. It may open the thoughts, or open and
+    close them where thinking is switched off.
     """
-    if reasoning_parser == "none":
-        return Thoughts.NONE
+    form = reasoning_format(reasoning_parser, tokenizer)
     options = body.template_kwargs
-    is_off = any(options.get(name) is False for name in _THINKING_SWITCHES)
-    if is_off or not tokenizer.template_mentions("think>"):
-        return Thoughts.NONE
+    if form is None or any(options.get(name) is False for name in _THINKING_SWITCHES):
+        return None
+    possible = ThoughtMarks(form.opening, form.closing)
+    opened = replace(possible, opened=True)
     if body.continue_final_message and body.messages[-1].text:
         words = body.messages[-1].text
-        return Thoughts.OPENED if words.rfind(OPEN) > words.rfind(CLOSE) else Thoughts.NONE
+        return opened if _last(words, form.opening) > _last(words, form.closing) else None
     end = text.rstrip()
-    if end.endswith(OPEN):
-        return Thoughts.OPENED
-    return Thoughts.NONE if end.endswith(CLOSE) else Thoughts.POSSIBLE
+    if end.endswith(form.opening):
+        return opened
+    return None if end.endswith(form.closing) else possible
+
+
+def _last(text: str, marks: Sequence[str]) -> int:
+    return max(text.rfind(mark) for mark in marks)

@@ -5,7 +5,7 @@ Owns the table of formats; supporting another one that wraps JSON is another ent
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.models.tokenizer import Tokenizer
 
@@ -21,6 +21,7 @@ class ToolFormat:
         opening: strings that a call begins with, wherever they stand.
         closing: strings dropped directly after a call.
         bare: a brace begins a call too, at the start of the answer and directly after a call.
+        token_tags: of these strings those that are single tokens of the model's vocabulary.
     """
 
     name: str
@@ -31,6 +32,7 @@ class ToolFormat:
     opening: tuple[str, ...]
     closing: tuple[str, ...]
     bare: bool
+    token_tags: tuple[str, ...] = ()
 
 
 HERMES = ToolFormat(
@@ -61,8 +63,15 @@ def tool_format(name: str, tokenizer: Tokenizer) -> ToolFormat | None:
 
     Names are :data:`paceline.server.config.TOOL_CALL_PARSERS`.
     """
-    if name in FORMATS:
-        return FORMATS[name]
+    form = FORMATS.get(name) or _shown(tokenizer)
+    if form is None:
+        return None
+    tags = tuple(tag for tag in (*form.opening, *form.closing) if tokenizer.is_added(tag))
+    return replace(form, token_tags=tags)
+
+
+def _shown(tokenizer: Tokenizer) -> ToolFormat | None:
+    """The format that the chat template shows."""
     says = tokenizer.template_mentions
     if not says("tools") or says("<function="):  # calls as XML, which no format here reads
         return None
