@@ -21,7 +21,7 @@ RUN_READY := .venv/.ready-run
 DEV_READY := .venv/.ready-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo real test test-slow test-timing test-real test-emulated native sanitize lint format peers clients clean
+.PHONY: help demo real test test-slow test-timing test-real test-emulated native sanitize lint format peers clients page clean
 
 help: ## List these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -113,6 +113,13 @@ clients: $(DEV_READY) .clients/.ready ## Install the clients that tests/clients 
 	.clients/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) torch==2.13.0 uv
 	.clients/bin/uv pip install --quiet --python .clients/bin/python $(CLIENTS)
 	@touch $@
+
+# --ignore-scripts: esbuild's binary is a package of its own, and nothing else needs a script.
+web/node_modules/.package-lock.json: web/package.json web/package-lock.json
+	cd web && npm ci --ignore-scripts --no-audit --no-fund
+
+page: web/node_modules/.package-lock.json ## Build the page's libraries anew from npm's packages (needs npm)
+	cd web && npm run build
 
 clean: ## Remove .venv, builds and caches
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

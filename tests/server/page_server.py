@@ -42,12 +42,14 @@ class Script:
         has_template: whether chat is answered.
         key: what clients must send, if anything.
         ready: whether ``/health`` says so; ``/stats`` fails while it does not.
+        text: what is answered in place of :data:`STORY`.
     """
 
     step_seconds: float = 0.01
     has_template: bool = True
     key: str = ""
     ready: bool = True
+    text: str = STORY
     ended: int = 0
     completed: int = 0
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -88,7 +90,7 @@ def steps_of(text: str, speculates: bool) -> Iterator[list[dict[str, Any]]]:
         place, number = place + size, number + 1
 
 
-def answer_to(prompt: str, body: dict[str, Any], speculates: bool) -> str:
+def answer_to(script: Script, prompt: str, body: dict[str, Any], speculates: bool) -> str:
     if "response_format" in body or "structured_outputs" in body:
         whole = '{"name": "Ishmael", "age": 31, "occupation": "captain", "is_hero": true}'
         return whole[:30] if body["max_tokens"] < 10 else whole
@@ -96,7 +98,7 @@ def answer_to(prompt: str, body: dict[str, Any], speculates: bool) -> str:
         return STORY.replace("wind", "rain")
     if prompt.startswith("markup"):
         return "<img src=x onerror=\"document.title='broken'\"> & <b>bold</b>"
-    return STORY * 200 if prompt.startswith("endless") else STORY
+    return script.text * 200 if prompt.startswith("endless") else script.text
 
 
 def chunk(is_chat: bool, tokens: list[dict[str, Any]], finish: str | None = None) -> dict[str, Any]:
@@ -112,7 +114,7 @@ def event(document: Any) -> str:
 async def stream(script: Script, body: dict[str, Any], prompt: str) -> AsyncIterator[str]:
     is_chat, count, steps = "messages" in body, 0, 0
     speculates = body["speculative"]["enabled"]
-    for tokens in steps_of(answer_to(prompt, body, speculates), speculates):
+    for tokens in steps_of(answer_to(script, prompt, body, speculates), speculates):
         await asyncio.sleep(script.step_seconds)
         yield event(chunk(is_chat, tokens))
         count, steps = count + len(tokens), steps + 1

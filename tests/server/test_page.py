@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+from importlib.resources import files
+from pathlib import Path
 
 import pytest
 from fastapi import FastAPI
@@ -11,7 +14,9 @@ from starlette.testclient import TestClient
 from paceline.server.page import page_router, read_assets
 from tests.server.page_server import OpenPage
 
-MAX_BYTES = 60_000
+MAX_OWN_BYTES = 120_000
+MAX_PACKED_BYTES = 400_000
+WEB = Path(__file__).resolve().parents[2] / "web"
 
 
 @pytest.fixture(scope="module")
@@ -27,12 +32,16 @@ def test_page_comes_with_a_strict_policy(client: TestClient) -> None:
     policy = answer.headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "script-src 'self';" in policy
+    assert "trusted-types 'none'" in policy
     assert "unsafe" not in policy
 
 
 def test_page_asks_nobody_else_for_anything() -> None:
     for name, asset in read_assets().items():
         text = asset.content.decode().replace("http://www.w3.org/", "")
+        assert not re.search(r"\beval\(|new Function|fetch\(\"|\.src=\"|@import", text), name
+        if name.startswith("vendor/"):
+            continue
         assert not re.search(r"""(https?:)?//\w+\.\w+|url\(""", text), name
         assert not re.search(r"innerHTML|insertAdjacentHTML|eval\(|\son\w+=|style=\"", text), name
 
@@ -46,14 +55,26 @@ def test_every_file_that_the_page_names_is_served(client: TestClient) -> None:
         if name.endswith(".js")
         for text in [client.get(f"/page/{name}").text]
     ]
-    named |= {f"page/{name}" for text in scripts for name in re.findall(r'from "\./([^"]+)"', text)}
+    imports = r"""(?:from |import\()"\./([^"]+)\""""
+    named |= {f"page/{name}" for text in scripts for name in re.findall(imports, text)}
     assert {f"page/{name}" for name in read_assets()} - named == {"page/index.html"}
     for name in named:
         assert client.get(f"/{name}").status_code == 200, name
 
 
 def test_page_is_small() -> None:
-    assert sum(len(asset.content) for asset in read_assets().values()) < MAX_BYTES
+    assets = read_assets()
+    own = [asset for name, asset in assets.items() if not name.startswith("vendor/")]
+    assert sum(len(asset.content) for asset in own) < MAX_OWN_BYTES
+    assert sum(len(asset.packed) for asset in assets.values()) < MAX_PACKED_BYTES
+
+
+def test_libraries_have_their_licences_and_the_versions_that_are_pinned() -> None:
+    """A bundle built from other versions than ``web/package.json`` names is stale."""
+    licences = (files("paceline.server.page") / "vendor" / "LICENSES.txt").read_text()
+    pinned = json.loads((WEB / "package.json").read_text())["dependencies"]
+    assert all(f"{name} {version} (" in licences for name, version in pinned.items())
+    assert re.findall(r"[~^*]", " ".join(pinned.values())) == []
 
 
 @pytest.mark.parametrize("path", ["/", "/page/chat.js"])

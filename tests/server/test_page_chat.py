@@ -128,7 +128,7 @@ def test_output_is_never_markup(visit: OpenPage) -> None:
     page = visit().page
     page.ask("markup")
     assert page.answer_text().startswith('<img src=x onerror="document.title=')
-    assert page.all(".text img, .text b") == []
+    assert page.all(".answer img, .text b, .markdown b") == []
     assert "broken" not in page.driver.title
 
 

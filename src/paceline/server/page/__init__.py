@@ -12,6 +12,7 @@ import hashlib
 import re
 from dataclasses import dataclass, field
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 
 from fastapi import APIRouter, HTTPException, Request, Response
 
@@ -33,6 +34,7 @@ CONTENT_SECURITY_POLICY = "; ".join(
         "form-action 'none'",
         "frame-ancestors 'none'",
         "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
     ]
 )
 # Comments on lines of their own, blank lines, indentation.
@@ -74,13 +76,20 @@ class Asset:
 
 
 def read_assets() -> dict[str, Asset]:
-    """The files of the page by name."""
-    found = {}
-    for file in files(__package__).iterdir():
-        kind = file.name.rpartition(".")[2]
-        if kind in MEDIA_TYPES:
-            found[file.name] = Asset(MEDIA_TYPES[kind], MARGINALIA.sub(b"", file.read_bytes()))
-    return found
+    """The files of the page by name, those of others as ``vendor/NAME`` and as they are."""
+    folder = files(__package__)
+    own = {file.name: MARGINALIA.sub(b"", file.read_bytes()) for file in _typed(folder)}
+    others = {f"vendor/{file.name}": file.read_bytes() for file in _typed(folder / "vendor")}
+    return {name: Asset(MEDIA_TYPES[_kind(name)], text) for name, text in (own | others).items()}
+
+
+def _kind(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _typed(folder: Traversable) -> list[Traversable]:
+    """Files of a folder that a browser is given."""
+    return [file for file in folder.iterdir() if _kind(file.name) in MEDIA_TYPES]
 
 
 def page_router() -> APIRouter:
@@ -92,7 +101,7 @@ def page_router() -> APIRouter:
     async def index(request: Request) -> Response:
         return assets["index.html"].answer(request)
 
-    @router.api_route("/page/{name}", methods=["GET", "HEAD"])
+    @router.api_route("/page/{name:path}", methods=["GET", "HEAD"])
     async def asset(name: str, request: Request) -> Response:
         if name not in assets:
             raise HTTPException(404, f"no file {name!r} in the page")

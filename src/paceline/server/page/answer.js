@@ -2,6 +2,7 @@
 
 import { el, figure, percent } from "./dom.js";
 import { model, Tally, TARGET } from "./generate.js";
+import { RenderedText } from "./rendered.js";
 
 const NUM_STYLES = 5;
 const seen = [];
@@ -39,15 +40,41 @@ export class Answer {
   #figures = el("span", { className: "figures" }, "waiting");
   #body = el("div");
   #end = el("div", { className: "end" });
+  #rendered = new RenderedText();
+  #view;
   #retry;
+  #toggle = el("button", { type: "button", className: "action toggle", hidden: true });
 
-  /** @param name heading of the answer; @param retry called by the button after a failure. */
-  constructor(name, retry = null) {
+  /** @param name heading of the answer
+   * @param retry called by the button after a failure
+   * @param view "rendered" for Markdown, "tokens" for the text token by token
+   */
+  constructor(name, { retry = null, view = "tokens" } = {}) {
     this.#retry = retry;
+    this.#view = view;
+    this.#toggle.onclick = () => this.show(this.#view === "tokens" ? "rendered" : "tokens");
     const head = el("header", {}, el("strong", {}, name), this.#figures);
     const properties = { className: "answer", "aria-label": name, "aria-busy": true };
     this.node = el("article", properties, head, this.#body, this.#end);
     this.add("content", []); // Room for the first line, so that it moves nothing.
+    this.#body.append(this.#rendered.node);
+  }
+
+  /** The request is accepted: what a model merely continues is no Markdown. */
+  opened({ mode, schema }) {
+    const isMarkdown = mode === "chat" && !schema;
+    this.node.classList.toggle("mono", !isMarkdown);
+    this.#toggle.hidden = !isMarkdown;
+    return this.show(isMarkdown ? this.#view : "tokens");
+  }
+
+  /** Show the text as "rendered" Markdown or as "tokens". */
+  async show(view) {
+    this.#view = view;
+    const isRendered = view === "rendered";
+    await this.#rendered.show(isRendered).catch(() => {}); // Without the libraries tokens serve.
+    this.#channels.content.hidden = !this.#rendered.node.hidden;
+    this.#toggle.textContent = isRendered ? "Show tokens" : "Show Markdown";
   }
 
   /** Text of a channel, "content" or "reasoning", in pieces of { id, text, origin }. */
@@ -55,8 +82,11 @@ export class Answer {
     const target = (this.#channels[channel] ??= this.#open(channel));
     for (const { id, text, origin } of pieces) {
       const title = origin ? `${origin}${id === null ? "" : `, token ${id}`}` : "";
-      target.append(el("span", { className: originClass(origin), title, textContent: text }));
-      if (channel === "content") this.text += text;
+      const className = originClass(origin);
+      target.append(el("span", { className, title, textContent: text }));
+      if (channel !== "content") continue;
+      this.text += text;
+      this.#rendered.add(className, text);
     }
     if (this.tally.tokens) this.#showFigures();
   }
@@ -106,6 +136,8 @@ export class Answer {
     this.#end.append(...this.#shares());
     const remark = FINISHED[reason] ?? reason;
     if (remark) this.#end.append(el("span", { className: "remark" }, remark));
+    this.#end.append(el("div", { className: "actions" }, this.#toggle));
+    if (!this.#rendered.node.hidden) this.#rendered.draw();
   }
 
   /** An ApiFailure, shown under what had arrived. */

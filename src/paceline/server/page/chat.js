@@ -18,7 +18,7 @@ const NOTES = {
   fallback: "This model has no chat template: the text is continued as it stands.",
 };
 const CHOICES = ["mode", "temperature", "maxTokens", "seed"];
-const SWITCHES = ["speculation", "compare", "colours"];
+const SWITCHES = ["speculation", "compare", "colours", "rendered"];
 
 let turns = []; // of { node, user, answer }: the answer is the one that later turns build on
 let running = null; // the AbortController of the answer that streams
@@ -128,9 +128,11 @@ async function ask(text) {
   };
   const isPair = fields().compare.checked;
   const on = fields().speculation.checked;
-  const views = isPair
-    ? [new Answer("Speculation on", retry), new Answer("Speculation off", retry)]
-    : [new Answer(on ? "Answer" : "Answer, speculation off", retry)];
+  const options = { retry, view: fields().rendered.checked ? "rendered" : "tokens" };
+  const names = isPair
+    ? ["Speculation on", "Speculation off"]
+    : [on ? "Answer" : "Answer, speculation off"];
+  const views = names.map((name) => new Answer(name, options));
   const verdict = el("p", { className: "verdict", role: "status", hidden: !isPair });
   turn.node.append(
     el("div", { className: "user" }, text),
@@ -146,7 +148,7 @@ async function ask(text) {
   const seed = given || isPair ? Number(given || crypto.getRandomValues(new Uint32Array(1))[0]) : null;
   for (const view of views) {
     const salt = isPair ? crypto.getRandomValues(new Uint32Array(4)).join("-") : "";
-    await answer(jobFor(text, isPair ? view === views[0] : on, seed, salt), view, signal, turn);
+    await answer(jobFor(text, isPair ? view === views[0] : on, seed, salt), view, signal);
   }
   if (isPair) verdict.textContent = compare(...views);
   turns.push(Object.assign(turn, { answer: views[0] }));
@@ -156,14 +158,12 @@ async function ask(text) {
 }
 
 /** Stream one answer into its view; failures end up in the view. */
-async function answer(job, view, signal, turn) {
+async function answer(job, view, signal) {
   if (signal.aborted) return view.finish("abort");
   const changes = new MutationObserver(() => followEnd());
   changes.observe(view.node, { childList: true, subtree: true });
-  turn.node.classList.toggle("mono", job.mode === "completion");
   announce("Answering");
   await settle(view, generate(job, view, signal));
-  turn.node.classList.toggle("mono", job.mode === "completion");
   changes.disconnect();
   showMode();
 }

@@ -150,7 +150,7 @@ async function open(job, signal) {
   }
 }
 
-/** Run a job and hand every piece of text to `view.add(channel, pieces)`.
+/** Run a job and hand every piece of text to `view.add(channel, pieces)`, after `view.opened(job)`.
  *
  * @returns the finish reason. `view.tally` holds the counts.
  * Raises ApiFailure, or AbortError when `signal` says so.
@@ -158,6 +158,7 @@ async function open(job, signal) {
 export async function generate(job, view, signal) {
   view.tally.begin();
   const response = await open(job, signal);
+  view.opened(job);
   const splitter = new Splitter();
   let finish = null;
   for await (const { choices, usage } of events(response)) {

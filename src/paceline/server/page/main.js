@@ -5,6 +5,7 @@ import { modelLoaded, setUpChat, stopAnswer } from "./chat.js";
 import { $, remember } from "./dom.js";
 import { loadModel, model } from "./generate.js";
 import { showLive } from "./live.js";
+import { loadMarkdown } from "./markdown.js";
 import { setUpSchema, stopSchema } from "./schema.js";
 
 const VIEWS = ["chat", "live", "schema"];
@@ -81,6 +82,8 @@ async function start() {
     document.title = `Paceline: ${$("model").textContent}`;
   }
   modelLoaded();
+  // Ahead of the first answer, and after everything that can be seen.
+  loadMarkdown().catch(() => {});
 }
 
 start();

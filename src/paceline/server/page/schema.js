@@ -81,7 +81,6 @@ async function submitted(event) {
   running = new AbortController();
   setBusy(true);
   const view = new Answer("Answer");
-  view.node.classList.add("mono");
   $("schema-answer").replaceChildren(view.node);
   $("schema-parsed").replaceChildren();
   const job = {
