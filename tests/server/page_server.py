@@ -101,6 +101,11 @@ def answer_to(script: Script, prompt: str, body: dict[str, Any], speculates: boo
     return script.text * 200 if prompt.startswith("endless") else script.text
 
 
+def said_before(body: dict[str, Any]) -> str:
+    """The part of an answer that a chat asks to continue."""
+    return str(body["messages"][-1]["content"]) if body.get("continue_final_message") else ""
+
+
 def chunk(is_chat: bool, tokens: list[dict[str, Any]], finish: str | None = None) -> dict[str, Any]:
     text = "".join(token["text"] for token in tokens)
     part = {"delta": {"content": text}} if is_chat else {"text": text}
@@ -114,7 +119,8 @@ def event(document: Any) -> str:
 async def stream(script: Script, body: dict[str, Any], prompt: str) -> AsyncIterator[str]:
     is_chat, count, steps = "messages" in body, 0, 0
     speculates = body["speculative"]["enabled"]
-    for tokens in steps_of(answer_to(script, prompt, body, speculates), speculates):
+    text = answer_to(script, prompt, body, speculates)
+    for tokens in steps_of(text.removeprefix(said_before(body)), speculates):
         await asyncio.sleep(script.step_seconds)
         yield event(chunk(is_chat, tokens))
         count, steps = count + len(tokens), steps + 1
@@ -226,7 +232,8 @@ def make_app(script: Script) -> FastAPI:
         is_chat = "messages" in body
         if is_chat and not script.has_template:
             return error(400, "the model has no chat template", "no_chat_template")
-        prompt = body["messages"][-1]["content"] if is_chat else body["prompt"]
+        said = [one["content"] for one in body.get("messages", []) if one["role"] == "user"]
+        prompt = said[-1] if is_chat else body["prompt"]
         if prompt.startswith("busy"):
             return error(429, "32 requests are waiting", type="rate_limit_error")
         if prompt.startswith("refused"):

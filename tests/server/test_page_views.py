@@ -54,7 +54,7 @@ def test_figures_of_a_span(visit: OpenPage) -> None:
 def test_text_is_shared_among_its_tokens(visit: OpenPage) -> None:
     page = visit().page
     found = page.module(
-        "generate.js",
+        "tally.js",
         """
         const splitter = new module.Splitter();
         const token = (text, origin) => ({ id: 0, text, origin });
@@ -136,8 +136,8 @@ def test_keyboard_is_enough(visit: OpenPage) -> None:
     page.until_idle()
     assert page.one(".user").text == "First\nsecond"
     page.script("document.getElementById('tab-chat').focus()")
-    order = ["theme", "transcript", "prompt", "send", "new-chat", "temperature", "seed"]
-    assert [name for name in page.tab_through(14) if name in order][:7] == order
+    order = ["theme", "search", "transcript", "prompt", "send", "new-chat", "temperature", "seed"]
+    assert [name for name in page.tab_through(32) if name in order][:8] == order
     page.script("document.getElementById('tab-chat').focus()")
     page.type("{right}")
     assert page.focus() == "tab-live"

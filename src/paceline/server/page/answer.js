@@ -1,27 +1,11 @@
-// The view of one answer as it streams: coloured tokens, its figures, and how it ended.
+// The view of one answer as it streams: coloured tokens or Markdown, its figures, how it ended, and
+// what can be done with it.
 
-import { el, figure, percent } from "./dom.js";
-import { model, Tally, TARGET } from "./generate.js";
+import { costLine } from "./cost.js";
+import { copyButton, el, figure } from "./dom.js";
+import { markOf, originClass } from "./origins.js";
 import { RenderedText } from "./rendered.js";
-
-const NUM_STYLES = 5;
-const seen = [];
-
-/** The class of an origin: proposers in the server's order, then others as they appear. */
-export function originClass(origin) {
-  if (!origin || origin === TARGET) return "";
-  if (!model.proposers.includes(origin) && !seen.includes(origin)) seen.push(origin);
-  return `o${([...model.proposers, ...seen].indexOf(origin) % NUM_STYLES) + 1}`;
-}
-
-/** Keys of colours and underlines, for the proposers of this server. */
-export function fillLegend(node) {
-  const marks = model.proposers.map((name) =>
-    el("span", { className: `mark ${originClass(name)}` }, name),
-  );
-  if (!marks.length) return node.replaceChildren("This server does not speculate.");
-  node.replaceChildren("Drafted by ", ...marks, el("span", {}, "the rest by the model"));
-}
+import { Tally } from "./tally.js";
 
 const FINISHED = {
   stop: "",
@@ -30,28 +14,36 @@ const FINISHED = {
   tool_calls: "The model asks for a tool.",
   error: "The answer failed.",
 };
+const CAN_GO_ON = ["length", "abort"];
 
 export class Answer {
   tally = new Tally();
   text = "";
+  reasoning = "";
   reason = null;
   failure = null;
+  #pieces = []; // of [origin, length], of neighbours with one origin together
   #channels = {};
   #figures = el("span", { className: "figures" }, "waiting");
-  #body = el("div");
+  #body = el("div", { "aria-live": "polite" });
   #end = el("div", { className: "end" });
   #rendered = new RenderedText();
+  #isMarkdown = false;
   #view;
   #retry;
+  #actions;
   #toggle = el("button", { type: "button", className: "action toggle", hidden: true });
 
   /** @param name heading of the answer
    * @param retry called by the button after a failure
    * @param view "rendered" for Markdown, "tokens" for the text token by token
+   * @param actions of { label, name, run }: buttons under it; "resume" only where that makes sense
    */
-  constructor(name, { retry = null, view = "tokens" } = {}) {
+  constructor(name, { retry = null, view = "tokens", actions = [] } = {}) {
+    Object.assign(this, { name });
     this.#retry = retry;
     this.#view = view;
+    this.#actions = actions;
     this.#toggle.onclick = () => this.show(this.#view === "tokens" ? "rendered" : "tokens");
     const head = el("header", {}, el("strong", {}, name), this.#figures);
     const properties = { className: "answer", "aria-label": name, "aria-busy": true };
@@ -62,16 +54,16 @@ export class Answer {
 
   /** The request is accepted: what a model merely continues is no Markdown. */
   opened({ mode, schema }) {
-    const isMarkdown = mode === "chat" && !schema;
-    this.node.classList.toggle("mono", !isMarkdown);
-    this.#toggle.hidden = !isMarkdown;
-    return this.show(isMarkdown ? this.#view : "tokens");
+    this.#isMarkdown = mode === "chat" && !schema;
+    this.node.classList.toggle("mono", !this.#isMarkdown);
+    this.#toggle.hidden = !this.#isMarkdown;
+    return this.show(this.#view);
   }
 
   /** Show the text as "rendered" Markdown or as "tokens". */
   async show(view) {
     this.#view = view;
-    const isRendered = view === "rendered";
+    const isRendered = view === "rendered" && this.#isMarkdown;
     await this.#rendered.show(isRendered).catch(() => {}); // Without the libraries tokens serve.
     this.#channels.content.hidden = !this.#rendered.node.hidden;
     this.#toggle.textContent = isRendered ? "Show tokens" : "Show Markdown";
@@ -84,11 +76,18 @@ export class Answer {
       const title = origin ? `${origin}${id === null ? "" : `, token ${id}`}` : "";
       const className = originClass(origin);
       target.append(el("span", { className, title, textContent: text }));
-      if (channel !== "content") continue;
-      this.text += text;
-      this.#rendered.add(className, text);
+      if (channel === "content") this.#keep(text, origin, className);
+      else this.reasoning += text;
     }
     if (this.tally.tokens) this.#showFigures();
+  }
+
+  #keep(text, origin, className) {
+    this.text += text;
+    this.#rendered.add(className, text);
+    const last = this.#pieces.at(-1);
+    if (last?.[0] === origin) last[1] += text.length;
+    else this.#pieces.push([origin, text.length]);
   }
 
   #open(channel) {
@@ -115,35 +114,42 @@ export class Answer {
     );
   }
 
-  /** The share of tokens that were drafted, by proposer. */
-  #shares() {
-    const shares = [...this.tally.origins].filter(([origin]) => origin && origin !== TARGET);
-    const counted = [...this.tally.origins.values()].reduce((sum, count) => sum + count, 0);
-    return shares
-      .sort((one, other) => other[1] - one[1])
-      .map(([origin, count]) =>
-        el("span", { className: "share" },
-          el("span", { className: `mark ${originClass(origin)}` }, origin),
-          ` ${percent(count / counted)}`),
-      );
-  }
-
   finish(reason) {
     this.reason = reason;
     this.node.removeAttribute("aria-busy");
     if (this.tally.tokens) this.#showFigures();
     else this.#figures.textContent = "";
-    this.#end.append(...this.#shares());
     const remark = FINISHED[reason] ?? reason;
-    if (remark) this.#end.append(el("span", { className: "remark" }, remark));
-    this.#end.append(el("div", { className: "actions" }, this.#toggle));
+    this.#end.replaceChildren(
+      costLine(this.tally, markOf) ?? "",
+      remark ? el("span", { className: "remark" }, remark) : "",
+      this.#buttons(),
+    );
     if (!this.#rendered.node.hidden) this.#rendered.draw();
+  }
+
+  #buttons() {
+    const buttons = this.#actions
+      .filter(({ name }) => name !== "resume" || (this.text && CAN_GO_ON.includes(this.reason)))
+      .map(({ label, name, run }) =>
+        el("button", { type: "button", className: `action ${name}`, onclick: run }, label));
+    if (this.text) buttons.unshift(copyButton(() => this.text, "Copy the answer"));
+    return el("div", { className: "actions" }, ...buttons, this.#toggle);
+  }
+
+  /** More text is to come after what is here. */
+  resume() {
+    this.reason = null;
+    this.failure = null;
+    this.node.setAttribute("aria-busy", true);
+    this.node.querySelector(".failure")?.remove();
+    this.#end.replaceChildren();
   }
 
   /** An ApiFailure, shown under what had arrived. */
   fail(failure) {
-    this.failure = failure;
     this.finish("");
+    this.failure = failure;
     const where = failure.param ? ` (field ${failure.param})` : "";
     const box = el("div", { className: "failure", role: "alert" },
       el("strong", {}, failure.title),
@@ -152,5 +158,33 @@ export class Answer {
     if (failure.advice) box.append(el("p", { className: "hint" }, failure.advice));
     if (this.#retry) box.append(el("button", { type: "button", onclick: this.#retry }, "Try again"));
     this.node.append(box);
+  }
+
+  /** What a conversation keeps of it. */
+  get data() {
+    const { name, text, reasoning, tally } = this;
+    const reason = this.reason ?? "abort";
+    return {
+      name, text, reasoning, reason, isMarkdown: this.#isMarkdown,
+      pieces: this.#pieces.map((piece) => [...piece]), tally: tally.data,
+    };
+  }
+
+  /** Show an answer that was kept. */
+  restore({ text, reasoning, reason, isMarkdown, pieces, tally }) {
+    this.tally = Tally.from(tally);
+    if (reasoning) this.add("reasoning", [{ id: null, text: reasoning, origin: "" }]);
+    let place = 0;
+    this.add("content", pieces.map(([origin, length]) => {
+      place += length;
+      return { id: null, text: text.slice(place - length, place), origin };
+    }));
+    this.finish(reason);
+    return this.opened({ mode: isMarkdown ? "chat" : "completion" });
+  }
+
+  /** It leaves the document. */
+  forget() {
+    this.#rendered.forget();
   }
 }

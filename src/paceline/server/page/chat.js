@@ -1,9 +1,12 @@
-// The conversation: what was said, the composer, the settings, and answers beside each other.
+// The conversation: its turns, the composer, and answers beside each other.
 
 import { ApiFailure, watchServer } from "./api.js";
-import { Answer, fillLegend } from "./answer.js";
-import { $, announce, el, figure, recall, remember, sendOnEnter } from "./dom.js";
+import { $, announce, el, figure, sendOnEnter } from "./dom.js";
 import { generate, model } from "./generate.js";
+import { changed as noteChange, fresh, setUpHistory } from "./history.js";
+import { fillLegend } from "./origins.js";
+import { fields, mode, sampling, setUpSettings } from "./settings.js";
+import { Turn } from "./turn.js";
 
 const EXAMPLES = {
   chat: ["Write a short poem about the wind.", "Explain binary search with an example."],
@@ -17,32 +20,25 @@ const NOTES = {
   completion: "The text is continued as it stands.",
   fallback: "This model has no chat template: the text is continued as it stands.",
 };
-const CHOICES = ["mode", "temperature", "maxTokens", "seed"];
-const SWITCHES = ["speculation", "compare", "colours", "rendered"];
 
-let turns = []; // of { node, user, answer }: the answer is the one that later turns build on
+let turns = [];
+let conversation = fresh(); // as it is kept
 let running = null; // the AbortController of the answer that streams
 let follows = true; // whether the reader is at the end of the conversation
-
-const fields = () => $("settings").elements;
-const mode = () => fields().mode.value;
+let isDrawn = true; // whether the settings' view of answers is what is shown
 
 export function setUpChat() {
-  const kept = JSON.parse(recall("settings") ?? "{}");
-  for (const name of CHOICES) if (name in kept) fields()[name].value = kept[name];
-  for (const name of SWITCHES) if (name in kept) fields()[name].checked = kept[name];
-  $("settings").addEventListener("change", keepSettings);
-  $("settings").addEventListener("submit", (event) => event.preventDefault());
+  setUpSettings(showMode);
+  setUpHistory(openConversation, () => conversation.id);
+  addEventListener("renamed", ({ detail }) => Object.assign(conversation, { title: detail }));
   $("composer").addEventListener("submit", submitted);
   sendOnEnter($("prompt"));
   $("stop").addEventListener("click", stopAnswer);
-  $("new-chat").addEventListener("click", clear);
-  $("settings-toggle").addEventListener("click", ({ target }) => {
-    target.setAttribute("aria-expanded", target.getAttribute("aria-expanded") !== "true");
-  });
+  $("new-chat").addEventListener("click", newChat);
   for (const kind of ["wheel", "touchmove", "keydown"]) {
     $("transcript").addEventListener(kind, () => requestAnimationFrame(noteScroll));
   }
+  isDrawn = fields().rendered.checked;
   showMode();
 }
 
@@ -56,20 +52,17 @@ export function stopAnswer() {
   running?.abort();
 }
 
-function keepSettings() {
-  const kept = {};
-  for (const name of CHOICES) kept[name] = fields()[name].value;
-  for (const name of SWITCHES) kept[name] = fields()[name].checked;
-  remember("settings", JSON.stringify(kept));
-  showMode();
-}
-
 function showMode() {
   if (!model.hasTemplate) fields().mode.value = "completion";
   fields().mode[0].disabled = !model.hasTemplate;
   fields().speculation.disabled = fields().compare.checked;
+  fields().system.disabled = mode() !== "chat";
   $("mode-note").textContent = NOTES[model.hasTemplate ? mode() : "fallback"];
   document.body.classList.toggle("uncoloured", !fields().colours.checked);
+  if (isDrawn !== fields().rendered.checked) {
+    isDrawn = fields().rendered.checked;
+    for (const { views } of turns) for (const view of views) view.show(viewKind());
+  }
   const pick = ({ target }) => {
     $("prompt").value = target.textContent;
     $("prompt").focus();
@@ -79,6 +72,8 @@ function showMode() {
   $("examples").classList.toggle("mono", mode() === "completion");
 }
 
+const viewKind = () => (fields().rendered.checked ? "rendered" : "tokens");
+
 function submitted(event) {
   event.preventDefault();
   const text = $("prompt").value;
@@ -87,73 +82,106 @@ function submitted(event) {
   ask(text);
 }
 
-function clear() {
-  stopAnswer();
-  turns = [];
-  $("transcript").replaceChildren($("welcome"));
-  $("welcome").hidden = false;
+// Conversations
+
+export function newChat() {
+  openConversation(fresh());
   $("prompt").focus();
+}
+
+function openConversation(opened) {
+  if (running) keep(); // What has arrived.
+  stopAnswer();
+  dropFrom(0);
+  conversation = opened;
+  if (opened.turns.length) fields().system.value = opened.system;
+  $("transcript").replaceChildren($("welcome"), ...opened.turns.map(restoredTurn));
+  $("welcome").hidden = turns.length > 0;
+  noteChange();
+  followEnd(true);
+}
+
+function restoredTurn({ user, answer }) {
+  const turn = new Turn(user, DOES);
+  turns.push(turn);
+  turn.open([answer.name], viewKind())[0].restore(answer);
+  return turn.node;
+}
+
+/** Keep what was said so far. */
+function keep() {
+  conversation.system = fields().system.value;
+  conversation.turns = turns
+    .filter(({ answer }) => answer.text)
+    .map(({ user, answer }) => ({ user, answer: answer.data }));
+  if (conversation.turns.length) noteChange(fields().keep.checked ? conversation : null);
+}
+
+function dropFrom(place) {
+  for (const turn of turns.splice(place)) turn.remove();
 }
 
 // Answers
 
-/** What is asked of the server for one answer. */
-function jobFor(text, speculation, seed, salt) {
-  const told = turns
-    .filter(({ answer }) => answer.text)
-    .flatMap(({ user, answer }) => [
-      { role: "user", content: user },
-      { role: "assistant", content: answer.text },
-    ]);
-  return {
-    mode: mode(),
-    messages: [...told, { role: "user", content: text }],
-    temperature: fields().temperature.valueAsNumber,
-    maxTokens: fields().maxTokens.valueAsNumber,
-    seed,
-    speculation,
-    salt,
-  };
+const DOES = {
+  regenerate: (turn) => askAgain(turn, turn.user),
+  edit: askAgain,
+  resume: (turn) => running || stream(turn, [turn.answer]),
+};
+
+/** Ask in place of a turn; those after it are gone then. */
+function askAgain(turn, text) {
+  if (running || !turns.includes(turn)) return;
+  dropFrom(turns.indexOf(turn));
+  ask(text);
 }
 
-async function ask(text) {
-  const { signal } = (running = new AbortController());
-  setBusy(true);
-  const turn = { node: el("section", { className: "turn" }), user: text };
-  const retry = () => {
-    if (running) return;
-    turn.node.remove();
-    turns = turns.filter((other) => other !== turn);
-    ask(text);
-  };
-  const isPair = fields().compare.checked;
+/** What is asked of the server for one answer. */
+function jobFor(turn, view, speculation, seed, salt) {
+  const before = turns.slice(0, turns.indexOf(turn)).filter(({ answer }) => answer.text);
+  const messages = before.flatMap(({ user, answer }) => [
+    { role: "user", content: user },
+    { role: "assistant", content: answer.text },
+  ]);
+  messages.push({ role: "user", content: turn.user });
+  if (view.text) messages.push({ role: "assistant", content: view.text });
+  const system = fields().system.value.trim();
+  if (system) messages.unshift({ role: "system", content: system });
+  return { mode: mode(), messages, sampling: sampling(), seed, speculation, salt };
+}
+
+function ask(text) {
   const on = fields().speculation.checked;
-  const options = { retry, view: fields().rendered.checked ? "rendered" : "tokens" };
-  const names = isPair
+  const names = fields().compare.checked
     ? ["Speculation on", "Speculation off"]
     : [on ? "Answer" : "Answer, speculation off"];
-  const views = names.map((name) => new Answer(name, options));
-  const verdict = el("p", { className: "verdict", role: "status", hidden: !isPair });
-  turn.node.append(
-    el("div", { className: "user" }, text),
-    el("div", { className: isPair ? "pair" : "" }, ...views.map(({ node }) => node)),
-    verdict,
-  );
+  const turn = new Turn(text, DOES);
+  turns.push(turn);
+  const views = turn.open(names, viewKind());
   $("welcome").hidden = true;
   $("transcript").append(turn.node);
   followEnd(true);
+  return stream(turn, views);
+}
 
+/** Fill views one after the other: new ones, or one that is continued. */
+async function stream(turn, views) {
+  const { signal } = (running = new AbortController());
+  setBusy(true);
+  const isPair = views.length > 1;
   // Both arms of a comparison get the same seed, and neither finds the other's prefix cached.
   const given = fields().seed.value;
   const seed = given || isPair ? Number(given || crypto.getRandomValues(new Uint32Array(1))[0]) : null;
   for (const view of views) {
     const salt = isPair ? crypto.getRandomValues(new Uint32Array(4)).join("-") : "";
-    await answer(jobFor(text, isPair ? view === views[0] : on, seed, salt), view, signal);
+    const on = isPair ? view === views[0] : fields().speculation.checked;
+    if (view.reason !== null) view.resume();
+    await answer(jobFor(turn, view, on, seed, salt), view, signal);
   }
-  if (isPair) verdict.textContent = compare(...views);
-  turns.push(Object.assign(turn, { answer: views[0] }));
+  if (isPair) turn.verdict.textContent = compare(...views);
   running = null;
   setBusy(false);
+  if (turns.includes(turn)) keep();
   followEnd();
 }
 
@@ -214,3 +242,8 @@ function followEnd(force = false) {
   follows ||= force;
   if (follows) requestAnimationFrame(() => $("transcript").scrollTo(0, $("transcript").scrollHeight));
 }
+
+/** The conversation as it is shown, for a file. */
+export const shownConversation = () => conversation;
+/** The turn that was asked last, if any. */
+export const lastTurn = () => turns.at(-1);

@@ -61,3 +61,38 @@ export function figure(value) {
 export const percent = (share) => `${(100 * share).toFixed(share > 0 && share < 0.0995 ? 1 : 0)} %`;
 
 export const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+
+/** A button that copies what `text()` gives, and says so. */
+export function copyButton(text, label = "Copy") {
+  const button = el("button", { type: "button", className: "action copy", "aria-label": label }, "Copy");
+  button.onclick = async () => {
+    const done = await copy(text());
+    button.textContent = done ? "Copied" : "Not copied";
+    announce(button.textContent);
+    await pause(1500);
+    button.textContent = "Copy";
+  };
+  return button;
+}
+
+/** Whether it worked: browsers give pages the clipboard only over HTTPS and on this machine. */
+async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    const area = el("textarea", { className: "sr", value: text });
+    document.body.append(area);
+    area.select();
+    const done = document.execCommand("copy");
+    area.remove();
+    return done;
+  }
+}
+
+/** Give the user a file. */
+export function download(text, name, type) {
+  const url = URL.createObjectURL(new Blob([text], { type }));
+  el("a", { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 10_000);
+}

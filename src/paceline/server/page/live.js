@@ -1,10 +1,10 @@
 // The live view: asks for the counters every second while it can be seen, and shows them.
 
 import { getJson, watchServer } from "./api.js";
-import { originClass } from "./answer.js";
 import { bars, costChart, minuteChart, stack } from "./charts.js";
 import { $, el, figure, pause, percent } from "./dom.js";
 import { byPosition, byProposer, History, phaseShares, PHASES, ratio, widthShares } from "./figures.js";
+import { originClass } from "./origins.js";
 
 const EVERY_MS = 1000;
 const history = new History();

@@ -1,7 +1,7 @@
 // Markdown as nodes of the document, built one by one from a parser's tokens: no string is ever
 // parsed as markup, HTML in an answer is text, and nothing is fetched. Knows no answer.
 
-import { el } from "./dom.js";
+import { copyButton, el } from "./dom.js";
 import { addMath, mathNode } from "./math.js";
 
 const TAGS = new Set(
@@ -144,7 +144,8 @@ function formula({ content, meta }) {
 function codeBlock(code, language) {
   const text = el("code", {}, ...highlighted(code, language));
   return el("div", { className: "code-block" },
-    el("div", { className: "code-head" }, el("span", {}, language || "text")),
+    el("div", { className: "code-head" },
+      el("span", {}, language || "text"), copyButton(() => code, "Copy the code")),
     el("pre", { tabIndex: 0 }, text));
 }
 

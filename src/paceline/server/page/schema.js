@@ -86,8 +86,7 @@ async function submitted(event) {
   const job = {
     mode: "chat",
     messages: [{ role: "user", content: $("schema-prompt").value }],
-    temperature: 0,
-    maxTokens: $("schema-max").valueAsNumber,
+    sampling: { temperature: 0, max_tokens: $("schema-max").valueAsNumber },
     seed: null,
     speculation: true,
     schema,

@@ -1,0 +1,141 @@
+// The list of conversations that this browser keeps: search, open, rename, delete, files.
+
+import { $, announce, download, el } from "./dom.js";
+import { fileOf, newId, parseFile, search, Store } from "./store.js";
+
+let store = null;
+let open = null;
+let current = () => "";
+
+/** A conversation without a turn. */
+export const fresh = () => ({ id: newId(), title: "", updated: 0, system: "", turns: [] });
+
+/** @param openConversation shows one; @param currentId tells which is shown */
+export function setUpHistory(openConversation, currentId) {
+  store = new Store();
+  open = openConversation;
+  current = currentId;
+  $("search").addEventListener("input", draw);
+  $("history-toggle").addEventListener("click", () => showDrawer(!isOpen()));
+  $("export").addEventListener("click", () =>
+    download(fileOf(store.all), "paceline-conversations.json", "application/json"));
+  $("import").addEventListener("click", () => $("import-file").click());
+  $("import-file").addEventListener("change", importFile);
+  addEventListener("storage", ({ key }) => {
+    if (key !== null && !key.startsWith("paceline-conversation-")) return;
+    store.load();
+    draw();
+  });
+  draw();
+}
+
+const isOpen = () => $("history-toggle").getAttribute("aria-expanded") === "true";
+
+/** On narrow windows the list is a drawer. */
+export function showDrawer(isShown) {
+  $("history-toggle").setAttribute("aria-expanded", isShown);
+  $("history").classList.toggle("open", isShown);
+  if (isShown) $("search").focus();
+}
+
+/** What is shown has changed; `kept` is stored, null stores nothing. */
+export function changed(kept = null) {
+  if (kept) {
+    kept.title ||= titleOf(kept.turns[0].user);
+    kept.updated = Date.now();
+    if (!store.save(kept)) announceStatus("There is no room to keep this conversation.");
+  }
+  draw();
+}
+
+const titleOf = (text) => text.trim().replace(/\s+/g, " ").slice(0, 60);
+
+function announceStatus(text) {
+  $("history-status").textContent = text;
+}
+
+function draw() {
+  const found = search(store.all, $("search").value);
+  $("history-list").replaceChildren(...found.map(rowOf));
+  const isEmpty = $("search").value ? "Nothing found." : "Conversations are kept in this browser only.";
+  $("history-empty").textContent = found.length ? "" : isEmpty;
+}
+
+function rowOf(conversation) {
+  const { id, title, updated } = conversation;
+  const pick = el("button", { type: "button", className: "pick", title: new Date(updated).toLocaleString() }, title);
+  if (id === current()) pick.setAttribute("aria-current", "true");
+  pick.onclick = () => {
+    open(store.get(id));
+    showDrawer(false);
+    $("prompt").focus();
+  };
+  const row = el("li", {}, pick);
+  const rename = el("button", { type: "button", className: "action rename", "aria-label": `Rename: ${title}` }, "✎");
+  rename.onclick = () => startRenaming(row, conversation);
+  const remove = el("button", { type: "button" });
+  remove.onclick = () => confirmDeletion(remove, conversation);
+  remove.onblur = () => calm(remove, title);
+  calm(remove, title);
+  row.append(rename, remove);
+  return row;
+}
+
+function startRenaming(row, conversation) {
+  const field = el("input", { value: conversation.title, maxLength: 200, "aria-label": "New name" });
+  const finish = (isKept) => {
+    field.onblur = null;
+    const title = field.value.trim();
+    if (isKept && title && title !== conversation.title) rename(conversation, title);
+    draw();
+  };
+  field.onkeydown = (event) => {
+    if (!["Enter", "Escape"].includes(event.key)) return;
+    event.preventDefault();
+    event.stopPropagation();
+    finish(event.key === "Enter");
+  };
+  // Later, since a field that is taken out of the document loses the focus meanwhile.
+  field.onblur = () => setTimeout(() => field.onblur && finish(true));
+  row.replaceChildren(field);
+  field.select();
+}
+
+/** Renames what is stored; what is shown takes the name with its next change. */
+function rename(conversation, title) {
+  store.save({ ...conversation, title });
+  if (conversation.id === current()) dispatchEvent(new CustomEvent("renamed", { detail: title }));
+}
+
+/** The first press asks, the second one deletes. */
+function confirmDeletion(button, { id, title }) {
+  if (button.textContent === "Delete?") {
+    store.remove(id);
+    announce(`Deleted: ${title}`);
+    if (id === current()) open(fresh());
+    return draw();
+  }
+  button.textContent = "Delete?";
+  button.classList.add("danger");
+  button.setAttribute("aria-label", `Delete for good: ${title}`);
+}
+
+/** A button that has not been pressed yet. */
+function calm(button, title) {
+  button.textContent = "✕";
+  button.className = "action delete";
+  button.setAttribute("aria-label", `Delete: ${title}`);
+}
+
+async function importFile() {
+  const [file] = $("import-file").files;
+  $("import-file").value = "";
+  if (!file) return;
+  try {
+    const number = store.add(parseFile(await file.text()));
+    announceStatus(`${number} ${number === 1 ? "conversation" : "conversations"} added.`);
+  } catch (error) {
+    announceStatus(`Nothing was added: ${error.message}.`);
+  }
+  draw();
+}

@@ -1,0 +1,81 @@
+// One turn of a conversation: what the user said, which can be edited, and the answers to it.
+// Knows no server; what is to be done is told to the conversation by calls.
+
+import { Answer } from "./answer.js";
+import { $, copyButton, el, sendOnEnter } from "./dom.js";
+
+export class Turn {
+  views = [];
+  verdict = el("p", { className: "verdict", role: "status", hidden: true });
+  #said = el("div", { className: "said" });
+  #answers = el("div");
+  #does;
+
+  /** @param does { edit(turn, text), regenerate(turn), resume(turn) } */
+  constructor(user, does) {
+    this.user = user;
+    this.#does = does;
+    this.node = el("section", { className: "turn", "aria-label": "Turn" },
+      this.#said, this.#answers, this.verdict);
+    this.#showSaid();
+  }
+
+  /** The answer that later turns build on. */
+  get answer() {
+    return this.views[0];
+  }
+
+  /** Make room for answers with these headings; two are shown beside each other. */
+  open(names, view) {
+    const again = { label: "Regenerate", name: "again", run: () => this.#does.regenerate(this) };
+    const resume = { label: "Continue", name: "resume", run: () => this.#does.resume(this) };
+    this.views = names.map((name) => new Answer(name, {
+      retry: again.run,
+      view,
+      actions: names.length > 1 ? [] : [again, resume],
+    }));
+    this.verdict.hidden = names.length < 2;
+    this.#answers.className = names.length > 1 ? "pair" : "";
+    this.#answers.replaceChildren(...this.views.map(({ node }) => node));
+    return this.views;
+  }
+
+  remove() {
+    for (const view of this.views) view.forget();
+    this.node.remove();
+  }
+
+  #showSaid() {
+    const edit = el("button", { type: "button", className: "action edit" }, "Edit");
+    edit.onclick = () => this.edit();
+    this.#said.replaceChildren(
+      el("div", { className: "user", tabIndex: 0, role: "group", "aria-label": "You said" }, this.user),
+      el("div", { className: "actions" }, copyButton(() => this.user, "Copy your message"), edit),
+    );
+  }
+
+  /** Lets the user change the message; sending it drops the turns after it. */
+  edit() {
+    const area = el("textarea", { value: this.user, rows: 3, "aria-label": "Edit your message" });
+    const cancel = el("button", { type: "button", className: "quiet" }, "Cancel");
+    const send = el("button", { className: "primary" }, "Send again");
+    const form = el("form", { className: "editor" }, area, el("div", { className: "row" }, cancel, send));
+    const close = () => {
+      this.#showSaid();
+      $("prompt").focus();
+    };
+    cancel.onclick = close;
+    form.onsubmit = (event) => {
+      event.preventDefault();
+      if (area.value.trim()) this.#does.edit(this, area.value);
+    };
+    form.onkeydown = (event) => {
+      if (event.key !== "Escape") return;
+      event.stopPropagation();
+      close();
+    };
+    sendOnEnter(area);
+    this.#said.replaceChildren(form);
+    area.focus();
+  }
+}
