@@ -21,7 +21,7 @@ RUN_READY := .venv/.ready-run
 DEV_READY := .venv/.ready-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo real test test-slow test-timing test-real test-emulated native sanitize lint format peers clients page clean
+.PHONY: help demo real test test-slow test-timing test-real test-emulated native sanitize lint format dist peers clients page clean
 
 help: ## List these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -77,6 +77,22 @@ sanitize: $(DEV_READY) ## Run the kernel tests under the address and undefined-b
 	  ASAN_OPTIONS=detect_leaks=0 \
 	  PACELINE_NATIVE_MODULE=$$(ls $(CURDIR)/build/sanitize/_native*.so) \
 	  $(BIN)/python -m pytest -n 0 tests/native $(KERNEL_USERS) $(ARGS)
+
+# The wheel is built from the sdist, so that what a build needs is in it.
+TOOLS := build/dist/tools/bin/python
+EMPTY := build/dist/empty/bin
+dist: ## Build an sdist and a wheel into dist/, and run the wheel in an empty environment
+	rm -rf dist build/dist
+	$(PYTHON) -m venv build/dist/tools
+	$(TOOLS) -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) build twine auditwheel
+	$(TOOLS) -m build
+	$(TOOLS) -m twine check --strict dist/*
+	if test "$$(uname)" = Linux; then $(TOOLS) -m auditwheel show dist/*.whl; fi
+	$(PYTHON) -m venv build/dist/empty
+	$(EMPTY)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) dist/*.whl
+	cd build/dist && env -u PYTHONPATH empty/bin/paceline --version
+	cd build/dist && env -u PYTHONPATH empty/bin/paceline run -p hi --max-tokens 8
+	ls -l dist
 
 peers: $(DEV_READY) .peers/.ready-llama ## Install llama.cpp for benchmarks/peers.py
 

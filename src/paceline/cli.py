@@ -24,6 +24,14 @@ PREFIX = "PACELINE_"
 OTHER_VARIABLES = ("PACELINE_CPU_ISA", "PACELINE_NATIVE_MODULE")
 """Read by no option: the native kernels read the first, their tests the second."""
 TEST_PREFIX = "PACELINE_TEST_"
+GREETING = f"""Paceline {__version__}: large language models, faster, without changing a token.
+
+  paceline demo             see drafted tokens light up, and the same text come faster
+  paceline run smollm2      chat with a small model, which is fetched first (98 MB)
+  paceline serve smollm2    an API for OpenAI's clients, and a page, at http://127.0.0.1:8000
+
+All commands: paceline --help"""
+"""What a person sees who says no more than ``paceline``, on a terminal."""
 
 
 def _group(name: str, help: str, **more: Any) -> typer.Typer:
@@ -103,6 +111,9 @@ def option_variables(command: Any) -> Iterator[str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; a mistake of the user's is one line on stderr and exit code 2."""
+    if not (sys.argv[1:] if arguments is None else arguments) and sys.stdout.isatty():
+        print(GREETING)
+        return
     try:
         app(args=arguments, prog_name="paceline")
     except PacelineError as error:

@@ -35,9 +35,13 @@ command line replaces the `speculative_config` of a file.
 
 def reference() -> str:
     """The page as Markdown."""
-    command = typer.main.get_command(app)
-    sections = [_section(names, each) for names, each in _commands(("paceline",), command)]
+    sections = [_section(names, each) for names, each in all_commands()]
     return "\n".join([HEADER, *sections])
+
+
+def all_commands() -> list[tuple[tuple[str, ...], Any]]:
+    """Every command with the words that lead to it, a group before what is below it."""
+    return _commands(("paceline",), typer.main.get_command(app))
 
 
 def _commands(names: tuple[str, ...], command: Any) -> list[tuple[tuple[str, ...], Any]]:

@@ -202,6 +202,16 @@ _ROOT = (
         """,
     ),
     Entry(
+        "completion",
+        "completion:CompletionOptions",
+        "completion:completion_command",
+        """Print a script by which a shell completes commands and options.
+
+        Bash: paceline completion bash > ~/.local/share/bash-completion/completions/paceline. Zsh
+        and fish: its output, sourced.
+        """,
+    ),
+    Entry(
         "doctor",
         "doctor:DoctorOptions",
         "doctor:doctor_command",
