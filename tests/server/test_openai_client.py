@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -76,6 +77,13 @@ def test_failures_have_theirs_whole_and_streamed(error: Exception) -> None:
     assert caught.value.type == "server_error"
 
 
+def let_client_sleep_by(sleep: Callable[[float], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client alone: other threads of the process go on sleeping as usual."""
+    monkeypatch.setattr(
+        "openai._base_client.time", SimpleNamespace(**{**vars(time), "sleep": sleep})
+    )
+
+
 def test_a_full_queue_is_tried_again_when_the_server_said(monkeypatch: pytest.MonkeyPatch) -> None:
     server = ChatServer(max_queue=0)
     admission = server.http.app.state.serving.admission  # type: ignore[attr-defined]
@@ -91,7 +99,7 @@ def test_a_full_queue_is_tried_again_when_the_server_said(monkeypatch: pytest.Mo
         if len(waits) == 2:
             others.close()
 
-    monkeypatch.setattr("openai._base_client.time.sleep", sleep)
+    let_client_sleep_by(sleep, monkeypatch)
     patient = server.openai.with_options(max_retries=3).chat.completions
     raw = patient.with_raw_response.create(model="fake", messages=[USER])
     assert raw.parse().choices[0].message.content == "It rains."
@@ -100,7 +108,7 @@ def test_a_full_queue_is_tried_again_when_the_server_said(monkeypatch: pytest.Mo
 
 
 def test_what_is_wrong_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("openai._base_client.time.sleep", lambda seconds: pytest.fail("waited"))
+    let_client_sleep_by(lambda seconds: pytest.fail("waited"), monkeypatch)
     with pytest.raises(openai.BadRequestError):
         ChatServer().openai.with_options(max_retries=2).completions.create(
             model="fake", prompt="a", extra_body={"unheard_of": 1}
