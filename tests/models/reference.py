@@ -107,10 +107,42 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
+MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
+GRANITE = dict(FAMILIES["granite"][1])
+MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": ("Mixtral", {"num_local_experts": 5, "sliding_window": 11}),
+    "qwen2-moe": ("Qwen2Moe", {**MOE, "shared_expert_intermediate_size": 72}),
+    "qwen2-moe-some": (
+        "Qwen2Moe",
+        {
+            **MOE,
+            "shared_expert_intermediate_size": 24,
+            "num_hidden_layers": 4,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [1],
+            "norm_topk_prob": True,
+            "qkv_bias": False,
+        },
+    ),
+    "qwen3-moe": ("Qwen3Moe", {**MOE, "head_dim": 32, "norm_topk_prob": True}),
+    "olmoe": ("Olmoe", {**MOE, "eos_token_id": 2}),
+    "granite-moe": ("GraniteMoe", {**GRANITE, "num_local_experts": 6, "num_experts_per_tok": 2}),
+    "granite-moe-shared": (
+        "GraniteMoeShared",
+        {
+            **GRANITE,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 6,
+            "shared_intermediate_size": 24,
+        },
+    ),
+}
+"""Families of mixtures of experts."""
+
 
 def make_model(family: str, dtype: str = "float32", **changes: Any) -> Any:
     """A random model of the family, on the reference's side."""
-    name, options = FAMILIES[family]
+    name, options = {**FAMILIES, **MIXTURES}[family]
     config = getattr(transformers, name + "Config")(**{**COMMON, **options, **changes})
     config._attn_implementation = "eager"
     torch.manual_seed(0)
@@ -123,9 +155,12 @@ def make_model(family: str, dtype: str = "float32", **changes: Any) -> Any:
     return model.to(getattr(torch, dtype)).eval()
 
 
-def save_model(family: str, folder: Path, dtype: str = "float32", **changes: Any) -> Any:
+def save_model(
+    family: str, folder: Path, dtype: str = "float32", stacked: bool = False, **changes: Any
+) -> Any:
+    """``stacked`` saves all experts of a layer as one tensor, as transformers holds them."""
     model = make_model(family, dtype, **changes)
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, save_original_format=not stacked)
     return model
 
 

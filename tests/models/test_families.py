@@ -13,7 +13,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from paceline.span import DraftTree
-from tests.models.reference import FAMILIES, VOCAB, Driver, save_model
+from tests.models.reference import FAMILIES, MIXTURES, VOCAB, Driver, save_model
 
 TOKENS = torch.randint(3, VOCAB, (40,), generator=torch.Generator().manual_seed(3)).tolist()
 
@@ -27,7 +27,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=[*FAMILIES, *MIXTURES])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Driver]:
     """The same checkpoint on both sides. Short texts, so that tables are the short-text ones."""
     model = save_model(request.param, tmp_path)

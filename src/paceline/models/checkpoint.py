@@ -18,6 +18,7 @@ import torch
 from paceline.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from paceline.models.catalogue import similar_names
 from paceline.models.config import ModelConfig
+from paceline.models.expert_tensors import ExpertTensors
 from paceline.models.fetching import named_model
 from paceline.models.gguf_file import MAGIC, load_gguf
 from paceline.models.head_kinds import head_kind
@@ -154,6 +155,8 @@ def _from_folder(folder: Path, name: str, in_memory: bool, with_tokenizer: bool)
     tensors: StoredTensors = files
     if quantisation is not None:
         tensors = QuantisedTensors(files, schemes_of(quantisation))
+    if config.experts:
+        tensors = ExpertTensors(tensors, config.experts.number)
     if not _says_dtype(raw) and _EMBEDDING in tensors:
         raw = {**raw, "dtype": str(tensors[_EMBEDDING].dtype).removeprefix("torch.")}
         config = config_from_hf(raw)
@@ -216,10 +219,11 @@ def load_file(path: Path, name: str, in_memory: bool, with_tokenizer: bool) -> C
             f"{path} is not a GGUF file; for safetensors, give the folder that holds them and "
             "config.json"
         )
-    config, tensors, tokenizer, told = load_gguf(
+    config, found, tokenizer, told = load_gguf(
         path, in_memory=in_memory, with_tokenizer=with_tokenizer
     )
+    tensors = ExpertTensors(found, config.experts.number) if config.experts else found
     # Not the name in the metadata, which is often that of a training run.
     return Checkpoint(
-        config, tensors, tokenizer, name, hf_config=told, is_quantised=tensors.is_quantised
+        config, tensors, tokenizer, name, hf_config=told, is_quantised=found.is_quantised
     )

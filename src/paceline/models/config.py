@@ -32,6 +32,40 @@ class RopeConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class Experts:
+    """Mixtures of experts: feed-forward layers in which each row chooses a few of many.
+
+    Attributes:
+        number: experts of a layer.
+        per_token: experts that a row chooses.
+        width: of an expert.
+        renormalise: whether the weights of a row's experts add up to 1, and not those of all.
+        scale: what these weights are multiplied with.
+        shared_width: of an expert that every row has besides those it chooses; 0: there is none.
+        shared_gate: whether a sigmoid of the row weighs the shared expert.
+        sparse_layers: per layer, whether it is a mixture; empty: all are.
+    """
+
+    number: int
+    per_token: int
+    width: int
+    renormalise: bool = True
+    scale: float = 1.0
+    shared_width: int = 0
+    shared_gate: bool = False
+    sparse_layers: tuple[bool, ...] = ()
+
+    def of_layer(self, layer: int) -> Experts | None:
+        """These, where the layer is a mixture."""
+        return self if not self.sparse_layers or self.sparse_layers[layer] else None
+
+    def first_layers(self, count: int) -> Experts | None:
+        """Those of a model's first layers by themselves."""
+        kept = self.sparse_layers[:count]
+        return replace(self, sparse_layers=kept) if any(kept) or not kept else None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """One decoder of the Llama family tree; every difference between families is a field here."""
 
@@ -53,6 +87,7 @@ class ModelConfig:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False  # RMS norm of each query and key head before rotary
+    qk_norm_whole: bool = False  # of all queries and of all keys of a row instead (OLMoE)
     post_norms: bool = False  # norms after attention and feed-forward too (Gemma 2 and 3)
     norm_plus_one: bool = False  # norm weights are stored minus one (Gemma)
     embedding_multiplier: float = 1.0
@@ -72,6 +107,7 @@ class ModelConfig:
     entry_bias: bool = False  # of the linear that joins them with tokens
     norm_before_residual: bool = False  # of "eagle3": the residual stream begins after the norm
     sliding_sees_ahead: bool = False  # of "dflash": sliding layers see all of a block, as others do
+    experts: Experts | None = None  # None: every feed-forward layer is dense
 
     @property
     def num_logits(self) -> int:
@@ -106,7 +142,16 @@ class ModelConfig:
 
     def first_layers(self, count: int) -> ModelConfig:
         """The shape of this model's first layers by themselves."""
-        return replace(self, num_layers=count, sliding_layers=self.sliding_layers[:count])
+        return replace(
+            self,
+            num_layers=count,
+            sliding_layers=self.sliding_layers[:count],
+            experts=self.experts.first_layers(count) if self.experts else None,
+        )
+
+    def experts_of(self, layer: int) -> Experts | None:
+        """Those of a layer; None where it is dense."""
+        return self.experts.of_layer(layer) if self.experts else None
 
     def is_sliding(self, layer: int) -> bool:
         if not self.sliding_window:

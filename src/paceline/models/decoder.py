@@ -14,6 +14,7 @@ import torch
 
 from paceline.models.config import ModelConfig, RopeConfig
 from paceline.models.entry import read_entry
+from paceline.models.mixture import mixed
 from paceline.models.ops.base import Ops, RowOps, Tensor
 from paceline.models.pages import give_back_freed
 from paceline.models.rope import RotaryTable
@@ -121,7 +122,8 @@ class Decoder:
             taps.take(index, x)
             read = self._normed(x, layer.input_norm) if index or joined is None else joined
             q, k, v = self._heads(layer, read, *tables[c.is_sliding(index)])
-            x = self._block(layer, x, ops.attention(index, q, k, v, c, batch))
+            x = self._attended(layer, x, ops.attention(index, q, k, v, c, batch))
+            x = self._fed_forward(layer, x)
         taps.take(len(self.layers), x)
         x = self._normed(x, self.norm)
         taps.take(len(self.layers) + 1, x)
@@ -171,19 +173,40 @@ class Decoder:
         turned = c.num_heads + c.num_kv_heads
         qk, v = heads[:, :turned], heads[:, turned:]
         if layer.qk_norm is not None:
-            qk = ops.rms_norm(qk, layer.qk_norm, c.norm_eps)
+            qk = self._normed_heads(qk, layer.qk_norm)
         qk = ops.rotary(qk, cos, sin)
         return qk[:, : c.num_heads], qk[:, c.num_heads :], v
 
-    def _block(self, layer: Layer, x: Tensor, attended: Tensor) -> Tensor:
-        """The residual stream after a layer, of whose heads ``attended`` is the outcome."""
+    def _normed_heads(self, qk: Tensor, norm: Tensor) -> Tensor:
+        """Queries and keys ``[rows, heads + kv_heads, head_dim]`` after their norms."""
+        c, ops = self.config, self._rows
+        if not c.qk_norm_whole:
+            return ops.rms_norm(qk, norm, c.norm_eps)
+        sizes = (c.num_heads, c.num_kv_heads)
+        normed = [
+            ops.rms_norm(heads.flatten(1), weight.flatten(), c.norm_eps)
+            for heads, weight in zip(qk.split(sizes, dim=1), norm.split(sizes), strict=True)
+        ]
+        return torch.cat(normed, dim=1).view(qk.shape)
+
+    def _attended(self, layer: Layer, x: Tensor, attended: Tensor) -> Tensor:
+        """The residual stream after a layer's attention, with ``attended`` of its heads."""
         c, ops = self.config, self._rows
         attended = ops.linear(attended, layer.o)
         if layer.post_attention_norm is not None:
             attended = ops.rms_norm(attended, layer.post_attention_norm, c.norm_eps)
-        x = x + self._scaled(attended)
-        gate_up = ops.linear(ops.rms_norm(x, layer.mlp_norm, c.norm_eps), layer.gate_up)
-        mlp = ops.linear(ops.gated_activation(gate_up, c.activation), layer.down)
+        return x + self._scaled(attended)
+
+    def _fed_forward(self, layer: Layer, x: Tensor) -> Tensor:
+        """The residual stream after a layer's feed-forward."""
+        c, ops = self.config, self._rows
+        read = ops.rms_norm(x, layer.mlp_norm, c.norm_eps)
+        if layer.mixture is not None:
+            assert c.experts is not None
+            mlp = mixed(layer.mixture, read, c.experts, c.activation, ops)
+        else:
+            mlp = ops.gated_activation(ops.linear(read, layer.gate_up), c.activation)
+            mlp = ops.linear(mlp, layer.down)
         if layer.post_mlp_norm is not None:
             mlp = ops.rms_norm(mlp, layer.post_mlp_norm, c.norm_eps)
         return x + self._scaled(mlp)

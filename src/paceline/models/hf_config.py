@@ -13,6 +13,7 @@ import torch
 
 from paceline.errors import ModelLoadError, UnsupportedModelError
 from paceline.models.config import MASK_TOKEN_KEYS, ModelConfig
+from paceline.models.hf_experts import experts_from_hf
 from paceline.models.hf_families import FAMILIES, Family
 from paceline.models.hf_fields import Fields
 from paceline.models.hf_rope import FULL, SLIDING, extended_positions, rope_from_hf
@@ -69,6 +70,9 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
         dtype=dtype,
         mask_token_id=_mask_token(fields, sizes["vocab_size"]),
         draft_vocab_size=_draft_vocab_size(fields, sizes["vocab_size"], tied),
+        experts=(
+            experts_from_hf(fields, family.experts, sizes["num_layers"]) if family.experts else None
+        ),
         **_traits(fields, family, sizes["hidden_size"], dtype),
     )
 
@@ -107,6 +111,8 @@ def _family(raw: Mapping[str, Any]) -> tuple[str, Family]:
             )
     if raw.get("use_bidirectional_attention"):
         raise UnsupportedModelError("models with bidirectional attention are not supported")
+    if raw.get("clip_qkv") is not None:
+        raise UnsupportedModelError("models that clip queries, keys and values are not supported")
     return name, FAMILIES[name]
 
 
@@ -179,13 +185,13 @@ def _dtype(fields: Fields) -> str:
 
 def _sliding(fields: Fields, family: Family, num_layers: int) -> tuple[int, tuple[bool, ...]]:
     """The window (0: none) and, per layer, whether it applies (empty: to all)."""
-    late = family.slides == "late"
+    late, if_asked = family.slides == "late", family.slides == "if_asked"
     if family.slides == "never" or fields.get("sliding_window") is None:
         return 0, ()
-    if late and not fields.flag("use_sliding_window"):
+    if (late or if_asked) and not fields.flag("use_sliding_window"):
         return 0, ()
     window = fields.integer("sliding_window", 1, 1 << 27)
-    if family.slides == "always":
+    if family.slides == "always" or if_asked:
         return window, ()
     types = fields.get("layer_types")
     if types is not None:
@@ -218,6 +224,8 @@ def _traits(fields: Fields, family: Family, hidden: int, dtype: str) -> dict[str
     traits: dict[str, Any] = dict(family.flags)
     if fields.flag("attention_bias"):
         traits.update(dict.fromkeys(family.biases, True))
+    if fields.get("qkv_bias") is not None and "qkv_bias" in family.flags:
+        traits["qkv_bias"] = fields.flag("qkv_bias")
     if family.mlp_bias:
         traits["mlp_bias"] = fields.flag("mlp_bias")
     for key, name in family.multipliers.items():

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.models.hf_experts import ExpertKeys
+
 
 @dataclass(frozen=True, slots=True)
 class Family:
@@ -20,11 +22,13 @@ class Family:
         biases: fields that the key ``attention_bias`` switches on.
         mlp_bias: whether the key of that name is heeded.
         slides: ``never``, ``always`` (where a window is given), ``late`` (layers from
-            ``max_window_layers`` on, if ``use_sliding_window``) or ``alternately`` (every layer
-            but each ``sliding_window_pattern``-th).
+            ``max_window_layers`` on, if ``use_sliding_window``), ``if_asked`` (every layer, if
+            ``use_sliding_window``) or ``alternately`` (every layer but each
+            ``sliding_window_pattern``-th).
         multipliers: configuration key -> model field, for Granite's scalars.
         gemma: scaled embeddings, ``query_pre_attn_scalar`` and soft-capping are heeded.
         partial_rotary: whether a head may be rotated in part.
+        experts: how it describes mixtures of experts; None where it has none.
     """
 
     defaults: Mapping[str, Any]
@@ -35,6 +39,7 @@ class Family:
     multipliers: Mapping[str, str] = field(default_factory=dict)
     gemma: bool = False
     partial_rotary: bool = False
+    experts: ExpertKeys | None = None
 
 
 _BOTH = ("qkv_bias", "o_bias")
@@ -88,6 +93,7 @@ _GRANITE = {
     "attention_multiplier": "attention_scale",
     "logits_scaling": "logits_divisor",
 }
+_QWEN_MOE = {**_QWEN, "num_experts_per_tok": 8, "decoder_sparse_step": 1}
 _GEMMA_FLAGS = {"post_norms": True, "norm_plus_one": True}
 _GEMMA3_FAMILY = Family(
     _GEMMA3, {**_GEMMA_FLAGS, "qk_norm": True}, _BOTH, slides="alternately", gemma=True
@@ -119,6 +125,61 @@ FAMILIES: Mapping[str, Family] = {
         partial_rotary=True,
     ),
     "granite": Family(_LLAMA, biases=_BOTH, mlp_bias=True, multipliers=_GRANITE),
+    "mixtral": Family(
+        {
+            **_LLAMA,
+            "rms_norm_eps": 1e-5,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "rope_theta": 1e6,
+            "num_experts_per_tok": 2,
+        },
+        slides="always",
+        experts=ExpertKeys(),
+    ),
+    "qwen2_moe": Family(
+        {**_QWEN_MOE, "num_experts_per_tok": 4, "shared_expert_intermediate_size": 5632},
+        {"qkv_bias": True},
+        slides="late",
+        experts=ExpertKeys(
+            "moe_intermediate_size",
+            renormalise=False,
+            shared="shared_expert_intermediate_size",
+            shared_gate=True,
+            some_dense=True,
+        ),
+    ),
+    "qwen3_moe": Family(
+        _QWEN_MOE,
+        {"qk_norm": True},
+        _BOTH,
+        slides="if_asked",
+        experts=ExpertKeys("moe_intermediate_size", renormalise=False, some_dense=True),
+    ),
+    "olmoe": Family(
+        {
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 4096,
+            "eos_token_id": 50279,
+            "num_experts_per_tok": 8,
+        },
+        {"qk_norm": True, "qk_norm_whole": True},
+        _BOTH,
+        experts=ExpertKeys(renormalise=False),
+    ),
+    "granitemoe": Family(
+        {**_LLAMA, "num_experts_per_tok": 2},
+        biases=_BOTH,
+        multipliers=_GRANITE,
+        experts=ExpertKeys(),
+    ),
+    "granitemoeshared": Family(
+        {**_LLAMA, "num_experts_per_tok": 2},
+        biases=_BOTH,
+        multipliers=_GRANITE,
+        experts=ExpertKeys(shared="shared_intermediate_size"),
+    ),
     "gemma2": Family(_GEMMA2, _GEMMA_FLAGS, _BOTH, slides="alternately", gemma=True),
     "gemma3_text": _GEMMA3_FAMILY,
     "gemma3": _GEMMA3_FAMILY,

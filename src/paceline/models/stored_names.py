@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from paceline.models.expert_tensors import plain_expert_name
 from paceline.models.gguf_names import place_of
 from paceline.models.gguf_shards import read_shards
 from paceline.models.json_file import MAX_JSON_BYTES, read_json
@@ -17,10 +18,12 @@ _PREFIXES = {"language_model.": "", "model.language_model.": "model."}
 
 def plain_name(stored: str) -> str:
     """What a tensor would be called in a checkpoint that is of text alone."""
+    name = stored
     for prefix, plain in _PREFIXES.items():
         if stored.startswith(prefix):
-            return plain + stored[len(prefix) :]
-    return stored
+            name = plain + stored[len(prefix) :]
+            break
+    return plain_expert_name(name)
 
 
 def stored_names(model: Path) -> list[str]:

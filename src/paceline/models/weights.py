@@ -21,6 +21,7 @@ import torch
 from paceline.errors import ModelLoadError
 from paceline.models.blocks import row_bytes
 from paceline.models.config import ModelConfig
+from paceline.models.mixture import FeedForward, Mixture
 from paceline.models.ops.base import (
     PackedLinear,
     PackedOps,
@@ -47,8 +48,9 @@ class Layer:
     o: Any
     post_attention_norm: Tensor | None
     mlp_norm: Tensor
-    gate_up: Any
+    gate_up: Any  # this and `down` are None where the layer is a mixture
     down: Any
+    mixture: Mixture | None
     post_mlp_norm: Tensor | None
 
 
@@ -109,6 +111,44 @@ class WeightReader:
             packed = self._ops.pack_linear(parts, width, vector)
         self._release([f"{name}.weight" for name in names])
         return packed
+
+    def float_linear(self, names: list[str], fused: str, outs: list[int], width: int) -> Any:
+        """A linear of several stacked ones that is float32 on every backend.
+
+        One with a single output may be stored as a vector.
+        """
+        if packed_formats(self._tensors, fused):
+            return self._adopted(fused, [sum(outs)], width, bias=False)
+        weights = []
+        for name, out in zip((f"{n}.weight" for n in names), outs, strict=True):
+            is_vector = out == 1 and self._tensors[name].ndim == 1
+            weight = self.floats(name, *([width] if is_vector else [out, width]))
+            weights.append(weight.float().view(out, width))
+        rows = torch.cat(weights).contiguous().view(torch.uint8)
+        part = WeightPart(sum(outs), lambda first, last: rows[first:last], "F32")
+        return self._ops.pack_linear([part], width, None)
+
+    def _mixture(self, index: int) -> Mixture | None:
+        """A layer's mixture of experts; None where the layer is dense."""
+        e, mlp = self._config.experts_of(index), f"model.layers.{index}.mlp."
+        if e is None:
+            return None
+        gates = [mlp + "gate", mlp + "shared_expert_gate"][: 2 if e.shared_gate else 1]
+        outs, shared = [e.number, 1][: len(gates)], None
+        if e.shared_width:
+            shared = self._feed_forward(mlp + "shared_expert.", e.shared_width, bias=False)
+        return Mixture(
+            self.float_linear(gates, mlp + "gate", outs, self._config.hidden_size),
+            [self._feed_forward(f"{mlp}experts.{i}.", e.width, False) for i in range(e.number)],
+            shared,
+        )
+
+    def _feed_forward(self, prefix: str, width: int, bias: bool) -> FeedForward:
+        """The two linears of a dense layer, or of an expert."""
+        hidden, down = self._config.hidden_size, prefix + "down_proj"
+        names = [prefix + "gate_proj", prefix + "up_proj"]
+        gate_up = self.linear(names, prefix + "gate_up_proj", [width] * 2, hidden, bias)
+        return FeedForward(gate_up, self.linear([down], down, [hidden], width, bias))
 
     def _part(self, weight: str, n: int, width: int) -> WeightPart:
         """Rows of a matrix: as they are stored where the backend takes them so."""
@@ -221,10 +261,13 @@ class WeightReader:
 
     def layer(self, index: int) -> Layer:
         c, p = self._config, f"model.layers.{index}."
-        attn, mlp = p + "self_attn.", p + "mlp."
-        width, inner, read = c.hidden_size, c.intermediate_size, c.attention_inputs(index)
+        attn, width, read = p + "self_attn.", c.hidden_size, c.attention_inputs(index)
         q_out, kv_out = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-        qkv, gate_up = [attn + f"{x}_proj" for x in "qkv"], [mlp + "gate_proj", mlp + "up_proj"]
+        qkv = [attn + f"{x}_proj" for x in "qkv"]
+        mixture = self._mixture(index)
+        gate_up, down = None, None
+        if mixture is None:
+            gate_up, down = self._feed_forward(p + "mlp.", c.intermediate_size, c.mlp_bias)
         mlp_norm = "pre_feedforward_layernorm" if c.post_norms else "post_attention_layernorm"
         return Layer(
             input_norm=self._input_norm(index),
@@ -233,8 +276,9 @@ class WeightReader:
             o=self.linear([attn + "o_proj"], attn + "o_proj", [width], q_out, c.o_bias),
             post_attention_norm=self._post_norm(p + "post_attention_layernorm.weight"),
             mlp_norm=self.norm(f"{p}{mlp_norm}.weight", width),
-            gate_up=self.linear(gate_up, mlp + "gate_up_proj", [inner] * 2, width, c.mlp_bias),
-            down=self.linear([mlp + "down_proj"], mlp + "down_proj", [width], inner, c.mlp_bias),
+            gate_up=gate_up,
+            down=down,
+            mixture=mixture,
             post_mlp_norm=self._post_norm(p + "post_feedforward_layernorm.weight"),
         )
 
@@ -245,9 +289,12 @@ class WeightReader:
 
     def _qk_norm(self, attn: str) -> Tensor:
         c = self._config
-        q_norm = self.norm(attn + "q_norm.weight", c.head_dim).expand(c.num_heads, -1)
-        k_norm = self.norm(attn + "k_norm.weight", c.head_dim).expand(c.num_kv_heads, -1)
-        return torch.cat((q_norm, k_norm))
+        norms = []
+        for name, heads in (("q_norm", c.num_heads), ("k_norm", c.num_kv_heads)):
+            size = c.head_dim * (heads if c.qk_norm_whole else 1)
+            norm = self.norm(f"{attn}{name}.weight", size)
+            norms.append(norm.view(-1, c.head_dim).expand(heads, -1))
+        return torch.cat(norms)
 
     def _post_norm(self, name: str) -> Tensor | None:
         return self.norm(name, self._config.hidden_size) if self._config.post_norms else None

@@ -108,9 +108,12 @@ def load_model(folder: str | Path) -> TrainableModel:
 
     Raises:
         ModelLoadError: its configuration or its weights cannot be read.
+        TrainingError: it is a mixture of experts.
     """
     folder = Path(folder)
     raw = read_json(folder / "config.json")
+    if config_from_hf(raw).experts:
+        raise TrainingError(f"{folder} is a mixture of experts, which cannot be trained here")
     tensors = SafetensorsFolder(folder)
     if config_from_hf(raw).tie_embeddings:
         tensors.rename("lm_head.weight", "model.embed_tokens.weight")

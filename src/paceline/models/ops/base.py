@@ -172,7 +172,8 @@ class WeightOps(Protocol):
 
     Attributes:
         dtype: of its arithmetic. With ``file`` it takes the bytes of every format as they are;
-            with any other all weights are given as floats.
+            with any other weights are given as floats, but for those that must stay float32, whose
+            bytes of ``F32`` it takes as they are.
     """
 
     dtype: str
@@ -299,6 +300,8 @@ class RowOps(Ops, Protocol):
     def softcap(self, x: Tensor, cap: float) -> Tensor:
         """``cap * tanh(x / cap)``."""
         ...
+
+    def sigmoid(self, x: Tensor) -> Tensor: ...
 
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Rotate ``[rows, heads, head_dim]``; the tables are ``[rows, 1, rotary_dim]``, the first

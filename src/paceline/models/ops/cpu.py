@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from paceline.errors import UnsupportedModelError
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
 from paceline.models.entry import Entry
@@ -90,6 +91,10 @@ class NativeForward:
     """A decoder whose weights :class:`CpuOps` packed, over the KV memory of as many layers."""
 
     def __init__(self, decoder: Decoder, memory: NativeKV) -> None:
+        if decoder.config.experts:
+            raise UnsupportedModelError(
+                "mixtures of experts run on the reference ops alone so far: use --backend reference"
+            )
         self._native = native_module()
         self._reach = decoder.reach
         self._decoder = self._native.Decoder(_description(decoder))

@@ -95,7 +95,7 @@ class ReferenceOps:
         self.default_kv_dtype = "float16" if dtype in ("bfloat16", "float16") else "float32"
         tiled = self.deterministic and dtype != "int8"
         self.row_multiple = ROW_TILE if tiled else 1
-        self._blocked = tiled and on_cpu and dtype == "float32" and _has_onednn()
+        self._blocked = self.deterministic and on_cpu and _has_onednn()
 
     # --- weights -------------------------------------------------------------------------------
 
@@ -111,9 +111,10 @@ class ReferenceOps:
         if floats is None:
             return self._blocks(self._decoded(part))
         w = floats.to(self.device).contiguous()
-        if self._blocked:
+        blocked = self._blocked and w.dtype == torch.float32
+        if blocked:
             w = torch.ops.mkldnn._reorder_linear_weight(w, ROW_TILE)
-        return FloatLinear(w, self._blocked)
+        return FloatLinear(w, blocked)
 
     def _floats(self, part: WeightPart, k: int) -> Tensor | None:
         """``[n, k]`` of weights that stay floats; None where they are blocks or become them."""
@@ -187,7 +188,8 @@ class ReferenceOps:
     def _tiled_linear(self, x: Tensor, packed: FloatLinear) -> Tensor:
         if not self.deterministic or x.shape[0] == ROW_TILE:
             return self._float_linear(x, packed)
-        return torch.cat([self._float_linear(tile, packed) for tile in x.split(ROW_TILE)])
+        tiles = F.pad(x, (0, 0, 0, -len(x) % ROW_TILE)).split(ROW_TILE)
+        return torch.cat([self._float_linear(tile, packed) for tile in tiles])[: len(x)]
 
     def _float_linear(self, x: Tensor, packed: FloatLinear) -> Tensor:
         if packed.blocked:
@@ -225,6 +227,9 @@ class ReferenceOps:
 
     def softcap(self, x: Tensor, cap: float) -> Tensor:
         return self._elementwise(torch.tanh, x / cap).mul_(cap)
+
+    def sigmoid(self, x: Tensor) -> Tensor:
+        return self._elementwise(torch.sigmoid, x)
 
     def _elementwise(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         if not self.deterministic:

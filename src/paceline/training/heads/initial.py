@@ -82,6 +82,10 @@ class TargetWeights:
             raise TrainingError(
                 f"{target.name} has packed weights; name the model that it was converted from"
             )
+        if target.config.experts:
+            raise TrainingError(
+                f"{target.name} is a mixture of experts, of whose layers no head can be made yet"
+            )
         self._tensors, self.config = target.tensors, target.config
 
     def __call__(self, name: str) -> Tensor:

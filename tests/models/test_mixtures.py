@@ -1,0 +1,171 @@
+"""Mixtures of experts: layouts of checkpoints, rows that stand alone, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from paceline.errors import ModelLoadError, PacelineError, TrainingError, UnsupportedModelError
+from paceline.models.checkpoint import load_checkpoint
+from paceline.models.config import Experts
+from paceline.models.mixture import choose
+from paceline.models.ops.cpu import CpuOps
+from paceline.models.ops.native import why_not_native
+from paceline.models.ops.packing import Packer
+from paceline.models.ops.reference import ReferenceOps
+from paceline.models.packed_folder import write_packed
+from paceline.span import DraftTree
+from paceline.training.heads.initial import TargetWeights
+from paceline.training.model_files import load_model
+from tests.models.reference import MIXTURES, VOCAB, Driver, edit, save_model
+
+TOKENS = torch.randint(3, VOCAB, (40,), generator=torch.Generator().manual_seed(3)).tolist()
+ROUTER = "model.layers.0.mlp.gate.weight"
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def driver(folder: Path, dtype: str = "float32") -> Driver:
+    return Driver.of(folder, max_len=64, ops=ReferenceOps(dtype))
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_stacked_experts_are_the_same_model(tmp_path: Path, family: str) -> None:
+    save_model(family, tmp_path / "each")
+    save_model(family, tmp_path / "stacked", stacked=True)
+    truth = driver(tmp_path / "each").chunk(TOKENS)
+    assert torch.equal(driver(tmp_path / "stacked").chunk(TOKENS), truth)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("family", ["qwen2-moe", "olmoe"])
+def test_chunks_and_threads_do_not_change_a_bit(tmp_path: Path, family: str, dtype: str) -> None:
+    save_model(family, tmp_path)
+    truth = driver(tmp_path, dtype).chunk(TOKENS)
+    for count, cuts in ((1, [0, 1, 17, 20, 33, 40]), (2, [0, 5, 6, 40])):
+        torch.set_num_threads(count)
+        parts = driver(tmp_path, dtype)
+        chunks = [parts.chunk(TOKENS[a:b]) for a, b in itertools.pairwise(cuts)]
+        assert torch.equal(torch.cat(chunks), truth)
+
+
+def test_a_tree_has_the_bits_of_its_paths(tmp_path: Path) -> None:
+    save_model("qwen3-moe", tmp_path)
+    draft = DraftTree([5, 9, 7, 7], [-1, -1, 0, 1], [1.0] * 4, ["x"] * 4)
+    tree, chain = driver(tmp_path), driver(tmp_path)
+    tree.chunk(TOKENS[:20])
+    chain.chunk(TOKENS[:20])
+    found = tree.run(draft, TOKENS[20], path=[0, 2, 4])
+    truth = torch.cat([chain.chunk([token]) for token in (TOKENS[20], 9, 7)])
+    assert torch.equal(found[[0, 2, 4]], truth)
+
+
+def test_one_expert_for_all_rows(tmp_path: Path) -> None:
+    """Equal logits choose the lowest ids, so that a router of zeros has hot experts alone."""
+    save_model("qwen3-moe", tmp_path, num_experts_per_tok=1)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name in tensors:
+        if name.endswith("mlp.gate.weight"):
+            tensors[name].zero_()
+    save_file(tensors, tmp_path / "model.safetensors")
+    truth = driver(tmp_path).chunk(TOKENS)
+    for name in tensors:
+        if ".experts." in name and ".experts.0." not in name:
+            tensors[name].zero_()  # never read
+    save_file(tensors, tmp_path / "model.safetensors")
+    parts = driver(tmp_path)
+    assert torch.equal(torch.cat([parts.chunk([token]) for token in TOKENS]), truth)
+
+
+def test_ties_and_nans_have_an_order() -> None:
+    nan = float("nan")
+    logits = torch.tensor([[1.0, 3.0, 3.0, 1.0], [1.0, nan, 2.0, nan], [0.0, -0.0, 0.0, 0.0]])
+    ids, weights = choose(logits, Experts(4, 3, 8))
+    assert ids.tolist() == [[1, 2, 0], [1, 3, 2], [0, 1, 2]]
+    assert weights[1].isnan().all()
+    torch.testing.assert_close(weights[[0, 2]].sum(1), torch.ones(2))
+    _, weights = choose(logits[:1], Experts(4, 2, 8, renormalise=False, scale=2.0))
+    torch.testing.assert_close(weights, 2 * torch.softmax(logits[:1], 1)[:, 1:3])
+
+
+def test_a_row_of_nans_stays_alone(tmp_path: Path) -> None:
+    """A prompt that reads NaN makes NaN from there on, and what came before keeps its bits."""
+    save_model("qwen2-moe", tmp_path)
+    truth = driver(tmp_path).chunk(TOKENS[:8])
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.embed_tokens.weight"][VOCAB - 1] = float("nan")
+    save_file(tensors, tmp_path / "model.safetensors")
+    found = driver(tmp_path).chunk([*TOKENS[:8], VOCAB - 1])
+    assert torch.equal(found[:8], truth)
+    assert found[8].isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"num_local_experts": 0}, "num_local_experts = 0"),
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok = 9; .* from 1 to 8"),
+        ({"num_local_experts": 9}, "shape"),
+        ({"num_local_experts": 7, "num_experts_per_tok": 3}, "shape"),
+        ({"num_experts": 4}, "num_experts = 4"),
+        ({"moe_intermediate_size": 24}, "shape"),
+        ({"mlp_only_layers": [0]}, "no tensor .*mlp.gate_proj"),
+        ({"mlp_only_layers": "all"}, "mlp_only_layers"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step"),
+        ({"norm_topk_prob": 1}, "norm_topk_prob"),
+    ],
+)
+@pytest.mark.parametrize("stacked", [False, True])
+def test_configurations_that_do_not_fit(
+    tmp_path: Path, stacked: bool, changes: dict[str, Any], match: str
+) -> None:
+    save_model("qwen3-moe", tmp_path, stacked=stacked)
+    edit(tmp_path / "config.json", **changes)
+    with pytest.raises(PacelineError, match=match):
+        driver(tmp_path)
+
+
+def test_an_expert_that_is_missing(tmp_path: Path) -> None:
+    save_model("qwen3-moe", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["model.layers.1.mlp.experts.3.down_proj.weight"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=r"experts\.3\.down_proj"):
+        driver(tmp_path)
+
+
+def test_the_native_kernels_and_training_refuse_them(tmp_path: Path) -> None:
+    save_model("mixtral", tmp_path / "mixtral")
+    checkpoint = load_checkpoint(tmp_path / "mixtral", with_tokenizer=False)
+    with pytest.raises(TrainingError, match="mixture"):
+        load_model(tmp_path / "mixtral")
+    with pytest.raises(TrainingError, match="mixture"):
+        TargetWeights(checkpoint)
+    if why_not_native() is None:
+        with pytest.raises(UnsupportedModelError, match="--backend reference"):
+            Driver(checkpoint, ops=CpuOps("float32"))
+        with pytest.raises(UnsupportedModelError, match="mixture"):
+            write_packed(checkpoint, tmp_path / "packed", Packer("int8"))
+
+
+def test_the_first_layers_keep_their_kinds(tmp_path: Path) -> None:
+    save_model("qwen2-moe-some", tmp_path)
+    config = load_checkpoint(tmp_path, with_tokenizer=False).config
+    assert json.loads((tmp_path / "config.json").read_text())["mlp_only_layers"] == [1]
+    assert [config.experts_of(i) is not None for i in range(4)] == [False, False, False, True]
+    assert config.first_layers(3).experts is None
+    first = load_checkpoint(tmp_path, with_tokenizer=False).first_layers(2)
+    assert torch.isfinite(Driver(first, max_len=64).chunk(TOKENS)).all()
