@@ -242,8 +242,3 @@ function followEnd(force = false) {
   follows ||= force;
   if (follows) requestAnimationFrame(() => $("transcript").scrollTo(0, $("transcript").scrollHeight));
 }
-
-/** The conversation as it is shown, for a file. */
-export const shownConversation = () => conversation;
-/** The turn that was asked last, if any. */
-export const lastTurn = () => turns.at(-1);
