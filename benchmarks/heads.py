@@ -153,7 +153,7 @@ def run_busy(arms: Mapping[str, Any], prompts: Any, options: Any, report: Report
     note(f"{BUSY}, temperature {BUSY_TEMPERATURE:g}")
     here = {arm: arms[arm] for arm in (PLAIN, SUFFIX, TREE, MERGED, CONTROL)}
     groups = speedup.batches(prompts[BUSY_SET], BUSY_REQUESTS)
-    often = argparse.Namespace(**{**vars(options), "repeat": BUSY_REPEATS * options.repeat})
+    often = argparse.Namespace(**{**vars(options), "repeat": 1 if options.quick else BUSY_REPEATS})
     samples = checked(speedup.run_cell(here, groups, often, BUSY_TEMPERATURE, count))
     report.samples += [raw(sample, label) for sample in samples]
     report.results += [{**label, **row} for row in arm_rows(samples, here)]
