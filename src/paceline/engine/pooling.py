@@ -49,6 +49,8 @@ def take_pooled(items: Sequence[Scheduled], taps: Sequence[int], last: int) -> N
     Args:
         taps: of which the items have hidden states.
     """
+    if last not in taps:  # nobody in this step pools
+        return
     for item in items:
         if item.request.params.pooling is not None and not item.request.embedding:
             rows = to_numpy(item.features[: item.num_tokens, taps.index(last)])

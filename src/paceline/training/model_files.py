@@ -112,10 +112,11 @@ def load_model(folder: str | Path) -> TrainableModel:
     """
     folder = Path(folder)
     raw = read_json(folder / "config.json")
-    if config_from_hf(raw).experts:
+    config = config_from_hf(raw)
+    if config.experts:
         raise TrainingError(f"{folder} is a mixture of experts, which cannot be trained here")
     tensors = SafetensorsFolder(folder)
-    if config_from_hf(raw).tie_embeddings:
+    if config.tie_embeddings:
         tensors.rename("lm_head.weight", "model.embed_tokens.weight")
     # Copies, because a file that is mapped here may be replaced or trained in place.
     fixed = {name: tensors[name].clone() for name in tensors if name in FIXED}
@@ -123,7 +124,7 @@ def load_model(folder: str | Path) -> TrainableModel:
     for name in trained:
         check_floats(name, tensors[name], tensors.type_of(name))
     params = {name: tensors[name].to(torch.float32, copy=True) for name in trained}
-    if config_from_hf(raw).tie_embeddings and "lm_head.weight" in params:
+    if config.tie_embeddings and "lm_head.weight" in params:
         check_tied(params["model.embed_tokens.weight"], params.pop("lm_head.weight"))
     return TrainableModel(raw, params, fixed)
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from paceline.errors import TrainingError
 from paceline.models.json_file import read_json
 from paceline.models.quantised.methods import schemes_of, split_quantisation
@@ -40,20 +42,20 @@ def continued(folder: Path, fresh: TrainableModel) -> TrainableModel:
     _check_same(folder, raw, fresh.raw)
     tensors = _tensors(folder, quantisation)
     for name, wanted in fresh.tensors.items():
-        found = tensors[_OWN + name].shape if _OWN + name in tensors else None
-        if found != wanted.shape:
+        found = tensors.shape_of(_OWN + name) if _OWN + name in tensors else None
+        if found != tuple(wanted.shape):
             raise TrainingError(
-                f"{folder}: {name} is {'missing' if found is None else tuple(found)}; a head that "
+                f"{folder}: {name} is {'missing' if found is None else found}; a head that "
                 f"this training can go on from has {tuple(wanted.shape)}"
             )
+    params = {}
     for name in fresh.params:
-        check_floats(name, tensors[_OWN + name], tensors.type_of(_OWN + name))
+        stored = tensors[_OWN + name]
+        check_floats(name, stored, tensors.type_of(_OWN + name))
+        params[name] = stored.to(torch.float32, copy=True)
     # Copies, because a file that is mapped here may be replaced, and training writes to these.
-    return TrainableModel(
-        fresh.raw,
-        {name: tensors[_OWN + name].float().clone() for name in fresh.params},
-        {name: tensors[_OWN + name].clone() for name in fresh.fixed},
-    )
+    fixed = {name: tensors[_OWN + name].clone() for name in fresh.fixed}
+    return TrainableModel(fresh.raw, params, fixed)
 
 
 def _tensors(folder: Path, quantisation: Mapping[str, Any] | None) -> StoredTensors:
