@@ -144,12 +144,13 @@ clean: ## Remove .venv, builds and caches
 $(RUN_READY): pyproject.toml constraints.txt $(NATIVE_SOURCES)
 	@echo "Installing into .venv (a few minutes the first time) ..."
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(PIP) torch==2.13.0
 	$(PIP) -e .
 	@$(MAKE) --no-print-directory native \
-	  || echo "The native kernels were not built: the reference ops will serve, more slowly."
+	  || { echo "The native kernels were not built: the reference ops will serve, more slowly."; \
+	       $(PIP) torch==2.13.0; }
 	@touch $@
 
 $(DEV_READY): $(RUN_READY)
+	$(PIP) torch==2.13.0
 	$(PIP) -e ".[dev,bench]"
 	@touch $@

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from harness import (
     ROOT,
     Sample,
@@ -41,9 +40,11 @@ from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
 from paceline.models.ops.base import KV_BYTES, head_elements
 from paceline.models.ops.resolve import resolve_dtype, resolve_ops
+from paceline.models.ops.threads import set_num_threads
 from paceline.runtime.kv_cache import KVCache, blocks_for
 from paceline.runtime.model_runner import ModelRunner
 from paceline.span import Span
+from paceline.workbench.quality import log_softmax
 
 WIDTHS = (1, 8)
 CHUNK = 512
@@ -86,9 +87,12 @@ class RandomTensors(dict[str, Any]):
         for layer in range(c.num_layers):
             self |= {f"model.layers.{layer}.{name}.weight": s for name, s in shapes.items()}
 
-    def __getitem__(self, name: str) -> torch.Tensor:
+    def __getitem__(self, name: str) -> Any:
         shape = super().__getitem__(name)
-        return torch.ones(shape) if len(shape) == 1 else torch.randn(shape) / shape[-1] ** 0.5
+        if len(shape) == 1:
+            return np.ones(shape, np.float32)
+        values = np.random.default_rng(0).standard_normal(shape, np.float32)
+        return values / np.float32(shape[-1] ** 0.5)
 
 
 class Arm:
@@ -121,7 +125,7 @@ class Arm:
         self._kv.memory.fill(self._kv[0].slots[-count:].astype(np.int64), 0.01)
         self._kv.commit(0, range(count))
 
-    def logits(self, tokens: Sequence[int]) -> torch.Tensor:
+    def logits(self, tokens: Sequence[int]) -> Any:
         """Of tokens after the context, ``[tokens, vocab]``; they are forgotten again."""
         count = len(tokens)
         assert self._kv.reserve(0, count)
@@ -150,11 +154,11 @@ def timed(arms: Mapping[str, Arm], tokens: Sequence[int], repeats: int) -> list[
     return take_turns(runs, WIDTHS, repeats, lambda _: {})
 
 
-def fidelity(logits: torch.Tensor, exact: torch.Tensor) -> dict[str, float]:
+def fidelity(logits: Any, exact: Any) -> dict[str, float]:
     """Divergence of distributions from the exact ones, both as logits ``[rows, vocab]``."""
-    own, true = (x.double().log_softmax(dim=-1) for x in (logits, exact))
-    divergence = (true.exp() * (true - own)).sum(dim=-1)
-    same = (own.argmax(dim=-1) == true.argmax(dim=-1)).double()
+    own, true = (log_softmax(x) for x in (logits, exact))
+    divergence = (np.exp(true) * (true - own)).sum(-1)
+    same = own.argmax(-1) == true.argmax(-1)
     return {
         "kl_mean": divergence.mean().item(),
         "kl_max": divergence.max().item(),
@@ -270,8 +274,7 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = options_of(argv)
-    torch.set_num_threads(options.threads)
-    torch.manual_seed(0)
+    set_num_threads(options.threads)
     config = {
         "model": options.model.name if options.model else None,
         **chosen(options, "contexts", "repeats", "threads", "quick"),

@@ -21,6 +21,8 @@ from typing import Any
 
 from harness import ROOT, Sample, note
 
+from paceline.models.ops.threads import num_threads
+
 RESULTS = ROOT / "benchmarks" / "results"
 
 
@@ -216,9 +218,9 @@ def device_name(device: str) -> str:
 
     Clouds give processors of several generations one name, so what multiplies bytes is part of it.
     """
-    import torch
-
     if device.startswith("cuda"):
+        import torch
+
         return torch.cuda.get_device_name(device)
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
@@ -238,7 +240,6 @@ def slug(device: str) -> str:
 
 def machine(device: str) -> dict[str, Any]:
     """Versions, threads, and how busy the machine was when the benchmark ended."""
-    import torch
 
     versions = {"python": platform.python_version()}
     for package in ("paceline", "torch", "numpy"):
@@ -248,7 +249,7 @@ def machine(device: str) -> dict[str, Any]:
             versions[package] = "unknown"
     return {
         "torch_device": device,
-        "torch_threads": torch.get_num_threads(),
+        "torch_threads": num_threads(),
         "system": f"{platform.system()} {platform.machine()}",
         "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
         "versions": versions,

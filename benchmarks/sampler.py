@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from harness import arguments, chosen, note, numbers, run_sample
 from report import Report, Row, Target, grid, table
 
@@ -86,8 +85,7 @@ def measure(call: Callable[[], Any]) -> list[float]:
 def run_cell(case: Case, kind: str, vocab: int) -> list[float]:
     values, row = logits(kind, vocab), sampling_row(case.options, vocab)
     if case.ranks:
-        tensor = torch.from_numpy(values)
-        return measure(lambda: rank_candidates(tensor, [row], RANKED))
+        return measure(lambda: rank_candidates(values, [row], RANKED))
     return measure(lambda: sample_tokens(values, [row]))
 
 

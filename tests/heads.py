@@ -11,6 +11,7 @@ from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
 from paceline.runtime.kv_cache import KVCache
 from paceline.runtime.model_runner import ModelRunner
+from tests.arrays import arrays
 from tests.toy import TOY, toy_tensors
 
 HEADS: dict[str, dict[str, Any]] = {
@@ -58,6 +59,6 @@ def head_runner(
     name: str, ops: Any, kv_dtype: str = "auto", blocks: int = 40, **changes: Any
 ) -> ModelRunner:
     config = head_config(name, **changes)
-    decoder = Decoder(config, head_tensors(config), ops, config.max_position)
+    decoder = Decoder(config, arrays(head_tensors(config)), ops, config.max_position)
     kv_dtype = ops.default_kv_dtype if kv_dtype == "auto" else kv_dtype
     return ModelRunner(decoder, KVCache(ops.kv_memory(config, blocks, kv_dtype)))

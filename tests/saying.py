@@ -31,7 +31,7 @@ def paceline_says(folder: Path, prompt: list[int]) -> tuple[torch.Tensor, list[i
     runner.kv.open(request)
     assert runner.kv.reserve(request, len(prompt))
     span = Span(request, 0, prompt, range(-1, len(prompt) - 1), rows)
-    logits = runner.forward(runner.pack([span])).logits.clone()
+    logits = torch.from_numpy(runner.forward(runner.pack([span])).logits)
     runner.kv.free(request)
     params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0, ignore_eos=True)
     (id_,) = engine.add_request(prompt, params)

@@ -27,6 +27,7 @@ from paceline.request import Request, StepOutput
 from paceline.runtime.kv_cache import KVCache
 from paceline.runtime.model_runner import ModelRunner
 from paceline.sampling_params import SamplingParams
+from tests.arrays import arrays
 
 VOCAB = 48
 EOS = 0
@@ -100,7 +101,7 @@ def toy_runner(
     **tensors: Any,
 ) -> ModelRunner:
     ops = toy_ops(dtype)
-    decoder = Decoder(TOY, toy_tensors(**tensors), ops, TOY.max_position)
+    decoder = Decoder(TOY, arrays(toy_tensors(**tensors)), ops, TOY.max_position)
     kv_dtype = ops.default_kv_dtype if kv_dtype == "auto" else kv_dtype
     memory = ops.kv_memory(TOY, num_blocks, kv_dtype)
     return ModelRunner(decoder, KVCache(memory, prefix_caching))

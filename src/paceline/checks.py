@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Collection
 from pathlib import Path
 
@@ -39,3 +40,13 @@ def check_choice(name: str, value: str, allowed: Collection[str]) -> None:
     """Raise :class:`ConfigError` unless a value is one of those allowed."""
     if value not in allowed:
         raise ConfigError(f"{name} is {value!r}; allowed are {', '.join(allowed)}")
+
+
+def require_torch(purpose: str) -> None:
+    """Raise :class:`ConfigError` where torch is not installed."""
+    try:
+        importlib.import_module("torch")
+    except ImportError as error:
+        raise ConfigError(
+            f"{purpose}, which needs torch ({error}): pip install 'paceline[torch]'"
+        ) from error

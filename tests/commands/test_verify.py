@@ -23,6 +23,7 @@ from paceline.runtime.logit_edits import SamplingRow
 from paceline.runtime.model_runner import ModelRunner
 from paceline.sampling_params import SamplingParams
 from paceline.workbench.mixture import mixed_requests
+from tests.arrays import arrays
 from tests.commands.conftest import Result
 from tests.contracts.test_identity import RandomTrees, draft
 from tests.models.gguf_writing import convert, tokenizer_metadata
@@ -39,7 +40,7 @@ def toy_llm(**options: Any) -> LLM:
     usual = {"planner": "fixed", "dtype": "float32", "max_num_seqs": 8, "speculative_config": []}
     options = usual | options
     options.setdefault("kv_cache_memory", 8 << 20)
-    return LLM(Checkpoint(config, toy_tensors(), None, "toy"), **options)
+    return LLM(Checkpoint(config, arrays(toy_tensors()), None, "toy"), **options)
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from paceline.proposers.prompt_lookup import PromptLookupProposer
 from paceline.runtime.kv_cache import KVCache, blocks_for
 from paceline.runtime.model_runner import ModelRunner
 from paceline.sampling_params import SamplingParams
+from tests.arrays import arrays
 from tests.contracts.test_identity import RandomTrees
 from tests.toy import TOY, VOCAB, Job, lookup_config, run_jobs, toy_tensors
 
@@ -30,7 +31,7 @@ native = pytest.mark.skipif(why_not_native() is not None, reason=str(why_not_nat
 def test_int8_keys_and_values_at_32768_tokens(temperature: float) -> None:
     """Token ids and the log-probs of the whole vocabulary, bit for bit."""
     ops = CpuOps("int8")
-    decoder = Decoder(LONG, toy_tensors(config=LONG), ops, LONG.max_position)
+    decoder = Decoder(LONG, arrays(toy_tensors(config=LONG)), ops, LONG.max_position)
     memory = ops.kv_memory(LONG, 2 + blocks_for(LONG.max_position), "int8")
     kv = KVCache(memory)  # the prompt's blocks serve both engines
     kv.poison_free()

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -22,10 +23,12 @@ from paceline.models.ops.base import WeightPart
 from paceline.models.ops.cpu import CpuOps
 from paceline.models.ops.native import native_module, why_not_native
 from paceline.models.ops.reference import ReferenceOps
-from paceline.runtime.batch import lane_class
+from paceline.models.ops.row_batch import lane_class
+from paceline.models.ops.threads import num_threads, set_num_threads
 from paceline.runtime.kv_cache import KVCache
 from paceline.runtime.model_runner import ForwardResult, ModelRunner
 from paceline.span import Span
+from tests.arrays import arrays, assert_close, same, tensor
 from tests.heads import head_tensors
 from tests.toy import TOY, VOCAB, toy_tensors
 
@@ -61,9 +64,9 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 @pytest.fixture(autouse=True)
 def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
+    before = num_threads()
     yield
-    torch.set_num_threads(before)
+    set_num_threads(before)
 
 
 def padded(x: torch.Tensor, ops: Any) -> torch.Tensor:
@@ -73,7 +76,8 @@ def padded(x: torch.Tensor, ops: Any) -> torch.Tensor:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_linear_is_close_to_torch(ops: Any, shape: tuple[int, int]) -> None:
     weight, bias, x = torch.randn(shape), torch.randn(shape[0]), torch.randn(5, shape[1])
-    got = ops.linear(padded(x, ops), ops.pack_linear([WeightPart.of(weight)], shape[1], bias))[:5]
+    packed = ops.pack_linear([WeightPart.of(weight.numpy())], shape[1], bias.numpy())
+    got = tensor(ops.linear(x.numpy(), packed))
     want = F.linear(x, weight, bias)
     tolerance = {"float32": 1e-4, "bfloat16": 2e-2, "int8": 4e-2}[ops.dtype]
     assert (got - want).abs().max() < tolerance * want.abs().max()
@@ -84,27 +88,27 @@ def test_linear_rows_stand_alone(ops: Any, shape: tuple[int, int]) -> None:
     weight, x = torch.randn(shape), torch.randn(48, shape[1])
     truth = None
     for count in (1, 2):
-        torch.set_num_threads(count)
-        packed = ops.pack_linear([WeightPart.of(weight)], weight.shape[1], None)
+        set_num_threads(count)
+        packed = ops.pack_linear([WeightPart.of(weight.numpy())], weight.shape[1], None)
         if truth is None:
-            truth = ops.linear(x, packed)
+            truth = ops.row_linear(x, packed)
         for width in WIDTHS:
             order = torch.randperm(48)[:width]
-            got = ops.linear(padded(x[order], ops), packed)[:width]
-            assert torch.equal(got, truth[order])
+            got = ops.row_linear(padded(x[order], ops), packed)[:width]
+            assert same(got, truth[order])
 
 
 def test_other_rows_may_be_anything(ops: Any) -> None:
     """A NaN or an enormous value in one row leaves its neighbours' bits alone."""
     weight, x = torch.randn(64, 64), torch.randn(16, 64)
-    packed = ops.pack_linear([WeightPart.of(weight)], weight.shape[1], None)
-    truth = ops.linear(x, packed).clone()
+    packed = ops.pack_linear([WeightPart.of(weight.numpy())], weight.shape[1], None)
+    truth = ops.row_linear(x, packed).clone()
     for value in (float("nan"), float("inf"), 1e30):
         bad = x.clone()
         bad[3] = value
-        got = ops.linear(bad, packed)
+        got = ops.row_linear(bad, packed)
         keep = [i for i in range(16) if i != 3]
-        assert torch.equal(got[keep], truth[keep])
+        assert same(got[keep], truth[keep])
 
 
 @pytest.mark.parametrize("width", [8, 44, 172, 864, 3000])
@@ -122,25 +126,23 @@ def test_row_kernels_stand_alone(ops: Any, name: str, width: int) -> None:
 
     truth = run(x)
     for count in (1, 2):
-        torch.set_num_threads(count)
+        set_num_threads(count)
         for rows in WIDTHS:
             order = torch.randperm(48)[:rows]
             got = run(padded(x[order], ops))[:rows]
-            assert torch.equal(got, truth[order])
+            assert same(got, truth[order])
 
 
 def test_row_kernels_are_right(ops: Any) -> None:
     x = torch.randn(16, 88)
     gate, up = x.chunk(2, dim=1)
-    torch.testing.assert_close(ops.gated_activation(x, "silu"), F.silu(gate) * up)
-    torch.testing.assert_close(
-        ops.gated_activation(x, "gelu_tanh"), F.gelu(gate, approximate="tanh") * up
-    )
-    torch.testing.assert_close(ops.gated_activation(x, "gelu"), F.gelu(gate) * up)
-    torch.testing.assert_close(ops.gated_activation(x, "relu2"), F.relu(gate) ** 2 * up)
-    torch.testing.assert_close(ops.softcap(x, 3.0), 3.0 * torch.tanh(x / 3.0))
+    assert_close(ops.gated_activation(x, "silu"), F.silu(gate) * up)
+    assert_close(ops.gated_activation(x, "gelu_tanh"), F.gelu(gate, approximate="tanh") * up)
+    assert_close(ops.gated_activation(x, "gelu"), F.gelu(gate) * up)
+    assert_close(ops.gated_activation(x, "relu2"), F.relu(gate) ** 2 * up)
+    assert_close(ops.softcap(x, 3.0), 3.0 * torch.tanh(x / 3.0))
     weight = torch.rand(88)
-    torch.testing.assert_close(ops.rms_norm(x, weight, 1e-5), F.rms_norm(x, (88,), weight, 1e-5))
+    assert_close(ops.rms_norm(x, weight, 1e-5), F.rms_norm(x, (88,), weight, 1e-5))
 
 
 def test_unknown_dtype_lists_the_allowed_ones() -> None:
@@ -178,7 +180,7 @@ def variant(name: str) -> ModelConfig:
 
 def runner(config: ModelConfig, ops: Any, kv_dtype: str = "auto") -> ModelRunner:
     tensors = head_tensors(config) if config.entry else toy_tensors(config=config)
-    decoder = Decoder(config, tensors, ops, config.max_position)
+    decoder = Decoder(config, arrays(tensors), ops, config.max_position)
     kv_dtype = ops.default_kv_dtype if kv_dtype == "auto" else kv_dtype
     model = ModelRunner(decoder, KVCache(ops.kv_memory(config, 40, kv_dtype)))
     model.taps = tuple(range(config.num_layers + 2))
@@ -188,14 +190,15 @@ def runner(config: ModelConfig, ops: Any, kv_dtype: str = "auto") -> ModelRunner
 def run(model: ModelRunner, *spans: Span) -> ForwardResult:
     """One forward, in which the hidden states that a head takes in are a function of the token."""
     tokens = [token for span in spans for token in span.token_ids[span.num_cached :]]
-    inputs = INPUTS[tokens] if model.decoder.entry is not None else None
+    inputs = INPUTS[tokens].numpy() if model.decoder.entry is not None else None
     return model.forward(model.pack(spans), inputs=inputs)
 
 
 def said(result: ForwardResult) -> torch.Tensor:
     """Logits and features of rows all of which are sampled, side by side."""
     assert result.features is not None
-    return torch.cat((result.logits, result.features.flatten(1)), dim=1)
+    flat = result.features.reshape(len(result.logits), -1)
+    return tensor(np.concatenate((result.logits, flat), axis=1))
 
 
 def rows_of(model: ModelRunner, tokens: list[int], chunks: list[int]) -> torch.Tensor:
@@ -221,8 +224,8 @@ def test_chunking_does_not_change_a_bit(backend: Any, name: str) -> None:
     truth = rows_of(model, tokens, [70])
     assert torch.isfinite(truth).all()
     for count, chunks in ((1, [1] * 70), (2, [16, 16, 38]), (2, [3, 30, 1, 36]), (1, [69, 1])):
-        torch.set_num_threads(count)
-        assert torch.equal(rows_of(model, tokens, chunks), truth), chunks
+        set_num_threads(count)
+        assert same(rows_of(model, tokens, chunks), truth), chunks
 
 
 @pytest.mark.parametrize("name", ["plain", "sliding", "softcap", "eagle3", "mtp"])
@@ -252,13 +255,13 @@ def check_tree(model: ModelRunner, other: ModelRunner, start: int) -> None:
             path.insert(0, tokens[at])
             at = parents[at]
         alone = rows_of(other, prompt + path, [start + len(path)])
-        assert torch.equal(got[node], alone[-1]), (start, node)
+        assert same(got[node], alone[-1]), (start, node)
     kept = [0, 2, 5]  # close the gaps, and go on
     model.kv.commit(0, kept)
     model.kv.reserve(0, 1)
     following = said(run(model, Span.chunk(0, start + len(kept), [5], True)))
     path = prompt + [tokens[node] for node in kept] + [5]
-    assert torch.equal(following[0], rows_of(other, path, [len(path)])[-1]), start
+    assert same(following[0], rows_of(other, path, [len(path)])[-1]), start
     model.kv.free(0)
 
 
@@ -274,7 +277,7 @@ def test_every_kv_dtype_leaves_rows_alone(backend: Any, kv_dtype: str) -> None:
     model, other = (runner(KV_HEADS, backend, kv_dtype) for _ in range(2))
     truth = rows_of(model, tokens, [70])
     for chunks in ([1] * 70, [3, 30, 1, 36]):
-        assert torch.equal(rows_of(model, tokens, chunks), truth)
+        assert same(rows_of(model, tokens, chunks), truth)
     for start in (0, 13):
         check_tree(model, other, start)
     exact = rows_of(runner(KV_HEADS, backend, "float32"), tokens, [70])
@@ -301,10 +304,10 @@ def test_batch_mix_does_not_change_a_bit(backend: Any, name: str) -> None:
         spans.append(Span.chunk(n, first, [n] * (40 - first), sample=True))
     result = run(model, *spans)
     assert result.features is not None
-    last = torch.tensor([len(span.token_ids) for span in spans]).cumsum(0) - 1
+    last = np.cumsum([len(span.token_ids) for span in spans]) - 1
     result.features = result.features[last]
     for n in range(5):
-        assert torch.equal(said(result)[n], alone[n])
+        assert same(said(result)[n], alone[n])
 
 
 # --- one activation scale per 128 inputs ---------------------------------------------------------
@@ -320,13 +323,13 @@ def test_scales_of_activations_leave_rows_alone(dtype: str) -> None:
     model = runner(WIDE, CpuOps(dtype))
     truth = rows_of(model, tokens, [40])
     for chunks in ([1] * 40, [3, 30, 7]):
-        assert torch.equal(rows_of(model, tokens, chunks), truth)
+        assert same(rows_of(model, tokens, chunks), truth)
     for n in range(3):
         model.kv.open(n)
         model.kv.reserve(n, 40)
     parts = [[n] * 40 for n in range(2)] + [tokens]
     spans = [Span(n, 0, part, range(-1, 39), range(40)) for n, part in enumerate(parts)]
-    assert torch.equal(said(run(model, *spans))[80:], truth)
+    assert same(said(run(model, *spans))[80:], truth)
 
 
 LONG = 300  # tokens of context: enough for a library to split one row's products over threads
@@ -342,7 +345,7 @@ def test_alone_equals_a_batch_at_any_thread_count(
     """A step of one request has the bits that it has beside three others."""
     shape = {"num_heads": heads, "num_kv_heads": kv_heads, "head_dim": 64, "max_position": 512}
     config = replace(TOY, attention_softcap=softcap, **shape)
-    decoder = Decoder(config, toy_tensors(config=config), backend, config.max_position)
+    decoder = Decoder(config, arrays(toy_tensors(config=config)), backend, config.max_position)
     kv = KVCache(backend.kv_memory(config, 4 * (LONG // 16 + 2), backend.default_kv_dtype))
     model = ModelRunner(decoder, kv)
     model.taps = (1, 2)
@@ -353,10 +356,10 @@ def test_alone_equals_a_batch_at_any_thread_count(
         kv.commit(n, range(LONG))
         kv.reserve(n, 1)
     spans = [Span.chunk(n, LONG, [7], sample=True) for n in range(4)]
-    torch.set_num_threads(1)
+    set_num_threads(1)
     truth = said(run(model, *spans))
     for count in (1, 2, 4):
-        torch.set_num_threads(count)
-        assert torch.equal(said(run(model, *spans)), truth), count
+        set_num_threads(count)
+        assert same(said(run(model, *spans)), truth), count
         for n in (0, 2):
-            assert torch.equal(said(run(model, spans[n]))[0], truth[n]), count
+            assert same(said(run(model, spans[n]))[0], truth[n]), count

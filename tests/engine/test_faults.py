@@ -270,9 +270,8 @@ def test_logits_that_are_not_numbers_end_that_request_alone(temperature: float) 
     forward = engine.runner.forward
 
     def poisoned(batch: Any, greedy: bool = False) -> Any:
-        result = forward(batch, greedy)
+        result = forward(batch)
         if len(result.offsets) == 4:  # all three requests are in the step
-            result.logits = result.logits.clone()
             result.logits[result.offsets[1]] = float("nan")
         return result
 

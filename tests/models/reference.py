@@ -204,4 +204,4 @@ class Driver:
         span = Span.tree(0, self.kv[0].length, root, draft)
         logits = self.runner.forward(self.runner.pack([span])).logits
         self.kv.commit(0, range(len(draft) + 1) if path is None else path)
-        return logits
+        return torch.from_numpy(logits)

@@ -18,6 +18,7 @@ from paceline.models.ops.reference import ReferenceOps
 from paceline.runtime.kv_cache import KVCache
 from paceline.runtime.model_runner import ModelRunner
 from paceline.span import Span
+from tests.arrays import arrays, assert_close, same
 from tests.models.test_entry import norm, turned
 from tests.toy import TOY, VOCAB, toy_tensors
 
@@ -51,7 +52,7 @@ def tensors_of(c: ModelConfig) -> dict[str, Any]:
 
 def runner_of(form: str, ops: Any) -> ModelRunner:
     c = shape(form)
-    decoder = Decoder(c, tensors_of(c), ops, c.max_position)
+    decoder = Decoder(c, arrays(tensors_of(c)), ops, c.max_position)
     memory = ops.kv_memory(c, 150, ops.default_kv_dtype)
     return ModelRunner(decoder, KVCache(memory, prefix_caching=False))
 
@@ -65,7 +66,7 @@ def read(model: ModelRunner, contexts: Sequence[int], chunk: int = LONGEST) -> N
             count = min(chunk, length - first)
             assert model.kv.reserve(number, count)
             batch = model.pack([Span.chunk(number, first, [0] * count, sample=False)])
-            model.write_kv(batch, VECTORS[first : first + count, :hidden].contiguous())
+            model.write_kv(batch, VECTORS[first : first + count, :hidden].contiguous().numpy())
             model.kv.commit(number, range(count))
 
 
@@ -77,7 +78,7 @@ def blocks(model: ModelRunner, contexts: Sequence[int], size: int = SIZE) -> tor
         tokens = (TOKENS * size)[:size]
         spans.append(Span(number, length, tokens, range(-1, size - 1), range(size)))
     result = model.forward(model.pack(spans))
-    return result.logits.view(len(spans), size, -1)
+    return torch.from_numpy(result.logits).view(len(spans), size, -1)
 
 
 def want(c: ModelConfig, context: int, size: int = SIZE) -> torch.Tensor:
@@ -116,7 +117,7 @@ def test_rows_see_what_came_before_and_their_block(ops_of: Any, form: str) -> No
     read(model, CONTEXTS)
     for context, logits in zip(CONTEXTS, blocks(model, CONTEXTS), strict=True):
         wanted = want(model.decoder.config, context)
-        torch.testing.assert_close(logits, wanted, atol=2e-4, rtol=1e-4)
+        assert_close(logits, wanted, atol=2e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
@@ -129,7 +130,7 @@ def test_neither_company_nor_chunks_change_a_bit(ops_of: Any, dtype: str) -> Non
     for number, length in enumerate(contexts):
         alone = runner_of("full", ops)
         read(alone, [length])
-        assert torch.equal(blocks(alone, [length])[0], logits[number])
+        assert same(blocks(alone, [length])[0], logits[number])
 
 
 def test_a_block_may_have_more_rows_than_go_through_at_once(ops_of: Any) -> None:
@@ -137,7 +138,7 @@ def test_a_block_may_have_more_rows_than_go_through_at_once(ops_of: Any) -> None
     read(model, [5, 0])
     for context, logits in zip([5, 0], blocks(model, [5, 0], size=150), strict=True):
         wanted = want(model.decoder.config, context, size=150)
-        torch.testing.assert_close(logits, wanted, atol=5e-4, rtol=1e-4)
+        assert_close(logits, wanted, atol=5e-4, rtol=1e-4)
 
 
 @pytest.mark.skipif(why_not_native() is not None, reason=str(why_not_native()))

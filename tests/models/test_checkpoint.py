@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from paceline.errors import ConfigError, ModelLoadError
 from paceline.models.checkpoint import load_checkpoint
+from tests.arrays import same
 from tests.models.reference import edit, make_model, save_folder
 
 NAME = "model.layers.1.mlp.up_proj.weight"
@@ -29,7 +30,7 @@ def test_folder(folder: Path, load_format: str) -> None:
     stored = load_file(folder / "model.safetensors")
     assert set(checkpoint.tensors) == set(stored)
     assert len(checkpoint.tensors) == len(stored)
-    assert all(torch.equal(checkpoint.tensors[name], stored[name]) for name in stored)
+    assert all(same(checkpoint.tensors[name], stored[name]) for name in stored)
     assert checkpoint.name == "tiny"
     assert checkpoint.config.architecture == "qwen3"
     assert checkpoint.tokenizer is not None
@@ -49,7 +50,7 @@ def test_shards(folder: Path) -> None:
     assert len(list(folder.glob("*.safetensors"))) > 3
     tensors = load_checkpoint(folder).tensors
     assert set(tensors) == set(truth)
-    assert all(torch.equal(tensors[name], truth[name]) for name in truth)
+    assert all(same(tensors[name], truth[name]) for name in truth)
 
 
 @pytest.mark.parametrize("load_format", ["mmap", "memory"])
@@ -64,7 +65,7 @@ def test_the_index_says_which_of_two_tensors_counts(folder: Path, load_format: s
     index.write_text(json.dumps({"weight_map": where}))
     tensors = load_checkpoint(folder, load_format=load_format).tensors
     assert set(tensors) == {*truth, "t2d"}
-    assert all(torch.equal(tensors[name], truth[name]) for name in truth)
+    assert all(same(tensors[name], truth[name]) for name in truth)
 
 
 def test_end_tokens_are_those_of_both_files(folder: Path) -> None:
@@ -90,7 +91,7 @@ def test_tied_matrix_under_either_name(folder: Path) -> None:
     edit(folder / "config.json", tie_word_embeddings=True)
     for load_format in ("mmap", "memory"):
         got = load_checkpoint(folder, load_format=load_format).tensors
-        assert torch.equal(got["model.embed_tokens.weight"], tensors["lm_head.weight"])
+        assert same(got["model.embed_tokens.weight"], tensors["lm_head.weight"])
 
 
 # --- what is a model -----------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,7 @@ from paceline.models.ops.reference import ReferenceOps
 from paceline.runtime.kv_cache import KVCache
 from paceline.runtime.model_runner import ModelRunner
 from paceline.span import Span
+from tests.arrays import arrays, assert_close, same
 from tests.heads import HEADS, head_config, head_runner, head_tensors
 from tests.toy import TOY, VOCAB, toy_tensors
 
@@ -90,8 +92,8 @@ def batch_of(model: ModelRunner, samples: range = range(COUNT)) -> Any:
     return model.pack([Span(0, 0, TOKENS, range(-1, COUNT - 1), samples)])
 
 
-def inputs_of(model: ModelRunner) -> torch.Tensor:
-    return INPUTS.repeat(1, 2)[:, : model.decoder.config.hidden_size].contiguous()
+def inputs_of(model: ModelRunner) -> Any:
+    return INPUTS.repeat(1, 2)[:, : model.decoder.config.hidden_size].contiguous().numpy()
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -102,11 +104,11 @@ def test_a_head_is_what_it_says(ops_of: Any, name: str, changes: dict[str, Any])
     model.taps = tuple(range(c.num_layers + 2))
     inputs = inputs_of(model)
     result = model.forward(batch_of(model), inputs=inputs)
-    logits, features = want(c, head_tensors(c), inputs)
-    torch.testing.assert_close(result.features, features, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(result.logits, logits, atol=1e-4, rtol=1e-4)
+    logits, features = want(c, head_tensors(c), torch.from_numpy(inputs))
+    assert_close(result.features, features, atol=1e-4, rtol=1e-4)
+    assert_close(result.logits, logits, atol=1e-4, rtol=1e-4)
     some = model.forward(batch_of(model, range(140, 150)), greedy=True, inputs=inputs)
-    assert torch.equal(some.features, result.features)
+    assert same(some.features, result.features)
     if some.argmax is not None:
         assert some.argmax == result.logits[140:].argmax(-1).tolist()
 
@@ -120,15 +122,15 @@ def test_native_quantises_as_the_reference_does(name: str, changes: dict[str, An
         model = head_runner(name, ops, "float32", **changes)
         said.append(model.forward(batch_of(model), inputs=inputs_of(model)).logits)
         again = model.forward(batch_of(model), inputs=inputs_of(model)).logits
-        assert torch.equal(again, said[-1])  # whatever the first forward has left behind
-    difference = (said[0] - said[1]).abs() / said[1].std()
-    assert difference.median() < 0.02
+        assert same(again, said[-1])  # whatever the first forward has left behind
+    difference = np.abs(said[0] - said[1]) / said[1].std()
+    assert np.median(difference) < 0.02
     assert difference.max() < 0.25
 
 
 def target_of(ops: Any, **changes: Any) -> Decoder:
     config = replace(TOY, **changes)
-    return Decoder(config, toy_tensors(config=config), ops, TOY.max_position)
+    return Decoder(config, arrays(toy_tensors(config=config)), ops, TOY.max_position)
 
 
 @pytest.mark.parametrize("lent", [["model.embed_tokens"], ["model.embed_tokens", "lm_head"]])
@@ -139,14 +141,14 @@ def test_a_target_lends_what_a_head_has_not(ops_of: Any, lent: list[str]) -> Non
     embedding = toy_tensors()["model.embed_tokens.weight"]
     own = tensors | {f"{name}.weight": embedding for name in lent}
     rest = {name: t for name, t in own.items() if name.removesuffix(".weight") not in lent}
-    lending = Decoder(config, rest, ops, TOY.max_position, lent=target.ends)
+    lending = Decoder(config, arrays(rest), ops, TOY.max_position, lent=target.ends)
     assert lending.embedding is target.embedding
     assert (lending.head is target.head) == ("lm_head" in lent)
     said = []
-    for decoder in (Decoder(config, own, ops, TOY.max_position), lending):
+    for decoder in (Decoder(config, arrays(own), ops, TOY.max_position), lending):
         model = ModelRunner(decoder, KVCache(ops.kv_memory(config, 40, "float32")))
-        said.append(model.forward(batch_of(model), inputs=INPUTS).logits)
-    assert torch.equal(*said)
+        said.append(model.forward(batch_of(model), inputs=INPUTS.numpy()).logits)
+    assert same(*said)
 
 
 @pytest.mark.parametrize("changes", [{"hidden_size": 48}, {"vocab_size": VOCAB + 1}])
@@ -155,4 +157,4 @@ def test_a_target_of_another_shape_lends_nothing(changes: dict[str, Any]) -> Non
     tensors = head_tensors(config)
     del tensors["model.embed_tokens.weight"]
     with pytest.raises(ModelLoadError, match=r"no model\.embed_tokens\.weight"):
-        Decoder(config, tensors, ops, TOY.max_position, lent=target_of(ops, **changes).ends)
+        Decoder(config, arrays(tensors), ops, TOY.max_position, lent=target_of(ops, **changes).ends)

@@ -12,7 +12,9 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from paceline.models.ops.threads import num_threads, set_num_threads
 from paceline.span import DraftTree
+from tests.arrays import assert_close
 from tests.models.reference import FAMILIES, MIXTURES, VOCAB, Driver, save_model
 
 TOKENS = torch.randint(3, VOCAB, (40,), generator=torch.Generator().manual_seed(3)).tolist()
@@ -21,10 +23,10 @@ TOKENS = torch.randint(3, VOCAB, (40,), generator=torch.Generator().manual_seed(
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Matrices this small only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    before = num_threads()
+    set_num_threads(1)
     yield
-    torch.set_num_threads(before)
+    set_num_threads(before)
 
 
 @pytest.fixture(params=[*FAMILIES, *MIXTURES])
@@ -40,7 +42,7 @@ def want(model: Any, tokens: list[int]) -> torch.Tensor:
 
 
 def close(got: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+    assert_close(got, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_prefill_and_decode(pair: tuple[Any, Driver]) -> None:

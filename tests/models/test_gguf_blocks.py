@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.models.arrays import floats
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.ops.base import PackedLinear
 from paceline.models.ops.cpu import CpuOps
@@ -17,8 +18,10 @@ from paceline.models.ops.native import native_module, why_not_native
 from paceline.models.ops.packing import Packer
 from paceline.models.ops.reference import ReferenceOps
 from paceline.models.ops.resolve import resolve_dtype
+from paceline.models.ops.threads import num_threads, set_num_threads
 from paceline.models.stored import StoredTensors
 from paceline.models.weights import WeightReader
+from tests.arrays import same
 from tests.models.gguf_writing import convert
 from tests.models.reference import Driver
 
@@ -29,10 +32,10 @@ WIDE = {"intermediate_size": 96}  # whole blocks of 32, and not of the kernels' 
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    before = num_threads()
+    set_num_threads(1)
     yield
-    torch.set_num_threads(before)
+    set_num_threads(before)
 
 
 def opened(path: Path, family: str = "llama", qtype: str = "Q4_0", **options: Any) -> Checkpoint:
@@ -42,8 +45,8 @@ def opened(path: Path, family: str = "llama", qtype: str = "Q4_0", **options: An
 
 def stacked_of(checkpoint: Checkpoint, layer: int, *names: str) -> np.ndarray:
     """Dequantised by the gguf package and put into Hugging Face order: what a linear stands for."""
-    parts = [checkpoint.tensors[f"model.layers.{layer}.{name}.weight"].float() for name in names]
-    return torch.cat(parts).numpy()
+    parts = [floats(checkpoint.tensors[f"model.layers.{layer}.{name}.weight"]) for name in names]
+    return np.concatenate(parts)
 
 
 def stacked(checkpoint: Checkpoint, *names: str) -> np.ndarray:
@@ -169,4 +172,4 @@ def test_some_rows_of_the_embedding(tmp_path: Path, qtype: str) -> None:
     assert isinstance(tensors, StoredTensors)
     assert tensors.shape_of(name) == (300, 64)
     for first, last in ((0, 16), (16, 96), (288, 300)):
-        assert torch.equal(tensors.rows(name, first, last), tensors[name][first:last])
+        assert same(tensors.rows(name, first, last), tensors[name][first:last])

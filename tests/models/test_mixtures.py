@@ -15,15 +15,17 @@ from safetensors.torch import load_file, save_file
 from paceline.errors import ModelLoadError, PacelineError, TrainingError, UnsupportedModelError
 from paceline.models.checkpoint import load_checkpoint
 from paceline.models.config import Experts
-from paceline.models.mixture import choose
 from paceline.models.ops.cpu import CpuOps
 from paceline.models.ops.native import why_not_native
 from paceline.models.ops.packing import Packer
 from paceline.models.ops.reference import ReferenceOps
+from paceline.models.ops.row_mixture import choose
+from paceline.models.ops.threads import num_threads, set_num_threads
 from paceline.models.packed_folder import write_packed
 from paceline.span import DraftTree
 from paceline.training.heads.initial import TargetWeights
 from paceline.training.model_files import load_model
+from tests.arrays import assert_close, same
 from tests.models.reference import MIXTURES, VOCAB, Driver, edit, save_model
 
 TOKENS = torch.randint(3, VOCAB, (40,), generator=torch.Generator().manual_seed(3)).tolist()
@@ -32,10 +34,10 @@ ROUTER = "model.layers.0.mlp.gate.weight"
 
 @pytest.fixture(autouse=True)
 def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    before = num_threads()
+    set_num_threads(1)
     yield
-    torch.set_num_threads(before)
+    set_num_threads(before)
 
 
 def driver(folder: Path, dtype: str = "float32") -> Driver:
@@ -47,7 +49,7 @@ def test_stacked_experts_are_the_same_model(tmp_path: Path, family: str) -> None
     save_model(family, tmp_path / "each")
     save_model(family, tmp_path / "stacked", stacked=True)
     truth = driver(tmp_path / "each").chunk(TOKENS)
-    assert torch.equal(driver(tmp_path / "stacked").chunk(TOKENS), truth)
+    assert same(driver(tmp_path / "stacked").chunk(TOKENS), truth)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
@@ -56,10 +58,10 @@ def test_chunks_and_threads_do_not_change_a_bit(tmp_path: Path, family: str, dty
     save_model(family, tmp_path)
     truth = driver(tmp_path, dtype).chunk(TOKENS)
     for count, cuts in ((1, [0, 1, 17, 20, 33, 40]), (2, [0, 5, 6, 40])):
-        torch.set_num_threads(count)
+        set_num_threads(count)
         parts = driver(tmp_path, dtype)
         chunks = [parts.chunk(TOKENS[a:b]) for a, b in itertools.pairwise(cuts)]
-        assert torch.equal(torch.cat(chunks), truth)
+        assert same(torch.cat(chunks), truth)
 
 
 def test_a_tree_has_the_bits_of_its_paths(tmp_path: Path) -> None:
@@ -70,7 +72,7 @@ def test_a_tree_has_the_bits_of_its_paths(tmp_path: Path) -> None:
     chain.chunk(TOKENS[:20])
     found = tree.run(draft, TOKENS[20], path=[0, 2, 4])
     truth = torch.cat([chain.chunk([token]) for token in (TOKENS[20], 9, 7)])
-    assert torch.equal(found[[0, 2, 4]], truth)
+    assert same(found[[0, 2, 4]], truth)
 
 
 def test_one_expert_for_all_rows(tmp_path: Path) -> None:
@@ -87,7 +89,7 @@ def test_one_expert_for_all_rows(tmp_path: Path) -> None:
             tensors[name].zero_()  # never read
     save_file(tensors, tmp_path / "model.safetensors")
     parts = driver(tmp_path)
-    assert torch.equal(torch.cat([parts.chunk([token]) for token in TOKENS]), truth)
+    assert same(torch.cat([parts.chunk([token]) for token in TOKENS]), truth)
 
 
 def test_ties_and_nans_have_an_order() -> None:
@@ -96,9 +98,9 @@ def test_ties_and_nans_have_an_order() -> None:
     ids, weights = choose(logits, Experts(4, 3, 8))
     assert ids.tolist() == [[1, 2, 0], [1, 3, 2], [0, 1, 2]]
     assert weights[1].isnan().all()
-    torch.testing.assert_close(weights[[0, 2]].sum(1), torch.ones(2))
+    assert_close(weights[[0, 2]].sum(1), torch.ones(2))
     _, weights = choose(logits[:1], Experts(4, 2, 8, renormalise=False, scale=2.0))
-    torch.testing.assert_close(weights, 2 * torch.softmax(logits[:1], 1)[:, 1:3])
+    assert_close(weights, 2 * torch.softmax(logits[:1], 1)[:, 1:3])
 
 
 def test_a_row_of_nans_stays_alone(tmp_path: Path) -> None:
@@ -109,7 +111,7 @@ def test_a_row_of_nans_stays_alone(tmp_path: Path) -> None:
     tensors["model.embed_tokens.weight"][VOCAB - 1] = float("nan")
     save_file(tensors, tmp_path / "model.safetensors")
     found = driver(tmp_path).chunk([*TOKENS[:8], VOCAB - 1])
-    assert torch.equal(found[:8], truth)
+    assert same(found[:8], truth)
     assert found[8].isnan().all()
 
 

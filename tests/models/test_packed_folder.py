@@ -21,7 +21,9 @@ from paceline.models.decoder import Decoder
 from paceline.models.ops.cpu import CpuOps
 from paceline.models.ops.native import native_module, why_not_native
 from paceline.models.ops.packing import Packer
+from paceline.models.ops.threads import num_threads, set_num_threads
 from paceline.models.packed_folder import write_packed
+from tests.arrays import same
 from tests.models.gguf_writing import convert, tokenizer_metadata
 from tests.models.reference import Driver, edit, save_folder, save_model
 from tests.models.vocabularies import byte_level_json, save_tokenizer
@@ -34,10 +36,10 @@ QKV = "model.layers.0.self_attn.qkv_proj.0.Q8_0"
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    before = num_threads()
+    set_num_threads(1)
     yield
-    torch.set_num_threads(before)
+    set_num_threads(before)
 
 
 @pytest.fixture
@@ -66,7 +68,7 @@ def test_the_logits_are_those_of_the_source(tmp_path: Path, family: str, dtype: 
     before = native_module().isa()
     for level in native_module().isas():
         native_module().set_isa(level)
-        assert torch.equal(logits(packed, dtype), logits(load_checkpoint(source), dtype))
+        assert same(logits(packed, dtype), logits(load_checkpoint(source), dtype))
     native_module().set_isa(before)
 
 
@@ -90,7 +92,7 @@ def test_what_is_found_again(folder: Path, load_format: str) -> None:
 
 def test_mapped_weights_are_not_copied(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = load_checkpoint(pack(folder, "int8"))
-    stored = checkpoint.tensors[QKV].data_ptr()
+    stored = checkpoint.tensors[QKV].ctypes.data
     seen: list[int] = []
 
     class Watching(CpuOps):
@@ -110,9 +112,9 @@ def test_tiles_begin_at_cache_lines(tmp_path: Path, load_format: str) -> None:
     packed = load_checkpoint(pack(source, "int8"), load_format=load_format)
     tiles = {name: packed.tensors[name] for name in packed.tensors if name.endswith("Q8_0")}
     assert len(tiles) == 10
-    assert not any(tile.data_ptr() % 64 for tile in tiles.values())
+    assert not any(tile.ctypes.data % 64 for tile in tiles.values())
     assert any(packed.tensors[name].nbytes % 64 for name in packed.tensors)
-    assert torch.equal(logits(packed, "int8"), logits(load_checkpoint(source), "int8"))
+    assert same(logits(packed, "int8"), logits(load_checkpoint(source), "int8"))
 
 
 def test_a_model_without_a_tokenizer(folder: Path) -> None:
@@ -125,9 +127,7 @@ def test_shards(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_folder, "SHARD_BYTES", 1)
     out = pack(folder, "int8")
     assert len(list(out.glob("*.safetensors"))) == 3  # two layers, and the last norm
-    assert torch.equal(
-        logits(load_checkpoint(out), "int8"), logits(load_checkpoint(folder), "int8")
-    )
+    assert same(logits(load_checkpoint(out), "int8"), logits(load_checkpoint(folder), "int8"))
     other = out / "packed-00002.safetensors"
     save_file(load_file(other), other, {"format": "pt"})
     with pytest.raises(ModelLoadError, match="not converted together"):
@@ -149,7 +149,7 @@ def test_gguf_sources(tmp_path: Path) -> None:
     source = load_checkpoint(path)
     found = load_checkpoint(pack(path, "file"))
     assert found.config == source.config
-    assert torch.equal(logits(found, "file"), logits(source, "file"))
+    assert same(logits(found, "file"), logits(source, "file"))
     assert source.tokenizer is not None
     assert found.tokenizer is not None
     chat = [{"role": "user", "content": "the dog"}]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
+from paceline.models.arrays import BFLOAT16
 from paceline.models.decoder import Decoder
 from paceline.models.ops.native import why_not_native
 from paceline.models.pages import HUGE_PAGE, MAP_BYTES, Arena, sparse_zeros
@@ -17,6 +17,7 @@ from paceline.models.weights import WeightReader, stacked_rows
 from paceline.runtime.kv_cache import KVCache
 from paceline.runtime.model_runner import ModelRunner
 from paceline.span import Span
+from tests.arrays import arrays, same
 from tests.toy import TOY, toy_ops, toy_tensors
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -62,12 +63,12 @@ def test_sparse_zeros_take_memory_where_they_are_written() -> None:
     assert sparse_zeros((2, 0, 16), np.uint16).shape == (2, 0, 16)
 
 
-def teststacked_rows_are_those_of_the_stacked_matrix() -> None:
-    parts = [torch.randn(n, 3) for n in (5, 1, 7)]
-    whole = torch.cat(parts)
+def test_stacked_rows_are_those_of_the_stacked_matrix() -> None:
+    parts = [np.random.default_rng(n).random((n, 3)) for n in (5, 1, 7)]
+    whole = np.concatenate(parts)
     for first in range(len(whole)):
         for last in range(first + 1, len(whole) + 1):
-            assert torch.equal(stacked_rows(parts, first, last), whole[first:last])
+            assert same(stacked_rows(np.concatenate, parts, first, last), whole[first:last])
 
 
 @linux
@@ -76,7 +77,7 @@ def teststacked_rows_are_those_of_the_stacked_matrix() -> None:
 def test_a_stacked_linear_is_packed_without_a_copy_of_its_parts(dtype: str) -> None:
     size = 2048
     names = [f"part{i}" for i in range(8)]
-    parts = {f"{name}.weight": torch.ones(size, size, dtype=torch.bfloat16) for name in names}
+    parts = {f"{name}.weight": np.ones((size, size), BFLOAT16) for name in names}
     packed = len(parts) * size * size
     before = reset_peak()
     reader = WeightReader(parts, TOY, toy_ops(f"native-{dtype}"))
@@ -92,7 +93,7 @@ def test_a_wide_forward_holds_no_logits_that_nobody_asked_for(greedy: bool, samp
     vocab, rows = 1 << 17, 256  # all logits would be 128 MiB
     config = dataclasses.replace(TOY, vocab_size=vocab)
     ops = toy_ops("native-int8")
-    decoder = Decoder(config, toy_tensors(config=config), ops, TOY.max_position)
+    decoder = Decoder(config, arrays(toy_tensors(config=config)), ops, TOY.max_position)
     runner = ModelRunner(decoder, KVCache(ops.kv_memory(config, 20, "bfloat16")))
     runner.kv.open(0)
     assert runner.kv.reserve(0, rows)

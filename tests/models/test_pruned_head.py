@@ -18,6 +18,7 @@ from paceline.models.ops.native import why_not_native
 from paceline.models.ops.packing import Packer
 from paceline.models.packed_folder import write_packed
 from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
+from tests.arrays import assert_close, same
 from tests.models.reference import VOCAB, Driver, edit, save_model
 from tests.models.vocabularies import byte_level_json, save_tokenizer
 
@@ -52,7 +53,7 @@ def test_the_logits_are_those_of_the_whole_head(tmp_path: Path, family: str) -> 
     save_model(family, tmp_path / "tiny")
     pruned = prune(tmp_path / "tiny")
     wanted = Driver.of(tmp_path / "tiny").chunk(TOKENS)[:, IDS]
-    torch.testing.assert_close(Driver.of(pruned).chunk(TOKENS), wanted, rtol=1e-5, atol=1e-5)
+    assert_close(Driver.of(pruned).chunk(TOKENS), wanted, rtol=1e-5, atol=1e-5)
 
 
 @needs_native
@@ -62,13 +63,13 @@ def test_native_and_converted_heads(tmp_path: Path, family: str, dtype: str) -> 
     save_model(family, tmp_path / "tiny", "bfloat16")
     pruned, packed = prune(tmp_path / "tiny"), tmp_path / "packed"
     wanted = Driver.of(tmp_path / "tiny", ops=CpuOps(dtype)).chunk(TOKENS)[:, IDS]
-    assert torch.equal(Driver.of(pruned, ops=CpuOps(dtype)).chunk(TOKENS), wanted)
+    assert same(Driver.of(pruned, ops=CpuOps(dtype)).chunk(TOKENS), wanted)
     write_packed(load_checkpoint(pruned), packed, Packer(dtype))
     converted = Driver.of(packed, ops=CpuOps(dtype))
-    assert torch.equal(converted.chunk(TOKENS), wanted)
+    assert same(converted.chunk(TOKENS), wanted)
     head = converted.runner.decoder.pruned_head
     assert head is not None
-    assert torch.equal(head.token_ids, IDS)
+    assert same(head.token_ids, IDS)
 
 
 def test_it_is_no_target(folder: Path) -> None:
@@ -86,7 +87,7 @@ def test_as_many_rows_as_tokens_are_a_whole_head(folder: Path) -> None:
     [
         (None, "no tensor d2t"),
         (torch.zeros(5, dtype=torch.int64), "has shape"),
-        (torch.zeros(len(IDS)), "of type torch.float32"),
+        (torch.zeros(len(IDS)), "of type float32"),
         (torch.full((len(IDS),), VOCAB), "must ascend within 0 to 299"),
         (torch.full((len(IDS),), -1), "must ascend"),
         (-torch.arange(len(IDS)), "must ascend"),  # the same token in every row

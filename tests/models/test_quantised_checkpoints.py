@@ -21,6 +21,7 @@ from paceline.models.ops.packing import Packer
 from paceline.models.ops.reference import ReferenceOps
 from paceline.models.packed_folder import write_packed
 from paceline.training.model_files import load_model
+from tests.arrays import same
 from tests.models.quantised_forms import FORMS, Stored
 from tests.models.reference import Driver, edit, save_model
 
@@ -66,7 +67,7 @@ def logits(source: Path | Checkpoint, ops: Any = None) -> torch.Tensor:
 @pytest.mark.parametrize("form", FORMS)
 def test_the_logits_are_those_of_the_floats(tmp_path: Path, form: str) -> None:
     plain = save_quantised(tmp_path / "tiny", form)
-    assert torch.equal(logits(tmp_path / "tiny"), logits(plain))
+    assert same(logits(tmp_path / "tiny"), logits(plain))
     quantised, floats = (load_checkpoint(folder) for folder in (tmp_path / "tiny", plain))
     assert set(quantised.tensors) == set(floats.tensors)
     assert quantised.config == floats.config
@@ -77,7 +78,7 @@ def test_the_logits_are_those_of_the_floats(tmp_path: Path, form: str) -> None:
 @pytest.mark.parametrize("form", FEW)
 def test_in_8_bits(tmp_path: Path, form: str) -> None:
     plain = save_quantised(tmp_path / "tiny", form)
-    assert torch.equal(logits(tmp_path / "tiny", CpuOps("int8")), logits(plain, CpuOps("int8")))
+    assert same(logits(tmp_path / "tiny", CpuOps("int8")), logits(plain, CpuOps("int8")))
 
 
 @needs_native
@@ -87,7 +88,7 @@ def test_a_quantised_model_can_be_converted(tmp_path: Path, form: str) -> None:
     source = load_checkpoint(tmp_path / "tiny")
     write_packed(source, tmp_path / "packed", Packer("int8"))
     packed = logits(tmp_path / "packed", CpuOps("int8"))
-    assert torch.equal(packed, logits(source, CpuOps("int8")))
+    assert same(packed, logits(source, CpuOps("int8")))
 
 
 @pytest.mark.parametrize("form", FEW)
@@ -96,7 +97,7 @@ def test_modules_that_were_not_converted(tmp_path: Path, form: str) -> None:
         return "layers.0" in linear and "down_proj" not in linear
 
     plain = save_quantised(tmp_path / "tiny", form, is_quantised)
-    assert torch.equal(logits(tmp_path / "tiny"), logits(plain))
+    assert same(logits(tmp_path / "tiny"), logits(plain))
 
 
 def test_in_memory_and_by_layers(tmp_path: Path) -> None:
@@ -104,12 +105,12 @@ def test_in_memory_and_by_layers(tmp_path: Path) -> None:
     checkpoint = load_checkpoint(tmp_path / "tiny", load_format="memory")
     (tmp_path / "tiny" / "model.safetensors").unlink()
     first = load_checkpoint(plain).first_layers(1)
-    assert torch.equal(logits(checkpoint.first_layers(1)), logits(first))
+    assert same(logits(checkpoint.first_layers(1)), logits(first))
 
 
 def test_linears_that_are_stored_fused(tmp_path: Path) -> None:
     plain = save_quantised(tmp_path / "tiny", "gptq", family="phi3")
-    assert torch.equal(logits(tmp_path / "tiny"), logits(plain))
+    assert same(logits(tmp_path / "tiny"), logits(plain))
 
 
 def change(folder: Path, **tensors: torch.Tensor) -> None:
@@ -122,7 +123,7 @@ def test_biases_of_zeros_are_passed_over(tmp_path: Path) -> None:
     plain = save_quantised(tmp_path / "tiny", "gptq")
     bias = {"model__layers__0__mlp__up_proj__bias": torch.zeros(128)}
     change(tmp_path / "tiny", **bias)
-    assert torch.equal(logits(tmp_path / "tiny"), logits(plain))
+    assert same(logits(tmp_path / "tiny"), logits(plain))
     change(tmp_path / "tiny", **{name: tensor + 1 for name, tensor in bias.items()})
     with pytest.raises(UnsupportedModelError, match=r"no use for 1 .*up_proj\.bias"):
         logits(tmp_path / "tiny")
@@ -138,7 +139,7 @@ def test_what_is_left_of_a_quantised_checkpoint_is_named(tmp_path: Path) -> None
 def test_parts_that_are_not_run_may_be_quantised_in_any_way(tmp_path: Path) -> None:
     plain = save_quantised(tmp_path / "tiny", "packed-4")
     change(tmp_path / "tiny", vision_tower__x__weight_packed=torch.ones(2, 3, 4))
-    assert torch.equal(logits(tmp_path / "tiny"), logits(plain))
+    assert same(logits(tmp_path / "tiny"), logits(plain))
 
 
 def test_a_weight_that_is_plain_and_quantised(tmp_path: Path) -> None:
@@ -169,7 +170,7 @@ def test_a_file_that_tells_what_the_configuration_does_not(
     with pytest.raises(ModelLoadError):
         logits(tmp_path / "tiny")
     (tmp_path / "tiny" / file).write_text(json.dumps(said))
-    assert torch.equal(logits(tmp_path / "tiny"), logits(plain))
+    assert same(logits(tmp_path / "tiny"), logits(plain))
 
 
 @pytest.mark.parametrize("key", ["compression_config", "quantization_config"])
@@ -183,7 +184,7 @@ def test_where_a_configuration_may_say_it(tmp_path: Path, key: str, part: str) -
         raw = {"model_type": "other", "text_config": raw}
     (raw[part] if part else raw)[key] = config
     path.write_text(json.dumps(raw))
-    assert torch.equal(logits(tmp_path / "tiny"), logits(plain))
+    assert same(logits(tmp_path / "tiny"), logits(plain))
 
 
 def test_quantised_weights_are_not_trained(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from paceline.models.quantised.methods import schemes_of
 from paceline.models.quantised.tensors import QuantisedTensors
 from paceline.models.safetensors_files import SafetensorsFolder
 from paceline.models.stored import StoredRows
+from tests.arrays import same
 from tests.models.quantised_forms import FORMS, Form, Stored
 from tests.models.quantised_packing import gptq
 
@@ -49,22 +50,22 @@ def test_a_weight_is_what_its_format_says(tmp_path: Path, name: str) -> None:
     tensors, plain = made(tmp_path, FORMS[name])
     assert set(tensors) == {WEIGHT, "model.norm.weight"}
     assert len(tensors) == 2
-    assert tensors[WEIGHT].dtype == torch.float32
-    assert torch.equal(tensors[WEIGHT], plain)
+    assert tensors[WEIGHT].dtype == np.float32
+    assert same(tensors[WEIGHT], plain)
     assert tensors.shape_of(WEIGHT) == (N, K)
     assert tensors.type_of(WEIGHT).startswith(FORMS[name].kind)
-    assert torch.equal(tensors["model.norm.weight"], torch.ones(3))
+    assert same(tensors["model.norm.weight"], torch.ones(3))
     assert tensors.type_of("model.norm.weight") == "F32"
     tensors.release(WEIGHT)
-    assert torch.equal(tensors[WEIGHT], plain)
+    assert same(tensors[WEIGHT], plain)
 
 
 @pytest.mark.parametrize("name", FORMS)
 def test_some_rows(tmp_path: Path, name: str) -> None:
     tensors, plain = made(tmp_path, FORMS[name])
     for first, last in [(0, 1), (3, 21), (90, 96), (90, 100), (40, 40), (97, 99)]:
-        assert torch.equal(tensors.rows(WEIGHT, first, last), plain[first:last])
-    assert torch.equal(tensors.rows("model.norm.weight", 1, 2), torch.ones(1))
+        assert same(tensors.rows(WEIGHT, first, last), plain[first:last])
+    assert same(tensors.rows("model.norm.weight", 1, 2), torch.ones(1))
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -73,7 +74,7 @@ def test_a_weight_is_unpacked_in_slices(
 ) -> None:
     monkeypatch.setattr(quantised_tensors, "AT_ONCE", 7 * K)
     tensors, plain = made(tmp_path, FORMS[name])
-    assert torch.equal(tensors[WEIGHT], plain)
+    assert same(tensors[WEIGHT], plain)
 
 
 FLOATS_ALONE = {"fp8-block", "fp8-inverse", "nf4", "nf4-nested", "fp4"}
@@ -89,7 +90,7 @@ def test_blocks_stand_for_the_weight(tmp_path: Path, name: str) -> None:
     if blocks is not None:
         got = unblocked(blocks, K)
         wide = name == "int8-zeros"  # its scales have bits that the floats have no room for
-        assert torch.allclose(got, plain, rtol=0.0, atol=1e-6) if wide else torch.equal(got, plain)
+        assert torch.allclose(got, plain, rtol=0.0, atol=1e-6) if wide else same(got, plain)
 
 
 def unblocked(blocks: StoredRows, k: int) -> torch.Tensor:
@@ -128,10 +129,10 @@ def test_gptq(
     stored = Stored()
     stored.add(NAME, form, np.random.default_rng(seed), n, k)
     tensors = opened(tmp_path_factory.mktemp("gptq"), stored.tensors, config)
-    assert torch.equal(tensors[WEIGHT], stored.plain[WEIGHT])
+    assert same(tensors[WEIGHT], stored.plain[WEIGHT])
     blocks = tensors.as_stored(WEIGHT)
     assert blocks is not None
-    assert torch.equal(unblocked(blocks, k), stored.plain[WEIGHT])
+    assert same(unblocked(blocks, k), stored.plain[WEIGHT])
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -141,7 +142,7 @@ def test_symmetric_gptq_of_either_version(tmp_path: Path, bits: int, version: in
     config = {"quant_method": "gptq", "sym": True, "checkpoint_format": "gptq"}
     form = Form(config, lambda rng, n, k: gptq(rng, n, k, bits=bits, sym=True, version=version))
     tensors, plain = made(tmp_path, form)
-    assert torch.equal(tensors[WEIGHT], plain)
+    assert same(tensors[WEIGHT], plain)
 
 
 def test_groups_of_different_sizes_are_floats_alone(tmp_path: Path) -> None:
@@ -158,8 +159,8 @@ def test_groups_of_different_sizes_are_floats_alone(tmp_path: Path) -> None:
         tmp_path / "x", {NAME + e: p.contiguous() for e, p in parts.items()}, FORMS["gptq"].config
     )
     assert other.as_stored(WEIGHT) is None
-    assert torch.equal(other[WEIGHT][:, :32], even[:, :32])  # of the first group either way
-    assert not torch.equal(other[WEIGHT], even)
+    assert same(other[WEIGHT][:, :32], even[:, :32])  # of the first group either way
+    assert not same(other[WEIGHT], even)
 
 
 def test_a_g_idx_that_is_not_in_use(tmp_path: Path) -> None:
@@ -167,7 +168,7 @@ def test_a_g_idx_that_is_not_in_use(tmp_path: Path) -> None:
     parts, weights = form.pack(np.random.default_rng(0), N, K)
     parts[".weight_g_idx"] = torch.full((K,), -1, dtype=torch.int32)
     tensors = opened(tmp_path, {NAME + end: part for end, part in parts.items()}, form.config)
-    assert torch.equal(tensors[WEIGHT], torch.from_numpy(weights))
+    assert same(tensors[WEIGHT], torch.from_numpy(weights))
 
 
 def test_scales_that_are_exponents(tmp_path: Path) -> None:
@@ -179,18 +180,18 @@ def test_scales_that_are_exponents(tmp_path: Path) -> None:
     parts[".weight_scale_inv"] = exponent.view(torch.float8_e8m0fnu)
     tensors = opened(tmp_path, {NAME + end: part for end, part in parts.items()}, form.config)
     scale = torch.exp2(exponent.float() - 127).repeat_interleave(48, 0).repeat_interleave(40, 1)
-    assert torch.equal(tensors[WEIGHT], value * scale[:N, :K])
+    assert same(tensors[WEIGHT], value * scale[:N, :K])
 
 
 def test_inputs_that_do_not_fill_a_word(tmp_path: Path) -> None:
     tensors, plain = made(tmp_path, FORMS["packed-row"], n=5, k=13)
-    assert torch.equal(tensors[WEIGHT], plain)
+    assert same(tensors[WEIGHT], plain)
 
 
 def test_rows_of_an_odd_number_of_codes(tmp_path: Path) -> None:
     tensors, plain = made(tmp_path, FORMS["nf4"], n=6, k=37)
-    assert torch.equal(tensors[WEIGHT], plain)
-    assert torch.equal(tensors.rows(WEIGHT, 1, 4), plain[1:4])
+    assert same(tensors[WEIGHT], plain)
+    assert same(tensors.rows(WEIGHT, 1, 4), plain[1:4])
 
 
 def test_formats_side_by_side(tmp_path: Path) -> None:
@@ -198,13 +199,13 @@ def test_formats_side_by_side(tmp_path: Path) -> None:
     rng, stored = np.random.default_rng(2), Stored()
     config = FORMS["packed-4"].config
     for name, form in FORMS.items():
-        same = form.config.get("quant_method") == "compressed-tensors"
-        if same and name != "fp8-block":  # which needs the size of its blocks
+        is_alike = form.config.get("quant_method") == "compressed-tensors"
+        if is_alike and name != "fp8-block":  # which needs the size of its blocks
             stored.add(f"m.{name}", form, rng, N, K)
     tensors = opened(tmp_path, stored.tensors, {**config, "format": "mixed-precision"})
     assert len(stored.plain) > 10
     assert set(tensors) == set(stored.plain)
-    assert all(torch.equal(tensors[name], plain) for name, plain in stored.plain.items())
+    assert all(same(tensors[name], plain) for name, plain in stored.plain.items())
 
 
 def test_scales_of_activations_are_passed_over(tmp_path: Path) -> None:
@@ -222,7 +223,7 @@ def test_some_of_the_tensors(tmp_path: Path) -> None:
     assert WEIGHT in tensors
     few = tensors.only([WEIGHT])
     assert list(few) == [WEIGHT]
-    assert torch.equal(few[WEIGHT], plain)
+    assert same(few[WEIGHT], plain)
     for absent in ("model.norm.weight", NAME + ".qweight"):
         assert absent not in few
         with pytest.raises(ModelLoadError, match=f"no tensor {absent}"):

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, Phi3Config
@@ -14,7 +15,9 @@ from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 from paceline.models.config import RopeConfig
 from paceline.models.hf_config import config_from_hf
+from paceline.models.ops.reference import ReferenceOps
 from paceline.models.rope import RotaryTable, rope_tables
+from tests.arrays import assert_close, same
 
 SIZES = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 256}
@@ -82,10 +85,10 @@ def test_tables(scaling: str, length: int, old_style: bool) -> None:
     raw = raw_config(scaling, old_style)
     cos, sin = rope_tables(config_from_hf(raw).rope, 16, length)
     assert cos.shape == sin.shape == (length, 8)
-    assert cos.dtype == sin.dtype == torch.float32
+    assert cos.dtype == sin.dtype == np.float32
     want_cos, want_sin = reference(raw, length)
-    torch.testing.assert_close(torch.cat((cos, cos), -1), want_cos, atol=5e-5, rtol=0)
-    torch.testing.assert_close(torch.cat((sin, sin), -1), want_sin, atol=5e-5, rtol=0)
+    assert_close(np.concatenate((cos, cos), -1), want_cos, atol=5e-5, rtol=0)
+    assert_close(np.concatenate((sin, sin), -1), want_sin, atol=5e-5, rtol=0)
 
 
 def test_scalings_differ() -> None:
@@ -97,7 +100,7 @@ def test_scalings_differ() -> None:
     names = list(tables)
     for i, one in enumerate(names):
         for other in names[i + 1 :]:
-            assert (tables[one] - tables[other]).abs().max() > 0.01, (one, other)
+            assert np.abs(tables[one] - tables[other]).max() > 0.01, (one, other)
 
 
 @pytest.mark.parametrize("max_len", [64, 65])
@@ -117,7 +120,7 @@ def test_partial_rotary_of_phi(max_len: int) -> None:
     ours = config_from_hf({"model_type": "phi3", **raw}).rope
     assert ours.dim == 8
     for table, expected in zip(rope_tables(ours, 16, max_len), want, strict=True):
-        torch.testing.assert_close(torch.cat((table, table), -1), expected[0], atol=5e-5, rtol=0)
+        assert_close(np.concatenate((table, table), -1), expected[0], atol=5e-5, rtol=0)
 
 
 def test_far_positions_keep_their_precision() -> None:
@@ -125,21 +128,19 @@ def test_far_positions_keep_their_precision() -> None:
     position, theta = 1_000_003, 1e6
     cos, _ = rope_tables(RopeConfig(theta=theta, dim=64), 64, position + 1)
     exact = [math.cos(position * theta ** (-2 * i / 64)) for i in range(32)]
-    torch.testing.assert_close(
-        cos[position].double(), torch.tensor(exact).double(), atol=1e-7, rtol=0
-    )
+    assert_close(cos[position].astype(float), np.array(exact), atol=1e-7, rtol=0)
 
 
 def test_a_longer_table_begins_like_a_shorter_one() -> None:
     """Chunked construction leaves no seam, and rows depend on the position alone."""
     rope = RopeConfig(dim=8)
     long_cos, long_sin = rope_tables(rope, 8, 2600)
-    table = RotaryTable(rope, 8, 2600, torch.device("cpu"))
+    table = RotaryTable(rope, 8, 2600, ReferenceOps())
     for length in (100, 1025, 5000):  # the last is more than there can be
         table.reach(length)
         have = min(length, 2600)
-        assert torch.equal(table.cos[:have], torch.cat((long_cos, long_cos), -1)[:have])
-        assert torch.equal(table.sin[:have], torch.cat((-long_sin, long_sin), -1)[:have])
+        assert same(table.cos[:have], np.concatenate((long_cos, long_cos), -1)[:have])
+        assert same(table.sin[:have], np.concatenate((-long_sin, long_sin), -1)[:have])
 
 
 def test_yarn_extends_a_context_that_is_stated_unextended(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from paceline.models.ops.reference import ReferenceOps
 from paceline.runtime.kv_cache import KVCache
 from paceline.runtime.model_runner import ModelRunner
 from paceline.span import DraftTree, Span
+from tests.arrays import arrays, assert_close, same
 from tests.models.reference import VOCAB, Driver, save_model
 from tests.toy import TOY, toy_tensors
 
@@ -39,7 +40,7 @@ def float_ops(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 def toy(ops: Any) -> ModelRunner:
-    decoder = Decoder(TOY, toy_tensors(), ops, TOY.max_position)
+    decoder = Decoder(TOY, arrays(toy_tensors()), ops, TOY.max_position)
     model = ModelRunner(decoder, KVCache(ops.kv_memory(TOY, 40, "float32")))
     model.kv.open(0)
     return model
@@ -66,9 +67,9 @@ def test_features_are_the_hidden_states_of_transformers(
     want = torch.stack([x.view(40, -1) for x in streams], dim=1)
     batch = span_of(driver.runner, TOKENS, range(40))
     result = driver.runner.forward(batch)
-    torch.testing.assert_close(result.features, want, atol=1e-4, rtol=1e-4)
+    assert_close(result.features, want, atol=1e-4, rtol=1e-4)
     driver.runner.taps = ()
-    assert torch.equal(driver.runner.forward(batch).logits, result.logits)
+    assert same(driver.runner.forward(batch).logits, result.logits)
 
 
 def test_nothing_else_changes(float_ops: Any) -> None:
@@ -80,12 +81,12 @@ def test_nothing_else_changes(float_ops: Any) -> None:
         model.taps = taps
         batch = span_of(model, LONG, range(150, 200))
         result = model.forward(batch)
-        assert torch.equal(result.logits, truth.logits)
+        assert same(result.logits, truth.logits)
         greedy = model.forward(batch, greedy=True)
         assert result.features is not None
         assert greedy.features is not None
         assert result.features.shape == (200, len(taps), TOY.hidden_size)
-        assert torch.equal(greedy.features, result.features)
+        assert same(greedy.features, result.features)
     model.taps = ()
     assert model.forward(batch).features is None
 
@@ -98,7 +99,7 @@ def test_nodes_that_are_not_computed_have_no_features(float_ops: Any) -> None:
     rest = Span(0, 0, LONG[:9], range(-1, 8), range(6, 9), num_cached=6)
     got = model.forward(model.pack([rest])).features
     assert got is not None
-    assert torch.equal(got, whole[6:])
+    assert same(got, whole[6:])
 
 
 def test_rows_of_a_tree_have_the_features_of_their_paths(float_ops: Any) -> None:
@@ -110,7 +111,7 @@ def test_rows_of_a_tree_have_the_features_of_their_paths(float_ops: Any) -> None
     path = model.forward(span_of(model, [5, 7, 4], range(3))).features
     assert got is not None
     assert path is not None
-    assert torch.equal(got[[0, 2, 3]], path)
+    assert same(got[[0, 2, 3]], path)
 
 
 @pytest.mark.parametrize("tap", [-1, 4])

@@ -8,6 +8,7 @@ import torch
 
 from paceline.models.ops.base import KV_BYTES, KV_GROUP, head_elements
 from paceline.models.ops.tensor_kv import DTYPES, TensorKV, decode, encode
+from tests.arrays import assert_close
 from tests.toy import TOY
 
 NAN, INF = float("nan"), float("inf")
@@ -68,6 +69,4 @@ def test_filled_slots_hold_the_number(kv_dtype: str) -> None:
     for value in (1.5, NAN):
         memory.fill(np.array([3, 17]), value)
         got = decode(memory.tensor[:, :, [3, 17]], TOY.head_dim)
-        torch.testing.assert_close(
-            got, torch.full_like(got, value), rtol=0.01, atol=0, equal_nan=True
-        )
+        assert_close(got, torch.full_like(got, value), rtol=0.01, atol=0, equal_nan=True)

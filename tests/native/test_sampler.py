@@ -123,7 +123,7 @@ def sampled(vocab: int, options: dict[str, Any], k: int) -> list[Any]:
     found = []
     for seed, logits in enumerate(shapes(vocab).values()):
         rows = [row(seed * 3 + i, **options) for i in range(3)]
-        table = torch.from_numpy(logits)
+        table = logits
         found.append((rank_candidates(table, rows, k), sample_tokens(logits, rows)))
     return found
 
@@ -172,7 +172,7 @@ def test_under_a_grammar_s_mask(
             assert one.mask is not None
             assert not valid or one.mask[token // 8] >> token % 8 & 1
         fine = [i for i, valid in enumerate(found[1]) if valid]
-        table, k = torch.from_numpy(logits[fine]), min(vocab, 48)
+        table, k = logits[fine], min(vocab, 48)
         rows = [rows[i] for i in fine]
         assert_same_ranking(
             rank_candidates(table, rows, k), by_numpy(rank_candidates, table, rows, k)
@@ -205,7 +205,7 @@ def test_the_bound_never_drops_a_winner(temperature: float, k: int) -> None:
     vocab = 9000
     for seed, logits in enumerate(shapes(vocab, 3).values()):
         rows = [row(seed * 31 + i, temperature=temperature) for i in range(3)]
-        got = rank_candidates(torch.from_numpy(logits), rows, k)
+        got = rank_candidates(logits, rows, k)
         tokens = np.tile(np.arange(vocab), 3)
         owners = np.repeat(np.arange(3), vocab)
         noise = token_noise(
@@ -228,10 +228,10 @@ def test_a_row_is_a_function_of_itself(threads: int) -> None:
         {"top_p": 0.9, "repetition_penalty": 1.3},
     ]  # fmt: skip
     rows = [row(i, tokens=range(i + 5), **kinds[i]) for i in range(6)]
-    tokens, scores = rank_candidates(torch.from_numpy(logits), rows, 5)
+    tokens, scores = rank_candidates(logits, rows, 5)
     for order in ([0], [5, 2], [4, 3, 1, 0, 2, 5]):
         some = [rows[i] for i in order]
-        got = rank_candidates(torch.from_numpy(logits[order]), some, 5)
+        got = rank_candidates(logits[order], some, 5)
         assert got[0].tolist() == tokens[order].tolist()
         assert got[1].tobytes() == scores[order].tobytes()
         assert sample_tokens(logits, some, order)[0] == tokens[order, 0].tolist()
@@ -260,7 +260,7 @@ def test_edits_follow_a_growing_request(
         logits = rng.normal(size=(3, vocab)).astype(np.float32)
         before = logits.copy()
         rows = [SamplingRow(subject.request, path) for path in ((), [int(step)], [4, 1, 4, 30])]
-        table = torch.from_numpy(logits)
+        table = logits
         assert_same_ranking(
             rank_candidates(table, rows, 10), by_numpy(rank_candidates, table, rows, 10)
         )
@@ -283,7 +283,7 @@ def test_parameters_of_a_draft_are_kept_apart() -> None:
 
 def test_top_p_at_an_exact_edge() -> None:
     """Equal weights add up exactly: the token at which the mass before is top_p stays out."""
-    logits = torch.zeros(1, 100)
+    logits = np.zeros((1, 100), np.float32)
     for top_p, count in ((0.25, 25), (0.5, 50), (0.251, 26), (1e-6, 1)):
         tokens, scores = rank_candidates(logits, [row(top_p=top_p)], 100)
         assert sorted(tokens[0, np.isfinite(scores[0])].tolist()) == list(range(count))
@@ -302,9 +302,9 @@ def test_top_p_at_an_edge_that_the_far_tokens_decide(
     edge = 3.0 / np.exp(logits[0].astype(np.float64)).sum()
     for share, count in ((1 - 1e-9, 3), (1 + 1e-9, 4), (1 - 1e-4, 3), (1 + 1e-4, 4)):
         rows = [row(3, temperature=1.0, top_p=edge * share)]
-        got = rank_candidates(torch.from_numpy(logits), rows, 8)
+        got = rank_candidates(logits, rows, 8)
         assert sorted(got[0][0, np.isfinite(got[1][0])].tolist()) == sorted(heavy)[:count]
-        assert_same_ranking(got, by_numpy(rank_candidates, torch.from_numpy(logits), rows, 8))
+        assert_same_ranking(got, by_numpy(rank_candidates, logits, rows, 8))
 
 
 @pytest.mark.parametrize("vocab", [5, 64, 1000])
@@ -323,7 +323,7 @@ def test_rows_that_allow_no_token(
     got = sample_tokens(logits, rows)
     assert got == by_numpy(sample_tokens, logits, rows)
     assert got[1] == [True, False, False, False, False, True]
-    _, scores = rank_candidates(torch.from_numpy(logits), rows, 2)
+    _, scores = rank_candidates(logits, rows, 2)
     assert np.isfinite(scores).all(axis=1).tolist() == got[1]
 
 
@@ -337,10 +337,10 @@ def test_argmax_is_the_lowest_of_equals() -> None:
 def test_logprobs(by_numpy: Callable[..., Any]) -> None:
     rng = np.random.default_rng(10)
     for vocab in (1, 5, 1000, 4099):
-        logits = torch.from_numpy((rng.normal(size=(5, vocab)) * 4).astype(np.float32))
-        logits[3, vocab // 2 + 1 :] = -torch.inf
+        logits = (rng.normal(size=(5, vocab)) * 4).astype(np.float32)
+        logits[3, vocab // 2 + 1 :] = -np.inf
         ids, top = [0] * 5, [0, 1, 3, 20, 128]
-        exact = torch.log_softmax(logits.double(), dim=-1)
+        exact = torch.log_softmax(torch.from_numpy(logits).double(), dim=-1)
         got = token_logprobs(logits, ids, top)
         for i, (entry, want) in enumerate(zip(got, by_numpy(token_logprobs, logits, ids, top))):  # noqa: B905
             assert entry.token_id == want.token_id
@@ -349,7 +349,7 @@ def test_logprobs(by_numpy: Callable[..., Any]) -> None:
             assert entry.logprob == np.float32(exact[i, 0].item())
             values = [v for _, v in entry.top]
             assert values == [np.float32(exact[i, t].item()) for t, _ in entry.top]
-    (nothing,) = token_logprobs(torch.full((1, 9), torch.nan), [4], [2])
+    (nothing,) = token_logprobs(np.full((1, 9), np.nan, np.float32), [4], [2])
     assert math.isnan(nothing.logprob)
     assert len(nothing.top) == 2
 

@@ -305,4 +305,4 @@ def fresh_features(tokens: Sequence[int], taps: Sequence[int] = TAPS) -> torch.T
     result = runner.forward(runner.pack([Span.chunk(1, 0, list(tokens), sample=False)]))
     runner.kv.free(1)
     assert result.features is not None
-    return result.features
+    return torch.from_numpy(result.features)

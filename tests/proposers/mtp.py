@@ -183,9 +183,9 @@ def forward(
     runner.kv.open(request_id)
     runner.kv.reserve(request_id, count)
     span = Span(request_id, 0, tokens, range(-1, count - 1), range(count))
-    result = runner.forward(runner.pack([span]), inputs=inputs)
+    result = runner.forward(runner.pack([span]), inputs=inputs.float().numpy())
     assert result.features is not None
-    return torch.as_tensor(result.logits), result.features[:, 0]
+    return torch.from_numpy(result.logits), torch.from_numpy(result.features)[:, 0]
 
 
 class PlainMtp(PlainHead):

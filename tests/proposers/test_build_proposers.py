@@ -18,6 +18,7 @@ from paceline.models.checkpoint import Checkpoint
 from paceline.proposers import build_proposers
 from paceline.proposers.base import TargetInfo
 from paceline.runtime.kv_cache import bytes_per_block
+from tests.arrays import arrays
 from tests.proposers.drive import make_request, propose
 from tests.toy import TOY, VOCAB, toy_folder, toy_tensors
 
@@ -118,7 +119,7 @@ def test_equal_sizes_are_not_equal_vocabularies(
 
     def load(source: str, **options: Any) -> Checkpoint:
         assert options == {"with_tokenizer": True}
-        return Checkpoint(TOY, toy_tensors(), Tokens(), "toy")  # type: ignore[arg-type]
+        return Checkpoint(TOY, arrays(toy_tensors()), Tokens(), "toy")  # type: ignore[arg-type]
 
     monkeypatch.setattr("paceline.proposers.draft_model.loading.load_checkpoint", load)
     config = SpeculativeConfig(method="draft_model", model="toy", dtype="float32")

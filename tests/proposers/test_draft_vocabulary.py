@@ -18,6 +18,7 @@ from paceline.proposers.draft_model import DraftModelProposer
 from paceline.proposers.draft_model.heterogeneous import HeterogeneousProposer
 from paceline.proposers.draft_model.loading import PaddedRunner
 from paceline.runtime.kv_cache import KVCache
+from tests.arrays import arrays
 from tests.proposers.drive import Target, make_request, propose
 from tests.proposers.self_drafts import native
 from tests.proposers.vocabularies import letters, merging, other
@@ -40,7 +41,7 @@ def padded_self(size: int, dtype: str = "float32") -> DraftModelProposer:
     tensors["model.embed_tokens.weight"] = table
     ops = toy_ops(dtype)
     kv = KVCache(ops.kv_memory(TOY, 100, ops.default_kv_dtype), prefix_caching=False)
-    decoder = Decoder(config, tensors, ops, TOY.max_position)
+    decoder = Decoder(config, arrays(tensors), ops, TOY.max_position)
     return DraftModelProposer(draft_config(), PaddedRunner(decoder, kv, VOCAB))
 
 

@@ -21,6 +21,7 @@ from paceline.runtime.model_runner import ForwardResult, ModelRunner
 from paceline.runtime.sampler import sample_tokens
 from paceline.sampling_params import SamplingParams
 from paceline.span import ROOT, DraftTree
+from tests.arrays import same
 from tests.contracts.test_identity import MIXES, answers, draft, prompts
 from tests.proposers.drive import make_request, propose
 from tests.proposers.heads import (
@@ -199,7 +200,7 @@ def check_seen(tensors: Tensors) -> None:
     for tokens, drafted, kv in seen:
         chain, fresh_kv = known[tokens]
         assert list(drafted) == chain[: len(drafted)]
-        assert torch.equal(kv, fresh_kv)
+        assert same(kv, fresh_kv)
 
 
 def watched(tensors: Tensors, **config: Any) -> Engine:

@@ -21,6 +21,7 @@ from paceline.proposers.heads.checkpoint import HeadCheckpoint, load_head
 from paceline.runtime.kv_cache import KVCache
 from paceline.runtime.model_runner import ModelRunner
 from paceline.span import DraftTree, Span
+from tests.arrays import assert_close, same
 from tests.models.gguf_writing import convert
 from tests.proposers.dflash import (
     SLIDING,
@@ -85,8 +86,8 @@ def assert_same(file: Path, folder: Path) -> None:
     told = ("dtype", "norm_eps", "bos_token_id", "eos_token_ids")  # the file has eps as a float32
     shape = wanted.decoder.config
     assert found.decoder.config.norm_eps == pytest.approx(shape.norm_eps, rel=1e-6)
-    same = {name: getattr(shape, name) for name in told}
-    assert replace(found.decoder.config, **same) == shape
+    known = {name: getattr(shape, name) for name in told}
+    assert replace(found.decoder.config, **known) == shape
     assert found.fusion is not None
     assert wanted.fusion is not None
     for ours, theirs in (
@@ -95,7 +96,7 @@ def assert_same(file: Path, folder: Path) -> None:
     ):
         assert sorted(ours) == sorted(theirs)
         for name, tensor in theirs.items():
-            assert torch.equal(ours[name].to(tensor.dtype), tensor), name
+            assert same(ours[name].astype(tensor.dtype), tensor), name
 
 
 @pytest.mark.parametrize("qtype", ["F32", "F16", "BF16", "Q8_0", "Q5_1", "Q4_0"])
@@ -106,7 +107,7 @@ def test_a_file_is_the_head_of_a_folder(tmp_path: Path, own_ends: bool, qtype: s
     folder = write_head(tmp_path / "head", head_config(own_ends), stored)
     assert_same(file, folder)
     ours, theirs = logits_of(load_head(str(file))), logits_of(load_head(str(folder)))
-    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+    assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
     assert draft(file).token_ids == draft(folder).token_ids
 
 

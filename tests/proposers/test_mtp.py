@@ -22,6 +22,7 @@ from paceline.proposers import build_proposers
 from paceline.proposers.heads import build
 from paceline.sampling_params import SamplingParams
 from paceline.span import Span
+from tests.arrays import assert_close
 from tests.proposers.drive import make_request, propose
 from tests.proposers.heads import Tensors, fresh_features
 from tests.proposers.mtp import (
@@ -57,14 +58,14 @@ def logits_of(checkpoint: Checkpoint | None, tokens: list[int], **options: Any) 
     rows = range(len(read))
     batch = runner.pack([Span(0, 0, read, range(-1, len(read) - 1), rows)])
     hidden = fresh_features(tokens, (TAP,))[:-1, 0]
-    return torch.as_tensor(runner.forward(batch, inputs=hidden.half().float()).logits)
+    return torch.as_tensor(runner.forward(batch, inputs=hidden.half().float().numpy()).logits)
 
 
 def check_logits(found: torch.Tensor, tensors: Tensors, tokens: list[int]) -> None:
     plain = PlainMtp(tensors)
     hidden = plain.fuse(fresh_features(tokens, (TAP,))[:-1])
     wanted, _ = plain.outputs(tokens[1:], hidden)
-    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+    assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.arrays import assert_close
 from tests.proposers.mtp import forward, toy_mtp
 from tests.toy import TOY, VOCAB, toy_folder, toy_runner, toy_tensors
 
@@ -39,4 +40,4 @@ def test_speculators_computes_the_same(tmp_path: Path) -> None:
         read = read[1:]
         count = len(wanted[f"step{step}"])
         logits, inputs = forward(proposer, step, read, inputs[: len(read)].contiguous())
-        torch.testing.assert_close(logits[:count], wanted[f"step{step}"], atol=1e-4, rtol=1e-4)
+        assert_close(logits[:count], wanted[f"step{step}"], atol=1e-4, rtol=1e-4)

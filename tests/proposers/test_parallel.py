@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -227,7 +227,7 @@ def test_logits_that_are_no_numbers_draft_nothing(monkeypatch: pytest.MonkeyPatc
 
     def broken(*given: Any) -> ForwardResult:
         result = forward(*given)
-        return ForwardResult(torch.full_like(result.logits, math.nan), result.offsets)
+        return ForwardResult(np.full_like(result.logits, math.nan), result.offsets)
 
     monkeypatch.setattr(runner, "forward", broken)
     assert propose(proposer, make_request(1, PROMPT, temperature=0.8)) == [DraftTree()]

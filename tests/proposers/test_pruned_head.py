@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +17,7 @@ from paceline.runtime.kv_cache import KVCache
 from paceline.runtime.logit_edits import SamplingRow
 from paceline.runtime.model_runner import ModelRunner
 from paceline.runtime.sampler import rank_candidates
+from tests.arrays import arrays, same
 from tests.proposers.drive import Target, make_request
 from tests.toy import TOY, VOCAB, draft_config, toy_ops, toy_runner, toy_tensors
 
@@ -39,7 +41,7 @@ def pruned_self_draft(dtype: str = "float32", **options: Any) -> DraftModelPropo
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"][HEAD.token_ids]
     tensors[HEAD_TOKENS] = HEAD.offsets
     ops = toy_ops(dtype)
-    decoder = Decoder(config, tensors, ops, TOY.max_position)
+    decoder = Decoder(config, arrays(tensors), ops, TOY.max_position)
     memory = ops.kv_memory(config, 100, ops.default_kv_dtype)
     runner = ModelRunner(decoder, KVCache(memory, prefix_caching=False))
     return DraftModelProposer(draft_config(**options), runner)
@@ -83,11 +85,11 @@ def test_ranks_and_scores_are_those_of_the_whole_rows(
 ) -> None:
     if not kernels:
         monkeypatch.setattr(native, "kernels", None)
-    logits = torch.randn(3, len(HEAD.token_ids), generator=torch.Generator().manual_seed(0))
+    logits = np.random.default_rng(0).standard_normal((3, len(HEAD.token_ids)), np.float32)
     logits[:, 7] = logits[:, 3] = logits.max() + 1  # a tie: the lower id first
     whole = HEAD.by_token(logits)
-    assert torch.equal(whole[:, HEAD.token_ids], logits)
-    assert whole.isfinite().sum() == logits.numel()
+    assert same(whole[:, HEAD.token_ids], logits)
+    assert np.isfinite(whole).sum() == logits.size
     for temperature in (0.0, 1.0):
         rows = [SamplingRow(make_request(i, PROMPT, temperature=temperature)) for i in range(3)]
         found, wanted = rank_candidates(logits, rows, 8, HEAD), rank_candidates(whole, rows, 8)

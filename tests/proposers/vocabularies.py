@@ -18,6 +18,7 @@ from paceline.proposers.draft_model.shadows import ShadowDrafter
 from paceline.proposers.draft_model.vocabulary import Vocabulary, VocabularyPair
 from paceline.runtime.kv_cache import KVCache
 from paceline.runtime.model_runner import ModelRunner
+from tests.arrays import arrays
 from tests.toy import TOY, VOCAB, draft_config, toy_ops, toy_runner, toy_tensors
 
 EOS_TEXT = "</s>"
@@ -88,7 +89,7 @@ def reversed_self(num_blocks: int = 100) -> ModelRunner:
     tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"][order]
     ops = toy_ops("float32")
     memory = ops.kv_memory(TOY, num_blocks, ops.default_kv_dtype)
-    decoder = Decoder(TOY, tensors, ops, TOY.max_position)
+    decoder = Decoder(TOY, arrays(tensors), ops, TOY.max_position)
     return ModelRunner(decoder, KVCache(memory, prefix_caching=False))
 
 

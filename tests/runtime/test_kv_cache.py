@@ -18,10 +18,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from paceline.errors import ConfigError
 from paceline.models.config import ModelConfig
 from paceline.models.ops.base import BLOCK_SIZE
+from paceline.models.ops.row_batch import build_batch
 from paceline.models.ops.tensor_kv import TensorKV
-from paceline.runtime.batch import build_batch
 from paceline.runtime.kv_cache import KVCache
 from paceline.span import Span
+from tests.arrays import same
 
 TINY = ModelConfig(
     architecture="tiny",
@@ -53,7 +54,7 @@ def check(kv: KVCache, slots: np.ndarray, tokens: list[int]) -> None:
     for layer in range(2):
         for part in range(2):
             found = kv.memory.tensor[layer, part, torch.from_numpy(slots), 0, 0]
-            assert torch.equal(found, expected + layer / 2 + part / 4)
+            assert same(found, expected + layer / 2 + part / 4)
 
 
 class KVMachine(RuleBasedStateMachine):
@@ -228,14 +229,16 @@ def spans(draw: st.DrawFn, request_id: int) -> Span:
 
 @given(st.tuples(spans(1), spans(2)))
 def test_a_row_sees_its_prefix_and_its_ancestors_in_order(items: tuple[Span, Span]) -> None:
-    kv = KVCache(TensorKV(TINY, NUM_BLOCKS))
+    memory = TensorKV(TINY, NUM_BLOCKS)
+    kv = KVCache(memory)
     for span in items:
         kv.open(span.request_id)
         assert kv.reserve(span.request_id, span.start)
         if span.start:
             kv.commit(span.request_id, range(span.start))
         assert kv.reserve(span.request_id, len(span.token_ids))
-    batch = build_batch(items, kv, 4, TINY)
+    tables = kv.block_tables([span.request_id for span in items])
+    batch = build_batch(items, tables, memory.tensor, 4, TINY)
     seen: dict[int, list[int]] = {}
     for group in batch.attention.groups:
         for row, slots in zip(group.rows.tolist(), group.slots.tolist(), strict=True):

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
+from paceline.models.ops.threads import set_num_threads
 from paceline.training.lm import LMTrainingResult, train_lm
 from tests.training.toy_text import lm_config, write_corpus
 
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
-    torch.set_num_threads(1)
+    set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

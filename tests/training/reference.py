@@ -8,8 +8,10 @@ import torch
 
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
-from paceline.models.ops.base import AttentionBatch, AttentionGroup
 from paceline.models.ops.reference import ReferenceOps
+from paceline.models.ops.row_ops import AttentionBatch, AttentionGroup
+from paceline.models.ops.rows import Rows
+from tests.arrays import arrays
 
 
 @torch.inference_mode()
@@ -18,7 +20,7 @@ def reference_logits(
 ) -> torch.Tensor:
     """Logits ``[count, vocab]`` of one sequence ``[count]``, count a multiple of 16."""
     count = len(tokens)
-    decoder = Decoder(config, tensors, ReferenceOps("float32"), count)
+    decoder = Rows(Decoder(config, arrays(tensors), ReferenceOps("float32"), count))
     shape = (config.num_layers, 2, count + 1, config.num_kv_heads, config.head_dim)
     slots, rows = torch.arange(1, count + 1), torch.arange(count)
     distance = rows[:, None] - rows[None]

@@ -42,6 +42,7 @@ from paceline.training.heads.train import train_head
 from paceline.training.lm import LMTrainingResult
 from paceline.training.model_files import load_model
 from paceline.training.ops import TrainingOps, differentiable_decoder
+from tests.arrays import tensor
 
 CONFIG = ModelConfig("llama", 50, 16, 24, 1, 4, 2, 4, 64)
 SIZES = {
@@ -356,7 +357,7 @@ def test_eight_bits_are_read_back(trained: LMTrainingResult, traces: Path, tmp_p
         (exact.decoder.tensors, rounded.decoder.tensors),
     ):
         for name in of_exact:
-            found, expected = of_rounded[name].float(), of_exact[name].float()
+            found, expected = (tensor(each[name]).float() for each in (of_rounded, of_exact))
             if expected.dim() == 2 and expected.shape[1] % 32 == 0:
                 compared += 1
                 assert "8-bit" in of_rounded.type_of(name)

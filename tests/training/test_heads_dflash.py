@@ -86,18 +86,19 @@ def _drafting_logits(
     runner, found = ModelRunner(decoder, kv), list[torch.Tensor]()
     width = checkpoint.config.hidden_size
     taps = features.shape[1] // width
-    known = _fusion(head, ops, taps, width)(features.view(len(features), taps, width))
+    read = features.view(len(features), taps, width).float().numpy()
+    known = _fusion(head, ops, taps, width)(read)
     for anchor in anchors:
         kv.open(anchor)
         assert kv.reserve(anchor, anchor)
         tokens = text.token_ids[:anchor].tolist()
         context = Span.chunk(anchor, 0, tokens, sample=False)
-        runner.write_kv(runner.pack([context]), known[:anchor].contiguous())
+        runner.write_kv(runner.pack([context]), known[:anchor])
         kv.commit(anchor, range(anchor))
         assert kv.reserve(anchor, SIZE)
         block = [int(text.token_ids[anchor]), *[head.block.mask_token] * (SIZE - 1)]
         span = Span(anchor, anchor, block, range(-1, SIZE - 1), range(1, SIZE))
-        found.append(runner.forward(runner.pack([span])).logits.clone())
+        found.append(torch.from_numpy(runner.forward(runner.pack([span])).logits))
         kv.free(anchor)
     return torch.stack(found)
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from paceline.errors import ConfigError, TrainingError
 from paceline.models.checkpoint import load_checkpoint
-from paceline.models.decoder import Decoder
+from paceline.models.ops.rows import Rows
 from paceline.training import lm, trainer
 from paceline.training.checkpoint import FILE_NAME
 from paceline.training.lm import LMTrainingResult, train_lm
@@ -159,10 +159,10 @@ def test_a_loss_that_is_not_finite_stops(corpus: Path, tmp_path: Path) -> None:
     config = lm_config(corpus, tmp_path, learning_rate=10.0, grad_clip=1e9, warmup_steps=0)
     original = trainer.differentiable_decoder
 
-    def poisoned(*arguments: Any) -> Decoder:
-        decoder = original(*arguments)
-        decoder.norm = decoder.norm * float("nan")
-        return decoder
+    def poisoned(*arguments: Any) -> Rows:
+        rows = original(*arguments)
+        rows._decoder.norm = rows._decoder.norm * float("nan")
+        return rows
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer, "differentiable_decoder", poisoned)

@@ -77,7 +77,7 @@ def test_a_diagnosis_of_the_embedded_model(monkeypatch) -> None:
     assert found.model.problem is None
     assert found.model.weight_bytes > 1 << 20
     assert found.model.best_plain_rate is None  # a cache may hold so small a model
-    assert found.versions.keys() == {"paceline", "python", "torch"}
+    assert found.versions.keys() == {"paceline", "python"}
     assert {part.extra for part in found.parts} == {extra for extra, _, _ in PARTS}
     asked = [text for text in found.advice if "paceline profile" in text]
     assert all(text.endswith("paceline profile") for text in asked)

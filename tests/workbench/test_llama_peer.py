@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from paceline.config import EngineConfig
 from paceline.engine.build import build_engine
@@ -22,6 +21,7 @@ from paceline.sampling_params import SamplingParams
 from paceline.workbench import llama_peer_child
 from paceline.workbench.llama_peer import LlamaPeer, write_gguf
 from paceline.workbench.quality import engine_arm, measure, windows
+from tests.arrays import arrays, same
 from tests.toy import TOY, VOCAB, Job, run_jobs, toy_tensors
 
 pytest.importorskip("gguf")
@@ -34,7 +34,7 @@ def checkpoint(config=QWEN) -> Checkpoint:
     if not config.qk_norm:
         norms = ("q_norm.weight", "k_norm.weight")
         tensors = {name: t for name, t in tensors.items() if not name.endswith(norms)}
-    return Checkpoint(config, tensors, None, "toy")
+    return Checkpoint(config, arrays(tensors), None, "toy")
 
 
 @pytest.mark.parametrize("config", [QWEN, LLAMA], ids=["qwen3", "llama"])
@@ -46,7 +46,7 @@ def test_what_is_written_is_the_model(config, tmp_path: Path) -> None:
     for name in ("num_layers", "num_heads", "num_kv_heads", "head_dim", "norm_eps", "max_position"):
         assert getattr(found.config, name) == pytest.approx(getattr(config, name))
     for name, tensor in source.tensors.items():
-        assert torch.equal(found.tensors[name], tensor)
+        assert same(found.tensors[name], tensor)
 
 
 def test_models_without_a_conversion_are_refused(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ import pytest
 
 from paceline.config import EngineConfig
 from paceline.errors import ConfigError
+from paceline.models.ops.row_batch import Batch
 from paceline.policy.cost_points import CostPoint
 from paceline.policy.cost_table import CostTable
-from paceline.runtime.batch import Batch
 from paceline.runtime.model_runner import ForwardResult, ModelRunner
 from paceline.workbench.profile_steps import CONTEXTS, WIDTHS, Step, StepBench, plan_steps
 from tests.toy import TOY, toy_runner

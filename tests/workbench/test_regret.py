@@ -15,6 +15,7 @@ from paceline.runtime.sampler import filter_rows
 from paceline.sampling_params import SamplingParams
 from paceline.workbench.regret import score_output
 from paceline.workbench.teacher_forcing import SLICE_ROWS, forced_logits
+from tests.arrays import same
 from tests.runtime.test_sampler import scalar_noise
 from tests.toy import EOS, VOCAB, Job, assert_no_leak, run_jobs, toy_engine
 
@@ -37,7 +38,7 @@ def all_logits(engine: Engine, tokens: list[int], first: int) -> torch.Tensor:
     for begin, logits in forced_logits(engine, tokens, first):
         assert begin == expected
         expected += len(logits)
-        pieces.append(logits.clone())
+        pieces.append(torch.from_numpy(logits.copy()))
     assert expected == len(tokens)
     return torch.cat(pieces)
 
@@ -62,9 +63,7 @@ def test_forced_logits_are_those_that_the_engine_serves(length: int, dtype: str)
 @pytest.mark.parametrize("first", [1, 2, 63, 64, 65, 66, 128, 129])
 def test_the_first_row_can_be_anywhere(first: int) -> None:
     engine, tokens = toy_engine(), text(130)
-    assert torch.equal(
-        all_logits(engine, tokens, first), all_logits(engine, tokens, 1)[first - 1 :]
-    )
+    assert same(all_logits(engine, tokens, first), all_logits(engine, tokens, 1)[first - 1 :])
 
 
 def test_every_forward_has_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +155,7 @@ def test_logits_that_are_no_numbers_never_pass(
 
     def broken(batch: Any) -> Any:
         result = forward(batch)
-        result.logits = torch.full_like(result.logits, math.nan)
+        result.logits = np.full_like(result.logits, math.nan)
         return result
 
     monkeypatch.setattr(engine.runner, "forward", broken)

@@ -16,6 +16,7 @@ from paceline.models import fingerprint as fingerprint_module
 from paceline.models.checkpoint import load_checkpoint
 from paceline.models.fingerprint import model_fingerprint
 from paceline.workbench.trace_requests import answer_notes, check_model
+from tests.arrays import arrays
 from tests.models.gguf_writing import convert
 
 TARGET, DRAFT = (embedded_model(name) for name in ("target", "draft"))
@@ -39,7 +40,7 @@ def test_equal_models_have_equal_fingerprints_wherever_they_lie(tmp_path: Path) 
     copy = shutil.copytree(DRAFT, tmp_path / "copy")
     assert fingerprint(DRAFT) == fingerprint(copy) == fingerprint(copy, "memory")
     opened = load_checkpoint(DRAFT)
-    plain = dataclasses.replace(opened, tensors=dict(load_file(f"{DRAFT}/model.safetensors")))
+    plain = dataclasses.replace(opened, tensors=arrays(load_file(f"{DRAFT}/model.safetensors")))
     assert model_fingerprint(plain) == model_fingerprint(plain)
     assert fingerprint(TARGET) != fingerprint(DRAFT)
 

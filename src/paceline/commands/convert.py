@@ -14,6 +14,7 @@ from paceline.commands.options import argument, option
 from paceline.config import PACKED_DTYPES, check_number
 from paceline.errors import ConfigError
 from paceline.models.ops.native import why_not_native
+from paceline.models.ops.threads import set_num_threads
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -32,8 +33,6 @@ class ConvertOptions:
 
 def convert_command(options: ConvertOptions) -> int:
     """The work of ``paceline convert``."""
-    import torch
-
     from paceline.models.checkpoint import load_checkpoint
     from paceline.models.ops.packing import Packer
     from paceline.models.packed_folder import write_packed
@@ -43,7 +42,7 @@ def convert_command(options: ConvertOptions) -> int:
         raise ConfigError(f"packing needs the native kernels: {reason}")
     if options.threads is not None:
         check_number("threads", options.threads, 1, 1024)
-        torch.set_num_threads(options.threads)
+        set_num_threads(options.threads)
     checkpoint = load_checkpoint(options.model)
     dtype = options.dtype
     if dtype == "auto":

@@ -14,6 +14,7 @@ from dataclasses import MISSING, Field, fields, make_dataclass
 from inspect import cleandoc
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
+from paceline.checks import require_torch
 from paceline.commands.options import option
 from paceline.training.configs import (
     DraftTrainingConfig,
@@ -92,6 +93,7 @@ HeadOptions = _options(HeadTrainingConfig)
 
 def train_lm_command(options: Any) -> int:
     """The work of ``paceline train lm``."""
+    require_torch("this trains a model")
     from paceline.training.lm import train_lm
 
     result = train_lm(LMTrainingConfig(**config_values(LMTrainingConfig, vars(options))))
@@ -105,6 +107,7 @@ def train_lm_command(options: Any) -> int:
 
 def train_draft_command(options: Any) -> int:
     """The work of ``paceline train draft``."""
+    require_torch("this trains a draft")
     from paceline.training.draft import train_draft
 
     result = train_draft(DraftTrainingConfig(**config_values(DraftTrainingConfig, vars(options))))
@@ -120,6 +123,7 @@ def train_draft_command(options: Any) -> int:
 
 def train_head_command(options: Any) -> int:
     """The work of ``paceline train head``."""
+    require_torch("this trains a head")
     from paceline.training.heads.train import train_head
 
     result = train_head(HeadTrainingConfig(**config_values(HeadTrainingConfig, vars(options))))

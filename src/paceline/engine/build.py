@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import torch
-
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine.engine import Engine
 from paceline.engine.planners import PLANNERS
@@ -16,6 +14,7 @@ from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
 from paceline.models.ops.base import Ops
 from paceline.models.ops.resolve import resolve_dtype, resolve_ops
+from paceline.models.ops.threads import set_num_threads
 from paceline.models.pages import give_back_freed
 from paceline.models.pruned_head import check_whole_head
 from paceline.policy.cost import CostModel
@@ -130,7 +129,7 @@ def build_engine(
         ModelLoadError, ConfigError: the model cannot be loaded, or the configuration does not fit.
     """
     if config.num_threads is not None:
-        torch.set_num_threads(config.num_threads)
+        set_num_threads(config.num_threads)
     if isinstance(model, Checkpoint):
         checkpoint = model
     else:

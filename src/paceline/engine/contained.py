@@ -11,12 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from torch import Tensor, tensor
-
 from paceline.config import SpeculativeConfig
 from paceline.engine.planners import is_sound
 from paceline.errors import ProposerError
 from paceline.metrics import EngineStats
+from paceline.models.arrays import Floats
 from paceline.policy.choice import DraftLimits
 from paceline.policy.drafts import Drafts, Member, TextDrafter
 from paceline.policy.planner import Source
@@ -277,7 +276,7 @@ class ContainedProposers:
                 taps.update(entry.proposer.taps)
         return tuple(sorted(taps))
 
-    def read(self, request: Request, start: int, features: Tensor, taps: Sequence[int]) -> None:
+    def read(self, request: Request, start: int, features: Floats, taps: Sequence[int]) -> None:
         """Hand hidden states of committed positions to the proposers that read such.
 
         Args:
@@ -292,7 +291,7 @@ class ContainedProposers:
                 given = features
                 if own != taps:
                     chosen = [taps.index(tap) for tap in own]
-                    given = features.index_select(1, tensor(chosen, device=features.device))
+                    given = features[:, chosen]
                 entry.proposer.read(request, start, given)
                 entry.failures.pop("read", None)
             except Exception as error:

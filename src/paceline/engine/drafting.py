@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import tensor
-
 from paceline.engine.contained import NOTHING, Call, ContainedProposers, Group
 from paceline.engine.scheduler import Scheduled
 from paceline.metrics import EngineStats
@@ -147,8 +145,7 @@ class Drafting:
             if count and features is not None:
                 kept = features[:count]
                 if path[-1] != count - 1:
-                    # Not indexed by a list: torch would wake its threads, which takes milliseconds.
-                    kept = features.index_select(0, tensor(path, device=features.device))
+                    kept = features[path]
                 self._proposers.read(item.request, item.request.num_computed - count, kept, taps)
 
     def limits(self, request: Request) -> DraftLimits:

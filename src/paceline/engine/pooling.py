@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from paceline.engine.scheduler import Scheduled
 from paceline.request import Request
-from paceline.runtime.sampler import to_numpy
 
 
 @dataclass(slots=True)
@@ -53,7 +52,7 @@ def take_pooled(items: Sequence[Scheduled], taps: Sequence[int], last: int) -> N
         return
     for item in items:
         if item.request.params.pooling is not None and not item.request.embedding:
-            rows = to_numpy(item.features[: item.num_tokens, taps.index(last)])
+            rows = item.features[: item.num_tokens, taps.index(last)]
             _take_chunk(item.request, rows)
 
 

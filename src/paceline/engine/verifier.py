@@ -8,22 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
-import torch
-
 from paceline.engine.scheduler import Scheduled
 from paceline.errors import RequestFailedError, UnservableRequestError
 from paceline.request import TARGET_ORIGIN, TokenLogprobs, VerifyResult
 from paceline.runtime.logit_edits import SamplingRow
 from paceline.runtime.model_runner import ForwardResult
-from paceline.runtime.sampler import (
-    argmax_rows,
-    pick_rows,
-    sample_tokens,
-    to_numpy,
-    token_logprobs,
-)
+from paceline.runtime.sampler import Logits, argmax_rows, sample_tokens, token_logprobs
 from paceline.span import ROOT
 
 Verdict = VerifyResult | RequestFailedError
@@ -62,15 +52,13 @@ def verify(result: ForwardResult, items: Sequence[Scheduled]) -> list[Verdict | 
     return verdicts
 
 
-def _argmax(logits: torch.Tensor) -> list[int]:
+def _argmax(logits: Logits) -> list[int]:
     """Each row's best token, -1 where a logit is not finite."""
-    tokens, valid = argmax_rows(to_numpy(logits))
+    tokens, valid = argmax_rows(logits)
     return [token if fine else -1 for token, fine in zip(tokens, valid, strict=True)]
 
 
-def _greedy(
-    item: Scheduled, first_row: int, argmax: Sequence[int], logits: torch.Tensor
-) -> Verdict:
+def _greedy(item: Scheduled, first_row: int, argmax: Sequence[int], logits: Logits) -> Verdict:
     """The tokens of a greedy request, which takes the best token of each row."""
     draft, token = item.draft, argmax[first_row]
     if token < 0:
@@ -102,13 +90,13 @@ def _logprobs(
     first_row: int,
     path: Sequence[int],
     tokens: Sequence[int],
-    logits: torch.Tensor,
+    logits: Logits,
 ) -> Sequence[TokenLogprobs]:
     wanted = item.request.params.logprobs
     if wanted is None:
         return ()
     rows = [first_row + node for node in path]
-    return token_logprobs(pick_rows(logits, rows), tokens, [wanted] * len(rows))
+    return token_logprobs(logits[rows], tokens, [wanted] * len(rows))
 
 
 # --- requests whose tokens are sampled, or whose logits are edited --------------------------------
@@ -155,26 +143,26 @@ class _Walk:
     def row(self) -> int:
         return self.first_row + self.path[-1]
 
-    def result(self, logits: torch.Tensor) -> VerifyResult:
+    def result(self, logits: Logits) -> VerifyResult:
         draft, path = self.item.draft, self.path
         origins = [draft.origins[node - 1] for node in path[1:]]
         logprobs = _logprobs(self.item, self.first_row, path, self.tokens, logits)
         return VerifyResult(path, self.tokens, [*origins, TARGET_ORIGIN], draft, logprobs)
 
 
-def _sample(walks: Sequence[_Walk], logits: torch.Tensor) -> None:
+def _sample(walks: Sequence[_Walk], logits: Logits) -> None:
     """Take all walks to their ends, one level of all trees per turn."""
-    table, live = to_numpy(logits), list(walks)
+    live = list(walks)
     while live:
         rows = [SamplingRow(w.item.request, w.tokens, mask=_mask(w)) for w in live]
-        tokens, valid = sample_tokens(table, rows, [w.row for w in live])
+        tokens, valid = sample_tokens(logits, rows, [w.row for w in live])
         for walk, token, fine in zip(live, tokens, valid, strict=True):
             if walk.done:  # its grammar failed
                 continue
             if fine:
                 walk.step(token)
             else:
-                walk.fail(_no_token(walk, table))
+                walk.fail(_no_token(walk, logits))
         live = [w for w in live if not w.done]
 
 
@@ -193,10 +181,10 @@ def _mask(walk: _Walk) -> bytes | None:
     return None
 
 
-def _no_token(walk: _Walk, table: npt.NDArray[np.float32]) -> RequestFailedError:
-    """Why no token was found at the current node; ``table`` has the raw logits."""
+def _no_token(walk: _Walk, logits: Logits) -> RequestFailedError:
+    """Why no token was found at the current node; ``logits`` are the raw ones."""
     position = len(walk.item.request.token_ids) + len(walk.tokens)
-    if not all(argmax_rows(table[walk.row : walk.row + 1])[1]):
+    if not all(argmax_rows(logits[walk.row : walk.row + 1])[1]):
         return _not_finite(walk.item, position)
     return UnservableRequestError(
         f"request {walk.item.request.request_id}: no token is left at position {position}: "

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-import torch
-
 from paceline.errors import ConfigError, ModelLoadError, UnsupportedModelError
+from paceline.models.arrays import Array
 from paceline.models.catalogue import similar_names
 from paceline.models.config import ModelConfig
 from paceline.models.expert_tensors import ExpertTensors
@@ -61,7 +60,7 @@ class Checkpoint:
     """
 
     config: ModelConfig
-    tensors: Mapping[str, torch.Tensor]
+    tensors: Mapping[str, Array]
     tokenizer: Tokenizer | None
     name: str
     generation: Mapping[str, Any] = field(default_factory=dict)
@@ -158,7 +157,7 @@ def _from_folder(folder: Path, name: str, in_memory: bool, with_tokenizer: bool)
     if config.experts:
         tensors = ExpertTensors(tensors, config.experts.number)
     if not _says_dtype(raw) and _EMBEDDING in tensors:
-        raw = {**raw, "dtype": str(tensors[_EMBEDDING].dtype).removeprefix("torch.")}
+        raw = {**raw, "dtype": str(tensors[_EMBEDDING].dtype)}
         config = config_from_hf(raw)
     path = folder / "generation_config.json"
     generation = read_json(path) if path.is_file() else {}

@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paceline.models.config import ModelConfig
-from paceline.models.ops.base import Tensor
 
 if TYPE_CHECKING:
     from paceline.models.weights import WeightReader
@@ -46,8 +45,8 @@ class Entry:
             row itself.
     """
 
-    token_norm: Tensor | None
-    input_norm: Tensor | None
+    token_norm: Any
+    input_norm: Any
     join: Any
 
 

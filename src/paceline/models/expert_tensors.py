@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import re
 
-import torch
-
 from paceline.errors import ModelLoadError
+from paceline.models.arrays import Array
 from paceline.models.stored import StoredRows, StoredTensors
 
 _RENAMED = tuple(
@@ -80,13 +79,14 @@ class ExpertTensors(StoredTensors):
         # What is not there is looked up there, which says so.
         return self._where.get(name, (name, None))
 
-    def __getitem__(self, name: str) -> torch.Tensor:
+    def __getitem__(self, name: str) -> Array:
         stored, expert = self._place(name)
         if expert is None:
             return self.stored[stored]
-        return self.stored.rows(stored, expert, expert + 1)[0]
+        found: Array = self.stored.rows(stored, expert, expert + 1)[0]
+        return found
 
-    def rows(self, name: str, first: int, last: int) -> torch.Tensor:
+    def rows(self, name: str, first: int, last: int) -> Array:
         stored, expert = self._place(name)
         if expert is None:
             return self.stored.rows(stored, first, last)

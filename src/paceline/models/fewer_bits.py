@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import numpy as np
-import torch
 
+from paceline.models.arrays import Array
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
-from paceline.models.ops.base import Ops, Tensor
+from paceline.models.ops.base import Ops
 from paceline.models.ops.native import native_module
 from paceline.models.packed_format import packed_formats, packed_parts
 from paceline.models.pages import give_back_freed
@@ -35,10 +35,10 @@ def read_layers(checkpoint: Checkpoint, config: ModelConfig, ops: Ops) -> list[L
     return layers
 
 
-class _Unpacked(Mapping[str, Tensor]):
+class _Unpacked(Mapping[str, Array]):
     """A packed folder's tensors, its linears as floats under their fused names."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> None:
+    def __init__(self, tensors: Mapping[str, Array], config: ModelConfig) -> None:
         self._tensors = tensors
         c = config
         queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
@@ -49,14 +49,15 @@ class _Unpacked(Mapping[str, Tensor]):
             "down_proj": ([c.hidden_size], c.intermediate_size),
         }
 
-    def __getitem__(self, name: str) -> Tensor:
+    def __getitem__(self, name: str) -> Array:
         linear, _, key = name.rpartition(".")
         shape = self._outs.get(linear.rpartition(".")[2])
         if shape is None or key != "weight":
             return self._tensors[name]
         outs, k = shape
         packed = native_module().Linear(packed_parts(self._tensors, linear, outs), None, k)
-        return torch.from_numpy(packed.rows(np.arange(packed.n, dtype=np.int32)))
+        rows: Array = packed.rows(np.arange(packed.n, dtype=np.int32))
+        return rows
 
     def __contains__(self, name: object) -> bool:
         linear, _, key = str(name).rpartition(".")

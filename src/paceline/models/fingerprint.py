@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
+import numpy as np
 import xxhash
 
+from paceline.models.arrays import Array
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.stored import StoredTensors
 
@@ -33,12 +34,12 @@ def model_fingerprint(checkpoint: Checkpoint) -> str:
     matrices.sort(key=lambda name: xxhash.xxh3_64_hexdigest(name.encode()))
     for name in matrices[:SAMPLED_MATRICES]:
         first = tensors.rows(name, 0, 1) if isinstance(tensors, StoredTensors) else tensors[name]
-        numbers = first.reshape(-1)[:SAMPLED_NUMBERS].contiguous()
-        digest.update(numbers.view(torch.uint8).numpy().data)
+        numbers = np.ascontiguousarray(first.reshape(-1)[:SAMPLED_NUMBERS])
+        digest.update(numbers.view(np.uint8).data)
     return digest.hexdigest()
 
 
-def _type_and_shape(tensors: Mapping[str, torch.Tensor], name: str) -> tuple[str, tuple[int, ...]]:
+def _type_and_shape(tensors: Mapping[str, Array], name: str) -> tuple[str, tuple[int, ...]]:
     if isinstance(tensors, StoredTensors):
         return tensors.type_of(name), tensors.shape_of(name)
     return str(tensors[name].dtype), tuple(tensors[name].shape)

@@ -11,9 +11,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-
 from paceline.errors import ModelLoadError, UnsupportedModelError
+from paceline.models.arrays import Array, floats
 from paceline.models.config import ModelConfig
 from paceline.models.gguf_container import GgufContainer
 from paceline.models.gguf_heads import head_keys
@@ -76,9 +75,7 @@ class _Keys:
         return self._metadata.get(self._prefix + key)
 
 
-def hf_config_from_gguf(
-    container: GgufContainer, read: Callable[[str], torch.Tensor]
-) -> dict[str, Any]:
+def hf_config_from_gguf(container: GgufContainer, read: Callable[[str], Array]) -> dict[str, Any]:
     """What a ``config.json`` of the model would say.
 
     Args:
@@ -212,7 +209,7 @@ def _layer_types(keys: _Keys) -> list[str] | None:
 
 
 def _rope(
-    container: GgufContainer, keys: _Keys, head_dim: int, read: Callable[[str], torch.Tensor]
+    container: GgufContainer, keys: _Keys, head_dim: int, read: Callable[[str], Array]
 ) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if keys.get("rope.freq_base") is not None:
@@ -231,7 +228,7 @@ def _rope(
 
 
 def _stored_factors(
-    container: GgufContainer, keys: _Keys, dim: int, read: Callable[[str], torch.Tensor]
+    container: GgufContainer, keys: _Keys, dim: int, read: Callable[[str], Array]
 ) -> dict[str, Any]:
     """Scalings that are stored as one divisor per frequency."""
 
@@ -241,7 +238,7 @@ def _stored_factors(
             return None
         if info.shape != (dim // 2,):
             raise ModelLoadError(f"tensor {name} has shape {info.shape}, not ({dim // 2},)")
-        values: list[float] = read(name).float().tolist()
+        values: list[float] = floats(read(name)).tolist()
         return values
 
     both, short, long = map(factors, ROPE_TENSORS)

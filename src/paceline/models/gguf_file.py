@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from paceline.errors import ConfigError, ModelLoadError, UnsupportedModelError
+from paceline.models.arrays import STORED_FLOATS, Array, floats
 from paceline.models.blocks import FLOAT_BYTES, FORMATS
 from paceline.models.config import ModelConfig
 from paceline.models.gguf_config import (
@@ -33,13 +33,7 @@ from paceline.models.stored import StoredRows, StoredTensors, drop_pages
 from paceline.models.tokenizer import Tokenizer
 
 __all__ = ["MAGIC", "load_gguf"]
-_PLAIN = {
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-}
+_PLAIN = {**STORED_FLOATS, "I64": np.dtype(np.int64), "I32": np.dtype(np.int32)}
 
 
 def load_gguf(
@@ -109,26 +103,26 @@ class _Stored:
         self.info, self.kind = info, str(self._type.name)
         self._dequantize: Any = gguf.quants.dequantize
         self._map = getattr(data, "_mmap", None)  # not where the file was read
-        self.packed = torch.from_numpy(data[slice(*self._span)].reshape(shape))
+        self.packed = data[slice(*self._span)].reshape(shape)
 
     def release(self) -> None:
         """Let go of the mapped pages that hold the tensor."""
         if self._map is not None:
             drop_pages(self._map, *self._span)
 
-    def read(self, rows: slice = slice(None)) -> torch.Tensor:
+    def read(self, rows: slice = slice(None)) -> Array:
         """The tensor, plain numbers without a copy, the rest as float32."""
         if self.kind in _PLAIN:
             return self.packed.view(_PLAIN[self.kind])[rows]
         try:
-            plain = self._dequantize(self.packed[rows].numpy(), self._type)
+            plain = self._dequantize(self.packed[rows], self._type)
         except NotImplementedError as error:
             raise UnsupportedModelError(
                 f"tensor {self.info.name[:80]!r} is of type {self.kind}, which the gguf package "
                 "cannot unpack"
             ) from error
         shape = self.info.shape[1:]
-        return torch.from_numpy(np.ascontiguousarray(plain, np.float32)).view(-1, *shape)
+        return np.ascontiguousarray(plain, np.float32).reshape(-1, *shape)
 
 
 class GgufTensors(StoredTensors):
@@ -143,23 +137,28 @@ class GgufTensors(StoredTensors):
         self._config = config
         self._where = where
 
-    def __getitem__(self, name: str) -> torch.Tensor:
+    def __getitem__(self, name: str) -> Array:
         if name not in self._where:
             raise ModelLoadError(f"{self._path} has no tensor {name}")
         stored, place = self._where[name]
         tensor = stored.read()
         if place.minus_row:
-            rows = torch.arange(len(tensor), dtype=tensor.dtype)
-            return tensor - rows.view(-1, *[1] * (tensor.ndim - 1))
-        return tensor.float() - 1.0 if place.minus_one else self._placed(name, place, tensor)
+            rows = np.arange(len(tensor), dtype=tensor.dtype)
+            found: Array = tensor - rows.reshape(-1, *[1] * (tensor.ndim - 1))
+            return found
+        return (
+            floats(tensor) - np.float32(1.0)
+            if place.minus_one
+            else self._placed(name, place, tensor)
+        )
 
-    def _placed(self, name: str, place: Place, tensor: torch.Tensor) -> torch.Tensor:
+    def _placed(self, name: str, place: Place, tensor: Array) -> Array:
         if place.unpermute:
             heads = self._config.num_heads if place.unpermute == "q" else self._config.num_kv_heads
             return self._unpermuted(name, tensor, heads)
         return tensor
 
-    def _unpermuted(self, name: str, tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    def _unpermuted(self, name: str, tensor: Array, heads: int) -> Array:
         """Rows (pair, half) of each head back to (half, pair)."""
         half = self._config.head_dim // 2
         if tensor.shape[0] != heads * half * 2:
@@ -167,10 +166,8 @@ class GgufTensors(StoredTensors):
                 f"tensor {name} has {tensor.shape[0]} rows; the configuration needs {heads} heads "
                 f"of {half * 2}"
             )
-        # By numpy: torch's threads would hold the cores that packing needs.
-        raw = tensor.view(heads, half, 2, -1).view(torch.uint8).numpy()
-        rows = torch.from_numpy(np.ascontiguousarray(raw.swapaxes(1, 2)))
-        return rows.view(tensor.dtype).reshape(tensor.shape)
+        rows = tensor.reshape(heads, half, 2, -1).swapaxes(1, 2)
+        return np.ascontiguousarray(rows).reshape(tensor.shape)
 
     def type_of(self, name: str) -> str:
         return self._where[name][0].kind
@@ -183,7 +180,7 @@ class GgufTensors(StoredTensors):
             return super().shape_of(name)  # which says so
         return self._where[name][0].info.shape
 
-    def rows(self, name: str, first: int, last: int) -> torch.Tensor:
+    def rows(self, name: str, first: int, last: int) -> Array:
         stored, place = self._where[name]
         assert not place.unpermute
         assert not place.minus_one

@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
+import numpy as np
 
 from paceline.errors import ModelLoadError, UnsupportedModelError
+from paceline.models.arrays import BFLOAT16
 from paceline.models.config import MASK_TOKEN_KEYS, ModelConfig
 from paceline.models.hf_experts import experts_from_hf
 from paceline.models.hf_families import FAMILIES, Family
 from paceline.models.hf_fields import Fields
 from paceline.models.hf_rope import FULL, SLIDING, extended_positions, rope_from_hf
 
-DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = {"float32": np.dtype(np.float32), "bfloat16": BFLOAT16, "float16": np.dtype(np.float16)}
 _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
@@ -232,8 +233,8 @@ def _traits(fields: Fields, family: Family, hidden: int, dtype: str) -> dict[str
         traits[name] = fields.number(key, 1e-9, 1e9, 1.0)
     if family.gemma:
         # The reference rounds the factor to the dtype of the weights, and so do trained models.
-        root = torch.tensor(hidden**0.5, dtype=getattr(torch, dtype))
-        traits["embedding_multiplier"] = root.item()
+        root = np.float32(hidden**0.5).astype(DTYPES[dtype])
+        traits["embedding_multiplier"] = float(root)
         traits["attention_scale"] = fields.number("query_pre_attn_scalar", 1e-9, 1e9) ** -0.5
         traits["attention_softcap"] = fields.number("attn_logit_softcapping", 0.0, 1e9, 0.0)
         traits["logits_softcap"] = fields.number("final_logit_softcapping", 0.0, 1e9, 0.0)

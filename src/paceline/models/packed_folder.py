@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from paceline.errors import ConfigError, UnsupportedModelError
+from paceline.models.arrays import Array, floats
 from paceline.models.hf_config import config_from_hf
-from paceline.models.ops.base import PackedLinear, Tensor
+from paceline.models.ops.base import PackedLinear
 from paceline.models.packed_format import ORDER, PackedFormat, packed_name
 from paceline.models.pages import CACHE_LINE
 from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 
 SHARD_BYTES = 512 << 20
-Array = npt.NDArray[Any]
 
 
 def write_packed(checkpoint: Checkpoint, folder: Path, packer: Packer) -> int:
@@ -118,14 +117,15 @@ class _RecordingReader(WeightReader):
         recorded, self._recorded = self._recorded, {}
         return recorded
 
-    def norm(self, name: str, size: int) -> Tensor:
-        self._recorded[name] = self.take(name, size).float().numpy()
-        return super().norm(name, size)
+    def _norm_weight(self, name: str, size: int) -> Array:
+        weight: Array = super()._norm_weight(name, size)
+        self._recorded[name] = floats(weight)
+        return weight
 
     def pruned_head(self) -> PrunedHead | None:
         head = super().pruned_head()
         if head is not None:
-            self._recorded[HEAD_TOKENS] = head.offsets.numpy()
+            self._recorded[HEAD_TOKENS] = head.offsets
         return head
 
     def linear(self, names: list[str], fused: str, outs: list[int], width: int, bias: bool) -> Any:
@@ -184,9 +184,7 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
 _TYPES = {"uint8": "U8", "int32": "I32", "float32": "F32", "int64": "I64"}
 
 
-def save_aligned(
-    arrays: Mapping[str, npt.NDArray[Any]], path: Path, metadata: Mapping[str, str]
-) -> None:
+def save_aligned(arrays: Mapping[str, Array], path: Path, metadata: Mapping[str, str]) -> None:
     """Write a safetensors file. What is a whole number of cache lines begins at such a line.
 
     The format wants its tensors one right after another, and does not say where the first begins.
@@ -214,5 +212,5 @@ def save_aligned(
             file.write(np.ascontiguousarray(arrays[name]).data)
 
 
-def _place(array: npt.NDArray[Any]) -> int:
+def _place(array: Array) -> int:
     return 0 if array.nbytes % CACHE_LINE == 0 else CACHE_LINE - array.itemsize

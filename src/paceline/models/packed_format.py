@@ -11,8 +11,9 @@ from pathlib import Path
 
 from paceline.config import PACKED_DTYPES
 from paceline.errors import ModelLoadError
+from paceline.models.arrays import Array
 from paceline.models.blocks import FLOAT_BYTES, FORMATS
-from paceline.models.ops.base import PackedPart, Tensor
+from paceline.models.ops.base import PackedPart
 
 FORMAT, VERSION = "paceline-packed", "2"
 PACKED_FORMATS = (*FORMATS, *FLOAT_BYTES, "F8_128")
@@ -60,7 +61,7 @@ def packed_name(linear: str, index: int, kind: str) -> str:
     return f"{linear}.{index}.{kind}"
 
 
-def packed_formats(tensors: Mapping[str, Tensor], linear: str) -> list[str]:
+def packed_formats(tensors: Mapping[str, Array], linear: str) -> list[str]:
     """The formats of a packed linear's parts; empty where it is not packed."""
     found: list[str] = []
     while True:
@@ -73,7 +74,7 @@ def packed_formats(tensors: Mapping[str, Tensor], linear: str) -> list[str]:
         found.append(form)
 
 
-def packed_parts(tensors: Mapping[str, Tensor], linear: str, outs: list[int]) -> list[PackedPart]:
+def packed_parts(tensors: Mapping[str, Array], linear: str, outs: list[int]) -> list[PackedPart]:
     """The parts of a packed linear: one, or one for each of the stacked linears.
 
     Raises:
@@ -89,7 +90,7 @@ def packed_parts(tensors: Mapping[str, Tensor], linear: str, outs: list[int]) ->
     parts = []
     for index, (form, count) in enumerate(zip(formats, counts, strict=True)):
         order = packed_name(linear, index, ORDER)
-        ordered = tensors[order].numpy() if order in tensors else None
-        data = tensors[packed_name(linear, index, form)].numpy()
+        ordered = tensors[order] if order in tensors else None  # noqa: SIM401 (get of a lazy mapping)
+        data = tensors[packed_name(linear, index, form)]
         parts.append(PackedPart(form, data, count, ordered))
     return parts

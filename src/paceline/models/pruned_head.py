@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from paceline.errors import ModelLoadError, UnsupportedModelError
+from paceline.models.arrays import Array, Floats
 from paceline.models.config import ModelConfig
-from paceline.models.ops.base import Tensor
 
 HEAD_TOKENS = "d2t"
 
@@ -26,19 +27,19 @@ class PrunedHead:
         vocab_size: of the tokens that could be there.
     """
 
-    token_ids: Tensor
+    token_ids: npt.NDArray[np.int64]
     vocab_size: int
 
     @staticmethod
-    def of(offsets: Tensor, vocab_size: int) -> PrunedHead:
+    def of(offsets: Array, vocab_size: int) -> PrunedHead:
         """Read a stored ``d2t``.
 
         Raises:
             ModelLoadError: it has no integers, or tokens that do not ascend within the vocabulary.
         """
-        if offsets.dtype not in (torch.int64, torch.int32):
+        if offsets.dtype not in (np.int64, np.int32):
             raise ModelLoadError(f"{HEAD_TOKENS} is of type {offsets.dtype}; int64 is allowed")
-        ids = offsets.long() + torch.arange(len(offsets))
+        ids = offsets.astype(np.int64) + np.arange(len(offsets))
         if ids[0] < 0 or ids[-1] >= vocab_size or (ids[1:] <= ids[:-1]).any():
             raise ModelLoadError(
                 f"{HEAD_TOKENS} is damaged: the tokens of the head must ascend within 0 to "
@@ -47,14 +48,15 @@ class PrunedHead:
         return PrunedHead(ids, vocab_size)
 
     @property
-    def offsets(self) -> Tensor:
+    def offsets(self) -> npt.NDArray[np.int64]:
         """What is stored as ``d2t``."""
-        return self.token_ids - torch.arange(len(self.token_ids))
+        return self.token_ids - np.arange(len(self.token_ids))
 
-    def by_token(self, logits: Tensor) -> Tensor:
+    def by_token(self, logits: Floats) -> Floats:
         """``[rows, columns]`` as ``[rows, vocab_size]``: -inf for tokens that are not there."""
-        whole = logits.new_full((len(logits), self.vocab_size), -torch.inf)
-        return whole.index_copy_(1, self.token_ids.to(logits.device), logits)
+        whole = np.full((len(logits), self.vocab_size), -np.inf, np.float32)
+        whole[:, self.token_ids] = logits
+        return whole
 
 
 def check_whole_head(name: str, config: ModelConfig) -> None:

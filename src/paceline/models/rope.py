@@ -15,12 +15,15 @@ import math
 from typing import Any
 
 import numpy as np
-import torch
+import numpy.typing as npt
 
+from paceline.models.arrays import Floats
 from paceline.models.config import RopeConfig
+from paceline.models.ops.base import WeightOps
 from paceline.models.pages import sparse_zeros
 
 _CHUNK = 1 << 10  # positions that are computed at a time
+_Doubles = npt.NDArray[np.float64]
 _Params = dict[str, Any]
 """A rule's own numbers, by name."""
 
@@ -33,32 +36,32 @@ class RotaryTable:
 
     Args:
         max_len: positions that there can be; fixes what depends on the length.
+        ops: the backend that will read it.
 
     Attributes:
-        cos, sin: float32 ``[max_len, rotary_dim]``, for both halves of a head; the first half of
-            ``sin`` is negated.
+        cos, sin: float32 ``[max_len, rotary_dim]`` as the backend has vectors, for both halves of a
+            head; the first half of ``sin`` is negated.
     """
 
-    def __init__(self, rope: RopeConfig, head_dim: int, max_len: int, device: torch.device) -> None:
+    def __init__(self, rope: RopeConfig, head_dim: int, max_len: int, ops: WeightOps) -> None:
         self._rope, self._head_dim, self._max_len, self._reached = rope, head_dim, max_len, 0
+        self._pack = ops.pack_vector
         shape = (max_len, rope.dim or head_dim)
-        self.cos, self.sin = (
-            torch.from_numpy(sparse_zeros(shape, np.float32)).to(device) for _ in range(2)
-        )
+        self.cos, self.sin = (self._pack(sparse_zeros(shape, np.float32)) for _ in range(2))
 
     def reach(self, length: int) -> None:
         """Have positions ``0 .. length - 1``, or all that there can be."""
         while self._reached < min(length, self._max_len):
             first, last = self._reached, min(self._reached + _CHUNK, self._max_len)
             cos, sin = rope_tables(self._rope, self._head_dim, self._max_len, range(first, last))
-            self.cos[first:last] = torch.cat((cos, cos), dim=-1)
-            self.sin[first:last] = torch.cat((-sin, sin), dim=-1)
+            self.cos[first:last] = self._pack(np.concatenate((cos, cos), axis=-1))
+            self.sin[first:last] = self._pack(np.concatenate((-sin, sin), axis=-1))
             self._reached = last
 
 
 def rope_tables(
     rope: RopeConfig, head_dim: int, max_len: int, positions: range | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Floats, Floats]:
     """Tables of some positions; of ``0 .. max_len - 1`` where none are given.
 
     Returns:
@@ -66,11 +69,12 @@ def rope_tables(
     """
     frequencies, attention = _frequencies(rope, rope.dim or head_dim, max_len)  # [dim // 2]
     wanted = range(max_len) if positions is None else positions
-    angles = torch.tensor(wanted, dtype=torch.float64)[:, None] * frequencies[None, :]
-    return (angles.cos() * attention).float(), (angles.sin() * attention).float()
+    angles = np.array(wanted, np.float64)[:, None] * frequencies[None, :]
+    cos, sin = np.cos(angles) * attention, np.sin(angles) * attention
+    return cos.astype(np.float32), sin.astype(np.float32)
 
 
-def _frequencies(rope: RopeConfig, dim: int, max_len: int) -> tuple[torch.Tensor, float]:
+def _frequencies(rope: RopeConfig, dim: int, max_len: int) -> tuple[_Doubles, float]:
     """Angle per position of each pair, float64 ``[dim // 2]``, and the factor on cos and sin."""
     params: _Params = dict(rope.params)
     base = _plain(rope.theta, dim)
@@ -85,15 +89,15 @@ def _frequencies(rope: RopeConfig, dim: int, max_len: int) -> tuple[torch.Tensor
     if rope.scaling == "longrope":
         beyond = max_len > params.get("original_max_position_embeddings", max_len)
         factors = params["long_factor" if beyond else "short_factor"]
-        divisors = torch.tensor(factors, dtype=torch.float64)
+        divisors = np.array(factors, np.float64)
         return base / divisors, _longrope_attention(rope.factor, params)
     assert rope.scaling == "default", rope.scaling
     return base, 1.0
 
 
-def _plain(theta: float, dim: int) -> torch.Tensor:
-    exponents = torch.arange(0, dim, 2, dtype=torch.float64) / dim
-    return torch.pow(torch.tensor(theta, dtype=torch.float64), -exponents)
+def _plain(theta: float, dim: int) -> _Doubles:
+    found: _Doubles = np.float64(theta) ** -(np.arange(0, dim, 2, dtype=np.float64) / dim)
+    return found
 
 
 def _dynamic_theta(rope: RopeConfig, params: _Params, dim: int, max_len: int) -> float:
@@ -105,17 +109,17 @@ def _dynamic_theta(rope: RopeConfig, params: _Params, dim: int, max_len: int) ->
     return rope.theta * math.pow(stretch, dim / (dim - 2))
 
 
-def _llama3(base: torch.Tensor, factor: float, params: _Params) -> torch.Tensor:
+def _llama3(base: _Doubles, factor: float, params: _Params) -> _Doubles:
     """Slow pairs are divided by the factor, fast ones kept, those between blended."""
     low, high = params.get("low_freq_factor", 1.0), params.get("high_freq_factor", 4.0)
     trained = params.get("original_max_position_embeddings", 8192)
     turns = trained * base / (2 * math.pi)  # full turns within the trained length
-    keep = ((turns - low) / (high - low)).clamp(0.0, 1.0)
-    blended: torch.Tensor = keep * base + (1.0 - keep) * base / factor
+    keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    blended: _Doubles = keep * base + (1.0 - keep) * base / factor
     return blended
 
 
-def _yarn(base: torch.Tensor, rope: RopeConfig, params: _Params, dim: int) -> torch.Tensor:
+def _yarn(base: _Doubles, rope: RopeConfig, params: _Params, dim: int) -> _Doubles:
     """A linear ramp over pairs, from kept frequencies to divided ones."""
     trained = params.get("original_max_position_embeddings", 4096)
 
@@ -128,9 +132,10 @@ def _yarn(base: torch.Tensor, rope: RopeConfig, params: _Params, dim: int) -> to
     low, high = max(low, 0.0), min(high, dim - 1.0)
     if low == high:
         high += 0.001  # the ramp becomes a step
-    pairs = torch.arange(dim // 2, dtype=torch.float64)
-    divided = ((pairs - low) / (high - low)).clamp(0.0, 1.0)
-    return base / rope.factor * divided + base * (1.0 - divided)
+    pairs = np.arange(dim // 2, dtype=np.float64)
+    divided = np.clip((pairs - low) / (high - low), 0.0, 1.0)
+    scaled: _Doubles = base / rope.factor * divided + base * (1.0 - divided)
+    return scaled
 
 
 def _yarn_attention(factor: float, params: _Params) -> float:

@@ -13,29 +13,31 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from paceline.errors import ModelLoadError
+from paceline.models.arrays import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, Array, as_bytes
 from paceline.models.blocks import FLOAT_BYTES
 from paceline.models.json_file import HEAD_BYTES, check_fetched, read_json
+from paceline.models.pages import Arena
 from paceline.models.stored import StoredRows, StoredTensors, drop_pages
 from paceline.models.stored_names import INDEX_FILE, SINGLE_FILE, plain_name
 
-_TYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E8M0": torch.uint8,  # exponents alone
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
+_TYPES: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": BFLOAT16,
+    "F8_E4M3": FLOAT8_E4M3,
+    "F8_E5M2": FLOAT8_E5M2,
+    "F8_E8M0": np.dtype(np.uint8),  # exponents alone
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "I16": np.dtype(np.int16),
+    "I8": np.dtype(np.int8),
+    "U8": np.dtype(np.uint8),
+    "BOOL": np.dtype(np.bool),
 }
 
 
@@ -64,10 +66,14 @@ class SafetensorsFolder(StoredTensors):
                 named = files.get(weight_map.get(stored, ""), file)
                 if named is file or stored not in named.entries:
                     self._add(plain_name(stored), file, stored)
-        self._read: dict[str, torch.Tensor] = {}
+        self._read: dict[str, Array] = {}
         if in_memory:
+            arena = Arena()
             for name in self._where:
-                self._read[name] = self[name].clone()
+                found = self[name]
+                held = arena.zeros(found.nbytes, np.uint8).view(found.dtype).reshape(found.shape)
+                held[...] = found
+                self._read[name] = held
                 self.release(name)
 
     def _add(self, name: str, file: _MappedFile, stored: str) -> None:
@@ -85,19 +91,19 @@ class SafetensorsFolder(StoredTensors):
             if stored_as in self._read:
                 self._read[name] = self._read.pop(stored_as)
 
-    def __getitem__(self, name: str) -> torch.Tensor:
+    def __getitem__(self, name: str) -> Array:
         if name in self._read:
             return self._read[name]
         if name not in self._where:
             raise ModelLoadError(f"the checkpoint in {self._folder} has no tensor {name}")
         file, stored = self._where[name]
-        found: torch.Tensor = file.tensor(stored)
+        found: Array = file.tensor(stored)
         return found
 
     def as_stored(self, name: str) -> StoredRows | None:
         if name not in self._where or self.type_of(name) not in FLOAT_BYTES:
             return None
-        return StoredRows(self.type_of(name), self[name].contiguous().view(torch.uint8))
+        return StoredRows(self.type_of(name), as_bytes(self[name]))
 
     def type_of(self, name: str) -> str:
         file, stored = self._where[name]
@@ -117,7 +123,7 @@ class _MappedFile:
             with path.open("rb") as file:
                 check_fetched(path, file.read(HEAD_BYTES))
             # The library checks the header: names, types, and that the offsets tile the file.
-            with safe_open(str(path), framework="pt", device="cpu") as checked:
+            with safe_open(str(path), framework="numpy") as checked:
                 self.metadata: Mapping[str, str] = checked.metadata() or {}
             with path.open("rb") as file:
                 (size,) = struct.unpack("<Q", file.read(8))
@@ -130,7 +136,7 @@ class _MappedFile:
         self._start = 8 + size
         self.entries.pop("__metadata__", None)
 
-    def tensor(self, stored: str) -> torch.Tensor:
+    def tensor(self, stored: str) -> Array:
         entry = self.entries[stored]
         kind, shape = _TYPES.get(entry["dtype"]), entry["shape"]
         if kind is None:
@@ -140,10 +146,10 @@ class _MappedFile:
             )
         count, (first, last) = math.prod(shape), self._bytes(stored)
         if count == 0:
-            return torch.empty(shape, dtype=kind)
+            return np.empty(shape, kind)
         if first % kind.itemsize:  # a file may have been packed more tightly than memory allows
-            return torch.frombuffer(bytearray(self._map[first:last]), dtype=kind).view(shape)
-        return torch.frombuffer(self._map, dtype=kind, count=count, offset=first).view(shape)
+            return np.frombuffer(bytearray(self._map[first:last]), kind).reshape(shape)
+        return np.frombuffer(self._map, kind, count, first).reshape(shape)
 
     def _bytes(self, stored: str) -> tuple[int, int]:
         first, last = self.entries[stored]["data_offsets"]

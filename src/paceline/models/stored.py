@@ -10,9 +10,10 @@ import mmap
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Self
 
-import torch
+import numpy as np
 
 from paceline.errors import ModelLoadError
+from paceline.models.arrays import Array
 
 PAGE = mmap.PAGESIZE
 
@@ -27,11 +28,11 @@ class StoredRows(NamedTuple):
     """
 
     format: str
-    rows: torch.Tensor
-    order: torch.Tensor | None = None
+    rows: Array
+    order: Array | None = None
 
 
-class StoredTensors(Mapping[str, torch.Tensor]):
+class StoredTensors(Mapping[str, Array]):
     """Lazy mapping; a lookup of what is not there raises ``ModelLoadError``.
 
     Subclasses fill ``_where`` with what finds each tensor.
@@ -63,7 +64,7 @@ class StoredTensors(Mapping[str, torch.Tensor]):
     def shape_of(self, name: str) -> tuple[int, ...]:
         return tuple(self[name].shape)
 
-    def rows(self, name: str, first: int, last: int) -> torch.Tensor:
+    def rows(self, name: str, first: int, last: int) -> Array:
         """Rows ``first:last`` of the embedding or the head, without unpacking the others."""
         return self[name][first:last]
 
@@ -101,11 +102,11 @@ class RenamedTensors(StoredTensors):
             raise ModelLoadError(f"there is no tensor for {name}")
         return str(self._where[name])
 
-    def __getitem__(self, name: str) -> torch.Tensor:
+    def __getitem__(self, name: str) -> Array:
         tensor = self._tensors[self._name(name)]
         if name != self._swapped or tensor.ndim != 2:
             return tensor
-        return tensor.roll(tensor.shape[1] // 2, dims=1)
+        return np.roll(tensor, tensor.shape[1] // 2, axis=1)
 
     def type_of(self, name: str) -> str:
         return self._tensors.type_of(self._name(name))
@@ -118,7 +119,7 @@ class RenamedTensors(StoredTensors):
     def shape_of(self, name: str) -> tuple[int, ...]:
         return self._tensors.shape_of(self._name(name))
 
-    def rows(self, name: str, first: int, last: int) -> torch.Tensor:
+    def rows(self, name: str, first: int, last: int) -> Array:
         if name == self._swapped:
             return self[name][first:last]
         return self._tensors.rows(self._name(name), first, last)

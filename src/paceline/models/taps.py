@@ -13,7 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
+import numpy as np
+
+from paceline.models.arrays import Floats
 
 
 class Taps(NamedTuple):
@@ -25,12 +27,10 @@ class Taps(NamedTuple):
     """
 
     layers: tuple[int, ...]
-    features: torch.Tensor
+    features: Floats
 
     @staticmethod
-    def of(
-        layers: Sequence[int], rows: int, num_layers: int, hidden: int, device: torch.device
-    ) -> Taps:
+    def of(layers: Sequence[int], rows: int, num_layers: int, hidden: int) -> Taps:
         """Make room for a forward's features.
 
         Raises:
@@ -39,13 +39,7 @@ class Taps(NamedTuple):
         for layer in layers:
             if not 0 <= layer <= num_layers + 1:
                 raise ValueError(f"a tap is {layer}; allowed are 0 to {num_layers + 1}")
-        return Taps(tuple(layers), torch.empty(rows, len(layers), hidden, device=device))
-
-    def take(self, layer: int, x: torch.Tensor) -> None:
-        """Copy what enters a layer, ``[rows, hidden_size]`` with or without padding."""
-        for index, wanted in enumerate(self.layers):
-            if wanted == layer:
-                self.features[:, index] = x[: len(self.features)]
+        return Taps(tuple(layers), np.empty((rows, len(layers), hidden), np.float32))
 
 
-NO_TAPS = Taps((), torch.empty(0, 0, 0))
+NO_TAPS = Taps((), np.empty((0, 0, 0), np.float32))

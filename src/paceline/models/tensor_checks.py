@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-
-import torch
+from typing import Any
 
 from paceline.errors import ModelLoadError, UnsupportedModelError
+from paceline.models.arrays import FLOAT_NAMES
 from paceline.models.mtp_names import mtp_layers_behind
 
 _SHOWN = 4
@@ -38,7 +38,7 @@ def is_harmless(name: str) -> bool:
     return _HARMLESS.fullmatch(name) is not None
 
 
-def check_leftovers(tensors: Mapping[str, torch.Tensor], used: Collection[str]) -> None:
+def check_leftovers(tensors: Mapping[str, Any], used: Collection[str]) -> None:
     """Refuse a checkpoint that has more than what was used of it.
 
     A bias of zeros adds nothing; some tools write one for every linear.
@@ -64,14 +64,14 @@ def check_leftovers(tensors: Mapping[str, torch.Tensor], used: Collection[str]) 
         )
 
 
-def _adds_something(tensors: Mapping[str, torch.Tensor], name: str) -> bool:
+def _adds_something(tensors: Mapping[str, Any], name: str) -> bool:
     try:
-        return bool(tensors[name].float().any())
+        return bool((tensors[name] != 0).any())
     except ModelLoadError:  # not of the shape that it would have
         return True
 
 
-def check_floats(name: str, tensor: torch.Tensor, kind: str) -> None:
+def check_floats(name: str, tensor: Any, kind: str) -> None:
     """Refuse weights of a type that needs scales to be read.
 
     Args:
@@ -80,7 +80,7 @@ def check_floats(name: str, tensor: torch.Tensor, kind: str) -> None:
     Raises:
         UnsupportedModelError: they are not floats of at least 16 bits.
     """
-    if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
+    if str(tensor.dtype).removeprefix("torch.") not in FLOAT_NAMES:
         raise UnsupportedModelError(
             f"tensor {name} is of type {kind}, which is no weight by itself: the checkpoint is "
             "quantised, and config.json does not say how. Use its unquantised form with --dtype "
@@ -88,11 +88,12 @@ def check_floats(name: str, tensor: torch.Tensor, kind: str) -> None:
         )
 
 
-def check_tied(embedding: torch.Tensor, head: torch.Tensor) -> None:
+def check_tied(embedding: Any, head: Any) -> None:
     """Raise :class:`ModelLoadError` unless a head that is stored although it is tied is equal."""
-    slices = zip(embedding.split(_COMPARED_ROWS), head.split(_COMPARED_ROWS), strict=False)
+    starts = range(0, len(embedding), _COMPARED_ROWS)
     if embedding.shape != head.shape or not all(
-        torch.equal(ours.float(), theirs.float()) for ours, theirs in slices
+        (embedding[at : at + _COMPARED_ROWS] == head[at : at + _COMPARED_ROWS]).all()
+        for at in starts
     ):
         raise ModelLoadError(
             "the configuration says tie_word_embeddings, but lm_head.weight is not "

@@ -9,23 +9,22 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from paceline.errors import ModelLoadError
+from paceline.models.arrays import floats as as_floats
 from paceline.models.blocks import row_bytes
 from paceline.models.config import ModelConfig
 from paceline.models.mixture import FeedForward, Mixture
 from paceline.models.ops.base import (
     PackedLinear,
     PackedOps,
-    Tensor,
     WeightOps,
     WeightPart,
 )
@@ -34,6 +33,7 @@ from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
 from paceline.models.stored import StoredTensors
 from paceline.models.tensor_checks import check_floats, check_leftovers, check_tied
 
+Join = Callable[[Sequence[Any]], Any]
 log = logging.getLogger(__name__)
 EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
 
@@ -42,16 +42,16 @@ EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
 class Layer:
     """Packed weights of one block; the optional ones are None where the family has none."""
 
-    input_norm: Tensor | None
+    input_norm: Any
     qkv: Any
-    qk_norm: Tensor | None  # [heads + kv_heads, head_dim]
+    qk_norm: Any  # [heads + kv_heads, head_dim]
     o: Any
-    post_attention_norm: Tensor | None
-    mlp_norm: Tensor
+    post_attention_norm: Any
+    mlp_norm: Any
     gate_up: Any  # this and `down` are None where the layer is a mixture
     down: Any
     mixture: Mixture | None
-    post_mlp_norm: Tensor | None
+    post_mlp_norm: Any
 
 
 class Ends(NamedTuple):
@@ -65,26 +65,26 @@ class Ends(NamedTuple):
 class WeightReader:
     """Takes tensors out of a checkpoint under their Hugging Face names, checking their shapes."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], config: ModelConfig, ops: WeightOps) -> None:
+    def __init__(self, tensors: Mapping[str, Any], config: ModelConfig, ops: WeightOps) -> None:
         self._tensors = tensors
         self._config = config
         self._ops = ops
         self._rounded: Counter[str] = Counter()  # tensors per stored type
         self._used: set[str] = set()
 
-    def take(self, name: str, *shape: int) -> Tensor:
+    def take(self, name: str, *shape: int) -> Any:
         tensor = self._tensors[name]
         self._check_shape(name, tuple(tensor.shape), shape)
         self._used.add(name)
         return tensor
 
-    def floats(self, name: str, *shape: int) -> Tensor:
+    def floats(self, name: str, *shape: int) -> Any:
         """A tensor of weights, which can be of a type with floats of 16 bits or more alone."""
         tensor = self.take(name, *shape)
         self._check_floats(name, tensor)
         return tensor
 
-    def _check_floats(self, name: str, tensor: Tensor) -> None:
+    def _check_floats(self, name: str, tensor: Any) -> None:
         check_floats(name, tensor, self._type_of(name, str(tensor.dtype)))
 
     @staticmethod
@@ -94,9 +94,15 @@ class WeightReader:
                 f"tensor {name} has shape {found}; the configuration needs {shape}"
             )
 
-    def norm(self, name: str, size: int) -> Tensor:
-        weight = self.floats(name, size).float()
-        return self._ops.pack_vector(weight + 1.0 if self._config.norm_plus_one else weight)
+    def norm(self, name: str, size: int) -> Any:
+        return self._packed_norm(self._norm_weight(name, size))
+
+    def _norm_weight(self, name: str, size: int) -> Any:
+        return self.floats(name, size)
+
+    def _packed_norm(self, weight: Any) -> Any:
+        packed = self._ops.pack_vector(weight)
+        return packed + 1.0 if self._config.norm_plus_one else packed
 
     def linear(self, names: list[str], fused: str, outs: list[int], width: int, bias: bool) -> Any:
         """One packed linear out of several stacked ones, or out of their fused form."""
@@ -105,9 +111,12 @@ class WeightReader:
         if fused + ".weight" in self._tensors:
             names, outs = [fused], [sum(outs)]
         pairs = list(zip(names, outs, strict=True))
-        vector = torch.cat([self.floats(f"{n}.bias", out) for n, out in pairs]) if bias else None
+        vector = None
+        if bias:
+            vector = self._ops.join([self.floats(f"{n}.bias", out) for n, out in pairs])
         with _naming(fused):
-            parts = _stacked([self._part(f"{name}.weight", out, width) for name, out in pairs])
+            parts = [self._part(f"{name}.weight", out, width) for name, out in pairs]
+            parts = _stacked(parts, self._ops.join)
             packed = self._ops.pack_linear(parts, width, vector)
         self._release([f"{name}.weight" for name in names])
         return packed
@@ -123,8 +132,8 @@ class WeightReader:
         for name, out in zip((f"{n}.weight" for n in names), outs, strict=True):
             is_vector = out == 1 and self._tensors[name].ndim == 1
             weight = self.floats(name, *([width] if is_vector else [out, width]))
-            weights.append(weight.float().view(out, width))
-        rows = torch.cat(weights).contiguous().view(torch.uint8)
+            weights.append(as_floats(weight).reshape(out, width))
+        rows = np.concatenate(weights).view(np.uint8)
         part = WeightPart(sum(outs), lambda first, last: rows[first:last], "F32")
         return self._ops.pack_linear([part], width, None)
 
@@ -255,7 +264,7 @@ class WeightReader:
         vector = None
         if bias:
             self._used.add(f"{name}.bias")
-            vector = self._tensors[f"{name}.bias"].numpy()
+            vector = self._tensors[f"{name}.bias"]
         with _naming(name):
             return self._ops.adopt(PackedLinear(parts, vector, k))
 
@@ -282,21 +291,21 @@ class WeightReader:
             post_mlp_norm=self._post_norm(p + "post_feedforward_layernorm.weight"),
         )
 
-    def _input_norm(self, index: int) -> Tensor | None:
+    def _input_norm(self, index: int) -> Any:
         if not self._config.has_input_norm(index):
             return None
         return self.norm(f"model.layers.{index}.input_layernorm.weight", self._config.hidden_size)
 
-    def _qk_norm(self, attn: str) -> Tensor:
+    def _qk_norm(self, attn: str) -> Any:
         c = self._config
         norms = []
         for name, heads in (("q_norm", c.num_heads), ("k_norm", c.num_kv_heads)):
             size = c.head_dim * (heads if c.qk_norm_whole else 1)
-            norm = self.norm(f"{attn}{name}.weight", size)
-            norms.append(norm.view(-1, c.head_dim).expand(heads, -1))
-        return torch.cat(norms)
+            norm = self._norm_weight(f"{attn}{name}.weight", size)
+            norms += [norm.reshape(-1, c.head_dim)] * (1 if c.qk_norm_whole else heads)
+        return self._packed_norm(self._ops.join(norms))
 
-    def _post_norm(self, name: str) -> Tensor | None:
+    def _post_norm(self, name: str) -> Any:
         return self.norm(name, self._config.hidden_size) if self._config.post_norms else None
 
     def check_all_used(self) -> None:
@@ -323,7 +332,7 @@ class WeightReader:
                 self._tensors.release(name)
 
 
-def stacked_rows(parts: list[Tensor], first: int, last: int) -> Tensor:
+def stacked_rows(join: Join, parts: list[Any], first: int, last: int) -> Any:
     """Rows ``first:last`` of matrices on top of each other, without stacking the others."""
     found = []
     for part in parts:
@@ -331,29 +340,23 @@ def stacked_rows(parts: list[Tensor], first: int, last: int) -> Tensor:
         if len(rows):
             found.append(rows)
         first, last = first - len(part), last - len(part)
-    if len(found) == 1:
-        return found[0]
-    if any(rows.requires_grad for rows in found):
-        return torch.cat(found)
-    # Not torch.cat for those that are packed: its threads would hold the cores that packing needs.
-    raw = np.concatenate([rows.view(torch.uint8).numpy() for rows in found])
-    return torch.from_numpy(raw).view(parts[0].dtype)
+    return found[0] if len(found) == 1 else join(found)
 
 
-def _stacked(parts: list[WeightPart]) -> list[WeightPart]:
+def _stacked(parts: list[WeightPart], join: Join) -> list[WeightPart]:
     """One part where all are of the same format and have their inputs in the same order."""
     first = parts[0]
     if not all(_are_alike(first, part) for part in parts[1:]):
         return parts
     whole = [part.read(0, part.num_outputs) for part in parts]
     count = sum(part.num_outputs for part in parts)
-    return [WeightPart(count, partial(stacked_rows, whole), first.format, first.order)]
+    return [WeightPart(count, partial(stacked_rows, join, whole), first.format, first.order)]
 
 
 def _are_alike(first: WeightPart, other: WeightPart) -> bool:
     if first.order is None or other.order is None:
         return first.format == other.format and first.order is other.order
-    return first.format == other.format and torch.equal(first.order, other.order)
+    return first.format == other.format and np.array_equal(first.order, other.order)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import numpy as np
 
 from paceline.errors import ConfigError
 from paceline.models.config import ModelConfig
-from paceline.models.ops.base import BLOCK_SIZE, KV_BYTES, KVMemory, Slots, head_elements
+from paceline.models.ops.base import BLOCK_SIZE, KV_BYTES, KVMemory, Slots, head_elements, slots_of
 from paceline.runtime.block_pool import BlockPool, salt_hash
 
 DEFAULT_MEMORY_SHARE = 0.25
@@ -55,11 +55,6 @@ class SequenceKV:
         cut = self.block_table[num_blocks:]
         del self.block_table[num_blocks:]
         return cut
-
-
-def slots_of(blocks: Sequence[int]) -> Slots:
-    first = np.asarray(blocks, dtype=np.int64)[:, None] * BLOCK_SIZE
-    return (first + np.arange(BLOCK_SIZE)).ravel()
 
 
 def blocks_for(tokens: int) -> int:

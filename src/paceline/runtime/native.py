@@ -11,10 +11,6 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-import torch
-
 from paceline.models.ops.native import native_module, why_not_native
 from paceline.request import Request
 from paceline.sampling_params import SamplingParams
@@ -22,23 +18,12 @@ from paceline.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from paceline.runtime.logit_edits import SamplingRow
 
-Logits = npt.NDArray[np.float32]
-
 SEED_MASK = 2**64 - 1
 MOST_TOP_K = 2**31 - 1
 KEPT_RULES = 4  # a request's own parameters and those of whoever drafts for it
 
 
 kernels: Any = native_module() if why_not_native() is None else None
-
-
-def in_host_memory(logits: torch.Tensor) -> Logits | None:
-    """The tensor's own memory as an array; None where it lies on a device of its own."""
-    try:
-        array: Logits = logits.detach().numpy()
-    except TypeError:
-        return None
-    return array
 
 
 def packed(

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from paceline.models.pruned_head import PrunedHead
 from paceline.request import TokenLogprobs
@@ -22,6 +21,7 @@ from paceline.runtime.logit_edits import SamplingRow, edit_logits
 from paceline.sampling_params import SamplingParams
 
 U64 = npt.NDArray[np.uint64]
+Logits = npt.NDArray[np.float32]
 
 _M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
@@ -92,22 +92,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
-def to_numpy(logits: torch.Tensor) -> npt.NDArray[np.float32]:
-    array: npt.NDArray[np.float32] = logits.numpy(force=True)
-    return array
-
-
-def pick_rows(logits: torch.Tensor, at: Sequence[int]) -> torch.Tensor:
-    """Some rows of ``[n, vocab]`` logits.
-
-    In host memory they are copied by this thread: torch would wake its others for it, which takes
-    milliseconds where these have no core.
-    """
-    host = native.in_host_memory(logits)
-    return logits[list(at)] if host is None else torch.from_numpy(host[list(at)])
-
-
-def argmax_rows(logits: npt.NDArray[np.float32]) -> tuple[list[int], list[bool]]:
+def argmax_rows(logits: Logits) -> tuple[list[int], list[bool]]:
     """Lowest id of each row's maximum, and whether that maximum is a finite number."""
     if native.kernels:
         found: tuple[list[int], list[bool]] = native.kernels.argmax_rows(logits)
@@ -117,7 +102,7 @@ def argmax_rows(logits: npt.NDArray[np.float32]) -> tuple[list[int], list[bool]]
 
 
 def sample_tokens(
-    logits: npt.NDArray[np.float32], rows: Sequence[SamplingRow], at: Sequence[int] | None = None
+    logits: Logits, rows: Sequence[SamplingRow], at: Sequence[int] | None = None
 ) -> tuple[list[int], list[bool]]:
     """The target's token for each row of ``[n, vocab]`` logits.
 
@@ -146,7 +131,7 @@ def sample_tokens(
 
 
 def rank_candidates(
-    logits: torch.Tensor, rows: Sequence[SamplingRow], k: int, head: PrunedHead | None = None
+    logits: Logits, rows: Sequence[SamplingRow], k: int, head: PrunedHead | None = None
 ) -> tuple[Ints, Floats]:
     """The ``k`` likeliest tokens of each row, in the order in which a draft should try them.
 
@@ -161,19 +146,16 @@ def rank_candidates(
         missing candidates have score -inf. A row whose logits allow no token has no finite score.
     """
     k = min(k, logits.shape[1])
-    is_plain = all(row.is_plain_greedy for row in rows)
-    array = native.in_host_memory(logits) if is_plain else to_numpy(logits)
-    if native.kernels and array is not None:
-        columns = (None, 0) if head is None else (head.token_ids.numpy(), head.vocab_size)
+    if native.kernels:
+        columns = (None, 0) if head is None else (head.token_ids, head.vocab_size)
         ranked: tuple[Ints, Floats]
-        ranked = native.kernels.rank_candidates(array, *native.packed(rows), k, *columns)
+        ranked = native.kernels.rank_candidates(logits, *native.packed(rows), k, *columns)
         return ranked
     if head is not None:
         logits = head.by_token(logits)  # what edits and disturbs a token goes by its id
-    if is_plain:
-        best = torch.topk(logits, k, dim=1)
-        return in_order(best.indices.cpu().numpy(), best.values.cpu().double().numpy())
-    edited = edit_logits(to_numpy(logits), rows)
+    if all(row.is_plain_greedy for row in rows):
+        return top_of_rows(logits.astype(np.float64), k)
+    edited = edit_logits(logits, rows)
     scores = edited.astype(np.float64)
     sampled = [i for i, row in enumerate(rows) if not row.sampling.is_greedy]
     if sampled:
@@ -196,13 +178,14 @@ def _perturbed(edited: npt.NDArray[np.float32], rows: Sequence[SamplingRow]) -> 
 
 
 def token_logprobs(
-    logits: torch.Tensor, token_ids: Sequence[int], top: Sequence[int]
+    logits: Logits, token_ids: Sequence[int], top: Sequence[int]
 ) -> list[TokenLogprobs]:
     """Log-softmax of raw logits ``[n, vocab]`` at the emitted tokens, with the ``top[i]`` best."""
     if native.kernels:
-        entries = native.kernels.token_logprobs(to_numpy(logits.float()), token_ids, top)
+        entries = native.kernels.token_logprobs(logits, token_ids, top)
         return [TokenLogprobs(token, *each) for token, each in zip(token_ids, entries, strict=True)]
-    table = to_numpy(torch.log_softmax(logits.float(), dim=-1))
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    table = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     found = []
     for values, token_id, count in zip(table, token_ids, top, strict=True):
         own = values[token_id]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.models.decoder import Decoder
+from paceline.models.ops.rows import Rows
 from paceline.training.generation import continue_prompts
 from paceline.training.ops import dense_hidden
 
@@ -57,7 +57,7 @@ class Acceptance:
         )
 
 
-def write_own_text(target: Decoder, prompts: Tensor, new_tokens: int, seed: int) -> OwnText:
+def write_own_text(target: Rows, prompts: Tensor, new_tokens: int, seed: int) -> OwnText:
     """Let the target continue ``prompts`` ``[n, length]``, greedily and at temperature 1."""
     greedy = continue_prompts(target, prompts, new_tokens, 0.0, seed)
     sampled = continue_prompts(target, prompts, new_tokens, 1.0, seed)
@@ -65,7 +65,7 @@ def write_own_text(target: Decoder, prompts: Tensor, new_tokens: int, seed: int)
 
 
 @torch.no_grad()
-def measure_acceptance(draft: Decoder, target: Decoder, text: OwnText, seed: int) -> Acceptance:
+def measure_acceptance(draft: Rows, target: Rows, text: OwnText, seed: int) -> Acceptance:
     """Figures of ``draft`` against ``target``; the same ``seed`` gives the same noise."""
     generator = torch.Generator().manual_seed(seed)
     counts = dict.fromkeys(("greedy1", "greedy4", "tv", "shared1", "shared4"), 0.0)
@@ -96,11 +96,12 @@ def _count(counts: dict[str, float], kind: str, scores: Tensor, wanted: Tensor) 
     counts[kind + "4"] += hit.any(1).sum().item()
 
 
-def _log_probs(decoder: Decoder, rows: Tensor, prompt_tokens: int) -> Tensor:
+def _log_probs(decoder: Rows, rows: Tensor, prompt_tokens: int) -> Tensor:
     """Log-probabilities of every generated token's distribution, ``[n * new, vocab]``."""
     hidden = dense_hidden(decoder, rows[:, :-1]).view(rows.shape[0], rows.shape[1] - 1, -1)
     wanted = hidden[:, prompt_tokens - 1 :].reshape(-1, hidden.shape[-1])
     logits = decoder.logits(wanted).float()
-    if decoder.pruned_head is not None:
-        logits = decoder.pruned_head.by_token(logits)
-    return logits.log_softmax(-1)
+    if decoder.head_tokens is None:
+        return logits.log_softmax(-1)
+    whole = logits.new_full((len(logits), decoder.config.vocab_size), -torch.inf)
+    return whole.index_copy_(1, decoder.head_tokens, logits).log_softmax(-1)

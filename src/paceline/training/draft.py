@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from paceline.errors import TrainingError
-from paceline.models.decoder import Decoder
+from paceline.models.ops.rows import Rows
 from paceline.models.pruned_head import check_whole_head
 from paceline.training.acceptance import Acceptance, OwnText, measure_acceptance, write_own_text
 from paceline.training.card import DraftTrainingResult, draft_card
@@ -130,7 +130,7 @@ def _head_cut(
     return keep_frequent(model, seen.tokens, config.draft_vocab_size, special)
 
 
-def _loss(config: DraftTrainingConfig, model: TrainableModel, teacher: Decoder) -> Loss:
+def _loss(config: DraftTrainingConfig, model: TrainableModel, teacher: Rows) -> Loss:
     if not config.parallel:
         return distillation_loss(teacher)
     mask_token, num_tokens = model.raw[MASK_TOKEN], config.num_speculative_tokens
@@ -150,7 +150,7 @@ def _documents(config: DraftTrainingConfig, target: TrainableModel) -> TokenDocu
     return TokenDocuments.of(documents)
 
 
-def _decoder(config: DraftTrainingConfig, model: TrainableModel) -> Decoder:
+def _decoder(config: DraftTrainingConfig, model: TrainableModel) -> Rows:
     """A decoder for inference, long enough for training windows, generation and evaluation."""
     generated = config.generate_prompt_tokens + config.generate_new_tokens
     measured = config.eval_prompt_tokens + config.eval_new_tokens
@@ -161,7 +161,7 @@ def _decoder(config: DraftTrainingConfig, model: TrainableModel) -> Decoder:
 
 
 def _own_text(
-    config: DraftTrainingConfig, teacher: Decoder, held_out: TokenDocuments
+    config: DraftTrainingConfig, teacher: Rows, held_out: TokenDocuments
 ) -> OwnText | None:
     length = config.eval_prompt_tokens
     beginnings = [d[:length] for d in held_out if len(d) >= length][: config.eval_prompts]
@@ -172,7 +172,7 @@ def _own_text(
 
 
 def _acceptance(
-    config: DraftTrainingConfig, model: TrainableModel, teacher: Decoder, text: OwnText | None
+    config: DraftTrainingConfig, model: TrainableModel, teacher: Rows, text: OwnText | None
 ) -> Acceptance | None:
     if text is None:
         return None
@@ -191,7 +191,7 @@ def _chains(
 
 def _generated(
     config: DraftTrainingConfig,
-    teacher: Decoder,
+    teacher: Rows,
     train: TokenDocuments,
     path: Path,
     names: str,

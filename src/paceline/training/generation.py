@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from paceline.errors import TrainingError
-from paceline.models.decoder import Decoder
+from paceline.models.ops.rows import Rows
 from paceline.training.data import TokenArray, TokenDocuments
 from paceline.training.ops import CachedBatch, TrainingOps
 
@@ -18,7 +18,7 @@ Tensor = torch.Tensor
 
 @torch.no_grad()
 def continue_prompts(
-    decoder: Decoder, prompts: Tensor, new_tokens: int, temperature: float, seed: int
+    decoder: Rows, prompts: Tensor, new_tokens: int, temperature: float, seed: int
 ) -> Tensor:
     """Extend every row by ``new_tokens`` of the model's own.
 
@@ -56,7 +56,7 @@ def _choose(logits: Tensor, temperature: float, generator: torch.Generator) -> T
 
 
 def generate_documents(
-    decoder: Decoder,
+    decoder: Rows,
     texts: TokenDocuments,
     *,
     tokens: int,

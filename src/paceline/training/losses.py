@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from paceline.models.decoder import Decoder
+from paceline.models.ops.rows import Rows
 from paceline.training.ops import dense_hidden
 
 Tensor = torch.Tensor
 SLICE_ELEMENTS = 1 << 26  # logits that exist at once before rows are processed in slices
 
 
-def cross_entropy(decoder: Decoder, windows: Tensor) -> Tensor:
+def cross_entropy(decoder: Rows, windows: Tensor) -> Tensor:
     """Mean negative log-likelihood in nats of ``windows[:, 1:]`` given what precedes it.
 
     Args:
@@ -41,7 +41,7 @@ def in_slices(function: Callable[..., Tensor], vocab: int, *rows: Tensor) -> Ten
     return torch.stack(parts).sum()
 
 
-def distillation_loss(target: Decoder) -> Callable[[Decoder, Tensor], Tensor]:
+def distillation_loss(target: Rows) -> Callable[[Rows, Tensor], Tensor]:
     """KL(target || draft) of a draft on windows, a mean over positions, in nats.
 
     A draft with a pruned head is held against the target's distribution over the tokens of the
@@ -51,7 +51,7 @@ def distillation_loss(target: Decoder) -> Callable[[Decoder, Tensor], Tensor]:
         target: is run on the same windows, without gradients.
     """
 
-    def loss(draft: Decoder, windows: Tensor) -> Tensor:
+    def loss(draft: Rows, windows: Tensor) -> Tensor:
         inputs = windows[:, :-1]
         with torch.no_grad():
             taught = dense_hidden(target, inputs)
@@ -60,8 +60,8 @@ def distillation_loss(target: Decoder) -> Callable[[Decoder, Tensor], Tensor]:
         def part(rows: Tensor, teacher: Tensor) -> Tensor:
             with torch.no_grad():
                 wanted = target.logits(teacher).float()
-            if draft.pruned_head is not None:
-                wanted = wanted[:, draft.pruned_head.token_ids]
+            if draft.head_tokens is not None:
+                wanted = wanted[:, draft.head_tokens]
             return divergence(draft.logits(rows).float(), wanted)
 
         return in_slices(part, draft.config.vocab_size, hidden, taught) / inputs.numel()

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from paceline.errors import TrainingError
+from paceline.models.arrays import floats
 from paceline.models.config import ModelConfig
 from paceline.models.hf_config import config_from_hf
 from paceline.models.json_file import read_json
@@ -24,6 +25,7 @@ from paceline.models.quantised.packing import PACKED_CONFIG, is_packable, packed
 from paceline.models.safetensors_files import SafetensorsFolder
 from paceline.models.tensor_checks import check_floats, check_tied, is_harmless
 from paceline.models.tokenizer_files import read_tokenizer_folder
+from paceline.models.torch_arrays import to_numpy, to_torch
 from paceline.training.configs import ModelShape
 from paceline.writing import whole_file, write_text
 
@@ -119,11 +121,11 @@ def load_model(folder: str | Path) -> TrainableModel:
     if config.tie_embeddings:
         tensors.rename("lm_head.weight", "model.embed_tokens.weight")
     # Copies, because a file that is mapped here may be replaced or trained in place.
-    fixed = {name: tensors[name].clone() for name in tensors if name in FIXED}
+    fixed = {name: to_torch(tensors[name].copy()) for name in tensors if name in FIXED}
     trained = [name for name in tensors if name not in FIXED and not is_harmless(name)]
     for name in trained:
         check_floats(name, tensors[name], tensors.type_of(name))
-    params = {name: tensors[name].to(torch.float32, copy=True) for name in trained}
+    params = {name: to_torch(floats(tensors[name]).copy()) for name in trained}
     if config.tie_embeddings and "lm_head.weight" in params:
         check_tied(params["model.embed_tokens.weight"], params.pop("lm_head.weight"))
     return TrainableModel(raw, params, fixed)
@@ -191,11 +193,11 @@ def _stored(params: Mapping[str, Tensor], weights_dtype: str) -> dict[str, Tenso
     kind = torch.float32 if weights_dtype == "float32" else torch.bfloat16
     tensors: dict[str, Tensor] = {}
     for name, param in params.items():
-        weight = param.detach()
+        weight = to_numpy(param)
         if weights_dtype == PACKED and name != EMBEDDING and is_packable(weight):
-            tensors |= packed(name, weight)
+            tensors |= {n: to_torch(array) for n, array in packed(name, weight).items()}
         else:
-            tensors[name] = weight.to(kind).contiguous()
+            tensors[name] = param.detach().to(kind).contiguous()
     return tensors
 
 

@@ -10,15 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 import torch.nn.functional as F
 
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
-from paceline.models.ops.base import Rounding, Tensor, WeightPart
+from paceline.models.ops.base import Rounding, WeightPart
 from paceline.models.ops.reference import ACTIVATIONS
+from paceline.models.ops.row_ops import Tensor
+from paceline.models.ops.rows import Rows
+from paceline.models.pruned_head import HEAD_TOKENS
 
 COMPUTE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -158,15 +161,14 @@ class TrainingOps:
     Norms, the residual stream and the trained tensors stay float32 either way.
     """
 
-    name = "training"
     row_multiple = 1
-    identity = False
-    default_kv_dtype = "float32"
-    device = torch.device("cpu")
 
     def __init__(self, dtype: str = "float32") -> None:
         self.dtype = dtype
         self.compute = COMPUTE_DTYPES[dtype]
+
+    def join(self, arrays: Sequence[Tensor]) -> Tensor:
+        return torch.cat(list(arrays))
 
     def pack_linear(self, parts: Sequence[WeightPart], k: int, bias: Tensor | None) -> DenseLinear:
         bias = None if bias is None else bias.to(self.compute)
@@ -175,10 +177,12 @@ class TrainingOps:
         return DenseLinear(weight.to(self.compute), bias)
 
     def pack_vector(self, weight: Tensor) -> Tensor:
-        return weight.to(torch.float32)
+        packed: Tensor = torch.as_tensor(weight).float()
+        return packed
 
     def pack_embedding(self, part: WeightPart, k: int) -> Tensor:
-        return part.read(0, part.num_outputs).to(torch.float32)
+        table: Tensor = part.read(0, part.num_outputs)
+        return table.float()
 
     def pack_head(self, part: WeightPart, k: int, embedding: Tensor | None) -> DenseLinear:
         return self.pack_linear([part], k, None)
@@ -186,13 +190,7 @@ class TrainingOps:
     def roundings(self) -> Sequence[Rounding]:
         return ()
 
-    def kv_memory(self, config: ModelConfig, num_blocks: int, dtype: str) -> NoReturn:
-        raise NotImplementedError("training holds keys and values in its own batches")
-
-    def whole_forward(self, decoder: object, memory: object) -> None:
-        return None
-
-    def linear(self, x: Tensor, packed: DenseLinear) -> Tensor:
+    def row_linear(self, x: Tensor, packed: DenseLinear) -> Tensor:
         return F.linear(x.to(self.compute), packed.weight, packed.bias)
 
     def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
@@ -228,17 +226,19 @@ class TrainingOps:
 
 
 def differentiable_decoder(
-    config: ModelConfig, tensors: Mapping[str, Tensor], ops: TrainingOps, max_len: int
-) -> Decoder:
+    config: ModelConfig, tensors: Mapping[str, Any], ops: TrainingOps, max_len: int
+) -> Rows:
     """A decoder over ``tensors`` for one forward and backward.
 
     Packing copies (and, in bfloat16, rounds) the tensors, so a decoder is stale after an optimiser
     step. Building one costs about as much as reading the weights once.
     """
-    return Decoder(config, tensors, ops, max_len)
+    if HEAD_TOKENS in tensors:
+        tensors = {**tensors, HEAD_TOKENS: tensors[HEAD_TOKENS].numpy()}
+    return Rows(Decoder(config, tensors, cast(Any, ops), max_len))
 
 
-def dense_hidden(decoder: Decoder, tokens: Tensor) -> Tensor:
+def dense_hidden(decoder: Rows, tokens: Tensor) -> Tensor:
     """Final hidden rows ``[size * time, hidden]`` of the windows ``tokens`` ``[size, time]``."""
     size, time = tokens.shape
     positions = torch.arange(time).repeat(size)

@@ -19,7 +19,7 @@ import xxhash
 
 from paceline.errors import TrainingError
 from paceline.models.config import ModelConfig
-from paceline.models.decoder import Decoder
+from paceline.models.ops.rows import Rows
 from paceline.training.losses import divergence, in_slices
 from paceline.training.model_files import TrainableModel
 from paceline.training.ops import by_head, dense_hidden, masked_attention
@@ -104,7 +104,7 @@ def chain_rows(time: int, num_tokens: int, generator: torch.Generator | None) ->
     return ChainRows(torch.cat(bases), torch.cat(depths))
 
 
-def chain_hidden(decoder: Decoder, inputs: Tensor, rows: ChainRows, mask_token: int) -> Tensor:
+def chain_hidden(decoder: Rows, inputs: Tensor, rows: ChainRows, mask_token: int) -> Tensor:
     """Final hidden rows ``[size * rows, hidden]`` of the packed sub-tasks of ``inputs``."""
     size = inputs.shape[0]
     tokens = rows.tokens(inputs, mask_token).reshape(-1)
@@ -113,8 +113,8 @@ def chain_hidden(decoder: Decoder, inputs: Tensor, rows: ChainRows, mask_token: 
 
 
 def parallel_loss(
-    target: Decoder, mask_token: int, num_tokens: int
-) -> Callable[[Decoder, Tensor], Tensor]:
+    target: Rows, mask_token: int, num_tokens: int
+) -> Callable[[Rows, Tensor], Tensor]:
     """The loss of a parallel draft against ``target`` on windows, a mean over the kept rows.
 
     Whatever a row knows, it is compared with what the target says at its position, knowing all.
@@ -125,7 +125,7 @@ def parallel_loss(
         num_tokens: drafted by one forward; one less are masks.
     """
 
-    def loss(draft: Decoder, windows: Tensor) -> Tensor:
+    def loss(draft: Rows, windows: Tensor) -> Tensor:
         inputs = windows[:, :-1]
         size, time = inputs.shape
         rows = chain_rows(time, num_tokens, _generator(windows))
@@ -138,8 +138,8 @@ def parallel_loss(
             with torch.no_grad():
                 each, place = teachers.unique(return_inverse=True)
                 wanted = target.logits(taught[each]).float()[place]
-            if draft.pruned_head is not None:
-                wanted = wanted[:, draft.pruned_head.token_ids]
+            if draft.head_tokens is not None:
+                wanted = wanted[:, draft.head_tokens]
             return divergence(draft.logits(own).float(), wanted)
 
         total = in_slices(part, draft.config.vocab_size, hidden, teachers.flatten())
@@ -174,7 +174,7 @@ class ChainAcceptance:
 
 @torch.no_grad()
 def measure_chains(
-    draft: Decoder, text: Tensor, prompt_tokens: int, mask_token: int, num_tokens: int
+    draft: Rows, text: Tensor, prompt_tokens: int, mask_token: int, num_tokens: int
 ) -> ChainAcceptance:
     """Draft behind every token of ``text`` ``[n, length]`` that follows the prompts."""
     rows = chain_rows(text.shape[1] - 1, num_tokens, None)
@@ -185,8 +185,8 @@ def measure_chains(
     for row in text:  # one at a time: this many logits are large
         hidden = chain_hidden(draft, row[None, :-1], rows, mask_token)
         best = draft.logits(hidden[measured]).argmax(-1)
-        if draft.pruned_head is not None:
-            best = draft.pruned_head.token_ids[best]
+        if draft.head_tokens is not None:
+            best = draft.head_tokens[best]
         hits.append(best == row[wanted])
     by_chain = torch.stack(hits).unflatten(1, (num_tokens, -1)).float()  # [n, depth, chain]
     shares = tuple(by_chain.mean((0, 2)).tolist())

@@ -176,7 +176,7 @@ def prune_head(model: TrainableModel, token_ids: npt.NDArray[np.int64]) -> Train
         return model
     tied = model.params["model.embed_tokens.weight"]
     rows = model.params.get("lm_head.weight", tied)[ids].clone()
-    offsets = PrunedHead(ids, model.config.vocab_size).offsets
+    offsets = torch.from_numpy(PrunedHead(token_ids, model.config.vocab_size).offsets)
     return TrainableModel(
         {**model.raw, "tie_word_embeddings": False, "draft_vocab_size": len(ids)},
         {**model.params, "lm_head.weight": rows},

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from paceline.errors import TrainingError
-from paceline.models.decoder import Decoder
+from paceline.models.ops.rows import Rows
 from paceline.training.checkpoint import Progress, load_state, save_state
 from paceline.training.data import TokenArray
 from paceline.training.model_files import TrainableModel
@@ -26,7 +26,7 @@ from paceline.training.packing import Windows
 from paceline.training.progress import ProgressDisplay
 
 Tensor = torch.Tensor
-Loss = Callable[[Decoder, Tensor], Tensor]
+Loss = Callable[[Rows, Tensor], Tensor]
 """Mean loss of a decoder on windows ``[batch, seq_len + 1]`` of token ids."""
 
 SMOOTHING = 0.98  # of the training loss that is shown
@@ -91,7 +91,7 @@ class DecoderTask:
                 total += self.decoder_loss(decoder, part).item() * len(part)
         return total / len(chosen), f"{len(chosen)} of {len(self.data.held_out)} windows"
 
-    def _decoder(self, windows: TokenArray) -> Decoder:
+    def _decoder(self, windows: TokenArray) -> Rows:
         ops = TrainingOps(resolve_dtype(self.config.dtype))
         return differentiable_decoder(self.model.config, self.model.tensors, ops, windows.shape[1])
 

@@ -11,22 +11,27 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
-
 from paceline import __version__
 from paceline.config import EngineConfig
 from paceline.engine.build import resolve_config
 from paceline.engine.compute_thread import COMPUTE
 from paceline.models.checkpoint import load_checkpoint
 from paceline.models.ops.resolve import resolve_ops
+from paceline.models.ops.threads import set_num_threads
 from paceline.workbench.machine import Kernels, Machine, describe_kernels, describe_machine
-from paceline.workbench.profile_machine import READ_BYTES, Roofs, Work, measure_roofs
+from paceline.workbench.profile_machine import (
+    READ_BYTES,
+    Roofs,
+    Work,
+    measure_roofs,
+)
 from paceline.workbench.profile_store import stored_table
 
 BUSY_SHARE = 0.5
 """Load per core from which on the machine counts as busy."""
 DOT_PRODUCTS = frozenset(("avx_vnni", "avx512_vnni", "asimddp"))
 PARTS = (
+    ("torch", ("torch",), "the reference ops, GPUs, and training"),
     ("server", ("fastapi", "uvicorn", "prometheus_client"), "paceline serve and run-batch"),
     ("grammar", ("llguidance",), "structured output: JSON schemas, regular expressions, choices"),
     ("hub", ("huggingface_hub",), "models by their name on the hub"),
@@ -91,7 +96,7 @@ def diagnose(path: str, name: str | None, config: EngineConfig) -> Diagnosis:
 
     def looked_at() -> Diagnosis:
         if config.num_threads is not None:
-            torch.set_num_threads(config.num_threads)
+            set_num_threads(config.num_threads)
         kernels = describe_kernels()
         dtype = "float32" if kernels.problem or config.backend == "reference" else "int8"
         roofs = measure_roofs(resolve_ops(dtype, config.device, None, config.backend))
@@ -102,7 +107,6 @@ def diagnose(path: str, name: str | None, config: EngineConfig) -> Diagnosis:
     versions = {
         "paceline": __version__,
         "python": platform.python_version(),
-        "torch": torch.__version__,
     }
     return COMPUTE.call(looked_at)
 

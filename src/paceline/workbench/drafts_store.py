@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import xxhash
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
@@ -197,7 +196,7 @@ def _weights_digest(checkpoint: Checkpoint) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(np.ascontiguousarray(tensor.reshape(-1)).view(np.uint8).data)
         if isinstance(tensors, StoredTensors):
             tensors.release(name)
     return digest.hexdigest()

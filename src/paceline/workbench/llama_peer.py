@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from paceline.errors import ConfigError, PacelineError
+from paceline.models.arrays import Array, floats
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
 from paceline.models.gguf_names import place_of
@@ -68,11 +68,11 @@ def write_gguf(checkpoint: Checkpoint, path: Path) -> None:
         for stored in (f"{stem}.weight", f"{stem}.bias"):
             place = place_of(kind, stored)
             if place.name in checkpoint.tensors:
-                tensor = checkpoint.tensors[place.name].float()
+                tensor = floats(checkpoint.tensors[place.name])
                 if place.unpermute:
                     heads = config.num_heads if place.unpermute == "q" else config.num_kv_heads
                     tensor = _interleaved(tensor, heads)
-                writer.add_tensor(stored, np.ascontiguousarray(tensor.numpy()))
+                writer.add_tensor(stored, np.ascontiguousarray(tensor))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -96,10 +96,10 @@ def _add_sizes(writer: Any, config: ModelConfig) -> None:
     writer.add_file_type(0)
 
 
-def _interleaved(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+def _interleaved(tensor: Array, heads: int) -> Array:
     """Rows (half, pair) of each head to (pair, half), as converters store them."""
     rows = tensor.reshape(heads, 2, -1, *tensor.shape[1:])
-    return rows.transpose(1, 2).reshape(tensor.shape)
+    return rows.swapaxes(1, 2).reshape(tensor.shape)
 
 
 class LlamaPeer:

@@ -5,14 +5,12 @@ Facts are read where Linux tells them and are None where it does not.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from paceline.models.ops.native import missing, native_module
-from paceline.workbench.profile_machine import cores, processor
+from paceline.models.ops.threads import cores, num_threads, physical_cores
+from paceline.workbench.profile_machine import processor
 
 INSTRUCTIONS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "amx_int8", "asimddp", "i8mm")
 """Flags of a processor that kernels could use, as Linux spells them."""
@@ -43,7 +41,7 @@ class Machine:
         cores: that this process may use.
         physical_cores: of them, those that share nothing.
         cpu_quota: cores' worth of time that a container may use.
-        threads: torch threads, which the native kernels take over.
+        threads: with which models compute.
         load: processes that wanted to run, on average over the last minute.
         memory_total, memory_available: bytes; a container's limit counts.
         governor: of the processor's frequency.
@@ -82,9 +80,9 @@ def describe_machine(root: Path = Path("/")) -> Machine:
         processor=processor(),
         instructions=tuple(name for name in INSTRUCTIONS if name in flags),
         cores=cores(),
-        physical_cores=_physical_cores(root / "sys/devices/system/cpu"),
+        physical_cores=physical_cores(root / "sys/devices/system/cpu"),
         cpu_quota=_quota(_read(root / "sys/fs/cgroup/cpu.max")),
-        threads=torch.get_num_threads(),
+        threads=num_threads(),
         load=_load(_read(root / "proc/loadavg")),
         memory_total=total,
         memory_available=available,
@@ -106,13 +104,6 @@ def _flags(cpuinfo: str) -> frozenset[str]:
         if name.strip() in ("flags", "Features"):
             return frozenset(value.split())
     return frozenset()
-
-
-def _physical_cores(folder: Path) -> int | None:
-    """Cores of those that may be used, siblings of one core counted once."""
-    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(cores())
-    siblings = {_read(folder / f"cpu{i}/topology/thread_siblings_list") for i in usable}
-    return None if "" in siblings else len(siblings)
 
 
 def _quota(text: str) -> float | None:

@@ -12,14 +12,13 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-import torch
-
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.config.methods import HEAD_METHODS
 from paceline.engine.build import DRAFT_SHARE, BuiltEngine, build_engine, kv_budget
 from paceline.engine.compute_thread import COMPUTE
 from paceline.errors import ConfigError
 from paceline.models.checkpoint import Checkpoint
+from paceline.models.ops.threads import num_threads
 from paceline.policy.cost_points import CostPoint
 from paceline.policy.cost_table import CostTable
 from paceline.policy.host_time import HostTime
@@ -200,7 +199,7 @@ def _profile(subject: _Subject, timings: dict[Step, Timing]) -> Profile:
             decoder.ops,
             subject.dtype,
             subject.kv_dtype,
-            torch.get_num_threads(),
+            num_threads(),
         ),
         roofs=measure_roofs(decoder.ops),
         work=Work.of(decoder.config, subject.dtype, subject.kv_dtype, subject.checkpoint.num_bytes),

@@ -7,8 +7,8 @@ reading an array that no cache holds, and a matrix product through the model's o
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
-import os
 import platform
 import time
 from collections.abc import Callable
@@ -17,12 +17,12 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-import torch
 import xxhash
 
 from paceline import __version__
 from paceline.models.config import ModelConfig
 from paceline.models.ops.base import KV_BYTES, Ops, WeightPart, head_elements
+from paceline.models.ops.threads import cores
 
 READ_BYTES = 256 << 20
 GEMM_ROWS, GEMM_WIDTH = 256, 2048
@@ -41,9 +41,9 @@ class ProfileKey:
             tensor. The weights' values are not in it: no forward's time depends on them.
         dtype, kv_dtype: resolved precisions of arithmetic and KV.
         backend: of the ops, and whether it is the reproducible one.
-        device: torch device string.
-        threads: torch threads.
-        version: of Paceline and torch, whose kernels these are.
+        device: where it computes.
+        threads: with which it computes.
+        version: of Paceline and, for the reference ops, of torch, whose kernels these are.
     """
 
     machine: str
@@ -77,21 +77,26 @@ def profile_key(
         dtype=dtype,
         kv_dtype=kv_dtype,
         backend=ops.name + (", deterministic" if ops.identity else ""),
-        device=str(ops.device),
+        device=ops.device,
         threads=threads,
-        version=f"{__version__}, torch {torch.__version__}",
+        version=_version(ops),
     )
+
+
+def _version(ops: Ops) -> str:
+    is_native = ops.name.startswith("native")
+    return __version__ if is_native else f"{__version__}, torch {installed_version('torch')}"
+
+
+def installed_version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _canonical(data: object) -> bytes:
     return json.dumps(data, sort_keys=True).encode()
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 @cache
@@ -121,23 +126,25 @@ class Roofs:
 
 def measure_roofs(ops: Ops) -> Roofs:
     """Measure both roofs with the current number of threads; on the compute thread."""
-    # numpy asks for huge pages, as weights have them.
-    array = torch.from_numpy(np.ones(READ_BYTES // 4, np.float32)).to(ops.device)
-    read = _best_seconds(array.sum)
-    part = WeightPart.of(torch.randn(GEMM_WIDTH, GEMM_WIDTH))
+    stored = np.ones((READ_BYTES // 4 // GEMM_WIDTH, GEMM_WIDTH), np.float32).view(np.uint8)
+    part = WeightPart(len(stored), lambda first, last: stored[first:last], "F32")
+    large = ops.pack_linear([part], GEMM_WIDTH, None)
+    row = np.ones((1, GEMM_WIDTH), np.float32)
+    read = _best_seconds(lambda: ops.linear(row, large))
+    random = np.random.default_rng(0)
+    part = WeightPart.of(random.standard_normal((GEMM_WIDTH, GEMM_WIDTH), np.float32))
     weights = ops.pack_linear([part], GEMM_WIDTH, None)
-    rows = torch.randn(GEMM_ROWS, GEMM_WIDTH, device=ops.device)
+    rows = random.standard_normal((GEMM_ROWS, GEMM_WIDTH), np.float32)
     product = _best_seconds(lambda: ops.linear(rows, weights))
     operations = 2 * GEMM_ROWS * GEMM_WIDTH**2
     return Roofs(READ_BYTES / read / 1e9, operations / product / 1e9)
 
 
-@torch.inference_mode()
-def _best_seconds(run: Callable[[], torch.Tensor]) -> float:
+def _best_seconds(run: Callable[[], object]) -> float:
     best = float("inf")
     for _ in range(REPEATS + 1):
         began = time.perf_counter()
-        run().flatten()[0].item()  # waits for the device
+        run()
         best = min(best, time.perf_counter() - began)
     return best
 

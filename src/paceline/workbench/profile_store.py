@@ -12,13 +12,13 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 import xxhash
 
 from paceline.errors import ProfileError
 from paceline.folders import cache_folder
 from paceline.models.config import ModelConfig
 from paceline.models.ops.base import Ops
+from paceline.models.ops.threads import num_threads
 from paceline.policy.cost_table import CostTable
 from paceline.workbench.profile import Profile
 from paceline.workbench.profile_machine import ProfileKey, Roofs, Work, profile_key
@@ -53,7 +53,7 @@ def stored_table(
     name: str, config: ModelConfig, ops: Ops, dtype: str, kv_dtype: str
 ) -> CostTable | None:
     """What the steps of a model that runs like this here cost, if it was measured."""
-    key = profile_key(name, config, ops, dtype, kv_dtype, torch.get_num_threads())
+    key = profile_key(name, config, ops, dtype, kv_dtype, num_threads())
     profile = find_profile(key)
     return profile.table if profile else None
 

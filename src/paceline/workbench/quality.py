@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from paceline.engine.engine import Engine
 from paceline.workbench.teacher_forcing import forced_logits
@@ -79,7 +78,7 @@ def engine_arm(engine: Engine, piece: Window, out: Logits) -> None:
     """
     for begin, logits in forced_logits(engine, piece.token_ids, piece.first):
         at = begin - piece.first
-        out[at : at + len(logits)] = logits.float().numpy(force=True)
+        out[at : at + len(logits)] = logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,19 +100,23 @@ class WindowScore:
         }
 
 
+def log_softmax(logits: Logits) -> Floats:
+    """Of ``[rows, vocab]``, in float64."""
+    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
+    found: Floats = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return found
+
+
 def score(targets: Sequence[int], logits: Logits, reference: Logits) -> WindowScore:
     """Compare logits with the reference's; both are ``[len(targets), vocab]``."""
     kl, nll, reference_nll, agreed = [], 0.0, 0.0, 0
     rows = max(1, _BLOCK_NUMBERS // logits.shape[1])
     for start in range(0, len(targets), rows):
-        wanted = torch.tensor(targets[start : start + rows]).unsqueeze(1)
-        own, theirs = (
-            torch.from_numpy(each[start : start + rows]).log_softmax(1, dtype=torch.float64)
-            for each in (logits, reference)
-        )
-        kl.append((theirs.exp() * (theirs - own)).sum(1).numpy())
-        nll -= float(own.gather(1, wanted).sum())
-        reference_nll -= float(theirs.gather(1, wanted).sum())
+        wanted = np.array(targets[start : start + rows])[:, None]
+        own, theirs = (log_softmax(each[start : start + rows]) for each in (logits, reference))
+        kl.append((np.exp(theirs) * (theirs - own)).sum(1))
+        nll -= float(np.take_along_axis(own, wanted, 1).sum())
+        reference_nll -= float(np.take_along_axis(theirs, wanted, 1).sum())
         agreed += int((own.argmax(1) == theirs.argmax(1)).sum())
     return WindowScore(nll, reference_nll, agreed, np.concatenate(kl))
 

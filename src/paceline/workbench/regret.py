@@ -12,13 +12,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from paceline.engine.admission import make_requests
 from paceline.engine.engine import Engine
 from paceline.request import Request
 from paceline.runtime.logit_edits import SamplingRow
-from paceline.runtime.sampler import rank_candidates
+from paceline.runtime.sampler import Logits, rank_candidates
 from paceline.sampling_params import SamplingParams
 from paceline.workbench.teacher_forcing import forced_logits
 
@@ -86,7 +85,7 @@ def _request(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> R
     return request
 
 
-def _shortfall(logits: torch.Tensor, rows: Sequence[SamplingRow], tokens: Sequence[int]) -> Floats:
+def _shortfall(logits: Logits, rows: Sequence[SamplingRow], tokens: Sequence[int]) -> Floats:
     """Each row's best score minus its token's; infinite where the token does not survive."""
     ids, scores = rank_candidates(logits, rows, 1)
     agrees = (ids[:, 0] == tokens) & np.isfinite(scores[:, 0])
@@ -100,7 +99,7 @@ def _shortfall(logits: torch.Tensor, rows: Sequence[SamplingRow], tokens: Sequen
     return found
 
 
-def _beyond_filter(logits: torch.Tensor, row: SamplingRow, token: int) -> float:
+def _beyond_filter(logits: Logits, row: SamplingRow, token: int) -> float:
     """How far a token is from surviving; see :class:`Regrets`."""
     params, width = row.sampling, logits.shape[1]
     unfiltered = replace(row, params=replace(params, top_k=0, top_p=1.0, min_p=0.0))

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine.build import DRAFT_SHARE, kv_budget, resolve_config, target_info
@@ -23,6 +22,7 @@ from paceline.errors import ProfileError, TraceError
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.ops.base import Ops
 from paceline.models.ops.resolve import resolve_ops
+from paceline.models.ops.threads import set_num_threads
 from paceline.policy.cost_points import CostPoint
 from paceline.policy.cost_prior import prior_table
 from paceline.policy.cost_table import CostTable
@@ -149,7 +149,7 @@ def _answers_in(folder: Path) -> tuple[dict[str, Any], list[Trace]]:
 def _resolved(config: EngineConfig, checkpoint: Checkpoint) -> tuple[EngineConfig, Ops]:
     """The configuration without anything left open, and what the target would run on."""
     if config.num_threads is not None:
-        torch.set_num_threads(config.num_threads)
+        set_num_threads(config.num_threads)
     return COMPUTE.call(lambda: resolve_config(config, checkpoint))
 
 

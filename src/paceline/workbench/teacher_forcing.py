@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import torch
-
 from paceline.engine.engine import Engine
 from paceline.errors import ConfigError
+from paceline.runtime.sampler import Logits
 from paceline.span import Span
 
 SLICE_ROWS = 64
@@ -21,7 +20,7 @@ SEQUENCE = -1
 
 def forced_logits(
     engine: Engine, token_ids: Sequence[int], first: int
-) -> Iterator[tuple[int, torch.Tensor]]:
+) -> Iterator[tuple[int, Logits]]:
     """Score ``token_ids[first:]``, each token given those before it.
 
     Call it, and use it up, where the engine is stepped and between two steps.
@@ -56,7 +55,7 @@ def forced_logits(
 
 def _slice_logits(
     engine: Engine, token_ids: Sequence[int], start: int, end: int, first: int
-) -> torch.Tensor:
+) -> Logits:
     """Rows ``start`` to ``end`` as one forward; no logits where no row's are wanted."""
     tokens = list(token_ids[start:end])
     count = len(tokens)

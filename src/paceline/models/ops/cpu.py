@@ -11,15 +11,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from paceline.errors import UnsupportedModelError
+from paceline.models.arrays import Floats
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
 from paceline.models.entry import Entry
-from paceline.models.ops.base import BLOCK_SIZE, PackedLinear, Slots, Tensor, head_elements
+from paceline.models.ops.base import BLOCK_SIZE, PackedLinear, Slots, head_elements
 from paceline.models.ops.native import native_module
-from paceline.models.ops.packing import Floats, Packer, floats
+from paceline.models.ops.packing import Packer
+from paceline.models.ops.threads import num_threads
 from paceline.models.pages import sparse_zeros
 from paceline.models.taps import Taps
 from paceline.models.weights import Layer
@@ -42,7 +43,7 @@ class CpuOps(Packer):
     """
 
     identity = True
-    device = torch.device("cpu")
+    device = "cpu"
 
     def __init__(self, dtype: str = "int8") -> None:
         super().__init__(dtype)
@@ -52,15 +53,16 @@ class CpuOps(Packer):
     def adopt(self, packed: PackedLinear) -> Any:
         return self._native.Linear(packed.parts, packed.bias, packed.k)
 
-    def linear(self, x: Tensor, packed: Any) -> Tensor:
-        return torch.from_numpy(packed.linear(floats(x)))
+    def linear(self, x: Floats, packed: Any) -> Floats:
+        y: Floats = packed.linear(np.ascontiguousarray(x))
+        return y
 
     # --- the forward ---------------------------------------------------------------------------
 
     def kv_memory(self, config: ModelConfig, num_blocks: int, dtype: str) -> NativeKV:
         return NativeKV(config, num_blocks, dtype)
 
-    def whole_forward(self, decoder: Decoder, memory: NativeKV) -> NativeForward:
+    def forward(self, decoder: Decoder, memory: NativeKV) -> NativeForward:
         return NativeForward(decoder, memory)
 
 
@@ -90,6 +92,8 @@ class NativeKV:
 class NativeForward:
     """A decoder whose weights :class:`CpuOps` packed, over the KV memory of as many layers."""
 
+    grows_trees = True
+
     def __init__(self, decoder: Decoder, memory: NativeKV) -> None:
         if decoder.config.experts:
             raise UnsupportedModelError(
@@ -105,35 +109,34 @@ class NativeForward:
         self._reach(max(map(len, block_tables), default=0) * BLOCK_SIZE)
         return self._decoder.pack(spans, block_tables)
 
-    def forward(self, batch: Any, taps: Taps, inputs: Tensor | None) -> Tensor:
-        return torch.from_numpy(self._run(self._decoder.forward, batch, taps, inputs))
+    def logits(self, batch: Any, taps: Taps, inputs: Floats | None) -> Floats:
+        logits: Floats = self._run(self._decoder.forward, batch, taps, inputs)
+        return logits
 
-    def write_kv(self, batch: Any, inputs: Tensor) -> None:
-        self._native.set_threads(torch.get_num_threads())
-        self._decoder.write_kv(batch, inputs.numpy())
+    def write_kv(self, batch: Any, inputs: Floats) -> None:
+        self._native.set_threads(num_threads())
+        self._decoder.write_kv(batch, inputs)
 
     def grow(
-        self, batch: Any, inputs: Tensor | None, tap: int, growths: Sequence[Any], **options: Any
+        self, batch: Any, inputs: Floats | None, tap: int, growths: Sequence[Any], **options: Any
     ) -> tuple[int, int, list[Any]]:
         """See ``csrc/bind_grow.cpp``; ``growths`` have their slots and most depth as it says."""
-        self._native.set_threads(torch.get_num_threads())
+        self._native.set_threads(num_threads())
         self._reach(max(start + depth for _, _, _, depth, _, start, _ in growths) + 1)
-        given = None if inputs is None else inputs.numpy()
         found: tuple[int, int, list[Any]] = self._native.grow(
-            self._decoder, batch, given, tap, growths=growths, **options
+            self._decoder, batch, inputs, tap, growths=growths, **options
         )
         return found
 
-    def greedy(self, batch: Any, taps: Taps, inputs: Tensor | None) -> list[int]:
+    def greedy(self, batch: Any, taps: Taps, inputs: Floats | None) -> list[int]:
         tokens: list[int] = self._run(self._decoder.forward_greedy, batch, taps, inputs).tolist()
         return tokens
 
     def _run(
-        self, forward: Callable[..., Any], batch: Any, taps: Taps, inputs: Tensor | None
+        self, forward: Callable[..., Any], batch: Any, taps: Taps, inputs: Floats | None
     ) -> Any:
-        self._native.set_threads(torch.get_num_threads())
-        given = None if inputs is None else inputs.numpy()
-        return forward(batch, given, taps.layers, taps.features.numpy())
+        self._native.set_threads(num_threads())
+        return forward(batch, inputs, taps.layers, taps.features)
 
 
 def _description(decoder: Decoder) -> dict[str, Any]:
@@ -151,7 +154,7 @@ def _description(decoder: Decoder) -> dict[str, Any]:
         "attention_scale": c.scale,
         "embedding": decoder.embedding,
         "head": decoder.head,
-        "norm": _optional(decoder.norm),
+        "norm": decoder.norm,
         "entry": None if decoder.entry is None else _entry(decoder.entry, c.norm_before_residual),
         "layers": [_layer(decoder, index, layer) for index, layer in enumerate(decoder.layers)],
     }
@@ -159,8 +162,8 @@ def _description(decoder: Decoder) -> dict[str, Any]:
 
 def _entry(entry: Entry, norm_before_residual: bool) -> dict[str, Any]:
     return {
-        "token_norm": _optional(entry.token_norm),
-        "input_norm": _optional(entry.input_norm),
+        "token_norm": entry.token_norm,
+        "input_norm": entry.input_norm,
         "join": entry.join,
         "norm_before_residual": norm_before_residual,
     }
@@ -175,18 +178,14 @@ def _layer(decoder: Decoder, index: int, layer: Layer) -> dict[str, Any]:
         "o": layer.o,
         "gate_up": layer.gate_up,
         "down": layer.down,
-        "input_norm": _optional(layer.input_norm),
-        "mlp_norm": layer.mlp_norm.numpy(),
-        "post_attention_norm": _optional(layer.post_attention_norm),
-        "post_mlp_norm": _optional(layer.post_mlp_norm),
-        "q_norm": None if qk_norm is None else qk_norm[0].contiguous().numpy(),
-        "k_norm": None if qk_norm is None else qk_norm[-1].contiguous().numpy(),
-        "cos": rope.cos.numpy(),
-        "sin": rope.sin.numpy(),
+        "input_norm": layer.input_norm,
+        "mlp_norm": layer.mlp_norm,
+        "post_attention_norm": layer.post_attention_norm,
+        "post_mlp_norm": layer.post_mlp_norm,
+        "q_norm": None if qk_norm is None else np.ascontiguousarray(qk_norm[0]),
+        "k_norm": None if qk_norm is None else np.ascontiguousarray(qk_norm[-1]),
+        "cos": rope.cos,
+        "sin": rope.sin,
         "sliding": sliding,
         "ahead": decoder.config.sees_ahead(index),
     }
-
-
-def _optional(vector: Tensor | None) -> Floats | None:
-    return None if vector is None else vector.numpy()

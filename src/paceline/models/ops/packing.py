@@ -10,17 +10,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
 from paceline.config import PACKED_DTYPES
+from paceline.models.arrays import STORED_FLOATS, Array, Floats, as_bytes, floats
 from paceline.models.blocks import decode
-from paceline.models.ops.base import PackedLinear, PackedPart, Rounding, Tensor, WeightPart
+from paceline.models.ops.base import PackedLinear, PackedPart, Rounding, WeightPart
 from paceline.models.ops.native import native_module
+from paceline.models.ops.threads import num_threads
 from paceline.models.pages import Arena
-
-Floats = npt.NDArray[np.float32]
-Array = npt.NDArray[Any]
 
 TILE = 16  # kernels.h
 SLICE_ELEMENTS = 1 << 18  # of floats that are quantised at once
@@ -34,7 +31,6 @@ FORMAT_OF = {
     "int4": "Q4_0",
 }
 """What floats become."""
-FLOAT_TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 class Packer:
@@ -53,18 +49,20 @@ class Packer:
         self._roundings: dict[str, Rounding] = {}
         self._arena = Arena()
         self._native = native_module()
-        self._native.set_threads(torch.get_num_threads())
+        self._native.set_threads(num_threads())
+
+    join = staticmethod(np.concatenate)
 
     def adopt(self, packed: PackedLinear) -> Any:
         return packed
 
-    def pack_linear(self, parts: Sequence[WeightPart], k: int, bias: Tensor | None) -> Any:
+    def pack_linear(self, parts: Sequence[WeightPart], k: int, bias: Array | None) -> Any:
         form = FORMAT_OF[self.dtype]
         packed = [self._packed(part, k, form) for part in parts]
         return self.adopt(PackedLinear(packed, None if bias is None else floats(bias).copy(), k))
 
-    def pack_vector(self, weight: Tensor) -> Tensor:
-        return weight.to(torch.float32).contiguous()
+    def pack_vector(self, weight: Array) -> Floats:
+        return np.ascontiguousarray(floats(weight))
 
     def pack_embedding(self, part: WeightPart, k: int) -> Any:
         form = "Q8_0" if self.dtype == "int4" else FORMAT_OF[self.dtype]
@@ -82,20 +80,17 @@ class Packer:
         data = self._arena.zeros(self._native.packed_bytes(name, n, k), np.uint8)
         tile_bytes = len(data) // -(-n // TILE)
         for first, last, rows in _slices(part, k):
-            stored = rows.contiguous().numpy() if part.format else self._rounded(name, rows)
+            stored = np.ascontiguousarray(rows) if part.format else self._rounded(name, rows)
             to = data[first // TILE * tile_bytes : last // TILE * tile_bytes]
             self._native.pack(name, stored, k, to)
-        order = None if part.order is None else part.order.to(torch.int32).numpy()
+        order = None if part.order is None else part.order.astype(np.int32)
         return PackedPart(name, data, n, order)
 
-    def _rounded(self, form: str, rows: Tensor) -> Array:
+    def _rounded(self, form: str, rows: Array) -> Array:
         """Floats in another format; what that changes is measured where it is not little."""
-        if form in FLOAT_TYPES:
-            plain: Array = (
-                rows.detach().to(FLOAT_TYPES[form]).contiguous().view(torch.uint8).numpy()
-            )
-            return plain
-        weights = floats(rows)
+        if form in STORED_FLOATS:
+            return as_bytes(rows.astype(STORED_FLOATS[form], copy=False))
+        weights = np.ascontiguousarray(floats(rows))
         blocks: Array = self._native.quantise(form, weights)
         if form != "Q8_0" or self.dtype == "file":
             rounding = self._roundings.setdefault(form, Rounding(form))
@@ -105,23 +100,10 @@ class Packer:
         return blocks
 
 
-def _slices(part: WeightPart, k: int) -> Iterator[tuple[int, int, Tensor]]:
+def _slices(part: WeightPart, k: int) -> Iterator[tuple[int, int, Array]]:
     """Rows of whole tiles: the first, the last plus one up to a whole tile, the rows."""
     most = STORED_SLICE_ELEMENTS if part.format else SLICE_ELEMENTS
     step = max(TILE, most // k // TILE * TILE)
     for first in range(0, part.num_outputs, step):
         rows = part.read(first, min(first + step, part.num_outputs))
         yield first, first + -(-len(rows) // TILE) * TILE, rows
-
-
-def floats(tensor: Tensor) -> Floats:
-    """As float32, by this thread alone where that is easy.
-
-    torch's threads would not go to sleep at once, and hold the cores that packing needs.
-    """
-    plain = tensor.detach().contiguous()
-    if plain.dtype == torch.bfloat16:
-        bits: npt.NDArray[np.uint16] = plain.view(torch.uint16).numpy()
-        return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    array: Floats = plain.to(torch.float32).numpy()
-    return array

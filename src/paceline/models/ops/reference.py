@@ -21,22 +21,28 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from paceline.errors import ConfigError
+from paceline.models import arrays
+from paceline.models.arrays import FLOAT8_E4M3, STORED_FLOATS, Array, Floats
 from paceline.models.blocks import F8_BYTES, Decoded, decode, quantise_q8_0
 from paceline.models.config import ModelConfig
-from paceline.models.ops.base import AttentionBatch, AttentionGroup, Rounding, Tensor, WeightPart
+from paceline.models.decoder import Decoder
+from paceline.models.ops.base import Rounding, WeightPart
+from paceline.models.ops.resolve import REFERENCE_DTYPES
+from paceline.models.ops.row_forward import RowForward
+from paceline.models.ops.row_ops import AttentionBatch, AttentionGroup, Tensor
 from paceline.models.ops.tensor_kv import TensorKV
 from paceline.models.ops.tensor_kv import decode as decode_kv
 from paceline.models.ops.tensor_kv import encode as encode_kv
+from paceline.models.ops.threads import num_threads
+from paceline.models.torch_arrays import to_torch
 
-REFERENCE_DTYPES = ("float32", "bfloat16", "float16", "file", "int8")
-"""From most bits to fewest."""
 BLOCK_DTYPES = ("file", "int8")
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-STORED_FLOATS = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 ROW_TILE = 16
 STRETCH = 32  # inputs that share an activation scale
 PIECE = 16384  # elements; below the size at which torch splits an element-wise op over threads
@@ -87,8 +93,9 @@ class ReferenceOps:
     ) -> None:
         if dtype not in REFERENCE_DTYPES:
             raise ConfigError(f"dtype is {dtype!r}; allowed are {', '.join(REFERENCE_DTYPES)}")
-        self.device = torch.device(device)
-        on_cpu = self.device.type == "cpu"
+        torch.set_num_threads(num_threads())
+        self.device, self._device = device, torch.device(device)
+        on_cpu = self._device.type == "cpu"
         self.dtype = dtype
         self.deterministic = on_cpu if deterministic is None else deterministic
         self.identity = self.deterministic and on_cpu
@@ -99,18 +106,18 @@ class ReferenceOps:
 
     # --- weights -------------------------------------------------------------------------------
 
-    def pack_linear(
-        self, parts: Sequence[WeightPart], k: int, bias: Tensor | None
-    ) -> StackedLinear:
+    join = staticmethod(np.concatenate)
+
+    def pack_linear(self, parts: Sequence[WeightPart], k: int, bias: Array | None) -> StackedLinear:
         packed = [self._packed(part, k) for part in parts]
-        orders = [None if p.order is None else p.order.to(self.device).long() for p in parts]
+        orders = [None if p.order is None else self._put(p.order).long() for p in parts]
         return StackedLinear(packed, orders, None if bias is None else self.pack_vector(bias))
 
     def _packed(self, part: WeightPart, k: int) -> FloatLinear | BlockLinear:
         floats = self._floats(part, k)
         if floats is None:
             return self._blocks(self._decoded(part))
-        w = floats.to(self.device).contiguous()
+        w = floats.to(self._device).contiguous()
         blocked = self._blocked and w.dtype == torch.float32
         if blocked:
             w = torch.ops.mkldnn._reorder_linear_weight(w, ROW_TILE)
@@ -120,43 +127,46 @@ class ReferenceOps:
         """``[n, k]`` of weights that stay floats; None where they are blocks or become them."""
         rows = part.read(0, part.num_outputs)
         if part.format in STORED_FLOATS:
-            return rows.contiguous().view(STORED_FLOATS[part.format]).float()
+            stored = np.ascontiguousarray(rows).view(STORED_FLOATS[part.format])
+            return to_torch(arrays.floats(stored))
         if part.format == "F8_128":
-            units = rows.contiguous().view(len(rows), -1, F8_BYTES)
-            values = units[..., 4:].contiguous().view(torch.float8_e4m3fn).float()
-            scaled = values * units[..., :4].contiguous().view(torch.float32)
-            return scaled.flatten(1)[:, :k]
-        return None if self.dtype in BLOCK_DTYPES else rows.to(FLOATS[self.dtype])
+            units = rows.reshape(len(rows), -1, F8_BYTES)
+            values = arrays.as_bytes(units[..., 4:]).view(FLOAT8_E4M3).astype(np.float32)
+            scaled = values * arrays.as_bytes(units[..., :4]).view(np.float32)
+            return torch.from_numpy(scaled.reshape(len(rows), -1)[:, :k])
+        return None if self.dtype in BLOCK_DTYPES else to_torch(rows).to(FLOATS[self.dtype])
 
     def _decoded(self, part: WeightPart) -> Decoded:
         """The part's integers and scales; floats as 8-bit blocks."""
         rows = part.read(0, part.num_outputs)
         if part.format is not None:
-            return decode(part.format, rows.numpy())
-        return decode("Q8_0", quantise_q8_0(rows.float().numpy(force=True)))
+            return decode(part.format, rows)
+        return decode("Q8_0", quantise_q8_0(arrays.floats(rows)))
 
     def _blocks(self, decoded: Decoded) -> BlockLinear:
         groups = decoded.scales.shape[1]
-        codes = torch.from_numpy(decoded.codes).to(self.device, torch.int8)
+        codes = self._put(decoded.codes).to(torch.int8)
         by_group = codes.view(len(codes), groups, -1).permute(1, 2, 0).contiguous()
         return BlockLinear(
             by_group,
-            torch.from_numpy(decoded.scales).to(self.device).t().contiguous(),
-            None
-            if decoded.minima is None
-            else torch.from_numpy(decoded.minima).to(self.device).t().contiguous(),
+            self._put(decoded.scales).t().contiguous(),
+            None if decoded.minima is None else self._put(decoded.minima).t().contiguous(),
         )
 
-    def pack_vector(self, weight: Tensor) -> Tensor:
-        return weight.to(self.device, torch.float32).contiguous()
+    def pack_vector(self, weight: Array) -> Tensor:
+        return self._put(arrays.floats(weight)).contiguous()
+
+    def _put(self, array: Array) -> Tensor:
+        return to_torch(array).to(self._device)
 
     def pack_embedding(self, part: WeightPart, k: int) -> Tensor:
         table = self._floats(part, k)
         if table is None:
             table = torch.from_numpy(self._decoded(part).floats()[:, :k])
         if part.order is not None:
-            table = torch.empty_like(table).index_copy_(1, part.order.long(), table)
-        return table.to(self.device).contiguous()
+            order = to_torch(part.order).long()
+            table = torch.empty_like(table).index_copy_(1, order, table)
+        return table.to(self._device).contiguous()
 
     def pack_head(self, part: WeightPart, k: int, embedding: Tensor | None) -> StackedLinear:
         return self.pack_linear([part], k, None)
@@ -165,14 +175,20 @@ class ReferenceOps:
         return ()
 
     def kv_memory(self, config: ModelConfig, num_blocks: int, dtype: str) -> TensorKV:
-        return TensorKV(config, num_blocks, dtype, self.device)
+        return TensorKV(config, num_blocks, dtype, self._device)
 
-    def whole_forward(self, decoder: object, memory: object) -> None:
-        return None
+    def forward(self, decoder: Decoder, memory: TensorKV) -> RowForward:
+        return RowForward(decoder, memory, self.row_multiple)
+
+    @torch.inference_mode()
+    def linear(self, x: Floats, packed: StackedLinear) -> Floats:
+        rows = F.pad(self._put(x), (0, 0, 0, -len(x) % self.row_multiple))
+        found: Floats = self.row_linear(rows, packed)[: len(x)].numpy(force=True)
+        return found
 
     # --- rows ----------------------------------------------------------------------------------
 
-    def linear(self, x: Tensor, packed: StackedLinear) -> Tensor:
+    def row_linear(self, x: Tensor, packed: StackedLinear) -> Tensor:
         found = [
             self._part_linear(x if order is None else x.index_select(1, order), part)
             for part, order in zip(packed.parts, packed.orders, strict=True)

@@ -2,27 +2,45 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
+from types import ModuleType
 from typing import TYPE_CHECKING
 
-import torch
-
+from paceline.checks import require_torch
 from paceline.config import PACKED_DTYPES
 from paceline.errors import ConfigError
 from paceline.models.ops.base import Ops
 from paceline.models.ops.cpu import CpuOps
 from paceline.models.ops.native import check_isa, why_not_native
-from paceline.models.ops.reference import REFERENCE_DTYPES, ReferenceOps
 
 if TYPE_CHECKING:
     from paceline.models.checkpoint import Checkpoint
 
 log = logging.getLogger(__name__)
 NATIVE_ONLY = ("int4",)
+REFERENCE_DTYPES = ("float32", "bfloat16", "float16", "file", "int8")
+"""Of the reference ops, from most bits to fewest."""
+
+
+def reference_module(purpose: str) -> ModuleType:
+    """The reference ops, which need torch.
+
+    Args:
+        purpose: what they are needed for.
+
+    Raises:
+        ConfigError: torch is not installed.
+    """
+    require_torch(purpose)
+    return importlib.import_module("paceline.models.ops.reference")
 
 
 def check_device(device: str) -> None:
-    """Raise :class:`ConfigError` unless tensors can live on the device."""
+    """Raise :class:`ConfigError` unless a model can run on the device."""
+    if device == "cpu":
+        return
+    torch = reference_module(f"on the device {device!r} the reference ops compute").torch
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
@@ -30,12 +48,17 @@ def check_device(device: str) -> None:
         raise ConfigError(f"device {device!r} cannot be used: {reason}") from error
 
 
+def is_cpu(device: str) -> bool:
+    return device.partition(":")[0] == "cpu"
+
+
 def has_fast_int8(device: str, backend: str = "auto") -> bool:
     """True where 8-bit dot products beat 16- and 32-bit floats."""
-    if torch.device(device).type != "cpu":
+    if not is_cpu(device):
         return False
     if backend != "reference" and why_not_native() is None:
         return True
+    torch = reference_module("the reference ops are to compute").torch
     probe = getattr(torch.cpu, "_is_vnni_supported", None)  # VNNI or AMX, not emulated
     return bool(probe and probe())
 
@@ -99,8 +122,11 @@ def resolve_ops(
         raise ConfigError(
             f"the native backend cannot run {dtype} on {device}: {reason or 'it is switched off'}"
         )
-    log.info("ops backend reference, %s on %s: %s", dtype, device, reason or "as asked for")
-    return ReferenceOps(dtype, device, deterministic)
+    why = reason or "as asked for"
+    log.info("ops backend reference, %s on %s: %s", dtype, device, why)
+    module = reference_module(f"the reference ops are to compute in {dtype} on {device} ({why})")
+    reference: Ops = module.ReferenceOps(dtype, device, deterministic)
+    return reference
 
 
 def fewer_bits(dtype: str, ops: Ops) -> Ops:
@@ -112,7 +138,6 @@ def fewer_bits(dtype: str, ops: Ops) -> Ops:
     Raises:
         ConfigError: that would be more bits, or backends of this kind cannot run them.
     """
-    assert isinstance(ops, CpuOps | ReferenceOps)
     if dtype in ("auto", ops.dtype):
         return ops
     dtypes = PACKED_DTYPES if isinstance(ops, CpuOps) else REFERENCE_DTYPES
@@ -124,12 +149,14 @@ def fewer_bits(dtype: str, ops: Ops) -> Ops:
         )
     if isinstance(ops, CpuOps):
         return CpuOps(dtype)
-    return ReferenceOps(dtype, str(ops.device), ops.deterministic)
+    module = reference_module("the reference ops are to compute")
+    other: Ops = module.ReferenceOps(dtype, ops.device, getattr(ops, "deterministic", None))
+    return other
 
 
 def _why_reference(dtype: str, device: str) -> str | None:
     """Why the native kernels cannot be used; None where they can."""
-    if torch.device(device).type != "cpu":
+    if not is_cpu(device):
         return "the native kernels run on the CPU"
     if dtype not in PACKED_DTYPES:
         return f"the native kernels compute in {' and '.join(PACKED_DTYPES)}"

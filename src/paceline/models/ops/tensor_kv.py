@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from paceline.models.config import ModelConfig
-from paceline.models.ops.base import BLOCK_SIZE, KV_GROUP, Slots, Tensor, head_elements
+from paceline.models.ops.base import BLOCK_SIZE, KV_GROUP, Slots, head_elements
 
+Tensor = torch.Tensor
 DTYPES = {
     "float32": torch.float32,
     "float16": torch.float16,

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-import torch.nn.functional as F
+import numpy as np
 
+from paceline.models.arrays import Array, as_bytes, floats
 from paceline.models.blocks import FORMATS, FP4_VALUES
 from paceline.models.stored import StoredRows
-
-Tensor = torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,12 +32,12 @@ class Codes:
     """
 
     bits: int
-    code: Tensor
-    scale: Tensor
-    zero: Tensor
+    code: Array
+    scale: Array
+    zero: Array
     group: int
-    order: Tensor | None = None
-    table: Tensor | None = None
+    order: Array | None = None
+    table: Array | None = None
 
 
 def blocks_of(codes: Codes) -> StoredRows | None:
@@ -60,7 +58,7 @@ def blocks_of(codes: Codes) -> StoredRows | None:
     return _stored(codes, form, [*head, codes.code if codes.bits == 8 else _nibbles(codes.code)])
 
 
-def fp8_blocks(value: Tensor, scale: Tensor, block: tuple[int, int]) -> StoredRows | None:
+def fp8_blocks(value: Array, scale: Array, block: tuple[int, int]) -> StoredRows | None:
     """The same of 8-bit floats, a scale for 128 inputs at a time.
 
     Args:
@@ -72,42 +70,42 @@ def fp8_blocks(value: Tensor, scale: Tensor, block: tuple[int, int]) -> StoredRo
     if wide % 128 and wide < k:
         return None
     units = -(-k // 128)
-    scale = scale.index_select(0, torch.arange(n) // high)
-    scale = scale.index_select(1, torch.arange(units) * 128 // wide)
-    codes = F.pad(value.view(torch.uint8), (0, units * 128 - k))
-    parts = [_floats(scale).view(n, units, 4), codes.view(n, units, 128)]
-    return StoredRows("F8_128", torch.cat(parts, dim=2).flatten(1))
+    scale = scale[np.arange(n) // high][:, np.arange(units) * 128 // wide]
+    codes = np.pad(as_bytes(value), ((0, 0), (0, units * 128 - k)))
+    parts = [_floats(scale).reshape(n, units, 4), codes.reshape(n, units, 128)]
+    return StoredRows("F8_128", np.concatenate(parts, axis=2).reshape(n, -1))
 
 
 def _fp4(codes: Codes) -> StoredRows | None:
     """MXFP4 where the scales are powers of two for 32 inputs each; otherwise for 16 each."""
-    mantissa, exponent = torch.frexp(codes.scale)
+    mantissa, exponent = np.frexp(codes.scale)
     if codes.group == 32 and bool(((mantissa == 0.5) & (exponent > -128)).all()):
-        powers = (exponent + 127).to(torch.uint8)
+        powers = (exponent + 127).astype(np.uint8)
         return _stored(codes, "MXFP4", [powers, _nibbles(codes.code)])
     if codes.group != 16:
         return None
     return _stored(codes, "F4_16", [_floats(codes.scale), _nibbles(codes.code)])
 
 
-def _spread(values: Tensor, codes: Codes, form: str) -> Tensor:
+def _spread(values: Array, codes: Codes, form: str) -> Array:
     """A value per group as a value per block, ``[n, blocks]``."""
-    return values.repeat_interleave(codes.group // FORMATS[form].inputs, dim=1)
+    return np.repeat(values, codes.group // FORMATS[form].inputs, axis=1)
 
 
-def _floats(values: Tensor) -> Tensor:
-    return values.float().contiguous().view(torch.uint8)
+def _floats(values: Array) -> Array:
+    return as_bytes(floats(values))
 
 
-def _nibbles(code: Tensor) -> Tensor:
+def _nibbles(code: Array) -> Array:
     """Of 32 inputs each the first 16 in the low nibbles, the others in the high ones."""
-    halves = code.view(len(code), -1, 2, 16)
-    return (halves[:, :, 0] | halves[:, :, 1] << 4).flatten(1)
+    halves = code.reshape(len(code), -1, 2, 16)
+    nibbles: Array = halves[:, :, 0] | halves[:, :, 1] << 4
+    return nibbles.reshape(len(code), -1)
 
 
-def _stored(codes: Codes, form: str, parts: list[Tensor]) -> StoredRows:
+def _stored(codes: Codes, form: str, parts: list[Array]) -> StoredRows:
     """Rows of blocks out of parts ``[n, blocks * bytes]``, in the order of the codes."""
     n = len(parts[0])
     blocks = sum(part.shape[1] for part in parts) // FORMATS[form].num_bytes
-    rows = torch.cat([part.view(n, blocks, -1) for part in parts], dim=2).flatten(1)
-    return StoredRows(form, rows, None if codes.order is None else codes.order.int())
+    rows = np.concatenate([part.reshape(n, blocks, -1) for part in parts], axis=2).reshape(n, -1)
+    return StoredRows(form, rows, None if codes.order is None else codes.order.astype(np.int32))

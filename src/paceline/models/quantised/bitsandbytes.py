@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import torch
+import numpy as np
 
 from paceline.errors import ModelLoadError, UnsupportedModelError
+from paceline.models.arrays import Array
 from paceline.models.hf_fields import Fields
 from paceline.models.quantised.integers import Int8Weight
 from paceline.models.quantised.parts import Parts
@@ -24,7 +25,7 @@ _TABLES = (".weight.absmax", ".weight.quant_map")
 _NESTED = (".weight.nested_absmax", ".weight.nested_quant_map")
 _STATE_BYTES = 1 << 16
 _MOST_ROWS, _MOST_IN_BLOCK = 1 << 24, 1 << 16
-_FLOAT, _BYTE = (torch.float32,), (torch.uint8,)
+_FLOAT, _BYTE = (np.float32,), (np.uint8,)
 
 
 def schemes(config: Mapping[str, Any]) -> tuple[Scheme, ...]:
@@ -39,10 +40,10 @@ def schemes(config: Mapping[str, Any]) -> tuple[Scheme, ...]:
 def _int8(parts: Parts) -> Int8Weight:
     if parts.has(".weight_format"):
         form = parts.take(".weight_format", _BYTE, (), (1,))
-        if int(form):
+        if form.any():
             raise UnsupportedModelError(
-                f"{parts.name('.weight_format')} is {int(form)}: the weights are laid out for one "
-                "kind of GPU; only rows (0) are supported, which newer bitsandbytes writes"
+                f"{parts.name('.weight_format')} is {form.item()}: the weights are laid out for "
+                "one kind of GPU; only rows (0) are supported, which newer bitsandbytes writes"
             )
     return Int8Weight(parts, ".SCB", factor=1 / 127, made_by="bitsandbytes")
 
@@ -73,24 +74,27 @@ class Bnb4Weight(QuantisedWeight):
             parts.take(".weight.nested_quant_map", _FLOAT, (256,))
         self.kind = f"bitsandbytes {state.rpartition('__')[2]}, blocks of {self._block}"
 
-    def floats(self, first: int, last: int) -> torch.Tensor:
+    def floats(self, first: int, last: int) -> Array:
         parts, k = self.parts, self.shape[1]
         start, end = first * k, last * k
-        data = parts[".weight"].flatten()[start // 2 : -(-end // 2)]
+        data = parts[".weight"].reshape(-1)[start // 2 : -(-end // 2)]
         swapped = (data << 4) | (data >> 4)
         codes = unpack_nibbles(swapped)[start % 2 :][: end - start]
         values = looked_up(parts[".weight.quant_map"], codes)
-        blocks = torch.arange(start // self._block, -(-end // self._block))
-        scale = self._scales(blocks).repeat_interleave(self._block)
-        return values.mul_(scale[start % self._block :][: end - start]).view(-1, k)
+        blocks = np.arange(start // self._block, -(-end // self._block))
+        scale = np.repeat(self._scales(blocks), self._block)
+        values *= scale[start % self._block :][: end - start]
+        return values.reshape(-1, k)
 
-    def _scales(self, blocks: torch.Tensor) -> torch.Tensor:
+    def _scales(self, blocks: Array) -> Array:
         """The largest magnitude of each block."""
         parts = self.parts
         scale = parts[".weight.absmax"][blocks]
         if self._nested:
             table, outer = (parts[part] for part in reversed(_NESTED))
-            scale = looked_up(table, scale) * outer[blocks // self._nested_block] + self._offset
+            scale = looked_up(table, scale) * outer[blocks // self._nested_block] + np.float32(
+                self._offset
+            )
         return parts.finite(".weight.absmax", scale)
 
 
@@ -99,7 +103,7 @@ def _settings(parts: Parts, state: str) -> Fields:
     name = parts.name(state)
     data = parts.take(state, _BYTE, (None,))
     try:
-        found = json.loads(bytes(data[:_STATE_BYTES].numpy()))
+        found = json.loads(bytes(data[:_STATE_BYTES]))
     except (ValueError, RecursionError) as error:
         raise ModelLoadError(f"tensor {name} is not valid JSON: {error}") from error
     if not isinstance(found, dict):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import torch
+import numpy as np
 
 from paceline.errors import UnsupportedModelError
 from paceline.models.quantised.eight_bit_floats import Block, Fp8Weight
@@ -73,7 +73,7 @@ def _block(groups: list[Mapping[str, Any]]) -> Block | None:
 
 def _packed(parts: Parts) -> QuantisedWeight:
     packed, whole = ".weight_packed", ".weight_global_scale"
-    if parts[packed].dtype != torch.uint8:
+    if parts[packed].dtype != np.uint8:
         return PackedWeight(parts)
     if parts.has(whole):
         return Nvfp4Weight(parts, packed, whole, divides=True)
@@ -81,7 +81,7 @@ def _packed(parts: Parts) -> QuantisedWeight:
 
 
 def _plain(parts: Parts, block: Block | None) -> QuantisedWeight:
-    if parts[".weight"].dtype == torch.int8:
+    if parts[".weight"].dtype == np.int8:
         zero, made_by = ".weight_zero_point", "compressed-tensors"
         return Int8Weight(parts, ".weight_scale", zero, made_by=made_by)
     return Fp8Weight(parts, ".weight_scale", block)

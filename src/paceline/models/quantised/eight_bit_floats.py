@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import torch
+import numpy as np
 
+from paceline.models.arrays import FLOAT8_E4M3, Array, as_bytes
 from paceline.models.quantised.as_blocks import fp8_blocks
 from paceline.models.quantised.parts import FLOATS, Parts
 from paceline.models.quantised.unpacking import looked_up, powers_of_two
@@ -11,7 +12,7 @@ from paceline.models.quantised.weight import QuantisedWeight
 from paceline.models.stored import StoredRows
 
 Block = tuple[int, int]
-_E4M3 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+_E4M3 = np.arange(256, dtype=np.uint8).view(FLOAT8_E4M3).astype(np.float32)
 
 
 class Fp8Weight(QuantisedWeight):
@@ -24,32 +25,32 @@ class Fp8Weight(QuantisedWeight):
 
     def __init__(self, parts: Parts, scale: str, block: Block | None) -> None:
         self.parts = parts
-        n, k = parts.take(".weight", (torch.float8_e4m3fn,), (None, None)).shape
+        n, k = parts.take(".weight", (FLOAT8_E4M3,), (None, None)).shape
         self.shape = (n, k)
         self._scale = scale
         shapes: dict[tuple[int, ...], Block] = {(): (n, k), (1,): (n, k), (1, 1): (n, k)}
         shapes |= {(n,): (1, k), (n, 1): (1, k)}
         if block is not None:
             shapes[-(-n // block[0]), -(-k // block[1])] = block
-        stored = parts.take(scale, (*FLOATS, torch.uint8), *shapes)
+        stored = parts.take(scale, (*FLOATS, np.uint8), *shapes)
         self._block = shapes[tuple(stored.shape)]
         self.kind = f"FP8, {_told(self._block, n, k)}"
 
-    def floats(self, first: int, last: int) -> torch.Tensor:
+    def floats(self, first: int, last: int) -> Array:
         high, wide = self._block
-        scale = self._scales().index_select(0, torch.arange(first, last) // high)
-        columns = torch.arange(self.shape[1]) // wide
-        values = looked_up(_E4M3, self.parts[".weight"][first:last].view(torch.uint8))
-        return values.mul_(scale.index_select(1, columns))
+        scale = self._scales()[np.arange(first, last) // high]
+        values = looked_up(_E4M3, as_bytes(self.parts[".weight"][first:last]))
+        values *= scale[:, np.arange(self.shape[1]) // wide]
+        return values
 
     def as_stored(self) -> StoredRows | None:
         return fp8_blocks(self.parts[".weight"], self._scales(), self._block)
 
-    def _scales(self) -> torch.Tensor:
+    def _scales(self) -> Array:
         """One for each block, float32."""
         parts, name = self.parts, self._scale
         scale = parts[name]
-        scale = powers_of_two(parts, name, scale) if scale.dtype == torch.uint8 else scale
+        scale = powers_of_two(parts, name, scale) if scale.dtype == np.uint8 else scale
         rows = -(-self.shape[0] // self._block[0])
         return parts.finite(name, scale).reshape(rows, -1)
 

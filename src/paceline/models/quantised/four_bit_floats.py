@@ -5,26 +5,27 @@ A value doubled is a whole number, so codes stand for those and scales are halve
 
 from __future__ import annotations
 
-import torch
+import numpy as np
 
+from paceline.models.arrays import FLOAT8_E4M3, Array, floats
 from paceline.models.quantised.parts import Parts
 from paceline.models.quantised.unpacking import powers_of_two, unpack_nibbles
 from paceline.models.quantised.weight import CodedWeight
 
 _DOUBLED = [0, 1, 2, 3, 4, 6, 8, 12]
-_BYTES = (torch.uint8,)
+_BYTES = (np.uint8,)
 
 
 class Fp4Weight(CodedWeight):
     """Two codes a byte ``[n, k / 2]``, the first in the low half."""
 
     bits = 4
-    table = torch.tensor([*_DOUBLED, *(-value for value in _DOUBLED)], dtype=torch.int8)
+    table = np.array([*_DOUBLED, *(-value for value in _DOUBLED)], np.int8)
     codes_part: str
 
-    def _codes_of(self, first: int, last: int) -> torch.Tensor:
+    def _codes_of(self, first: int, last: int) -> Array:
         parts = self.parts
-        return unpack_nibbles(parts[self.codes_part][first:last].flatten(1))
+        return unpack_nibbles(parts[self.codes_part][first:last].reshape(last - first, -1))
 
 
 class Mxfp4Weight(Fp4Weight):
@@ -42,10 +43,10 @@ class Mxfp4Weight(Fp4Weight):
         self.shape = (n, self.groups * 32)
         self.kind = "MXFP4"
 
-    def read(self, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def read(self, first: int, last: int) -> tuple[Array, Array, Array]:
         exponents = self.parts[self._scale][first:last]
         scale = powers_of_two(self.parts, self._scale, exponents, lower=1)
-        return self._codes_of(first, last), scale, torch.zeros(scale.shape, dtype=torch.uint8)
+        return self._codes_of(first, last), scale, np.zeros(scale.shape, np.uint8)
 
 
 class Nvfp4Weight(Fp4Weight):
@@ -59,18 +60,18 @@ class Nvfp4Weight(Fp4Weight):
 
     def __init__(self, parts: Parts, codes: str, whole: str, *, divides: bool) -> None:
         self.parts, self.codes_part, self._whole, self._divides = parts, codes, whole, divides
-        n, self.groups = parts.take(".weight_scale", (torch.float8_e4m3fn,), (None, None)).shape
+        n, self.groups = parts.take(".weight_scale", (FLOAT8_E4M3,), (None, None)).shape
         parts.take(codes, _BYTES, (n, self.groups * 8))
-        parts.take(whole, (torch.float32,), (), (1,))
+        parts.take(whole, (np.float32,), (), (1,))
         self.shape = (n, self.groups * 16)
         self.kind = "NVFP4"
 
-    def read(self, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def read(self, first: int, last: int) -> tuple[Array, Array, Array]:
         parts = self.parts
         whole = parts.finite(self._whole, parts[self._whole].reshape(()))
         if self._divides and whole == 0:
             raise parts.error(self._whole, "is 0", "another number, since scales are divided by it")
-        scale = parts[".weight_scale"][first:last].float()
+        scale = floats(parts[".weight_scale"][first:last])
         scale = parts.finite(".weight_scale", scale / whole if self._divides else scale * whole)
-        zero = torch.zeros(scale.shape, dtype=torch.uint8)
+        zero = np.zeros(scale.shape, np.uint8)
         return self._codes_of(first, last), scale / 2, zero

@@ -14,9 +14,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 
 from paceline.errors import UnsupportedModelError
+from paceline.models.arrays import Array
 from paceline.models.quantised.parts import FLOATS, Parts
 from paceline.models.quantised.unpacking import unpack_columns, unpack_words
 from paceline.models.quantised.weight import CodedWeight, Scheme, group_index, grouping
@@ -45,37 +45,37 @@ class GptqWeight(CodedWeight):
     def __init__(self, parts: Parts, *, minus_one: bool, symmetric: bool) -> None:
         self.parts = parts
         self.groups, n = parts.take(".scales", FLOATS, (None, None)).shape
-        zeros = parts.take(".qzeros", (torch.int32,), (self.groups, None))
+        zeros = parts.take(".qzeros", (np.int32,), (self.groups, None))
         self.bits = _bits(parts, zeros.shape[1] * 32, n)
-        words = parts.take(".qweight", (torch.int32,), (None, n)).shape[0]
+        words = parts.take(".qweight", (np.int32,), (None, n)).shape[0]
         k = words * 32 // self.bits
         if parts.has(".g_idx"):
-            parts.take(".g_idx", (torch.int32, torch.int64), (k,))
+            parts.take(".g_idx", (np.int32, np.int64), (k,))
         elif k % self.groups:
             raise parts.error(".scales", f"has {self.groups} groups", f"a divisor of {k} inputs")
         self.shape = (n, k)
         self.kind = f"GPTQ {self.bits}-bit, {grouping(k, self.groups)}"
         self._minus_one, self._symmetric = minus_one, symmetric
 
-    def index(self) -> torch.Tensor | None:
+    def index(self) -> Array | None:
         if not self.parts.has(".g_idx"):
             return None
         return group_index(self.parts, ".g_idx", self.shape[1], self.groups)
 
-    def read(self, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def read(self, first: int, last: int) -> tuple[Array, Array, Array]:
         parts, rows = self.parts, slice(first, last)
-        words = parts[".qweight"][:, rows].t()
-        scale = parts[".scales"][:, rows].t()
-        zero = unpack_columns(self._zeros(), self.bits, first, last).t()
+        words = parts[".qweight"][:, rows].T
+        scale = parts[".scales"][:, rows].T
+        zero = unpack_columns(self._zeros(), self.bits, first, last).T
         return unpack_words(words, self.bits), parts.finite(".scales", scale), zero
 
-    def _zeros(self) -> torch.Tensor:
+    def _zeros(self) -> Array:
         """The packed zeros as version 2 stores them."""
-        words = self.parts[".qzeros"].numpy().view(np.uint32)
+        words = self.parts[".qzeros"].view(np.uint32)
         told_wrong = self._symmetric and bool((words == _MIDDLES[self.bits]).all())
         if self._minus_one and not told_wrong:
             words = words + _ONES[self.bits]
-        return torch.from_numpy(words.view(np.int32))
+        return words.view(np.int32)
 
 
 def _bits(parts: Parts, stored: int, outputs: int) -> int:
@@ -90,7 +90,7 @@ def _bits(parts: Parts, stored: int, outputs: int) -> int:
     )
 
 
-_PLACES = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])  # of each of 8 outputs within its word
+_PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # of each of 8 outputs within its word
 
 
 def awq_schemes(config: Mapping[str, Any]) -> tuple[Scheme, ...]:
@@ -111,19 +111,19 @@ class AwqWeight(CodedWeight):
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
-        k, words = parts.take(".qweight", (torch.int32,), (None, None)).shape
+        k, words = parts.take(".qweight", (np.int32,), (None, None)).shape
         n = words * 8
         self.groups = parts.take(".scales", FLOATS, (None, n)).shape[0]
         if k % self.groups:
             raise parts.error(".scales", f"has {self.groups} groups", f"a divisor of {k} inputs")
-        parts.take(".qzeros", (torch.int32,), (self.groups, words))
+        parts.take(".qzeros", (np.int32,), (self.groups, words))
         self.shape = (n, k)
         self.kind = f"AWQ 4-bit, {grouping(k, self.groups)}"
 
-    def read(self, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        scale = self.parts[".scales"][:, first:last].t()
+    def read(self, first: int, last: int) -> tuple[Array, Array, Array]:
+        scale = self.parts[".scales"][:, first:last].T
         code, zero = (
-            unpack_columns(self.parts[part], 4, first, last, _PLACES).t()
+            unpack_columns(self.parts[part], 4, first, last, _PLACES).T
             for part in (".qweight", ".qzeros")
         )
-        return code.contiguous(), self.parts.finite(".scales", scale), zero
+        return np.ascontiguousarray(code), self.parts.finite(".scales", scale), zero

@@ -5,15 +5,16 @@ Integers are signed here and shifted when they are read, so that codes count fro
 
 from __future__ import annotations
 
-import torch
+import numpy as np
 
 from paceline.errors import UnsupportedModelError
+from paceline.models.arrays import Array
 from paceline.models.quantised.parts import FLOATS, Parts
 from paceline.models.quantised.unpacking import unpack_columns, unpack_words
 from paceline.models.quantised.weight import CodedWeight, group_index, grouping
 
-_WHOLE = (torch.int32, torch.int64)
-_INT8 = (torch.int8,)
+_WHOLE = (np.int32, np.int64)
+_INT8 = (np.int8,)
 
 
 class PackedWeight(CodedWeight):
@@ -25,7 +26,7 @@ class PackedWeight(CodedWeight):
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
-        n, words = parts.take(".weight_packed", (torch.int32,), (None, None)).shape
+        n, words = parts.take(".weight_packed", (np.int32,), (None, None)).shape
         rows, k = parts.take(".weight_shape", _WHOLE, (2,)).tolist()
         fitting = [bits for bits in (4, 8) if k > 0 and -(-k * bits // 32) == words]
         if rows != n or k <= 0:
@@ -43,10 +44,10 @@ class PackedWeight(CodedWeight):
         elif k % self.groups:
             raise parts.error(".weight_scale", f"has {self.groups} groups", f"a divisor of {k}")
         if parts.has(".weight_zero_point"):
-            packed = parts[".weight_zero_point"].dtype == torch.int32
+            packed = parts[".weight_zero_point"].dtype == np.int32
             shapes = [(-(-n * self.bits // 32), self.groups)]
             zeros = shapes if packed else _scale_shapes(n, self.groups)
-            parts.take(".weight_zero_point", (torch.int32, torch.int8), *zeros)
+            parts.take(".weight_zero_point", (np.int32, np.int8), *zeros)
         self.kind = f"compressed-tensors {self.bits}-bit, {grouping(k, self.groups)}"
 
     def _has_index(self) -> bool:
@@ -55,26 +56,26 @@ class PackedWeight(CodedWeight):
             return False
         return bool((self.parts[part] != -1).any())  # all: not in use
 
-    def index(self) -> torch.Tensor | None:
+    def index(self) -> Array | None:
         if not self._has_index():
             return None
         return group_index(self.parts, ".weight_g_idx", self.shape[1], self.groups)
 
-    def read(self, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def read(self, first: int, last: int) -> tuple[Array, Array, Array]:
         parts, (n, k) = self.parts, self.shape
         words = parts[".weight_packed"][first:last]
-        code = unpack_words(words, self.bits)[:, :k].contiguous()
+        code = np.ascontiguousarray(unpack_words(words, self.bits)[:, :k])
         scale = _scale(parts, ".weight_scale", first, last, n)
         middle = 1 << (self.bits - 1)
         if not parts.has(".weight_zero_point"):
-            return code, scale, torch.full(scale.shape, middle, dtype=torch.uint8)
+            return code, scale, np.full(scale.shape, middle, np.uint8)
         zeros = parts[".weight_zero_point"]
-        if zeros.dtype == torch.int8:
+        if zeros.dtype == np.int8:
             if zeros.min() < -middle or zeros.max() >= middle:
                 limits = f"from {-middle} to {middle - 1}"
                 raise parts.error(".weight_zero_point", "holds a zero out of range", limits)
             return code, scale, _shifted(_by_row(zeros, n)[first:last], middle)
-        return code, scale, unpack_columns(zeros.t(), self.bits, first, last).t()
+        return code, scale, unpack_columns(zeros.T, self.bits, first, last).T
 
 
 class Int8Weight(CodedWeight):
@@ -103,37 +104,37 @@ class Int8Weight(CodedWeight):
             parts.take(zero, _INT8, *_scale_shapes(n, self.groups))
         self.kind = f"{made_by} 8-bit, {grouping(k, self.groups)}"
 
-    def read(self, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def read(self, first: int, last: int) -> tuple[Array, Array, Array]:
         parts, n = self.parts, self.shape[0]
         code = _shifted(parts[".weight"][first:last], 128)
-        scale = _scale(parts, self._scale, first, last, n) * self._factor
+        scale = _scale(parts, self._scale, first, last, n) * np.float32(self._factor)
         if not (self._zero and parts.has(self._zero)):
-            return code, scale, torch.full(scale.shape, 128, dtype=torch.uint8)
+            return code, scale, np.full(scale.shape, 128, np.uint8)
         zeros = _by_row(parts[self._zero], n)[first:last]
         return code, scale, _shifted(zeros, 128)
 
 
-def _shifted(signed: torch.Tensor, middle: int) -> torch.Tensor:
+def _shifted(signed: Array, middle: int) -> Array:
     """Signed integers from ``-middle`` on as unsigned ones from 0 on."""
-    return (signed.short() + middle).to(torch.uint8)
+    return (signed.astype(np.int16) + middle).astype(np.uint8)
 
 
 def _groups(parts: Parts, n: int, scale: str = ".weight_scale") -> int:
     """Scales of a row, after their shape was checked."""
     found = parts.take(scale, FLOATS, (n, None), (n,), (1,), (1, 1), ())
-    return found.shape[1] if found.dim() == 2 else 1
+    return found.shape[1] if found.ndim == 2 else 1
 
 
 def _scale_shapes(n: int, groups: int) -> list[tuple[int, ...]]:
     return [(n, groups), *([(n,), (1,), (1, 1), ()] if groups == 1 else [])]
 
 
-def _scale(parts: Parts, part: str, first: int, last: int, n: int) -> torch.Tensor:
+def _scale(parts: Parts, part: str, first: int, last: int, n: int) -> Array:
     scale = _by_row(parts[part], n)[first:last]
     return parts.finite(part, scale)
 
 
-def _by_row(values: torch.Tensor, n: int) -> torch.Tensor:
+def _by_row(values: Array, n: int) -> Array:
     """What is stored for all weights, or for each row, as ``[n, ...]``."""
-    values = values.reshape(-1, 1) if values.dim() < 2 else values
-    return values.expand(n, -1) if len(values) == 1 else values
+    values = values.reshape(-1, 1) if values.ndim < 2 else values
+    return np.broadcast_to(values, (n, values.shape[1])) if len(values) == 1 else values

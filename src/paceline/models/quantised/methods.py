@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
 from paceline.errors import ModelLoadError, UnsupportedModelError
 from paceline.models.json_file import read_json
@@ -64,7 +64,7 @@ def _modelopt(config: Config) -> tuple[Scheme, ...]:
 
 
 def _modelopt_weight(parts: Parts) -> QuantisedWeight:
-    if parts[".weight"].dtype == torch.uint8:
+    if parts[".weight"].dtype == np.uint8:
         return Nvfp4Weight(parts, ".weight", ".weight_scale_2", divides=False)
     return Fp8Weight(parts, ".weight_scale", None)
 

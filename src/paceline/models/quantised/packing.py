@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
+import numpy as np
+
+from paceline.models.arrays import Array, Floats, floats
 
 GROUP = 32
 """Inputs that share a scale, as in GGUF's Q8_0."""
@@ -36,24 +38,24 @@ PACKED_CONFIG: Mapping[str, Any] = {
 """The ``quantization_config`` of a checkpoint whose linears are :func:`packed`."""
 
 
-def is_packable(weight: torch.Tensor) -> bool:
+def is_packable(weight: Array) -> bool:
     """Whether a weight has rows that groups divide."""
-    return weight.dim() == 2 and weight.shape[1] % GROUP == 0
+    return weight.ndim == 2 and weight.shape[1] % GROUP == 0
 
 
-def packed(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The tensors of a linear in 8 bits with a 16-bit scale for :data:`GROUP` inputs each.
+def packed(name: str, weight: Floats) -> dict[str, Array]:
+    """The arrays of a linear in 8 bits with a 16-bit scale for :data:`GROUP` inputs each.
 
     Args:
         name: of the linear's weight.
-        weight: float32 ``[n, k]``.
+        weight: ``[n, k]``.
     """
-    groups = weight.unflatten(1, (-1, GROUP))
-    scale = (groups.abs().amax(dim=2) / _LARGEST).half()
-    divisor = torch.where(scale > 0, scale.float(), torch.ones(()))[..., None]
-    code = (groups / divisor).round().clamp(-_LARGEST, _LARGEST).flatten(1)
+    groups = weight.reshape(len(weight), -1, GROUP)
+    scale = (np.abs(groups).max(axis=2) / np.float32(_LARGEST)).astype(np.float16)
+    divisor = np.where(scale > 0, floats(scale), np.float32(1.0))[..., None]
+    code = np.clip(np.round(groups / divisor), -_LARGEST, _LARGEST).reshape(weight.shape)
     return {
-        f"{name}_packed": (code + 128).to(torch.uint8).view(torch.int32),
+        f"{name}_packed": (code + 128).astype(np.uint8).view(np.int32),
         f"{name}_scale": scale,
-        f"{name}_shape": torch.tensor(weight.shape),
+        f"{name}_shape": np.array(weight.shape, np.int64),
     }

@@ -10,15 +10,17 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from paceline.errors import ModelLoadError
+from paceline.models.arrays import BFLOAT16, Array, Floats, floats
 from paceline.models.stored import StoredTensors
 
 Shape = tuple[int | None, ...]
 """Sizes, where None stands for any but 0."""
 
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+FLOATS: tuple[np.dtype[Any], ...] = (np.dtype(np.float32), BFLOAT16, np.dtype(np.float16))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class Parts:
     def has(self, part: str) -> bool:
         return self.name(part) in self.tensors
 
-    def __getitem__(self, part: str) -> torch.Tensor:
+    def __getitem__(self, part: str) -> Array:
         """A tensor whose type and shape were checked before.
 
         Raises:
@@ -43,7 +45,7 @@ class Parts:
         """
         return self.tensors[self.name(part)]
 
-    def take(self, part: str, types: Collection[torch.dtype], *shapes: Shape) -> torch.Tensor:
+    def take(self, part: str, types: Collection[npt.DTypeLike], *shapes: Shape) -> Array:
         """A tensor of one of the types and of one of the shapes.
 
         Raises:
@@ -51,21 +53,21 @@ class Parts:
         """
         tensor = self[part]
         if tensor.dtype not in types:
-            wanted = " or ".join(str(kind).removeprefix("torch.") for kind in types)
+            wanted = " or ".join(str(np.dtype(kind)) for kind in types)
             raise self.error(part, f"is of type {self.tensors.type_of(self.name(part))}", wanted)
         found = tuple(tensor.shape)
         if not any(_fits(found, shape) for shape in shapes):
             raise self.error(part, f"has shape {found}", " or ".join(map(_told, shapes)))
         return tensor
 
-    def finite(self, part: str, values: torch.Tensor) -> torch.Tensor:
+    def finite(self, part: str, values: Array) -> Floats:
         """Scales read from a part, as float32.
 
         Raises:
             ModelLoadError: one of them is infinite or no number.
         """
-        values = values.float()
-        if not values.isfinite().all():
+        values = floats(values)
+        if not np.isfinite(values).all():
             raise self.error(part, "holds a scale that is infinite or no number", "finite")
         return values
 

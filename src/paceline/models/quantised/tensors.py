@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-import torch
+import numpy as np
 
 from paceline.errors import ModelLoadError
+from paceline.models.arrays import Array
 from paceline.models.quantised.parts import Parts
 from paceline.models.quantised.weight import QuantisedWeight, Scheme
 from paceline.models.stored import StoredRows, StoredTensors
@@ -64,11 +65,11 @@ class QuantisedTensors(StoredTensors):
         found: QuantisedWeight | None = self._where[name]
         return found
 
-    def __getitem__(self, name: str) -> torch.Tensor:
+    def __getitem__(self, name: str) -> Array:
         weight = self._weight(name)
         return self.stored[name] if weight is None else _unpacked(weight, 0, weight.shape[0])
 
-    def rows(self, name: str, first: int, last: int) -> torch.Tensor:
+    def rows(self, name: str, first: int, last: int) -> Array:
         weight = self._weight(name)
         if weight is None:
             return self.stored.rows(name, first, last)
@@ -95,10 +96,10 @@ class QuantisedTensors(StoredTensors):
             self.stored.release(part)
 
 
-def _unpacked(weight: QuantisedWeight, first: int, last: int) -> torch.Tensor:
+def _unpacked(weight: QuantisedWeight, first: int, last: int) -> Array:
     """Rows ``first:last`` as floats, in slices: what they are unpacked from is larger."""
     k = weight.shape[1]
-    found = torch.empty(last - first, k)
+    found = np.empty((last - first, k), np.float32)
     step = max(1, AT_ONCE // k)
     for start in range(first, last, step):
         end = min(start + step, last)

@@ -6,14 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 
+from paceline.models.arrays import Array
 from paceline.models.quantised.as_blocks import Codes, blocks_of
 from paceline.models.quantised.parts import Parts
 from paceline.models.quantised.unpacking import looked_up
 from paceline.models.stored import StoredRows
-
-Tensor = torch.Tensor
 
 
 class QuantisedWeight(ABC):
@@ -30,7 +29,7 @@ class QuantisedWeight(ABC):
     kind: str
 
     @abstractmethod
-    def floats(self, first: int, last: int) -> Tensor:
+    def floats(self, first: int, last: int) -> Array:
         """Rows ``first:last`` in float32, by the format's definition."""
 
     def as_stored(self) -> StoredRows | None:
@@ -49,39 +48,41 @@ class CodedWeight(QuantisedWeight):
 
     bits: int
     groups: int
-    table: Tensor | None = None
+    table: Array | None = None
 
     @abstractmethod
-    def read(self, first: int, last: int) -> tuple[Tensor, Tensor, Tensor]:
+    def read(self, first: int, last: int) -> tuple[Array, Array, Array]:
         """Of rows ``first:last``: codes ``[rows, k]``, scales and zeros ``[rows, groups]``."""
 
-    def index(self) -> Tensor | None:
+    def index(self) -> Array | None:
         """The group of each input, int64 ``[k]``; None where groups follow one another."""
         return None
 
-    def floats(self, first: int, last: int) -> Tensor:
+    def floats(self, first: int, last: int) -> Array:
         index = self.index()
         code, scale, zero = self.read(first, last)
         if index is None:  # a scale for as many inputs each, one after the other
-            code, scale, zero = (
-                code.unflatten(1, (self.groups, -1)),
-                scale[..., None],
-                zero[..., None],
-            )
+            code = code.reshape(len(code), self.groups, -1)
+            scale, zero = scale[..., None], zero[..., None]
         else:
-            zero, scale = (part.float().index_select(1, index) for part in (zero, scale))
-        values = code.float().sub_(zero) if self.table is None else looked_up(self.table, code)
-        return values.mul_(scale).view(last - first, -1)
+            zero, scale = zero[:, index], scale[:, index]
+        if self.table is None:
+            values = code.astype(np.float32)
+            values -= zero
+        else:
+            values = looked_up(self.table, code)
+        values *= scale
+        return values.reshape(last - first, -1)
 
     def as_stored(self) -> StoredRows | None:
         index, order, (n, k) = self.index(), None, self.shape
         code, scale, zero = self.read(0, n)
         if index is not None:
-            sizes = torch.bincount(index, minlength=self.groups)
+            sizes = np.bincount(index, minlength=self.groups)
             if k % self.groups or (sizes != k // self.groups).any():
                 return None  # groups of different sizes
-            order = torch.argsort(index, stable=True)
-            code = code.index_select(1, order)
+            order = np.argsort(index, kind="stable")
+            code = code[:, order]
         return blocks_of(Codes(self.bits, code, scale, zero, k // self.groups, order, self.table))
 
 
@@ -105,19 +106,19 @@ def grouping(k: int, groups: int) -> str:
     return "one scale a row" if groups == 1 else f"groups of {-(-k // groups)}"
 
 
-def _consecutive(index: Tensor, groups: int) -> bool:
+def _consecutive(index: Array, groups: int) -> bool:
     """Whether every group has as many inputs, one group after the other."""
     k = len(index)
-    return k % groups == 0 and bool((index == torch.arange(k) // (k // groups)).all())
+    return k % groups == 0 and bool((index == np.arange(k) // (k // groups)).all())
 
 
-def group_index(parts: Parts, part: str, k: int, groups: int) -> Tensor | None:
+def group_index(parts: Parts, part: str, k: int, groups: int) -> Array | None:
     """The group of each input out of a stored ``g_idx``; None where groups follow one another.
 
     Raises:
         ModelLoadError: it is of another type or size, or names a group that is not there.
     """
-    index = parts.take(part, (torch.int32, torch.int64), (k,)).long()
+    index = parts.take(part, (np.int32, np.int64), (k,)).astype(np.int64)
     if int(index.min()) < 0 or int(index.max()) >= groups:
         raise parts.error(part, "names a group that has no scale", f"from 0 to {groups - 1}")
     return None if _consecutive(index, groups) else index

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from paceline.config import SpeculativeConfig
+from paceline.models.arrays import Floats
 from paceline.models.ops.native import native_module, why_not_native
 from paceline.policy.drafts import TextDrafter
 from paceline.policy.prices import FREE, Prices
@@ -14,8 +15,6 @@ from paceline.request import NO_DRAFT, Request, VerifyResult
 from paceline.span import DraftTree
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from paceline.models.checkpoint import Checkpoint
     from paceline.models.tokenizer import Tokenizer
     from paceline.runtime.model_runner import ModelRunner
@@ -117,7 +116,7 @@ class Proposer(Protocol):
         """
         return True
 
-    def read(self, request: Request, start: int, features: Tensor) -> None:
+    def read(self, request: Request, start: int, features: Floats) -> None:
         """Take in what :attr:`taps` asked for of positions whose KV the target has committed.
 
         Called after every step in which :meth:`follows` said so of any request, whether anybody

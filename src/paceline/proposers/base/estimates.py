@@ -10,13 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from paceline.config import SpeculativeConfig
 from paceline.models.pruned_head import PrunedHead
 from paceline.proposers.base.growth import branching
 from paceline.runtime.logit_edits import SamplingRow
-from paceline.runtime.sampler import rank_candidates
+from paceline.runtime.sampler import Logits, rank_candidates
 from paceline.sampling_params import SamplingParams
 
 RANKED = 8
@@ -47,7 +46,7 @@ FEWER_BITS = Likeness(0.99, 0.1)
 
 
 def ranked(
-    logits: torch.Tensor,
+    logits: Logits,
     rows: Sequence[SamplingRow],
     config: SpeculativeConfig,
     head: PrunedHead | None,

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
-
 from paceline.config import SpeculativeConfig
+from paceline.models.arrays import Floats
 from paceline.policy.prices import Prices
 from paceline.proposers.base.estimates import blur_of, likeness, num_ranked
 from paceline.proposers.base.growth import Growth, branching
@@ -33,7 +32,7 @@ def grow(
     runner: ModelRunner,
     growths: Sequence[Growth],
     spans: Sequence[Span],
-    inputs: torch.Tensor | None,
+    inputs: Floats | None,
     prices: Prices,
     reserve: Callable[[Growth, int], bool],
 ) -> None:
@@ -65,7 +64,7 @@ def grow(
         branching=min(branching(config), columns),
         min_path_prob=config.min_accept_prob,
         sureness=like.sureness,
-        column_ids=None if head is None else head.token_ids.numpy(),
+        column_ids=None if head is None else head.token_ids,
         vocab_size=columns if head is None else head.vocab_size,
         pays=None if not prices.nodes else _asked(prices, growths),
         reserve=lambda index, drafted: reserve(growths[index], drafted),

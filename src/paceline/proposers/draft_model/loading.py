@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
+import numpy as np
 
 from paceline.config import SpeculativeConfig
 from paceline.config.methods import HEAD_METHODS
 from paceline.errors import ConfigError
+from paceline.models.arrays import Floats
 from paceline.models.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.decoder import Decoder
 from paceline.models.ops.base import PackedBatch
@@ -129,12 +130,14 @@ class PaddedRunner(ModelRunner):
         return span._replace(token_ids=[token if token < size else 0 for token in span.token_ids])
 
     def forward(
-        self, batch: PackedBatch, greedy: bool = False, inputs: torch.Tensor | None = None
+        self, batch: PackedBatch, greedy: bool = False, inputs: Floats | None = None
     ) -> ForwardResult:
         result = super().forward(batch, greedy, inputs)
         missing = self._vocab_size - result.logits.shape[1]
-        logits = torch.nn.functional.pad(result.logits, (0, missing), value=-torch.inf)
-        return replace(result, logits=logits.contiguous())
+        logits = result.logits[:, : self._vocab_size]
+        if missing > 0:
+            logits = np.pad(logits, ((0, 0), (0, missing)), constant_values=-np.inf)
+        return replace(result, logits=np.ascontiguousarray(logits))
 
 
 def check_unread_vocabulary(draft: Checkpoint, vocab_size: int, has_tokenizer: bool) -> None:

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from paceline.config import SpeculativeConfig
+from paceline.models.arrays import Floats
 from paceline.proposers.base.drafter import Drafter, grammar_mask
 from paceline.proposers.base.estimates import (
     LOGIT_BLUR,
@@ -67,7 +67,7 @@ class ShadowDrafter(DraftModelProposer):
         self._pair = pair
         self._draft_of = {old: new for new, old in pair.to_target.items()}
         shared = list(self._draft_of.items())
-        ids = torch.tensor(shared, dtype=torch.int64).reshape(-1, 2)
+        ids = np.array(shared, np.int64).reshape(-1, 2)
         self._target_ids, self._draft_ids = ids.T
 
     def _candidates(
@@ -88,13 +88,10 @@ class ShadowDrafter(DraftModelProposer):
     def _translation(self, row: SamplingRow) -> Translation:
         return self.shadows[row.request.request_id].translation
 
-    def _rank_directly(
-        self, logits: torch.Tensor, rows: Sequence[SamplingRow]
-    ) -> Iterable[Candidates]:
+    def _rank_directly(self, logits: Floats, rows: Sequence[SamplingRow]) -> Iterable[Candidates]:
         """By the target's rules and noise, among the tokens that both have."""
-        whole = logits.new_full((len(logits), len(self._pair.target.pieces)), -torch.inf)
-        own = logits[:, self._draft_ids.to(logits.device)]
-        whole[:, self._target_ids.to(logits.device)] = own
+        whole = np.full((len(logits), len(self._pair.target.pieces)), -np.inf, np.float32)
+        whole[:, self._target_ids] = logits[:, self._draft_ids]
         count = self._direct_branching
         rows = [self._real_row(row) for row in rows]
         tokens, scores = rank_candidates(whole, rows, max(count, RANKED))
@@ -108,9 +105,7 @@ class ShadowDrafter(DraftModelProposer):
         path = [self._pair.to_target[token] for token in row.path]
         return SamplingRow(real, path, row.params, grammar_mask(real, path))
 
-    def _rank_texts(
-        self, logits: torch.Tensor, rows: Sequence[SamplingRow]
-    ) -> Iterable[Candidates]:
+    def _rank_texts(self, logits: Floats, rows: Sequence[SamplingRow]) -> Iterable[Candidates]:
         """By the draft's own logits, among the tokens that write what has to be written."""
         count = branching(self.config)
         plain = [SamplingRow(row.request, row.path, GREEDY, self._mask(row)) for row in rows]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import torch
+import numpy as np
 
 from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError
+from paceline.models.arrays import Floats, floats
 from paceline.models.decoder import Decoder
 from paceline.models.head_kinds import MTP, PEAGLE
 from paceline.models.ops.base import Ops
@@ -72,7 +73,7 @@ def build_head(
     kept = Features.num_bytes(runner.kv, shape.hidden_size)
     rest = replace(target, kv_bytes=max(0, target.kv_bytes - kept))
     own = ModelRunner(decoder, draft_kv(shape, ops, config, rest, target.max_model_len))
-    features = Features(runner.kv, fusion, inputs, shape.hidden_size, ops.device)
+    features = Features(runner.kv, fusion, inputs, shape.hidden_size)
     known = config, own, taps, features, runner.kv
     if head.kind == PEAGLE:
         return PEagleProposer(*known, mask_input=_mask_input(head, fusion, ops, *inputs))
@@ -127,9 +128,7 @@ def _check_fits(head: HeadCheckpoint, num_taps: int, target: TargetInfo) -> None
         )
 
 
-def _mask_input(
-    head: HeadCheckpoint, fuse: Fuse, ops: Ops, num_taps: int, width: int
-) -> torch.Tensor:
+def _mask_input(head: HeadCheckpoint, fuse: Fuse, ops: Ops, num_taps: int, width: int) -> Floats:
     """What a P-EAGLE head reads with a mask, ``[1, hidden_size]``: made as of the target's states.
 
     It is stored with one or two dimensions of size 1 before its numbers.
@@ -138,7 +137,7 @@ def _mask_input(
     ones = [1] * (len(head.further.shape_of(MASK_HIDDEN)) - 1)
     reader = WeightReader(head.further, head.decoder.config, ops)
     stored = reader.floats(MASK_HIDDEN, *ones, num_taps * width)
-    return fuse(stored.float().view(1, num_taps, width).to(ops.device))
+    return fuse(floats(stored).reshape(1, num_taps, width))
 
 
 def _fusion(head: HeadCheckpoint, ops: Ops, num_taps: int, width: int) -> Fuse:
@@ -150,10 +149,15 @@ def _fusion(head: HeadCheckpoint, ops: Ops, num_taps: int, width: int) -> Fuse:
     fc: Any = reader.linear(["fc"], "fc", [shape.hidden_size], inputs, bias)
     norm, groups = None, 1
     if head.norm_before_fc:
-        norm = reader.norm("input_norm.weight", inputs)
+        norm = _host_norm(reader, "input_norm.weight", inputs)
     elif head.fc_norm:
         names = [f"fc_norm.{tap}.weight" for tap in range(num_taps)]
-        norm, groups = torch.cat([reader.norm(name, width) for name in names]), num_taps
-    last = reader.norm("hidden_norm.weight", shape.hidden_size) if head.block else None
+        norm, groups = np.concatenate([_host_norm(reader, name, width) for name in names]), num_taps
+    last = _host_norm(reader, "hidden_norm.weight", shape.hidden_size) if head.block else None
     reader.check_all_used()
     return Fusion(ops, fc, norm, groups, shape.norm_eps, last)
+
+
+def _host_norm(reader: WeightReader, name: str, width: int) -> Floats:
+    """A norm's weights for hidden states, which lie in host memory."""
+    return floats(reader.floats(name, width))

@@ -29,8 +29,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
+import numpy as np
 
+from paceline.models.arrays import Floats
 from paceline.policy.prices import Prices
 from paceline.proposers.base.estimates import Candidates, ranked
 from paceline.proposers.base.growth import Growth
@@ -76,7 +77,7 @@ class DFlashProposer(ParallelDrafter, FeatureDrafter):
         """Rows of its request's block that have logits."""
         return self._depths[row.request.request_id]
 
-    def _block_logits(self, spans: Sequence[Span]) -> torch.Tensor:
+    def _block_logits(self, spans: Sequence[Span]) -> Floats:
         """Of the blocks that begin with the last tokens of the spans that are sampled."""
         known, blocks = list[Span](), list[Span]()
         for span in spans:
@@ -87,10 +88,10 @@ class DFlashProposer(ParallelDrafter, FeatureDrafter):
             if tokens:
                 known.append(Span.chunk(span.request_id, span.start, tokens, sample=False))
         if known:
-            features = torch.cat([self._features_of(span) for span in known])
+            features = np.concatenate([self._features_of(span) for span in known])
             self._runner.write_kv(self._runner.pack(known), features)
         if not blocks:
-            return torch.empty(0, self._runner.decoder.config.num_logits)
+            return np.empty((0, self._runner.decoder.config.num_logits), np.float32)
         return self._runner.forward(self._runner.pack(blocks)).logits
 
     def _block_of(self, span: Span) -> Span:

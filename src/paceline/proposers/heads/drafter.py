@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from paceline.config import SpeculativeConfig
+from paceline.models.arrays import Floats
 from paceline.policy.drafting_cost import USUAL_LAG
 from paceline.proposers.base.drafter import Drafter
 from paceline.proposers.base.growth import Growth
@@ -101,7 +100,7 @@ class FeatureDrafter(Drafter):
             self._followed[request.request_id] = state
         return self._followed[request.request_id]
 
-    def read(self, request: Request, start: int, features: torch.Tensor) -> None:
+    def read(self, request: Request, start: int, features: Floats) -> None:
         end = start + len(features)
         slots = self._target_kv[request.request_id].slots_at(range(start, end))
         self._features.write(slots, request.token_ids[start:end], features)
@@ -149,7 +148,7 @@ class FeatureDrafter(Drafter):
             return None
         return super()._start(index, request, nodes, depth)
 
-    def _features_of(self, span: Span) -> torch.Tensor:
+    def _features_of(self, span: Span) -> Floats:
         """Fused hidden states at the positions of a span of known tokens, ``[nodes, width]``."""
         followed = self._followed[span.request_id]
         assert followed is not None

@@ -17,8 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
+import numpy as np
 
+from paceline.models.arrays import Floats, floats
 from paceline.models.config import ModelConfig
 from paceline.models.ops.base import Ops
 from paceline.models.weights import WeightReader
@@ -28,7 +29,6 @@ from paceline.proposers.base.estimates import Candidates, ranked
 from paceline.proposers.base.growth import Growth
 from paceline.proposers.heads.checkpoint import MARKOV_AFTER, MARKOV_BEFORE
 from paceline.proposers.heads.dflash import DFlashProposer
-from paceline.proposers.heads.features import padded_linear
 from paceline.runtime.logit_edits import SamplingRow
 from paceline.span import Span
 
@@ -48,15 +48,13 @@ class Markov:
 
     def __init__(self, reader: WeightReader, shape: ModelConfig, ops: Ops, rank: int) -> None:
         before = reader.floats(f"{MARKOV_BEFORE}.weight", shape.vocab_size, rank)
-        self._before = before.to(ops.device, copy=True)
+        self._before: Floats = floats(before).copy()
         self._after = reader.linear([MARKOV_AFTER], MARKOV_AFTER, [shape.num_logits], rank, False)
         self._ops = ops
 
-    @torch.inference_mode()
-    def __call__(self, tokens: Sequence[int]) -> torch.Tensor:
+    def __call__(self, tokens: Sequence[int]) -> Floats:
         """``[len(tokens), columns of the logits]``, float32."""
-        rows = self._before[torch.tensor(tokens, device=self._before.device)]
-        return padded_linear(self._ops, rows.float(), self._after)
+        return self._ops.linear(self._before[list(tokens)], self._after)
 
 
 class DSparkProposer(DFlashProposer):
@@ -69,7 +67,7 @@ class DSparkProposer(DFlashProposer):
     def __init__(self, *args: Any, markov: Markov, **more: Any) -> None:
         super().__init__(*args, **more)
         self._markov = markov
-        self._logits: dict[int, torch.Tensor] = {}
+        self._logits: dict[int, Floats] = {}
         """By request, of the drafts that are being made: of its block, ``[levels, columns]``."""
 
     def _candidates(
@@ -78,13 +76,14 @@ class DSparkProposer(DFlashProposer):
         if not any(span.num_cached for span in spans):  # what was read last, and no drafted node
             logits = self._block_logits(spans)
             counts = {row.request.request_id: self._num_levels(row) for row in rows}
-            self._logits = dict(zip(counts, logits.split([*counts.values()]), strict=True))
+            parts = np.split(logits, np.cumsum([*counts.values()], dtype=int))[:-1]
+            self._logits = dict(zip(counts, parts, strict=True))
             rows = [row for row in rows if self._num_levels(row)]
         if not rows:
             return ()
         tokens = [(row.path or row.request.token_ids)[-1] for row in rows]
         levels = [self._logits[row.request.request_id][len(row.path)] for row in rows]
-        logits = torch.stack(levels) + self._markov(tokens)
+        logits = np.stack(levels) + self._markov(tokens)
         return ranked(logits, rows, self.config, self._runner.decoder.pruned_head)
 
     def _add_levels(

@@ -11,26 +11,19 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import numpy as np
-import torch
 
 from paceline.errors import ProposerError
-from paceline.models.ops.base import BLOCK_SIZE, Ops, Slots, Tensor
+from paceline.models.arrays import Floats
+from paceline.models.ops.base import BLOCK_SIZE, Ops, Slots
 from paceline.models.pages import sparse_zeros
 from paceline.runtime.kv_cache import KVCache
 
-LARGEST = torch.finfo(torch.float16).max
-Fuse = Callable[[Tensor], Tensor]
+LARGEST = float(np.finfo(np.float16).max)
+Fuse = Callable[[Floats], Floats]
 """``[rows, taps, hidden_size]`` to ``[rows, width]``, float32."""
 NO_TOKEN = -1
 PENDING_ROWS = 256
 """Rows that wait to be made one vector each, together, which takes less than one by one."""
-
-
-def padded_linear(ops: Ops, x: Tensor, packed: object) -> Tensor:
-    """A packed linear of any number of rows, ``[rows, in]`` to ``[rows, out]``, float32."""
-    padding = -len(x) % getattr(ops, "row_multiple", 1)
-    rows = torch.nn.functional.pad(x, (0, 0, 0, padding)) if padding else x
-    return ops.linear(rows.contiguous(), packed)[: len(x)]
 
 
 class Fusion:
@@ -49,30 +42,31 @@ class Fusion:
         self,
         ops: Ops,
         fc: object,
-        norm: Tensor | None,
+        norm: Floats | None,
         groups: int,
         eps: float,
-        last_norm: Tensor | None = None,
+        last_norm: Floats | None = None,
     ) -> None:
         self._ops, self._fc = ops, fc
         self._last_norm = last_norm
         self._norm, self._groups, self._eps = norm, groups, eps
 
-    @torch.inference_mode()
-    def __call__(self, features: Tensor) -> Tensor:
+    def __call__(self, features: Floats) -> Floats:
         """``[rows, taps, hidden_size]`` to ``[rows, width]``, float32."""
         rows = len(features)
         x = features.reshape(rows, -1)
         if self._norm is not None:
-            x = self._normed(x.view(rows, self._groups, -1)).view(rows, -1) * self._norm
-        y = padded_linear(self._ops, x, self._fc)
+            x = self._normed(x.reshape(rows, self._groups, -1)).reshape(rows, -1) * self._norm
+        y = self._ops.linear(x, self._fc)
         return y if self._last_norm is None else self._normed(y) * self._last_norm
 
-    def _normed(self, x: Tensor) -> Tensor:
-        return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + self._eps)
+    def _normed(self, x: Floats) -> Floats:
+        mean = np.square(x).mean(axis=-1, keepdims=True)
+        normed: Floats = x / np.sqrt(mean + np.float32(self._eps))
+        return normed
 
 
-def first_tap(features: Tensor) -> Tensor:
+def first_tap(features: Floats) -> Floats:
     """The hidden states of a head that reads one tap as it is."""
     return features[:, 0]
 
@@ -93,15 +87,13 @@ class Features:
         fuse: Fuse,
         inputs: tuple[int, int],
         width: int,
-        device: torch.device,
     ) -> None:
         self.num_blocks = kv.memory.num_blocks
-        rows = sparse_zeros((self.num_blocks * BLOCK_SIZE, width), np.float16)
-        self._rows = torch.from_numpy(rows).to(device)
-        self._tokens = np.full(len(rows), NO_TOKEN, np.int32)
+        self._rows = sparse_zeros((self.num_blocks * BLOCK_SIZE, width), np.float16)
+        self._tokens = np.full(len(self._rows), NO_TOKEN, np.int32)
         self._fuse, self._inputs = fuse, inputs
         self._slots: list[Slots] = []
-        self._pending: list[Tensor] = []
+        self._pending: list[Floats] = []
         self._num_pending = 0
         kv.follow(self)
 
@@ -115,7 +107,7 @@ class Features:
         missing = np.flatnonzero(self._tokens[slots] != np.array(token_ids, np.int32))
         return len(slots) - (int(missing[-1]) + 1 if len(missing) else 0)
 
-    def write(self, slots: Slots, token_ids: Sequence[int], features: Tensor) -> None:
+    def write(self, slots: Slots, token_ids: Sequence[int], features: Floats) -> None:
         """Take hidden states ``[slots, taps, hidden_size]`` of the tokens that these slots hold.
 
         Raises:
@@ -133,25 +125,21 @@ class Features:
         if self._num_pending >= PENDING_ROWS:
             self._settle()
 
-    def read(self, slots: Slots) -> Tensor:
+    def read(self, slots: Slots) -> Floats:
         """``[slots, width]`` float32."""
         self._settle()
-        return self._rows.index_select(0, self._index(slots)).float()
+        return self._rows[slots].astype(np.float32)
 
     def move(self, source: Slots, target: Slots) -> None:
         with suppress(Exception):  # the KV moves all the same, and reading fails again
             self._settle()
-        moved = self._rows.index_select(0, self._index(source))
-        self._rows.index_copy_(0, self._index(target), moved)
+        self._rows[target] = self._rows[source]
         self._tokens[target] = self._tokens[source]
 
     def fill(self, slots: Slots, value: float) -> None:
         self._settle()
-        self._rows.index_fill_(0, self._index(slots), value)
+        self._rows[slots] = value
         self._tokens[slots] = NO_TOKEN
-
-    def _index(self, slots: Slots) -> Tensor:
-        return torch.from_numpy(slots).to(self._rows.device)
 
     def _settle(self) -> None:
         """Write what is pending; a slot that came twice holds what came last."""
@@ -159,6 +147,7 @@ class Features:
             slots, self._slots = self._slots, []
             pending, self._pending = self._pending, []
             self._num_pending = 0
-            fused = self._fuse(torch.cat(pending)).clamp(-LARGEST, LARGEST).half()
-            for each, part in zip(slots, fused.split([*map(len, slots)]), strict=True):
-                self._rows.index_copy_(0, self._index(each), part)
+            fused = self._fuse(np.concatenate(pending)).clip(-LARGEST, LARGEST)
+            ends = np.cumsum([*map(len, slots)])
+            for each, part in zip(slots, np.split(fused, ends[:-1]), strict=True):
+                self._rows[each] = part

@@ -16,8 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
+import numpy as np
 
+from paceline.models.arrays import Floats
 from paceline.proposers.base.estimates import Candidates, ranked
 from paceline.proposers.base.parallel import MaskDrafter
 from paceline.proposers.heads.drafter import FeatureDrafter
@@ -34,7 +35,7 @@ class PEagleProposer(MaskDrafter, FeatureDrafter):
 
     rows_behind = 1
 
-    def __init__(self, *args: Any, mask_input: torch.Tensor) -> None:
+    def __init__(self, *args: Any, mask_input: Floats) -> None:
         super().__init__(*args)
         mask_token = self._runner.decoder.config.mask_token_id
         assert mask_token is not None
@@ -44,9 +45,9 @@ class PEagleProposer(MaskDrafter, FeatureDrafter):
         self, spans: Sequence[Span], rows: Sequence[SamplingRow]
     ) -> Iterable[Candidates]:
         masked, levels = self._masked(spans, rows)
-        inputs = list[torch.Tensor]()
+        inputs = list[Floats]()
         for known, span in zip(spans, masked, strict=True):
             masks = len(span.token_ids) - len(known.token_ids)
-            inputs += [self._features_of(known), self._mask_input.expand(masks, -1)]
-        result = self._runner.forward(self._runner.pack(masked), inputs=torch.cat(inputs))
+            inputs += [self._features_of(known), np.repeat(self._mask_input, masks, axis=0)]
+        result = self._runner.forward(self._runner.pack(masked), inputs=np.concatenate(inputs))
         return ranked(result.logits, levels, self.config, self._runner.decoder.pruned_head)

@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
+import numpy as np
 
+from paceline.models.arrays import Floats
 from paceline.policy.prices import Prices
 from paceline.proposers.base.estimates import Candidates, ranked
 from paceline.proposers.base.growth import DraftState, Growth
@@ -37,7 +38,7 @@ class HeadProposer(FeatureDrafter):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._outputs: dict[int, torch.Tensor] = {}
+        self._outputs: dict[int, Floats] = {}
         """By request: what the head put out at the nodes of its span, ``[nodes, hidden_size]``."""
 
     def finish(self, request: Request) -> None:
@@ -49,7 +50,7 @@ class HeadProposer(FeatureDrafter):
 
     def _draft(self, growths: list[Growth], spans: Sequence[Span], prices: Prices) -> None:
         if can_grow(self._runner, growths):
-            inputs = torch.cat([self._features_of(span) for span in spans])
+            inputs = np.concatenate([self._features_of(span) for span in spans])
             grow(self.config, self._runner, growths, spans, inputs, prices, self._reserve)
         else:
             super()._draft(growths, spans, prices)
@@ -57,22 +58,21 @@ class HeadProposer(FeatureDrafter):
     def _candidates(
         self, spans: Sequence[Span], rows: Sequence[SamplingRow]
     ) -> Iterable[Candidates]:
-        inputs = torch.cat([self._inputs(span) for span in spans])
+        inputs = np.concatenate([self._inputs(span) for span in spans])
         result = self._runner.forward(self._runner.pack(spans), inputs=inputs)
         assert result.features is not None
         self._put_out(spans, result.features[:, 0])
         head = self._runner.decoder.pruned_head
         return ranked(result.logits, rows, self.config, head) if rows else ()
 
-    def _inputs(self, span: Span) -> torch.Tensor:
+    def _inputs(self, span: Span) -> Floats:
         """What a span's nodes read beside their tokens, ``[nodes to compute, width]``."""
         if span.num_cached:  # drafted nodes
             outputs = self._outputs[span.request_id]
-            parents = torch.tensor(span.parents[span.num_cached :], device=outputs.device)
-            return outputs.index_select(0, parents)
+            return outputs[list(span.parents[span.num_cached :])]
         return self._features_of(span)
 
-    def _put_out(self, spans: Sequence[Span], outputs: torch.Tensor) -> None:
+    def _put_out(self, spans: Sequence[Span], outputs: Floats) -> None:
         """Keep what the children of these spans' nodes will read.
 
         Of tokens that were read that is the last one's, which becomes node 0 of the draft's span.
@@ -82,7 +82,7 @@ class HeadProposer(FeatureDrafter):
             last = first + len(span.token_ids) - span.num_cached
             if span.num_cached:
                 known = self._outputs[span.request_id]
-                self._outputs[span.request_id] = torch.cat([known, outputs[first:last]])
+                self._outputs[span.request_id] = np.concatenate([known, outputs[first:last]])
             else:
                 self._outputs[span.request_id] = outputs[last - 1 : last]
             first = last

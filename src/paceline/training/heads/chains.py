@@ -86,7 +86,7 @@ class ChainHead(ABC):
     ) -> None:
         self.config, self.ops, self.embedding = config, ops, embedding
         self._params = params
-        self._rope = RotaryTable(config.rope, config.head_dim, max_len, ops.device)
+        self._rope = RotaryTable(config.rope, config.head_dim, max_len, ops)
         self._rope.reach(max_len)
 
     def fused(self, features: Tensor) -> Tensor:

@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from paceline.errors import TrainingError
+from paceline.models.arrays import floats
 from paceline.models.json_file import read_json
 from paceline.models.quantised.methods import schemes_of, split_quantisation
 from paceline.models.quantised.tensors import QuantisedTensors
 from paceline.models.safetensors_files import SafetensorsFolder
 from paceline.models.stored import RenamedTensors, StoredTensors
 from paceline.models.tensor_checks import check_floats
+from paceline.models.torch_arrays import to_torch
 from paceline.training.model_files import TrainableModel
 
 _FREE = ("speculators_config", "speculators_version", "dtype")
@@ -52,9 +52,9 @@ def continued(folder: Path, fresh: TrainableModel) -> TrainableModel:
     for name in fresh.params:
         stored = tensors[_OWN + name]
         check_floats(name, stored, tensors.type_of(_OWN + name))
-        params[name] = stored.to(torch.float32, copy=True)
+        params[name] = to_torch(floats(stored).copy())
     # Copies, because a file that is mapped here may be replaced, and training writes to these.
-    fixed = {name: tensors[_OWN + name].clone() for name in fresh.fixed}
+    fixed = {name: to_torch(tensors[_OWN + name].copy()) for name in fresh.fixed}
     return TrainableModel(fresh.raw, params, fixed)
 
 

@@ -11,12 +11,14 @@ Source: Chen et al., DFlash, arXiv 2602.06036. The tensors have the names of the
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
+from paceline.models.ops.rows import Rows
 from paceline.models.weights import Ends
 from paceline.training.heads.batches import Batch, Grid
 from paceline.training.ops import TrainingOps
@@ -97,7 +99,7 @@ class DFlash:
         own = {n: p for n, p in params.items() if n.startswith("layers.") or n == LAST_NORM}
         tensors = {f"model.{name}": p for name, p in own.items()}
         lent = Ends(embedding, None, config)
-        self._decoder = Decoder(config, tensors, ops, max_len, lent)
+        self._decoder = Rows(Decoder(config, tensors, cast(Any, ops), max_len, lent))
 
     def steps(
         self, batch: Batch, num_steps: int, chosen: Tensor

@@ -152,7 +152,9 @@ def _forward(traces: Sequence[Trace], runner: ModelRunner) -> tuple[Array, Array
     rows = np.delete(np.arange(ends[-1]), ends - 1)  # of the last token nothing is drafted
     for index in range(len(traces)):
         kv.free(index)
-    return pack_rows(result.features.cpu()[rows]), top_rows(result.logits.cpu())
+    return pack_rows(torch.from_numpy(result.features[rows])), top_rows(
+        torch.from_numpy(result.logits)
+    )
 
 
 def top_rows(logits: Tensor) -> Array:

@@ -13,10 +13,12 @@ import numpy.typing as npt
 import torch
 
 from paceline.errors import TrainingError
+from paceline.models.arrays import floats
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
 from paceline.models.head_kinds import MTP
 from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
+from paceline.models.torch_arrays import to_numpy, to_torch
 from paceline.traces import Trace
 from paceline.training.heads.dflash import FUSED_NORM, FUSION, LAST_NORM
 from paceline.training.heads.eagle3 import ATTENTION, LAYER
@@ -89,7 +91,7 @@ class TargetWeights:
         self._tensors, self.config = target.tensors, target.config
 
     def __call__(self, name: str) -> Tensor:
-        return self._tensors[name].float()
+        return to_torch(floats(self._tensors[name]))
 
     def stacked(self, prefix: str, sizes: Mapping[str, int], fused: str) -> dict[str, Tensor]:
         """Matrices by their short names, of so many rows each, which may be fused in the file."""
@@ -266,4 +268,7 @@ def vocabulary_maps(token_ids: Tensor, vocab_size: int) -> dict[str, Tensor]:
     """What a checkpoint says of the head's tokens: ``d2t`` and ``t2d``."""
     flags = torch.zeros(vocab_size, dtype=torch.bool)
     flags[token_ids] = True
-    return {HEAD_TOKENS: PrunedHead(token_ids, vocab_size).offsets, TOKEN_FLAGS: flags}
+    return {
+        HEAD_TOKENS: to_torch(PrunedHead(to_numpy(token_ids), vocab_size).offsets),
+        TOKEN_FLAGS: flags,
+    }

@@ -11,9 +11,8 @@ import numpy.typing as npt
 import torch
 
 from paceline.models.config import ModelConfig
-from paceline.models.ops.base import BLOCK_SIZE, AttentionBatch, AttentionGroup
-from paceline.models.ops.tensor_kv import TensorKV
-from paceline.runtime.kv_cache import KVCache
+from paceline.models.ops.base import BLOCK_SIZE, slots_of
+from paceline.models.ops.row_ops import AttentionBatch, AttentionGroup
 from paceline.span import Span
 
 Ints = npt.NDArray[np.int64]
@@ -141,27 +140,30 @@ def _groups(rows: _Rows, config: ModelConfig) -> list[AttentionGroup]:
 
 
 def build_batch(
-    spans: Sequence[Span], kv: KVCache, row_multiple: int, config: ModelConfig
+    spans: Sequence[Span],
+    block_tables: Sequence[Sequence[int]],
+    memory: torch.Tensor,
+    row_multiple: int,
+    config: ModelConfig,
 ) -> Batch:
     """Pack spans whose KV slots are reserved.
 
     Args:
         spans: at least one, each with at least one node to compute.
-        kv: the cache in which the spans' sequences live, its memory a :class:`TensorKV`.
+        block_tables: the blocks of each span's sequence.
+        memory: keys and values, as :class:`AttentionBatch` has them.
         row_multiple: the backend's padding.
         config: of the model, which says what rows see.
     """
     rows = _Rows(config.reads_blocks)
-    for span in spans:
-        rows.add(span, kv[span.request_id].slots)
+    for span, table in zip(spans, block_tables, strict=True):
+        rows.add(span, slots_of(table))
     count = len(rows.tokens)
     padding = [0] * (-count % row_multiple)
     columns = torch.from_numpy(
         np.array([rows.tokens + padding, rows.positions + padding, rows.write_slots + padding])
     )
     groups = _groups(rows, config)
-    assert isinstance(kv.memory, TensorKV)
-    memory = kv.memory.tensor
     device = memory.device
     if columns.device != device:
         columns = columns.to(device)

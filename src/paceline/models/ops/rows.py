@@ -1,0 +1,166 @@
+"""A decoder's steps over a backend of row ops (:mod:`paceline.models.ops.row_ops`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+
+from paceline.models.decoder import Decoder
+from paceline.models.ops.row_mixture import mixed
+from paceline.models.ops.row_ops import RowOps, Tensor
+from paceline.models.weights import Layer
+
+
+def _nothing(layer: int, x: Tensor) -> None:
+    """Of hidden states that nobody wants."""
+
+
+class Rows:
+    """The steps of a decoder over a backend of row ops, which packed its weights.
+
+    Attributes:
+        head_tokens: which token each column of the logits is, int64 in host memory; None where
+            column i is token i.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder, self.config = decoder, decoder.config
+        self.ops = cast(RowOps, decoder.ops)
+        head = decoder.pruned_head
+        self.head_tokens = None if head is None else torch.from_numpy(head.token_ids)
+
+    def hidden(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        batch: Any,
+        inputs: Tensor | None = None,
+        take: Callable[[int, Tensor], None] = _nothing,
+    ) -> Tensor:
+        """Run the layers.
+
+        Args:
+            input_ids, positions: ``[rows]`` int64, padded to a multiple of ``ops.row_multiple``.
+            batch: the backend's own attention metadata for these rows.
+            inputs: ``[rows, hidden_size]`` float32 of the rows of a decoder that has an entry.
+            take: gets each residual stream, after its number as :mod:`paceline.models.taps` counts.
+
+        Returns:
+            ``[rows, hidden_size]`` float32, after the final norm.
+        """
+        c, ops = self.config, self.ops
+        x, joined = self._enter(input_ids, inputs)
+        tables = self._angles(positions)
+        for index, layer in enumerate(self._decoder.layers):
+            take(index, x)
+            read = self._normed(x, layer.input_norm) if index or joined is None else joined
+            q, k, v = self._heads(layer, read, *tables[c.is_sliding(index)])
+            x = self._attended(layer, x, ops.attention(index, q, k, v, c, batch))
+            x = self._fed_forward(layer, x)
+        take(len(self._decoder.layers), x)
+        x = self._normed(x, self._decoder.norm)
+        take(len(self._decoder.layers) + 1, x)
+        return x
+
+    def write_kv(self, positions: Tensor, inputs: Tensor, batch: Any) -> None:
+        """Write the KV of rows ``[rows, hidden_size]`` that every layer reads unchanged."""
+        tables = self._angles(positions)
+        for index, layer in enumerate(self._decoder.layers):
+            _, k, v = self._heads(layer, inputs, *tables[self.config.is_sliding(index)])
+            self.ops.write_kv(index, k, v, batch)
+
+    def _angles(self, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Cosines and sines of the positions, of full layers and of sliding ones."""
+        self._decoder.reach(
+            self._decoder.max_len
+        )  # all: asking a GPU for the last position would make it wait
+        tables = [self._decoder.rope]
+        if self.config.local_rope:
+            tables.append(self._decoder.local_rope)
+        full, *local = [
+            (table.cos[positions].unsqueeze(1), table.sin[positions].unsqueeze(1))
+            for table in (self._decoder.rope, self._decoder.local_rope)[
+                : 2 if self.config.local_rope else 1
+            ]
+        ]
+        return [full, *(local or [full])]
+
+    def _enter(self, input_ids: Tensor, inputs: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The residual stream that enters layer 0, and what it reads instead of its norm."""
+        c, ops, entry = self.config, self.ops, self._decoder.entry
+        x = ops.embedding(input_ids, self._decoder.embedding)
+        if c.embedding_multiplier != 1.0:
+            x = x * c.embedding_multiplier
+        assert (entry is None) == (inputs is None), "inputs are for decoders that have an entry"
+        if entry is None or inputs is None:
+            return x, None
+        normed = self._normed(inputs, entry.input_norm)
+        joined = torch.cat((self._normed(x, entry.token_norm), normed), dim=1)
+        if entry.join is not None:
+            return ops.row_linear(joined, entry.join), None
+        return normed if c.norm_before_residual else inputs, joined
+
+    def _normed(self, x: Tensor, norm: Tensor | None) -> Tensor:
+        return x if norm is None else self.ops.rms_norm(x, norm, self.config.norm_eps)
+
+    def _heads(
+        self, layer: Layer, read: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """A layer's queries, keys and values ``[rows, heads, head_dim]``."""
+        c, ops = self.config, self.ops
+        qkv = ops.row_linear(read, layer.qkv)
+        heads = qkv.view(len(read), -1, c.head_dim)  # queries, then keys, then values
+        turned = c.num_heads + c.num_kv_heads
+        qk, v = heads[:, :turned], heads[:, turned:]
+        if layer.qk_norm is not None:
+            qk = self._normed_heads(qk, layer.qk_norm)
+        qk = ops.rotary(qk, cos, sin)
+        return qk[:, : c.num_heads], qk[:, c.num_heads :], v
+
+    def _normed_heads(self, qk: Tensor, norm: Tensor) -> Tensor:
+        """Queries and keys ``[rows, heads + kv_heads, head_dim]`` after their norms."""
+        c, ops = self.config, self.ops
+        if not c.qk_norm_whole:
+            return ops.rms_norm(qk, norm, c.norm_eps)
+        sizes = (c.num_heads, c.num_kv_heads)
+        normed = [
+            ops.rms_norm(heads.flatten(1), weight.flatten(), c.norm_eps)
+            for heads, weight in zip(qk.split(sizes, dim=1), norm.split(sizes), strict=True)
+        ]
+        return torch.cat(normed, dim=1).view(qk.shape)
+
+    def _attended(self, layer: Layer, x: Tensor, attended: Tensor) -> Tensor:
+        """The residual stream after a layer's attention, with ``attended`` of its heads."""
+        c, ops = self.config, self.ops
+        attended = ops.row_linear(attended, layer.o)
+        if layer.post_attention_norm is not None:
+            attended = ops.rms_norm(attended, layer.post_attention_norm, c.norm_eps)
+        return x + self._scaled(attended)
+
+    def _fed_forward(self, layer: Layer, x: Tensor) -> Tensor:
+        """The residual stream after a layer's feed-forward."""
+        c, ops = self.config, self.ops
+        read = ops.rms_norm(x, layer.mlp_norm, c.norm_eps)
+        if layer.mixture is not None:
+            assert c.experts is not None
+            mlp = mixed(layer.mixture, read, c.experts, c.activation, ops)
+        else:
+            mlp = ops.gated_activation(ops.row_linear(read, layer.gate_up), c.activation)
+            mlp = ops.row_linear(mlp, layer.down)
+        if layer.post_mlp_norm is not None:
+            mlp = ops.rms_norm(mlp, layer.post_mlp_norm, c.norm_eps)
+        return x + self._scaled(mlp)
+
+    def _scaled(self, branch: Tensor) -> Tensor:
+        m = self.config.residual_multiplier
+        return branch if m == 1.0 else branch * m
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """``[rows, hidden_size]`` (padded like the batch) to ``[rows, num_logits]`` float32."""
+        c = self.config
+        logits = self.ops.row_linear(hidden, self._decoder.head)
+        if c.logits_divisor != 1.0:
+            logits = logits / c.logits_divisor
+        return self.ops.softcap(logits, c.logits_softcap) if c.logits_softcap else logits
