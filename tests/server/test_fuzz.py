@@ -78,7 +78,7 @@ def test_generated_requests_are_answered_rightly() -> None:
         return found
 
     assert not asyncio.run(all_of_them())
-    assert application().state.serving.admission.num_unfinished == 0
+    assert application().state.models.first.admission.num_unfinished == 0
 
 
 MANY: list[dict[str, Any]] = [
