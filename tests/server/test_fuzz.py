@@ -22,7 +22,7 @@ from tests.server.fuzz_judge import Answer, problems
 from tests.server.fuzz_requests import CONTEXT, KEY, MAX_BODY_BYTES, Case
 from tests.server.fuzz_values import NAME
 
-COUNT = 300
+COUNT = 600
 
 
 @functools.cache

@@ -185,6 +185,8 @@ def test_ollamas_keep_alive_says_how_long_a_model_stays() -> None:
             assert first["expires_at"].startswith("2300")
             assert not other["expires_at"].startswith("2300")
             assert other["size"] == server.models.find("b").size > 0
+            await server.post(GENERATE, model="a", keep_alive="9999999999h")
+            assert (await server.get("/api/ps")).json()["models"][0] == first
             told = (await server.post(GENERATE, model="b", keep_alive=0)).json()
             assert (told["response"], told["done_reason"]) == ("", "unload")
             assert await loaded(server) == ["a:latest"]

@@ -95,8 +95,8 @@ class ServeOptions(EngineOptions, SpeculationOptions, ModelOptions):
     )
     memory_budget: str | None = option(
         None,
-        "Memory of all loaded models together, e.g. 8GiB or 50% (default: 80% where there are "
-        "several); who was not used for longest is unloaded for others.",
+        "Memory of all loaded models together, e.g. 8GiB or 50%; the least recently used is "
+        "unloaded for others (default: four fifths of the machine's where there are several).",
     )
     max_loaded_models: int | None = option(None, "Most models that are loaded at once.")
     keep_alive: str = option(

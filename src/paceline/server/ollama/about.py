@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import time
 from typing import Any
 
@@ -29,6 +28,8 @@ API_VERSION = "0.12.6"
 """Of the Ollama whose API this is; clients ask whether it is new enough for what they send."""
 FOR_EVER = "2300-01-01T00:00:00Z"
 """When a model that stays loaded leaves."""
+_LONGEST_SECONDS = 1e9
+"""Beyond that it stays."""
 
 reports = APIRouter()
 
@@ -84,7 +85,7 @@ async def loaded(request: Request) -> dict[str, Any]:
 def _expiry(serving: Serving) -> str:
     """When a model is unloaded if it is not used."""
     seconds = serving.resident.seconds_left
-    return FOR_EVER if seconds == math.inf else timestamp(time.time() + seconds)
+    return FOR_EVER if seconds > _LONGEST_SECONDS else timestamp(time.time() + seconds)
 
 
 @reports.post(
