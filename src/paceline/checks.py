@@ -3,10 +3,39 @@
 from __future__ import annotations
 
 import importlib
+import math
+import re
 from collections.abc import Collection
 from pathlib import Path
 
 from paceline.errors import ConfigError, PacelineError
+
+_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
+_DURATION = re.compile(rf"-?(?:{_PART.pattern})+")
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def seconds_of(value: object) -> float:
+    """Seconds in ``300``, ``"300"``, ``"5m"`` or ``"1h30m"``; infinite where it is negative.
+
+    Raises:
+        ConfigError: it is no duration.
+    """
+    text = str(value).strip()
+    if not isinstance(value, (int, float, str)) or isinstance(value, bool):
+        text = ""
+    if _DURATION.fullmatch(text):
+        seconds = sum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(text))
+        return math.inf if text.startswith("-") else seconds
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if math.isnan(seconds):
+        raise ConfigError(
+            f"{str(value)[:40]!r} is no duration; write seconds, 5m or 1h30m, and -1 for ever"
+        )
+    return math.inf if seconds < 0 else seconds
 
 
 def check_number(

@@ -33,6 +33,14 @@ class FetchError(ModelLoadError):
     """A model of the catalogue could not be fetched, or may be only when it is asked for."""
 
 
+class ModelUnavailableError(ModelLoadError):
+    """A server cannot load a model that a request asks for; its other models serve on."""
+
+
+class ModelTooLargeError(ModelUnavailableError):
+    """A model needs more memory than a server may use for models."""
+
+
 class TemplateError(RequestError):
     """A chat template is missing, failed, or went past its limits of time or output."""
 

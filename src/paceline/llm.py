@@ -36,6 +36,7 @@ from paceline.models.tokenizer import Tokenizer
 from paceline.outputs import Collector, Job
 from paceline.request import Constraint, StepOutput, StopChecker
 from paceline.runtime.grammar import GrammarCompiler
+from paceline.runtime.kv_cache import bytes_per_block
 from paceline.sampling_params import SamplingParams
 from paceline.workbench.profile_store import stored_table
 
@@ -90,6 +91,8 @@ class LLM:
         self.backend = self._built.backend
         self.promises_identity = self._built.promises_identity
         shape, tokenizer = self.checkpoint.config, self.checkpoint.tokenizer
+        num_blocks = self.call(lambda engine: engine.kv.pool.num_blocks)
+        self.kv_bytes = num_blocks * bytes_per_block(shape, self.config.kv_cache_dtype)
         self._grammars = GrammarCompiler(tokenizer, shape.vocab_size, shape.eos_token_ids)
 
     def _speculative(self, source: SpeculativeSource) -> tuple[SpeculativeConfig, ...]:

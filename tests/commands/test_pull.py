@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from paceline.commands.pull import PullOptions, pull_command
-from paceline.commands.serve import ServeOptions, default_names, engine_factory
+from paceline.commands.serve import ServeOptions, engine_factory
+from paceline.commands.serve_models import default_names
 from paceline.errors import ConfigError, FetchError
 from paceline.models.catalogue import find_entry, users_catalogue
 from paceline.models.embedded import embedded_model, embedded_ngram_model

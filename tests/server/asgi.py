@@ -22,7 +22,7 @@ def application(engine: FakeEngine | None = None, **config: Any) -> FastAPI:
 
 
 def engine_of(app: FastAPI) -> FakeEngine:
-    return app.state.serving.client
+    return app.state.models.first.client
 
 
 def client_of(app: FastAPI) -> httpx.AsyncClient:

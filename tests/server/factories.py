@@ -120,6 +120,7 @@ class Paper:
     """What the engine's process needs of an engine: the prompt's first token again and again."""
 
     backend, promises_identity, proposers = "paper", True, ("prompt_lookup",)
+    kv_bytes = 1 << 10
     config = SimpleNamespace(max_model_len=1 << 20, dtype="float32", max_num_seqs=4)
     shape = SimpleNamespace(architecture="paper", hidden_size=8, num_layers=1)
     checkpoint = SimpleNamespace(

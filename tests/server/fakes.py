@@ -101,6 +101,7 @@ class FakeEngine:
     state: EngineState = "starting"
     failure: str = ""
     num_restarts: int = 0
+    pid: int | None = None
     last_stats: EngineStats | None = None
     calls: list[Call] = field(default_factory=list)
     num_flushes: int = 0

@@ -28,6 +28,7 @@ from tests.server.fuzz_requests import CONTEXT, KEY, MAX_BODY_BYTES, Case
 from tests.server.fuzz_server import (
     Address,
     Stalled,
+    files_of,
     fill_cache,
     memory_of,
     problems_of_health,
@@ -60,6 +61,7 @@ class Report:
     failures: list[str] = field(default_factory=list)
     slowest: list[tuple[float, str]] = field(default_factory=list)
     memory: list[dict[str, int]] = field(default_factory=list)
+    files: dict[str, int] = field(default_factory=dict)
 
     def take(self, number: int, case: Case, answer: Answer, seconds: float) -> None:
         self.sent += 1
@@ -109,6 +111,17 @@ def check_memory(report: Report) -> None:
             report.fail(f"the memory of {name} grew from {begin} to {end} kB")
 
 
+def check_files(report: Report, before: dict[str, int], pid: int) -> None:
+    """Whether all files are closed that were opened for requests; connections close soon."""
+    for _ in range(100):
+        report.files = files_of(pid)
+        left = {n: report.files[n] - before[n] for n in ("server", "paceline-engine")}
+        if max(left.values()) <= 0:
+            return
+        time.sleep(0.1)
+    report.fail(f"files that are open beyond those at the start: {left}")
+
+
 def run(count: int, seed: int, first: int = 0) -> Report:
     """Send the cases from ``first`` up to ``count`` of a seed to a fresh server."""
     report = Report()
@@ -120,6 +133,7 @@ def run(count: int, seed: int, first: int = 0) -> Report:
             assert port is not None
             address = (host, port)
             fill_cache(address)
+            files = files_of(process.pid)
             stalled = Stalled(address, 40)
             marks = {first + (count - first) * i // 10 for i in range(1, 10)}
             for number, case in enumerate(cases(seed, count, first), first):
@@ -131,6 +145,7 @@ def run(count: int, seed: int, first: int = 0) -> Report:
                 report.fail(problem)
             report.memory.append(memory_of(process.pid))
             check_memory(report)
+            check_files(report, files, process.pid)
     return report
 
 
@@ -149,6 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "statuses": dict(sorted(report.statuses.items())),
         "slowest": report.slowest,
         "memory_kb": report.memory,
+        "open_files": report.files,
         "failures": report.failures[:MAX_SHOWN],
         "num_failures": len(report.failures),
     }

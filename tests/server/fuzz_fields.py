@@ -12,7 +12,7 @@ from tests.server.fuzz_values import NAME, Raw, anything, nest, number, text
 Maker = Callable[[Random], Any]
 
 
-def _one_of(*values: Any) -> Maker:
+def one_of(*values: Any) -> Maker:
     return lambda rng: rng.choice(values)
 
 
@@ -173,31 +173,31 @@ def _speculative(rng: Random) -> Any:
     )
 
 
-_COUNT = _one_of(0, 1, 2, 16, 17, 20, 21, 300, -1, 2**31, 2**63, 1.5, True, "1", Raw("1e2"))
-_FLOAT = _one_of(0, 1, -1, 0.5, 2.5, 101, 1e-9, True, "1", Raw("1e400"), Raw("NaN"), Raw("-0.0"))
-_BOOL = _one_of(True, False, None, 0, 1, "true", [])
+COUNT = one_of(0, 1, 2, 16, 17, 20, 21, 300, -1, 2**31, 2**63, 1.5, True, "1", Raw("1e2"))
+FLOAT = one_of(0, 1, -1, 0.5, 2.5, 101, 1e-9, True, "1", Raw("1e400"), Raw("NaN"), Raw("-0.0"))
+_BOOL = one_of(True, False, None, 0, 1, "true", [])
 
 _GENERATION: dict[str, Maker] = {
-    "model": _one_of(NAME, "other", "", None, "a" * 5000, "\0", 3),
-    "temperature": _FLOAT,
-    "top_p": _FLOAT,
-    "min_p": _FLOAT,
-    "presence_penalty": _FLOAT,
-    "frequency_penalty": _FLOAT,
-    "repetition_penalty": _FLOAT,
-    "top_k": _COUNT,
-    "n": _COUNT,
+    "model": one_of(NAME, "other", "", None, "a" * 5000, "\0", 3),
+    "temperature": FLOAT,
+    "top_p": FLOAT,
+    "min_p": FLOAT,
+    "presence_penalty": FLOAT,
+    "frequency_penalty": FLOAT,
+    "repetition_penalty": FLOAT,
+    "top_k": COUNT,
+    "n": COUNT,
     "seed": number,
-    "max_tokens": _COUNT,
-    "min_tokens": _COUNT,
-    "prompt_logprobs": _COUNT,
-    "num_speculative_tokens": _COUNT,
+    "max_tokens": COUNT,
+    "min_tokens": COUNT,
+    "prompt_logprobs": COUNT,
+    "num_speculative_tokens": COUNT,
     "stop": _stop,
     "stop_token_ids": _ids,
     "allowed_token_ids": _ids,
     "logit_bias": _logit_bias,
     "stream": _BOOL,
-    "stream_options": _one_of({}, {"include_usage": True}, {"include_usage": 1}, {"x": 1}, []),
+    "stream_options": one_of({}, {"include_usage": True}, {"include_usage": 1}, {"x": 1}, []),
     "ignore_eos": _BOOL,
     "skip_special_tokens": _BOOL,
     "include_metrics": _BOOL,
@@ -212,29 +212,29 @@ FIELDS: dict[str, dict[str, Maker]] = {
     "/v1/completions": {
         **_GENERATION,
         "prompt": _prompt,
-        "logprobs": _COUNT,
+        "logprobs": COUNT,
         "echo": _BOOL,
         "suffix": text,
-        "best_of": _COUNT,
+        "best_of": COUNT,
         "add_special_tokens": _BOOL,
     },
     "/v1/chat/completions": {
         **_GENERATION,
         "messages": _messages,
         "logprobs": _BOOL,
-        "top_logprobs": _COUNT,
-        "max_completion_tokens": _COUNT,
+        "top_logprobs": COUNT,
+        "max_completion_tokens": COUNT,
         "tools": _tools,
         "tool_choice": _tool_choice,
         "parallel_tool_calls": _BOOL,
         "response_format": _response_format,
         "chat_template_kwargs": _template_options,
-        "chat_template": _one_of("{{ messages }}", "{% for i in range(10**9) %}{% endfor %}"),
+        "chat_template": one_of("{{ messages }}", "{% for i in range(10**9) %}{% endfor %}"),
         "add_generation_prompt": _BOOL,
         "continue_final_message": _BOOL,
         "functions": _tools,
         "metadata": anything,
-        "modalities": _one_of(["text"], ["audio"], "text"),
+        "modalities": one_of(["text"], ["audio"], "text"),
     },
     "/tokenize": {
         "prompt": text,

@@ -51,8 +51,8 @@ def problems(case: Case, answer: Answer) -> Iterator[str]:
         return
     if answer.status >= 400:
         yield from _of_error(case, answer)
-    elif answer.status == 200 and case.path.partition("?")[0].startswith("/v1/"):
-        yield from _of_success(answer)
+    elif answer.status == 200 and case.path.partition("?")[0].startswith(("/v1/", "/api/")):
+        yield from _of_success(case, answer)
 
 
 def _of_error(case: Case, answer: Answer) -> Iterator[str]:
@@ -62,16 +62,30 @@ def _of_error(case: Case, answer: Answer) -> Iterator[str]:
         yield f"an error of type {answer.content_type!r}"
         return
     document = json.loads(answer.body)
-    yield from _of_error_document(document)
+    yield from _of_error_document(_as_openais(case, document))
     found = _LEAK.search(answer.body.decode())
     if found and found[0].encode() not in case.body:
         yield f"the body shows {found[0]!r}"
+    if not case.field:
+        return
     error = document.get("error", {})
     named = f"{error.get('param')} {error.get('message')}"
     if answer.status != 400 or error.get("code") in _OF_THE_WHOLE:
         return
     if case.field not in named and not _is_about_another(case, named):
         yield f"the error does not name {case.field!r}: {error}"
+
+
+def _as_openais(case: Case, document: Any) -> Any:
+    """The error in OpenAI's shape; Ollama's and Anthropic's must have theirs."""
+    rest = {"param": None, "code": None}
+    error = document.get("error") if isinstance(document, dict) else None
+    if case.path.startswith("/api/") and isinstance(error, str):
+        return {"error": {"message": error, "type": "invalid_request_error", **rest}}
+    is_anthropics = case.path.startswith("/v1/messages") and document.get("type") == "error"
+    if is_anthropics and isinstance(error, dict) and set(error) == {"type", "message"}:
+        return {"error": {**error, **rest}}
+    return document if not case.path.startswith("/api/") else None
 
 
 def _is_about_another(case: Case, named: str) -> bool:
@@ -103,16 +117,47 @@ def seconds_for_tokens(answer: Answer) -> float:
     return SECONDS_PER_TOKEN * int(counts[-1] if counts else 0)
 
 
-def _of_success(answer: Answer) -> Iterator[str]:
+def _of_success(case: Case, answer: Answer) -> Iterator[str]:
+    text = answer.body.decode()
     if answer.content_type.startswith("text/event-stream"):
-        *blocks, done, rest = answer.body.decode().split("\n\n")
-        if done != "data: [DONE]" or rest:
+        blocks = [b for b in text.split("\n\n") if b[:1] != ":"]
+        documents = [_data(block) for block in blocks[:-1]]
+        if blocks[-1] or documents[-1] not in _ENDS:
             yield f"a stream that ends with {answer.body[-100:]!r}"
-        documents = [json.loads(b.removeprefix("data: ")) for b in blocks if b[:1] != ":"]
-        for document in documents:
-            if "error" in document:
-                yield f"a stream with an error: {document!r:.300}"
+        yield from _of_stream(documents)
+        return
+    if answer.content_type == "application/x-ndjson":
+        documents = [json.loads(line) for line in text.splitlines()]
+        if not documents[-1].get("done"):
+            yield f"a stream that ends with {answer.body[-100:]!r}"
+        yield from _of_stream(documents)
+        return
+    if case.path.startswith("/page") or not answer.content_type.startswith("application/json"):
         return
     document = json.loads(answer.body)
-    if "error" in document:
+    if _has_error(document):
         yield f"200 with an error: {document!r:.300}"
+
+
+_ENDS = ("[DONE]", "message_stop", "response.completed", "response.incomplete")
+"""Of streams: OpenAI's, Anthropic's, and those of responses."""
+
+
+def _data(block: str) -> Any:
+    """The document of an event; of a last one, what says that it is the last."""
+    (line,) = [each for each in block.split("\n") if each.startswith("data: ")]
+    data = line.removeprefix("data: ")
+    document = data if data == "[DONE]" else json.loads(data)
+    is_last = isinstance(document, dict) and document.get("type") in _ENDS
+    return document["type"] if is_last else document
+
+
+def _of_stream(documents: list[Any]) -> Iterator[str]:
+    for document in documents:
+        if _has_error(document):
+            yield f"a stream with an error: {document!r:.300}"
+
+
+def _has_error(document: Any) -> bool:
+    """Whether it tells of one; responses say that there is none."""
+    return isinstance(document, dict) and document.get("error") is not None

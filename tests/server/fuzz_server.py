@@ -77,6 +77,16 @@ def memory_of(pid: int) -> dict[str, int]:
     return found
 
 
+def files_of(pid: int) -> dict[str, int]:
+    """Open files of the same processes."""
+    found: dict[str, int] = {}
+    for pid_, parent, name, _ in _processes():
+        if pid in (pid_, parent):
+            files = sum(1 for _ in Path(f"/proc/{pid_}/fd").iterdir())
+            found["server" if pid_ == pid else name] = files
+    return found
+
+
 def _processes() -> list[tuple[int, int, str, int]]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):

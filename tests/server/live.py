@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from paceline.server.app import create_app
 from paceline.server.config import ServerConfig
 from paceline.server.engine.client import EngineClient, Restarts
 from paceline.server.engine.wire import Pulse
+from paceline.server.models import Models, Offer
 from tests.server import factories
 from tests.server.asgi import RawCall, client_of, events
 
@@ -22,9 +23,10 @@ from tests.server.asgi import RawCall, client_of, events
 class Server:
     """The application over an engine in a process of its own."""
 
-    def __init__(self, client: EngineClient, **config: Any) -> None:
+    def __init__(self, client: EngineClient, others: Sequence[Offer] = (), **config: Any) -> None:
         self.client = client
-        self.app = create_app(client, ServerConfig(**config))
+        self.app = create_app(client, ServerConfig(**config), others)
+        self.models: Models = self.app.state.models
 
     def ask(self, stream: bool = True, max_tokens: int = 4, **body: Any) -> RawCall:
         given = {"prompt": [7], "max_tokens": max_tokens, "stream": stream, **body}
@@ -34,9 +36,9 @@ class Server:
         async with client_of(self.app) as http:
             return await http.get(path)
 
-    async def post(self, path: str) -> httpx.Response:
+    async def post(self, path: str, **body: Any) -> httpx.Response:
         async with client_of(self.app) as http:
-            return await http.post(path)
+            return await http.post(path, json=body or None)
 
     def signal(self, number: int) -> None:
         assert self.client.pid is not None
@@ -48,7 +50,7 @@ class Server:
         await found.task
         assert found.status == 200, found.text
         assert self.client.num_generating == 0
-        assert self.app.state.serving.admission.num_unfinished == 0
+        assert self.app.state.models.first.admission.num_unfinished == 0
         while (await self.client.stats()).num_running:  # what was aborted goes when it is its turn
             await asyncio.sleep(0.005)
 
@@ -88,14 +90,26 @@ async def opened(
     factory: Callable[[], Any] = factories.paper,
     restarts: Restarts | None = None,
     pulse: Pulse | None = None,
+    others: Mapping[str, Callable[[], Any]] | None = None,
     **config: Any,
 ) -> AsyncIterator[Server]:
-    client = EngineClient(factory, restarts=restarts or Eager(), pulse=pulse or unwatched())
+    """A server of an engine.
+
+    Args:
+        others: what makes further models, by their names.
+    """
+
+    def client_over(factory: Callable[[], Any]) -> EngineClient:
+        return EngineClient(factory, restarts=restarts or Eager(), pulse=pulse or unwatched())
+
+    client = client_over(factory)
     await client.start()
+    offers = [Offer(client_over(made), (name,)) for name, made in (others or {}).items()]
+    server = Server(client, offers, **config)
     try:
-        yield Server(client, **config)
+        yield server
     finally:
-        await client.close()
+        await server.models.close()
 
 
 def run(story: Coroutine[Any, Any, None]) -> None:

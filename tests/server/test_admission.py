@@ -91,7 +91,7 @@ def test_a_client_that_leaves_ends_its_request(stream: bool) -> None:
 
     asyncio.run(leave())
     assert [made.aborted for made in engine.calls] == [True, True]
-    assert app.state.serving.admission.num_unfinished == 0
+    assert app.state.models.first.admission.num_unfinished == 0
     text = call(app, "GET", "/metrics").text
     assert 'request_success_total{finished_reason="abort",model_name="fake"} 2.0' in text
 
@@ -162,7 +162,7 @@ def test_who_is_not_taken_on_costs_no_work(
         (PATH, {"prompt": ["a", "b"]}),
         ("/v1/chat/completions", {"messages": [USER], "n": 2}),
     ]
-    with app.state.serving.admission.places(7):
+    with app.state.models.first.admission.places(7):
         for path, body in wishes:
             response = post(app, path, body)
             assert response.status_code == status, response.text
@@ -192,7 +192,7 @@ def test_a_batch_is_given_to_the_engine_at_once_and_is_taken_on_or_refused_as_a_
     assert post(app, PATH, {"prompt": [[5], [9], [6]]}).status_code == 400
     assert engine.given == [[5], [9], [6]]
     assert not engine.calls
-    assert app.state.serving.admission.num_unfinished == 0
+    assert app.state.models.first.admission.num_unfinished == 0
 
 
 def test_times_begin_when_a_request_arrives(monkeypatch: pytest.MonkeyPatch) -> None:

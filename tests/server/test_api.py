@@ -160,7 +160,7 @@ def test_what_takes_time_is_done_beside_the_event_loop(path: str, body: Any, asi
     loop: list[int] = []
     watched = Watched(loop)
     app = application(FakeEngine([5, 6], watched))
-    app.state.serving.longest_token  # noqa: B018  # spells all tokens, once
+    app.state.models.first.longest_token  # noqa: B018  # spells all tokens, once
     watched.aside.clear()
     watched.inline.clear()
     loop.append(threading.get_ident())

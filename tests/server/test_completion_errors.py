@@ -137,7 +137,7 @@ def test_one_failure_in_a_batch_ends_all_of_it() -> None:
     app = application(FakeEngine(error_at=(2, RequestFailedError("the sampler failed"))))
     assert refused(app, PATH, {"prompt": ["a", "b", "c"]}, 500)["code"] == "request_failed"
     assert all(made.aborted for made in engine_of(app).calls)
-    assert app.state.serving.admission.num_unfinished == 0
+    assert app.state.models.first.admission.num_unfinished == 0
 
 
 def test_a_dead_engine_refuses_with_a_500() -> None:

@@ -30,7 +30,7 @@ async def listening(
     """A server whose clients have so long for a request's headers."""
     listener, ready = bind(ServerConfig(port=0)), asyncio.Event()
     app = application(engine or FakeEngine(), receive_timeout=seconds)
-    server = DrainingServer(app, app.state.serving, 0, ready.set)
+    server = DrainingServer(app, app.state.models, 0, ready.set)
     serving = asyncio.create_task(server.serve([listener]))
     await ready.wait()
     try:

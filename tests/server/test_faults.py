@@ -135,7 +135,7 @@ async def listening(server: Server, **config: Any) -> AsyncIterator[DrainingServ
     listener = bind(ServerConfig(port=0, **config))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     ready = asyncio.Event()
-    found = DrainingServer(server.app, server.app.state.serving, 30, ready.set)
+    found = DrainingServer(server.app, server.app.state.models, 30, ready.set)
     serving = asyncio.create_task(found.serve([listener]))
     await ready.wait()
     yield found

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from paceline.metrics import EngineStats, SpeculationCounters
-from paceline.server.metrics import ServerMetrics
+from paceline.server.metrics import PREFIX, ModelMetrics, ServerMetrics
 from tests.server.fakes import FakeEngine
 
 DASHBOARD = Path(__file__).resolve().parents[2] / "docs" / "grafana-dashboard.json"
@@ -44,6 +44,18 @@ def busy(times: int = 1) -> EngineStats:
     return stats
 
 
+class Metrics(ModelMetrics):
+    """Of a server of one model."""
+
+    def __init__(self, prefix: str = PREFIX, model_name: str = "") -> None:
+        self.server = ServerMetrics(prefix)
+        super().__init__(self.server, model_name)
+
+    def render(self, stats: EngineStats | None, client: FakeEngine, num_loads: int = 1) -> bytes:
+        self.take(stats, client, num_loads)
+        return self.server.render()
+
+
 def samples(text: bytes) -> Samples:
     found = {}
     for family in text_string_to_metric_families(text.decode()):
@@ -62,7 +74,7 @@ def ready(**fields) -> FakeEngine:
 
 
 def test_the_engines_counters_by_proposer() -> None:
-    found = samples(ServerMetrics("paceline", "m").render(busy(), ready()))
+    found = samples(Metrics("paceline", "m").render(busy(), ready()))
     stem = "paceline:spec_decode_num"
     assert value(found, f"{stem}_draft_tokens_total", proposer="a") == 2
     assert value(found, f"{stem}_draft_tokens_total", proposer="b") == 1
@@ -81,7 +93,7 @@ def test_the_engines_counters_by_proposer() -> None:
 
 
 def test_vllms_dashboards_find_totals_without_a_proposer() -> None:
-    found = samples(ServerMetrics("vllm", "m").render(busy(), ready()))
+    found = samples(Metrics("vllm", "m").render(busy(), ready()))
     stem = "vllm:spec_decode_num"
     assert value(found, f"{stem}_drafts_total") == 1
     assert value(found, f"{stem}_draft_tokens_total") == 3
@@ -91,7 +103,7 @@ def test_vllms_dashboards_find_totals_without_a_proposer() -> None:
 
 
 def test_counters_go_on_through_a_restart() -> None:
-    metrics, engine = ServerMetrics(), ready()
+    metrics, engine = Metrics(), ready()
     metrics.render(busy(5), engine)
     engine.state = "starting"
     down = samples(metrics.render(None, engine))
@@ -108,7 +120,7 @@ def test_counters_go_on_through_a_restart() -> None:
 
 
 def test_counters_do_not_fall_when_an_older_snapshot_comes_late() -> None:
-    metrics, engine = ServerMetrics(), ready()
+    metrics, engine = Metrics(), ready()
     for times in (5, 4, 6):
         found = samples(metrics.render(busy(times), engine))
         assert value(found, "paceline:prompt_tokens_total") == 10 * max(times, 5)
@@ -116,7 +128,7 @@ def test_counters_do_not_fall_when_an_older_snapshot_comes_late() -> None:
 
 def test_widths_are_a_histogram() -> None:
     stats = EngineStats(decode_steps_by_rows={1: 5, 7: 2, 600: 1})
-    found = samples(ServerMetrics().render(stats, ready()))
+    found = samples(Metrics().render(stats, ready()))
     counts = [value(found, "paceline:step_rows_bucket", le=le) for le in ("1.0", "6.0", "8.0")]
     assert counts == [5, 5, 7]
     assert value(found, "paceline:step_rows_bucket", le="+Inf") == 8
@@ -124,7 +136,7 @@ def test_widths_are_a_histogram() -> None:
 
 
 def test_what_http_observes() -> None:
-    metrics = ServerMetrics()
+    metrics = Metrics()
     metrics.first_token.observe(0.02)
     metrics.token_gap.observe(0.004)
     metrics.token_gap.observe(0.012)
@@ -142,7 +154,7 @@ def test_what_http_observes() -> None:
 
 @pytest.mark.timing
 def test_observing_takes_microseconds() -> None:
-    metrics = ServerMetrics()
+    metrics = Metrics()
     best = float("inf")
     for _ in range(20):
         began = time.thread_time()
@@ -153,7 +165,7 @@ def test_observing_takes_microseconds() -> None:
 
 
 def test_servers_have_metrics_of_their_own() -> None:
-    one, other = ServerMetrics(), ServerMetrics()
+    one, other = Metrics(), Metrics()
     one.rejected.inc()
     found = samples(other.render(None, ready()))
     assert value(found, "paceline:requests_rejected_total") == 0
@@ -164,7 +176,7 @@ def test_servers_have_metrics_of_their_own() -> None:
 
 def exported() -> dict[str, set[str]]:
     """Every sample's name with its labels."""
-    metrics = ServerMetrics()
+    metrics = Metrics()
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(metrics.render(busy(), ready()).decode()):
         for sample in family.samples:
@@ -188,7 +200,7 @@ def test_the_dashboard_asks_for_what_is_exported(expression: str) -> None:
 
 
 def test_the_page_of_metrics_lists_every_metric() -> None:
-    families = text_string_to_metric_families(ServerMetrics().render(busy(), ready()).decode())
+    families = text_string_to_metric_families(Metrics().render(busy(), ready()).decode())
     total = {"counter": "_total"}
     names = {
         family.name.removeprefix("paceline:") + total.get(family.type, "")

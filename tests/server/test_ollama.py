@@ -192,9 +192,9 @@ def test_a_limit_is_a_reason_to_end() -> None:
 @pytest.mark.parametrize(("path", "fields"), [(CHAT, {"messages": []}), (GENERATE, {"prompt": ""})])
 def test_who_asks_for_nothing_hears_that_the_model_is_loaded(path: str, fields: Any) -> None:
     server = ChatServer()
-    for more in ({}, {"stream": True}, {"keep_alive": 0}):
+    for more, reason in (({}, "load"), ({"stream": True}, "load"), ({"keep_alive": 0}, "unload")):
         told = ask(server, path, **fields, **more)
-        assert (told["done"], told["done_reason"]) == (True, "load")
+        assert (told["done"], told["done_reason"]) == (True, reason)
     assert not server.engine.calls
 
 

@@ -55,7 +55,7 @@ def test_refusals_have_their_classes(
 ) -> None:
     server = ChatServer(api_keys=("right",), max_queue=0)
     key = fields.pop("api_key", "right")
-    places = server.http.app.state.serving.admission.places(1)  # type: ignore[attr-defined]
+    places = server.http.app.state.models.first.admission.places(1)  # type: ignore[attr-defined]
     create = server.openai.with_options(api_key=key).chat.completions.create
     full = places if kind is openai.RateLimitError else ExitStack()
     with full, pytest.raises(kind) as caught:
@@ -86,7 +86,7 @@ def let_client_sleep_by(sleep: Callable[[float], None], monkeypatch: pytest.Monk
 
 def test_a_full_queue_is_tried_again_when_the_server_said(monkeypatch: pytest.MonkeyPatch) -> None:
     server = ChatServer(max_queue=0)
-    admission = server.http.app.state.serving.admission  # type: ignore[attr-defined]
+    admission = server.http.app.state.models.first.admission  # type: ignore[attr-defined]
     others, waits = ExitStack(), list[float]()
     with monkeypatch.context() as clock:  # a request that took 21 s: they take 5 s on average
         clock.setattr(admissions, "time", SimpleNamespace(monotonic=iter((0.0, 21.0)).__next__))

@@ -46,7 +46,7 @@ def served(test: Test, engine: FakeEngine, drain_timeout: float = 60.0) -> None:
         listener = bind(ServerConfig(port=0))
         listening = asyncio.Event()
         app = application(engine)
-        server = DrainingServer(app, app.state.serving, drain_timeout, listening.set)
+        server = DrainingServer(app, app.state.models, drain_timeout, listening.set)
         serving = asyncio.create_task(server.serve([listener]))
         await listening.wait()
         async with httpx.AsyncClient(base_url=address(listener), timeout=60) as client:
@@ -76,7 +76,7 @@ def test_the_first_signal_lets_what_is_in_flight_finish() -> None:
 
     async def test(server: DrainingServer, client: httpx.AsyncClient) -> None:
         assert (await client.get("/health")).status_code == 200
-        places = server.config.app.state.serving.admission.limit  # type: ignore[union-attr]
+        places = server.config.app.state.models.first.admission.limit  # type: ignore[union-attr]
         assert server.config.limit_concurrency is not None
         assert server.config.limit_concurrency >= 4 * places
 

@@ -20,7 +20,8 @@ import openai
 import pytest
 
 import paceline
-from paceline.commands.serve import ServeOptions, default_names, server_config
+from paceline.commands.serve import ServeOptions, served_models, server_config
+from paceline.commands.serve_models import default_names
 from paceline.models.embedded import embedded_model
 from paceline.server.engine.process import NAME
 
@@ -158,5 +159,5 @@ def test_a_model_is_asked_for_by_the_name_it_was_given(tmp_path: Path) -> None:
 
 
 def test_the_interval_of_streams_is_given_in_milliseconds() -> None:
-    assert server_config(ServeOptions()).stream_interval == 0.02
-    assert server_config(ServeOptions(stream_interval_ms=0)).stream_interval == 0
+    for options, seconds in ((ServeOptions(), 0.02), (ServeOptions(stream_interval_ms=0), 0)):
+        assert server_config(options, served_models(options)).stream_interval == seconds

@@ -21,7 +21,8 @@ from paceline.commands.options import (
     option,
 )
 from paceline.commands.resolve import speculative_config
-from paceline.commands.serve import default_names, engine_factory
+from paceline.commands.serve import engine_factory
+from paceline.commands.serve_models import default_names
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -7,25 +7,33 @@ travels there by name, so that this one never imports torch.
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.checks import seconds_of
 from paceline.commands.display import printable
 from paceline.commands.options import (
     EngineOptions,
     ModelOptions,
     SpeculationOptions,
+    argument,
     chat_template,
     option,
 )
 from paceline.commands.resolve import engine_options, memory_bytes, speculative_config
+from paceline.commands.serve_models import (
+    check_is_there,
+    memory_budget,
+    models_on_disk,
+    served_names,
+    stored_bytes,
+)
 from paceline.config import SpeculativeConfig
-from paceline.engine.default_drafts import is_embedded
 from paceline.errors import ConfigError
 from paceline.models.chat_templates import BUILT_IN, PLAIN, chosen_template
 from paceline.models.fetching import named_model
@@ -35,13 +43,15 @@ if TYPE_CHECKING:
     from paceline.server.config import ServerConfig
 
 log = logging.getLogger(__name__)
-EMBEDDED_NAME = "embedded"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ServeOptions(EngineOptions, SpeculationOptions, ModelOptions):
     """Options of ``paceline serve``."""
 
+    more_models: list[str] | None = argument(
+        None, "Models that are loaded when a request asks for them; MODEL is at the start."
+    )
     host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 is every one of this machine.")
     port: int = option(8000, "Port to listen on; 0 takes a free one.")
     served_model_name: list[str] | None = option(
@@ -80,6 +90,18 @@ class ServeOptions(EngineOptions, SpeculationOptions, ModelOptions):
     reasoning_parser: str = option(
         "auto", "How the model marks its thoughts: auto, none, deepseek_r1, granite, mistral, ..."
     )
+    all_models: bool = option(
+        False, "Serve each model that paceline models lists as here too, when it is asked for."
+    )
+    memory_budget: str | None = option(
+        None,
+        "Memory of all loaded models together, e.g. 8GiB or 50%; the least recently used is "
+        "unloaded for others (default: four fifths of the machine's where there are several).",
+    )
+    max_loaded_models: int | None = option(None, "Most models that are loaded at once.")
+    keep_alive: str = option(
+        "-1", "How long an idle model stays loaded: seconds, 5m or 1h30m; -1 is for ever."
+    )
     pooling: str = option("mean", "Of a text's hidden states as its embedding: mean, last.")
 
 
@@ -88,25 +110,46 @@ def serve_command(options: ServeOptions) -> int:
     try:
         from paceline.server.engine.client import EngineClient, Restarts
         from paceline.server.engine.wire import Pulse
+        from paceline.server.models import Offer
         from paceline.server.run import run
         from paceline.server.tracing import install_trace_logging
     except ImportError as error:
         raise ConfigError(
             f"serving lacks a package of Paceline's own: pip install paceline ({error})"
         ) from error
-    speculative = speculative_config(options, options.model)
-    factory = engine_factory(options, options.model, speculative, options.chat_template)
-    config = server_config(options)
+    models = served_models(options)
+    config = server_config(options, models)
     install_trace_logging()
-    client = EngineClient(
-        factory,
-        configure_logging=install_trace_logging,
-        stream_interval=config.stream_interval,
-        restarts=Restarts(config.max_engine_restarts),
-        pulse=Pulse(config.hang_timeout, config.step_timeout),
-    )
-    run(client, config, _announce)
+
+    def client(model: str | None) -> EngineClient:
+        speculative = speculative_config(options, model)
+        return EngineClient(
+            engine_factory(options, model, speculative, options.chat_template),
+            configure_logging=install_trace_logging,
+            stream_interval=config.stream_interval,
+            restarts=Restarts(config.max_engine_restarts),
+            pulse=Pulse(config.hang_timeout, config.step_timeout),
+        )
+
+    first, *others = models
+    offers = [Offer(client(each), models[each], stored_bytes(each)) for each in others]
+    run(client(first), config, _announce, offers)
     return 0
+
+
+def served_models(options: ServeOptions) -> dict[str | None, tuple[str, ...]]:
+    """The models that may be loaded, the first at the start, each with its names.
+
+    Raises:
+        ConfigError: the names cannot be given.
+        ModelLoadError: a model is not there.
+    """
+    named = [options.model, *(options.more_models or ())]
+    for model in named[1:]:
+        check_is_there(model)
+    if options.all_models:
+        named += models_on_disk(named)
+    return served_names(named, options.served_model_name or ())
 
 
 def engine_factory(
@@ -157,8 +200,13 @@ def build_engine(
     return llm
 
 
-def server_config(options: ServeOptions) -> ServerConfig:
+def server_config(
+    options: ServeOptions, models: Mapping[str | None, tuple[str, ...]]
+) -> ServerConfig:
     """
+    Args:
+        models: with their names, the first one first.
+
     Raises:
         ConfigError: a value is not acceptable.
     """
@@ -172,7 +220,10 @@ def server_config(options: ServeOptions) -> ServerConfig:
     return ServerConfig(
         **given
         | {
-            "served_model_names": tuple(options.served_model_name or default_names(options.model)),
+            "served_model_names": next(iter(models.values())),
+            "memory_budget": memory_budget(options.memory_budget, len(models) > 1),
+            "max_loaded_models": options.max_loaded_models or math.inf,
+            "keep_alive": seconds_of(options.keep_alive),
             "api_keys": tuple(options.api_key or ()),
             "allowed_origins": tuple(options.allowed_origins or ()),
             "allowed_hosts": tuple(options.allowed_hosts or ()),
@@ -180,17 +231,6 @@ def server_config(options: ServeOptions) -> ServerConfig:
             "stream_interval": options.stream_interval_ms / 1e3,
         }
     )
-
-
-def default_names(model: str | None) -> tuple[str, ...]:
-    """A model is asked for as it was named here, and by its folder's or file's name alone."""
-    if model is None or is_embedded(model):
-        return (EMBEDDED_NAME,)
-    path = Path(model)
-    # A folder may be called ".", and a file may be a link to one that has a hash for a name.
-    named = path if path.is_file() else path.resolve()
-    name = named.name if path.exists() else model
-    return tuple(dict.fromkeys((name, model)))
 
 
 def _announce(line: str) -> None:

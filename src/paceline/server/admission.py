@@ -22,18 +22,22 @@ class Admission:
     """Places for unfinished samples.
 
     Args:
-        max_num_seqs: samples that the engine runs at once.
         max_queue: samples that may wait besides.
 
     Attributes:
-        limit: most samples that may be unfinished.
+        max_num_seqs: samples that the engine runs at once; 0 while it is not known.
     """
 
     def __init__(self, max_num_seqs: int, max_queue: int) -> None:
-        self._max_num_seqs = max_num_seqs
-        self.limit = max_num_seqs + max_queue
+        self.max_num_seqs = max_num_seqs
+        self._max_queue = max_queue
         self._seconds = 1.0  # smoothed: how long requests take
         self.num_unfinished = 0
+
+    @property
+    def limit(self) -> int:
+        """Most samples that may be unfinished."""
+        return self.max_num_seqs + self._max_queue
 
     @contextmanager
     def places(self, count: int) -> Iterator[None]:
@@ -59,7 +63,7 @@ class Admission:
             self._seconds += _SMOOTHING * (time.monotonic() - began - self._seconds)
 
     def _full(self) -> ApiError:
-        rounds = self.num_unfinished / self._max_num_seqs
+        rounds = self.num_unfinished / max(1, self.max_num_seqs)
         # Half of the queue's time: who comes back then will mostly find a place.
         wait = min(max(math.ceil(self._seconds * rounds / 2), 1), _MAX_RETRY_SECONDS)
         return ApiError(

@@ -1,6 +1,6 @@
 """The application: endpoints, error bodies, and the layers around them.
 
-Owns the assembly. Knows neither sockets nor processes: an engine that has started is handed in.
+Owns the assembly. Knows neither sockets nor processes: engines are handed in.
 """
 
 from __future__ import annotations
@@ -16,22 +16,26 @@ from paceline.server.api import chat, compatible, completions, embeddings, healt
 from paceline.server.config import ServerConfig
 from paceline.server.engine.client import EngineClient
 from paceline.server.errors import install_error_handlers
+from paceline.server.models import Models, Offer
 from paceline.server.openapi import install_openapi
 from paceline.server.page import page_router
 from paceline.server.security import BROWSERS_MAY_READ, BROWSERS_MAY_SEND, Guard
-from paceline.server.serving import Serving
 from paceline.server.tracing import TraceMiddleware
 
 
-def create_app(client: EngineClient, config: ServerConfig | None = None) -> FastAPI:
-    """The application over an engine.
+def create_app(
+    client: EngineClient, config: ServerConfig | None = None, others: Sequence[Offer] = ()
+) -> FastAPI:
+    """The application over an engine, and over others that it starts when they are asked for.
 
     Args:
         client: started.
+
+    Raises: as :class:`~paceline.server.models.Models`.
     """
     config = config or ServerConfig()
     app = FastAPI(docs_url=None, redoc_url=None)
-    app.state.serving = Serving(client, config)
+    app.state.models = Models(client, config, others)
     app.state.responses = responses.ResponseStore()
     apis = (chat, completions, embeddings, tokenize, health, compatible)
     routers = [*(api.router for api in apis), compatible.reports]

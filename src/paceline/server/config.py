@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -51,6 +52,10 @@ class ServerConfig:
             template, ``none`` takes everything for the answer.
         pooling: of embeddings whose requests do not say; one of
             :data:`~paceline.sampling_params.POOLINGS`.
+        memory_budget: bytes that all loaded models together may take.
+        max_loaded_models: how many may be loaded at once.
+        keep_alive: seconds after which an idle model is unloaded, where its last request did not
+            say.
 
     Raises:
         ConfigError: a value is not acceptable.
@@ -74,6 +79,9 @@ class ServerConfig:
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
     pooling: str = "mean"
+    memory_budget: float = math.inf
+    max_loaded_models: float = math.inf
+    keep_alive: float = math.inf
 
     def __post_init__(self) -> None:
         check_number("port", self.port, 0, 65535)
@@ -84,6 +92,9 @@ class ServerConfig:
         check_number("max_engine_restarts", self.max_engine_restarts, 0, 1 << 20)
         check_number("drain_timeout", self.drain_timeout, 0, 1e9, float)
         check_number("stream_interval", self.stream_interval, 0, 10, float)
+        check_number("memory_budget", self.memory_budget, 1, math.inf, float)
+        check_number("max_loaded_models", self.max_loaded_models, 1, math.inf, float)
+        check_number("keep_alive", self.keep_alive, 0, math.inf, float)
         check_number("max_body_bytes", self.max_body_bytes, 1, 1 << 40)
         for key in self.api_keys:
             if not key or not key.isascii() or key != key.strip():

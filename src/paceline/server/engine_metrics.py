@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import TypeVar
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -22,6 +23,7 @@ from paceline.metrics import EngineStats
 
 WIDTH_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512)
 Labels = tuple[str, ...]
+Family = TypeVar("Family", CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily)
 Samples = Iterable[tuple[Labels, float]]
 
 
@@ -146,71 +148,88 @@ GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
 )
 
 
+class ModelCounts:
+    """The latest snapshot of a model's engine, on top of what its earlier engines counted.
+
+    Attributes:
+        totals: by the counters' names.
+        gauges: by their names.
+        restarts: engines that were started after a crash.
+    """
+
+    def __init__(self, counts: Iterable[Count]) -> None:
+        self._counts = tuple(counts)
+        self.totals: dict[str, dict[Labels, float]] = {c.name: {} for c in self._counts}
+        self._before: dict[str, dict[Labels, float]] = {c.name: {} for c in self._counts}
+        self.gauges = {name: 0.0 for name, _, _ in GAUGES}
+        self.restarts = 0
+        self._life = (0, 1)
+
+    def update(self, stats: EngineStats | None, restarts: int, num_loads: int = 1) -> None:
+        """Take a snapshot in; None where there is none."""
+        self.restarts = restarts
+        if (restarts, num_loads) != self._life:
+            self._life = restarts, num_loads
+            self._before = {name: dict(totals) for name, totals in self.totals.items()}
+        if stats is None:
+            return
+        for count in self._counts:
+            before, totals = self._before[count.name], self.totals[count.name]
+            for labels, value in count.read(stats):
+                # A snapshot may be older than the one before it, where an engine did not answer.
+                total = before.get(labels, 0.0) + value
+                totals[labels] = max(totals.get(labels, 0.0), total)
+        self.gauges = {name: read(stats) for name, _, read in GAUGES}
+
+
 class EngineMirror(Collector):
-    """The latest snapshot, on top of what earlier engines counted.
+    """The counters of all models' engines.
 
     Args:
         by_proposer: give the speculation counters a label ``proposer``; otherwise they are totals.
     """
 
-    def __init__(self, prefix: str, model_name: str, *, by_proposer: bool) -> None:
-        self._prefix, self._model = prefix, model_name
+    def __init__(self, prefix: str, *, by_proposer: bool) -> None:
+        self._prefix = prefix
         self._counts = (*(BY_PROPOSER if by_proposer else TOTALS), *COUNTS)
-        self._totals: dict[str, dict[Labels, float]] = {c.name: {} for c in self._all()}
-        self._before: dict[str, dict[Labels, float]] = {c.name: {} for c in self._all()}
-        self._gauges = {name: 0.0 for name, _, _ in GAUGES}
-        self._restarts = 0
+        self._models: dict[str, ModelCounts] = {}
 
-    def _all(self) -> tuple[Count, ...]:
-        return (*self._counts, WIDTHS)
-
-    def update(self, stats: EngineStats | None, restarts: int) -> None:
-        """Take a snapshot in; None where there is none."""
-        if restarts != self._restarts:
-            self._restarts = restarts
-            self._before = {name: dict(totals) for name, totals in self._totals.items()}
-        if stats is None:
-            return
-        for count in self._all():
-            before, totals = self._before[count.name], self._totals[count.name]
-            for labels, value in count.read(stats):
-                # A snapshot may be older than the one before it, where an engine did not answer.
-                total = before.get(labels, 0.0) + value
-                totals[labels] = max(totals.get(labels, 0.0), total)
-        self._gauges = {name: read(stats) for name, _, read in GAUGES}
+    def model(self, name: str) -> ModelCounts:
+        """The counters of another model."""
+        return self._models.setdefault(name, ModelCounts((*self._counts, WIDTHS)))
 
     def collect(self) -> Iterator[Metric]:
+        models = self._models.items()
         for count in self._counts:
-            counter = CounterMetricFamily(
-                self._name(count.name), count.help, labels=("model_name", *count.labels)
-            )
-            for labels, value in self._totals[count.name].items():
-                counter.add_metric((self._model, *labels), value)
+            counter = self._family(CounterMetricFamily, count.name, count.help, *count.labels)
+            for model, own in models:
+                for labels, value in own.totals[count.name].items():
+                    counter.add_metric((model, *labels), value)
             yield counter
         for name, help, _ in GAUGES:
-            gauge = GaugeMetricFamily(self._name(name), help, labels=("model_name",))
-            gauge.add_metric((self._model,), self._gauges[name])
+            gauge = self._family(GaugeMetricFamily, name, help)
+            for model, own in models:
+                gauge.add_metric((model,), own.gauges[name])
             yield gauge
-        restarts = CounterMetricFamily(
-            self._name("engine_restarts"), "Engines started after a crash.", labels=("model_name",)
+        restarts = self._family(
+            CounterMetricFamily, "engine_restarts", "Engines started after a crash."
         )
-        restarts.add_metric((self._model,), self._restarts)
-        yield restarts
-        yield self._widths()
+        widths = self._family(HistogramMetricFamily, WIDTHS.name, WIDTHS.help)
+        for model, own in models:
+            restarts.add_metric((model,), own.restarts)
+            widths.add_metric((model,), *_widths(own.totals[WIDTHS.name]))
+        yield from (restarts, widths)
 
-    def _name(self, name: str) -> str:
-        return f"{self._prefix}:{name}"
+    def _family(self, kind: type[Family], name: str, help: str, *labels: str) -> Family:
+        return kind(f"{self._prefix}:{name}", help, labels=("model_name", *labels))
 
-    def _widths(self) -> HistogramMetricFamily:
-        steps = {int(rows): count for (rows,), count in self._totals[WIDTHS.name].items()}
-        buckets = [
-            (str(float(bound)), sum(count for rows, count in steps.items() if rows <= bound))
-            for bound in WIDTH_BUCKETS
-        ]
-        family = HistogramMetricFamily(self._name(WIDTHS.name), WIDTHS.help, labels=("model_name",))
-        family.add_metric(
-            (self._model,),
-            [*buckets, ("+Inf", sum(steps.values()))],
-            sum(rows * count for rows, count in steps.items()),
-        )
-        return family
+
+def _widths(totals: dict[Labels, float]) -> tuple[list[tuple[str, float]], float]:
+    """Buckets and sum of a histogram."""
+    steps = {int(rows): count for (rows,), count in totals.items()}
+    buckets = [
+        (str(float(bound)), sum(count for rows, count in steps.items() if rows <= bound))
+        for bound in WIDTH_BUCKETS
+    ]
+    total = sum(rows * count for rows, count in steps.items())
+    return [*buckets, ("+Inf", sum(steps.values()))], total

@@ -22,6 +22,8 @@ from paceline.errors import (
     ContextLengthError,
     EngineClosedError,
     EngineDeadError,
+    ModelTooLargeError,
+    ModelUnavailableError,
     RequestError,
     RequestFailedError,
     UnservableRequestError,
@@ -96,6 +98,11 @@ def to_api_error(error: BaseException) -> ApiError:
             return error
         case ContextLengthError():
             return ApiError(400, str(error), code="context_length_exceeded")
+        case ModelTooLargeError():
+            return ApiError(400, str(error), param="model", code="model_too_large")
+        case ModelUnavailableError():
+            again = {"Retry-After": "5"}
+            return ApiError(500, str(error), SERVER, "model", "model_load_failed", again)
         case RequestError() | ConfigError():
             return ApiError(400, str(error), param=_named_field(str(error)))
         case ValidationError():
@@ -189,6 +196,7 @@ def install_error_handlers(app: Starlette, endpoints: Sequence[str]) -> None:
         ConfigError,
         ValidationError,
         EngineClosedError,
+        ModelUnavailableError,
         RequestFailedError,
         HTTPException,
         TimeoutError,

@@ -1,10 +1,13 @@
-"""Prometheus metrics of a server: what HTTP observes itself, and the engine's counters mirrored.
+"""Prometheus metrics of a server, by model: what HTTP observes, and the engines' counters.
 
 Owns the names' prefix and the histograms of times; which counters an engine has is
 :mod:`paceline.server.engine_metrics`' matter. Names follow the field's, under ``paceline:``.
 """
 
 from __future__ import annotations
+
+from functools import partial
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -28,16 +31,57 @@ REQUEST_BUCKETS = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0),
 )
+Made = TypeVar("Made", Counter, Gauge, Histogram)
 REASONS = ("stop", "length", "abort", "error")
 """Reasons that are exported from the start; others appear when they first happen."""
 
 
 class ServerMetrics:
-    """The metrics of one server. Observing takes microseconds and needs no ``await``.
+    """The metrics of one server, with a label for the model.
 
     Args:
         prefix: of every name. Under ``vllm`` the speculation counters are totals without the label
             ``proposer``, as dashboards for vLLM expect them.
+    """
+
+    def __init__(self, prefix: str = PREFIX) -> None:
+        self._registry = CollectorRegistry()
+        self._prefix = prefix
+        self.first_token = self._histogram(
+            "time_to_first_token_seconds", "Arrival to first token.", FIRST_TOKEN_BUCKETS
+        )
+        self.token_gap = self._histogram(
+            "inter_token_latency_seconds", "Between two pieces of an answer.", TOKEN_GAP_BUCKETS
+        )
+        self.request = self._histogram(
+            "e2e_request_latency_seconds", "Arrival to last token.", REQUEST_BUCKETS
+        )
+        self.finished = self._made(
+            Counter, "request_success", "Requests that ended, by reason.", "finished_reason"
+        )
+        self.rejected = self._made(
+            Counter, "requests_rejected", "Requests refused because the queue was full."
+        )
+        self.up = self._made(Gauge, "engine_up", "1 while the engine serves.")
+        self.mirror = EngineMirror(prefix, by_proposer=prefix != VLLM_PREFIX)
+        self._registry.register(self.mirror)
+
+    def _histogram(self, name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
+        return self._made(Histogram, name, help, buckets=buckets)
+
+    def _made(self, kind: type[Made], name: str, help: str, *labels: str, **more: Any) -> Made:
+        labels = ("model_name", *labels)
+        return kind(f"{self._prefix}:{name}", help, labels, registry=self._registry, **more)
+
+    def render(self) -> bytes:
+        """The metrics as :data:`CONTENT_TYPE`."""
+        return generate_latest(self._registry)
+
+
+class ModelMetrics:
+    """What is observed of one model. Observing takes microseconds and needs no ``await``.
+
+    Args:
         model_name: value of the label ``model_name``.
 
     Attributes:
@@ -47,64 +91,30 @@ class ServerMetrics:
         rejected: counter of requests that were refused because the queue was full.
     """
 
-    def __init__(self, prefix: str = PREFIX, model_name: str = "") -> None:
-        self._registry = CollectorRegistry()
-        self._prefix, self._model = prefix, model_name
-        self.first_token = self._histogram(
-            "time_to_first_token_seconds", "Arrival to first token.", FIRST_TOKEN_BUCKETS
-        )
-        self.token_gap = self._histogram(
-            "inter_token_latency_seconds", "Between two pieces of an answer.", TOKEN_GAP_BUCKETS
-        )
-        self._request = self._histogram(
-            "e2e_request_latency_seconds", "Arrival to last token.", REQUEST_BUCKETS
-        )
-        labels = ("model_name", "finished_reason")
-        self._finished = Counter(
-            f"{prefix}:request_success",
-            "Requests that ended, by reason.",
-            labels,
-            registry=self._registry,
-        )
+    def __init__(self, server: ServerMetrics, model_name: str = "") -> None:
+        self.first_token = server.first_token.labels(model_name)
+        self.token_gap = server.token_gap.labels(model_name)
+        self.rejected = server.rejected.labels(model_name)
+        self._request = server.request.labels(model_name)
+        self._up = server.up.labels(model_name)
+        self._finished = partial(server.finished.labels, model_name)
         for reason in REASONS:
-            self._finished.labels(model_name, reason)
-        self.rejected = Counter(
-            f"{prefix}:requests_rejected",
-            "Requests refused because the queue was full.",
-            ("model_name",),
-            registry=self._registry,
-        ).labels(model_name)
-        self._up = self._gauge("engine_up", "1 while the engine serves.")
-        self._mirror = EngineMirror(prefix, model_name, by_proposer=prefix != VLLM_PREFIX)
-        self._registry.register(self._mirror)
-
-    def _histogram(self, name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(
-            f"{self._prefix}:{name}",
-            help,
-            ("model_name",),
-            buckets=buckets,
-            registry=self._registry,
-        ).labels(self._model)
-
-    def _gauge(self, name: str, help: str) -> Gauge:
-        return Gauge(
-            f"{self._prefix}:{name}", help, ("model_name",), registry=self._registry
-        ).labels(self._model)
+            self._finished(reason)
+        self._counts = server.mirror.model(model_name)
 
     def observe_request(self, seconds: float, reason: str) -> None:
         """The time from a request's arrival to its end, and its finish reason."""
         self._request.observe(seconds)
-        self._finished.labels(self._model, reason).inc()
+        self._finished(reason).inc()
 
-    def render(self, stats: EngineStats | None, client: EngineClient) -> bytes:
-        """The metrics as :data:`CONTENT_TYPE`.
+    def take(self, stats: EngineStats | None, client: EngineClient, num_loads: int = 1) -> None:
+        """Take over what the engine counted.
 
         Args:
             stats: the engine's latest snapshot; None where it could not be had, which keeps what
                 was known.
             client: its state and restarts.
+            num_loads: how often the model was loaded.
         """
         self._up.set(stats is not None and client.state in ("ready", "draining"))
-        self._mirror.update(stats, client.num_restarts)
-        return generate_latest(self._registry)
+        self._counts.update(stats, client.num_restarts, num_loads)

@@ -103,7 +103,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
             for status, response in operation["responses"].items():
                 if int(status) >= 400:  # whatever type the endpoint's other answers are of
                     response["content"] = {"application/json": {"schema": error}}
-    if app.state.serving.config.api_keys:
+    if app.state.models.config.api_keys:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"key": []}]
         for path in OPEN_PATHS:

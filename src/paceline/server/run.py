@@ -12,7 +12,7 @@ import gc
 import logging
 import math
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
     from starlette.types import ASGIApp
 
-    from paceline.server.serving import Serving
+    from paceline.server.models import Models, Offer
 
 log = logging.getLogger(__name__)
 
@@ -49,12 +49,14 @@ def run(
     client: EngineClient,
     config: ServerConfig,
     announce: Callable[[str], None],
+    others: Sequence[Offer] = (),
 ) -> None:
     """Serve until a signal ends it.
 
     Args:
-        client: not started.
+        client: of the first model, not started.
         announce: told one line when requests are answered.
+        others: models that are loaded when a request asks for them.
 
     Raises:
         ConfigError: the address cannot be listened on.
@@ -63,7 +65,7 @@ def run(
     """
     listener = bind(config)
     with listener, asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_serve(client, config, listener, announce))
+        runner.run(_serve(client, config, listener, announce, others))
 
 
 async def _serve(
@@ -71,6 +73,7 @@ async def _serve(
     config: ServerConfig,
     listener: socket.socket,
     announce: Callable[[str], None],
+    others: Sequence[Offer],
 ) -> None:
     starting = asyncio.create_task(client.start())
     try:
@@ -78,16 +81,21 @@ async def _serve(
         create_app, warm_up = await asyncio.to_thread(_application)
         await starting
         await warm_up(client.tokenizer)
-        app = create_app(client, config)
-        serving: Serving = app.state.serving
-        line = start_line(client.info, serving.names, address(listener))
+        app = create_app(client, config, others)
+        models: Models = app.state.models
+        others_names = (each.name for each in models.all[1:])
+        names = (*models.first.names, *others_names)
+        line = start_line(client.info, names, address(listener))
         # What lives from here to the end need not be looked at again and again.
         gc.collect()
         gc.freeze()
-        server = DrainingServer(app, serving, config.drain_timeout, lambda: announce(line))
-        await server.serve(sockets=[listener])
-        if client.state == "failed":
-            raise EngineDeadError(f"the server ends: {client.failure}")
+        server = DrainingServer(app, models, config.drain_timeout, lambda: announce(line))
+        try:
+            await server.serve(sockets=[listener])
+            if models.failure:
+                raise EngineDeadError(f"the server ends: {models.failure}")
+        finally:
+            await models.close()
     finally:
         starting.cancel()
         await client.close()
@@ -106,12 +114,12 @@ class DrainingServer(uvicorn.Server):
     def __init__(
         self,
         app: ASGIApp,
-        serving: Serving,
+        models: Models,
         drain_timeout: float,
         on_listening: Callable[[], None],
     ) -> None:
-        limit = most_connections(_SPARE_CONNECTIONS + _CONNECTIONS * serving.admission.limit)
-        lobby = Lobby(serving.config.receive_timeout, limit - 1)
+        limit = most_connections(_SPARE_CONNECTIONS + _CONNECTIONS * models.limit)
+        lobby = Lobby(models.config.receive_timeout, limit - 1)
         super().__init__(
             uvicorn.Config(
                 app,
@@ -128,7 +136,7 @@ class DrainingServer(uvicorn.Server):
                 timeout_graceful_shutdown=_LAST_WORDS_SECONDS,
             )
         )
-        self._serving = serving
+        self._models = models
         self._drain_timeout = drain_timeout
         self._on_listening = on_listening
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -145,7 +153,7 @@ class DrainingServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Whether to end, which uvicorn asks ten times a second: also without an engine."""
-        return self._serving.client.state == "failed" or await super().on_tick(counter)
+        return bool(self._models.failure) or await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """What uvicorn does on a signal; here it may interrupt anything."""
@@ -153,7 +161,7 @@ class DrainingServer(uvicorn.Server):
             self.should_exit = self.force_exit = True
             return
         self._is_told_to_end = True
-        self._serving.client.drain()
+        self._models.drain()
         self._loop.call_soon_threadsafe(self._start_draining)
 
     def _start_draining(self) -> None:
@@ -161,14 +169,14 @@ class DrainingServer(uvicorn.Server):
 
     async def _drained(self) -> None:
         """Wait for what is in flight, end the rest, then let the server end."""
-        admission, deadline = self._serving.admission, self._now() + self._drain_timeout
-        log.info("draining: %d samples are unfinished", admission.num_unfinished)
+        models, deadline = self._models, self._now() + self._drain_timeout
+        log.info("draining: %d samples are unfinished", models.num_unfinished)
         try:
-            while admission.num_unfinished and self._now() < deadline:
+            while models.num_unfinished and self._now() < deadline:
                 await asyncio.sleep(_POLL_SECONDS)
-            if admission.num_unfinished:
-                log.warning("drain timeout: %d samples are ended", admission.num_unfinished)
-                await self._serving.client.close()
+            if models.num_unfinished:
+                log.warning("drain timeout: %d samples are ended", models.num_unfinished)
+                await models.close()
         finally:
             self.should_exit = True
 

@@ -1,30 +1,35 @@
-"""What every endpoint leans on: the engine, the options, the queue, the metrics, the names.
+"""What every endpoint leans on: a model's engine, options, queue, metrics and names.
 
-Owns the state of a server between requests, and the answers to a request's prompts while they
-come. Knows no endpoint and no format.
+Owns the state of a model between requests, and the answers to a request's prompts while they come.
+Knows no endpoint and no format.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from starlette.requests import Request
 
 from paceline import __version__
 from paceline.errors import ConfigError, RequestError
+from paceline.metrics import EngineStats
 from paceline.models.tokenizer import Tokenizer
 from paceline.sampling_params import SamplingParams
 from paceline.server.admission import Admission
+from paceline.server.clock import Clock
 from paceline.server.config import ServerConfig
 from paceline.server.engine.client import EngineClient, EngineGeneration
-from paceline.server.errors import NOT_FOUND, SERVER, ApiError
+from paceline.server.engine.memory import memory_of
+from paceline.server.errors import SERVER, ApiError
 from paceline.server.messages import Piece
-from paceline.server.metrics import ServerMetrics
+from paceline.server.metrics import ModelMetrics, ServerMetrics
+from paceline.server.room import Room
 from paceline.server.security import partition
 from paceline.server.sse import Deadline
+from paceline.server.stats import engine_stats
 from paceline.server.tokens import TokenTexts
 from paceline.server.tracing import current_trace_id
 
@@ -33,45 +38,6 @@ _REFUSALS = {
     "starting": "the engine is being started again; try again soon",
     "hung": "the engine does not answer; it is started again if that goes on",
 }
-
-
-class Clock:
-    """Times of the answers to a request's prompts, told to the metrics, and how they ended.
-
-    Args:
-        num_samples: of each prompt.
-    """
-
-    def __init__(
-        self, metrics: ServerMetrics, num_prompts: int, num_samples: int, deadline: Deadline
-    ) -> None:
-        self._metrics = metrics
-        self._deadline = deadline
-        self._num_samples = num_samples
-        self._last: list[float | None] = [None] * (num_prompts * num_samples)
-        self._unfinished = [num_samples] * num_prompts
-        self._reasons = ["abort"] * num_prompts
-
-    def observe(self, piece: Piece) -> None:
-        at = time.monotonic()
-        last = self._last[piece.sample]
-        if last is None:
-            self._metrics.first_token.observe(at - self._deadline.began)
-        else:
-            self._metrics.token_gap.observe(at - last)
-        self._last[piece.sample] = at
-        if piece.finish_reason is not None:
-            prompt = piece.sample // self._num_samples
-            self._unfinished[prompt] -= 1
-            if not self._unfinished[prompt]:
-                self._reasons[prompt] = piece.finish_reason
-
-    def close(self, has_failed: bool) -> None:
-        """Tell that the answers have ended; one that was complete before a failure stays so."""
-        has_failed = has_failed or self._deadline.seconds_left <= 0
-        for unfinished, reason in zip(self._unfinished, self._reasons, strict=True):
-            told = "error" if has_failed and unfinished else reason
-            self._metrics.observe_request(time.monotonic() - self._deadline.began, told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,27 +49,109 @@ class Prompt:
 
 
 class Serving:
-    """The state of one server.
+    """The state of one model on a server, and of its engine when it is loaded.
+
+    Args:
+        client: started, unless the model is to be loaded later.
+        names: under which requests ask for it, the first in answers.
+        metrics: the server's.
+        room: that it shares with the server's other models.
+        num_bytes: of its weights, as far as that is known before it is loaded.
 
     Attributes:
+        is_known: it was loaded before, so that the client has its facts.
         longest_token: its characters; 0 without a tokenizer.
+        resident: whether it is loaded, and until when.
+
+    Raises:
+        ModelTooLargeError: it is loaded, and larger than all of the room.
     """
 
-    def __init__(self, client: EngineClient, config: ServerConfig) -> None:
+    texts: TokenTexts
+    longest_token: int
+
+    def __init__(
+        self,
+        client: EngineClient,
+        config: ServerConfig,
+        names: Sequence[str],
+        metrics: ServerMetrics,
+        room: Room,
+        num_bytes: int = 0,
+    ) -> None:
         self.client = client
         self.config = config
         self.created = int(time.time())
-        self.names = config.served_model_names or (client.info.model,)
-        self.admission = Admission(client.info.max_num_seqs, config.max_queue)
-        self.metrics = ServerMetrics(config.metrics_prefix, self.names[0])
-        self.texts = TokenTexts(client.tokenizer)
-        self.longest_token = _longest_token(client.tokenizer)
+        self.names = tuple(names)
+        self.num_bytes = self.size = num_bytes
+        self.admission = Admission(0, config.max_queue)
+        self.metrics = ModelMetrics(metrics, self.name)
+        self._num_loads = 0
+        self._is_draining = False
+        is_loaded = client.state == "ready"
+        if is_loaded:
+            self._take_facts()
+        self.resident = room.resident(self, is_loaded)
 
-    @classmethod
-    def of(cls, request: Request) -> Serving:
-        serving = request.app.state.serving
-        assert isinstance(serving, cls)
-        return serving
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @property
+    def is_known(self) -> bool:
+        return self._num_loads > 0
+
+    @property
+    def has_failed(self) -> bool:
+        return self.client.state == "failed"
+
+    @property
+    def state(self) -> str:
+        """Of its engine where it is loaded, otherwise of its way there."""
+        if self.resident.is_open:
+            return self.client.state
+        return "draining" if self._is_draining else self.resident.place
+
+    def using(self, keep_alive: float | None = None) -> AbstractAsyncContextManager[None]:
+        """Have it loaded while a block runs; see :meth:`~paceline.server.room.Resident.using`.
+
+        Raises:
+            ApiError: 503, it would have to be loaded, and the server is ending.
+        """
+        if not self.resident.is_here:
+            self.check_takes_requests()
+        return self.resident.using(keep_alive)
+
+    async def open(self) -> None:
+        """Load it; see :class:`~paceline.server.room.Loadable`."""
+        if self.has_failed:
+            await self.client.close()
+        await self.client.start()
+        self._take_facts()
+
+    def _take_facts(self) -> None:
+        info, self._num_loads = self.client.info, self._num_loads + 1
+        self.num_bytes, self.size = info.num_bytes, memory_of(self.client)
+        self.admission.max_num_seqs = info.max_num_seqs
+        self.texts = TokenTexts(self.client.tokenizer)
+        self.longest_token = _longest_token(self.client.tokenizer)
+
+    async def close(self) -> None:
+        """Unload it."""
+        if self.is_known:
+            await self.note_counters()
+            self.metrics.take(EngineStats(), self.client, self._num_loads)
+        await self.client.close()
+
+    def drain(self) -> None:
+        """Take no new requests."""
+        self._is_draining = True
+        self.client.drain()
+
+    async def note_counters(self) -> None:
+        """Let the metrics know what the engine has counted."""
+        stats = await engine_stats(self.client)
+        self.metrics.take(stats, self.client, self._num_loads)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -120,25 +168,9 @@ class Serving:
         info = self.client.info
         return f"paceline-{__version__}-{info.dtype}-{info.backend}"
 
-    def model_name(self, asked: str | None) -> str:
-        """The name to answer with.
-
-        Raises:
-            ApiError: 404, there is no such model.
-        """
-        if asked is not None and asked not in self.names:
-            raise ApiError(
-                404,
-                f"model {asked[:100]!r} is not served here; served is {', '.join(self.names)}",
-                NOT_FOUND,
-                param="model",
-                code="model_not_found",
-            )
-        return asked or self.names[0]
-
     def check_takes_requests(self) -> None:
         """Raises ApiError: 503, the server is ending, or its engine starting or hung."""
-        state = self.client.state
+        state = self.state
         if state in _REFUSALS:
             again = {"Retry-After": "5"}
             raise ApiError(503, _REFUSALS[state], SERVER, code=state, headers=again)

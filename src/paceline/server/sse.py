@@ -136,7 +136,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        first: bytes,
+        first: asyncio.Task[bytes],
         events: AsyncGenerator[bytes, None],
         error_event: ErrorEvent,
         deadline: Deadline,
@@ -161,6 +161,7 @@ class EventStream(Response):
         receive: Receive,
         deadline: Deadline,
         form: StreamForm = EVENTS,
+        patience: float | None = None,
     ) -> EventStream:
         """Take the first events, then make the response.
 
@@ -169,6 +170,8 @@ class EventStream(Response):
             error_event: the bytes that end the stream when the iterator raises.
             receive: of ASGI, with the body read already.
             deadline: when the stream ends with the event of a ``TimeoutError``.
+            patience: seconds after which the response begins without events, and is kept alive;
+                None waits for them until the deadline.
 
         Raises:
             ClientGoneError, TimeoutError: there were no first events before that.
@@ -178,7 +181,15 @@ class EventStream(Response):
         async def first() -> bytes:
             return await anext(events)
 
-        begun = await while_connected(receive, first(), deadline)
+        begun = asyncio.create_task(first())
+        try:
+            waiting = asyncio.wait((begun,), timeout=patience)
+            await while_connected(receive, waiting, deadline)
+            if begun.done():
+                begun.result()
+        except BaseException:
+            await cancelled(begun)
+            raise
         return cls(begun, events, error_event, deadline, form)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -196,15 +207,15 @@ class EventStream(Response):
             elif sender.done():
                 sender.result()
         finally:
-            await cancelled(sender, gone)
+            await cancelled(sender, gone, self._first)
             await self._events.aclose()
 
     async def _send_all(self, send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await self._send_message(send, start)
-        await self._send(send, self._first)
         last = b""  # goes with the end of the body: every write wakes the client
         try:
+            await self._send(send, await self._first)
             async for data in self._events:
                 if data.endswith(DONE):
                     last = data

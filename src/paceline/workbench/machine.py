@@ -10,6 +10,7 @@ from pathlib import Path
 
 from paceline.models.ops.native import missing, native_module
 from paceline.models.ops.threads import cores, num_threads, physical_cores
+from paceline.workbench.memory import memory, read
 from paceline.workbench.profile_machine import processor
 
 INSTRUCTIONS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "amx_int8", "asimddp", "i8mm")
@@ -74,28 +75,21 @@ def describe_machine(root: Path = Path("/")) -> Machine:
     Args:
         root: folder in which ``proc`` and ``sys`` are.
     """
-    flags = _flags(_read(root / "proc/cpuinfo"))
-    total, available = _memory(root)
+    flags = _flags(read(root / "proc/cpuinfo"))
+    total, available = memory(root)
     return Machine(
         processor=processor(),
         instructions=tuple(name for name in INSTRUCTIONS if name in flags),
         cores=cores(),
         physical_cores=physical_cores(root / "sys/devices/system/cpu"),
-        cpu_quota=_quota(_read(root / "sys/fs/cgroup/cpu.max")),
+        cpu_quota=_quota(read(root / "sys/fs/cgroup/cpu.max")),
         threads=num_threads(),
-        load=_load(_read(root / "proc/loadavg")),
+        load=_load(read(root / "proc/loadavg")),
         memory_total=total,
         memory_available=available,
-        governor=_read(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor") or None,
-        huge_pages=_chosen(_read(root / "sys/kernel/mm/transparent_hugepage/enabled")),
+        governor=read(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor") or None,
+        huge_pages=_chosen(read(root / "sys/kernel/mm/transparent_hugepage/enabled")),
     )
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def _flags(cpuinfo: str) -> frozenset[str]:
@@ -119,21 +113,6 @@ def _load(text: str) -> float | None:
         return float(text.split()[0])
     except (IndexError, ValueError):
         return None
-
-
-def _memory(root: Path) -> tuple[int | None, int | None]:
-    facts: dict[str, int] = {}
-    for line in _read(root / "proc/meminfo").splitlines():
-        name, _, value = line.partition(":")
-        number = value.split()[0] if value.split() else ""
-        if number.isdecimal():
-            facts[name] = int(number) * 1024
-    total, available = facts.get("MemTotal"), facts.get("MemAvailable")
-    limit, used = (_read(root / "sys/fs/cgroup" / f"memory.{name}") for name in ("max", "current"))
-    if limit.isdecimal() and used.isdecimal() and total is not None:
-        total = min(total, int(limit))
-        available = min(available or total, max(0, int(limit) - int(used)))
-    return total, available
 
 
 def _chosen(text: str) -> str | None:

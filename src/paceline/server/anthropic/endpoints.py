@@ -16,8 +16,7 @@ from paceline.server.anthropic.answer import MessageEvents, blocks_of, event, st
 from paceline.server.anthropic.conversation import chat_of
 from paceline.server.anthropic.fields import Conversation, Message, MessagesRequest, TokenCount
 from paceline.server.api.chat import Chat
-from paceline.server.api.common import encode, respond
-from paceline.server.body import read_body
+from paceline.server.api.common import encode, received, respond
 from paceline.server.chat.choice import joined
 from paceline.server.chat.prompt import prompt_text
 from paceline.server.errors import to_api_error
@@ -76,9 +75,7 @@ router = APIRouter(route_class=MessagesRoute)
     openapi_extra=takes(MessagesRequest),
 )
 async def messages(request: Request) -> Response:
-    serving = Serving.of(request)
-    deadline = Deadline.after(serving.config.timeout)
-    body = await read_body(request, MessagesRequest)
+    serving, body, deadline = await received(request, MessagesRequest)
     return await respond(request, Messages(serving, body, deadline), error_event)
 
 
@@ -89,11 +86,10 @@ async def messages(request: Request) -> Response:
     openapi_extra=takes(Conversation),
 )
 async def count_tokens(request: Request) -> Response:
-    serving = Serving.of(request)
-    body = await read_body(request, Conversation)
-    serving.model_name(body.model)
-    text = await asyncio.to_thread(prompt_text, serving.tokenizer, chat_of(body))
-    token_ids = await encode(serving, text, add_special_tokens=False)
+    serving, body, _ = await received(request, Conversation)
+    async with serving.using():
+        text = await asyncio.to_thread(prompt_text, serving.tokenizer, chat_of(body))
+        token_ids = await encode(serving, text, add_special_tokens=False)
     return Response(encode_json({"input_tokens": len(token_ids)}), media_type="application/json")
 
 
@@ -107,7 +103,7 @@ class Messages(Chat):
             "id": f"msg_{uuid.uuid4().hex}",
             "type": "message",
             "role": "assistant",
-            "model": serving.model_name(body.model),
+            "model": body.model or serving.name,
         }
 
     async def document(self, request: Request) -> dict[str, Any]:

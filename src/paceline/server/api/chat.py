@@ -16,8 +16,7 @@ from starlette.responses import Response
 
 from paceline.errors import RequestError
 from paceline.sampling_params import MAX_STOP_STRINGS
-from paceline.server.api.common import Answering, PlainRoute, encode, respond
-from paceline.server.body import read_body
+from paceline.server.api.common import Answering, PlainRoute, encode, received, respond
 from paceline.server.chat.choice import ChatChoice, ChatLogprobs, joined
 from paceline.server.chat.demands import Demands, blamed
 from paceline.server.chat.prompt import prompt_text, thoughts_of
@@ -42,17 +41,12 @@ router = APIRouter(route_class=PlainRoute)
     openapi_extra=takes(ChatCompletionRequest),
 )
 async def chat_completions(request: Request) -> Response:
-    serving = Serving.of(request)
-    deadline = Deadline.after(serving.config.timeout)
-    body = await read_body(request, ChatCompletionRequest)
+    serving, body, deadline = await received(request, ChatCompletionRequest)
     return await respond(request, Chat(serving, body, deadline))
 
 
 class Chat(Answering[ChatCompletionRequest]):
-    """
-    Raises:
-        ApiError: what is asked for does not exist.
-    """
+    """A chat while it is served."""
 
     kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
@@ -63,17 +57,17 @@ class Chat(Answering[ChatCompletionRequest]):
     def __init__(self, serving: Serving, body: ChatCompletionRequest, deadline: Deadline) -> None:
         super().__init__(serving, body, deadline)
         self._choices: dict[int, ChatChoice] = {}
-        if not serving.tokenizer.has_chat_template:
+
+    async def _prepare(self) -> list[Prompt]:
+        serving, body = self._serving, self.body
+        tokenizer, config = serving.tokenizer, serving.config
+        if not tokenizer.has_chat_template:
             raise ApiError(
                 400,
                 "the model has no chat template, so it does not know conversations; send a text "
                 "to /v1/completions, or start the server with --chat-template",
                 code="no_chat_template",
             )
-
-    async def _prepare(self) -> list[Prompt]:
-        serving, body = self._serving, self.body
-        tokenizer, config = serving.tokenizer, serving.config
         text = await asyncio.to_thread(prompt_text, tokenizer, body)
         thoughts = thoughts_of(tokenizer, body, text, config.reasoning_parser)
         demands = Demands.of(body, tool_format(config.tool_call_parser, tokenizer), thoughts)

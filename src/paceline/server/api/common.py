@@ -21,12 +21,15 @@ from starlette.responses import Response
 from paceline.errors import ContextLengthError, RequestError
 from paceline.metrics import SpeculationCounters
 from paceline.models.tokenizer import LONG_TEXT
+from paceline.server.body import Model, read_body
 from paceline.server.errors import error_event
 from paceline.server.messages import Piece
+from paceline.server.models import Models
 from paceline.server.protocol.common import GenerationFields
 from paceline.server.serving import Answers, Prompt, Serving
 from paceline.server.sse import (
     EVENTS,
+    KEEP_ALIVE_SECONDS,
     ChoiceEvents,
     Deadline,
     ErrorEvent,
@@ -45,6 +48,28 @@ class PlainRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         endpoint: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint
         return endpoint
+
+
+async def received(request: Request, kind: type[Model]) -> tuple[Serving, Model, Deadline]:
+    """A request's body, with the model that it asks for and when the answer must have ended.
+
+    Raises:
+        ApiError: there is no such model; otherwise as :func:`~paceline.server.body.read_body`.
+    """
+    models = Models.of(request)
+    deadline = Deadline.after(models.config.timeout)
+    body = await read_body(request, kind)
+    asked: str | None = getattr(body, "model", None)
+    return models.find(asked), body, deadline
+
+
+async def known(request: Request, name: str | None) -> Serving:
+    """A model whose facts are known: one that was never loaded is loaded first."""
+    serving = Models.of(request).find(name)
+    if not serving.is_known:
+        async with serving.using():
+            pass
+    return serving
 
 
 async def encode(serving: Serving, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -84,10 +109,12 @@ class Answering(ABC, Generic[Body]):
         kind: how its id begins and what it is called, in one body and as an event.
         num_prompts: of the request, with as many samples each.
         headers: of the answer, once it has begun.
+        keep_alive: seconds that the model stays loaded after it; None is the server's.
     """
 
     kind: ClassVar[tuple[str, str, str]]
     num_prompts = 1
+    keep_alive: float | None = None
     _usage: Usage  # once it is prepared
 
     def __init__(self, serving: Serving, body: Body, deadline: Deadline) -> None:
@@ -100,9 +127,13 @@ class Answering(ABC, Generic[Body]):
             "id": f"{prefix}-{uuid.uuid4().hex}",
             "object": event if body.stream else whole,
             "created": int(time.time()),
-            "model": serving.model_name(body.model),
-            "system_fingerprint": serving.fingerprint,
+            "model": body.model or serving.name,
         }
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the model need not be loaded first."""
+        return self._serving.resident.is_here
 
     @abstractmethod
     async def _prepare(self) -> list[Prompt]:
@@ -140,9 +171,9 @@ class Answering(ABC, Generic[Body]):
 
     async def events(self, request: Request) -> AsyncGenerator[bytes, None]:
         """The answer as events; the first is empty and says that it was accepted."""
-        chunks = ChoiceEvents(self._head, self.body.wants_usage)
         async with self._answers(request) as found:
             yield b""
+            chunks = ChoiceEvents(self._head, self.body.wants_usage)
             async for piece in found:
                 yield chunks.of(await self._parts(found, piece), self._usage.so_far())
         yield chunks.end(self._usage.document())
@@ -152,6 +183,8 @@ class Answering(ABC, Generic[Body]):
         serving, body = self._serving, self.body
         async with AsyncExitStack() as stack:
             stack.enter_context(serving.admitted(self.num_prompts * (body.n or 1)))
+            await stack.enter_async_context(serving.using(self.keep_alive))
+            self._head["system_fingerprint"] = serving.fingerprint
             prompts = await self._prepare()
             self._usage = Usage(sum(len(prompt.token_ids) for prompt in prompts), body)
             answering = serving.answering(request, prompts, self.deadline, body.cache_salt)
@@ -176,7 +209,8 @@ async def respond(
     if asked.body.stream:
         events = asked.events(request)
         receive, deadline = request.receive, asked.deadline
-        stream = await EventStream.started(events, failure, receive, deadline, form)
+        patience = None if asked.is_loaded else KEEP_ALIVE_SECONDS
+        stream = await EventStream.started(events, failure, receive, deadline, form, patience)
         stream.headers.update(asked.headers)
         return stream
     work = asked.document(request)

@@ -15,15 +15,13 @@ from starlette.responses import Response
 
 from paceline import __version__
 from paceline.models.tokenizer import Tokenizer
-from paceline.server.api.common import PlainRoute
+from paceline.server.api.common import PlainRoute, known, received
 from paceline.server.api.health import health
-from paceline.server.body import read_body
 from paceline.server.chat.prompt import prompt_text
 from paceline.server.openapi import BODY_ERRORS, errors, takes
 from paceline.server.protocol.answers import Health
 from paceline.server.protocol.chat import ChatCompletionRequest
 from paceline.server.protocol.common import ErrorBody
-from paceline.server.serving import Serving
 from paceline.server.sse import encode_json
 
 router = APIRouter(route_class=PlainRoute)
@@ -37,8 +35,8 @@ async def ping(request: Request) -> Health:
 
 
 @reports.get("/props", responses=errors(), response_model=dict[str, Any])
-async def props(request: Request) -> dict[str, Any]:
-    serving = Serving.of(request)
+async def props(request: Request, model: str | None = None) -> dict[str, Any]:
+    serving = await known(request, model)
     info, tokenizer = serving.client.info, serving.client.tokenizer
     return {
         "default_generation_settings": {
@@ -46,7 +44,7 @@ async def props(request: Request) -> dict[str, Any]:
             "params": dict(info.generation_defaults),
         },
         "total_slots": info.max_num_seqs,
-        "model_alias": serving.names[0],
+        "model_alias": serving.name,
         "model_path": info.model,
         "modalities": {"vision": False, "audio": False},
         "build_info": f"paceline {__version__}",
@@ -55,8 +53,8 @@ async def props(request: Request) -> dict[str, Any]:
 
 
 @reports.get("/tokenizer_info", responses=errors(400), response_model=dict[str, Any])
-async def tokenizer_info(request: Request) -> dict[str, Any]:
-    serving = Serving.of(request)
+async def tokenizer_info(request: Request, model: str | None = None) -> dict[str, Any]:
+    serving = await known(request, model)
     tokenizer = serving.tokenizer
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -88,8 +86,7 @@ def _spelled(tokenizer: Tokenizer, token_id: int | None) -> str | None:
 )
 async def apply_template(request: Request) -> Response:
     """The text that a chat's messages become; nothing is generated."""
-    serving = Serving.of(request)
-    body = await read_body(request, ChatCompletionRequest)
-    serving.model_name(body.model)
-    text = await asyncio.to_thread(prompt_text, serving.tokenizer, body)
+    serving, body, _ = await received(request, ChatCompletionRequest)
+    async with serving.using():
+        text = await asyncio.to_thread(prompt_text, serving.tokenizer, body)
     return Response(encode_json({"prompt": text}), media_type="application/json")

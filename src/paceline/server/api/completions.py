@@ -15,8 +15,7 @@ from paceline.errors import RequestError
 from paceline.models.detokenizer import IncrementalDecoder
 from paceline.models.tokenizer import Tokenizer
 from paceline.request import TokenLogprobs
-from paceline.server.api.common import Answering, PlainRoute, encode_all, respond
-from paceline.server.body import read_body
+from paceline.server.api.common import Answering, PlainRoute, encode_all, received, respond
 from paceline.server.messages import Piece
 from paceline.server.openapi import GENERATION_ERRORS, answers, errors, takes
 from paceline.server.protocol.completions import CompletionRequest, CompletionResponse
@@ -42,16 +41,14 @@ router = APIRouter(route_class=PlainRoute)
     openapi_extra=takes(CompletionRequest),
 )
 async def completions(request: Request) -> Response:
-    serving = Serving.of(request)
-    deadline = Deadline.after(serving.config.timeout)
-    body = await read_body(request, CompletionRequest)
+    serving, body, deadline = await received(request, CompletionRequest)
     return await respond(request, Completion(serving, body, deadline))
 
 
 class Completion(Answering[CompletionRequest]):
     """
     Raises:
-        RequestError, ApiError: what is asked for does not exist.
+        RequestError: what is asked for does not exist.
     """
 
     kind = "cmpl", "text_completion", "text_completion"

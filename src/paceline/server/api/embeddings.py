@@ -18,8 +18,7 @@ from starlette.responses import Response
 
 from paceline.errors import EngineClosedError
 from paceline.sampling_params import SamplingParams, SpeculativeParams
-from paceline.server.api.common import PlainRoute, encode_all
-from paceline.server.body import read_body
+from paceline.server.api.common import PlainRoute, encode_all, received
 from paceline.server.errors import ApiError
 from paceline.server.openapi import GENERATION_ERRORS, errors, takes
 from paceline.server.protocol.embeddings import EmbeddingRequest, EmbeddingResponse
@@ -39,25 +38,26 @@ _PLAIN = SpeculativeParams(enabled=False)
     openapi_extra=takes(EmbeddingRequest),
 )
 async def embeddings(request: Request) -> Response:
-    serving = Serving.of(request)
-    deadline = Deadline.after(serving.config.timeout)
-    body = await read_body(request, EmbeddingRequest)
-    model = serving.model_name(body.model)
+    serving, body, deadline = await received(request, EmbeddingRequest)
     work = _document(request, serving, body, deadline)
     document = await while_connected(request.receive, work, deadline)
-    return Response(encode_json({**document, "model": model}), media_type="application/json")
+    document["model"] = body.model or serving.name
+    return Response(encode_json(document), media_type="application/json")
 
 
 async def _document(
     request: Request, serving: Serving, body: EmbeddingRequest, deadline: Deadline
 ) -> dict[str, Any]:
     given: list[Any] = body.inputs
-    if isinstance(given[0], str):  # all of them are
-        given = await encode_all(serving, given, body.add_special_tokens)
-    info = serving.client.info
-    inputs = [truncated(each, body.truncate_prompt_tokens, info) for each in given]
-    pooling = Pooling(request, deadline, body.pooling, body.dimensions, body.cache_salt)
-    vectors = await pooling.vectors(inputs)
+    async with serving.using():
+        if isinstance(given[0], str):  # all of them are
+            given = await encode_all(serving, given, body.add_special_tokens)
+        info = serving.client.info
+        inputs = [truncated(each, body.truncate_prompt_tokens, info) for each in given]
+        pooling = Pooling(
+            request, serving, deadline, body.pooling, body.dimensions, body.cache_salt
+        )
+        vectors = await pooling.vectors(inputs)
     told = in_base64 if body.encoding_format == "base64" else floats
     count = sum(map(len, inputs))
     return {
@@ -74,6 +74,7 @@ class Pooling:
     """What one HTTP request wants of its inputs, and how they are sent to the engine.
 
     Args:
+        serving: of a model that is loaded.
         kind: one of :data:`paceline.sampling_params.POOLINGS`; None is the server's.
         dimensions: of the vectors; None is all.
 
@@ -84,13 +85,14 @@ class Pooling:
     def __init__(
         self,
         request: Request,
+        serving: Serving,
         deadline: Deadline,
         kind: str | None = None,
         dimensions: int | None = None,
         cache_salt: str | None = None,
     ) -> None:
         self._request, self._deadline, self._salt = request, deadline, cache_salt
-        self._serving = serving = Serving.of(request)
+        self._serving = serving
         self._dimensions = dimensions
         most = serving.client.info.hidden_size
         if dimensions is not None and dimensions > most:

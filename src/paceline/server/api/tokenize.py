@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.errors import ContextLengthError, RequestError
-from paceline.server.api.common import PlainRoute, encode
-from paceline.server.body import read_body
+from paceline.server.api.common import PlainRoute, encode, received
 from paceline.server.chat.prompt import prompt_text
 from paceline.server.openapi import BODY_ERRORS, errors, takes
 from paceline.server.protocol.chat import ChatCompletionRequest
@@ -33,9 +33,13 @@ router = APIRouter(route_class=PlainRoute)
     openapi_extra=takes(TokenizeRequest),
 )
 async def tokenize(request: Request) -> Response:
-    serving = Serving.of(request)
-    body = await read_body(request, TokenizeRequest)
-    serving.model_name(body.model)
+    serving, body, _ = await received(request, TokenizeRequest)
+    async with serving.using():
+        document = await _tokens(serving, body)
+    return Response(encode_json(document), media_type="application/json")
+
+
+async def _tokens(serving: Serving, body: TokenizeRequest) -> dict[str, Any]:
     tokenizer = serving.tokenizer
     if body.prompt is None:
         chat = ChatCompletionRequest.model_validate(body.chat)
@@ -46,13 +50,12 @@ async def tokenize(request: Request) -> Response:
     token_strs = None
     if body.return_token_strs:
         token_strs = await asyncio.to_thread(lambda: [*map(tokenizer.id_to_token, token_ids)])
-    document = {
+    return {
         "count": len(token_ids),
         "max_model_len": serving.client.info.max_model_len,
         "tokens": token_ids,
         "token_strs": token_strs,
     }
-    return Response(encode_json(document), media_type="application/json")
 
 
 @router.post(
@@ -62,17 +65,20 @@ async def tokenize(request: Request) -> Response:
     openapi_extra=takes(DetokenizeRequest),
 )
 async def detokenize(request: Request) -> Response:
-    serving = Serving.of(request)
-    body = await read_body(request, DetokenizeRequest)
-    serving.model_name(body.model)
+    serving, body, _ = await received(request, DetokenizeRequest)
+    async with serving.using():
+        text = await _text(serving, body.tokens)
+    return Response(encode_json({"prompt": text}), media_type="application/json")
+
+
+async def _text(serving: Serving, token_ids: list[int]) -> str:
     info = serving.client.info
-    if len(body.tokens) > info.max_model_len:
+    if len(token_ids) > info.max_model_len:
         raise ContextLengthError(
-            f"tokens has {len(body.tokens)} ids; this model's maximum context length is "
+            f"tokens has {len(token_ids)} ids; this model's maximum context length is "
             f"{info.max_model_len} tokens"
         )
-    largest, size = max(body.tokens, default=0), info.vocab_size
+    largest, size = max(token_ids, default=0), info.vocab_size
     if largest >= size:
         raise RequestError(f"tokens holds {largest}; the vocabulary is 0 to {size - 1}")
-    text = await asyncio.to_thread(serving.tokenizer.decode, body.tokens, skip_special_tokens=False)
-    return Response(encode_json({"prompt": text}), media_type="application/json")
+    return await asyncio.to_thread(serving.tokenizer.decode, token_ids, skip_special_tokens=False)

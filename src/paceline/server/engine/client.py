@@ -286,12 +286,14 @@ class EngineClient:
         return len(self._generations)
 
     async def start(self) -> None:
-        """Start the engine's process and wait until it serves.
+        """Start the engine's process and wait until it serves; again after :meth:`close`.
 
         Raises:
             ModelLoadError, ConfigError: or whatever else building the engine raised.
             EngineDeadError: the process died meanwhile.
         """
+        self.state, self.failure = "starting", ""
+        self._restarts.num_used = 0
         try:
             life = await self._begin()
         except BaseException:
@@ -310,10 +312,12 @@ class EngineClient:
         """End the engine; prompts in flight raise ``EngineClosedError``. Twice is allowed."""
         self.state = "closed"
         self._fail_all(EngineClosedError, "the engine was closed")
-        if self._lives is not None:
-            self._lives.cancel()
+        lives, self._lives = self._lives, None
+        if lives is not None:
+            lives.cancel()
             with suppress(asyncio.CancelledError):
-                await self._lives
+                await lives
+        self._life = self.last_stats = None
 
     # --- prompts -------------------------------------------------------------------------------
 

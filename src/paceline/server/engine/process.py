@@ -281,6 +281,7 @@ def engine_info(engine: Any) -> EngineInfo:
         promises_identity=engine.promises_identity,
         proposers=engine.proposers,
         max_num_seqs=config.max_num_seqs,
+        kv_bytes=engine.kv_bytes,
         generation_defaults=usable_defaults(checkpoint.generation),
         **_shape(checkpoint),
         **engine.call(inside),

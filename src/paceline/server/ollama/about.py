@@ -1,48 +1,45 @@
 """What Ollama's clients ask of a server besides answers: its models, and its version.
 
-``GET /api/tags``, ``/api/ps`` and ``/api/version``, ``POST /api/show``. Owns names with tags: a
-model is served under its own, and each of them means the same with ``:latest``.
+``GET /api/tags``, ``/api/ps`` and ``/api/version``, ``POST /api/show``.
 """
 
 from __future__ import annotations
 
 import hashlib
+import time
 from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
 
+from paceline import __version__
+from paceline.server.api.common import known
 from paceline.server.body import read_body
 from paceline.server.chat.tool_formats import tool_format
 from paceline.server.errors import ApiError
+from paceline.server.models import LATEST, Models
 from paceline.server.ollama.answer import timestamp
 from paceline.server.ollama.fields import Options, ShowRequest
 from paceline.server.openapi import BODY_ERRORS, errors, takes
 from paceline.server.protocol.answers import Version
 from paceline.server.serving import Serving
 
-LATEST = ":latest"
 API_VERSION = "0.12.6"
 """Of the Ollama whose API this is; clients ask whether it is new enough for what they send."""
 FOR_EVER = "2300-01-01T00:00:00Z"
 """When a model that stays loaded leaves."""
+_LONGEST_SECONDS = 1e9
+"""Beyond that it stays."""
 
 reports = APIRouter()
 
 
-def served_name(serving: Serving, asked: str) -> str:
-    """The name under which the model is served; raises as :meth:`Serving.model_name`."""
-    is_known = asked in serving.names
-    return serving.model_name(asked if is_known else asked.removesuffix(LATEST))
-
-
-def checked_name(serving: Serving, asked: str, options: Options | None) -> str:
-    """The name under which the model that a body asks for is served.
-
-    Raises:
-        ApiError: there is no such model, or its context is smaller than the options ask for.
+def check_context(serving: Serving, options: Options | None) -> None:
     """
-    model, context = served_name(serving, asked), serving.client.info.max_model_len
+    Raises:
+        ApiError: the context of a loaded model is smaller than the options ask for.
+    """
+    context = serving.client.info.max_model_len
     wanted = None if options is None else options.num_ctx
     if wanted is not None and wanted > context:
         raise ApiError(
@@ -50,7 +47,6 @@ def checked_name(serving: Serving, asked: str, options: Options | None) -> str:
             f"options.num_ctx is {wanted}; the model is served with a context of {context} tokens",
             param="options.num_ctx",
         )
-    return model
 
 
 @reports.get("/api/version", responses=errors())
@@ -60,20 +56,36 @@ async def version() -> Version:
 
 @reports.get("/api/tags", responses=errors(), response_model=dict[str, Any])
 async def tags(request: Request) -> dict[str, Any]:
-    serving = Serving.of(request)
-    modified = {"modified_at": timestamp(serving.created)}
-    return {"models": [{**_card(serving, name), **modified} for name in serving.names]}
+    models = Models.of(request)
+    named = [(models.find(name), name) for name in models.names]
+    return {
+        "models": [
+            {**_card(serving, name), "modified_at": timestamp(serving.created)}
+            for serving, name in named
+        ]
+    }
 
 
 @reports.get("/api/ps", responses=errors(), response_model=dict[str, Any])
 async def loaded(request: Request) -> dict[str, Any]:
-    serving = Serving.of(request)
-    rest = {
-        "expires_at": FOR_EVER,
-        "size_vram": 0,
-        "context_length": serving.client.info.max_model_len,
+    return {
+        "models": [
+            {
+                **_card(serving, serving.name),
+                "size": serving.size,
+                "size_vram": 0,
+                "expires_at": _expiry(serving),
+                "context_length": serving.client.info.max_model_len,
+            }
+            for serving in Models.of(request).loaded
+        ]
     }
-    return {"models": [{**_card(serving, name), **rest} for name in serving.names]}
+
+
+def _expiry(serving: Serving) -> str:
+    """When a model is unloaded if it is not used."""
+    seconds = serving.resident.seconds_left
+    return FOR_EVER if seconds > _LONGEST_SECONDS else timestamp(time.time() + seconds)
 
 
 @reports.post(
@@ -83,9 +95,8 @@ async def loaded(request: Request) -> dict[str, Any]:
     response_model=dict[str, Any],
 )
 async def show(request: Request) -> dict[str, Any]:
-    serving = Serving.of(request)
     body = await read_body(request, ShowRequest)
-    served_name(serving, body.model or body.name or "")
+    serving = await known(request, body.model or body.name)
     info, tokenizer = serving.client.info, serving.client.tokenizer
     family = info.architecture
     defaults = [f"{name} {value}" for name, value in info.generation_defaults.items()]
@@ -107,23 +118,28 @@ async def show(request: Request) -> dict[str, Any]:
 
 
 def _card(serving: Serving, name: str) -> dict[str, Any]:
-    """A name in a list. The digest is of what the server says of the model, not of weights."""
+    """A name in a list. The digest is of the name and the server's version, not of weights."""
     tagged = name if ":" in name.rpartition("/")[2] else name + LATEST
-    digest = hashlib.sha256(f"{tagged} {serving.fingerprint}".encode()).hexdigest()
-    size = serving.client.info.num_bytes
-    details = _details(serving)
-    return {"name": tagged, "model": tagged, "size": size, "digest": digest, "details": details}
+    digest = hashlib.sha256(f"{tagged} {__version__}".encode()).hexdigest()
+    return {
+        "name": tagged,
+        "model": tagged,
+        "size": serving.num_bytes,
+        "digest": digest,
+        "details": _details(serving),
+    }
 
 
 def _details(serving: Serving) -> dict[str, Any]:
-    info = serving.client.info
+    """What a model tells of itself; nothing before it was first loaded."""
+    info = serving.client.info if serving.is_known else None
     return {
         "parent_model": "",
         "format": "",
-        "family": info.architecture,
-        "families": [info.architecture],
+        "family": info.architecture if info else "",
+        "families": [info.architecture] if info else [],
         "parameter_size": "",
-        "quantization_level": info.dtype,
+        "quantization_level": info.dtype if info else "",
     }
 
 

@@ -113,7 +113,12 @@ class Times:
 
     def __init__(self, began: float) -> None:
         self._began = began
+        self._loaded = began
         self._first: float | None = None
+
+    def note_loaded(self) -> None:
+        """The model is there, for which the request may have waited."""
+        self._loaded = time.monotonic()
 
     def note_tokens(self) -> None:
         self._first = self._first or time.monotonic()
@@ -124,9 +129,9 @@ class Times:
         first = self._first or end
         return {
             "total_duration": _nanoseconds(end - self._began),
-            "load_duration": 0,  # the model is loaded when the server answers
+            "load_duration": int((self._loaded - self._began) * 1e9),
             "prompt_eval_count": usage["prompt_tokens"],
-            "prompt_eval_duration": _nanoseconds(first - self._began),
+            "prompt_eval_duration": _nanoseconds(first - self._loaded),
             "eval_count": usage["completion_tokens"],
             "eval_duration": _nanoseconds(end - first),
         }

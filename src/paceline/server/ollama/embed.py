@@ -6,10 +6,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.server.api.common import PlainRoute, encode_all
+from paceline.server.api.common import PlainRoute, encode_all, received
 from paceline.server.api.embeddings import Pooling, floats
-from paceline.server.body import read_body
-from paceline.server.ollama.about import checked_name
+from paceline.server.ollama.about import check_context
 from paceline.server.ollama.answer import Times
 from paceline.server.ollama.fields import (
     EmbedAnswer,
@@ -19,7 +18,7 @@ from paceline.server.ollama.fields import (
 )
 from paceline.server.openapi import GENERATION_ERRORS, errors, takes
 from paceline.server.serving import Serving
-from paceline.server.sse import Deadline, encode_json, while_connected
+from paceline.server.sse import encode_json, while_connected
 
 router = APIRouter(route_class=PlainRoute)
 
@@ -31,13 +30,15 @@ router = APIRouter(route_class=PlainRoute)
     openapi_extra=takes(EmbedRequest),
 )
 async def embed(request: Request) -> Response:
-    serving = Serving.of(request)
-    deadline = Deadline.after(serving.config.timeout)
-    body = await read_body(request, EmbedRequest)
-    checked_name(serving, body.model, body.options)
-    pooling = Pooling(request, deadline, body.pooling, body.dimensions)
-    work = _vectors(serving, pooling, body.texts, body.truncate is not False)
-    vectors, count = await while_connected(request.receive, work, deadline)
+    serving, body, deadline = await received(request, EmbedRequest)
+
+    async def embedded() -> tuple[list[bytes], int]:
+        async with serving.using(body.keep_alive):
+            check_context(serving, body.options)
+            pooling = Pooling(request, serving, deadline, body.pooling, body.dimensions)
+            return await _vectors(serving, pooling, body.texts, body.truncate is not False)
+
+    vectors, count = await while_connected(request.receive, embedded(), deadline)
     totals = Times(deadline.began).totals({"prompt_tokens": count, "completion_tokens": 0})
     told = ("total_duration", "load_duration", "prompt_eval_count")
     document = {
@@ -55,14 +56,15 @@ async def embed(request: Request) -> Response:
     openapi_extra=takes(EmbeddingRequest),
 )
 async def embedding(request: Request) -> Response:
-    serving = Serving.of(request)
-    deadline = Deadline.after(serving.config.timeout)
-    body = await read_body(request, EmbeddingRequest)
-    checked_name(serving, body.model, body.options)
-    pooling = Pooling(request, deadline)
+    serving, body, deadline = await received(request, EmbeddingRequest)
     texts = [body.prompt] if body.prompt else []
-    work = _vectors(serving, pooling, texts, is_cut=True)
-    vectors, _ = await while_connected(request.receive, work, deadline)
+
+    async def embedded() -> tuple[list[bytes], int]:
+        async with serving.using(body.keep_alive):
+            check_context(serving, body.options)
+            return await _vectors(serving, Pooling(request, serving, deadline), texts, is_cut=True)
+
+    vectors, _ = await while_connected(request.receive, embedded(), deadline)
     found = floats(vectors[0]) if vectors else ()
     return Response(encode_json({"embedding": found}), media_type="application/json")
 

@@ -11,11 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.server.api.chat import Chat
-from paceline.server.api.common import Answering, Body, PlainRoute, respond
+from paceline.server.api.common import Answering, Body, PlainRoute, received, respond
 from paceline.server.api.completions import Completion
-from paceline.server.body import read_body
 from paceline.server.errors import ApiError, to_api_error
-from paceline.server.ollama.about import checked_name
+from paceline.server.ollama.about import check_context
 from paceline.server.ollama.answer import Shape, Telling, Times, joined, line, piece
 from paceline.server.ollama.conversation import chat_of, completion_of
 from paceline.server.ollama.fields import (
@@ -26,8 +25,8 @@ from paceline.server.ollama.fields import (
     GenerateRequest,
 )
 from paceline.server.openapi import GENERATION_ERRORS, answers, errors, takes
-from paceline.server.serving import Serving
-from paceline.server.sse import Deadline, StreamForm, encode_json
+from paceline.server.serving import Prompt, Serving
+from paceline.server.sse import Deadline, StreamForm, encode_json, while_connected
 
 NDJSON = "application/x-ndjson"
 _WORDS = {
@@ -45,13 +44,11 @@ router = APIRouter(route_class=PlainRoute)
     openapi_extra=takes(ChatRequest),
 )
 async def chat(request: Request) -> Response:
-    serving = Serving.of(request)
-    deadline = Deadline.after(serving.config.timeout)
-    body = await read_body(request, ChatRequest)
-    model = checked_name(serving, body.model, body.options)
+    serving, body, deadline = await received(request, ChatRequest)
     if not body.messages:
-        return _loaded(body, "message")
-    return await _respond(request, ToldChat(serving, chat_of(body, model), deadline, body))
+        return await _settled(request, serving, body, deadline)
+    asked = ToldChat(serving, chat_of(body, serving.name), deadline, body)
+    return await _respond(request, asked)
 
 
 @router.post(
@@ -60,22 +57,35 @@ async def chat(request: Request) -> Response:
     openapi_extra=takes(GenerateRequest),
 )
 async def generate(request: Request) -> Response:
-    serving = Serving.of(request)
-    deadline = Deadline.after(serving.config.timeout)
-    body = await read_body(request, GenerateRequest)
-    model = checked_name(serving, body.model, body.options)
+    serving, body, deadline = await received(request, GenerateRequest)
     if not body.prompt:
-        return _loaded(body, "response")
+        return await _settled(request, serving, body, deadline)
     if body.raw:
-        asked = completion_of(body, model)
+        asked = completion_of(body, serving.name)
         return await _respond(request, ToldCompletion(serving, asked, deadline, body))
-    return await _respond(request, ToldChat(serving, chat_of(body, model), deadline, body))
+    told = ToldChat(serving, chat_of(body, serving.name), deadline, body)
+    return await _respond(request, told)
 
 
-def _loaded(body: Asked, shape: Shape) -> Response:
-    """That the model is there, to a request that asks for nothing else."""
-    document = piece(body.model, shape, {"content": ""}, done=True, done_reason="load")
+async def _settled(
+    request: Request, serving: Serving, body: ChatRequest | GenerateRequest, deadline: Deadline
+) -> Response:
+    """Load the model, or with a ``keep_alive`` of 0 unload it; that is all that is asked for."""
+    shape, is_over = _shape(body), body.keep_alive == 0
+
+    async def settle() -> None:
+        if serving.resident.is_here or not is_over:
+            async with serving.using(body.keep_alive):
+                check_context(serving, body.options)
+
+    await while_connected(request.receive, settle(), deadline)
+    reason = "unload" if is_over else "load"
+    document = piece(body.model, shape, {"content": ""}, done=True, done_reason=reason)
     return Response(encode_json(document), media_type="application/json")
+
+
+def _shape(body: Asked) -> Shape:
+    return "message" if isinstance(body, ChatRequest) else "response"
 
 
 def _renamed(error: Exception) -> ApiError:
@@ -101,8 +111,16 @@ class _Told(Answering[Body], Generic[Body]):
     def __init__(self, serving: Serving, body: Body, deadline: Deadline, asked: Asked) -> None:
         super().__init__(serving, body, deadline)
         self._model = asked.model
-        self.shape: Shape = "message" if isinstance(asked, ChatRequest) else "response"
+        self.shape = _shape(asked)
+        self.keep_alive, self._options = asked.keep_alive, asked.options
+        self._waits = not self.is_loaded
         self._telling, self._times = Telling(), Times(deadline.began)
+
+    async def _prepare(self) -> list[Prompt]:
+        if self._waits:
+            self._times.note_loaded()
+        check_context(self._serving, self._options)
+        return await super()._prepare()  # type: ignore[safe-super]
 
     def piece(self, told: dict[str, Any], **rest: Any) -> dict[str, Any]:
         return piece(self._model, self.shape, told, **rest)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from paceline.checks import seconds_of
 from paceline.sampling_params import MAX_STOP_STRINGS
 from paceline.server.protocol.chat import MAX_MESSAGES, MAX_TOOLS, ReasoningEffort
 from paceline.server.protocol.common import (
@@ -26,6 +27,9 @@ from paceline.server.protocol.neutral import Values
 
 _LARGE = (1 << 31) - 1
 Whole = Annotated[int, Field(ge=-_LARGE, le=_LARGE)]
+
+KeepAlive = Annotated[float, BeforeValidator(seconds_of)]
+"""Seconds that a model stays loaded after a request."""
 
 _OTHER_SAMPLING = "use temperature, top_k, top_p and min_p"
 _READS_TEXT = "the models served here read text"
@@ -97,7 +101,7 @@ class Asked(ApiModel):
     format: Literal["", "json"] | dict[str, Any] | None = None
     options: Options | None = None
     think: bool | ReasoningEffort | None = None
-    keep_alive: float | str | None = None
+    keep_alive: KeepAlive | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     speculative: Speculation | None = None
@@ -193,7 +197,7 @@ class EmbedRequest(ApiModel):
     truncate: bool | None = None
     dimensions: Dimensions | None = None
     options: Options | None = None
-    keep_alive: float | str | None = None
+    keep_alive: KeepAlive | None = None
     pooling: Pooling | None = None
 
     @property
@@ -210,7 +214,7 @@ class EmbeddingRequest(ApiModel):
     model: Annotated[str, Field(min_length=1)]
     prompt: str | None = None
     options: Options | None = None
-    keep_alive: float | str | None = None
+    keep_alive: KeepAlive | None = None
 
 
 class ShowRequest(ApiModel):

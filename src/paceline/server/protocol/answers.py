@@ -44,7 +44,11 @@ class ModelCard(BaseModel):
     """One name under which the model is served.
 
     ``promise`` says whether answers with speculation are those of plain decoding bit for bit, or
-    up to rounding, where near-ties can fall otherwise.
+    up to rounding, where near-ties can fall otherwise. What only a loaded model tells is null until
+    it was loaded for the first time.
+
+    ``state`` is ``unloaded``, ``loading`` or ``leaving``, and of a loaded model its engine's:
+    ``ready``, ``starting``, ``hung``, ``draining`` or ``failed``.
     """
 
     id: str
@@ -52,11 +56,12 @@ class ModelCard(BaseModel):
     created: int
     owned_by: Literal["paceline"] = "paceline"
     root: str
-    max_model_len: int
-    promise: Literal["identical", "up to rounding"]
-    proposers: list[str]
-    dtype: str
-    backend: str
+    state: str
+    max_model_len: int | None = None
+    promise: Literal["identical", "up to rounding"] | None = None
+    proposers: list[str] | None = None
+    dtype: str | None = None
+    backend: str | None = None
 
 
 class ModelList(BaseModel):

@@ -81,7 +81,7 @@ class Responses(Chat):
             "object": "response",
             "created_at": int(time.time()),
             "completed_at": None,
-            "model": serving.model_name(body.model),
+            "model": body.model or serving.name,
             "background": False,
             "error": None,
             "incomplete_details": None,

@@ -11,8 +11,7 @@ from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.server.api.common import PlainRoute, respond
-from paceline.server.body import read_body
+from paceline.server.api.common import PlainRoute, received, respond
 from paceline.server.errors import NOT_FOUND, ApiError
 from paceline.server.openapi import GENERATION_ERRORS, answers, errors, takes
 from paceline.server.responses.answering import Responses, caller_of, store_of
@@ -26,8 +25,6 @@ from paceline.server.responses.fields import (
     ResponsesRequest,
 )
 from paceline.server.responses.store import Kept
-from paceline.server.serving import Serving
-from paceline.server.sse import Deadline
 
 MAX_LISTED = 100
 router = APIRouter(route_class=PlainRoute)
@@ -42,9 +39,7 @@ _ITEM: TypeAdapter[Any] = TypeAdapter(Item)
     openapi_extra=takes(ResponsesRequest),
 )
 async def responses(request: Request) -> Response:
-    serving = Serving.of(request)
-    deadline = Deadline.after(serving.config.timeout)
-    body = await read_body(request, ResponsesRequest)
+    serving, body, deadline = await received(request, ResponsesRequest)
     before: Sequence[dict[str, Any]] = ()
     if body.previous_response_id is not None:
         found = _find(request, body.previous_response_id, "previous_response_id")
