@@ -49,6 +49,13 @@ new PerformanceObserver((list) => {
   for (const entry of list.getEntries()) window.shifts += entry.value;
 }).observe({ type: "layout-shift" });
 """
+FIRST_PAINT = """
+const done = arguments[arguments.length - 1];
+new PerformanceObserver((list) => {
+  const found = list.getEntriesByName("first-contentful-paint");
+  if (found.length) done(found[0].startTime);
+}).observe({ type: "paint", buffered: true });
+"""
 UNLABELLED = """
 return [...document.querySelectorAll("button, input, select, textarea")]
   .filter((node) => !(node.ariaLabel || node.textContent.trim() || node.labels?.length))
