@@ -10,6 +10,7 @@ import pytest
 from tests.server.browser import Page
 from tests.server.page_server import OpenPage, Visit
 from tests.server.test_page import WEB
+from tests.server.test_page_tools import drop, problem
 
 AXE = WEB / "node_modules" / "axe-core" / "axe.min.js"
 RUN = """
@@ -84,6 +85,20 @@ def opened(visit: Visit) -> None:
     visit.page.script("document.querySelector('.settings details').open = true")
 
 
+def card(visit: Visit) -> None:
+    visit.page.one("#model").click()
+
+
+def helped(visit: Visit) -> None:
+    visit.page.one("#help-open").click()
+
+
+def attached(visit: Visit) -> None:
+    """A file that is too long."""
+    drop(visit.page, ("long.txt", "x" * 300_000))
+    visit.page.until(lambda: problem(visit.page))
+
+
 def listed(visit: Visit) -> None:
     """The conversations, one of them about to be deleted."""
     visit.page.ask("One")
@@ -92,9 +107,12 @@ def listed(visit: Visit) -> None:
     visit.page.one("#history-list .delete").click()
 
 
+STATES = [answered, compared, failed, live, schema, opened, listed, card, helped, attached]
+
+
 @pytest.mark.parametrize("width", [1280, 360])
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("state", [answered, compared, failed, live, schema, opened, listed])
+@pytest.mark.parametrize("state", STATES)
 def test_axe_finds_nothing(visit: OpenPage, state: object, theme: str, width: int) -> None:
     text = MARKDOWN if state is answered else None
     seen = visit(theme=theme, width=width, **({"text": text} if text else {}))

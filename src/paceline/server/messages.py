@@ -40,6 +40,7 @@ class EngineInfo:
         generation_defaults: sampling defaults of the model's makers, by Hugging Face's names.
         architecture: the model's family.
         num_bytes: of its weights as they are stored.
+        num_weights: of its embeddings, head and layers.
     """
 
     model: str
@@ -59,6 +60,7 @@ class EngineInfo:
     hidden_size: int = 0
     num_layers: int = 0
     num_bytes: int = 0
+    num_weights: int = 0
 
 
 class Piece(NamedTuple):

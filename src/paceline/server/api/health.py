@@ -16,7 +16,7 @@ from paceline import __version__
 from paceline.server.errors import SERVER, ApiError
 from paceline.server.metrics import CONTENT_TYPE
 from paceline.server.openapi import errors
-from paceline.server.protocol.answers import Health, ModelCard, ModelList, Version
+from paceline.server.protocol.answers import Health, ModelCard, ModelList, ModelMeta, Version
 from paceline.server.protocol.common import ErrorBody
 from paceline.server.security import refuse_foreign_page
 from paceline.server.serving import Serving
@@ -86,6 +86,13 @@ def _card(serving: Serving, name: str) -> ModelCard:
         proposers=list(info.proposers),
         dtype=info.dtype,
         backend=info.backend,
+        architecture=info.architecture,
+        meta=ModelMeta(
+            n_vocab=info.vocab_size,
+            n_embd=info.hidden_size,
+            n_params=info.num_weights,
+            size=info.num_bytes,
+        ),
     )
 
 
