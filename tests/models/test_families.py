@@ -73,6 +73,12 @@ def test_tree(pair: tuple[Any, Driver]) -> None:
     close(driver.chunk([33])[0], want(model, text)[-1])
 
 
+def test_weights_are_counted(pair: tuple[Any, Driver]) -> None:
+    model, driver = pair
+    matrices = [tensor for tensor in model.parameters() if tensor.ndim > 1]
+    assert driver.checkpoint.config.num_weights == sum(map(torch.numel, matrices))
+
+
 def test_bfloat16_embeddings_of_gemma_are_scaled_as_in_training(tmp_path: Path) -> None:
     save_model("gemma3", tmp_path, "bfloat16", hidden_size=60, num_attention_heads=4)
     config = Driver.of(tmp_path).checkpoint.config

@@ -49,6 +49,13 @@ new PerformanceObserver((list) => {
   for (const entry of list.getEntries()) window.shifts += entry.value;
 }).observe({ type: "layout-shift" });
 """
+FIRST_PAINT = """
+const done = arguments[arguments.length - 1];
+new PerformanceObserver((list) => {
+  const found = list.getEntriesByName("first-contentful-paint");
+  if (found.length) done(found[0].startTime);
+}).observe({ type: "paint", buffered: true });
+"""
 UNLABELLED = """
 return [...document.querySelectorAll("button, input, select, textarea")]
   .filter((node) => !(node.ariaLabel || node.textContent.trim() || node.labels?.length))
@@ -181,7 +188,7 @@ class Page:
         self.until_idle()
 
     def type(self, text: str) -> None:
-        """Keys to whatever has the focus; names in braces are keys, ``shift+`` holds Shift."""
+        """Keys to whatever has the focus; names in braces are keys, after others that are held."""
         from selenium.webdriver.common.action_chains import ActionChains
         from selenium.webdriver.common.keys import Keys
 
@@ -189,10 +196,14 @@ class Page:
         for name, plain in re.findall(r"\{([^}]+)\}|([^{]+)", text):
             if plain:
                 chain.send_keys(plain)
-            elif name.startswith("shift+"):
-                chain.key_down(Keys.SHIFT).send_keys(_key(name[6:])).key_up(Keys.SHIFT)
             else:
-                chain.send_keys(_key(name))
+                *held, key = name.split("+")
+                modifiers = [getattr(Keys, modifier.upper()) for modifier in held]
+                for modifier in modifiers:
+                    chain.key_down(modifier)
+                chain.send_keys(_key(key))
+                for modifier in modifiers:
+                    chain.key_up(modifier)
         chain.perform()
 
     def tab_through(self, times: int) -> list[str]:
@@ -207,4 +218,7 @@ class Page:
 def _key(name: str) -> str:
     from selenium.webdriver.common.keys import Keys
 
-    return getattr(Keys, {"left": "ARROW_LEFT", "right": "ARROW_RIGHT"}.get(name, name.upper()))
+    if len(name) == 1:
+        return name
+    arrows = {side: f"ARROW_{side.upper()}" for side in ("left", "right", "up")}
+    return getattr(Keys, arrows.get(name, name.upper()))

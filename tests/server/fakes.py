@@ -124,6 +124,7 @@ class FakeEngine:
             hidden_size=8,
             num_layers=2,
             num_bytes=1 << 20,
+            num_weights=1_234_567,
             generation_defaults=self.generation_defaults,
         )
         self._eos = self.tokenizer.eos_token_ids[:1] if self.tokenizer else (0,)

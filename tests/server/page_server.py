@@ -30,6 +30,16 @@ STORY = (
     "longer. Nobody in it has to be believed: each wheel is checked by the next."
 )
 PROPOSERS = ["prompt_lookup", "suffix", "draft_model"]
+CARD = {
+    "id": "example/rider-1b",
+    "root": "rider-1b-q4_k_m",
+    "architecture": "llama",
+    "max_model_len": 8192,
+    "dtype": "file",
+    "backend": "native avx2",
+    "promise": "identical",
+    "meta": {"n_vocab": 32000, "n_embd": 2048, "n_params": 1_100_048_384, "size": 667_815_168},
+}
 PHASES = {"schedule": 0.1, "propose": 0.9, "plan": 0.15, "pack": 0.2, "forward": 6.2, "verify": 0.5}
 
 
@@ -214,7 +224,7 @@ def make_app(script: Script) -> FastAPI:
 
     @app.get("/v1/models")
     async def models() -> Any:
-        return {"object": "list", "data": [{"id": "example/rider-1b"}]}
+        return {"object": "list", "data": [CARD]}
 
     @app.get("/stats")
     async def counters() -> Any:

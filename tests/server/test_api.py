@@ -33,6 +33,8 @@ def test_models_say_what_is_promised() -> None:
     assert card == listed["data"][1]
     assert card["max_model_len"] == 512
     assert card["promise"] == "identical"
+    meta = {"n_vocab": 4096, "n_embd": 8, "n_params": 1_234_567, "size": 1 << 20}
+    assert (card["architecture"], card["meta"]) == ("llama", meta)
     missing = call(app, "GET", "/v1/models/three")
     assert missing.status_code == 404
     assert missing.json()["error"]["code"] == "model_not_found"

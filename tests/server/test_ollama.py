@@ -218,6 +218,8 @@ def test_what_the_server_says_of_itself() -> None:
     assert shown["capabilities"] == ["completion", "tools", "thinking"]
     family = shown["model_info"]["general.architecture"]
     assert shown["model_info"][f"{family}.context_length"] == 2048
+    assert shown["model_info"]["general.parameter_count"] == 1_234_567
+    assert shown["details"]["parameter_size"] == "1.235M"
     assert shown["template"] == THINKING
     assert server.http.post("/api/show", json={"model": "no"}).status_code == 404
     assert server.http.get("/api/version").json()["version"].count(".") == 2

@@ -115,6 +115,19 @@ class ModelConfig:
         return self.draft_vocab_size or self.vocab_size
 
     @property
+    def num_weights(self) -> int:
+        """Of the embeddings, the head and all layers' matrices: norms and biases are left out."""
+        heads = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
+        total = (self.vocab_size * (not self.tie_embeddings) + self.num_logits) * self.hidden_size
+        for layer in range(self.num_layers):
+            mixture, width = self.experts_of(layer), self.intermediate_size
+            if mixture:
+                total += (mixture.number + mixture.shared_gate) * self.hidden_size
+                width = mixture.number * mixture.width + mixture.shared_width
+            total += self.hidden_size * (heads + 3 * width)
+        return total
+
+    @property
     def scale(self) -> float:
         return self.attention_scale or self.head_dim**-0.5
 

@@ -41,6 +41,7 @@ class EngineInfo:
         architecture: the model's family.
         num_bytes: of its weights as they are stored.
         kv_bytes: of the whole KV cache.
+        num_weights: of its embeddings, head and layers.
     """
 
     model: str
@@ -61,6 +62,7 @@ class EngineInfo:
     num_layers: int = 0
     num_bytes: int = 0
     kv_bytes: int = 0
+    num_weights: int = 0
 
 
 class Piece(NamedTuple):

@@ -18,7 +18,7 @@ from paceline.server.errors import SERVER, ApiError
 from paceline.server.metrics import CONTENT_TYPE
 from paceline.server.models import Models
 from paceline.server.openapi import errors
-from paceline.server.protocol.answers import Health, ModelCard, ModelList, Version
+from paceline.server.protocol.answers import Health, ModelCard, ModelList, ModelMeta, Version
 from paceline.server.protocol.common import ErrorBody
 from paceline.server.security import refuse_foreign_page
 from paceline.server.serving import Serving
@@ -93,6 +93,13 @@ def _card(serving: Serving, name: str) -> ModelCard:
         "proposers": list(info.proposers),
         "dtype": info.dtype,
         "backend": info.backend,
+        "architecture": info.architecture,
+        "meta": ModelMeta(
+            n_vocab=info.vocab_size,
+            n_embd=info.hidden_size,
+            n_params=info.num_weights,
+            size=info.num_bytes,
+        ),
     }
     return card.model_copy(update=facts)
 

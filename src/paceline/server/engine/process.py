@@ -299,6 +299,7 @@ def _shape(checkpoint: Any) -> dict[str, Any]:
         "hidden_size": config.hidden_size,
         "num_layers": config.num_layers,
         "num_bytes": checkpoint.num_bytes,
+        "num_weights": config.num_weights,
     }
 
 

@@ -107,6 +107,7 @@ async def show(request: Request) -> dict[str, Any]:
         "details": _details(serving),
         "model_info": {
             "general.architecture": family,
+            "general.parameter_count": info.num_weights,
             f"{family}.context_length": info.max_model_len,
             f"{family}.embedding_length": info.hidden_size,
             f"{family}.block_count": info.num_layers,
@@ -138,9 +139,17 @@ def _details(serving: Serving) -> dict[str, Any]:
         "format": "",
         "family": info.architecture if info else "",
         "families": [info.architecture] if info else [],
-        "parameter_size": "",
+        "parameter_size": _rounded(info.num_weights) if info else "",
         "quantization_level": info.dtype if info else "",
     }
+
+
+def _rounded(count: int) -> str:
+    """A number of parameters as Ollama writes it: 134.52M, 1.2B."""
+    for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if count >= size:
+            return f"{count / size:.4g}{unit}"
+    return str(count)
 
 
 def _capabilities(serving: Serving) -> list[str]:

@@ -1,11 +1,13 @@
 // The conversation: its turns, the composer, and answers beside each other.
 
 import { ApiFailure, watchServer } from "./api.js";
-import { $, announce, el, figure, sendOnEnter } from "./dom.js";
+import { $, announce, download, el, sendOnEnter } from "./dom.js";
+import { setUpFiles } from "./files.js";
 import { generate, model } from "./generate.js";
-import { changed as noteChange, fresh, setUpHistory } from "./history.js";
+import { changed as noteChange, fresh, setUpHistory, titleOf } from "./history.js";
 import { fillLegend } from "./origins.js";
 import { fields, mode, sampling, setUpSettings } from "./settings.js";
+import { fileName, markdownOf } from "./share.js";
 import { Turn } from "./turn.js";
 
 const EXAMPLES = {
@@ -35,6 +37,8 @@ export function setUpChat() {
   sendOnEnter($("prompt"));
   $("stop").addEventListener("click", stopAnswer);
   $("new-chat").addEventListener("click", newChat);
+  $("save").addEventListener("click", saveFile);
+  setUpFiles(() => mode() === "completion");
   for (const kind of ["wheel", "touchmove", "keydown"]) {
     $("transcript").addEventListener(kind, () => requestAnimationFrame(noteScroll));
   }
@@ -101,20 +105,35 @@ function openConversation(opened) {
   followEnd(true);
 }
 
-function restoredTurn({ user, answer }) {
-  const turn = new Turn(user, DOES);
+function restoredTurn(kept) {
+  const turn = new Turn(kept.user, DOES);
   turns.push(turn);
-  turn.open([answer.name], viewKind())[0].restore(answer);
+  turn.restore(kept, viewKind());
   return turn.node;
+}
+
+/** Shows the last message for editing; only from a prompt in which nothing is written. */
+export function editLast({ target }) {
+  const turn = turns.at(-1);
+  if (target !== $("prompt") || target.value || running || !turn) return false;
+  turn.edit();
 }
 
 /** Keep what was said so far. */
 function keep() {
   conversation.system = fields().system.value;
-  conversation.turns = turns
-    .filter(({ answer }) => answer.text)
-    .map(({ user, answer }) => ({ user, answer: answer.data }));
+  conversation.turns = turns.filter(({ answer }) => answer.text).map(({ data }) => data);
   if (conversation.turns.length) noteChange(fields().keep.checked ? conversation : null);
+}
+
+/** Give the user the conversation as a file of Markdown. */
+function saveFile() {
+  if (running) keep(); // What has arrived.
+  const { turns: kept } = conversation;
+  if (!kept.length) return announce("There is no answer to save yet.");
+  const title = conversation.title || titleOf(kept[0].user);
+  download(markdownOf({ ...conversation, title }, model.id), fileName(title), "text/markdown");
+  announce("Saved.");
 }
 
 function dropFrom(place) {
@@ -178,7 +197,7 @@ async function stream(turn, views) {
     if (view.reason !== null) view.resume();
     await answer(jobFor(turn, view, on, seed, salt), view, signal);
   }
-  if (isPair) turn.verdict.textContent = compare(...views);
+  if (isPair) turn.compare();
   running = null;
   setBusy(false);
   if (turns.includes(turn)) keep();
@@ -212,19 +231,6 @@ export async function settle(view, generation) {
     if (["lost", "failed"].includes(view.failure.kind)) watchServer();
     return false;
   }
-}
-
-/** One sentence on two answers to the same prompt, the first with speculation. */
-function compare(on, off) {
-  if (on.failure || off.failure) return "No comparison: an answer failed.";
-  if (off.reason === "abort") return "No comparison: stopped.";
-  if (on.text !== off.text) {
-    let place = 0;
-    while (on.text[place] === off.text[place]) place += 1;
-    return `The texts differ from character ${place + 1} on.`;
-  }
-  const [fast, plain] = [on, off].map(({ tally }) => tally.milliseconds / 1000);
-  return `Same text, ${figure(plain / fast)}× the speed: ${figure(fast)} s against ${figure(plain)} s.`;
 }
 
 function setBusy(busy) {

@@ -17,6 +17,13 @@ export function setUpHistory(openConversation, currentId) {
   current = currentId;
   $("search").addEventListener("input", draw);
   $("history-toggle").addEventListener("click", () => showDrawer(!isOpen()));
+  // A drawer covers its button; a press beside it closes it, and does nothing else.
+  document.addEventListener("click", (event) => {
+    if (!isOpen() || event.target.closest("#history, #history-toggle")) return;
+    event.stopPropagation();
+    event.preventDefault();
+    showDrawer(false);
+  }, true);
   $("export").addEventListener("click", () =>
     download(fileOf(store.all), "paceline-conversations.json", "application/json"));
   $("import").addEventListener("click", () => $("import-file").click());
@@ -36,6 +43,12 @@ export function showDrawer(isShown) {
   $("history-toggle").setAttribute("aria-expanded", isShown);
   $("history").classList.toggle("open", isShown);
   if (isShown) $("search").focus();
+  else if ($("history").contains(document.activeElement)) $("history-toggle").focus();
+}
+
+export function searchConversations() {
+  if (!$("search").checkVisibility()) return showDrawer(true);
+  $("search").select();
 }
 
 /** What is shown has changed; `kept` is stored, null stores nothing. */
@@ -48,7 +61,7 @@ export function changed(kept = null) {
   draw();
 }
 
-const titleOf = (text) => text.trim().replace(/\s+/g, " ").slice(0, 60);
+export const titleOf = (text) => text.trim().replace(/\s+/g, " ").slice(0, 60);
 
 function announceStatus(text) {
   $("history-status").textContent = text;

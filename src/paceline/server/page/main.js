@@ -1,9 +1,12 @@
-// Starts the page: tabs, theme, what Escape does, and what the server says about its model.
+// Starts the page: tabs, theme, what shortcuts do, and what the server says about its model.
 
 import { watchServer } from "./api.js";
-import { modelLoaded, setUpChat, stopAnswer } from "./chat.js";
+import { setUpCard } from "./card.js";
+import { editLast, modelLoaded, newChat, setUpChat, stopAnswer } from "./chat.js";
 import { $, remember } from "./dom.js";
 import { loadModel, model } from "./generate.js";
+import { searchConversations, showDrawer } from "./history.js";
+import { setUpKeys } from "./keys.js";
 import { showLive } from "./live.js";
 import { loadMarkdown } from "./markdown.js";
 import { setUpSchema, stopSchema } from "./schema.js";
@@ -57,16 +60,26 @@ function setUpTheme() {
   mark();
 }
 
+function setUpShortcuts() {
+  const inChat = (run) => () => {
+    open("chat");
+    run();
+  };
+  const stop = () => {
+    stopAnswer();
+    stopSchema();
+    showDrawer(false);
+    return false;
+  };
+  setUpKeys({ stop, edit: editLast, renew: inChat(newChat), search: inChat(searchConversations) });
+}
+
 async function start() {
   setUpTheme();
   setUpChat();
   setUpSchema();
   setUpTabs();
-  document.addEventListener("keydown", ({ key }) => {
-    if (key !== "Escape" || $("key-dialog").open) return;
-    stopAnswer();
-    stopSchema();
-  });
+  setUpShortcuts();
   for (;;) {
     try {
       await loadModel();
@@ -76,11 +89,7 @@ async function start() {
       await watchServer();
     }
   }
-  if (model.id) {
-    $("model").textContent = model.id.split("/").at(-1);
-    $("model").title = `${model.id}\n${model.promise}`;
-    document.title = `Paceline: ${$("model").textContent}`;
-  }
+  if (model.id) setUpCard();
   modelLoaded();
   // Ahead of the first answer, and after everything that can be seen.
   loadMarkdown().catch(() => {});

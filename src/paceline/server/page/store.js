@@ -3,7 +3,7 @@
 
 const PREFIX = "paceline-conversation-";
 export const FORMAT = "paceline-conversations";
-const VERSION = 1;
+const VERSIONS = [1, 2]; // since 2 with both answers of a comparison
 const MAX_CONVERSATIONS = 200;
 const MAX_CHARACTERS = 4_000_000; // browsers allow about 5 million
 const MAX_FILE_BYTES = 20_000_000;
@@ -23,6 +23,7 @@ const text = (max) => (value, where) =>
   typeof value === "string" && value.length <= max ? value : fail(where, `a text of at most ${max} characters`);
 const count = (value, where) => (Number.isFinite(value) && value >= 0 ? value : fail(where, "a number from 0 on"));
 const orNull = (check) => (value, where) => (value === null ? null : check(value, where));
+const since2 = (check, before) => (value, where) => (value === undefined ? before : check(value, where));
 const oneOf = (allowed) => (value, where) =>
   allowed.includes(value) ? value : fail(where, `one of ${JSON.stringify(allowed)}`);
 const list = (check) => (value, where) =>
@@ -50,9 +51,12 @@ const answer = object({
   name: text(100), text: text(MAX_TEXT), reasoning: text(MAX_TEXT), reason: oneOf(REASONS),
   isMarkdown: oneOf([true, false]), pieces: list(named), tally,
 });
+const turn = object({
+  user: text(MAX_TEXT), answer, other: since2(orNull(answer), null), verdict: since2(text(200), ""),
+});
 const conversation = object({
   id: (value, where) => (/^[\w-]{1,64}$/.test(value) ? value : fail(where, "an id")),
-  title: text(200), updated: count, system: text(MAX_TEXT), turns: list(object({ user: text(MAX_TEXT), answer })),
+  title: text(200), updated: count, system: text(MAX_TEXT), turns: list(turn),
 });
 
 /** The conversations of a file's text. Raises InvalidFile, which says what is wrong and where. */
@@ -64,12 +68,12 @@ export function parseFile(source) {
   } catch (error) {
     fail("the file", `JSON: ${error.message}`);
   }
-  const checks = { format: oneOf([FORMAT]), version: oneOf([VERSION]), conversations: list(conversation) };
+  const checks = { format: oneOf([FORMAT]), version: oneOf(VERSIONS), conversations: list(conversation) };
   return object(checks)(document, "the file").conversations;
 }
 
 export const fileOf = (conversations) =>
-  JSON.stringify({ format: FORMAT, version: VERSION, conversations }, null, 1);
+  JSON.stringify({ format: FORMAT, version: VERSIONS.at(-1), conversations }, null, 1);
 
 export const newId = () => [...crypto.getRandomValues(new Uint32Array(3))].map((n) => n.toString(36)).join("-");
 
@@ -96,18 +100,16 @@ export class Store {
 
   /** All that are valid, the latest first. */
   get all() {
-    const found = [...this.#texts.values()].flatMap((source) => {
-      try {
-        return [conversation(JSON.parse(source), "conversation")];
-      } catch {
-        return []; // Of another version, perhaps: left alone until room is needed.
-      }
-    });
+    const found = [...this.#texts.keys()].map((id) => this.get(id)).filter(Boolean);
     return found.sort((one, other) => other.updated - one.updated);
   }
 
   get(id) {
-    return this.all.find((found) => found.id === id) ?? null;
+    try {
+      return conversation(JSON.parse(this.#texts.get(id)), "conversation");
+    } catch {
+      return null; // Of another version, perhaps: left alone until room is needed.
+    }
   }
 
   /** Keep a conversation, at the cost of the oldest others; returns whether there was room. */
@@ -148,7 +150,7 @@ export class Store {
 
   /** Add conversations of a file: those that are here already are not doubled; returns how many. */
   add(conversations) {
-    const fresh = conversations.filter((one) => this.#texts.get(one.id) !== JSON.stringify(one));
+    const fresh = conversations.filter((one) => JSON.stringify(this.get(one.id)) !== JSON.stringify(one));
     const saved = fresh.map((one) => this.save(this.#texts.has(one.id) ? { ...one, id: newId() } : one));
     return saved.filter(Boolean).length;
   }

@@ -2,7 +2,7 @@
 // Knows no server; what is to be done is told to the conversation by calls.
 
 import { Answer } from "./answer.js";
-import { $, copyButton, el, sendOnEnter } from "./dom.js";
+import { $, copyButton, el, figure, sendOnEnter } from "./dom.js";
 
 export class Turn {
   views = [];
@@ -38,6 +38,24 @@ export class Turn {
     this.#answers.className = names.length > 1 ? "pair" : "";
     this.#answers.replaceChildren(...this.views.map(({ node }) => node));
     return this.views;
+  }
+
+  /** Say how the second answer compares with the first. */
+  compare() {
+    this.verdict.textContent = verdictOn(...this.views);
+  }
+
+  /** What a conversation keeps of it. */
+  get data() {
+    const [answer, other] = this.views.map(({ data }) => data);
+    return { user: this.user, answer, other: other ?? null, verdict: this.verdict.textContent };
+  }
+
+  /** Show answers that were kept. */
+  restore({ answer, other, verdict }, view) {
+    const kept = other ? [answer, other] : [answer];
+    this.open(kept.map(({ name }) => name), view).forEach((shown, place) => shown.restore(kept[place]));
+    this.verdict.textContent = verdict;
   }
 
   remove() {
@@ -78,4 +96,17 @@ export class Turn {
     this.#said.replaceChildren(form);
     area.focus();
   }
+}
+
+/** One sentence on two answers to the same prompt, the first with speculation. */
+function verdictOn(on, off) {
+  if (on.failure || off.failure) return "No comparison: an answer failed.";
+  if (off.reason === "abort") return "No comparison: stopped.";
+  if (on.text !== off.text) {
+    let place = 0;
+    while (on.text[place] === off.text[place]) place += 1;
+    return `The texts differ from character ${place + 1} on.`;
+  }
+  const [fast, plain] = [on, off].map(({ tally }) => tally.milliseconds / 1000);
+  return `Same text, ${figure(plain / fast)}× the speed: ${figure(fast)} s against ${figure(plain)} s.`;
 }

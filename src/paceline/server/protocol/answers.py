@@ -40,6 +40,15 @@ class ChatCompletionResponse(BaseModel):
     usage: UsageBody | None
 
 
+class ModelMeta(BaseModel):
+    """The model's size under llama.cpp's names; ``size`` is in bytes, as the weights are stored."""
+
+    n_vocab: int
+    n_embd: int
+    n_params: int
+    size: int
+
+
 class ModelCard(BaseModel):
     """One name under which the model is served.
 
@@ -62,6 +71,8 @@ class ModelCard(BaseModel):
     proposers: list[str] | None = None
     dtype: str | None = None
     backend: str | None = None
+    architecture: str | None = None
+    meta: ModelMeta | None = None
 
 
 class ModelList(BaseModel):
