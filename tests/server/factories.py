@@ -122,7 +122,7 @@ class Paper:
     backend, promises_identity, proposers = "paper", True, ("prompt_lookup",)
     kv_bytes = 1 << 10
     config = SimpleNamespace(max_model_len=1 << 20, dtype="float32", max_num_seqs=4)
-    shape = SimpleNamespace(architecture="paper", hidden_size=8, num_layers=1)
+    shape = SimpleNamespace(architecture="paper", hidden_size=8, num_layers=1, num_weights=1)
     checkpoint = SimpleNamespace(
         name="paper", tokenizer=None, generation={}, config=shape, hf_config={}, num_bytes=64
     )

@@ -17,7 +17,7 @@ class Small(Paper):
 
     def __init__(self, context: int = 512, generation: Any = None) -> None:
         self.config = SimpleNamespace(max_model_len=context, dtype="float32", max_num_seqs=4)
-        shape = SimpleNamespace(architecture="small", hidden_size=8, num_layers=2)
+        shape = SimpleNamespace(architecture="small", hidden_size=8, num_layers=2, num_weights=1)
         self.checkpoint = SimpleNamespace(
             name="s",
             tokenizer=None,

@@ -17,8 +17,8 @@ from paceline.errors import (
     ModelTooLargeError,
     ModelUnavailableError,
 )
-from paceline.server.resident import RETRY_SECONDS, Resident
-from paceline.server.room import Limits, Room
+from paceline.server.resident import RETRY_SECONDS, Limits, Resident
+from paceline.server.room import Room
 
 GIB = 1 << 30
 

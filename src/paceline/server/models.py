@@ -15,8 +15,8 @@ from paceline.server.config import ServerConfig
 from paceline.server.engine.client import EngineClient
 from paceline.server.errors import NOT_FOUND, ApiError
 from paceline.server.metrics import ServerMetrics
-from paceline.server.resident import Place
-from paceline.server.room import Limits, Room
+from paceline.server.resident import Limits, Place
+from paceline.server.room import Room
 from paceline.server.serving import Serving
 
 LATEST = ":latest"

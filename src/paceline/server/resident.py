@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Literal, Protocol
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 from paceline.errors import EngineClosedError, ModelTooLargeError, ModelUnavailableError
-
-if TYPE_CHECKING:
-    from paceline.server.room import Room
 
 Place = Literal["unloaded", "loading", "loaded", "leaving"]
 """``leaving``: it takes no new requests, and is unloaded when the running ones have ended."""
@@ -41,6 +39,35 @@ class Loadable(Protocol):
     async def close(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much may be loaded.
+
+    Attributes:
+        memory: bytes of all loaded models.
+        models: how many at once, at least one.
+        keep_alive: seconds that an idle model stays where its last request did not say.
+    """
+
+    memory: float = math.inf
+    models: float = math.inf
+    keep_alive: float = math.inf
+
+
+class Housing(Protocol):
+    """What a model asks of the place that loaded models share (:class:`~.room.Room`)."""
+
+    clock: Callable[[], float]
+    limits: Limits
+    is_closed: bool
+
+    @property
+    def is_shared(self) -> bool: ...
+    def begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]: ...
+    async def admit(self, newcomer: Resident) -> None: ...
+    async def dismiss(self, resident: Resident) -> None: ...
+
+
 class Resident:
     """One model: whether it is loaded, who uses it, and until when it stays.
 
@@ -50,7 +77,7 @@ class Resident:
         is_empty: set while no request runs.
     """
 
-    def __init__(self, room: Room, model: Loadable, place: Place) -> None:
+    def __init__(self, room: Housing, model: Loadable, place: Place) -> None:
         self.model = model
         self.place = place
         self.used_at = -math.inf

@@ -13,31 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import ModelTooLargeError
-from paceline.server.resident import Loadable, Resident
+from paceline.server.resident import Limits, Loadable, Resident
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How much may be loaded.
-
-    Attributes:
-        memory: bytes of all loaded models.
-        models: how many at once, at least one.
-        keep_alive: seconds that an idle model stays where its last request did not say.
-    """
-
-    memory: float = math.inf
-    models: float = math.inf
-    keep_alive: float = math.inf
 
 
 class Room:
