@@ -29,11 +29,11 @@ from tests.server.fuzz_server import (
     Address,
     Stalled,
     files_of,
-    fill_cache,
     memory_of,
     problems_of_health,
     scheduled,
     send,
+    warm_up,
 )
 from tests.server.fuzz_values import NAME
 from tests.server.served import chat_model
@@ -132,7 +132,7 @@ def run(count: int, seed: int, first: int = 0) -> Report:
             assert host is not None
             assert port is not None
             address = (host, port)
-            fill_cache(address)
+            warm_up(address)
             files = files_of(process.pid)
             stalled = Stalled(address, 40)
             marks = {first + (count - first) * i // 10 for i in range(1, 10)}

@@ -70,21 +70,23 @@ def get(address: Address, path: str) -> Any:
 
 def memory_of(pid: int) -> dict[str, int]:
     """Resident kilobytes of a process and of those that it started, by name."""
-    found: dict[str, int] = {}
-    for pid_, parent, name, kilobytes in _processes():
-        if pid in (pid_, parent):
-            found["server" if pid_ == pid else name] = kilobytes
-    return found
+    return {"server" if pid_ == pid else name: size for pid_, name, size in _family(pid)}
 
 
 def files_of(pid: int) -> dict[str, int]:
     """Open files of the same processes."""
-    found: dict[str, int] = {}
-    for pid_, parent, name, _ in _processes():
-        if pid in (pid_, parent):
-            files = sum(1 for _ in Path(f"/proc/{pid_}/fd").iterdir())
-            found["server" if pid_ == pid else name] = files
-    return found
+    return {
+        "server" if pid_ == pid else name: sum(1 for _ in Path(f"/proc/{pid_}/fd").iterdir())
+        for pid_, name, _ in _family(pid)
+    }
+
+
+def _family(pid: int) -> list[tuple[int, str, int]]:
+    """A process and all that descend from it: id, name, resident kilobytes."""
+    every, known = _processes(), {pid}
+    while more := {each[0] for each in every if each[1] in known} - known:
+        known |= more
+    return [(own, name, size) for own, _, name, size in every if own in known]
 
 
 def _processes() -> list[tuple[int, int, str, int]]:
@@ -115,13 +117,19 @@ def problems_of_health(address: Address) -> Iterator[str]:
         yield f"{stats['kv']['used']} KV blocks are used in the end"
 
 
-def fill_cache(address: Address) -> None:
-    """Use every KV block once: the memory of a pool becomes resident when it is written."""
+def warm_up(address: Address) -> None:
+    """Use every KV block once: the memory of a pool becomes resident when it is written.
+
+    And a grammar, whose helper's pipes stay open.
+    """
     for first in range(128):
         ids = [5 + (first + 31 * i) % 4000 for i in range(CONTEXT - 2)]
         body = document({"prompt": ids, "max_tokens": 1}).encode()
         answer, _ = send(address, Case("", COMPLETIONS, body))
         assert answer.status == 200, answer.body
+    shaped = {"prompt": "a", "max_tokens": 1, "structured_outputs": {"json": {"type": "object"}}}
+    answer, _ = send(address, Case("", COMPLETIONS, document(shaped).encode()))
+    assert answer.status == 200, answer.body
 
 
 class Stalled:
@@ -156,7 +164,7 @@ class Stalled:
 def scheduled(pid: int) -> tuple[int, int]:
     """Nanoseconds that the threads of a server's processes ran, and waited for a processor."""
     ran = waited = 0
-    for process in [pid, *(child for child, parent, _, _ in _processes() if parent == pid)]:
+    for process, _, _ in _family(pid):
         for file in Path(f"/proc/{process}/task").glob("*/schedstat"):
             with suppress(OSError):
                 times = file.read_text().split()

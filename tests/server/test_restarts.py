@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.server.engine.client import LONGEST_PAUSE, STEADY_SECONDS, Restarts
+from paceline.server.engine.client import LONGEST_PAUSE, SETTLED_SECONDS, STEADY_SECONDS, Restarts
 
 
 def test_pauses_grow_until_the_budget_is_spent() -> None:
@@ -28,10 +28,22 @@ def test_an_engine_that_served_for_long_gives_the_budget_back() -> None:
         assert restarts.next_pause() == 0
 
 
+def test_an_engine_that_served_for_a_while_is_replaced_at_once() -> None:
+    now = [0.0]
+    restarts = Restarts(budget=7, clock=lambda: now[0])
+    pauses = []
+    for seconds in (0, 0, 0, SETTLED_SECONDS, 0, 0, SETTLED_SECONDS):
+        restarts.note_serving()
+        now[0] += seconds
+        pauses.append(restarts.next_pause())
+    assert pauses == [0, 1, 2, 0, 1, 2, 0]
+    assert restarts.next_pause() is None
+
+
 def test_time_in_which_it_does_not_serve_gives_nothing_back() -> None:
     now = [0.0]
     restarts = Restarts(budget=2, clock=lambda: now[0])
-    for expected in (0.0, 1.0, None):
+    for expected in (0.0, 0.0, None):
         restarts.note_serving()
         now[0] += STEADY_SECONDS / 2
         assert restarts.next_pause() == expected

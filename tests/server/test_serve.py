@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,6 +24,7 @@ from paceline.commands.serve import ServeOptions, served_models, server_config
 from paceline.commands.serve_models import default_names
 from paceline.models.embedded import embedded_model
 from paceline.server.engine.process import NAME
+from tests.programs import module
 
 SOURCE = str(Path(paceline.__file__).parent.parent)
 KEY = "a-key"
@@ -109,12 +110,10 @@ def asked(url: str, body: dict[str, Any]) -> Iterator[http.client.HTTPConnection
 
 def engine_of(server: int) -> int:
     """The process in which a server's engine lives."""
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
-            before, _, rest = file.read_text().rpartition(")")
-            pid, _, name = before.partition(" (")
-            if (name, rest.split()[1]) == (NAME, str(server)):
-                return int(pid)
+    watch = module("load_server")
+    for pid in watch.descendants(server):
+        if Path(f"/proc/{pid}/comm").read_text().strip() == NAME:
+            return pid
     raise AssertionError("the server has no engine")
 
 

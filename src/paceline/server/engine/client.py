@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import functools
 import itertools
 import logging
 import multiprocessing
 import socket
+import sys
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -34,6 +36,8 @@ ENDING_SECONDS = 5.0
 """How long a process that was told to end is given before it is killed."""
 STEADY_SECONDS = 300.0
 """An engine that has served so long has not died of its start: what came before is forgotten."""
+SETTLED_SECONDS = 10.0
+"""An engine that has served so long is replaced at once, since the next one will serve as well."""
 LONGEST_PAUSE = 30.0
 
 
@@ -41,8 +45,9 @@ class Restarts:
     """The budget of restarts of one server.
 
     The first restart is at once, the second after a second, and each further one after twice the
-    pause. An engine that serves for five minutes gives the whole budget back; time in which a model
-    loads does not count, so that a slow start cannot hide that it dies again and again.
+    pause; an engine that has served for ten seconds is replaced at once. One that serves for five
+    minutes gives the whole budget back; time in which a model loads does not count, so that a slow
+    start cannot hide that it dies again and again.
 
     Args:
         budget: most restarts in a row; 0 is none.
@@ -52,6 +57,7 @@ class Restarts:
     def __init__(self, budget: int = 5, clock: Callable[[], float] = time.monotonic) -> None:
         self.budget = budget
         self.num_used = 0
+        self._num_hasty = 0  # deaths in a row after less than SETTLED_SECONDS
         self._clock = clock
         self._serves_since: float | None = None
 
@@ -66,12 +72,15 @@ class Restarts:
             seconds after which the next is to be started; None when the budget is spent.
         """
         since, self._serves_since = self._serves_since, None
-        if since is not None and self._clock() - since >= STEADY_SECONDS:
+        served = 0.0 if since is None else self._clock() - since
+        if served >= STEADY_SECONDS:
             self.num_used = 0
+        if served >= SETTLED_SECONDS:
+            self._num_hasty = 0
         if self.num_used >= self.budget:
             return None
-        self.num_used += 1
-        return 0.0 if self.num_used == 1 else min(2.0 ** (self.num_used - 2), LONGEST_PAUSE)
+        self.num_used, self._num_hasty = self.num_used + 1, self._num_hasty + 1
+        return 0.0 if self._num_hasty == 1 else min(2.0 ** (self._num_hasty - 2), LONGEST_PAUSE)
 
 
 class EngineGeneration:
@@ -153,6 +162,20 @@ class EngineGeneration:
         return not self._num_open
 
 
+@functools.cache
+def _context() -> Any:
+    """What starts processes: on Linux a process that has imported what engines are made of.
+
+    It has computed nothing and has no threads, so that it can be forked. An engine that died, or
+    another model, is there as fast as its weights are read.
+    """
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["paceline.llm"])
+    return context
+
+
 class _Life:
     """One life of the engine's process: started, talked to, ended."""
 
@@ -174,7 +197,7 @@ class _Life:
         """
         ours, theirs = socket.socketpair()
         with theirs:  # held open here, it would hide that the process died
-            self.process = process = multiprocessing.get_context("spawn").Process(
+            self.process = process = _context().Process(
                 target=run_engine, args=(theirs, *arguments), name=NAME, daemon=True
             )
             try:
