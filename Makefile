@@ -21,7 +21,7 @@ RUN_READY := .venv/.ready-run
 DEV_READY := .venv/.ready-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo real test test-slow test-timing test-real test-emulated native sanitize lint format dist peers clients page clean
+.PHONY: help demo real test test-slow test-timing test-real test-emulated native sanitize lint format dist docs peers clients page clean
 
 help: ## List these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -93,6 +93,16 @@ dist: ## Build an sdist and a wheel into dist/, and run the wheel in an empty en
 	cd build/dist && env -u PYTHONPATH empty/bin/paceline --version
 	cd build/dist && env -u PYTHONPATH empty/bin/paceline run -p hi --max-tokens 8
 	ls -l dist
+
+# The sources are read and not imported, so that it needs neither torch nor a compiler.
+docs: build/docs-venv/.ready ## Build the documentation as a site, build/site; broken links fail
+	NO_MKDOCS_2_WARNING=1 build/docs-venv/bin/mkdocs build --strict --quiet
+
+build/docs-venv/.ready: docs/requirements.txt
+	rm -rf build/docs-venv
+	$(PYTHON) -m venv build/docs-venv
+	build/docs-venv/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -r $<
+	@touch $@
 
 peers: $(DEV_READY) .peers/.ready-llama ## Install llama.cpp for benchmarks/peers.py
 
