@@ -114,6 +114,32 @@ std::optional<Entry> entry_of(const nb::handle fields, const DecoderShape& s) {
     return entry;
 }
 
+FeedForward feed_forward_of(const Reader& r, const DecoderShape& s, int width) {
+    return {r.linear("gate_up", 2 * width, s.hidden), r.linear("down", s.hidden, width)};
+}
+
+Mixture mixture_of(const Reader& r, const DecoderShape& s) {
+    Mixture mixture{};
+    const int width = r.positive("width"), number = r.positive("number");
+    mixture.per_token = r.positive("per_token");
+    mixture.renormalise = r.number<bool>("renormalise");
+    mixture.shared_gate = r.number<bool>("shared_gate");
+    mixture.scale = r.number<float>("scale");
+    check(mixture.per_token <= number, "per_token: as many experts as there are, or fewer");
+    for (nb::handle each : nb::cast<nb::list>(r.get("experts"))) {
+        const Reader expert(nb::cast<nb::dict>(each));
+        mixture.experts.push_back(feed_forward_of(expert, s, width));
+    }
+    check(static_cast<int>(mixture.experts.size()) == number, "experts: another number of them");
+    if (!r.get("shared").is_none()) {
+        const Reader shared(nb::cast<nb::dict>(r.get("shared")));
+        mixture.shared = feed_forward_of(shared, s, r.positive("shared_width"));
+    }
+    check(!mixture.shared_gate || mixture.shared, "shared_gate: there is no shared expert");
+    mixture.router = r.linear("router", number + (mixture.shared_gate ? 1 : 0), s.hidden);
+    return mixture;
+}
+
 // `read` is the width of what its queries, keys and values read.
 DecoderLayer layer_of(const Reader& r, const DecoderShape& s, int read) {
     const AttentionShape& a = s.attention;
@@ -122,14 +148,19 @@ DecoderLayer layer_of(const Reader& r, const DecoderShape& s, int read) {
     layer.input_norm = r.vector("input_norm", s.hidden);
     layer.mlp_norm = r.vector("mlp_norm", s.hidden);
     check(layer.mlp_norm != nullptr, "a layer needs the norm of its feed-forward");
-    layer.q_norm = r.vector("q_norm", a.head_dim);
-    layer.k_norm = r.vector("k_norm", a.head_dim);
+    layer.norms_whole = r.number<bool>("norms_whole");
+    layer.q_norm = r.vector("q_norm", layer.norms_whole ? q_width : a.head_dim);
+    layer.k_norm = r.vector("k_norm", layer.norms_whole ? kv_width : a.head_dim);
+    check(!layer.norms_whole || (layer.q_norm && layer.k_norm), "norms_whole: there is no norm");
     layer.post_attention_norm = r.vector("post_attention_norm", s.hidden);
     layer.post_mlp_norm = r.vector("post_mlp_norm", s.hidden);
     layer.qkv = r.linear("qkv", q_width + 2 * kv_width, read);
     layer.o = r.linear("o", s.hidden, q_width);
-    layer.gate_up = r.linear("gate_up", 2 * s.intermediate, s.hidden);
-    layer.down = r.linear("down", s.hidden, s.intermediate);
+    if (r.get("mixture").is_none()) {
+        layer.mlp = feed_forward_of(r, s, s.intermediate);
+    } else {
+        layer.mixture = mixture_of(Reader(nb::cast<nb::dict>(r.get("mixture"))), s);
+    }
     layer.rotary = r.rotary(s.max_len, a.head_dim);
     layer.sliding = r.number<bool>("sliding");
     layer.ahead = r.number<bool>("ahead");

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 
 namespace nb = nanobind;
 
@@ -11,19 +12,38 @@ namespace {
 constexpr int SLICE_ROWS = 128;        // bounds the buffers; weights are read once per slice
 constexpr int VECTORS_PER_BLOCK = 32;  // query vectors that share the loads of a key tile
 constexpr size_t PARTIAL_FLOATS = 2 << 20;
-constexpr int PIECES_PER_THREAD = 8;
-constexpr int TILES_TOGETHER = 2;  // that a linear computes side by side
 constexpr int ROTARY_ROWS = 32;    // that one piece of work turns
 constexpr int HEAD_TILES = 32;  // tiles of logits that the greedy head holds at a time
+
+template <typename Visit> void for_each_mlp(const DecoderLayer& layer, const Visit& visit) {
+    if (!layer.mixture) {
+        visit(layer.mlp);
+        return;
+    }
+    std::for_each(layer.mixture->experts.begin(), layer.mixture->experts.end(), visit);
+    if (layer.mixture->shared) {
+        visit(*layer.mixture->shared);
+    }
+}
 
 int most_orders(const std::optional<Entry>& entry, const std::vector<DecoderLayer>& layers,
                 const Linear& head) {
     int most = std::max(head.num_orders, entry ? entry->join.num_orders : 0);
     for (const DecoderLayer& layer : layers) {
-        most = std::max({most, layer.qkv.num_orders, layer.o.num_orders, layer.gate_up.num_orders,
-                         layer.down.num_orders});
+        most = std::max({most, layer.qkv.num_orders, layer.o.num_orders});
+        for_each_mlp(layer, [&](const FeedForward& mlp) {
+            most = std::max({most, mlp.gate_up.num_orders, mlp.down.num_orders});
+        });
     }
     return most;
+}
+
+int widest_mlp(const std::vector<DecoderLayer>& layers) {
+    int widest = 0;
+    for (const DecoderLayer& layer : layers) {
+        for_each_mlp(layer, [&](const FeedForward& mlp) { widest = std::max(widest, mlp.width()); });
+    }
+    return widest;
 }
 
 }  // namespace
@@ -39,11 +59,12 @@ Decoder::Decoder(DecoderShape shape, std::optional<Entry> entry, std::vector<Dec
       keep_alive_(std::move(keep_alive)),
       q_width_(shape.attention.heads * shape.attention.head_dim),
       qkv_width_(q_width_ + 2 * shape.attention.kv_heads * shape.attention.head_dim),
+      widest_mlp_(widest_mlp(layers_)),
       ld_hidden_(round_up(shape.hidden, TILE)),
       ld_qkv_(round_up(qkv_width_, TILE)),
       ld_q_(round_up(q_width_, TILE)),
-      ld_gate_up_(round_up(2 * shape.intermediate, TILE)),
-      ld_mlp_(round_up(shape.intermediate, TILE)),
+      ld_gate_up_(round_up(2 * widest_mlp_, TILE)),
+      ld_mlp_(round_up(widest_mlp_, TILE)),
       most_orders_(most_orders(entry_, layers_, head_)) {}
 
 void Decoder::set_cache(const KvLayer& first, int num_blocks, nb::object keep_alive) {
@@ -132,12 +153,11 @@ void Decoder::prepare(const Batch& batch, const Slice& slice) {
     gate_up_.need(count * ld_gate_up_);
     const int most = std::max(rows, static_cast<int>(batch.sample_rows.size()));
     const int joined = entry_ ? 2 * shape_.hidden : 0;
-    const int widest = std::max({joined, shape_.hidden, q_width_, shape_.intermediate});
+    const int widest = std::max({joined, shape_.hidden, q_width_, widest_mlp_});
     inputs_.view(most, widest, most_orders_);  // room for all, so that no view moves another
     in_joined_ = inputs_.view(rows, joined, most_orders_);
     in_hidden_ = inputs_.view(rows, shape_.hidden, most_orders_);
     in_attended_ = inputs_.view(rows, q_width_, most_orders_);
-    in_mlp_ = inputs_.view(rows, shape_.intermediate, most_orders_);
     plan_attention(batch, slice);
 }
 
@@ -355,6 +375,9 @@ void Decoder::attention(const Batch& batch, const Slice& slice,
 void Decoder::turn_heads(const Batch& batch, int first, int end, const DecoderLayer& layer,
                          const KvLayer& kv) {
     const AttentionShape& shape = shape_.attention;
+    if (layer.norms_whole) {
+        norm_heads(layer, end - first);
+    }
     // By heads, since the keys of neighbouring tokens share lines that two threads would fight for.
     const int parts = (end - first + ROTARY_ROWS - 1) / ROTARY_ROWS;
     pool().each(shape.kv_heads * parts, [&](int piece, int) {
@@ -363,8 +386,10 @@ void Decoder::turn_heads(const Batch& batch, int first, int end, const DecoderLa
             const size_t row = static_cast<size_t>(at - first);
             const RotaryTable& table = layer.rotary;
             const size_t offset = static_cast<size_t>(batch.rows[at].position) * table.dim;
+            const bool each = !layer.norms_whole;
             const RotaryArgs args{table.cos + offset, table.sin + offset, table.dim,
-                                  layer.q_norm,       layer.k_norm,       shape_.norm_eps};
+                                  each ? layer.q_norm : nullptr, each ? layer.k_norm : nullptr,
+                                  shape_.norm_eps};
             kernels().rotary_kv(qkv_.get() + row * ld_qkv_, shape, args, kv,
                                 batch.write_slots[at] / TILE, batch.write_slots[at] % TILE,
                                 piece / parts, q_.get() + row * ld_q_);
@@ -372,10 +397,22 @@ void Decoder::turn_heads(const Batch& batch, int first, int end, const DecoderLa
     });
 }
 
+void Decoder::norm_heads(const DecoderLayer& layer, int rows) {
+    const int k_width = (qkv_width_ - q_width_) / 2;
+    pool().each(rows, [&](int row, int thread) {
+        float* q = qkv_.get() + static_cast<size_t>(row) * ld_qkv_;
+        for (const auto& [x, weight, width] : {std::tuple{q, layer.q_norm, q_width_},
+                                               std::tuple{q + q_width_, layer.k_norm, k_width}}) {
+            kernels().rms_norm(x, weight, shape_.norm_eps, width, scratch(thread));
+            std::copy_n(scratch(thread), width, x);
+        }
+    });
+}
+
 void Decoder::write_kv(const Batch& batch, const float* inputs) {
     const ThreadPool::Turn turn = pool().take_turn();
     const int count = batch.num_rows(), most = std::min(count, SLICE_ROWS), hidden = shape_.hidden;
-    scratch_stride_ = 2 * ld_hidden_;
+    scratch_stride_ = 2 * std::max(ld_hidden_, ld_q_);
     scratch_.need(static_cast<size_t>(pool().size()) * scratch_stride_);
     qkv_.need(static_cast<size_t>(most) * ld_qkv_);
     q_.need(static_cast<size_t>(most) * ld_q_);
@@ -397,22 +434,31 @@ void Decoder::write_kv(const Batch& batch, const float* inputs) {
 }
 
 void Decoder::feed_forward(const DecoderLayer& layer, int rows) {
+    if (layer.mixture) {
+        mixture(layer, rows);
+        return;
+    }
     pool().each(rows, [&](int row, int thread) {
         if (layer.post_attention_norm) {
             add_branch(row, layer.post_attention_norm);
         }
-        norm_for(layer.gate_up, row, layer.mlp_norm, thread);
-    });
-    linear(layer.gate_up, in_hidden_, {gate_up_.get(), nullptr, ld_gate_up_, 1.0f});
-    pool().each(rows, [&](int row, int thread) {
-        kernels().gated(gate_up_.get() + static_cast<size_t>(row) * ld_gate_up_,
-                        shape_.intermediate, shape_.activation, scratch(thread));
-        layer.down.take(scratch(thread), in_mlp_, row, spare(thread));
+        norm_for(layer.mlp.gate_up, row, layer.mlp_norm, thread);
     });
     const bool branch = layer.post_mlp_norm != nullptr;
-    linear(layer.down, in_mlp_,
-           {branch ? branch_.get() : x_.get(), branch ? nullptr : x_.get(), ld_hidden_,
-            branch ? 1.0f : shape_.residual_multiplier});
+    feed(layer.mlp, rows,
+         {branch ? branch_.get() : x_.get(), branch ? nullptr : x_.get(), ld_hidden_,
+          branch ? 1.0f : shape_.residual_multiplier});
+}
+
+void Decoder::feed(const FeedForward& mlp, int rows, const LinearOut& out) {
+    linear(mlp.gate_up, in_hidden_, {gate_up_.get(), nullptr, ld_gate_up_, 1.0f});
+    const Inputs inner = inputs_.view(rows, mlp.width(), most_orders_);
+    pool().each(rows, [&](int row, int thread) {
+        kernels().gated(gate_up_.get() + static_cast<size_t>(row) * ld_gate_up_, mlp.width(),
+                        shape_.activation, scratch(thread));
+        mlp.down.take(scratch(thread), inner, row, spare(thread));
+    });
+    linear(mlp.down, inner, out);
 }
 
 void Decoder::head(int samples, float* logits) {

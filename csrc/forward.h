@@ -10,6 +10,7 @@
 
 #include "batch.h"
 #include "buffers.h"
+#include "experts.h"
 #include "linear.h"
 #include "thread_pool.h"
 
@@ -33,7 +34,10 @@ struct DecoderLayer {
     const float *input_norm, *q_norm, *k_norm;          // null: none
     const float *post_attention_norm, *post_mlp_norm;  // null: none
     const float* mlp_norm;
-    Linear qkv, o, gate_up, down;
+    bool norms_whole;  // q_norm and k_norm are over all heads together, and not over each
+    Linear qkv, o;
+    FeedForward mlp;                 // without parts where there is a mixture
+    std::optional<Mixture> mixture;  // instead of it
     RotaryTable rotary;
     bool sliding;
     bool ahead;  // rows see all of their block
@@ -58,6 +62,9 @@ struct Streams {
         return std::find(taps.begin(), taps.end(), static_cast<int>(tap)) != taps.end();
     }
 };
+
+constexpr int PIECES_PER_THREAD = 8;
+constexpr int TILES_TOGETHER = 2;  // that a linear computes side by side
 
 class Decoder {
   public:
@@ -112,11 +119,22 @@ class Decoder {
     void attention(const Batch& batch, const Slice& slice, const DecoderLayer& layer,
                    const KvLayer& kv, const Inputs& in);
     void feed_forward(const DecoderLayer& layer, int rows);
+    // Rows of `in_hidden_` through a feed-forward.
+    void feed(const FeedForward& mlp, int rows, const LinearOut& out);
+    // csrc/experts.cpp: the feed-forward of a layer that is a mixture.
+    void mixture(const DecoderLayer& layer, int rows);
+    // The results of all entries of the assignment, to `expert_out_`.
+    void experts(const Mixture& mixture, int entries);
+    // One linear of every expert that some row takes, its tiles shared out among all threads.
+    void grouped(const Mixture& mixture, Linear FeedForward::*which,
+                 const std::vector<Inputs>& inputs, float* y, int ld);
     // Keys and values of rows first..end - 1 from `qkv_`, which begins with row `first`, to the cache,
     // and their queries to `q_`.
     void turn_heads(const Batch& batch, int first, int end, const DecoderLayer& layer,
                     const KvLayer& kv);
     void linear(const Linear& weights, const Inputs& x, const LinearOut& out, int first_tile = 0);
+    // The queries and keys of rows of `qkv_` after norms over all heads.
+    void norm_heads(const DecoderLayer& layer, int rows);
     // x[row] plus the branch's row, through its own norm where the family has one.
     void add_branch(int row, const float* norm);
     float* x_row(int row) const { return x_.get() + static_cast<size_t>(row) * ld_hidden_; }
@@ -148,14 +166,17 @@ class Decoder {
     int num_blocks_ = 0;
 
     const int q_width_, qkv_width_;
+    const int widest_mlp_;  // of dense layers, experts and shared ones
     const int ld_hidden_, ld_qkv_, ld_q_, ld_gate_up_, ld_mlp_;  // row strides, in floats
     const int most_orders_;  // of one linear's inputs
     Buffer<float> x_, branch_, qkv_, q_, attended_, gate_up_, partials_, scratch_, sampled_;
     Buffer<float> head_chunk_;
     int scratch_stride_ = 0;
-    InputBuffer inputs_;
+    InputBuffer inputs_, expert_inputs_;
+    Buffer<float> normed_, routed_, expert_gate_up_, expert_out_, shared_;  // of mixtures
+    Assignment assignment_;
     // Views of one memory, used in turn.
-    Inputs in_joined_{}, in_hidden_{}, in_attended_{}, in_mlp_{};
+    Inputs in_joined_{}, in_hidden_{}, in_attended_{};
     std::vector<RowBlock> blocks_;
     std::vector<Pass> passes_;
     int chunks_ = 0;

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from paceline.errors import UnsupportedModelError
 from paceline.models.arrays import Floats
-from paceline.models.config import ModelConfig
+from paceline.models.config import Experts, ModelConfig
 from paceline.models.decoder import Decoder
 from paceline.models.entry import Entry
+from paceline.models.mixture import Mixture
 from paceline.models.ops.base import BLOCK_SIZE, PackedLinear, Slots, head_elements
 from paceline.models.ops.native import native_module
 from paceline.models.ops.packing import Packer
@@ -95,10 +95,6 @@ class NativeForward:
     grows_trees = True
 
     def __init__(self, decoder: Decoder, memory: NativeKV) -> None:
-        if decoder.config.experts:
-            raise UnsupportedModelError(
-                "mixtures of experts run on the reference ops alone so far: use --backend reference"
-            )
         self._native = native_module()
         self._reach = decoder.reach
         self._decoder = self._native.Decoder(_description(decoder))
@@ -172,20 +168,43 @@ def _entry(entry: Entry, norm_before_residual: bool) -> dict[str, Any]:
 def _layer(decoder: Decoder, index: int, layer: Layer) -> dict[str, Any]:
     sliding = decoder.config.is_sliding(index)
     rope = decoder.local_rope if sliding else decoder.rope
-    qk_norm = layer.qk_norm  # one row per head, equal for all query and for all key heads
     return {
         "qkv": layer.qkv,
         "o": layer.o,
         "gate_up": layer.gate_up,
         "down": layer.down,
+        "mixture": _mixture(decoder.config.experts_of(index), layer.mixture),
         "input_norm": layer.input_norm,
         "mlp_norm": layer.mlp_norm,
         "post_attention_norm": layer.post_attention_norm,
         "post_mlp_norm": layer.post_mlp_norm,
-        "q_norm": None if qk_norm is None else np.ascontiguousarray(qk_norm[0]),
-        "k_norm": None if qk_norm is None else np.ascontiguousarray(qk_norm[-1]),
+        **_head_norms(decoder.config, layer.qk_norm),
         "cos": rope.cos,
         "sin": rope.sin,
         "sliding": sliding,
         "ahead": decoder.config.sees_ahead(index),
+    }
+
+
+def _head_norms(config: ModelConfig, norms: Floats | None) -> dict[str, Any]:
+    """From a row per head, which is equal for all query and for all key heads or is not."""
+    whole = config.qk_norm_whole
+    if norms is None:
+        return {"q_norm": None, "k_norm": None, "norms_whole": False}
+    q, k = (
+        (norms[: config.num_heads], norms[config.num_heads :]) if whole else (norms[0], norms[-1])
+    )
+    found = (np.ascontiguousarray(each).reshape(-1) for each in (q, k))
+    return {**dict(zip(("q_norm", "k_norm"), found, strict=True)), "norms_whole": whole}
+
+
+def _mixture(experts: Experts | None, mixture: Mixture | None) -> dict[str, Any] | None:
+    if experts is None or mixture is None:
+        return None
+    names = ("number", "per_token", "width", "renormalise", "scale", "shared_width", "shared_gate")
+    return {
+        **{name: getattr(experts, name) for name in names},
+        "router": mixture.router,
+        "experts": [each._asdict() for each in mixture.experts],
+        "shared": mixture.shared and mixture.shared._asdict(),
     }

@@ -1,0 +1,194 @@
+#include "experts.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "forward.h"
+
+namespace paceline {
+namespace {
+
+bool comes_before(float a, float b) {
+    return std::isnan(a) ? !std::isnan(b) : a > b;
+}
+
+// The rows of a group within inputs that have room for all entries.
+Inputs inputs_of(const Inputs& all, const Assignment::Group& group, int orders) {
+    Inputs x = all;
+    const ptrdiff_t before = ptrdiff_t(orders) * group.first;
+    x.codes.data += before * all.codes.stretches();
+    x.floats.x += before * all.floats.stride;
+    x.codes.rows = x.floats.rows = group.count;
+    return x;
+}
+
+}  // namespace
+
+void Mixture::choose(const float* logits, int* ids, float* weights) const {
+    const int number = int(experts.size());
+    for (int rank = 0; rank < per_token; ++rank) {
+        int best = -1;
+        for (int id = 0; id < number; ++id) {
+            const bool taken = std::find(ids, ids + rank, id) != ids + rank;
+            if (!taken && (best < 0 || comes_before(logits[id], logits[best]))) {
+                best = id;
+            }
+        }
+        ids[rank] = best;
+    }
+    const float largest = logits[ids[0]];
+    float total = 0.0f;
+    for (int i = 0; i < (renormalise ? per_token : number); ++i) {
+        total += std::exp(logits[renormalise ? ids[i] : i] - largest);
+    }
+    for (int rank = 0; rank < per_token; ++rank) {
+        weights[rank] = std::exp(logits[ids[rank]] - largest) / total * scale;
+    }
+}
+
+float Mixture::shared_weight(const float* logits) const {
+    return shared_gate ? 1.0f / (1.0f + std::exp(-logits[experts.size()])) : 1.0f;
+}
+
+void Assignment::need(int count, int per_token) {
+    const size_t size = size_t(count) * per_token;
+    ids.resize(size);
+    weights.resize(size);
+    rows.resize(size);
+    entries.resize(size);
+}
+
+void Assignment::sort(int count, const Mixture& mixture) {
+    const int each = mixture.per_token, size = count * each;
+    std::vector<int> next(mixture.experts.size() + 1, 0);  // of each expert, its next entry
+    for (int i = 0; i < size; ++i) {
+        ++next[ids[i] + 1];
+    }
+    groups.clear();
+    for (int expert = 0; expert < int(mixture.experts.size()); ++expert) {
+        if (next[expert + 1] > 0) {
+            groups.push_back({expert, next[expert], next[expert + 1]});
+        }
+        next[expert + 1] += next[expert];
+    }
+    for (int i = 0; i < size; ++i) {
+        const int entry = next[ids[i]]++;
+        rows[entry] = i / each;
+        entries[i] = entry;
+    }
+}
+
+void Decoder::mixture(const DecoderLayer& layer, int rows) {
+    const Mixture& mixture = *layer.mixture;
+    const int each = mixture.per_token, count = rows * each, outputs = mixture.router.n();
+    const int ld_router = round_up(outputs, TILE), ld_expert = round_up(2 * mixture.width(), TILE);
+    normed_.need(size_t(rows) * ld_hidden_);
+    routed_.need(size_t(rows) * ld_router);
+    expert_gate_up_.need(size_t(count) * ld_expert);
+    expert_out_.need(size_t(count) * ld_hidden_);
+    assignment_.need(rows, each);
+    const auto normed_row = [&](int row) { return normed_.get() + size_t(row) * ld_hidden_; };
+    const auto router_row = [&](int row) { return routed_.get() + size_t(row) * ld_router; };
+    pool().each(rows, [&](int row, int thread) {
+        if (layer.post_attention_norm) {
+            add_branch(row, layer.post_attention_norm);
+        }
+        normed(x_row(row), layer.mlp_norm, normed_row(row));
+        mixture.router.take(normed_row(row), in_hidden_, row, spare(thread));
+    });
+    linear(mixture.router, in_hidden_, {routed_.get(), nullptr, ld_router, 1.0f});
+    pool().each(rows, [&](int row, int) {
+        const size_t at = size_t(row) * each;
+        mixture.choose(router_row(row), &assignment_.ids[at], &assignment_.weights[at]);
+    });
+    assignment_.sort(rows, mixture);
+    experts(mixture, count);
+    if (mixture.shared) {
+        pool().each(rows, [&](int row, int thread) {
+            mixture.shared->gate_up.take(normed_row(row), in_hidden_, row, spare(thread));
+        });
+        shared_.need(size_t(rows) * ld_hidden_);
+        feed(*mixture.shared, rows, {shared_.get(), nullptr, ld_hidden_, 1.0f});
+    }
+    pool().each(rows, [&](int row, int thread) {
+        float* sum = scratch(thread);
+        for (int rank = 0; rank < each; ++rank) {
+            const size_t at = size_t(row) * each + rank;
+            const float weight = assignment_.weights[at];
+            const float* found = expert_out_.get() + size_t(assignment_.entries[at]) * ld_hidden_;
+            for (int i = 0; i < shape_.hidden; ++i) {
+                sum[i] = rank ? sum[i] + weight * found[i] : weight * found[i];
+            }
+        }
+        const float weight = mixture.shared_weight(router_row(row));
+        const float* shared = shared_.get() + size_t(row) * ld_hidden_;
+        for (int i = 0; mixture.shared && i < shape_.hidden; ++i) {
+            sum[i] += weight * shared[i];
+        }
+        float* branch = branch_.get() + size_t(row) * ld_hidden_;
+        float* x = x_row(row);
+        for (int i = 0; i < shape_.hidden; ++i) {
+            if (layer.post_mlp_norm) {
+                branch[i] = sum[i];
+            } else {
+                x[i] += shape_.residual_multiplier * sum[i];
+            }
+        }
+    });
+}
+
+void Decoder::experts(const Mixture& mixture, int count) {
+    const int orders = most_orders_, ld_expert = round_up(2 * mixture.width(), TILE);
+    const auto groups_of = [&](int width) {
+        const Inputs all = expert_inputs_.view(count, width, orders);
+        std::vector<Inputs> found;
+        for (const Assignment::Group& group : assignment_.groups) {
+            found.push_back(inputs_of(all, group, orders));
+        }
+        return found;
+    };
+    std::vector<int> group_of(count);
+    for (int index = 0; index < int(assignment_.groups.size()); ++index) {
+        const Assignment::Group& group = assignment_.groups[index];
+        std::fill_n(group_of.begin() + group.first, group.count, index);
+    }
+    const auto take = [&](const Linear& to, const float* x, const std::vector<Inputs>& inputs,
+                          int entry, int thread) {
+        const int index = group_of[entry];
+        to.take(x, inputs[index], entry - assignment_.groups[index].first, spare(thread));
+    };
+    const auto expert_of = [&](int entry) -> const FeedForward& {
+        return mixture.experts[assignment_.groups[group_of[entry]].expert];
+    };
+    std::vector<Inputs> inputs = groups_of(shape_.hidden);
+    pool().each(count, [&](int entry, int thread) {
+        const float* x = normed_.get() + size_t(assignment_.rows[entry]) * ld_hidden_;
+        take(expert_of(entry).gate_up, x, inputs, entry, thread);
+    });
+    grouped(mixture, &FeedForward::gate_up, inputs, expert_gate_up_.get(), ld_expert);
+    inputs = groups_of(mixture.width());
+    pool().each(count, [&](int entry, int thread) {
+        kernels().gated(expert_gate_up_.get() + size_t(entry) * ld_expert, mixture.width(),
+                        shape_.activation, scratch(thread));
+        take(expert_of(entry).down, scratch(thread), inputs, entry, thread);
+    });
+    grouped(mixture, &FeedForward::down, inputs, expert_out_.get(), ld_hidden_);
+}
+
+void Decoder::grouped(const Mixture& mixture, Linear FeedForward::*which,
+                      const std::vector<Inputs>& inputs, float* y, int ld) {
+    const std::vector<Assignment::Group>& groups = assignment_.groups;
+    const int tiles = (mixture.experts.front().*which).tiles();
+    const int all = tiles * int(groups.size());
+    const int share = std::max(1, all / (pool().size() * PIECES_PER_THREAD));
+    const int per_piece = std::min(round_up(share, TILES_TOGETHER), tiles);
+    const int pieces = (tiles + per_piece - 1) / per_piece;  // of each expert
+    pool().each(pieces * int(groups.size()), [&](int piece, int) {
+        const Assignment::Group& group = groups[piece / pieces];
+        const int begin = piece % pieces * per_piece, end = std::min(begin + per_piece, tiles);
+        const LinearOut out{y + size_t(group.first) * ld, nullptr, ld, 1.0f};
+        (mixture.experts[group.expert].*which).run(inputs[piece / pieces], out, begin, end);
+    });
+}
+
+}  // namespace paceline

@@ -1,0 +1,51 @@
+// Mixtures of experts: a layer's weights, and which experts each row takes. Owns no memory of rows.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "linear.h"
+
+namespace paceline {
+
+// The two linears of a dense feed-forward layer, or of an expert: to twice its width, and back.
+struct FeedForward {
+    Linear gate_up, down;
+
+    int width() const { return down.k(); }
+};
+
+struct Mixture {
+    Linear router;  // floats; one output for each expert, and one more where `shared_gate`
+    std::vector<FeedForward> experts;  // all of one width
+    std::optional<FeedForward> shared;  // that every row takes besides
+    int per_token;
+    bool renormalise;  // the weights of a row's experts add up to 1, and not those of all
+    bool shared_gate;  // a sigmoid weighs the shared expert
+    float scale;       // of the weights of those that were chosen
+
+    int width() const { return experts.front().width(); }
+    // A row's experts and their weights [per_token], from its router logits: the largest first, equal
+    // ones by the lowest id, a NaN before all others. A function of these logits alone.
+    void choose(const float* logits, int* ids, float* weights) const;
+    // What weighs the shared expert's result of the row with these logits.
+    float shared_weight(const float* logits) const;
+};
+
+// The rows of a slice by the experts that they take. Entry i is a row with one of its experts; those
+// of an expert follow one another, rows in order.
+struct Assignment {
+    struct Group {
+        int expert, first, count;  // entries
+    };
+    std::vector<int> ids;        // [rows, per_token]
+    std::vector<float> weights;  // [rows, per_token]
+    std::vector<int> rows;       // [entries]
+    std::vector<int> entries;    // [rows, per_token]
+    std::vector<Group> groups;   // experts that some row takes
+
+    void need(int rows, int per_token);
+    void sort(int rows, const Mixture& mixture);
+};
+
+}  // namespace paceline
