@@ -77,6 +77,9 @@ def _drawn(seed: int, config: ModelConfig, noise: float) -> dict[str, Any]:
             tensors[f"{p}{norm}.weight"] = torch.ones(c.hidden_size)
         for norm in ("q_norm", "k_norm") if c.qk_norm else ():
             tensors[f"{p}self_attn.{norm}.weight"] = torch.ones(c.head_dim)
+    for i in range(c.num_layers):
+        if c.experts_of(i):
+            tensors |= _experts(f"model.layers.{i}.mlp.", tensors, c, generator)
     tensors["model.norm.weight"] = torch.ones(c.hidden_size)
     if noise:
         tensors = {
@@ -84,6 +87,27 @@ def _drawn(seed: int, config: ModelConfig, noise: float) -> dict[str, Any]:
             for name, t in tensors.items()
         }
     return tensors
+
+
+def _experts(p: str, tensors: dict[str, Any], c: ModelConfig, generator: Any) -> dict[str, Any]:
+    """A mixture in place of a dense layer's feed-forward."""
+    assert c.experts is not None
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        del tensors[f"{p}{name}.weight"]
+    e, hidden = c.experts, c.hidden_size
+    found = {p + "gate.weight": (e.number, hidden)}
+    widths = {f"{p}experts.{i}.": e.width for i in range(e.number)}
+    if e.shared_width:
+        widths[p + "shared_expert."] = e.shared_width
+    if e.shared_gate:
+        found[p + "shared_expert_gate.weight"] = (1, hidden)
+    for prefix, width in widths.items():
+        found |= {f"{prefix}{name}_proj.weight": (width, hidden) for name in ("gate", "up")}
+        found[prefix + "down_proj.weight"] = (hidden, width)
+    return {
+        name: torch.randn(shape, generator=generator) * 2.0 / shape[-1] ** 0.5
+        for name, shape in found.items()
+    }
 
 
 def toy_ops(dtype: str) -> Any:

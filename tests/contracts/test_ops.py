@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from paceline.config import KV_DTYPES, PACKED_DTYPES
 from paceline.errors import ConfigError
-from paceline.models.config import ModelConfig
+from paceline.models.config import Experts, ModelConfig
 from paceline.models.decoder import Decoder
 from paceline.models.ops.base import WeightPart
 from paceline.models.ops.cpu import CpuOps
@@ -168,6 +168,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "head_16": {"head_dim": 16},
     "eagle3": {"entry": "eagle3", "tie_embeddings": False},
     "mtp": {"entry": "mtp", "tie_embeddings": False},
+    "mixture": {"experts": Experts(5, 2, 20, shared_width=24, shared_gate=True)},
+    "one_expert": {"experts": Experts(3, 1, 33, renormalise=False, sparse_layers=(True, False))},
 }
 
 
@@ -228,7 +230,7 @@ def test_chunking_does_not_change_a_bit(backend: Any, name: str) -> None:
         assert same(rows_of(model, tokens, chunks), truth), chunks
 
 
-@pytest.mark.parametrize("name", ["plain", "sliding", "softcap", "eagle3", "mtp"])
+@pytest.mark.parametrize("name", ["plain", "sliding", "softcap", "eagle3", "mtp", "mixture"])
 def test_trees_equal_their_paths(backend: Any, name: str) -> None:
     """Every node of a tree has the bits of the same tokens decoded one after another."""
     model, other = (runner(variant(name), backend) for _ in range(2))
@@ -285,7 +287,7 @@ def test_every_kv_dtype_leaves_rows_alone(backend: Any, kv_dtype: str) -> None:
     assert error.sqrt() <= (LOSS[kv_dtype] if backend.dtype == "float32" else ROUNDING)
 
 
-@pytest.mark.parametrize("name", ["plain", "eagle3", "mtp"])
+@pytest.mark.parametrize("name", ["plain", "eagle3", "mtp", "mixture", "one_expert"])
 def test_batch_mix_does_not_change_a_bit(backend: Any, name: str) -> None:
     """Prefill, decode and tree spans of five requests in one forward."""
     config = variant(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,26 @@ import gguf
 import numpy as np
 import torch
 
+from paceline.models.expert_tensors import plain_expert_name
 from tests.models.reference import make_model
 
-ARCHES = {"gemma3_text": "gemma3"}
-INTERLEAVED = {"llama", "granite"}
+ARCHES = {
+    "gemma3_text": "gemma3",
+    "mixtral": "llama",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
+    "granitemoeshared": "granitemoe",
+}
+INTERLEAVED = {"llama", "granite", "granitemoe"}
 IDS = {"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2}
 SOFTCAPS = {"ARCH.attn_logit_softcapping": 5.0, "ARCH.final_logit_softcapping": 8.0}
 GEMMA = {"ARCH.attention.scale": 20**-0.5}
+GRANITE = {
+    "ARCH.embedding_scale": 6.0,
+    "ARCH.residual_scale": 0.3,
+    "ARCH.attention.scale": 0.2,
+    "ARCH.logit_scale": 3.0,
+}
 # family -> metadata beyond the sizes
 CASES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -31,12 +45,9 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "qwen3": {},
     "phi3": {},
-    "granite": {
-        "ARCH.embedding_scale": 6.0,
-        "ARCH.residual_scale": 0.3,
-        "ARCH.attention.scale": 0.2,
-        "ARCH.logit_scale": 3.0,
-    },
+    "granite": GRANITE,
+    "granite-moe": GRANITE,
+    "granite-moe-shared": GRANITE,
     "gemma2": {**GEMMA, **SOFTCAPS},
     "gemma3": {
         **GEMMA,
@@ -79,6 +90,7 @@ def write_gguf(
     names = gguf.get_tensor_name_map(
         {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}[arch], config.num_hidden_layers
     )
+    tensors = stacked_experts(tensors)
     for name, tensor in tensors.items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
@@ -92,7 +104,8 @@ def write_gguf(
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
         named = (other_types or {}).get(f"{stored}", qtype)
-        kind = gguf.GGMLQuantizationType[named if data.ndim == 2 else "F32"]
+        is_matrix = data.ndim > 1 and "gate_inp" not in stored
+        kind = gguf.GGMLQuantizationType[named if is_matrix else "F32"]
         packed = gguf.quants.quantize(data, kind)
         writer.add_tensor(stored, packed, raw_dtype=kind)
     for name, data in (extra_tensors or {}).items():
@@ -104,6 +117,44 @@ def write_gguf(
     return path
 
 
+def stacked_experts(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """The matrices of a layer's experts in one stack for each kind, gates and ups apart."""
+    found: dict[str, Any] = {}
+    experts: dict[str, list[Any]] = {}
+    for name, tensor in tensors.items():
+        plain = plain_expert_name(name)
+        match = re.fullmatch(r"(.*\.mlp\.experts)\.(\d+)(\..*)", plain)
+        if match is not None:
+            experts.setdefault(match[1] + match[3], []).append(tensor)
+        elif "gate_up_proj" in plain and "expert" in plain:
+            for part, half in zip(("gate", "up"), tensor.chunk(2, dim=-2), strict=True):
+                found[_weight(plain.replace("gate_up", part))] = half
+        elif plain.endswith("shared_expert_gate.weight"):
+            found[plain] = tensor[0]
+        else:
+            found[_weight(plain)] = tensor
+    return {**found, **{name: torch.stack(each) for name, each in experts.items()}}
+
+
+def _weight(name: str) -> str:
+    return name if name.endswith((".weight", ".bias")) else name + ".weight"
+
+
+def _write_experts(writer: gguf.GGUFWriter, config: Any) -> None:
+    number = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
+    if not number:
+        return
+    writer.add_expert_count(number)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    if hasattr(config, "moe_intermediate_size"):
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    shared = getattr(config, "shared_expert_intermediate_size", None) or getattr(
+        config, "shared_intermediate_size", None
+    )
+    if shared:
+        writer.add_expert_shared_feed_forward_length(shared)
+
+
 def _write_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_name("a tiny model")
@@ -111,6 +162,7 @@ def _write_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
+    _write_experts(writer, config)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_key_length(head_dim)

@@ -12,9 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from paceline.errors import ModelLoadError, PacelineError, TrainingError, UnsupportedModelError
+from paceline.errors import ModelLoadError, PacelineError, TrainingError
 from paceline.models.checkpoint import load_checkpoint
 from paceline.models.config import Experts
+from paceline.models.fewer_bits import read_layers
 from paceline.models.ops.cpu import CpuOps
 from paceline.models.ops.native import why_not_native
 from paceline.models.ops.packing import Packer
@@ -40,8 +41,12 @@ def threads() -> Iterator[None]:
     set_num_threads(before)
 
 
-def driver(folder: Path, dtype: str = "float32") -> Driver:
-    return Driver.of(folder, max_len=64, ops=ReferenceOps(dtype))
+KINDS = {"reference": ReferenceOps, **({} if why_not_native() else {"native": CpuOps})}
+backends = pytest.mark.parametrize("backend", KINDS)
+
+
+def driver(folder: Path, dtype: str = "float32", backend: str = "reference") -> Driver:
+    return Driver.of(folder, max_len=64, ops=KINDS[backend](dtype))
 
 
 @pytest.mark.parametrize("family", MIXTURES)
@@ -52,22 +57,26 @@ def test_stacked_experts_are_the_same_model(tmp_path: Path, family: str) -> None
     assert same(driver(tmp_path / "stacked").chunk(TOKENS), truth)
 
 
+@backends
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("family", ["qwen2-moe", "olmoe"])
-def test_chunks_and_threads_do_not_change_a_bit(tmp_path: Path, family: str, dtype: str) -> None:
+def test_chunks_and_threads_do_not_change_a_bit(
+    tmp_path: Path, family: str, dtype: str, backend: str
+) -> None:
     save_model(family, tmp_path)
-    truth = driver(tmp_path, dtype).chunk(TOKENS)
+    truth = driver(tmp_path, dtype, backend).chunk(TOKENS)
     for count, cuts in ((1, [0, 1, 17, 20, 33, 40]), (2, [0, 5, 6, 40])):
         set_num_threads(count)
-        parts = driver(tmp_path, dtype)
+        parts = driver(tmp_path, dtype, backend)
         chunks = [parts.chunk(TOKENS[a:b]) for a, b in itertools.pairwise(cuts)]
         assert same(torch.cat(chunks), truth)
 
 
-def test_a_tree_has_the_bits_of_its_paths(tmp_path: Path) -> None:
+@backends
+def test_a_tree_has_the_bits_of_its_paths(tmp_path: Path, backend: str) -> None:
     save_model("qwen3-moe", tmp_path)
     draft = DraftTree([5, 9, 7, 7], [-1, -1, 0, 1], [1.0] * 4, ["x"] * 4)
-    tree, chain = driver(tmp_path), driver(tmp_path)
+    tree, chain = (driver(tmp_path, backend=backend) for _ in range(2))
     tree.chunk(TOKENS[:20])
     chain.chunk(TOKENS[:20])
     found = tree.run(draft, TOKENS[20], path=[0, 2, 4])
@@ -75,7 +84,8 @@ def test_a_tree_has_the_bits_of_its_paths(tmp_path: Path) -> None:
     assert same(found[[0, 2, 4]], truth)
 
 
-def test_one_expert_for_all_rows(tmp_path: Path) -> None:
+@backends
+def test_one_expert_for_all_rows(tmp_path: Path, backend: str) -> None:
     """Equal logits choose the lowest ids, so that a router of zeros has hot experts alone."""
     save_model("qwen3-moe", tmp_path, num_experts_per_tok=1)
     tensors = load_file(tmp_path / "model.safetensors")
@@ -83,12 +93,12 @@ def test_one_expert_for_all_rows(tmp_path: Path) -> None:
         if name.endswith("mlp.gate.weight"):
             tensors[name].zero_()
     save_file(tensors, tmp_path / "model.safetensors")
-    truth = driver(tmp_path).chunk(TOKENS)
+    truth = driver(tmp_path, backend=backend).chunk(TOKENS)
     for name in tensors:
         if ".experts." in name and ".experts.0." not in name:
             tensors[name].zero_()  # never read
     save_file(tensors, tmp_path / "model.safetensors")
-    parts = driver(tmp_path)
+    parts = driver(tmp_path, backend=backend)
     assert same(torch.cat([parts.chunk([token]) for token in TOKENS]), truth)
 
 
@@ -103,14 +113,15 @@ def test_ties_and_nans_have_an_order() -> None:
     assert_close(weights, 2 * torch.softmax(logits[:1], 1)[:, 1:3])
 
 
-def test_a_row_of_nans_stays_alone(tmp_path: Path) -> None:
+@backends
+def test_a_row_of_nans_stays_alone(tmp_path: Path, backend: str) -> None:
     """A prompt that reads NaN makes NaN from there on, and what came before keeps its bits."""
     save_model("qwen2-moe", tmp_path)
-    truth = driver(tmp_path).chunk(TOKENS[:8])
+    truth = driver(tmp_path, backend=backend).chunk(TOKENS[:8])
     tensors = load_file(tmp_path / "model.safetensors")
     tensors["model.embed_tokens.weight"][VOCAB - 1] = float("nan")
     save_file(tensors, tmp_path / "model.safetensors")
-    found = driver(tmp_path).chunk([*TOKENS[:8], VOCAB - 1])
+    found = driver(tmp_path, backend=backend).chunk([*TOKENS[:8], VOCAB - 1])
     assert same(found[:8], truth)
     assert found[8].isnan().all()
 
@@ -149,18 +160,27 @@ def test_an_expert_that_is_missing(tmp_path: Path) -> None:
         driver(tmp_path)
 
 
-def test_the_native_kernels_and_training_refuse_them(tmp_path: Path) -> None:
+def test_training_refuses_them(tmp_path: Path) -> None:
     save_model("mixtral", tmp_path / "mixtral")
     checkpoint = load_checkpoint(tmp_path / "mixtral", with_tokenizer=False)
     with pytest.raises(TrainingError, match="mixture"):
         load_model(tmp_path / "mixtral")
     with pytest.raises(TrainingError, match="mixture"):
         TargetWeights(checkpoint)
-    if why_not_native() is None:
-        with pytest.raises(UnsupportedModelError, match="--backend reference"):
-            Driver(checkpoint, ops=CpuOps("float32"))
-        with pytest.raises(UnsupportedModelError, match="mixture"):
-            write_packed(checkpoint, tmp_path / "packed", Packer("int8"))
+
+
+@pytest.mark.skipif(why_not_native() is not None, reason=str(why_not_native()))
+@pytest.mark.parametrize("family", MIXTURES)
+def test_a_converted_folder_is_the_same(tmp_path: Path, family: str) -> None:
+    save_model(family, tmp_path / "plain")
+    source = load_checkpoint(tmp_path / "plain", with_tokenizer=False)
+    write_packed(source, tmp_path / "packed", Packer("int8"))
+    packed = load_checkpoint(tmp_path / "packed", with_tokenizer=False)
+    found, truth = (
+        Driver(each, max_len=64, ops=CpuOps("int8")).chunk(TOKENS) for each in (packed, source)
+    )
+    assert same(found, truth)
+    assert len(read_layers(packed, packed.config, CpuOps("int4"))) == packed.config.num_layers
 
 
 def test_the_first_layers_keep_their_kinds(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from paceline.models.ops.reference import ReferenceOps
 from paceline.models.ops.threads import num_threads, set_num_threads
 from paceline.span import DraftTree
 from tests.arrays import same
-from tests.models.reference import FAMILIES, VOCAB, Driver, save_model
+from tests.models.reference import FAMILIES, MIXTURES, VOCAB, Driver, save_model
 
 pytestmark = pytest.mark.skipif(why_not_native() is not None, reason=str(why_not_native()))
 LEVELS = native_module().isas() if why_not_native() is None else []
@@ -48,7 +48,7 @@ def level(request: pytest.FixtureRequest) -> Iterator[str]:
     native_module().set_isa(before)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=[*FAMILIES, *MIXTURES])
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Checkpoint:
     folder: Path = tmp_path_factory.mktemp("model")
     save_model(request.param, folder)

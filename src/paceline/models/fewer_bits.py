@@ -40,18 +40,28 @@ class _Unpacked(Mapping[str, Array]):
 
     def __init__(self, tensors: Mapping[str, Array], config: ModelConfig) -> None:
         self._tensors = tensors
-        c = config
+        self._config = config
+
+    def _shape(self, linear: str) -> tuple[list[int], int] | None:
+        """Outputs of the stacked linears, and inputs; None of what is no packed linear."""
+        c, experts, kind = self._config, self._config.experts, linear.rpartition(".")[2]
         queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-        self._outs = {
+        width = c.intermediate_size
+        if experts is not None and ".experts." in linear:
+            width = experts.width
+        elif experts is not None and ".shared_expert." in linear:
+            width = experts.shared_width
+        shapes = {
             "qkv_proj": ([queries, keys, keys], c.hidden_size),
             "o_proj": ([c.hidden_size], queries),
-            "gate_up_proj": ([c.intermediate_size] * 2, c.hidden_size),
-            "down_proj": ([c.hidden_size], c.intermediate_size),
+            "gate_up_proj": ([width] * 2, c.hidden_size),
+            "down_proj": ([c.hidden_size], width),
         }
+        return shapes.get(kind)
 
     def __getitem__(self, name: str) -> Array:
         linear, _, key = name.rpartition(".")
-        shape = self._outs.get(linear.rpartition(".")[2])
+        shape = self._shape(linear)
         if shape is None or key != "weight":
             return self._tensors[name]
         outs, k = shape
@@ -61,7 +71,7 @@ class _Unpacked(Mapping[str, Array]):
 
     def __contains__(self, name: object) -> bool:
         linear, _, key = str(name).rpartition(".")
-        if linear.rpartition(".")[2] not in self._outs:
+        if self._shape(linear) is None:
             return name in self._tensors
         if key == "bias":
             return name in self._tensors

@@ -15,6 +15,7 @@ from paceline.errors import ModelLoadError, UnsupportedModelError
 from paceline.models.arrays import Array, floats
 from paceline.models.config import ModelConfig
 from paceline.models.gguf_container import GgufContainer
+from paceline.models.gguf_experts import expert_keys, mixture_type
 from paceline.models.gguf_heads import head_keys
 from paceline.models.gguf_names import ARCHITECTURES, HEADS
 from paceline.models.gguf_tokenizer import bos_id, end_ids
@@ -88,8 +89,6 @@ def hf_config_from_gguf(container: GgufContainer, read: Callable[[str], Array]) 
     """
     architecture = architecture_of(container)
     keys = _Keys(container, architecture)
-    if keys.get("expert_count", 0):
-        raise UnsupportedModelError("mixtures of experts are not supported")
     heads = keys.number("attention.head_count")
     head_dim = int(keys.get("attention.key_length") or keys.number("embedding_length") // heads)
     if keys.get("attention.value_length", head_dim) != head_dim:
@@ -98,6 +97,7 @@ def hf_config_from_gguf(container: GgufContainer, read: Callable[[str], Array]) 
     return {
         **_sizes(container, keys, head_dim),
         **_family_keys(keys, architecture, head_dim),
+        **_experts(container, keys, architecture),
         **_rope(container, keys, head_dim, read),
         **(head_keys(container, architecture) if architecture in HEADS else {}),
         "attention_bias": biases["qkv_bias"] and biases["o_bias"],
@@ -121,8 +121,20 @@ def config_from_gguf(container: GgufContainer, told: Mapping[str, Any]) -> Model
     )
 
 
+def _experts(container: GgufContainer, keys: _Keys, architecture: str) -> dict[str, Any]:
+    if not keys.get("expert_count", 0):
+        return {}
+    count = int(keys.number("block_count")) - _layers_behind(keys)
+    found = expert_keys(keys.get, architecture, container.tensors, count)
+    return {
+        "model_type": mixture_type(ARCHITECTURES[architecture], container.tensors),
+        **found,
+    }
+
+
 def _sizes(container: GgufContainer, keys: _Keys, head_dim: int) -> dict[str, Any]:
-    sample = container.tensors.get("blk.0.ffn_down.weight")
+    stored = container.tensors
+    sample = stored.get("blk.0.ffn_down.weight") or stored.get("blk.0.ffn_down_exps.weight")
     heads = keys.number("attention.head_count")
     return {
         "model_type": {**ARCHITECTURES, **HEADS}[architecture_of(container)],
@@ -167,7 +179,7 @@ def _layers_behind(keys: _Keys) -> int:
 
 def _family_keys(keys: _Keys, architecture: str, head_dim: int) -> dict[str, Any]:
     """What only some families have."""
-    if architecture == "granite":
+    if architecture in ("granite", "granitemoe"):
         return {
             "embedding_multiplier": keys.get("embedding_scale", 1.0),
             "residual_multiplier": keys.get("residual_scale", 1.0),

@@ -5,11 +5,17 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from paceline.models.gguf_experts import EXPERT_BLOCK
+
 ARCHITECTURES = {
     "llama": "llama",
     "mistral": "llama",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
+    "qwen2moe": "qwen2_moe",
+    "qwen3moe": "qwen3_moe",
+    "olmoe": "olmoe",
+    "granitemoe": "granitemoe",
     "phi3": "phi3",
     "granite": "granite",
     "gemma2": "gemma2",
@@ -20,7 +26,7 @@ HEADS = {"eagle3": "llama", "dflash": "qwen3"}
 """The same for heads that draft from a target's hidden states, which are no models."""
 
 # Converters interleave the rotary pairs of these, where the others keep the two halves apart.
-_INTERLEAVED = ("llama", "mistral", "granite", "eagle3")
+_INTERLEAVED = ("llama", "mistral", "granite", "granitemoe", "eagle3")
 _TOP = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -41,6 +47,7 @@ _BLOCK = {
     "ffn_down": "mlp.down_proj",
     "ffn_norm": "post_attention_layernorm",
     "attn_norm_2": "hidden_norm",
+    **EXPERT_BLOCK,
     **{f"nextn.{name}": name for name in ("eh_proj", "enorm", "hnorm", "embed_tokens")},
     "nextn.shared_head_norm": "shared_head.norm",
     "nextn.shared_head_head": "shared_head.head",

@@ -55,15 +55,10 @@ def write_packed(checkpoint: Checkpoint, folder: Path, packer: Packer) -> int:
         ConfigError: the folder has something in it or cannot be written, or the model is packed
             already.
         ModelLoadError: the model's weights cannot be used.
-        UnsupportedModelError: no ``config.json`` says what the model is, or it is a mixture of
-            experts.
+        UnsupportedModelError: no ``config.json`` says what the model is.
     """
     if checkpoint.packed is not None:
         raise ConfigError(f"{checkpoint.name} is packed already, as {checkpoint.packed.dtype}")
-    if checkpoint.config.experts:
-        raise UnsupportedModelError(
-            f"{checkpoint.name} is a mixture of experts, which the native kernels do not run yet"
-        )
     _check_config(checkpoint)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} exists and is not an empty folder; choose another one")
@@ -130,6 +125,9 @@ class _RecordingReader(WeightReader):
 
     def linear(self, names: list[str], fused: str, outs: list[int], width: int, bias: bool) -> Any:
         return self._record(fused, super().linear(names, fused, outs, width, bias))
+
+    def float_linear(self, names: list[str], fused: str, outs: list[int], width: int) -> Any:
+        return self._record(fused, super().float_linear(names, fused, outs, width))
 
     def ends(self) -> tuple[Any, Any]:
         embedding, head = super().ends()

@@ -250,7 +250,7 @@ class ReferenceOps:
     def _elementwise(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         if not self.deterministic:
             return function(x)
-        flat = x.reshape(-1)
+        flat = x.reshape(-1).contiguous()  # of a column, reshape makes a view with gaps
         count = flat.numel()
         if count % LANES:
             flat = F.pad(flat, (0, LANES - count % LANES))

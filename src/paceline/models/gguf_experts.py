@@ -1,0 +1,63 @@
+"""Mixtures of experts in GGUF files, told as a ``config.json`` would. Pure: reads no tensor.
+
+The format keeps the matrices of all experts in one stack, ``ffn_{gate,up,down}_exps``; which layers
+are mixtures shows in which have a router, ``ffn_gate_inp``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+EXPERT_BLOCK = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+"""Parts of a layer by their names in a file, and where they belong in a checkpoint."""
+_OF_LLAMA = "mixtral"
+_SHARED = {"granitemoe": "granitemoeshared"}
+_RENORMALISED = ("qwen3moe",)
+"""Architectures whose weights add up to 1 where no key says so."""
+
+
+def mixture_type(model_type: str, tensors: Collection[str]) -> str:
+    """The ``model_type`` of a file with experts, whose architecture stands for several."""
+    if model_type == "llama":
+        return _OF_LLAMA
+    return _SHARED.get(model_type, model_type) if _has(tensors, 0, "ffn_up_shexp") else model_type
+
+
+def expert_keys(
+    get: Callable[..., Any], architecture: str, tensors: Collection[str], num_layers: int
+) -> dict[str, Any]:
+    """What ``config.json`` says of the mixtures.
+
+    Args:
+        get: a value of the architecture's metadata, by its key, and what stands for a missing one.
+        tensors: names of those in the file.
+    """
+    width = get("expert_feed_forward_length", get("feed_forward_length"))
+    shared = get("expert_shared_feed_forward_length", 0)
+    scale = get("expert_weights_scale", 0.0)
+    dense = [i for i in range(num_layers) if not _has(tensors, i, "ffn_gate_inp")]
+    return {
+        "num_experts": get("expert_count"),
+        "num_experts_per_tok": get("expert_used_count"),
+        "intermediate_size": get("feed_forward_length", width),
+        "moe_intermediate_size": width,
+        "shared_expert_intermediate_size": shared,
+        "shared_intermediate_size": shared,
+        "norm_topk_prob": get("expert_weights_norm", architecture in _RENORMALISED),
+        **({"mlp_only_layers": dense} if dense else {}),
+        **({"routed_scaling_factor": scale} if scale else {}),
+    }
+
+
+def _has(tensors: Collection[str], layer: int, part: str) -> bool:
+    return f"blk.{layer}.{part}.weight" in tensors

@@ -1,0 +1,84 @@
+"""Mixtures of experts in GGUF files: the same models as in folders, on both backends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.errors import PacelineError
+from paceline.models.checkpoint import load_checkpoint
+from paceline.models.ops.cpu import CpuOps
+from paceline.models.ops.native import why_not_native
+from paceline.models.ops.reference import ReferenceOps
+from paceline.models.ops.threads import num_threads, set_num_threads
+from tests.models.gguf_writing import convert
+from tests.models.reference import MIXTURES, VOCAB, Driver, save_model
+
+TOKENS = torch.randint(3, VOCAB, (40,), generator=torch.Generator().manual_seed(3)).tolist()
+FAMILIES = [name for name in MIXTURES if name != "qwen2-moe-some"]  # no file mixes in dense layers
+KINDS = {"reference": ReferenceOps, **({} if why_not_native() else {"native": CpuOps})}
+WIDTHS = {"intermediate_size": 96, "moe_intermediate_size": 96}  # whole blocks of 32
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = num_threads()
+    set_num_threads(1)
+    yield
+    set_num_threads(before)
+
+
+def logits(path: Path, ops: Any) -> torch.Tensor:
+    return Driver(load_checkpoint(path, with_tokenizer=False), max_len=64, ops=ops).chunk(TOKENS)
+
+
+@pytest.mark.parametrize("backend", KINDS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_those_of_transformers(tmp_path: Path, family: str, backend: str) -> None:
+    model = convert(family, tmp_path / "m.gguf")
+    with torch.no_grad():
+        want = model(torch.tensor([TOKENS])).logits[0]
+    got = logits(tmp_path / "m.gguf", KINDS[backend]("float32"))
+    assert (got - want).abs().max() < 1e-3 * want.std()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_file_says_what_a_folder_says(tmp_path: Path, family: str) -> None:
+    convert(family, tmp_path / "m.gguf")
+    save_model(family, tmp_path / "folder")
+    found, wanted = (
+        load_checkpoint(tmp_path / name, with_tokenizer=False).config
+        for name in ("m.gguf", "folder")
+    )
+    assert found.experts == wanted.experts
+    assert found.num_weights == wanted.num_weights
+
+
+@pytest.mark.skipif(why_not_native() is not None, reason=str(why_not_native()))
+@pytest.mark.parametrize("qtype", ["Q8_0", "Q4_0", "Q5_1"])
+@pytest.mark.parametrize("family", ["qwen3-moe", "mixtral"])
+def test_experts_are_computed_with_as_they_are_stored(
+    tmp_path: Path, family: str, qtype: str
+) -> None:
+    path = tmp_path / "m.gguf"
+    changes = WIDTHS if family == "qwen3-moe" else {"intermediate_size": 96}
+    convert(family, path, qtype=qtype, changes=changes)
+    checkpoint = load_checkpoint(path, with_tokenizer=False)
+    assert checkpoint.is_quantised
+    name = "model.layers.1.mlp.experts.2.down_proj.weight"
+    assert checkpoint.tensors.as_stored(name).format == qtype  # type: ignore[attr-defined]
+    native, reference = (logits(path, ops("file")) for ops in (CpuOps, ReferenceOps))
+    difference = (native - reference).abs() / reference.std()
+    assert difference.median() < 0.02
+    assert difference.max() < 0.3
+
+
+def test_more_experts_a_token_than_there_are(tmp_path: Path) -> None:
+    more = {"ARCH.expert_used_count": 99}
+    convert("olmoe", tmp_path / "m.gguf", metadata=more)
+    with pytest.raises(PacelineError, match=r"num_experts_per_tok = 99"):
+        load_checkpoint(tmp_path / "m.gguf", with_tokenizer=False)
