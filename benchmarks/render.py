@@ -38,6 +38,8 @@ from report import RESULTS, markdown, number, pick, target_grid, yes
 from research.acceptance import tables as acceptance_tables
 from sampler import tables as sampler_tables
 from serve_peers import tables as server_tables
+from served_formats import tables as format_tables
+from server_faults import tables as fault_tables
 from serving_overhead import tables as serving_tables
 from speedup import tables as speedup_tables
 from step_overhead import tables as step_overhead_tables
@@ -191,6 +193,8 @@ BUILDERS: dict[str, tuple[str, Builder]] = {
     "serving_overhead": ("serving_overhead", printed(serving_tables)),
     "serve_peers": ("serve_peers", printed(server_tables)),
     "load_server": ("load_server", printed(load_tables)),
+    "server_faults": ("server_faults", printed(fault_tables)),
+    "served_formats": ("served_formats", printed(format_tables)),
     **{name: (name, printed(never_slower_tables)) for name in RUNS.values()},
     "ablation": ("ablation", printed(ablation_tables)),
     "never_slower_replayed": ("never_slower_replayed", printed(replayed_tables)),

@@ -33,7 +33,7 @@ BACK_SECONDS = 3.0
 HANG_SECONDS = 6.0
 SETTLED_SECONDS = 10.5
 """Pause between two kills: an engine that has served so long is replaced at once."""
-RECEIVE_SECONDS = 3.0
+RECEIVE_SECONDS = 10.0
 BODY = {"prompt": "def add(a, b):", "max_tokens": 48, "ignore_eos": True, "stream": True}
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 SLOW = (HEAD, HEAD + b"X-Slow: ", HEAD + b"Content-Length: 500\r\n\r\n{", b"")

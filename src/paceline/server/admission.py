@@ -49,7 +49,7 @@ class Admission:
         """
         if count > self.limit:
             raise RequestError(
-                f"the request has {count} samples; at most {self.limit} can be unfinished at "
+                f"prompt and n ask for {count} samples; at most {self.limit} can be unfinished at "
                 "once: send smaller batches"
             )
         if self.num_unfinished + count > self.limit:
