@@ -19,6 +19,7 @@ from paceline.runtime.logit_edits import SamplingRow
 from paceline.runtime.model_runner import ForwardResult
 from paceline.runtime.sampler import (
     argmax_rows,
+    named_logprobs,
     pick_rows,
     sample_tokens,
     to_numpy,
@@ -104,11 +105,15 @@ def _logprobs(
     tokens: Sequence[int],
     logits: torch.Tensor,
 ) -> Sequence[TokenLogprobs]:
-    wanted = item.request.params.logprobs
-    if wanted is None:
+    params = item.request.params
+    if not params.reports_logprobs:
         return ()
-    rows = [first_row + node for node in path]
-    return token_logprobs(pick_rows(logits, rows), tokens, [wanted] * len(rows))
+    picked = pick_rows(logits, [first_row + node for node in path])
+    if params.logprob_token_ids is None:
+        return token_logprobs(picked, tokens, [params.logprobs or 0] * len(path))
+    entries = token_logprobs(picked, tokens, [0] * len(path))
+    named = named_logprobs(picked, params.logprob_token_ids)
+    return [entry._replace(top=top) for entry, top in zip(entries, named, strict=True)]
 
 
 # --- requests whose tokens are sampled, or whose logits are edited --------------------------------

@@ -130,7 +130,7 @@ def sample_tokens(
     """
     if native.kernels:
         found: tuple[list[int], list[bool]]
-        found = native.kernels.sample_tokens(logits, *native.packed(rows), at)
+        found = native.kernels.sample_tokens(logits, *native.packed(rows, logits.shape[1]), at)
         return found
     logits = logits if at is None else logits[at]
     if all(row.is_plain_greedy for row in rows):
@@ -165,8 +165,8 @@ def rank_candidates(
     array = native.in_host_memory(logits) if is_plain else to_numpy(logits)
     if native.kernels and array is not None:
         columns = (None, 0) if head is None else (head.token_ids.numpy(), head.vocab_size)
-        ranked: tuple[Ints, Floats]
-        ranked = native.kernels.rank_candidates(array, *native.packed(rows), k, *columns)
+        own = native.packed(rows, columns[1] or logits.shape[1])
+        ranked: tuple[Ints, Floats] = native.kernels.rank_candidates(array, *own, k, *columns)
         return ranked
     if head is not None:
         logits = head.by_token(logits)  # what edits and disturbs a token goes by its id
@@ -212,6 +212,19 @@ def token_logprobs(
             best = tuple(zip(ids[0].tolist(), numbers[0].tolist(), strict=True))
         rank = int((values > own).sum()) + 1
         found.append(TokenLogprobs(int(token_id), float(own), rank, best))
+    return found
+
+
+def named_logprobs(
+    logits: torch.Tensor, token_ids: Sequence[int]
+) -> list[tuple[tuple[int, float], ...]]:
+    """Log-softmax of raw logits ``[n, vocab]`` at the same tokens in each row, as (id, logprob)."""
+    found = []
+    for values in to_numpy(logits.float()).astype(np.float64):  # a row's bits are its own matter
+        highest = values.max()
+        total = highest + np.log(np.exp(values - highest).sum())
+        numbers = (values[list(token_ids)] - total).astype(np.float32).tolist()
+        found.append(tuple(zip(token_ids, numbers, strict=True)))
     return found
 
 
