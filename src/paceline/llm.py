@@ -35,6 +35,7 @@ from paceline.models.fetching import named_model
 from paceline.models.tokenizer import Tokenizer
 from paceline.outputs import Collector, Job
 from paceline.request import Constraint, StepOutput, StopChecker
+from paceline.runtime.bad_words import in_token_ids
 from paceline.runtime.grammar import GrammarCompiler
 from paceline.runtime.kv_cache import bytes_per_block
 from paceline.sampling_params import SamplingParams
@@ -205,6 +206,7 @@ class LLM:
             RequestError: a prompt or its parameters cannot be served.
         """
         # Here, not on the engine's thread: grammars take their time to compile.
+        params = [self._without_texts(wish) for wish in params]
         grammars = [self._constraints(wish) for wish in params]
 
         def add(engine: Engine) -> list[Job]:
@@ -226,6 +228,21 @@ class LLM:
             return jobs
 
         return self._thread.call(add)
+
+    def _without_texts(self, wish: SamplingParams) -> SamplingParams:
+        """The parameters with token ids in place of ``bad_words``.
+
+        Raises:
+            RequestError: there are such words, and no tokenizer to spell them.
+        """
+        if not wish.bad_words:
+            return wish
+        tokenizer = self._built.checkpoint.tokenizer
+        if tokenizer is None:
+            raise RequestError(
+                f"bad_words holds strings, and {self.model} has no tokenizer; use bad_words_ids"
+            )
+        return in_token_ids(wish, partial(tokenizer.encode, add_special_tokens=False))
 
     def _constraints(self, wish: SamplingParams) -> Sequence[Constraint]:
         """One per sample; none where the parameters ask for no structure."""

@@ -86,7 +86,10 @@ class Constraint(Protocol):
 
 
 class TokenLogprobs(NamedTuple):
-    """Log-probabilities at one emitted token: its own, and the ``top`` as (token id, logprob)."""
+    """Log-probabilities at one emitted token: its own, and the ``top`` as (token id, logprob).
+
+    The ``top`` are the likeliest tokens, or in their order those that the request has named.
+    """
 
     token_id: int
     logprob: float
@@ -138,7 +141,7 @@ class Request:
     def __post_init__(self) -> None:  # asked in every step, and parameters do not change
         params = self.params
         self.is_plain_greedy = params.is_plain_greedy
-        wants_logprobs = params.logprobs is not None or params.prompt_logprobs is not None
+        wants_logprobs = params.reports_logprobs or params.prompt_logprobs is not None
         self.wants_argmax = self.is_plain_greedy and not wants_logprobs
 
     @property

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 
 from paceline.config import check_method, check_number
 from paceline.errors import RequestError
@@ -21,6 +22,8 @@ MAX_N = 128
 MAX_LOGPROBS = 128
 MAX_STOP_STRINGS = 32
 MAX_STOP_LENGTH = 1024
+MAX_BAD_WORDS = 512
+MAX_LOGPROB_TOKEN_IDS = 128
 
 _FLOAT_RANGES: tuple[tuple[str, float, float], ...] = (
     ("temperature", 0.0, 100.0),
@@ -77,6 +80,9 @@ class SamplingParams:
     """How one request is sampled and when it stops; names and meanings as in vLLM and OpenAI.
 
     With ``pooling``, one of :data:`POOLINGS`, the prompt's hidden states are returned as a vector.
+    A token that would complete one of ``bad_words`` in the output is not sampled;
+    ``bad_words_ids`` are such words as token ids. With ``logprob_token_ids`` the log-probabilities
+    of these tokens are reported at each place of the output, instead of the likeliest ones'.
 
     Raises:
         RequestError: a value is outside its range; the message names the range.
@@ -94,6 +100,8 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_token_ids: tuple[int, ...] | None = None
     banned_token_ids: tuple[int, ...] = ()
+    bad_words: Sequence[str] = ()
+    bad_words_ids: Sequence[Sequence[int]] = ()
     seed: int | None = None
     stop: Sequence[str] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -101,6 +109,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: Sequence[int] | None = None
     pooling: str | None = None
     n: int = 1
     structured_outputs: StructuredOutputs | None = None
@@ -109,10 +118,12 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
-        for name in ("stop", "stop_token_ids", "banned_token_ids"):
+        for name in ("stop", "stop_token_ids", "banned_token_ids", "bad_words"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        if self.allowed_token_ids is not None:
-            object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+        object.__setattr__(self, "bad_words_ids", tuple(map(tuple, self.bad_words_ids)))
+        for name in ("allowed_token_ids", "logprob_token_ids"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, tuple(getattr(self, name)))
         self._check_ranges()
         self._check_lists()
 
@@ -149,14 +160,26 @@ class SamplingParams:
     def _check_lists(self) -> None:
         if len(self.stop) > MAX_STOP_STRINGS:
             raise RequestError(f"{len(self.stop)} stop strings; at most {MAX_STOP_STRINGS} allowed")
-        for text in self.stop:
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            raise RequestError(f"{len(self.bad_words)} bad_words; at most {MAX_BAD_WORDS} allowed")
+        for name, text in [("stop", s) for s in self.stop] + [
+            ("bad_words", w) for w in self.bad_words
+        ]:
             if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_LENGTH:
                 raise RequestError(
-                    f"stop holds {str(text)[:40]!r}; allowed are strings of 1 to {MAX_STOP_LENGTH} "
-                    "characters"
+                    f"{name} holds {str(text)[:40]!r}; allowed are strings of 1 to "
+                    f"{MAX_STOP_LENGTH} characters"
                 )
+        if not all(self.bad_words_ids):
+            raise RequestError("bad_words_ids holds an empty list; name at least one token in each")
         for token_id, bias in self.logit_bias.items():
             _check_number(f"logit_bias of token {token_id!r}", bias, -100.0, 100.0, float)
+        named = self.logprob_token_ids
+        if named is not None and not 0 < len(named) <= MAX_LOGPROB_TOKEN_IDS:
+            raise RequestError(
+                f"logprob_token_ids names {len(named)} tokens; allowed are 1 to "
+                f"{MAX_LOGPROB_TOKEN_IDS}"
+            )
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise RequestError(
                 "allowed_token_ids is empty; name at least one token, or leave it out"
@@ -164,11 +187,13 @@ class SamplingParams:
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise :class:`RequestError` when a token id named here is not in the vocabulary."""
-        named = {
+        named: dict[str, Iterable[int]] = {
             "logit_bias": self.logit_bias,
             "allowed_token_ids": self.allowed_token_ids or (),
             "banned_token_ids": self.banned_token_ids,
+            "bad_words_ids": chain.from_iterable(self.bad_words_ids),
             "stop_token_ids": self.stop_token_ids,
+            "logprob_token_ids": self.logprob_token_ids or (),
         }
         for name, ids in named.items():
             for token_id in ids:
@@ -176,6 +201,11 @@ class SamplingParams:
                     raise RequestError(
                         f"{name} names token {token_id!r}; the vocabulary is 0 to {vocab_size - 1}"
                     )
+
+    @property
+    def reports_logprobs(self) -> bool:
+        """Whether log-probabilities are reported for the output."""
+        return self.logprobs is not None or self.logprob_token_ids is not None
 
     @property
     def reads_prompt(self) -> bool:
@@ -204,5 +234,7 @@ class SamplingParams:
             and not self.logit_bias
             and self.allowed_token_ids is None
             and not self.banned_token_ids
+            and not self.bad_words
+            and not self.bad_words_ids
             and self.min_tokens == 0
         )

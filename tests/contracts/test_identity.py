@@ -126,11 +126,16 @@ SAMPLING = {
     "allowed_and_banned": replace(
         WARM, allowed_token_ids=tuple(range(1, 20)), banned_token_ids=(4, 5)
     ),
+    "bad_words": replace(
+        WARM, bad_words_ids=[(a, b) for a in range(48) for b in range(a % 3, 48, 3)]
+    ),
+    "greedy_bad_words": replace(GREEDY, bad_words_ids=[(a, a) for a in range(48)], max_tokens=24),
     "min_tokens": replace(WARM, logit_bias={0: 6.0}, min_tokens=9),
     "stop_token": replace(WARM, stop_token_ids=(7, 11, 13)),
     "ignore_eos": replace(WARM, logit_bias={0: 3.0}, ignore_eos=True),
     "n_3": replace(WARM, n=3),
     "prompt_logprobs": replace(GREEDY, prompt_logprobs=5),
+    "logprob_token_ids": replace(WARM, logprob_token_ids=(5, 3, 47, 5)),
     "n_2_prompt_logprobs": replace(WARM, n=2, prompt_logprobs=3),
     "stop_strings": replace(WARM, stop=("k", "no", "x")),
 }

@@ -195,6 +195,8 @@ _GENERATION: dict[str, Maker] = {
     "stop": _stop,
     "stop_token_ids": _ids,
     "allowed_token_ids": _ids,
+    "bad_words": _stop,
+    "logprob_token_ids": _ids,
     "logit_bias": _logit_bias,
     "stream": _BOOL,
     "stream_options": one_of({}, {"include_usage": True}, {"include_usage": 1}, {"x": 1}, []),

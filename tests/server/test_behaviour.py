@@ -112,6 +112,44 @@ def test_tokens_are_favoured_banned_and_end_the_answer(http: httpx.Client) -> No
     assert answer["choices"][0]["stop_reason"] == free[5]
 
 
+def test_bad_words_are_not_said(http: httpx.Client) -> None:
+    def told(**fields: Any) -> str:
+        answer = complete(http, temperature=0, max_tokens=48, **fields)
+        text: str = answer["choices"][0]["text"]
+        return text
+
+    free = told()
+    words = sorted({word.strip(".,!") for word in free.split()}, key=len)[-3:]
+    pair = " ".join(free.split()[1:3])
+    assert all(word in free for word in words)
+    assert not any(f" {word} " in told(bad_words=words) for word in words)
+    assert pair not in told(bad_words=[pair])
+
+
+def test_logprobs_of_named_tokens(http: httpx.Client) -> None:
+    full = complete(http, temperature=0, logprobs=20, max_tokens=3, return_token_ids=True)
+    choice = full["choices"][0]
+    taken, tops = choice["token_ids"], choice["logprobs"]["top_logprobs"]
+    named = complete(
+        http, temperature=0, logprobs=0, max_tokens=3, logprob_token_ids=[*taken, 4095]
+    )["choices"][0]["logprobs"]
+    assert named["token_logprobs"] == choice["logprobs"]["token_logprobs"]
+    for own, token, told in zip(tops, named["tokens"], named["top_logprobs"], strict=True):
+        assert set(choice["logprobs"]["tokens"]) <= set(told)
+        assert told[token] == own[token]
+        for text in set(told) & set(own):
+            assert told[text] == pytest.approx(own[text], abs=1e-5)
+
+
+def test_chats_name_tokens_in_their_order(http: httpx.Client) -> None:
+    wish = {"logprobs": True, "top_logprobs": 3, "logprob_token_ids": [297, 5], "max_tokens": 2}
+    body = {"messages": [{"role": "user", "content": "Hi"}], **wish}
+    answer = http.post("/v1/chat/completions", json=body).json()
+    texts = [http.post("/detokenize", json={"tokens": [i]}).json()["prompt"] for i in (297, 5)]
+    for entry in answer["choices"][0]["logprobs"]["content"]:
+        assert [top["token"] for top in entry["top_logprobs"]] == texts
+
+
 def test_logprobs_are_those_of_the_tokens_that_were_taken(http: httpx.Client) -> None:
     answer = complete(http, temperature=0, logprobs=5)
     told = answer["choices"][0]["logprobs"]

@@ -124,6 +124,8 @@ def test_what_asks_for_nothing_is_accepted_and_anything_else_refused(
         ({"rid": "x"}, "rid is not supported: send the header x-request-id instead"),
         ({"length_penalty": 1.5}, "length_penalty is 1.5"),
         ({"unheard_of": None}, "unknown field 'unheard_of'"),
+        ({"logprob_token_ids": [1]}, "logprob_token_ids is only allowed with logprobs"),
+        ({"logprobs": 1, "logprob_token_ids": []}, "at least 1"),
         ({"logprobs": -2}, "logprobs is -2; it should be greater than or equal to 0"),
     ],
 )

@@ -39,6 +39,7 @@ def test_nothing_said_is_the_engines_default() -> None:
             "stop": ("x", "y"), "include_stop_str_in_output": True}),
         ({"stop_token_ids": [3], "allowed_token_ids": [3, 4]}, {
             "stop_token_ids": (3,), "allowed_token_ids": (3, 4)}),
+        ({"bad_words": ["a", "b c"]}, {"bad_words": ("a", "b c")}),
         ({"logit_bias": {"17": -100, "4": 2.5}}, {"logit_bias": {17: -100, 4: 2.5}}),
         ({"ignore_eos": True, "min_tokens": 2, "prompt_logprobs": 3}, None),
         ({"speculative": {"enabled": False}}, {"speculative": OFF}),

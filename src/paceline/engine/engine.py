@@ -242,6 +242,7 @@ class Engine:
         Raises:
             RequestError: the prompt is empty, does not fit, or names tokens outside the vocabulary.
         """
+        assert not params.bad_words, "words are the caller's to spell in tokens"
         assert len(constraints) == (params.n if params.structured_outputs is not None else 0)
         group = self._admission.requests(
             prompt_token_ids, params, stop_checkers, cache_salt, constraints

@@ -13,7 +13,13 @@ from paceline.errors import RequestFailedError, UnservableRequestError
 from paceline.request import TARGET_ORIGIN, TokenLogprobs, VerifyResult
 from paceline.runtime.logit_edits import SamplingRow
 from paceline.runtime.model_runner import ForwardResult
-from paceline.runtime.sampler import Logits, argmax_rows, sample_tokens, token_logprobs
+from paceline.runtime.sampler import (
+    Logits,
+    argmax_rows,
+    named_logprobs,
+    sample_tokens,
+    token_logprobs,
+)
 from paceline.span import ROOT
 
 Verdict = VerifyResult | RequestFailedError
@@ -92,11 +98,15 @@ def _logprobs(
     tokens: Sequence[int],
     logits: Logits,
 ) -> Sequence[TokenLogprobs]:
-    wanted = item.request.params.logprobs
-    if wanted is None:
+    params = item.request.params
+    if not params.reports_logprobs:
         return ()
-    rows = [first_row + node for node in path]
-    return token_logprobs(logits[rows], tokens, [wanted] * len(rows))
+    picked = logits[[first_row + node for node in path]]
+    if params.logprob_token_ids is None:
+        return token_logprobs(picked, tokens, [params.logprobs or 0] * len(path))
+    entries = token_logprobs(picked, tokens, [0] * len(path))
+    named = named_logprobs(picked, params.logprob_token_ids)
+    return [entry._replace(top=top) for entry, top in zip(entries, named, strict=True)]
 
 
 # --- requests whose tokens are sampled, or whose logits are edited --------------------------------

@@ -23,7 +23,7 @@ class SamplingRow:
     Attributes:
         params: how to sample; the request's own unless a draft ranks differently.
         mask: the tokens that a grammar allows here, as in :class:`~paceline.request.Constraint`;
-            None allows all.
+            None allows all. See :meth:`allowed`.
     """
 
     request: Request
@@ -45,6 +45,24 @@ class SamplingRow:
         """The token is the arg-max of the raw logits."""
         return self.mask is None and self.sampling.is_plain_greedy
 
+    def allowed(self, vocab_size: int) -> bytes | None:
+        """The mask without the tokens that would complete one of ``bad_words_ids`` here."""
+        words = self.sampling.bad_words_ids
+        if not words:
+            return self.mask
+        request, most = self.request, max(map(len, words)) - 1
+        begin = max(request.prompt_len, len(request.token_ids) - most)
+        before = [*request.token_ids[begin:], *self.path]
+        # A word of one token has no prefix, and every text ends with that.
+        found = [last for *prefix, last in words if _ends_with(before, prefix)]
+        if not found:
+            return self.mask
+        bits = bytearray(b"\xff" * -(-vocab_size // 8) if self.mask is None else self.mask)
+        for token_id in found:
+            if token_id >> 3 < len(bits):
+                bits[token_id >> 3] &= ~(1 << (token_id & 7))
+        return bytes(bits)
+
 
 def edit_logits(
     logits: npt.NDArray[np.float32], rows: Sequence[SamplingRow]
@@ -53,14 +71,20 @@ def edit_logits(
     edited = logits
     for index, row in enumerate(rows):
         params = row.sampling
-        if row.mask is None and (params.is_plain_greedy or not _is_edited(params)):
+        mask = row.allowed(logits.shape[1])
+        if mask is None and (params.is_plain_greedy or not _is_edited(params)):
             continue
         if edited is logits:
             edited = logits.copy()
-        if row.mask is not None:
-            edited[index, ~_allowed(row.mask, logits.shape[1])] = -np.inf
+        if mask is not None:
+            edited[index, ~_allowed(mask, logits.shape[1])] = -np.inf
         _edit_row(edited[index], row, params)
     return edited
+
+
+def _ends_with(tokens: list[int], end: list[int]) -> bool:
+    at = len(tokens) - len(end)
+    return at >= 0 and tokens[at:] == end
 
 
 def _allowed(mask: bytes, vocab_size: int) -> npt.NDArray[np.bool_]:

@@ -27,14 +27,14 @@ kernels: Any = native_module() if why_not_native() is None else None
 
 
 def packed(
-    rows: Sequence[SamplingRow],
+    rows: Sequence[SamplingRow], vocab_size: int
 ) -> tuple[list[Any], list[list[int]], list[Sequence[int]], list[bytes | None]]:
     """Rules, tokens so far, path and mask of each row, as the kernels take them."""
     return (
         [rules(row.request, row.params or row.request.params) for row in rows],
         [row.request.token_ids for row in rows],
         [row.path for row in rows],
-        [row.mask for row in rows],
+        [row.allowed(vocab_size) for row in rows],
     )
 
 

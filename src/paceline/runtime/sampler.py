@@ -115,7 +115,7 @@ def sample_tokens(
     """
     if native.kernels:
         found: tuple[list[int], list[bool]]
-        found = native.kernels.sample_tokens(logits, *native.packed(rows), at)
+        found = native.kernels.sample_tokens(logits, *native.packed(rows, logits.shape[1]), at)
         return found
     logits = logits if at is None else logits[at]
     if all(row.is_plain_greedy for row in rows):
@@ -148,8 +148,8 @@ def rank_candidates(
     k = min(k, logits.shape[1])
     if native.kernels:
         columns = (None, 0) if head is None else (head.token_ids, head.vocab_size)
-        ranked: tuple[Ints, Floats]
-        ranked = native.kernels.rank_candidates(logits, *native.packed(rows), k, *columns)
+        own = native.packed(rows, columns[1] or logits.shape[1])
+        ranked: tuple[Ints, Floats] = native.kernels.rank_candidates(logits, *own, k, *columns)
         return ranked
     if head is not None:
         logits = head.by_token(logits)  # what edits and disturbs a token goes by its id
@@ -195,6 +195,17 @@ def token_logprobs(
             best = tuple(zip(ids[0].tolist(), numbers[0].tolist(), strict=True))
         rank = int((values > own).sum()) + 1
         found.append(TokenLogprobs(int(token_id), float(own), rank, best))
+    return found
+
+
+def named_logprobs(logits: Logits, token_ids: Sequence[int]) -> list[tuple[tuple[int, float], ...]]:
+    """Log-softmax of raw logits ``[n, vocab]`` at the same tokens in each row, as (id, logprob)."""
+    found = []
+    for values in logits.astype(np.float64):  # a row's bits are its own matter
+        highest = values.max()
+        total = highest + np.log(np.exp(values - highest).sum())
+        numbers = (values[list(token_ids)] - total).astype(np.float32).tolist()
+        found.append(tuple(zip(token_ids, numbers, strict=True)))
     return found
 
 

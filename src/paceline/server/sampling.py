@@ -43,6 +43,7 @@ def sampling_params(
         allowed_token_ids=(
             None if fields.allowed_token_ids is None else tuple(fields.allowed_token_ids)
         ),
+        bad_words=fields.bad_words or (),
         seed=fields.seed,
         stop=fields.stop or (),
         stop_token_ids=tuple(fields.stop_token_ids or ()),
@@ -50,6 +51,7 @@ def sampling_params(
         ignore_eos=fields.ignore_eos,
         logprobs=logprobs,
         prompt_logprobs=fields.prompt_logprobs,
+        logprob_token_ids=fields.logprob_token_ids,
         n=fields.n or 1,
         speculative=speculative_params(fields),
         structured_outputs=structured,

@@ -19,11 +19,14 @@ from paceline.span import Span
 
 
 def can_grow(runner: ModelRunner, growths: Sequence[Growth]) -> bool:
-    """Whether a call does for these what Python would: grammars are asked at every node."""
+    """Whether a call does for these what Python would, which asks grammars and looks for bad words
+    at every node.
+    """
     return (
         runner.grows_trees
         and len(growths) > 0
         and all(growth.request.constraint is None for growth in growths)
+        and not any(growth.request.params.bad_words_ids for growth in growths)
     )
 
 

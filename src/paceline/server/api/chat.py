@@ -100,7 +100,7 @@ class Chat(Answering[ChatCompletionRequest]):
 
     def _choice(self, index: int) -> ChatChoice:
         body, serving = self.body, self._serving
-        logprobs = ChatLogprobs(body.top_logprobs or 0, serving.texts) if body.logprobs else None
+        logprobs = ChatLogprobs(serving.texts) if body.logprobs else None
         origins = None
         if body.return_origins:
             origins = OriginTokens(serving.tokenizer, self._token_ids)

@@ -120,7 +120,8 @@ class Completion(Answering[CompletionRequest]):
         logprobs = None
         if body.logprobs is not None:
             before = [] if body.echo else token_ids
-            logprobs = LegacyLogprobs(body.logprobs, self._serving.texts, tokenizer, before)
+            count = max(body.logprobs, len(body.logprob_token_ids or ()))
+            logprobs = LegacyLogprobs(count, self._serving.texts, tokenizer, before)
         origins = OriginTokens(tokenizer, token_ids) if body.return_origins else None
         return Choice(place, logprobs, origins)
 

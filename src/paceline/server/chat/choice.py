@@ -16,14 +16,9 @@ from paceline.server.tokens import OriginTokens, TokenTexts, finite
 
 
 class ChatLogprobs:
-    """Log-probabilities as chats have them: one object per token.
+    """Log-probabilities as chats have them: one object per token."""
 
-    Args:
-        count: likeliest tokens to name at each place.
-    """
-
-    def __init__(self, count: int, texts: TokenTexts) -> None:
-        self._count = count
+    def __init__(self, texts: TokenTexts) -> None:
         self._texts = texts
 
     def part(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
@@ -31,7 +26,7 @@ class ChatLogprobs:
         return {"content": [self._entry(entry) for entry in entries]}
 
     def _entry(self, entry: TokenLogprobs) -> dict[str, Any]:
-        top = [self._token(*each) for each in entry.top[: self._count]]
+        top = [self._token(*each) for each in entry.top]
         return {**self._token(entry.token_id, entry.logprob), "top_logprobs": top}
 
     def _token(self, token_id: int, logprob: float) -> dict[str, Any]:

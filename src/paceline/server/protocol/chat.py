@@ -199,6 +199,8 @@ class ChatCompletionRequest(GenerationFields):
     def _check_together(self) -> ChatCompletionRequest:
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs is only allowed with logprobs: true")
+        if self.logprob_token_ids is not None and not self.logprobs:
+            raise ValueError("logprob_token_ids is only allowed with logprobs: true")
         if self.prompt_logprobs is not None and self.stream:
             raise ValueError("prompt_logprobs is only allowed without stream: true")
         if self.continue_final_message:

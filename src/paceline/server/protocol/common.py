@@ -21,7 +21,13 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from paceline.sampling_params import MAX_N, MAX_STOP_LENGTH, MAX_STOP_STRINGS
+from paceline.sampling_params import (
+    MAX_BAD_WORDS,
+    MAX_LOGPROB_TOKEN_IDS,
+    MAX_N,
+    MAX_STOP_LENGTH,
+    MAX_STOP_STRINGS,
+)
 from paceline.server.protocol.neutral import (
     ASKS_FOR_NOTHING,
     INSTEAD,
@@ -212,7 +218,16 @@ class GenerationFields(ApiModel):
         | None
     ) = None
     allowed_token_ids: TokenIds | None = None
+    bad_words: (
+        Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None
+    ) = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    logprob_token_ids: (
+        Annotated[
+            list[TokenId], Field(min_length=1, max_length=MAX_LOGPROB_TOKEN_IDS, fail_fast=True)
+        ]
+        | None
+    ) = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None

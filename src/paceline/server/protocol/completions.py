@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
 
 from paceline.server.protocol.common import MAX_TOP_LOGPROBS, GenerationFields
 
@@ -81,6 +88,12 @@ class CompletionRequest(GenerationFields):
         Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None, BeforeValidator(_none_if_minus_one)
     ] = None
     add_special_tokens: bool = True
+
+    @model_validator(mode="after")
+    def _check_named(self) -> CompletionRequest:
+        if self.logprob_token_ids is not None and self.logprobs is None:
+            raise ValueError("logprob_token_ids is only allowed with logprobs")
+        return self
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:

@@ -29,7 +29,6 @@ ASKS_FOR_NOTHING: Mapping[str, Values] = {
     "detokenize": (True,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "bad_words": ([],),
     "logits_processors": ([],),
     "priority": (0,),
     "echo": (False,),
