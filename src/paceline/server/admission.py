@@ -49,8 +49,8 @@ class Admission:
         """
         if count > self.limit:
             raise RequestError(
-                f"prompt and n ask for {count} samples; at most {self.limit} can be unfinished at "
-                "once: send smaller batches"
+                f"prompt and n: the request has {count} samples; at most {self.limit} can be "
+                "unfinished at once: send smaller batches"
             )
         if self.num_unfinished + count > self.limit:
             raise self._full()
