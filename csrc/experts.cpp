@@ -120,10 +120,12 @@ void Decoder::mixture(const DecoderLayer& layer, int rows) {
                 sum[i] = rank ? sum[i] + weight * found[i] : weight * found[i];
             }
         }
-        const float weight = mixture.shared_weight(router_row(row));
-        const float* shared = shared_.get() + size_t(row) * ld_hidden_;
-        for (int i = 0; mixture.shared && i < shape_.hidden; ++i) {
-            sum[i] += weight * shared[i];
+        if (mixture.shared) {
+            const float weight = mixture.shared_weight(router_row(row));
+            const float* shared = shared_.get() + size_t(row) * ld_hidden_;
+            for (int i = 0; i < shape_.hidden; ++i) {
+                sum[i] += weight * shared[i];
+            }
         }
         float* branch = branch_.get() + size_t(row) * ld_hidden_;
         float* x = x_row(row);

@@ -14,7 +14,7 @@ from inflate import Shape, Tensors, inflated_config, ones, repeated, shares, wid
 from safetensors.torch import save_file
 
 from paceline.models.pruned_head import HEAD_TOKENS
-from paceline.models.torch_arrays import TorchTensors
+from paceline.models.torch_arrays import to_torch
 from paceline.proposers.heads.checkpoint import LAYER, load_head
 
 PREFIX = "model.layers.0."
@@ -60,7 +60,8 @@ def write_widened_head(source: Path, out: Path, repetitions: int) -> Path:
     layer = raw.get(LAYER, raw)
     layer.setdefault("head_dim", layer["hidden_size"] // layer["num_attention_heads"])
     layer.update(inflated_config(layer, shape))
-    small = {**TorchTensors(head.decoder.tensors), **TorchTensors(head.fusion)}
+    stored = {**head.decoder.tensors, **head.fusion}
+    small = {name: to_torch(array) for name, array in stored.items()}
     large = {name: tensor.contiguous() for name, tensor in widened_head(small, shape).items()}
     out.mkdir(parents=True, exist_ok=True)
     save_file(large, out / "model.safetensors")

@@ -1,4 +1,4 @@
-"""Backends that more than one module tests."""
+"""Backends and settings that more than one module tests with."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from paceline.models.ops.cpu import CpuOps
 from paceline.models.ops.native import native_module, why_not_native
 from paceline.models.ops.reference import ReferenceOps
+from paceline.models.ops.threads import num_threads, set_num_threads
 
 LEVELS = native_module().isas() if why_not_native() is None else []
 
@@ -24,3 +25,12 @@ def ops_of(request: pytest.FixtureRequest) -> Iterator[Any]:
     native_module().set_isa(request.param)
     yield CpuOps
     native_module().set_isa(before)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Matrices of tiny models only make threads wait for each other."""
+    before = num_threads()
+    set_num_threads(1)
+    yield
+    set_num_threads(before)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +11,13 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from paceline.models.ops.threads import num_threads, set_num_threads
 from paceline.span import DraftTree
 from tests.arrays import assert_close
 from tests.models.reference import FAMILIES, MIXTURES, VOCAB, Driver, save_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TOKENS = torch.randint(3, VOCAB, (40,), generator=torch.Generator().manual_seed(3)).tolist()
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Matrices this small only wait for each other."""
-    before = num_threads()
-    set_num_threads(1)
-    yield
-    set_num_threads(before)
 
 
 @pytest.fixture(params=[*FAMILIES, *MIXTURES])

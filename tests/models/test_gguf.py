@@ -14,21 +14,14 @@ import torch
 
 from paceline.models.checkpoint import load_checkpoint
 from paceline.models.gguf_container import read_container
-from paceline.models.ops.threads import num_threads, set_num_threads
 from paceline.models.rope import rope_tables
 from tests.arrays import assert_close, same
 from tests.models.gguf_writing import CASES, IDS, convert, write_gguf
 from tests.models.reference import LLAMA3, Driver, make_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TOKENS = torch.randint(3, 300, (40,), generator=torch.Generator().manual_seed(3)).tolist()
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = num_threads()
-    set_num_threads(1)
-    yield
-    set_num_threads(before)
 
 
 def want(model: Any, tokens: list[int]) -> torch.Tensor:

@@ -18,24 +18,18 @@ from paceline.models.ops.native import native_module, why_not_native
 from paceline.models.ops.packing import Packer
 from paceline.models.ops.reference import ReferenceOps
 from paceline.models.ops.resolve import resolve_dtype
-from paceline.models.ops.threads import num_threads, set_num_threads
 from paceline.models.stored import StoredTensors
 from paceline.models.weights import WeightReader
 from tests.arrays import same
 from tests.models.gguf_writing import convert
 from tests.models.reference import Driver
 
-pytestmark = pytest.mark.skipif(why_not_native() is not None, reason=str(why_not_native()))
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.skipif(why_not_native() is not None, reason=str(why_not_native())),
+]
 TOKENS = torch.randint(3, 300, (20,), generator=torch.Generator().manual_seed(3)).tolist()
 WIDE = {"intermediate_size": 96}  # whole blocks of 32, and not of the kernels' 64
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = num_threads()
-    set_num_threads(1)
-    yield
-    set_num_threads(before)
 
 
 def opened(path: Path, family: str = "llama", qtype: str = "Q4_0", **options: Any) -> Checkpoint:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +13,15 @@ from paceline.models.checkpoint import load_checkpoint
 from paceline.models.ops.cpu import CpuOps
 from paceline.models.ops.native import why_not_native
 from paceline.models.ops.reference import ReferenceOps
-from paceline.models.ops.threads import num_threads, set_num_threads
 from tests.models.gguf_writing import convert
 from tests.models.reference import MIXTURES, VOCAB, Driver, save_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 TOKENS = torch.randint(3, VOCAB, (40,), generator=torch.Generator().manual_seed(3)).tolist()
 FAMILIES = [name for name in MIXTURES if name != "qwen2-moe-some"]  # no file mixes in dense layers
 KINDS = {"reference": ReferenceOps, **({} if why_not_native() else {"native": CpuOps})}
 WIDTHS = {"intermediate_size": 96, "moe_intermediate_size": 96}  # whole blocks of 32
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    before = num_threads()
-    set_num_threads(1)
-    yield
-    set_num_threads(before)
 
 
 def logits(path: Path, ops: Any) -> torch.Tensor:
@@ -81,4 +73,10 @@ def test_more_experts_a_token_than_there_are(tmp_path: Path) -> None:
     more = {"ARCH.expert_used_count": 99}
     convert("olmoe", tmp_path / "m.gguf", metadata=more)
     with pytest.raises(PacelineError, match=r"num_experts_per_tok = 99"):
+        load_checkpoint(tmp_path / "m.gguf", with_tokenizer=False)
+
+
+def test_an_absurd_number_of_layers_is_refused_before_they_are_counted(tmp_path: Path) -> None:
+    convert("olmoe", tmp_path / "m.gguf", metadata={"ARCH.block_count": (1 << 32) - 1})
+    with pytest.raises(PacelineError, match="num_hidden_layers = 4294967295"):
         load_checkpoint(tmp_path / "m.gguf", with_tokenizer=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from paceline.models.ops.native import why_not_native
 from paceline.models.ops.packing import Packer
 from paceline.models.ops.reference import ReferenceOps
 from paceline.models.ops.row_mixture import choose
-from paceline.models.ops.threads import num_threads, set_num_threads
+from paceline.models.ops.threads import set_num_threads
 from paceline.models.packed_folder import write_packed
 from paceline.span import DraftTree
 from paceline.training.heads.initial import TargetWeights
@@ -29,16 +28,10 @@ from paceline.training.model_files import load_model
 from tests.arrays import assert_close, same
 from tests.models.reference import MIXTURES, VOCAB, Driver, edit, save_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TOKENS = torch.randint(3, VOCAB, (40,), generator=torch.Generator().manual_seed(3)).tolist()
 ROUTER = "model.layers.0.mlp.gate.weight"
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    before = num_threads()
-    set_num_threads(1)
-    yield
-    set_num_threads(before)
 
 
 KINDS = {"reference": ReferenceOps, **({} if why_not_native() else {"native": CpuOps})}

@@ -19,25 +19,19 @@ from paceline.models.checkpoint import Checkpoint, load_checkpoint
 from paceline.models.ops.cpu import CpuOps
 from paceline.models.ops.native import native_module, why_not_native
 from paceline.models.ops.reference import ReferenceOps
-from paceline.models.ops.threads import num_threads, set_num_threads
 from paceline.span import DraftTree
 from tests.arrays import same
 from tests.models.reference import FAMILIES, MIXTURES, VOCAB, Driver, save_model
 
-pytestmark = pytest.mark.skipif(why_not_native() is not None, reason=str(why_not_native()))
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.skipif(why_not_native() is not None, reason=str(why_not_native())),
+]
 LEVELS = native_module().isas() if why_not_native() is None else []
 TOKENS = torch.randint(3, VOCAB, (40,), generator=torch.Generator().manual_seed(3)).tolist()
 # Of the logits' standard deviation. Where an activation is rounded to its other neighbour, which
 # a difference in the last bit of a sum can bring about, all that follows differs by about 1 %.
 USUAL, AT_MOST = 0.02, 0.25
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = num_threads()
-    set_num_threads(1)
-    yield
-    set_num_threads(before)
 
 
 @pytest.fixture(params=LEVELS)

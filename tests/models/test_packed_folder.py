@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +21,19 @@ from paceline.models.decoder import Decoder
 from paceline.models.ops.cpu import CpuOps
 from paceline.models.ops.native import native_module, why_not_native
 from paceline.models.ops.packing import Packer
-from paceline.models.ops.threads import num_threads, set_num_threads
 from paceline.models.packed_folder import write_packed
 from tests.arrays import same
 from tests.models.gguf_writing import convert, tokenizer_metadata
 from tests.models.reference import Driver, edit, save_folder, save_model
 from tests.models.vocabularies import byte_level_json, save_tokenizer
 
-pytestmark = pytest.mark.skipif(why_not_native() is not None, reason=str(why_not_native()))
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.skipif(why_not_native() is not None, reason=str(why_not_native())),
+]
 TOKENS = torch.randint(3, 300, (30,), generator=torch.Generator().manual_seed(3)).tolist()
 FILE = "packed-00001.safetensors"
 QKV = "model.layers.0.self_attn.qkv_proj.0.Q8_0"
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = num_threads()
-    set_num_threads(1)
-    yield
-    set_num_threads(before)
 
 
 @pytest.fixture

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
+from paceline.models.hf_fields import MOST_LAYERS
+
 EXPERT_BLOCK = {
     "ffn_gate_inp": "mlp.gate",
     "ffn_gate_exps": "mlp.experts.gate_proj",
@@ -45,7 +47,8 @@ def expert_keys(
     width = get("expert_feed_forward_length", get("feed_forward_length"))
     shared = get("expert_shared_feed_forward_length", 0)
     scale = get("expert_weights_scale", 0.0)
-    dense = [i for i in range(num_layers) if not _has(tensors, i, "ffn_gate_inp")]
+    layers = range(min(num_layers, MOST_LAYERS))  # more are refused by whoever reads this
+    dense = [i for i in layers if not _has(tensors, i, "ffn_gate_inp")]
     return {
         "num_experts": get("expert_count"),
         "num_experts_per_tok": get("expert_used_count"),

@@ -146,11 +146,9 @@ class GgufTensors(StoredTensors):
             rows = np.arange(len(tensor), dtype=tensor.dtype)
             found: Array = tensor - rows.reshape(-1, *[1] * (tensor.ndim - 1))
             return found
-        return (
-            floats(tensor) - np.float32(1.0)
-            if place.minus_one
-            else self._placed(name, place, tensor)
-        )
+        if place.minus_one:
+            return floats(tensor) - np.float32(1.0)
+        return self._placed(name, place, tensor)
 
     def _placed(self, name: str, place: Place, tensor: Array) -> Array:
         if place.unpermute:

@@ -16,7 +16,7 @@ from paceline.models.arrays import BFLOAT16
 from paceline.models.config import MASK_TOKEN_KEYS, ModelConfig
 from paceline.models.hf_experts import experts_from_hf
 from paceline.models.hf_families import FAMILIES, Family
-from paceline.models.hf_fields import Fields
+from paceline.models.hf_fields import MOST_LAYERS, Fields
 from paceline.models.hf_rope import FULL, SLIDING, extended_positions, rope_from_hf
 
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": BFLOAT16, "float16": np.dtype(np.float16)}
@@ -138,7 +138,7 @@ def _sizes(fields: Fields) -> dict[str, Any]:
         "vocab_size": fields.integer("vocab_size", 1, 1 << 24),
         "hidden_size": hidden,
         "intermediate_size": fields.integer("intermediate_size", 1, 1 << 20),
-        "num_layers": fields.integer("num_hidden_layers", 1, 4096),
+        "num_layers": fields.integer("num_hidden_layers", 1, MOST_LAYERS),
         "num_heads": heads,
         "num_kv_heads": kv_heads,
         "head_dim": head_dim,

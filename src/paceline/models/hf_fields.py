@@ -7,6 +7,9 @@ from typing import Any
 
 from paceline.errors import ModelLoadError
 
+MOST_LAYERS = 4096
+"""Far beyond real models, and far below absurd ones."""
+
 
 class Fields:
     """Typed getters over a configuration, with the family's defaults behind it.

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
-
 import numpy as np
 import torch
 
@@ -36,22 +33,3 @@ def to_numpy(tensor: torch.Tensor) -> Array:
             return array
     found: Array = tensor.numpy(force=True)
     return found
-
-
-class TorchTensors(Mapping[str, torch.Tensor]):
-    """A checkpoint's arrays as tensors, each made when it is looked up."""
-
-    def __init__(self, arrays: Mapping[str, Any]) -> None:
-        self._arrays = arrays
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return to_torch(self._arrays[name])
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._arrays
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._arrays)
-
-    def __len__(self) -> int:
-        return len(self._arrays)

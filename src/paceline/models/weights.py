@@ -97,6 +97,11 @@ class WeightReader:
     def norm(self, name: str, size: int) -> Any:
         return self._packed_norm(self._norm_weight(name, size))
 
+    def host_norm(self, name: str, size: int) -> Any:
+        """As :meth:`norm`, for a norm that no backend computes."""
+        weight = as_floats(self.floats(name, size))
+        return weight + np.float32(1.0) if self._config.norm_plus_one else weight
+
     def _norm_weight(self, name: str, size: int) -> Any:
         return self.floats(name, size)
 

@@ -174,9 +174,8 @@ class Work:
     def of(cls, config: ModelConfig, dtype: str, kv_dtype: str, file_bytes: int = 0) -> Work:
         """The work of a model; dtypes are resolved ones, ``file_bytes`` is for ``file``."""
         c = config
-        heads, kv_heads = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-        layer = c.hidden_size * (2 * heads + 2 * kv_heads + 3 * c.intermediate_size)
-        weights = c.num_layers * layer + c.num_logits * c.hidden_size
+        gathered = 0 if c.tie_embeddings else c.vocab_size * c.hidden_size
+        weights = c.num_weights - gathered
         sliding = sum(c.is_sliding(index) for index in range(c.num_layers))
         return cls(
             weights=weights,
@@ -184,7 +183,7 @@ class Work:
                 file_bytes if dtype == "file" else round(weights * WEIGHT_BITS[dtype] / 8)
             ),
             kv_bytes=2 * c.num_kv_heads * head_elements(c.head_dim, kv_dtype) * KV_BYTES[kv_dtype],
-            attention_ops=4 * heads,
+            attention_ops=4 * c.num_heads * c.head_dim,
             full_layers=c.num_layers - sliding,
             sliding_layers=sliding,
             window=c.sliding_window,

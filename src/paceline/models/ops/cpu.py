@@ -191,11 +191,10 @@ def _head_norms(config: ModelConfig, norms: Floats | None) -> dict[str, Any]:
     whole = config.qk_norm_whole
     if norms is None:
         return {"q_norm": None, "k_norm": None, "norms_whole": False}
-    q, k = (
-        (norms[: config.num_heads], norms[config.num_heads :]) if whole else (norms[0], norms[-1])
-    )
-    found = (np.ascontiguousarray(each).reshape(-1) for each in (q, k))
-    return {**dict(zip(("q_norm", "k_norm"), found, strict=True)), "norms_whole": whole}
+    heads = config.num_heads
+    q, k = (norms[:heads], norms[heads:]) if whole else (norms[0], norms[-1])
+    flat = np.ascontiguousarray
+    return {"q_norm": flat(q).reshape(-1), "k_norm": flat(k).reshape(-1), "norms_whole": whole}
 
 
 def _mixture(experts: Experts | None, mixture: Mixture | None) -> dict[str, Any] | None:

@@ -73,17 +73,14 @@ class Rows:
 
     def _angles(self, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Cosines and sines of the positions, of full layers and of sliding ones."""
-        self._decoder.reach(
-            self._decoder.max_len
-        )  # all: asking a GPU for the last position would make it wait
+        # All of them: asking a GPU for the last position would make it wait.
+        self._decoder.reach(self._decoder.max_len)
         tables = [self._decoder.rope]
         if self.config.local_rope:
             tables.append(self._decoder.local_rope)
         full, *local = [
             (table.cos[positions].unsqueeze(1), table.sin[positions].unsqueeze(1))
-            for table in (self._decoder.rope, self._decoder.local_rope)[
-                : 2 if self.config.local_rope else 1
-            ]
+            for table in tables
         ]
         return [full, *(local or [full])]
 

@@ -92,9 +92,8 @@ class Bnb4Weight(QuantisedWeight):
         scale = parts[".weight.absmax"][blocks]
         if self._nested:
             table, outer = (parts[part] for part in reversed(_NESTED))
-            scale = looked_up(table, scale) * outer[blocks // self._nested_block] + np.float32(
-                self._offset
-            )
+            scale = looked_up(table, scale) * outer[blocks // self._nested_block]
+            scale += np.float32(self._offset)
         return parts.finite(".weight.absmax", scale)
 
 

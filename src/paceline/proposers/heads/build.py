@@ -149,15 +149,10 @@ def _fusion(head: HeadCheckpoint, ops: Ops, num_taps: int, width: int) -> Fuse:
     fc: Any = reader.linear(["fc"], "fc", [shape.hidden_size], inputs, bias)
     norm, groups = None, 1
     if head.norm_before_fc:
-        norm = _host_norm(reader, "input_norm.weight", inputs)
+        norm = reader.host_norm("input_norm.weight", inputs)
     elif head.fc_norm:
         names = [f"fc_norm.{tap}.weight" for tap in range(num_taps)]
-        norm, groups = np.concatenate([_host_norm(reader, name, width) for name in names]), num_taps
-    last = _host_norm(reader, "hidden_norm.weight", shape.hidden_size) if head.block else None
+        norm, groups = np.concatenate([reader.host_norm(name, width) for name in names]), num_taps
+    last = reader.host_norm("hidden_norm.weight", shape.hidden_size) if head.block else None
     reader.check_all_used()
     return Fusion(ops, fc, norm, groups, shape.norm_eps, last)
-
-
-def _host_norm(reader: WeightReader, name: str, width: int) -> Floats:
-    """A norm's weights for hidden states, which lie in host memory."""
-    return floats(reader.floats(name, width))
