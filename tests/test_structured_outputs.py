@@ -33,6 +33,22 @@ SPECS: list[StructuredOutputs | None] = [
     StructuredOutputs(choice=["positive", "negative", "neutral"]),
     StructuredOutputs(grammar='start: ("def " NAME "(self):\\n")+\nNAME: /[a-z_]{3,9}/'),
 ]
+WORD = {"type": "regex", "pattern": "[a-z]{2,9}"}
+SPECS.append(
+    StructuredOutputs(
+        structural_tag={
+            "format": {
+                "type": "tags_with_separator",
+                "tags": [
+                    {"begin": "<name>", "content": WORD, "end": "</name>"},
+                    {"begin": "<note>", "content": {"type": "any_text"}, "end": "</note>"},
+                ],
+                "separator": "\n",
+                "at_least_one": True,
+            }
+        }
+    )
+)
 SPECULATION: dict[str, Any] = {
     "lookup": {"method": "prompt_lookup"},
     "grammar": {"method": "grammar"},
@@ -102,6 +118,9 @@ def check_shape(spec: StructuredOutputs | None, text: str, reason: str) -> None:
         assert re.fullmatch(spec.regex, text)
     if spec.choice is not None:
         assert text in spec.choice
+    if spec.structural_tag is not None:
+        part = r"<name>[a-z]{2,9}</name>|<note>((?!</note>)[^$])*</note>"
+        assert re.fullmatch(rf"({part})(\n({part}))*", text)
     if spec.grammar is not None:
         assert re.fullmatch(r"(def [a-z_]{3,9}\(self\):\n)+", text)
 

@@ -13,7 +13,7 @@ from typing import Any
 from paceline.errors import RequestError
 from paceline.json_schema import endless_reference
 
-KINDS = ("json", "regex", "choice", "grammar", "json_object")
+KINDS = ("json", "regex", "choice", "grammar", "structural_tag", "json_object")
 MAX_SOURCE_BYTES = 1 << 16
 """Of a schema as JSON, a grammar, or all choices together."""
 MAX_REGEX_BYTES = 4096
@@ -62,6 +62,8 @@ class StructuredOutputs:
         regex: a regular expression that the whole output matches.
         choice: the output is one of these strings.
         grammar: a grammar in Lark or in GBNF.
+        structural_tag: shapes for parts of a text that is free elsewhere, as a mapping or as its
+            text: :mod:`paceline.structural_tags`.
         json_object: any JSON object.
         after: the output may begin with thoughts between these marks; the shape holds for what
             follows them.
@@ -77,6 +79,7 @@ class StructuredOutputs:
     regex: str | None = None
     choice: Sequence[str] | None = None
     grammar: str | None = None
+    structural_tag: Mapping[str, Any] | str | None = None
     json_object: bool = False
     after: ThoughtMarks | None = None
 
@@ -99,6 +102,8 @@ class StructuredOutputs:
             raise RequestError(
                 f"structured_outputs.json_object is {self.json_object!r}; allowed is true"
             )
+        if self.structural_tag is not None:
+            object.__setattr__(self, "structural_tag", _tag_text(self.structural_tag))
         self._check_size()
 
     def _check_size(self) -> None:
@@ -155,40 +160,51 @@ def _choices(choices: object) -> tuple[str, ...]:
 
 
 def _schema_text(schema: object) -> str:
-    """The schema as JSON text, its nesting within the limit, its size soon known to be.
-
-    Texts are kept as they are, so that the order of properties stays the caller's.
-    """
-    try:
-        if isinstance(schema, str):
-            if len(schema) > MAX_SOURCE_BYTES:
-                raise RequestError(
-                    f"structured_outputs.json has {len(schema)} characters; at most "
-                    f"{MAX_SOURCE_BYTES} are allowed"
-                )
-            _check_schema(json.loads(schema))
-            return schema
-        _check_schema(schema)
-        return _dumps(schema)
-    except (ValueError, TypeError, RecursionError) as error:
-        if isinstance(error, RequestError):
-            raise
-        raise RequestError(f"structured_outputs.json is no JSON schema: {error}") from None
-
-
-def _check_schema(schema: object) -> None:
-    _check_depth(schema)
-    reference = endless_reference(schema)
+    text = _json_text("json", schema)
+    reference = endless_reference(json.loads(text))
     if reference is not None:
         raise RequestError(
             f"structured_outputs.json cannot be used: its $ref {reference[:60]!r} leads back to "
             "itself with no way out, so that no value ever matches"
         )
+    return text
 
 
-def _check_depth(schema: object) -> None:
+def _tag_text(tag: object) -> str:
+    from paceline.structural_tags import parsed  # pydantic takes its time to load
+
+    text = _json_text("structural_tag", tag)
+    parsed(text)
+    return text
+
+
+def _json_text(name: str, value: object) -> str:
+    """The value as JSON text, its nesting within the limit, its size soon known to be.
+
+    Texts are kept as they are, so that the order of properties stays the caller's.
+    """
+    try:
+        if isinstance(value, str):
+            if len(value) > MAX_SOURCE_BYTES:
+                raise RequestError(
+                    f"structured_outputs.{name} has {len(value)} characters; at most "
+                    f"{MAX_SOURCE_BYTES} are allowed"
+                )
+            _check_depth(name, json.loads(value))
+            return value
+        _check_depth(name, value)
+        return _dumps(value)
+    except (ValueError, TypeError, RecursionError) as error:
+        if isinstance(error, RequestError):
+            raise
+        what = "JSON schema" if name == "json" else "JSON"
+        raise RequestError(f"structured_outputs.{name} is no {what}: {error}") from None
+
+
+def _check_depth(name: str, schema: object) -> None:
     if not isinstance(schema, Mapping | bool):
-        raise RequestError("structured_outputs.json must be a JSON schema: an object")
+        what = "a JSON schema: an object" if name == "json" else "an object"
+        raise RequestError(f"structured_outputs.{name} must be {what}")
     level: list[Any] = [schema]
     size = 0
     for _ in range(MAX_DEPTH):
@@ -198,7 +214,7 @@ def _check_depth(schema: object) -> None:
         size += sum(map(len, level))
         if size > MAX_SOURCE_BYTES:  # none is written in less than a byte
             raise RequestError(
-                f"structured_outputs.json holds more than {MAX_SOURCE_BYTES} values; at most "
+                f"structured_outputs.{name} holds more than {MAX_SOURCE_BYTES} values; at most "
                 f"{MAX_SOURCE_BYTES} bytes are allowed"
             )
         level = [
@@ -206,4 +222,4 @@ def _check_depth(schema: object) -> None:
             for value in level
             for child in (value.values() if isinstance(value, Mapping) else value)
         ]
-    raise RequestError(f"structured_outputs.json nests deeper than {MAX_DEPTH} levels")
+    raise RequestError(f"structured_outputs.{name} nests deeper than {MAX_DEPTH} levels")

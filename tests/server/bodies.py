@@ -31,6 +31,21 @@ SCHEMA = {
 }
 REGEX = r"(    def [a-z_]{2,8}\(self\): # [a-z ]{3,12}\n)+"
 LARK = 'start: ("def " NAME "(self):\\n")+\nNAME: /[a-z_]{3,9}/'
+GBNF = 'root ::= "- " [a-z]{3,8} ("\\n" root)?'
+TAGS = {
+    "type": "triggered_tags",
+    "triggers": ["<p"],
+    "at_least_one": True,
+    "tags": [
+        {
+            "type": "tag",
+            "begin": f"<p={kind}>",
+            "content": {"type": "json_schema", "json_schema": SCHEMA},
+            "end": "</p>",
+        }
+        for kind in ("new", "old")
+    ],
+}
 CHAT_FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
 NAMED = {"type": "function", "function": {"name": "weather"}}
 # Drafts repeat their own tokens here, so that what they cost matters in the middle of a step.
@@ -72,6 +87,8 @@ STRUCTURED: dict[str, Body] = {
     "regex": {"structured_outputs": {"regex": REGEX}},
     "choice": {"structured_outputs": {"choice": ["positive answer", "positive", "negative"]}},
     "lark": {"structured_outputs": {"grammar": LARK}},
+    "gbnf": {"structured_outputs": {"grammar": GBNF}},
+    "structural_tag": {"structured_outputs": {"structural_tag": {"format": TAGS}}},
 }
 CHAT: dict[str, Body] = {
     "chat": {},

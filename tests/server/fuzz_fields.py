@@ -140,6 +140,25 @@ def _tool_choice(rng: Random) -> Any:
     return rng.choice(["none", "auto", "required", "any", function, {"type": "function"}])
 
 
+def _structural_tag(rng: Random) -> Any:
+    inner = rng.choice(
+        [
+            {"type": "any_text", "excludes": [text(rng)]},
+            {"type": "json_schema", "json_schema": schema(rng)},
+            {"type": "regex", "pattern": text(rng)},
+            {"type": "grammar", "grammar": text(rng)},
+            nest(rng),
+        ]
+    )
+    tag = {"type": "tag", "begin": text(rng), "content": inner, "end": [text(rng), "</a>"]}
+    triggered = {"type": "triggered_tags", "triggers": [tag["begin"]], "tags": [tag, tag]}
+    several = {"type": "tags_with_separator", "tags": [tag], "separator": text(rng)}
+    deep: Any = inner
+    for _ in range(rng.choice([1, 60, 3000])):
+        deep = {"type": "or", "elements": [deep]}
+    return {"format": rng.choice([inner, tag, triggered, several, deep])}
+
+
 def _response_format(rng: Random) -> Any:
     return rng.choice(
         [
@@ -150,6 +169,7 @@ def _response_format(rng: Random) -> Any:
             {"type": "json_object"},
             {"type": "json_object", "schema": schema(rng)},
             {"type": "text", "schema": {}},
+            {"type": "structural_tag", **_structural_tag(rng)},
             {"type": "regex", "pattern": "a"},
             "json",
         ]
@@ -208,6 +228,10 @@ _GENERATION: dict[str, Maker] = {
     "user": text,
     "cache_salt": text,
     "structured_outputs": structured,
+    "response_format": _response_format,
+    "structural_tag": _structural_tag,
+    "grammar": text,
+    "json_schema": schema,
     "speculative": _speculative,
 }
 FIELDS: dict[str, dict[str, Maker]] = {
@@ -229,7 +253,6 @@ FIELDS: dict[str, dict[str, Maker]] = {
         "tools": _tools,
         "tool_choice": _tool_choice,
         "parallel_tool_calls": _BOOL,
-        "response_format": _response_format,
         "chat_template_kwargs": _template_options,
         "chat_template": one_of("{{ messages }}", "{% for i in range(10**9) %}{% endfor %}"),
         "add_generation_prompt": _BOOL,

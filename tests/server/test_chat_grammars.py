@@ -74,6 +74,8 @@ L_ADD = '{"name": "add", "parameters": {}}'
 STRICT = [{"type": "function", "function": {**WEATHER_TOOL["function"], "strict": True}}, ADD_TOOL]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
+INTEGER = {"type": "json_schema", "json_schema": {"type": "integer"}}
+TAG = {"type": "tag", "begin": "<n>", "content": INTEGER, "end": "</n>"}
 NAMED = {"type": "function", "function": {"name": "add"}}
 
 
@@ -100,6 +102,10 @@ NAMED = {"type": "function", "function": {"name": "add"}}
         ({"response_format": FORMAT}, ['{"a": 1}'], ['{"a": "x"}', "Hm."]),
         ({"tools": TOOLS, "structured_outputs": {"choice": ["a/b", "c"]}}, ["a/b", ADD], ["a"]),
         ({"tools": TOOLS, "structured_outputs": {"regex": "a/b|\\/+"}}, ["a/b", "//"], ["a"]),
+        ({"tools": TOOLS, "grammar": 'root ::= "a" | "b" root'}, ["ba", ADD], ["b", "Hm."]),
+        ({"tools": TOOLS, "structured_outputs": {"grammar": 'start: "a"+'}}, ["aa", ADD], ["b"]),
+        ({"tools": TOOLS, "structural_tag": {"format": TAG}}, ["<n>1</n>", ADD], ["<n>x</n>"]),
+        ({"response_format": {"type": "structural_tag", "format": TAG}}, ["<n>1</n>"], ["1", ADD]),
         (
             {"template": LLAMA_CHAT, "tools": TOOLS, "tool_choice": "required"},
             [L_WEATHER, f"{L_WEATHER}; {L_ADD}"],
@@ -189,10 +195,6 @@ def test_what_needs_no_composed_grammar_has_none(fields: dict[str, Any], kind: s
         ),
         (
             {"tools": TOOLS, "tool_choice": "required", "structured_outputs": {"regex": "a"}},
-            "structured_outputs",
-        ),
-        (
-            {"tools": TOOLS, "structured_outputs": {"grammar": 'start: "a"'}},
             "structured_outputs",
         ),
         (

@@ -10,6 +10,7 @@ from uuid import UUID
 import pydantic
 import pytest
 
+from paceline.runtime.tag_grammar import tag_grammar
 from paceline.server.chat.enforceable import (
     FORMATS,
     UNENFORCED,
@@ -200,8 +201,7 @@ def test_an_mcp_tool_is_served_and_told_of_where_it_holds() -> None:
     assert response.status_code == 200, response.text
     assert response.headers[HEADER] == "format, if, then, uniqueItems"
     matcher = pytest.importorskip("llguidance").LLMatcher
-    grammar = matcher.grammar_from_lark(server.grammar.source)
-    assert matcher.validate_grammar(grammar, None) == ""
+    assert matcher.validate_grammar(tag_grammar(server.grammar.source), None) == ""
     body = {"messages": [USER], "tools": tool(MCP)}  # nothing of it is to be enforced
     response = server.http.post("/v1/chat/completions", json=body)
     assert response.status_code == 200, response.text

@@ -11,6 +11,8 @@ from typing import Any
 import pydantic
 import pytest
 
+from paceline.server.protocol.answers import UNENFORCED
+from paceline.server.protocol.common import GUIDED
 from paceline.server.protocol.neutral import ASKS_FOR_NOTHING
 from tests.server.asgi import application, engine_of, events, post, refused
 from tests.server.chats import USER, WEATHER, WEATHER_TOOL, ChatServer
@@ -119,8 +121,14 @@ def test_what_asks_for_nothing_is_accepted_and_anything_else_refused(
         ({"use_beam_search": 0}, "(false, null)"),
         ({"priority": 3}, "priority is 3; only what asks for nothing is accepted (0, null)"),
         ({"priority": False}, "priority is false"),
-        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_regex, guided_choice: give one"),
-        ({"guided_regex": "a", "structured_outputs": {"regex": "a"}}, "guided_regex: give one"),
+        (
+            {"guided_regex": "a", "guided_choice": ["a"]},
+            "guided_regex, guided_choice are given together",
+        ),
+        (
+            {"guided_regex": "a", "structured_outputs": {"regex": "a"}},
+            "guided_regex, structured_outputs are given",
+        ),
         ({"rid": "x"}, "rid is not supported: send the header x-request-id instead"),
         ({"length_penalty": 1.5}, "length_penalty is 1.5"),
         ({"unheard_of": None}, "unknown field 'unheard_of'"),
@@ -184,14 +192,51 @@ def test_the_description_names_what_is_accepted() -> None:
     assert schemas["ChatMessage"].get("additionalProperties") is not False
 
 
-@pytest.mark.parametrize("field", ["json", "regex", "choice", "grammar"])
-def test_older_names_of_structured_outputs_mean_the_same(field: str) -> None:
-    value = {"json": {"type": "object"}, "regex": "a+", "choice": ["a"], "grammar": 'start: "a"'}
+SHAPES: dict[str, Any] = {
+    "json": {"type": "object"},
+    "regex": "a+",
+    "choice": ["a"],
+    "grammar": 'start: "a"',
+    "structural_tag": {"format": {"type": "const_string", "value": "a"}},
+}
+
+
+@pytest.mark.parametrize(("name", "field"), GUIDED.items())
+def test_other_names_of_structured_outputs_mean_the_same(name: str, field: str) -> None:
+    app, server = application(), ChatServer()
+    post(app, COMPLETION, {"prompt": "a", name: SHAPES[field]})
+    post(app, COMPLETION, {"prompt": "a", "structured_outputs": {field: SHAPES[field]}})
+    other, own = engine_of(app).calls
+    assert other.params.structured_outputs == own.params.structured_outputs is not None
+    assert server.post(**{name: SHAPES[field]})[0] == 200
+    assert server.grammar == own.params.structured_outputs
+
+
+def test_completions_take_response_formats() -> None:
     app = application()
-    post(app, COMPLETION, {"prompt": "a", f"guided_{field}": value[field]})
-    post(app, COMPLETION, {"prompt": "a", "structured_outputs": {field: value[field]}})
-    older, newer = engine_of(app).calls
-    assert older.params.structured_outputs == newer.params.structured_outputs is not None
+    schema = {"type": "object", "not": {}}
+    forms: list[Any] = [
+        {"type": "text"},
+        {"type": "json_object"},
+        {"type": "json_schema", "json_schema": {"schema": schema}},
+        {"type": "structural_tag", **SHAPES["structural_tag"]},
+    ]
+    answers = [post(app, COMPLETION, {"prompt": "a", "response_format": form}) for form in forms]
+    shapes = [call.params.structured_outputs for call in engine_of(app).calls]
+    assert [shape and shape.kind for shape in shapes] == [
+        *(None, "json_object", "json", "structural_tag")
+    ]
+    assert answers[2].headers[UNENFORCED] == "not"
+    strict = {"type": "json_schema", "json_schema": {"schema": schema, "strict": True}}
+    for form, message in [
+        (strict, "not cannot be enforced"),
+        ({"type": "structural_tag"}, "needed there"),
+        ({"type": "json_object", "format": {}}, "are for response_format.type structural_tag"),
+        ({"type": "structural_tag", "format": {"type": "x"}}, "Input tag 'x'"),
+    ]:
+        error = refused(app, COMPLETION, {"prompt": "a", "response_format": form})
+        assert message in error["message"]
+        assert error["param"] == "response_format"
 
 
 def test_prompts_are_truncated_to_their_last_tokens() -> None:

@@ -8,8 +8,10 @@ import pytest
 
 from paceline.errors import RequestError
 from paceline.sampling_params import SamplingParams, SpeculativeParams
-from paceline.server.protocol.common import GenerationFields
-from paceline.server.sampling import sampling_params, structured_outputs
+from paceline.server.errors import ApiError
+from paceline.server.protocol.completions import CompletionRequest
+from paceline.server.sampling import sampling_params
+from paceline.server.shapes import response_shape
 from paceline.structured_outputs import StructuredOutputs
 from tests.server.fakes import FakeEngine
 
@@ -18,8 +20,8 @@ OFF = SpeculativeParams(enabled=False)
 
 def params_of(defaults: dict[str, Any] | None = None, **fields: Any) -> SamplingParams:
     info = FakeEngine(generation_defaults=defaults or {}).info
-    wish = GenerationFields.model_validate(fields)
-    shape = structured_outputs(wish.structured_outputs)
+    wish = CompletionRequest.model_validate({"prompt": "a", **fields})
+    shape, _ = response_shape(wish)
     return sampling_params(wish, info, max_tokens=5, structured=shape)
 
 
@@ -86,7 +88,7 @@ def test_the_makers_defaults_hold_unless_something_is_said() -> None:
     ],
 )
 def test_contradictions_are_refused(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(RequestError, match=message):
+    with pytest.raises((RequestError, ApiError), match=message):
         params_of(**fields)
 
 

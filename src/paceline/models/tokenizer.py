@@ -205,11 +205,10 @@ class Tokenizer:
         """Whether decoding leaves the token out."""
         return token_id in self._special_ids
 
-    def is_added(self, text: str) -> bool:
-        """Whether a text is one token that was added to the vocabulary and that decoding shows."""
-        token_id = self._backend.token_to_id(text)
+    def shown_added_tokens(self) -> dict[str, int]:
+        """Texts that are one token each, added to the vocabulary, and that decoding shows."""
         added = self._backend.get_added_tokens_decoder()
-        return token_id in added and token_id not in self._special_ids
+        return {each.content: i for i, each in added.items() if i not in self._special_ids}
 
     def byte_of(self, token_id: int) -> int | None:
         """The byte that the token stands for, in vocabularies that fall back to bytes."""

@@ -9,10 +9,9 @@ and no draft.
 from __future__ import annotations
 
 import json
-import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,9 @@ from paceline.models.token_pieces import token_pieces
 from paceline.models.tokenizer import Tokenizer
 from paceline.models.worker_process import WorkerSlot
 from paceline.request import Constraint
+from paceline.runtime import lark
 from paceline.runtime.constraint import MatcherConstraint
+from paceline.runtime.tag_grammar import tag_grammar
 from paceline.runtime.thought_marks import Marks
 from paceline.runtime.thoughts import AfterThoughts
 from paceline.structured_outputs import JSON_STYLE, StructuredOutputs, ThoughtMarks
@@ -58,8 +59,6 @@ _MEANINGS = (
 """Of the compiler's messages, those that say little to whoever wrote a schema or an expression."""
 
 
-_GBNF = re.compile(r"(?m)^\s*[\w-]+\s*::=")
-"""A rule of GBNF or EBNF; Lark writes a colon alone."""
 _GAP = {"lark_grammar": "%llguidance {}\nstart: GAP @answer\nGAP: /[ \\t\\r\\n]{0,4}/\n"}
 
 
@@ -120,7 +119,7 @@ class GrammarCompiler:
         with self._lock:
             found = self._cache.get(key)
         if found is None:
-            found = _tried(spec, tokenizer, trial, has_gap)
+            found = _tried(spec, tokenizer, trial, self._tokens(), has_gap)
         with self._lock:
             self._cache[key] = found
             self._cache.move_to_end(key)
@@ -129,6 +128,12 @@ class GrammarCompiler:
         if isinstance(found, RequestError):
             raise RequestError(str(found))
         return found
+
+    def _tokens(self) -> dict[str, int]:
+        """Texts that the model writes as one token, but for those that end a text."""
+        assert self._tokenizer is not None
+        added = self._tokenizer.shown_added_tokens()
+        return {text: i for text, i in added.items() if i not in self._eos}
 
     def _marks(self, marks: ThoughtMarks) -> Marks:
         """
@@ -188,7 +193,11 @@ class GrammarCompiler:
 
 
 def _tried(
-    spec: StructuredOutputs, tokenizer: LLTokenizer, trial: WorkerSlot, has_gap: bool
+    spec: StructuredOutputs,
+    tokenizer: LLTokenizer,
+    trial: WorkerSlot,
+    tokens: Mapping[str, int],
+    has_gap: bool,
 ) -> LLMatcher | RequestError:
     """A matcher at its beginning, or what is wrong with the specification.
 
@@ -198,7 +207,7 @@ def _tried(
     from llguidance import LLMatcher, LLParserLimits
 
     try:
-        grammar = _grammar_text(spec)
+        grammar = _grammar_text(spec, tokens)
         if has_gap:
             grammar = _with_gap(grammar)
     except ValueError as error:
@@ -222,7 +231,7 @@ def _refusal(spec: StructuredOutputs, problem: str) -> RequestError:
     return RequestError(f"structured_outputs.{spec.kind} cannot be used: {detail}")
 
 
-def _grammar_text(spec: StructuredOutputs) -> str:
+def _grammar_text(spec: StructuredOutputs, tokens: Mapping[str, int]) -> str:
     """The specification in the compiler's own language: JSON that lists grammars."""
     from llguidance import LLMatcher
 
@@ -232,16 +241,15 @@ def _grammar_text(spec: StructuredOutputs) -> str:
         return LLMatcher.grammar_from_json_schema('{"type": "object"}', defaults=JSON_STYLE)  # type: ignore[arg-type]
     if spec.regex is not None:
         return LLMatcher.grammar_from_regex(spec.regex)
+    if spec.structural_tag is not None:
+        return tag_grammar(spec.source, tokens)
     if spec.choice is not None:
-        texts = (json.dumps(text, ensure_ascii=False) for text in spec.choice)
-        return _lark("start: " + " | ".join(texts))
-    if _GBNF.search(spec.source):
-        return json.dumps({"grammars": [{"gbnf_grammar": spec.source}]})
-    return _lark(spec.source)
+        return _listed({"lark_grammar": "start: " + " | ".join(map(lark.quoted, spec.choice))})
+    return _listed(lark.source_of(spec.source))
 
 
-def _lark(source: str) -> str:
-    return json.dumps({"grammars": [{"lark_grammar": source}]})
+def _listed(grammar: Mapping[str, str]) -> str:
+    return json.dumps({"grammars": [grammar]})
 
 
 def _with_gap(grammar: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from paceline.errors import ContextLengthError, RequestError
 from paceline.sampling_params import SamplingParams, SpeculativeParams
 from paceline.server.messages import SAMPLING_DEFAULTS, EngineInfo
-from paceline.server.protocol.common import GenerationFields, StructuredOutputFields
+from paceline.server.protocol.common import GenerationFields
 from paceline.structured_outputs import StructuredOutputs
 
 
@@ -129,21 +129,3 @@ def speculative_params(fields: GenerationFields) -> SpeculativeParams:
         methods=methods,
         num_speculative_tokens=depth,
     )
-
-
-def structured_outputs(fields: StructuredOutputFields | None) -> StructuredOutputs | None:
-    """What the output must match; None where nothing is said.
-
-    Raises:
-        RequestError: several are said at once.
-    """
-    given = {
-        name.rstrip("_"): value
-        for name, value in fields or ()  # not as a dump, which copies what can be very large
-        if value is not None and value is not False
-    }
-    if not given:
-        return None
-    if len(given) > 1:
-        raise RequestError(f"structured_outputs has {', '.join(given)}; give exactly one of them")
-    return StructuredOutputs(**given)

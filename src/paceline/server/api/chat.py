@@ -18,7 +18,7 @@ from paceline.errors import RequestError
 from paceline.sampling_params import MAX_STOP_STRINGS
 from paceline.server.api.common import Answering, PlainRoute, encode, received, respond
 from paceline.server.chat.choice import ChatChoice, ChatLogprobs, joined
-from paceline.server.chat.demands import Demands, blamed
+from paceline.server.chat.demands import Demands
 from paceline.server.chat.prompt import prompt_text, thoughts_of
 from paceline.server.chat.tool_formats import tool_format
 from paceline.server.errors import ApiError
@@ -28,6 +28,7 @@ from paceline.server.protocol.answers import UNENFORCED, ChatCompletionResponse
 from paceline.server.protocol.chat import ChatCompletionRequest
 from paceline.server.sampling import answer_limit, sampling_params, truncated
 from paceline.server.serving import Answers, Prompt, Serving
+from paceline.server.shapes import blamed
 from paceline.server.sse import Deadline
 from paceline.server.tokens import OriginTokens, prompt_logprobs
 

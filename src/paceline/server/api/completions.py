@@ -18,16 +18,14 @@ from paceline.request import TokenLogprobs
 from paceline.server.api.common import Answering, PlainRoute, encode_all, received, respond
 from paceline.server.messages import Piece
 from paceline.server.openapi import GENERATION_ERRORS, answers, errors, takes
+from paceline.server.protocol.answers import UNENFORCED
 from paceline.server.protocol.completions import CompletionRequest, CompletionResponse
-from paceline.server.sampling import (
-    answer_limit,
-    sampling_params,
-    structured_outputs,
-    truncated,
-)
+from paceline.server.sampling import answer_limit, sampling_params, truncated
 from paceline.server.serving import Answers, Prompt, Serving
+from paceline.server.shapes import blamed, response_shape, shape_param
 from paceline.server.sse import Deadline
 from paceline.server.tokens import OriginTokens, TokenTexts, finite, prompt_logprobs
+from paceline.structured_outputs import StructuredOutputs
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -70,14 +68,34 @@ class Completion(Answering[CompletionRequest]):
         encoded = [prompt for prompt in body.prompts if not isinstance(prompt, str)]
         if self._texts:  # all of them are
             encoded = await encode_all(serving, self._texts, body.add_special_tokens)
+        shape, unenforced = response_shape(body)
+        if unenforced:
+            self.headers[UNENFORCED] = ", ".join(unenforced)
         for whole in encoded:
             token_ids = truncated(whole, body.truncate_prompt_tokens, serving.client.info)
             await asyncio.sleep(0)  # between the prompts of a batch others get their turn
-            self._prompts.append(_prompt(serving, body, token_ids, self.usual_limit))
+            self._prompts.append(self._prompt(token_ids, shape))
         if body.echo and (not self._texts or body.truncate_prompt_tokens is not None):
             decode, kept = serving.tokenizer.decode, [each.token_ids for each in self._prompts]
             self._texts = await asyncio.to_thread(lambda: [*map(decode, kept)])
         return self._prompts
+
+    def _prompt(self, token_ids: list[int], shape: StructuredOutputs | None) -> Prompt:
+        """A prompt with its parameters, within the context."""
+        info, body = self._serving.client.info, self.body
+        limit = max(1, answer_limit(len(token_ids), body.max_tokens, info))
+        if body.max_tokens is None and self.usual_limit is not None:
+            limit = min(self.usual_limit, limit)
+        params = sampling_params(
+            body, info, max_tokens=limit, structured=shape, logprobs=body.logprobs
+        )
+        if body.echo and body.logprobs is not None:
+            wanted = max(body.logprobs, body.prompt_logprobs or 0)
+            params = replace(params, prompt_logprobs=wanted)
+        return Prompt(token_ids, params)
+
+    def _blamed(self, error: RequestError) -> Exception:
+        return blamed(error, shape_param(self.body))
 
     async def _parts(self, found: Answers, piece: Piece) -> list[dict[str, Any]]:
         """What it takes to report on a long prompt holds up nobody else."""
@@ -127,22 +145,6 @@ class Completion(Answering[CompletionRequest]):
 
     def _joined(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return joined(parts)
-
-
-def _prompt(
-    serving: Serving, body: CompletionRequest, token_ids: list[int], usual: int | None
-) -> Prompt:
-    """A prompt with its parameters, within the context."""
-    info = serving.client.info
-    limit = max(1, answer_limit(len(token_ids), body.max_tokens, info))
-    if body.max_tokens is None and usual is not None:
-        limit = min(usual, limit)
-    shape = structured_outputs(body.structured_outputs)
-    params = sampling_params(body, info, max_tokens=limit, structured=shape, logprobs=body.logprobs)
-    if body.echo and body.logprobs is not None:
-        wanted = max(body.logprobs, body.prompt_logprobs or 0)
-        params = replace(params, prompt_logprobs=wanted)
-    return Prompt(token_ids, params)
 
 
 class LegacyLogprobs:

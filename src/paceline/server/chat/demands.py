@@ -5,8 +5,6 @@ Owns the way from the fields of the request to a grammar, and which field an err
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +16,10 @@ from paceline.server.chat.constraints import (
     ToolUse,
     constraint,
 )
-from paceline.server.chat.enforceable import Enforceable, enforceable
 from paceline.server.chat.tool_formats import ToolFormat
 from paceline.server.errors import ApiError
 from paceline.server.protocol.chat import ChatCompletionRequest, FunctionDefinition, NamedTool
-from paceline.server.sampling import structured_outputs
+from paceline.server.shapes import blamed, enforced, response_shape, shape_param
 from paceline.structured_outputs import StructuredOutputs, ThoughtMarks
 
 _NO_PARAMETERS: dict[str, Any] = {
@@ -30,8 +27,6 @@ _NO_PARAMETERS: dict[str, Any] = {
     "properties": {},
     "additionalProperties": False,
 }
-# Where in a composed grammar its compiler stopped, and the lines around that place.
-_COMPOSED = re.compile(r"^at \d+\(\d+\): | \d+ \| .*", re.DOTALL)
 _COMBINERS = ("$ref", "anyOf", "oneOf", "allOf")
 
 
@@ -64,7 +59,8 @@ class Demands:
             ApiError: tools or a response format cannot be served, or exclude each other.
         """
         use = _tool_use(body, form)
-        param = _param(body, use)
+        must_call = use is not None and use.must_call
+        param = "tools" if must_call else shape_param(body) or "tools"
         if param == "tools" and body.structured_outputs is not None:
             raise ApiError(
                 400,
@@ -72,8 +68,8 @@ class Demands:
                 "them",
                 param="structured_outputs",
             )
+        shape, unenforced = response_shape(body)
         try:
-            shape, unenforced = _response_shape(body)
             grammar = constraint(use, shape, thoughts)
         except RequestError as error:
             raise blamed(error, param) from error
@@ -84,69 +80,6 @@ class Demands:
     def parser(self) -> AnswerParser:
         """A parser for one sample."""
         return AnswerParser(self.thoughts, self.tool_use)
-
-
-def blamed(error: RequestError, param: str | None) -> RequestError | ApiError:
-    """The error with the field of the request that it is about, if it is about a grammar."""
-    message = str(error)
-    if param is None or not message.startswith("structured_outputs"):
-        return error
-    if param != "structured_outputs":  # the caller has not seen the grammar that was composed
-        reason = _COMPOSED.sub("", message.partition(": ")[2]) or message
-        message = f"{param} cannot be served: {reason}"
-    return ApiError(400, message, param=param)
-
-
-def _param(body: ChatCompletionRequest, use: ToolUse | None) -> str:
-    if use is not None and use.must_call:
-        return "tools"
-    if body.structured_outputs is not None:
-        return "structured_outputs"
-    shaped = body.response_format is not None and body.response_format.type != "text"
-    return "response_format" if shaped else "tools"
-
-
-def _response_shape(
-    body: ChatCompletionRequest,
-) -> tuple[StructuredOutputs | None, tuple[str, ...]]:
-    """What ``response_format`` or ``structured_outputs`` asks for, and what of it is left out.
-
-    Raises:
-        RequestError: both ask, it is malformed, or it is strict and cannot be enforced.
-    """
-    wish, own = body.response_format, body.structured_outputs
-    told = structured_outputs(own)
-    if wish is None or wish.type == "text":
-        return told, ()
-    if told is not None:
-        raise RequestError("structured_outputs is given beside response_format; use one of them")
-    if wish.json_schema is None and wish.schema_ is None:
-        return StructuredOutputs(json_object=True), ()
-    given = wish.schema_ if wish.json_schema is None else wish.json_schema.schema_
-    strict = wish.json_schema is not None and wish.json_schema.strict is True
-    found = _enforced(given, strict, "response_format")
-    return StructuredOutputs(json=found.schema), found.unenforced
-
-
-def _enforced(schema: Mapping[str, Any] | None, strict: bool, param: str) -> Enforceable:
-    """A schema that holds, without what cannot be enforced.
-
-    Raises:
-        ApiError: it is malformed or too large, or it is strict and something is left out.
-    """
-    try:
-        StructuredOutputs(json=schema)
-    except RequestError as error:
-        raise blamed(error, param) from error
-    found = enforceable(schema)
-    if strict and found.unenforced:
-        raise ApiError(
-            400,
-            f"{param} is strict, and {', '.join(found.unenforced)} cannot be enforced: leave them "
-            "out, or strict, without which they are annotations",
-            param=param,
-        )
-    return found
 
 
 def _tool_use(body: ChatCompletionRequest, form: ToolFormat | None) -> ToolUse | None:
@@ -191,5 +124,5 @@ def _offered(index: int, function: FunctionDefinition, must_call: bool) -> Offer
     strict = bool(function.strict)
     if not must_call and not strict:
         return OfferedTool(function.name, schema)
-    found = _enforced(schema, strict, param)
+    found = enforced(schema, strict, param)
     return OfferedTool(function.name, found.schema, strict, found.unenforced)

@@ -5,7 +5,7 @@ Owns the table of formats; supporting another one that wraps JSON is another ent
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from paceline.models.tokenizer import Tokenizer
 
@@ -21,7 +21,6 @@ class ToolFormat:
         opening: strings that a call begins with, wherever they stand.
         closing: strings dropped directly after a call.
         bare: a brace begins a call too, at the start of the answer and directly after a call.
-        token_tags: of these strings those that are single tokens of the model's vocabulary.
     """
 
     name: str
@@ -32,7 +31,6 @@ class ToolFormat:
     opening: tuple[str, ...]
     closing: tuple[str, ...]
     bare: bool
-    token_tags: tuple[str, ...] = ()
 
 
 HERMES = ToolFormat(
@@ -63,11 +61,7 @@ def tool_format(name: str, tokenizer: Tokenizer) -> ToolFormat | None:
 
     Names are :data:`paceline.server.config.TOOL_CALL_PARSERS`.
     """
-    form = FORMATS.get(name) or _shown(tokenizer)
-    if form is None:
-        return None
-    tags = tuple(tag for tag in (*form.opening, *form.closing) if tokenizer.is_added(tag))
-    return replace(form, token_tags=tags)
+    return FORMATS.get(name) or _shown(tokenizer)
 
 
 def _shown(tokenizer: Tokenizer) -> ToolFormat | None:

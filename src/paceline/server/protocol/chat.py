@@ -20,6 +20,7 @@ from paceline.server.protocol.common import (
     at_most,
 )
 from paceline.server.protocol.neutral import INSTEAD
+from paceline.server.protocol.response_format import ResponseFormat
 
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 128
@@ -134,31 +135,6 @@ class FunctionName(ApiModel):
 class NamedTool(ApiModel):
     type: Literal["function"]
     function: FunctionName
-
-
-class JsonSchemaFormat(ApiModel):
-    name: Annotated[str, Field(max_length=64)] | None = None
-    description: str | None = None
-    schema_: dict[str, Any] = Field(alias="schema")
-    strict: bool | None = None
-
-
-class ResponseFormat(ApiModel):
-    """What the answer must match; ``schema`` beside ``json_object`` is llama.cpp's."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchemaFormat | None = None
-    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
-
-    @model_validator(mode="after")
-    def _check_schema(self) -> ResponseFormat:
-        if (self.json_schema is None) == (self.type == "json_schema"):
-            raise ValueError(
-                "json_schema is for response_format.type json_schema, and needed there"
-            )
-        if self.schema_ is not None and self.type != "json_object":
-            raise ValueError("schema is only allowed with response_format.type json_object")
-        return self
 
 
 class ChatCompletionRequest(GenerationFields):

@@ -47,8 +47,13 @@ GUIDED = {
     "guided_regex": "regex",
     "guided_choice": "choice",
     "guided_grammar": "grammar",
+    "json_schema": "json",
+    "regex": "regex",
+    "ebnf": "grammar",
+    "grammar": "grammar",
+    "structural_tag": "structural_tag",
 }
-"""vLLM's older fields, and what these are in ``structured_outputs``."""
+"""Fields of vLLM's, SGLang's and llama.cpp's, and what these are in ``structured_outputs``."""
 MAX_NAME_LENGTH = 60
 _LARGE = (1 << 31) - 1
 
@@ -174,6 +179,7 @@ class StructuredOutputFields(ApiModel):
         Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)] | None
     ) = None
     grammar: str | None = None
+    structural_tag: dict[str, Any] | str | None = None
     json_object: bool | None = None
 
 
@@ -237,6 +243,11 @@ class GenerationFields(ApiModel):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    json_schema: dict[str, Any] | str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    grammar: str | None = None
+    structural_tag: dict[str, Any] | str | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=_LARGE)] | None = None
     return_token_ids: bool = False
     speculative: Speculation | None = None
@@ -247,12 +258,13 @@ class GenerationFields(ApiModel):
 
     @model_validator(mode="after")
     def _take_guided(self) -> GenerationFields:
-        """``guided_json`` and the like are older names of ``structured_outputs``' fields."""
+        """``guided_json`` and the like are other names of ``structured_outputs``' fields."""
         given = {name: getattr(self, name) for name in GUIDED if getattr(self, name) is not None}
         if not given:
             return self
-        if self.structured_outputs is not None or len(given) > 1:
-            raise ValueError(f"{', '.join(given)}: give one of them, or structured_outputs alone")
+        both = [*given, *(["structured_outputs"] if self.structured_outputs is not None else [])]
+        if len(both) > 1:
+            raise ValueError(f"{', '.join(both)} are given together; give one of them")
         fields = {GUIDED[name]: value for name, value in given.items()}
         self.structured_outputs = StructuredOutputFields.model_validate(fields)
         return self

@@ -14,6 +14,7 @@ from pydantic import (
 )
 
 from paceline.server.protocol.common import MAX_TOP_LOGPROBS, GenerationFields
+from paceline.server.protocol.response_format import ResponseFormat
 
 MAX_PROMPTS = 4096
 _LARGEST_ID = (1 << 31) - 1
@@ -88,6 +89,7 @@ class CompletionRequest(GenerationFields):
         Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None, BeforeValidator(_none_if_minus_one)
     ] = None
     add_special_tokens: bool = True
+    response_format: ResponseFormat | None = None
 
     @model_validator(mode="after")
     def _check_named(self) -> CompletionRequest:

@@ -21,7 +21,6 @@ ASKS_FOR_NOTHING: Mapping[str, Values] = {
     "modalities": (["text"],),
     "service_tier": ("auto", "default"),
     "verbosity": ("medium",),
-    "response_format": ({"type": "text"},),
     # vLLM
     "use_beam_search": (False,),
     "length_penalty": (1,),
@@ -46,7 +45,6 @@ ASKS_FOR_NOTHING: Mapping[str, Values] = {
     "vllm_xargs": ({},),
     "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),
-    "structural_tag": (),
     "request_id": (),
     # SGLang
     "separate_reasoning": (True,),
@@ -55,9 +53,6 @@ ASKS_FOR_NOTHING: Mapping[str, Values] = {
     "return_hidden_states": (False,),
     "return_routed_experts": (False,),
     "return_cached_tokens_details": (False,),
-    "json_schema": (),
-    "regex": (),
-    "ebnf": (),
     "stop_regex": ([],),
     "lora_path": (),
     "routed_experts_start_len": (0,),
@@ -81,7 +76,6 @@ A body's own fields come first: ``echo`` is one of completions, and stands here 
 """
 
 
-_STRUCTURED = "send structured_outputs instead"
 _BY_HEADER = "send the header x-request-id instead"
 INSTEAD: Mapping[str, str] = {
     "suffix": "the models served here continue a text and do not fill gaps",
@@ -90,10 +84,6 @@ INSTEAD: Mapping[str, str] = {
     "chat_template": "the template comes with the model or by --chat-template; its options go into "
     "chat_template_kwargs",
     "documents": "options of a chat template go into chat_template_kwargs",
-    "response_format": _STRUCTURED,
-    "json_schema": _STRUCTURED,
-    "regex": _STRUCTURED,
-    "ebnf": _STRUCTURED,
     "request_id": _BY_HEADER,
     "rid": _BY_HEADER,
 }

@@ -1,0 +1,55 @@
+"""Pieces of grammars in Lark, as llguidance reads them: texts, expressions, JSON of a schema.
+
+Knows no request and compiles nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.structured_outputs import JSON_STYLE
+
+_GBNF = re.compile(r"(?m)^\s*[\w-]+\s*::=")
+"""A rule of GBNF or EBNF; Lark writes a colon alone."""
+
+
+def source_of(grammar: str) -> dict[str, str]:
+    """A grammar under the name of the language that it is written in."""
+    return {"gbnf_grammar" if _GBNF.search(grammar) else "lark_grammar": grammar}
+
+
+def quoted(text: str) -> str:
+    """A fixed text."""
+    return dumps(text)
+
+
+def json_of(schema: Mapping[str, Any] | bool) -> str:
+    """What matches JSON of a schema; its own wishes as to white space come first."""
+    if isinstance(schema, bool):
+        schema = {} if schema else {"enum": []}
+    own = schema.get("x-guidance")
+    style = {**JSON_STYLE, **(own if isinstance(own, Mapping) else {})}
+    return f"%json {dumps({**schema, 'x-guidance': style})}"
+
+
+def expression(pattern: str) -> str:
+    """A regular expression as Lark writes it, between slashes."""
+    escaped, is_escaped = [], False
+    for character in pattern:
+        if character == "/" and not is_escaped:
+            escaped.append("\\")
+        escaped.append(character)
+        is_escaped = character == "\\" and not is_escaped
+    return f"/(?:{''.join(escaped)})/".replace("\n", "\\n")
+
+
+def escaped(text: str) -> str:
+    """A fixed text inside of a regular expression."""
+    return re.sub(r"[][\\^$.|?*+(){}\-&~#]", r"\\\g<0>", text)
+
+
+def dumps(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -1,0 +1,116 @@
+"""What an answer must match by ``response_format`` or ``structured_outputs``.
+
+Owns what is left out of schemas, and which field of a request an error is laid to. Compiles
+nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.errors import RequestError
+from paceline.server.chat.enforceable import Enforceable, enforceable
+from paceline.server.errors import ApiError
+from paceline.server.protocol.chat import ChatCompletionRequest
+from paceline.server.protocol.common import StructuredOutputFields
+from paceline.server.protocol.completions import CompletionRequest
+from paceline.server.protocol.response_format import ResponseFormat
+from paceline.structured_outputs import StructuredOutputs
+
+# Where in a composed grammar its compiler stopped, and the lines around that place.
+_COMPOSED = re.compile(r"^at \d+\(\d+\): | \d+ \| .*", re.DOTALL)
+
+
+def shape_param(body: ChatCompletionRequest | CompletionRequest) -> str | None:
+    """The field that asks for a shape."""
+    if body.structured_outputs is not None:
+        return "structured_outputs"
+    wish = body.response_format
+    return None if wish is None or wish.type == "text" else "response_format"
+
+
+def response_shape(
+    body: ChatCompletionRequest | CompletionRequest,
+) -> tuple[StructuredOutputs | None, tuple[str, ...]]:
+    """What the body asks for, and the keywords of its schema that cannot be enforced.
+
+    Raises:
+        ApiError: both fields ask, one is malformed, or it is strict and cannot be enforced.
+    """
+    param = shape_param(body)
+    try:
+        told = _told(body.structured_outputs)
+        if param != "response_format":
+            wish = body.response_format
+            if told is not None and wish is not None and wish.type != "text":
+                raise RequestError(
+                    "structured_outputs is given beside response_format; use one of them"
+                )
+            return told, ()
+        assert body.response_format is not None
+        return _formatted(body.response_format)
+    except RequestError as error:
+        raise blamed(error, param) from error
+
+
+def _formatted(wish: ResponseFormat) -> tuple[StructuredOutputs, tuple[str, ...]]:
+    if wish.type == "structural_tag":
+        return StructuredOutputs(structural_tag=wish.structural_tag), ()
+    if wish.json_schema is None and wish.schema_ is None:
+        return StructuredOutputs(json_object=True), ()
+    given = wish.schema_ if wish.json_schema is None else wish.json_schema.schema_
+    strict = wish.json_schema is not None and wish.json_schema.strict is True
+    found = enforced(given, strict, "response_format")
+    return StructuredOutputs(json=found.schema), found.unenforced
+
+
+def enforced(schema: Mapping[str, Any] | None, strict: bool, param: str) -> Enforceable:
+    """A schema that holds, without what cannot be enforced.
+
+    Raises:
+        ApiError: it is malformed or too large, or it is strict and something is left out.
+    """
+    try:
+        StructuredOutputs(json=schema)
+    except RequestError as error:
+        raise blamed(error, param) from error
+    found = enforceable(schema)
+    if strict and found.unenforced:
+        raise ApiError(
+            400,
+            f"{param} is strict, and {', '.join(found.unenforced)} cannot be enforced: leave them "
+            "out, or strict, without which they are annotations",
+            param=param,
+        )
+    return found
+
+
+def _told(fields: StructuredOutputFields | None) -> StructuredOutputs | None:
+    """What the output must match; None where nothing is said.
+
+    Raises:
+        RequestError: several are said at once.
+    """
+    given = {
+        name.rstrip("_"): value
+        for name, value in fields or ()  # not as a dump, which copies what can be very large
+        if value is not None and value is not False
+    }
+    if not given:
+        return None
+    if len(given) > 1:
+        raise RequestError(f"structured_outputs has {', '.join(given)}; give exactly one of them")
+    return StructuredOutputs(**given)
+
+
+def blamed(error: RequestError, param: str | None) -> RequestError | ApiError:
+    """The error with the field of the request that it is about, if it is about a grammar."""
+    message = str(error)
+    if param is None or not message.startswith("structured_outputs"):
+        return error
+    if param != "structured_outputs":  # the caller has not seen the grammar that was composed
+        reason = _COMPOSED.sub("", message.partition(": ")[2]) or message
+        message = f"{param} cannot be served: {reason}"
+    return ApiError(400, message, param=param)
