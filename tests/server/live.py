@@ -13,7 +13,8 @@ import httpx
 
 from paceline.server.app import create_app
 from paceline.server.config import ServerConfig
-from paceline.server.engine.client import EngineClient, Restarts
+from paceline.server.engine.client import EngineClient
+from paceline.server.engine.restarts import Restarts
 from paceline.server.engine.wire import Pulse
 from paceline.server.models import Models, Offer
 from tests.server import factories

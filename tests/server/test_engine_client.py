@@ -18,7 +18,7 @@ import pytest
 
 from paceline.errors import EngineClosedError, EngineDeadError, ModelLoadError, RequestError
 from paceline.sampling_params import SamplingParams
-from paceline.server.engine import client as client_module
+from paceline.server.engine import life as life_module
 from paceline.server.engine.client import EngineClient
 from paceline.server.engine.wire import Pulse
 from tests.server import factories
@@ -137,7 +137,7 @@ def test_a_model_that_is_back_is_started_again(tmp_path: Path) -> None:
 
 
 def test_a_stopped_engine_is_not_ready_and_goes_on_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "ENDING_SECONDS", 0.05)  # it is closed while it is stopped
+    monkeypatch.setattr(life_module, "ENDING_SECONDS", 0.05)  # it is closed while it is stopped
 
     async def story() -> None:
         watch = Watch(hang_timeout=1e5, interval=0.02)

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.errors import RequestFailedError
 from paceline.sampling_params import SamplingParams
-from paceline.server.engine.client import EngineGeneration
+from paceline.server.engine.generation import EngineGeneration
 from paceline.server.messages import Piece
 
 

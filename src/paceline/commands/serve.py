@@ -108,7 +108,8 @@ class ServeOptions(EngineOptions, SpeculationOptions, ModelOptions):
 def serve_command(options: ServeOptions) -> int:
     """The work of ``paceline serve``."""
     try:
-        from paceline.server.engine.client import EngineClient, Restarts
+        from paceline.server.engine.client import EngineClient
+        from paceline.server.engine.restarts import Restarts
         from paceline.server.engine.wire import Pulse
         from paceline.server.models import Offer
         from paceline.server.run import run

@@ -21,7 +21,8 @@ from paceline.sampling_params import SamplingParams
 from paceline.server.admission import Admission
 from paceline.server.clock import Clock
 from paceline.server.config import ServerConfig
-from paceline.server.engine.client import EngineClient, EngineGeneration
+from paceline.server.engine.client import EngineClient
+from paceline.server.engine.generation import EngineGeneration
 from paceline.server.engine.memory import memory_of
 from paceline.server.errors import SERVER, ApiError
 from paceline.server.messages import Piece
@@ -238,7 +239,7 @@ class Answers:
     """The answers to the prompts of one HTTP request, as they come: iterate over their pieces.
 
     Attributes:
-        prompt_logprobs: as :class:`~paceline.server.engine.client.EngineGeneration` has them.
+        prompt_logprobs: as :class:`~paceline.server.engine.generation.EngineGeneration` has them.
     """
 
     def __init__(self, generation: EngineGeneration, clock: Clock) -> None:

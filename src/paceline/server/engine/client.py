@@ -1,251 +1,29 @@
 """The HTTP process's hold on the engine: prompts go in, pieces come out.
 
-Owns who waits for what, the lives of the engine's process, which is started, watched, and replaced
-when it dies or hangs, and the state that the server shows. Knows no HTTP, and no engine beyond its
-messages.
+Owns who waits for what, when the engine's process is replaced because it died or hangs, and the
+state that the server shows. Knows no HTTP, and no engine beyond its messages.
 """
 
 from __future__ import annotations
 
 import asyncio
-import atexit
-import functools
 import itertools
 import logging
-import multiprocessing
-import socket
-import sys
-import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 from paceline.errors import EngineClosedError, EngineDeadError
 from paceline.metrics import EngineStats
 from paceline.models.tokenizer import Tokenizer
-from paceline.request import TokenLogprobs
 from paceline.sampling_params import SamplingParams
-from paceline.server.engine.process import NAME, run_engine
-from paceline.server.engine.wire import EngineFactory, Message, Pulse, packed, received
+from paceline.server.engine.generation import EngineGeneration
+from paceline.server.engine.life import EngineLife
+from paceline.server.engine.restarts import Restarts
+from paceline.server.engine.wire import EngineFactory, Pulse, received
 from paceline.server.messages import EngineInfo, EngineState, Piece
 
 log = logging.getLogger(__name__)
-ENDING_SECONDS = 5.0
-"""How long a process that was told to end is given before it is killed."""
-STEADY_SECONDS = 300.0
-"""An engine that has served so long has not died of its start: what came before is forgotten."""
-SETTLED_SECONDS = 10.0
-"""An engine that has served so long is replaced at once, since the next one will serve as well."""
-LONGEST_PAUSE = 30.0
-
-
-class Restarts:
-    """The budget of restarts of one server.
-
-    The first restart is at once, the second after a second, and each further one after twice the
-    pause; an engine that has served for ten seconds is replaced at once. One that serves for five
-    minutes gives the whole budget back; time in which a model loads does not count, so that a slow
-    start cannot hide that it dies again and again.
-
-    Args:
-        budget: most restarts in a row; 0 is none.
-        clock: seconds.
-    """
-
-    def __init__(self, budget: int = 5, clock: Callable[[], float] = time.monotonic) -> None:
-        self.budget = budget
-        self.num_used = 0
-        self._num_hasty = 0  # deaths in a row after less than SETTLED_SECONDS
-        self._clock = clock
-        self._serves_since: float | None = None
-
-    def note_serving(self) -> None:
-        """An engine has started."""
-        self._serves_since = self._clock()
-
-    def next_pause(self) -> float | None:
-        """An engine has died, or could not be started.
-
-        Returns:
-            seconds after which the next is to be started; None when the budget is spent.
-        """
-        since, self._serves_since = self._serves_since, None
-        served = 0.0 if since is None else self._clock() - since
-        if served >= STEADY_SECONDS:
-            self.num_used = 0
-        if served >= SETTLED_SECONDS:
-            self._num_hasty = 0
-        if self.num_used >= self.budget:
-            return None
-        self.num_used, self._num_hasty = self.num_used + 1, self._num_hasty + 1
-        return 0.0 if self._num_hasty == 1 else min(2.0 ** (self._num_hasty - 2), LONGEST_PAUSE)
-
-
-class EngineGeneration:
-    """The answers to the prompts of one request: iterate over their pieces until all have ended.
-
-    One reader at a time. A slow one holds up nobody: pieces wait here, which are bounded by the
-    prompts' ``max_tokens``.
-
-    Args:
-        params: of each prompt.
-
-    Attributes:
-        prompt_logprobs: by prompt, one per token (None for the first) where they were asked for;
-            complete when the first piece of the prompt has been read.
-
-    Raises:
-        RequestFailedError: from the iteration: the forward or the sampler failed for a prompt.
-        EngineDeadError: from the iteration: the engine died.
-        EngineClosedError: from the iteration: the engine was closed.
-    """
-
-    def __init__(self, params: Sequence[SamplingParams]) -> None:
-        self.prompt_logprobs: list[Sequence[TokenLogprobs | None]] = [() for _ in params]
-        self._num_samples = params[0].n
-        self._num_open = sum(each.n for each in params)
-        self._pieces: deque[Piece] = deque()
-        self._error: Exception | None = None
-        self._is_accepted = False
-        self._changed = asyncio.Event()
-
-    def __aiter__(self) -> AsyncIterator[Piece]:
-        return self
-
-    async def __anext__(self) -> Piece:
-        while not self._pieces:
-            if self._error is not None:
-                raise self._error
-            if not self._num_open:
-                raise StopAsyncIteration
-            await self._change()
-        return self._pieces.popleft()
-
-    async def accepted(self) -> None:
-        """Wait until the engine has taken the prompts on.
-
-        Raises:
-            RequestError: it refused.
-            EngineClosedError: it is gone.
-        """
-        while not self._is_accepted:
-            if self._error is not None:
-                raise self._error
-            await self._change()
-
-    async def _change(self) -> None:
-        self._changed.clear()
-        await self._changed.wait()
-
-    def accept(self) -> None:
-        self._is_accepted = True
-        self._changed.set()
-
-    def fail(self, error: Exception) -> None:
-        """What the reader will meet after the pieces that came before."""
-        self._error = self._error or error
-        self._changed.set()
-
-    def take(self, piece: Piece) -> bool:
-        """Add a piece; True when all samples have ended."""
-        if piece.prompt_logprobs:
-            self.prompt_logprobs[piece.sample // self._num_samples] = piece.prompt_logprobs
-        if piece.finish_reason is not None:
-            self._num_open -= 1
-        if piece.error is not None:
-            self.fail(piece.error)
-        if self._error is None:
-            self._pieces.append(piece)
-        self.accept()
-        return not self._num_open
-
-
-@functools.cache
-def _context() -> Any:
-    """What starts processes: on Linux a process that has imported what engines are made of.
-
-    It has computed nothing and has no threads, so that it can be forked. An engine that died, or
-    another model, is there as fast as its weights are read.
-    """
-    if sys.platform != "linux":
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["paceline.llm"])
-    return context
-
-
-class _Life:
-    """One life of the engine's process: started, talked to, ended."""
-
-    def __init__(self) -> None:
-        self.process: BaseProcess | None = None
-        self.reader = asyncio.StreamReader()
-        self._writer: asyncio.StreamWriter | None = None
-        self._has_spoken = False
-
-    async def open(self, *arguments: Any) -> tuple[EngineInfo, Tokenizer | None]:
-        """Start the process and wait until it serves.
-
-        Args:
-            arguments: of :func:`~paceline.server.engine.process.run_engine`, the socket aside.
-
-        Raises:
-            Exception: whatever building the engine raised.
-            EngineDeadError: the process died meanwhile.
-        """
-        ours, theirs = socket.socketpair()
-        with theirs:  # held open here, it would hide that the process died
-            self.process = process = _context().Process(
-                target=run_engine, args=(theirs, *arguments), name=NAME, daemon=True
-            )
-            try:
-                await asyncio.to_thread(process.start)
-            except BaseException:
-                ours.close()
-                self.process = None
-                raise
-        # multiprocessing would send SIGTERM at exit, which the process ignores.
-        atexit.register(process.kill)
-        self.reader, self._writer = await asyncio.open_unix_connection(sock=ours)
-        try:
-            kind, *told = await received(self.reader)
-        except (EOFError, OSError) as error:
-            raise EngineDeadError("the engine died: its process was ended") from error
-        self._has_spoken = True
-        if kind == "failed":
-            raise told[0]
-        info, tokenizer = told
-        return info, tokenizer
-
-    def send(self, message: Message) -> None:
-        """Never waits.
-
-        Raises:
-            EngineDeadError: the other end is gone.
-        """
-        if self._writer is None or self._writer.is_closing() or self.reader.at_eof():
-            raise EngineDeadError("the process of the engine is gone")
-        self._writer.write(packed(message))
-
-    async def close(self) -> int | None:
-        """End the process, whatever it is doing; its exit code. Twice is allowed."""
-        if self._writer is not None:
-            self._writer.transport.abort()
-        process, self.process = self.process, None
-        if process is None:
-            return None
-        if not self._has_spoken:  # it is still building the engine, and does not listen
-            process.kill()
-        await asyncio.to_thread(process.join, ENDING_SECONDS)
-        if process.exitcode is None:
-            process.kill()
-            await asyncio.to_thread(process.join)
-        atexit.unregister(process.kill)
-        code = process.exitcode
-        process.close()
-        return code
 
 
 class EngineClient:
@@ -289,7 +67,7 @@ class EngineClient:
         self._restarts = restarts or Restarts()
         self._pulse = pulse or Pulse()
         self._opening = (factory, configure_logging, stream_interval, self._pulse.interval)
-        self._life: _Life | None = None
+        self._life: EngineLife | None = None
         self._lives: asyncio.Task[None] | None = None
         self._reason = ""
         self._is_draining = False
@@ -396,7 +174,7 @@ class EngineClient:
         finally:
             self._questions.pop(number, None)
 
-    def _living(self) -> _Life:
+    def _living(self) -> EngineLife:
         """An engine that serves; raises what says that there is none."""
         if self.state == "closed":
             raise EngineClosedError("the engine is closed")
@@ -448,9 +226,9 @@ class EngineClient:
 
     # --- lives and deaths ----------------------------------------------------------------------
 
-    async def _begin(self) -> _Life:
+    async def _begin(self) -> EngineLife:
         """Start an engine; raises as :meth:`start`."""
-        life = _Life()
+        life = EngineLife()
         try:
             self.info, self.tokenizer = await life.open(*self._opening)
         except BaseException:
@@ -462,9 +240,9 @@ class EngineClient:
         self.state = "draining" if self._is_draining else "ready"
         return life
 
-    async def _live_on(self, first: _Life) -> None:
+    async def _live_on(self, first: EngineLife) -> None:
         """Serve with an engine, and when it is dead with others, until the budget is spent."""
-        life: _Life | None = first
+        life: EngineLife | None = first
         while life is not None:
             try:
                 await self._listen(life)
@@ -475,7 +253,7 @@ class EngineClient:
             log.error("%s (exit code %s)", reason, code)
             life = await self._successor(pause)
 
-    async def _successor(self, pause: float | None) -> _Life | None:
+    async def _successor(self, pause: float | None) -> EngineLife | None:
         while pause is not None:
             log.warning("the engine is started again in %g s", pause)
             await asyncio.sleep(pause)
@@ -490,7 +268,7 @@ class EngineClient:
                 return life
         return None
 
-    async def _listen(self, life: _Life) -> None:
+    async def _listen(self, life: EngineLife) -> None:
         """Hear what an engine says until its process is gone, or about to be."""
         ticking = asyncio.create_task(self._tick())
         try:

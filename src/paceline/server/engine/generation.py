@@ -1,0 +1,90 @@
+"""The answers that one request waits for. Owns their order and their errors; knows no process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+
+from paceline.request import TokenLogprobs
+from paceline.sampling_params import SamplingParams
+from paceline.server.messages import Piece
+
+
+class EngineGeneration:
+    """The answers to the prompts of one request: iterate over their pieces until all have ended.
+
+    One reader at a time. A slow one holds up nobody: pieces wait here, which are bounded by the
+    prompts' ``max_tokens``.
+
+    Args:
+        params: of each prompt.
+
+    Attributes:
+        prompt_logprobs: by prompt, one per token (None for the first) where they were asked for;
+            complete when the first piece of the prompt has been read.
+
+    Raises:
+        RequestFailedError: from the iteration: the forward or the sampler failed for a prompt.
+        EngineDeadError: from the iteration: the engine died.
+        EngineClosedError: from the iteration: the engine was closed.
+    """
+
+    def __init__(self, params: Sequence[SamplingParams]) -> None:
+        self.prompt_logprobs: list[Sequence[TokenLogprobs | None]] = [() for _ in params]
+        self._num_samples = params[0].n
+        self._num_open = sum(each.n for each in params)
+        self._pieces: deque[Piece] = deque()
+        self._error: Exception | None = None
+        self._is_accepted = False
+        self._changed = asyncio.Event()
+
+    def __aiter__(self) -> AsyncIterator[Piece]:
+        return self
+
+    async def __anext__(self) -> Piece:
+        while not self._pieces:
+            if self._error is not None:
+                raise self._error
+            if not self._num_open:
+                raise StopAsyncIteration
+            await self._change()
+        return self._pieces.popleft()
+
+    async def accepted(self) -> None:
+        """Wait until the engine has taken the prompts on.
+
+        Raises:
+            RequestError: it refused.
+            EngineClosedError: it is gone.
+        """
+        while not self._is_accepted:
+            if self._error is not None:
+                raise self._error
+            await self._change()
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    def accept(self) -> None:
+        self._is_accepted = True
+        self._changed.set()
+
+    def fail(self, error: Exception) -> None:
+        """What the reader will meet after the pieces that came before."""
+        self._error = self._error or error
+        self._changed.set()
+
+    def take(self, piece: Piece) -> bool:
+        """Add a piece; True when all samples have ended."""
+        if piece.prompt_logprobs:
+            self.prompt_logprobs[piece.sample // self._num_samples] = piece.prompt_logprobs
+        if piece.finish_reason is not None:
+            self._num_open -= 1
+        if piece.error is not None:
+            self.fail(piece.error)
+        if self._error is None:
+            self._pieces.append(piece)
+        self.accept()
+        return not self._num_open
