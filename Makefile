@@ -129,7 +129,10 @@ JOBS ?= 1
 	@touch $@
 
 # Clients that people have, for tests/clients; uv, because pip tries their versions for a quarter of an hour.
-CLIENTS := openai anthropic ollama langchain-openai litellm mcp schemathesis "lm-eval[api]" transformers accelerate
+CLIENTS := openai anthropic ollama langchain-openai "litellm[proxy]" mcp schemathesis "lm-eval[api]" transformers accelerate \
+  instructor "pydantic-ai-slim[openai]" llama-index-llms-openai-like llama-index-embeddings-openai-like dspy llm
+# They want other versions of what the rest needs, so each has an environment of its own.
+LONE_CLIENTS := aider-chat guidellm
 
 clients: $(DEV_READY) .clients/.ready ## Install the clients that tests/clients runs
 
@@ -138,6 +141,9 @@ clients: $(DEV_READY) .clients/.ready ## Install the clients that tests/clients 
 	$(PYTHON) -m venv .clients
 	.clients/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) torch==2.13.0 uv
 	.clients/bin/uv pip install --quiet --python .clients/bin/python $(CLIENTS)
+	for name in $(LONE_CLIENTS); do folder=.clients/$${name%-chat}; \
+	  $(PYTHON) -m venv $$folder && .clients/bin/uv pip install --quiet --python $$folder/bin/python $$name || exit 1; done
+	npm install --prefix .clients/node --no-save --ignore-scripts --no-audit --no-fund openai ai @ai-sdk/openai zod
 	@touch $@
 
 # --ignore-scripts: esbuild's binary is a package of its own, and nothing else needs a script.

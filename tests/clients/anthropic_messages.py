@@ -35,7 +35,8 @@ def main(url: str, key: str, model: str) -> None:
         last = stream.get_final_message()
     forced = {**asked, "tools": [TOOL], "tool_choice": {"type": "any"}, "max_tokens": 60}
     called = client.messages.create(**forced)
-    call = called.content[-1]
+    # Of several calls the last may be cut short.
+    call = next(block for block in called.content if block.type == "tool_use")
     result = {"type": "tool_result", "tool_use_id": getattr(call, "id", ""), "content": "Rain."}
     history = [
         *MESSAGES,

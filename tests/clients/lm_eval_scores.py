@@ -56,17 +56,17 @@ def main(url: str, key: str, model: str, folder: str) -> None:
     os.environ["OPENAI_API_KEY"] = key
     with tempfile.TemporaryDirectory() as work:
         tasks = _task(Path(work))
-        served = _scores(
-            tasks,
-            "local-completions",
-            model=model,
-            base_url=f"{url}/v1/completions",
-            tokenizer=folder,
-            num_concurrent=4,
-            max_length=512,
-        )
+        api: dict[str, Any] = {
+            "model": model,
+            "base_url": f"{url}/v1/completions",
+            "num_concurrent": 4,
+            "max_length": 512,
+        }
+        served = _scores(tasks, "local-completions", tokenizer=folder, **api)
+        api |= {"tokenizer_backend": "remote", "auth_token": key}
+        remote = _scores(tasks, "local-completions", **api)
         plain = _scores(tasks, "hf", pretrained=folder, dtype="float32", device="cpu")
-    print(json.dumps({"served": served, "transformers": plain}))
+    print(json.dumps({"served": served, "remote": remote, "transformers": plain}))
 
 
 def _task(work: Path) -> TaskManager:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import pytest
 from tests.conftest import REPOSITORY
 from tests.server.served import KEY, NAME, chat_model, served
 
-PYTHON = REPOSITORY / ".clients" / "bin" / "python"
+FOLDER = REPOSITORY / ".clients"
+PYTHON = FOLDER / "bin" / "python"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(400),
@@ -23,15 +25,16 @@ pytestmark = [
 ]
 
 
-def report(script: str, *arguments: str) -> dict[str, Any]:
+def report(script: str, *arguments: str, python: Path = PYTHON) -> dict[str, Any]:
     """The last line that a script beside this file prints."""
+    path = Path(__file__).with_name(script)
+    command: list[str | Path] = [python, path]
+    if path.suffix == ".mjs":  # packages are looked for from where the script lies
+        command = ["node", shutil.copy(path, FOLDER / "node")]
     settings = {n: v for n, v in os.environ.items() if not n.startswith(("OPENAI_", "PYTHON"))}
+    settings["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or it asks the network first
     done = subprocess.run(
-        [PYTHON, Path(__file__).with_name(script), *arguments],
-        env=settings,
-        capture_output=True,
-        text=True,
-        timeout=380,
+        [*command, *arguments], env=settings, capture_output=True, text=True, timeout=380
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
@@ -68,6 +71,56 @@ def test_a_client(script: str, model: Path) -> None:
     else:
         assert drafted["batch"][:2] == [drafted["answer"]] * 2
         assert {person["kind"] for person in drafted["person"].values()} <= {"reader", "writer"}
+
+
+SAME_WORDS = [
+    "openai_chat.py",
+    "instructor_person.py",
+    "pydantic_ai_agent.py",
+    "langchain_responses.py",
+    "llama_index_chat.py",
+    "litellm_proxy.py",
+    "dspy_predict.py",
+    "llm_program.py",
+    "openai_node.mjs",
+    "ai_sdk.mjs",
+]
+ANY_OF = {"kind": ("reader", "writer"), "city": ("Rome", "Oslo")}
+
+
+def test_clients_that_ask_for_the_same_words(model: Path) -> None:
+    """Whole or streamed, by chats or responses: they get the same, with speculation and without."""
+    with served(model) as url:
+        drafted = {script: report(script, url, KEY, NAME) for script in SAME_WORDS}
+    with served(model, speculation=("--no-speculation",)) as url:
+        assert {script: report(script, url, KEY, NAME) for script in SAME_WORDS} == drafted
+    texts = {told.get(name) for told in drafted.values() for name in ("text", "streamed")}
+    by_responses = {told["by_responses"] for told in drafted.values() if "by_responses" in told}
+    (text,) = (texts | by_responses) - {None}
+    assert len(text) > 60
+    for told in drafted.values():
+        assert set(told) & {"text", "kind"}
+        assert all(told[name] in ANY_OF[name] for name in ANY_OF if name in told)
+    assert drafted["openai_chat.py"]["embeddings_are_equal"]
+    assert drafted["openai_chat.py"]["has_after"]
+    assert drafted["openai_node.mjs"]["num_vectors"] == 2
+    assert drafted["llama_index_chat.py"]["num_vectors"] == 2
+
+
+def test_aider(model: Path) -> None:
+    python = FOLDER / "aider" / "bin" / "python"
+    with served(model) as url:
+        drafted = report("aider_message.py", url, KEY, NAME, python=python)
+    with served(model, speculation=("--no-speculation",)) as url:
+        assert report("aider_message.py", url, KEY, NAME, python=python) == drafted
+    assert drafted["text"] == drafted["streamed"] != ""
+
+
+def test_a_benchmark_of_others(model: Path) -> None:
+    python = FOLDER / "guidellm" / "bin" / "python"
+    with served(model) as url:
+        told = report("guidellm_run.py", url, KEY, NAME, str(model), python=python)
+    assert told == {"successful": 4, "errored": 0, "output_tokens": [8] * 4}
 
 
 def test_anthropics_own_client(model: Path) -> None:
@@ -128,6 +181,7 @@ def test_an_evaluation_harness_scores_as_with_transformers(model: Path) -> None:
     with served(model, "--dtype", "float32") as url:
         scores = report("lm_eval_scores.py", url, KEY, NAME, str(model))
     ours, theirs = scores["served"], scores["transformers"]
+    assert scores["remote"] == ours  # with the server's own tokenizer
     assert (ours["acc"], ours["acc_norm"]) == (theirs["acc"], theirs["acc_norm"])
     assert ours["is_greedy"] == theirs["is_greedy"]
     assert 0.5 < ours["acc"] <= 1
