@@ -39,6 +39,19 @@ _PLAIN_ERROR = {
     "properties": {"error": {"type": "string"}},
     "required": ["error"],
 }
+_TYPED_ERROR = {
+    "type": "object",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+            "required": ["type", "message"],
+        }
+    },
+    "required": ["error"],
+}
+"""What Anthropic's errors and those from before the endpoint have in common."""
+_ERRORS = ((OLLAMA_PATHS, _PLAIN_ERROR), ("/v1/messages", _TYPED_ERROR), ("/", _ERROR))
 _bodies: dict[str, type[BaseModel]] = {}
 
 
@@ -97,7 +110,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     for name, path in document["paths"].items():
-        error = _PLAIN_ERROR if name.startswith(OLLAMA_PATHS) else _ERROR
+        error = next(schema for paths, schema in _ERRORS if name.startswith(paths))
         for operation in path.values():
             operation["responses"].pop("422", None)
             for status, response in operation["responses"].items():
