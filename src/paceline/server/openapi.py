@@ -120,5 +120,6 @@ def _document(app: FastAPI) -> dict[str, Any]:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"key": []}]
         for path in OPEN_PATHS:
-            document["paths"][path]["get"]["security"] = []
+            for operation in document["paths"][path].values():
+                operation["security"] = []
     return document

@@ -28,13 +28,12 @@ router = APIRouter(route_class=PlainRoute)
 reports = APIRouter()
 
 
-@reports.get("/ping", responses={503: {"model": ErrorBody}})
-@reports.post("/ping", responses={503: {"model": ErrorBody}})
+@reports.api_route("/ping", methods=["GET", "POST"], responses={503: {"model": ErrorBody}})
 async def ping(request: Request) -> Health:
     return await health(request)
 
 
-@reports.get("/props", responses=errors(), response_model=dict[str, Any])
+@reports.get("/props", responses=errors(404), response_model=dict[str, Any])
 async def props(request: Request, model: str | None = None) -> dict[str, Any]:
     serving = await known(request, model)
     info, tokenizer = serving.client.info, serving.client.tokenizer
@@ -52,7 +51,7 @@ async def props(request: Request, model: str | None = None) -> dict[str, Any]:
     }
 
 
-@reports.get("/tokenizer_info", responses=errors(400), response_model=dict[str, Any])
+@reports.get("/tokenizer_info", responses=errors(400, 404), response_model=dict[str, Any])
 async def tokenizer_info(request: Request, model: str | None = None) -> dict[str, Any]:
     serving = await known(request, model)
     tokenizer = serving.tokenizer

@@ -47,7 +47,7 @@ async def metrics(request: Request) -> Response:
     return Response(models.metrics.render(), headers={"content-type": CONTENT_TYPE})
 
 
-@router.get("/stats", responses=errors(), response_model=dict[str, Any])
+@router.get("/stats", responses=errors(404), response_model=dict[str, Any])
 async def stats(request: Request, model: str | None = None) -> Response:
     serving = Models.of(request).find(model)
     document = {"model": serving.name}
