@@ -53,6 +53,11 @@ def _generate(rng: Random) -> dict[str, Any]:
     return {**body, "options": {"num_predict": rng.randrange(1, 6)}} | _streamed(rng)
 
 
+def _infill(rng: Random) -> dict[str, Any]:
+    body = {"input_prefix": "def f(", "input_suffix": rng.choice(["", "return 1"])}
+    return {**body, "n_predict": rng.randrange(0, 6)} | _streamed(rng)
+
+
 def _embed(rng: Random) -> dict[str, Any]:
     return {"model": NAME, "input": rng.choice(["Once", ["One", "Two"], "", []])}
 
@@ -68,6 +73,7 @@ BASES: dict[str, tuple[int, Callable[[Random], dict[str, Any]]]] = {
     "/api/embed": (1, _embed),
     "/api/embeddings": (1, lambda rng: {"model": NAME, "prompt": "Once"}),
     "/api/show": (1, lambda rng: {rng.choice(["model", "name"]): NAME}),
+    "/infill": (2, _infill),
 }
 """By path: how often it is asked in proportion, and a body that is right."""
 
@@ -107,6 +113,11 @@ def _options(rng: Random) -> Any:
             [],
         ]
     )
+
+
+def _files(rng: Random) -> Any:
+    file = {"filename": text(rng), "text": text(rng)}
+    return rng.choice([[file], [file] * 9000, [{"text": ""}], [{}], [file, {"x": 1}], text(rng)])
 
 
 def _thinking(rng: Random) -> Any:
@@ -199,5 +210,19 @@ OTHER_FIELDS: dict[str, dict[str, Maker]] = {
         "keep_alive": KEEP_ALIVE,
     },
     "/api/embeddings": {"model": MODEL, "prompt": text, "keep_alive": KEEP_ALIVE},
+    "/infill": {
+        **{
+            name: FIELDS["/v1/completions"][name]
+            for name in ("stop", "seed", "stream", "logit_bias")
+        },
+        "input_prefix": text,
+        "input_suffix": text,
+        "input_extra": _files,
+        "prompt": text,
+        "n_predict": COUNT,
+        "samplers": one_of([], ["top_k"], "x", None),
+        "repeat_penalty": FLOAT,
+        "id_slot": number,
+    },
     "/api/show": {"model": MODEL, "name": MODEL, "verbose": FLAG},
 }

@@ -86,17 +86,26 @@ async def encode_all(
     serving: Serving, texts: Sequence[str], add_special_tokens: bool = True
 ) -> list[list[int]]:
     """Token ids of several texts; raises as :func:`encode`."""
-    tokenizer, context = serving.tokenizer, serving.client.info.max_model_len
-    most = context * serving.longest_token
+    tokenizer = serving.tokenizer
     longest = max(map(len, texts), default=0)
-    if longest > most:
-        raise ContextLengthError(
-            f"this model's maximum context length is {context} tokens, at most {most} characters; "
-            f"the prompt has {longest} characters: shorten the prompt"
-        )
+    check_length(serving, longest)
     if len(texts) == 1 and longest < LONG_TEXT:  # sooner done than a thread is woken
         return [tokenizer.encode(texts[0], add_special_tokens)]
     return await asyncio.to_thread(tokenizer.encode_batch, texts, add_special_tokens)
+
+
+def check_length(serving: Serving, num_characters: int) -> None:
+    """
+    Raises:
+        ContextLengthError: no encoding of so long a text fits into the context.
+    """
+    context = serving.client.info.max_model_len
+    most = context * serving.longest_token
+    if num_characters > most:
+        raise ContextLengthError(
+            f"this model's maximum context length is {context} tokens, at most {most} characters; "
+            f"the prompt has {num_characters} characters: shorten the prompt"
+        )
 
 
 class Answering(ABC, Generic[Body]):
