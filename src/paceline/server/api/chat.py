@@ -45,6 +45,18 @@ async def chat_completions(request: Request) -> Response:
     return await respond(request, Chat(serving, body, deadline))
 
 
+async def num_prompt_tokens(serving: Serving, body: ChatCompletionRequest) -> int:
+    """How long the prompt of a chat is; the model is loaded for that.
+
+    Raises:
+        RequestError: as :func:`~paceline.server.chat.prompt.prompt_text`.
+    """
+    async with serving.using():
+        text = await asyncio.to_thread(prompt_text, serving.tokenizer, body)
+        token_ids = await encode(serving, text, add_special_tokens=False)
+        return len(truncated(token_ids, body.truncate_prompt_tokens, serving.client.info))
+
+
 class Chat(Answering[ChatCompletionRequest]):
     """A chat while it is served."""
 
