@@ -73,9 +73,15 @@ LLAMA_CPP: Mapping[str, tuple[tuple[Any, ...], str]] = {
 """For each field its values that change nothing, and why others are refused."""
 
 WHY: Mapping[str, str] = {
+    "functions": "send tools instead",
+    "function_call": "send tool_choice instead",
+    "structural_tag": "send structured_outputs instead",
     "modalities": "the models served here read and write text",
     "service_tier": "all requests wait in one queue",
     "verbosity": "options of a chat template go into chat_template_kwargs",
+    "truncation_side": "truncate_prompt_tokens keeps the last tokens",
+    "max_new_tokens": "send max_tokens instead",
+    "min_new_tokens": "send min_tokens instead",
     "use_beam_search": "answers are sampled",
     "length_penalty": "it is for beam search; answers are sampled",
     "early_stopping": "it is for beam search; answers are sampled",

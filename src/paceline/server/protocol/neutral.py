@@ -50,6 +50,7 @@ ASKS_FOR_NOTHING: Mapping[str, Values] = {
     "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),
     "structural_tag": (),
+    "truncation_side": ("left",),
     "request_id": (),
     # SGLang
     "separate_reasoning": (True,),
@@ -77,6 +78,8 @@ ASKS_FOR_NOTHING: Mapping[str, Values] = {
     "custom_params": ({},),
     "custom_logit_processor": (),
     "rid": (),
+    "max_new_tokens": (),
+    "min_new_tokens": (),
     **{name: values for name, (values, _) in LLAMA_CPP.items()},
 }
 """For each field its values that change nothing; ``null`` is one for all of them.
