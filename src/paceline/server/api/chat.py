@@ -122,10 +122,11 @@ class Chat(Answering[ChatCompletionRequest]):
     def _joined(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return joined(parts)
 
+    def _opening(self) -> dict[str, Any]:
+        return {"prompt_token_ids": self._token_ids} if self.body.return_token_ids else {}
+
     async def _extra(self, found: Answers) -> dict[str, Any]:
-        extra: dict[str, Any] = {}
-        if self.body.return_token_ids:
-            extra["prompt_token_ids"] = self._token_ids
+        extra = self._opening()
         count = self.body.prompt_logprobs
         if count is not None:
             # Twenty for each token of a long prompt take their time.

@@ -164,6 +164,10 @@ class Answering(ABC, Generic[Body]):
         """What an answer in one body has besides its choices, once all have ended."""
         return {}
 
+    def _opening(self) -> dict[str, Any]:
+        """What the first event of a stream has besides its choice."""
+        return {}
+
     def _blamed(self, error: RequestError) -> Exception:
         """What to say of a request that the engine refuses."""
         return error
@@ -183,8 +187,10 @@ class Answering(ABC, Generic[Body]):
         async with self._answers(request) as found:
             yield b""
             chunks = ChoiceEvents(self._head, self.body.wants_usage)
+            also = self._opening()
             async for piece in found:
-                yield chunks.of(await self._parts(found, piece), self._usage.so_far())
+                yield chunks.of(await self._parts(found, piece), self._usage.so_far(), also)
+                also = {}
         yield chunks.end(self._usage.document())
 
     @asynccontextmanager
