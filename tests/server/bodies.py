@@ -79,6 +79,7 @@ COMPLETION: dict[str, Body] = {
     "stream_usage": {"stream": True, "stream_options": {"include_usage": True}, "n": 2},
     "batch": {"prompt": [CODE, STORY, "# A list of names\n"]},
     "token_ids": {"prompt": [[412, 1127, 267, 753] * 4, [267, 753, 2344]]},
+    "suffix": {"suffix": "\n        return self.x\n"},
     "depth": {"num_speculative_tokens": 2},
 }
 STRUCTURED: dict[str, Body] = {

@@ -53,12 +53,18 @@ def _generate(rng: Random) -> dict[str, Any]:
     return {**body, "options": {"num_predict": rng.randrange(1, 6)}} | _streamed(rng)
 
 
+def _infill(rng: Random) -> dict[str, Any]:
+    body = {"input_prefix": "def f(", "input_suffix": rng.choice(["", "return 1"])}
+    return {**body, "n_predict": rng.randrange(0, 6)} | _streamed(rng)
+
+
 def _embed(rng: Random) -> dict[str, Any]:
     return {"model": NAME, "input": rng.choice(["Once", ["One", "Two"], "", []])}
 
 
 BASES: dict[str, tuple[int, Callable[[Random], dict[str, Any]]]] = {
     "/v1/responses": (3, responses),
+    "/v1/responses/input_tokens": (1, responses),
     "/v1/messages": (3, messages),
     "/v1/messages/count_tokens": (1, _counted),
     "/v1/embeddings": (2, _embeddings),
@@ -68,6 +74,7 @@ BASES: dict[str, tuple[int, Callable[[Random], dict[str, Any]]]] = {
     "/api/embed": (1, _embed),
     "/api/embeddings": (1, lambda rng: {"model": NAME, "prompt": "Once"}),
     "/api/show": (1, lambda rng: {rng.choice(["model", "name"]): NAME}),
+    "/infill": (2, _infill),
 }
 """By path: how often it is asked in proportion, and a body that is right."""
 
@@ -109,6 +116,11 @@ def _options(rng: Random) -> Any:
     )
 
 
+def _files(rng: Random) -> Any:
+    file = {"filename": text(rng), "text": text(rng)}
+    return rng.choice([[file], [file] * 9000, [{"text": ""}], [{}], [file, {"x": 1}], text(rng)])
+
+
 def _thinking(rng: Random) -> Any:
     kinds = ["enabled", "disabled", "adaptive", "", 3]
     return rng.choice([{"type": rng.choice(kinds), "budget_tokens": number(rng)}, {}, [], "on"])
@@ -137,26 +149,28 @@ _ANTHROPIC: dict[str, Maker] = {
     "tool_choice": lambda rng: {"type": rng.choice(["any", "tool", "none", ""]), "name": text(rng)},
     "thinking": _thinking,
 }
+_RESPONSES: dict[str, Maker] = {
+    "model": MODEL,
+    "input": _items,
+    "instructions": text,
+    "previous_response_id": one_of("resp_1", "", "é", 3, "../x"),
+    "store": FLAG,
+    "include": one_of([], ["reasoning.encrypted_content"], ["x"], [3], "x"),
+    "max_output_tokens": COUNT,
+    "top_logprobs": COUNT,
+    "text": _text,
+    "reasoning": one_of({"effort": "high"}, {"effort": "x"}, {"summary": 3}, []),
+    "tools": lambda rng: [{"type": "function", "name": text(rng), "parameters": schema(rng)}],
+    "tool_choice": CHAT_FIELDS["tool_choice"],
+    "metadata": anything,
+    "stream": FLAG,
+    "temperature": FLOAT,
+    "truncation": one_of("auto", "x", 3),
+    "background": FLAG,
+}
 OTHER_FIELDS: dict[str, dict[str, Maker]] = {
-    "/v1/responses": {
-        "model": MODEL,
-        "input": _items,
-        "instructions": text,
-        "previous_response_id": one_of("resp_1", "", "é", 3, "../x"),
-        "store": FLAG,
-        "include": one_of([], ["reasoning.encrypted_content"], ["x"], [3], "x"),
-        "max_output_tokens": COUNT,
-        "top_logprobs": COUNT,
-        "text": _text,
-        "reasoning": one_of({"effort": "high"}, {"effort": "x"}, {"summary": 3}, []),
-        "tools": lambda rng: [{"type": "function", "name": text(rng), "parameters": schema(rng)}],
-        "tool_choice": CHAT_FIELDS["tool_choice"],
-        "metadata": anything,
-        "stream": FLAG,
-        "temperature": FLOAT,
-        "truncation": one_of("auto", "x", 3),
-        "background": FLAG,
-    },
+    "/v1/responses": _RESPONSES,
+    "/v1/responses/input_tokens": _RESPONSES,
     "/v1/messages": {
         **_ANTHROPIC,
         "max_tokens": COUNT,
@@ -199,5 +213,19 @@ OTHER_FIELDS: dict[str, dict[str, Maker]] = {
         "keep_alive": KEEP_ALIVE,
     },
     "/api/embeddings": {"model": MODEL, "prompt": text, "keep_alive": KEEP_ALIVE},
+    "/infill": {
+        **{
+            name: FIELDS["/v1/completions"][name]
+            for name in ("stop", "seed", "stream", "logit_bias")
+        },
+        "input_prefix": text,
+        "input_suffix": text,
+        "input_extra": _files,
+        "prompt": text,
+        "n_predict": COUNT,
+        "samplers": one_of([], ["top_k"], "x", None),
+        "repeat_penalty": FLOAT,
+        "id_slot": number,
+    },
     "/api/show": {"model": MODEL, "name": MODEL, "verbose": FLAG},
 }

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from paceline.models.embedded import embedded_model
 from tests.server.chats import CHATML
+from tests.server.gaps import with_marks
 from tests.server.test_serve import KEY, started
 
 NAME = "embedded"
@@ -37,9 +38,12 @@ __all__ = ["KEY", "LIMITS", "NAME", "SPECULATION", "chat_model", "served"]
 
 
 def chat_model(folder: Path) -> Path:
-    """The embedded target with a chat template beside it."""
+    """The embedded target with a chat template beside it, and marks for gaps."""
     for file in Path(embedded_model("target")).iterdir():
-        (folder / file.name).symlink_to(file)
+        if file.name != "tokenizer.json":
+            (folder / file.name).symlink_to(file)
+    source = (Path(embedded_model("target")) / "tokenizer.json").read_text("utf-8")
+    (folder / "tokenizer.json").write_text(with_marks(source), encoding="utf-8")
     (folder / "chat_template.jinja").write_text(CHATML)
     return folder
 

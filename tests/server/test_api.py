@@ -30,6 +30,7 @@ def test_models_say_what_is_promised() -> None:
     listed = get(app, "/v1/models")
     assert [card["id"] for card in listed["data"]] == ["one", "org/two"]
     card = get(app, "/v1/models/org/two")
+    assert get(app, "/models/org/two") == card
     assert card == listed["data"][1]
     assert card["max_model_len"] == 512
     assert card["promise"] == "identical"

@@ -14,8 +14,9 @@ from paceline.errors import ConfigError, EngineDeadError
 from paceline.server import batch
 from paceline.server.app import create_app
 from paceline.server.batch import application_handle, run_batch
-from paceline.server.batch_file import AnswerFile, count_lines, read_batch
+from paceline.server.batch_file import URLS, AnswerFile, count_lines, read_batch
 from paceline.server.messages import EngineState
+from tests.server.chats import chat_tokenizer
 from tests.server.fakes import FakeEngine
 
 URL = "/v1/completions"
@@ -110,7 +111,7 @@ BAD = [
     (dump({"method": "POST", "url": URL, "body": {}}), "custom_id"),
     (dump({**request("x"), "custom_id": 7}), "custom_id"),
     (dump({**request("x"), "method": "GET"}), "method"),
-    (dump({**request("x"), "url": "/v1/embeddings"}), "/v1/chat/completions"),
+    (dump({**request("x"), "url": "/v1/moderations"}), "/v1/chat/completions"),
     (dump({**request("x"), "body": "text"}), "body"),
     (dump({**request("x"), "extra": 1}), "extra"),
     (dump(request("x", stream=True)), "stream"),
@@ -183,6 +184,27 @@ def test_the_server_application_answers(tmp_path: Path, target: Path) -> None:
     assert found["wrong"]["status_code"] == 400
     assert found["wrong"]["body"]["error"]["param"] == "nonsense"
     assert found["elsewhere"]["status_code"] == 404
+
+
+def test_each_endpoint_of_a_batch_answers(tmp_path: Path, target: Path) -> None:
+    bodies = {
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
+        "/v1/completions": {"prompt": "Once"},
+        "/v1/embeddings": {"input": ["Once", "Twice"]},
+        "/v1/responses": {"input": "Hi"},
+    }
+    assert sorted(bodies) == sorted(URLS)
+    rows = [{**request(url), "url": url, "body": body} for url, body in bodies.items()]
+    rows.append({**request("long"), "url": "/v1/embeddings", "body": {"input": "a " * 9999}})
+    engine = FakeEngine(tokenizer=chat_tokenizer(), state="ready")
+    source = write(tmp_path / "in.jsonl", *rows)
+    summary = run(source, target, application_handle(create_app(engine), engine))
+    assert (summary.answered, summary.failed) == (4, 1)
+    found = {row["custom_id"]: row["response"] for row in read(target)}
+    vectors = found["/v1/embeddings"]["body"]["data"]
+    assert [len(each["embedding"]) for each in vectors] == [8, 8]
+    assert found["/v1/responses"]["body"]["status"] == "completed"
+    assert found["long"]["body"]["error"]["code"] == "context_length_exceeded"
 
 
 @pytest.mark.parametrize("before", ["starting", "hung"])

@@ -14,13 +14,14 @@ from paceline.server.app import create_app
 from paceline.server.config import ServerConfig
 from paceline.server.errors import to_api_error
 from paceline.server.protocol.chat import ChatCompletionRequest
-from tests.server.chats import chat_tokenizer
+from tests.server.chats import CHATML
 from tests.server.fakes import FakeEngine
 from tests.server.fuzz import run
 from tests.server.fuzz_cases import cases
 from tests.server.fuzz_judge import Answer, problems
 from tests.server.fuzz_requests import CONTEXT, KEY, MAX_BODY_BYTES, Case
 from tests.server.fuzz_values import NAME
+from tests.server.gaps import fim_tokenizer
 
 COUNT = 600
 
@@ -28,7 +29,7 @@ COUNT = 600
 @functools.cache
 def application() -> Any:
     """With a scripted engine, which knows no grammars."""
-    engine = FakeEngine(tokenizer=chat_tokenizer(), max_model_len=CONTEXT)
+    engine = FakeEngine(tokenizer=fim_tokenizer(CHATML), max_model_len=CONTEXT)
     engine.state = "ready"
     limits = {"max_body_bytes": MAX_BODY_BYTES, "api_keys": (KEY,)}
     return create_app(engine, ServerConfig(served_model_names=(NAME,), **limits))

@@ -262,3 +262,16 @@ def test_token_ids_are_returned() -> None:
     answer = chats.post(max_tokens=4, return_token_ids=True)[1]
     assert answer["prompt_token_ids"] == chats.engine.calls[-1].token_ids
     assert len(answer["choices"][0]["token_ids"]) == 4
+    stream = {"stream": True, "return_token_ids": True, "max_tokens": 4}
+    text = chats.http.post(CHAT, json={"messages": [USER], **stream}).text
+    first, *others = events(text)
+    assert first["prompt_token_ids"] == answer["prompt_token_ids"]
+    assert all("prompt_token_ids" not in each for each in others)
+    choices = [each["choices"][0] for each in others]
+    told = [token for choice in choices for token in choice.get("token_ids", ())]
+    assert told == answer["choices"][0]["token_ids"]
+
+
+def test_a_prompt_is_not_truncated_to_nothing() -> None:
+    error = refused(application(), COMPLETION, {"prompt": "a", "truncate_prompt_tokens": 0})
+    assert error["param"] == "truncate_prompt_tokens"

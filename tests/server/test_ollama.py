@@ -230,7 +230,7 @@ def test_what_the_server_says_of_itself() -> None:
     [
         (CHAT, {"messages": [{**USER, "images": ["aGk="]}]}, "the models served here read text"),
         (GENERATE, {"images": ["aGk="]}, "images is ["),
-        (GENERATE, {"suffix": "end"}, "do not fill gaps"),
+        (GENERATE, {"suffix": "end"}, "fill-in-the-middle tokens"),
         (GENERATE, {"template": "{{ .Prompt }}"}, "--chat-template"),
         (GENERATE, {"context": [1, 2]}, "/api/chat"),
         (GENERATE, {"raw": True, "system": "x"}, "system is only allowed without raw"),

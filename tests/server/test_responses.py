@@ -357,3 +357,36 @@ def test_thoughts_that_others_encoded_are_left_out() -> None:
     ask(server, [USER, thoughts, answer, USER])
     plain.post([USER, answer, USER])
     assert server.prompt == plain.prompt
+
+
+def test_input_tokens_are_those_of_the_response() -> None:
+    server = ChatServer()
+    body = {"input": "How is it?", "instructions": "Be brief.", "tools": []}
+    answer = server.http.post("/v1/responses", json=body).json()
+    counted = server.http.post("/v1/responses/input_tokens", json=body)
+    count = answer["usage"]["input_tokens"]
+    assert counted.json() == {"object": "response.input_tokens", "input_tokens": count}
+    more = {"input": "And?", "previous_response_id": answer["id"]}
+    assert server.http.post("/v1/responses/input_tokens", json=more).json()["input_tokens"] > count
+    assert len(server.engine.calls) == 1
+    openai = server.openai.responses.input_tokens.count(model="fake", input="How is it?")
+    assert openai.input_tokens < count
+    error = server.http.post("/v1/responses/input_tokens", json={"input": "a", "x": 1}).json()
+    assert error["error"]["param"] == "x"
+
+
+def test_only_responses_in_the_background_could_be_cancelled() -> None:
+    server = ChatServer()
+    kept = server.http.post("/v1/responses", json={"input": "Hi"}).json()["id"]
+    answer = server.http.post(f"/v1/responses/{kept}/cancel")
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+    assert "background" in answer.json()["error"]["message"]
+    assert server.http.post("/v1/responses/resp_0/cancel").status_code == 404
+    assert server.http.get(f"/v1/responses/{kept}").json()["status"] == "completed"
+
+
+def test_conversations_are_not_compacted() -> None:
+    answer = ChatServer().http.post("/v1/responses/compact", json={"input": "Hi"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "compaction_not_supported"

@@ -76,7 +76,7 @@ def check_client(client: openai.OpenAI) -> None:
         model="embedded", messages=[{"role": "user", "content": "Hello."}], max_tokens=4
     )
     assert chat.usage.prompt_tokens > 0  # the plain template: the embedded model has none
-    with pytest.raises(openai.BadRequestError, match="suffix is"):
+    with pytest.raises(openai.BadRequestError, match="fill-in-the-middle"):
         client.completions.create(**wishes, suffix="x")
     with pytest.raises(openai.NotFoundError, match="served is embedded"):
         client.completions.create(**(wishes | {"model": "other"}))

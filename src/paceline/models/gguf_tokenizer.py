@@ -15,6 +15,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from paceline.errors import ModelLoadError, UnsupportedModelError
+from paceline.models.fim import GGUF_ROLES
 from paceline.models.tokenizer import Tokenizer
 from paceline.models.tokenizer_files import backend_from_json
 
@@ -27,6 +28,7 @@ _ROLES = {
     "eos_token": "eos_token_id",
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
+    **GGUF_ROLES,
 }
 # Ends of a turn that files often fail to list beside their one eos_token_id.
 _TURN_ENDS = {

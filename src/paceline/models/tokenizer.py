@@ -17,6 +17,8 @@ import tokenizers
 
 from paceline.errors import TemplateError
 from paceline.models.chat_templates import render_chat_template, stops_of
+from paceline.models.fim import FimTokens, find_fim_tokens
+from paceline.models.literal_text import literal_backend
 from paceline.models.lone_surrogates import not_encodable
 from paceline.models.tokenizer_files import (
     TokenizerParts,
@@ -163,6 +165,38 @@ class Tokenizer:
             return [self._backend.encode(texts[0], **options).ids]
         # The backend lets other threads of Python run during batches only.
         return [each.ids for each in self._backend.encode_batch(list(texts), **options)]
+
+    def encode_literal(self, text: str, *, begins: bool = True) -> list[int]:
+        """Token ids of a text in which special tokens that are written out are mere text.
+
+        Args:
+            begins: as at a text's beginning; otherwise as behind other tokens, without the space
+                that some vocabularies put first. No BOS token is added either way.
+
+        Raises:
+            RequestError: as :meth:`encode`.
+        """
+        before = "" if begins or not self._puts_space_first else "\0"
+        try:
+            ids: list[int] = self._literal_backend.encode(
+                before + text, add_special_tokens=False
+            ).ids
+        except (TypeError, UnicodeEncodeError) as error:
+            raise not_encodable([text], error) from error
+        return ids[len(self._literal_backend.encode(before).ids) :] if before else ids
+
+    @functools.cached_property
+    def _literal_backend(self) -> tokenizers.Tokenizer:
+        return literal_backend(self._backend, () if self.fim is None else self.fim.all)
+
+    @functools.cached_property
+    def _puts_space_first(self) -> bool:
+        return self._backend.encode("a", add_special_tokens=False).tokens[:1] in (["▁a"], ["▁"])
+
+    @functools.cached_property
+    def fim(self) -> FimTokens | None:
+        """The marks by which the model fills gaps, where its vocabulary has them."""
+        return find_fim_tokens(self._special_tokens, self._backend.token_to_id)
 
     @property
     def _text_begin(self) -> str:

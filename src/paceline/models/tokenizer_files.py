@@ -10,12 +10,13 @@ from typing import Any
 import tokenizers
 
 from paceline.errors import ModelLoadError
+from paceline.models.fim import GGUF_ROLES
 from paceline.models.json_file import read_json, read_text
 
 _MAX_TOKENIZER_BYTES = 256 << 20
 _MAX_TEMPLATE_BYTES = 4 << 20
 _PATTERNS = ("tokenizer*", "vocab.*", "merges.txt", "*.tiktoken", "spiece.model")
-_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
+_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", *GGUF_ROLES)
 
 
 @dataclass(frozen=True, slots=True)

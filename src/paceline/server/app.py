@@ -12,7 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
 from paceline.server import anthropic, ollama, responses
-from paceline.server.api import chat, compatible, completions, embeddings, health, tokenize
+from paceline.server.api import chat, compatible, completions, embeddings, health, infill, tokenize
 from paceline.server.config import ServerConfig
 from paceline.server.engine.client import EngineClient
 from paceline.server.errors import install_error_handlers
@@ -37,7 +37,7 @@ def create_app(
     app = FastAPI(docs_url=None, redoc_url=None)
     app.state.models = Models(client, config, others)
     app.state.responses = responses.ResponseStore()
-    apis = (chat, completions, embeddings, tokenize, health, compatible)
+    apis = (chat, completions, infill, embeddings, tokenize, health, compatible)
     routers = [*(api.router for api in apis), compatible.reports]
     routers += [anthropic.router, *responses.routers, *ollama.routers]
     for router in routers:

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 from paceline.errors import ConfigError
 from paceline.writing import whole_file
 
-URLS = ("/v1/chat/completions", "/v1/completions")
+URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 MAX_CUSTOM_ID = 512
 FIRST_RETRIED_STATUS = 500
 RETRIED = (408, 429)

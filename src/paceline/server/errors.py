@@ -24,6 +24,7 @@ from paceline.errors import (
     EngineDeadError,
     ModelTooLargeError,
     ModelUnavailableError,
+    NoFimTokensError,
     RequestError,
     RequestFailedError,
     UnservableRequestError,
@@ -98,6 +99,8 @@ def to_api_error(error: BaseException) -> ApiError:
             return error
         case ContextLengthError():
             return ApiError(400, str(error), code="context_length_exceeded")
+        case NoFimTokensError():
+            return ApiError(400, str(error), code="no_fim_tokens")
         case ModelTooLargeError():
             return ApiError(400, str(error), param="model", code="model_too_large")
         case ModelUnavailableError():

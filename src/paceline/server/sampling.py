@@ -59,11 +59,20 @@ def sampling_params(
 
 
 def truncated(token_ids: list[int], most: int | None, info: EngineInfo) -> list[int]:
-    """The last tokens of a prompt: so many, or with -1 as many as leave room for an answer."""
+    """The last tokens of a prompt: so many, or with -1 as many as leave room for an answer.
+
+    Raises:
+        RequestError: nothing would be left.
+    """
     if most is None:
         return token_ids
+    if most == 0:
+        raise RequestError(
+            "truncate_prompt_tokens is 0, which leaves no prompt; send at least 1, or -1 for as "
+            "many as leave room for an answer"
+        )
     most = info.max_model_len - 1 if most == -1 else most
-    return token_ids[-most:] if most else []
+    return token_ids[-most:]
 
 
 def answer_limit(num_prompt_tokens: int, max_tokens: int | None, info: EngineInfo) -> int:

@@ -65,12 +65,25 @@ class ChoiceEvents:
         self._before = b"data: " + encode_json(head)[:-1] + b',"choices":['
         self._without_usage = b"]" + (b',"usage":null' if has_usage else b"") + b"}\n\n"
 
-    def of(self, choices: Iterable[Any], usage: Mapping[str, Any] | None = None) -> bytes:
-        """Args: usage: so far, to be told in each of the events."""
+    def of(
+        self,
+        choices: Iterable[Any],
+        usage: Mapping[str, Any] | None = None,
+        also: Mapping[str, Any] | None = None,
+    ) -> bytes:
+        """
+        Args:
+            usage: so far, to be told in each of the events.
+            also: what is told besides, in the first of them.
+        """
         before, after = self._before, self._without_usage
         if usage is not None:
             after = b'],"usage":' + encode_json(usage) + b"}\n\n"
-        return b"".join([before + encode_json(choice) + after for choice in choices])
+        events = [before + encode_json(choice) + after for choice in choices]
+        if also and events:
+            begin = b"data: {"
+            events[0] = begin + encode_json(also)[1:-1] + b"," + events[0].removeprefix(begin)
+        return b"".join(events)
 
     def end(self, usage: Mapping[str, Any]) -> bytes:
         """The end of the stream."""

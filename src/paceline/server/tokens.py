@@ -108,6 +108,53 @@ def _ranked(entry: TokenLogprobs, texts: TokenTexts, count: int) -> dict[str, An
     }
 
 
+class LegacyLogprobs:
+    """Log-probabilities as completions have them: parallel lists, offsets into the text.
+
+    Args:
+        count: likeliest tokens to name at each place, besides the one that was chosen.
+        text_before: what the text that offsets count in begins with before the first token told.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        texts: TokenTexts,
+        tokenizer: Tokenizer | None,
+        token_ids_before: Sequence[int] = (),
+    ) -> None:
+        self._count = count
+        self._texts = texts
+        self._decoder = tokenizer and IncrementalDecoder(tokenizer, token_ids_before)
+        self._offset = 0
+
+    def part(
+        self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None]
+    ) -> dict[str, list[Any]]:
+        """What these tokens add to each list; no entry is the first token of a prompt."""
+        spelled = [self._texts.text(token_id) for token_id in token_ids]
+        return {
+            "tokens": spelled,
+            "token_logprobs": [entry and finite(entry.logprob) for entry in entries],
+            "top_logprobs": [entry and self._top(entry) for entry in entries],
+            "text_offset": [self._advance(token_id) for token_id in token_ids],
+        }
+
+    def _top(self, entry: TokenLogprobs) -> dict[str, float]:
+        # Tokens can be spelled alike: the chosen one's figure stays, then the likeliest one's.
+        found = {self._texts.text(entry.token_id): finite(entry.logprob)}
+        for token_id, logprob in entry.top[: self._count]:
+            found.setdefault(self._texts.text(token_id), finite(logprob))
+        return found
+
+    def _advance(self, token_id: int) -> int:
+        """Where the token's text begins."""
+        offset = self._offset
+        if self._decoder:
+            self._offset += len(self._decoder.push(token_id))
+        return offset
+
+
 class OriginTokens:
     """The tokens of one answer with their texts and who drafted them, piece by piece.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
@@ -15,10 +14,9 @@ from starlette.responses import Response
 from paceline.server.anthropic.answer import MessageEvents, blocks_of, event, stop_of, usage_of
 from paceline.server.anthropic.conversation import chat_of
 from paceline.server.anthropic.fields import Conversation, Message, MessagesRequest, TokenCount
-from paceline.server.api.chat import Chat
-from paceline.server.api.common import encode, received, respond
+from paceline.server.api.chat import Chat, num_prompt_tokens
+from paceline.server.api.common import received, respond
 from paceline.server.chat.choice import joined
-from paceline.server.chat.prompt import prompt_text
 from paceline.server.errors import to_api_error
 from paceline.server.openapi import BODY_ERRORS, GENERATION_ERRORS, answers, errors, takes
 from paceline.server.serving import Serving
@@ -87,10 +85,8 @@ async def messages(request: Request) -> Response:
 )
 async def count_tokens(request: Request) -> Response:
     serving, body, _ = await received(request, Conversation)
-    async with serving.using():
-        text = await asyncio.to_thread(prompt_text, serving.tokenizer, chat_of(body))
-        token_ids = await encode(serving, text, add_special_tokens=False)
-    return Response(encode_json({"input_tokens": len(token_ids)}), media_type="application/json")
+    count = await num_prompt_tokens(serving, chat_of(body))
+    return Response(encode_json({"input_tokens": count}), media_type="application/json")
 
 
 class Messages(Chat):

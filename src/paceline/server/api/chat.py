@@ -46,6 +46,18 @@ async def chat_completions(request: Request) -> Response:
     return await respond(request, Chat(serving, body, deadline))
 
 
+async def num_prompt_tokens(serving: Serving, body: ChatCompletionRequest) -> int:
+    """How long the prompt of a chat is; the model is loaded for that.
+
+    Raises:
+        RequestError: as :func:`~paceline.server.chat.prompt.prompt_text`.
+    """
+    async with serving.using():
+        text = await asyncio.to_thread(prompt_text, serving.tokenizer, body)
+        token_ids = await encode(serving, text, add_special_tokens=False)
+        return len(truncated(token_ids, body.truncate_prompt_tokens, serving.client.info))
+
+
 class Chat(Answering[ChatCompletionRequest]):
     """A chat while it is served."""
 
@@ -111,10 +123,11 @@ class Chat(Answering[ChatCompletionRequest]):
     def _joined(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return joined(parts)
 
+    def _opening(self) -> dict[str, Any]:
+        return {"prompt_token_ids": self._token_ids} if self.body.return_token_ids else {}
+
     async def _extra(self, found: Answers) -> dict[str, Any]:
-        extra: dict[str, Any] = {}
-        if self.body.return_token_ids:
-            extra["prompt_token_ids"] = self._token_ids
+        extra = self._opening()
         count = self.body.prompt_logprobs
         if count is not None:
             # Twenty for each token of a long prompt take their time.

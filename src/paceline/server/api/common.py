@@ -86,17 +86,26 @@ async def encode_all(
     serving: Serving, texts: Sequence[str], add_special_tokens: bool = True
 ) -> list[list[int]]:
     """Token ids of several texts; raises as :func:`encode`."""
-    tokenizer, context = serving.tokenizer, serving.client.info.max_model_len
-    most = context * serving.longest_token
+    tokenizer = serving.tokenizer
     longest = max(map(len, texts), default=0)
-    if longest > most:
-        raise ContextLengthError(
-            f"this model's maximum context length is {context} tokens, at most {most} characters; "
-            f"the prompt has {longest} characters: shorten the prompt"
-        )
+    check_length(serving, longest)
     if len(texts) == 1 and longest < LONG_TEXT:  # sooner done than a thread is woken
         return [tokenizer.encode(texts[0], add_special_tokens)]
     return await asyncio.to_thread(tokenizer.encode_batch, texts, add_special_tokens)
+
+
+def check_length(serving: Serving, num_characters: int) -> None:
+    """
+    Raises:
+        ContextLengthError: no encoding of so long a text fits into the context.
+    """
+    context = serving.client.info.max_model_len
+    most = context * serving.longest_token
+    if num_characters > most:
+        raise ContextLengthError(
+            f"this model's maximum context length is {context} tokens, at most {most} characters; "
+            f"the prompt has {num_characters} characters: shorten the prompt"
+        )
 
 
 class Answering(ABC, Generic[Body]):
@@ -155,6 +164,10 @@ class Answering(ABC, Generic[Body]):
         """What an answer in one body has besides its choices, once all have ended."""
         return {}
 
+    def _opening(self) -> dict[str, Any]:
+        """What the first event of a stream has besides its choice."""
+        return {}
+
     def _blamed(self, error: RequestError) -> Exception:
         """What to say of a request that the engine refuses."""
         return error
@@ -174,8 +187,10 @@ class Answering(ABC, Generic[Body]):
         async with self._answers(request) as found:
             yield b""
             chunks = ChoiceEvents(self._head, self.body.wants_usage)
+            also = self._opening()
             async for piece in found:
-                yield chunks.of(await self._parts(found, piece), self._usage.so_far())
+                yield chunks.of(await self._parts(found, piece), self._usage.so_far(), also)
+                also = {}
         yield chunks.end(self._usage.document())
 
     @asynccontextmanager

@@ -28,7 +28,8 @@ router = APIRouter(route_class=PlainRoute)
 reports = APIRouter()
 
 
-@reports.api_route("/ping", methods=["GET", "POST"], responses={503: {"model": ErrorBody}})
+@reports.get("/ping", responses={503: {"model": ErrorBody}})
+@reports.post("/ping", responses={503: {"model": ErrorBody}})
 async def ping(request: Request) -> Health:
     return await health(request)
 

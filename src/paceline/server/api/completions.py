@@ -12,10 +12,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.errors import RequestError
-from paceline.models.detokenizer import IncrementalDecoder
+from paceline.models.fim import fim_prompt, fim_tokens_of
 from paceline.models.tokenizer import Tokenizer
 from paceline.request import TokenLogprobs
-from paceline.server.api.common import Answering, PlainRoute, encode_all, received, respond
+from paceline.sampling_params import MAX_STOP_STRINGS, SamplingParams
+from paceline.server.api.common import (
+    Answering,
+    PlainRoute,
+    check_length,
+    encode_all,
+    received,
+    respond,
+)
 from paceline.server.messages import Piece
 from paceline.server.openapi import GENERATION_ERRORS, answers, errors, takes
 from paceline.server.protocol.answers import UNENFORCED
@@ -24,7 +32,7 @@ from paceline.server.sampling import answer_limit, sampling_params, truncated
 from paceline.server.serving import Answers, Prompt, Serving
 from paceline.server.shapes import blamed, response_shape, shape_param
 from paceline.server.sse import Deadline
-from paceline.server.tokens import OriginTokens, TokenTexts, finite, prompt_logprobs
+from paceline.server.tokens import LegacyLogprobs, OriginTokens, prompt_logprobs
 from paceline.structured_outputs import StructuredOutputs
 
 DEFAULT_MAX_TOKENS = 16
@@ -52,9 +60,11 @@ class Completion(Answering[CompletionRequest]):
     kind = "cmpl", "text_completion", "text_completion"
     usual_limit: ClassVar[int | None] = DEFAULT_MAX_TOKENS
     """Most tokens where the request does not say; None: what the context leaves."""
+    may_be_empty: ClassVar[bool] = False
+    """Whether a request for no tokens is one to compute the prompt's KV ahead of time."""
 
     def __init__(self, serving: Serving, body: CompletionRequest, deadline: Deadline) -> None:
-        if body.max_tokens == 0 and not body.echo:
+        if body.max_tokens == 0 and not (body.echo or self.may_be_empty):
             raise RequestError("max_tokens is 0; that is for echo, which reports on the prompt")
         super().__init__(serving, body, deadline)
         self.num_prompts = len(body.prompts)
@@ -64,14 +74,10 @@ class Completion(Answering[CompletionRequest]):
 
     async def _prepare(self) -> list[Prompt]:
         serving, body = self._serving, self.body
-        self._texts = [prompt for prompt in body.prompts if isinstance(prompt, str)]
-        encoded = [prompt for prompt in body.prompts if not isinstance(prompt, str)]
-        if self._texts:  # all of them are
-            encoded = await encode_all(serving, self._texts, body.add_special_tokens)
         shape, unenforced = response_shape(body)
         if unenforced:
             self.headers[UNENFORCED] = ", ".join(unenforced)
-        for whole in encoded:
+        for whole in await self._encoded():
             token_ids = truncated(whole, body.truncate_prompt_tokens, serving.client.info)
             await asyncio.sleep(0)  # between the prompts of a batch others get their turn
             self._prompts.append(self._prompt(token_ids, shape))
@@ -79,6 +85,17 @@ class Completion(Answering[CompletionRequest]):
             decode, kept = serving.tokenizer.decode, [each.token_ids for each in self._prompts]
             self._texts = await asyncio.to_thread(lambda: [*map(decode, kept)])
         return self._prompts
+
+    async def _encoded(self) -> list[list[int]]:
+        body, serving, gaps = self.body, self._serving, self.body.gaps()
+        if gaps:
+            check_length(serving, max(gap.num_characters for gap in gaps))
+            tokenizer = serving.tokenizer
+            return await asyncio.to_thread(lambda: [fim_prompt(tokenizer, gap) for gap in gaps])
+        self._texts = [prompt for prompt in body.prompts if isinstance(prompt, str)]
+        if self._texts:  # all of them are
+            return await encode_all(serving, self._texts, body.add_special_tokens)
+        return [prompt for prompt in body.prompts if not isinstance(prompt, str)]
 
     def _prompt(self, token_ids: list[int], shape: StructuredOutputs | None) -> Prompt:
         """A prompt with its parameters, within the context."""
@@ -92,6 +109,8 @@ class Completion(Answering[CompletionRequest]):
         if body.echo and body.logprobs is not None:
             wanted = max(body.logprobs, body.prompt_logprobs or 0)
             params = replace(params, prompt_logprobs=wanted)
+        if body.gaps() and not body.ignore_eos:
+            params = _ending_at_marks(params, self._serving.tokenizer)
         return Prompt(token_ids, params)
 
     def _blamed(self, error: RequestError) -> Exception:
@@ -147,51 +166,13 @@ class Completion(Answering[CompletionRequest]):
         return joined(parts)
 
 
-class LegacyLogprobs:
-    """Log-probabilities as completions have them: parallel lists, offsets into the text.
-
-    Args:
-        count: likeliest tokens to name at each place, besides the one that was chosen.
-        text_before: what the text that offsets count in begins with before the first token told.
-    """
-
-    def __init__(
-        self,
-        count: int,
-        texts: TokenTexts,
-        tokenizer: Tokenizer | None,
-        token_ids_before: Sequence[int] = (),
-    ) -> None:
-        self._count = count
-        self._texts = texts
-        self._decoder = tokenizer and IncrementalDecoder(tokenizer, token_ids_before)
-        self._offset = 0
-
-    def part(
-        self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None]
-    ) -> dict[str, list[Any]]:
-        """What these tokens add to each list; no entry is the first token of a prompt."""
-        spelled = [self._texts.text(token_id) for token_id in token_ids]
-        return {
-            "tokens": spelled,
-            "token_logprobs": [entry and finite(entry.logprob) for entry in entries],
-            "top_logprobs": [entry and self._top(entry) for entry in entries],
-            "text_offset": [self._advance(token_id) for token_id in token_ids],
-        }
-
-    def _top(self, entry: TokenLogprobs) -> dict[str, float]:
-        # Tokens can be spelled alike: the chosen one's figure stays, then the likeliest one's.
-        found = {self._texts.text(entry.token_id): finite(entry.logprob)}
-        for token_id, logprob in entry.top[: self._count]:
-            found.setdefault(self._texts.text(token_id), finite(logprob))
-        return found
-
-    def _advance(self, token_id: int) -> int:
-        """Where the token's text begins."""
-        offset = self._offset
-        if self._decoder:
-            self._offset += len(self._decoder.push(token_id))
-        return offset
+def _ending_at_marks(params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
+    """A gap is filled where the model goes on to another part of the text, or to another file."""
+    marks = fim_tokens_of(tokenizer).all
+    ids = tuple(mark for mark in marks if tokenizer.is_special(mark))
+    shown = tuple(tokenizer.id_to_token(mark) or "" for mark in marks if mark not in ids)
+    stops = (*params.stop, *shown)[:MAX_STOP_STRINGS]
+    return replace(params, stop=stops, stop_token_ids=(*params.stop_token_ids, *ids))
 
 
 class Choice:

@@ -76,6 +76,7 @@ async def models(request: Request) -> ModelList:
 
 
 # A name can hold a slash, as those of the hub do.
+@router.get("/models/{model:path}", include_in_schema=False)
 @router.get("/v1/models/{model:path}", responses=errors(404))
 async def model(request: Request, model: str) -> ModelCard:
     return _card(Models.of(request).find(model), model)

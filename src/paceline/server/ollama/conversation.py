@@ -58,7 +58,12 @@ def chat_of(body: ChatRequest | GenerateRequest, model: str) -> ChatCompletionRe
 
 def completion_of(body: GenerateRequest, model: str) -> CompletionRequest:
     """The completion of a prompt that is taken as it is; raises as :func:`chat_of`."""
-    asked: dict[str, Any] = {"model": model, "prompt": body.prompt, **_common(body)}
+    asked: dict[str, Any] = {
+        "model": model,
+        "prompt": body.prompt,
+        "suffix": body.suffix,
+        **_common(body),
+    }
     if body.format:
         shape = {"json_object": True} if body.format == "json" else {"json": body.format}
         asked["structured_outputs"] = shape

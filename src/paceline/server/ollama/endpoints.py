@@ -60,7 +60,7 @@ async def generate(request: Request) -> Response:
     serving, body, deadline = await received(request, GenerateRequest)
     if not body.prompt:
         return await _settled(request, serving, body, deadline)
-    if body.raw:
+    if body.is_plain:
         asked = completion_of(body, serving.name)
         return await _respond(request, ToldCompletion(serving, asked, deadline, body))
     told = ToldChat(serving, chat_of(body, serving.name), deadline, body)

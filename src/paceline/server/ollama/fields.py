@@ -164,28 +164,32 @@ class GenerateRequest(Asked):
         **Asked.refused,
         "template": "the template comes with the model or by --chat-template; with raw the prompt "
         "is taken as it is",
-        "suffix": "the models served here continue a text and do not fill gaps",
         "images": _READS_TEXT,
         "context": "send the conversation to /api/chat",
     }
     neutral: ClassVar[Mapping[str, Values]] = {
         **Asked.neutral,
         "template": ("",),
-        "suffix": ("",),
         "images": ([],),
         "context": ([],),
     }
 
     prompt: str | None = None
+    suffix: str | None = None
     system: str | None = None
     raw: bool | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the prompt is no message of a chat."""
+        return bool(self.raw or self.suffix)
+
     @model_validator(mode="after")
-    def _check_raw(self) -> GenerateRequest:
-        if self.raw:
+    def _check_plain(self) -> GenerateRequest:
+        if self.is_plain:
             for name in ("system", "think", "logprobs"):
                 if getattr(self, name):
-                    raise ValueError(f"{name} is only allowed without raw: true")
+                    raise ValueError(f"{name} is only allowed without raw: true and a suffix")
         return self
 
 

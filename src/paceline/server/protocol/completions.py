@@ -13,6 +13,7 @@ from pydantic import (
     model_validator,
 )
 
+from paceline.models.fim import Gap
 from paceline.server.protocol.common import MAX_TOP_LOGPROBS, GenerationFields
 from paceline.server.protocol.response_format import ResponseFormat
 
@@ -23,6 +24,7 @@ _IDS = {
     "items": {"type": "integer", "minimum": 0, "maximum": _LARGEST_ID},
     "minItems": 1,
 }
+_NOT_OF_GAPS = ("echo", "truncate_prompt_tokens")
 _ALLOWED = "a string, a list of token ids, or a list of strings or of lists of token ids"
 
 
@@ -83,6 +85,7 @@ class CompletionRequest(GenerationFields):
     """The body of ``POST /v1/completions``."""
 
     prompt: PromptField
+    suffix: str | None = None
     max_tokens: Annotated[int, Field(ge=0, le=_LARGEST_ID)] | None = None
     echo: bool | None = None
     logprobs: Annotated[
@@ -96,6 +99,22 @@ class CompletionRequest(GenerationFields):
         if self.logprob_token_ids is not None and self.logprobs is None:
             raise ValueError("logprob_token_ids is only allowed with logprobs")
         return self
+
+    @model_validator(mode="after")
+    def _check_gap(self) -> CompletionRequest:
+        if self.suffix:
+            if not isinstance(self.prompts[0], str):
+                raise ValueError("suffix is only allowed with a prompt that is text")
+            for name in _NOT_OF_GAPS:
+                if getattr(self, name):
+                    raise ValueError(f"{name} is only allowed without a suffix")
+        return self
+
+    def gaps(self) -> list[Gap]:
+        """The gaps to fill; none where texts are continued."""
+        if not self.suffix:
+            return []
+        return [Gap(str(prompt), self.suffix) for prompt in self.prompts]
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:

@@ -1,5 +1,6 @@
-"""Fields of OpenAI, vLLM and SGLang that Paceline does not have, with the values that ask for
-nothing. Clients send them as a matter of course. Owns one table and the refusal of other values.
+"""Fields of other servers that Paceline does not have, with the values that ask for nothing.
+
+Clients send them as a matter of course. Owns one table and the refusal of other values.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from pydantic_core import to_json
+
+from paceline.server.protocol.foreign import LLAMA_CPP, WHY
 
 Values = tuple[Any, ...]
 _MAX_SHOWN = 60
@@ -45,6 +48,7 @@ ASKS_FOR_NOTHING: Mapping[str, Values] = {
     "vllm_xargs": ({},),
     "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),
+    "truncation_side": ("left",),
     "request_id": (),
     # SGLang
     "separate_reasoning": (True,),
@@ -69,6 +73,9 @@ ASKS_FOR_NOTHING: Mapping[str, Values] = {
     "custom_params": ({},),
     "custom_logit_processor": (),
     "rid": (),
+    "max_new_tokens": (),
+    "min_new_tokens": (),
+    **{name: values for name, (values, _) in LLAMA_CPP.items()},
 }
 """For each field its values that change nothing; ``null`` is one for all of them.
 
@@ -78,7 +85,9 @@ A body's own fields come first: ``echo`` is one of completions, and stands here 
 
 _BY_HEADER = "send the header x-request-id instead"
 INSTEAD: Mapping[str, str] = {
-    "suffix": "the models served here continue a text and do not fill gaps",
+    **WHY,
+    **{name: why for name, (_, why) in LLAMA_CPP.items()},
+    "suffix": "gaps are filled by /v1/completions and /infill",
     "best_of": "it would compute samples that nobody sees; ask for n of them and choose",
     "skip_special_tokens": "special tokens are never part of a text",
     "chat_template": "the template comes with the model or by --chat-template; its options go into "

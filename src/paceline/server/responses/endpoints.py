@@ -11,13 +11,15 @@ from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import Response
 
+from paceline.server.api.chat import num_prompt_tokens
 from paceline.server.api.common import PlainRoute, received, respond
 from paceline.server.errors import NOT_FOUND, ApiError
-from paceline.server.openapi import GENERATION_ERRORS, answers, errors, takes
+from paceline.server.openapi import BODY_ERRORS, GENERATION_ERRORS, answers, errors, takes
 from paceline.server.responses.answering import Responses, caller_of, store_of
 from paceline.server.responses.conversation import items_of
 from paceline.server.responses.fields import (
     DeletedResponse,
+    InputTokens,
     Item,
     ItemList,
     ReferenceItem,
@@ -25,6 +27,8 @@ from paceline.server.responses.fields import (
     ResponsesRequest,
 )
 from paceline.server.responses.store import Kept
+from paceline.server.serving import Serving
+from paceline.server.sse import encode_json
 
 MAX_LISTED = 100
 router = APIRouter(route_class=PlainRoute)
@@ -39,13 +43,56 @@ _ITEM: TypeAdapter[Any] = TypeAdapter(Item)
     openapi_extra=takes(ResponsesRequest),
 )
 async def responses(request: Request) -> Response:
+    asked, _ = await _asked(request)
+    return await respond(request, asked, asked.failure)
+
+
+async def _asked(request: Request) -> tuple[Responses, Serving]:
+    """What a body asks for, with the conversation that it goes on from, and its model."""
     serving, body, deadline = await received(request, ResponsesRequest)
     before: Sequence[dict[str, Any]] = ()
     if body.previous_response_id is not None:
         found = _find(request, body.previous_response_id, "previous_response_id")
         before = from_json(found.items)
-    asked = Responses(serving, body, deadline, _items(request, body), before)
-    return await respond(request, asked, asked.failure)
+    return Responses(serving, body, deadline, _items(request, body), before), serving
+
+
+@router.post("/responses/input_tokens", include_in_schema=False)
+@router.post(
+    "/v1/responses/input_tokens",
+    response_model=InputTokens,
+    responses=errors(*BODY_ERRORS),
+    openapi_extra=takes(ResponsesRequest),
+)
+async def input_tokens(request: Request) -> Response:
+    """How many tokens a response with this body would read; nothing is generated or kept."""
+    asked, serving = await _asked(request)
+    told = InputTokens(input_tokens=await num_prompt_tokens(serving, asked.body))
+    return Response(encode_json(told.model_dump()), media_type="application/json")
+
+
+@kept.post("/responses/compact", include_in_schema=False)
+@kept.post("/v1/responses/compact", responses=errors(400))
+async def compact() -> None:
+    raise ApiError(
+        400,
+        "/v1/responses/compact is not served: a shorter conversation would be a summary that the "
+        "model makes up, and a whole one would save nothing; send fewer items, or ask the model "
+        "for a summary in words",
+        code="compaction_not_supported",
+    )
+
+
+@kept.post("/responses/{response_id}/cancel", include_in_schema=False)
+@kept.post("/v1/responses/{response_id}/cancel", responses=errors(400, 404))
+async def cancel(request: Request, response_id: str) -> None:
+    _find(request, response_id)
+    raise ApiError(
+        400,
+        "only a response with background: true can be cancelled, and there are none here; close "
+        "the connection of a request to end it",
+        param="response_id",
+    )
 
 
 @kept.get("/responses/{response_id}", include_in_schema=False)

@@ -251,6 +251,11 @@ class ResponseBody(BaseModel):
     usage: dict[str, Any] | None
 
 
+class InputTokens(BaseModel):
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
 class DeletedResponse(BaseModel):
     id: str
     object: Literal["response"] = "response"

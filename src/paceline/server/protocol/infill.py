@@ -1,0 +1,97 @@
+"""Bodies of ``/infill``, and what they are answered with, as llama.cpp has them.
+
+Owns names, types and ranges. Fields of completions that llama.cpp has under the same name, or does
+not have, mean the same as there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, Field, model_validator
+
+from paceline.models.fim import Gap
+from paceline.server.protocol.common import ApiModel
+from paceline.server.protocol.completions import CompletionRequest
+from paceline.server.protocol.neutral import Values
+
+MAX_FILES = 1024
+_LARGEST = (1 << 31) - 1
+_NOT_HERE = ("suffix", "echo", "truncate_prompt_tokens", "logprobs", "prompt_logprobs")
+_Number = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST)]
+
+
+class File(ApiModel):
+    """Another file of the same work, which the model may draw on."""
+
+    text: str
+    filename: str = ""
+
+
+class InfillRequest(CompletionRequest):
+    """The body of ``POST /infill``."""
+
+    neutral: ClassVar[Mapping[str, Values]] = {
+        **CompletionRequest.neutral,
+        # What editors send. Their order is the one that filters have here, and the last of them
+        # only joins likely tokens that begin alike.
+        "samplers": (["top_k", "top_p", "infill"], ["top_k", "top_p"]),
+    }
+
+    input_prefix: str
+    input_suffix: str
+    input_extra: Annotated[list[File], Field(max_length=MAX_FILES, fail_fast=True)] | None = None
+    prompt: str = ""
+    n_predict: Annotated[int, Field(ge=-1, le=_LARGEST)] | None = None
+    repeat_penalty: Annotated[float, Field(ge=1e-3, le=100)] | None = None
+    # Taken and ignored: they place work or trim the answer's form, or end it sooner.
+    id_slot: _Number | None = None
+    n_indent: _Number | None = None
+    t_max_prompt_ms: _Number | None = None
+    t_max_predict_ms: _Number | None = None
+    response_fields: Annotated[list[str], Field(max_length=MAX_FILES)] | None = None
+
+    @model_validator(mode="after")
+    def _check_gap(self) -> InfillRequest:
+        for name in _NOT_HERE:
+            if getattr(self, name) not in (None, False, ""):
+                raise ValueError(f"{name} is only allowed in /v1/completions")
+        if self.n not in (None, 1):
+            raise ValueError(f"n is {self.n}; /infill gives one answer")
+        return self
+
+    @model_validator(mode="after")
+    def _take_names(self) -> InfillRequest:
+        """Two of its fields have other names in completions; -1 is no limit."""
+        for name, usual in (("n_predict", "max_tokens"), ("repeat_penalty", "repetition_penalty")):
+            value = getattr(self, name)
+            if value is not None and getattr(self, usual) is not None:
+                raise ValueError(f"{name} is another name of {usual}; send one of them")
+            if value not in (None, -1):
+                setattr(self, usual, value)
+        return self
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        return [self.input_prefix]
+
+    def gaps(self) -> list[Gap]:
+        files = [(file.filename, file.text) for file in self.input_extra or ()]
+        return [Gap(self.input_prefix, self.input_suffix, self.prompt, files)]
+
+
+class InfillResponse(BaseModel):
+    """What a gap is filled with. Events of a stream have ``content``; the last has the rest."""
+
+    index: int
+    content: str
+    stop: bool
+    model: str | None = None
+    stop_type: str | None = None
+    stopping_word: str | None = None
+    tokens_predicted: int | None = None
+    tokens_evaluated: int | None = None
+    tokens_cached: int | None = None
+    truncated: bool | None = None
+    usage: dict[str, Any] | None = None
