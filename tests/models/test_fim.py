@@ -11,7 +11,7 @@ from tokenizers import AddedToken
 
 from paceline.errors import RequestError
 from paceline.models.checkpoint import load_checkpoint
-from paceline.models.fim import Gap, fim_prompt
+from paceline.models.gaps import Gap, fim_prompt
 from paceline.models.tokenizer import Tokenizer
 from tests.models.gguf_writing import convert, tokenizer_metadata
 from tests.models.vocabularies import byte_fallback_json, byte_level, byte_level_json

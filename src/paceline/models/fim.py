@@ -1,20 +1,12 @@
-"""How models are asked to fill a gap in a text: the marks of a vocabulary, and their order.
+"""The marks of a vocabulary by which models are asked to fill a gap in a text.
 
-Owns the names that models give these marks. A prompt is what stands before the gap, then what
-stands behind it, then the mark after which the model writes ("PSM"). Knows no request and no model.
+Owns the names that models give these marks; :mod:`paceline.models.gaps` puts texts between them.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-from paceline.errors import NoFimTokensError
-
-if TYPE_CHECKING:
-    from paceline.models.tokenizer import Tokenizer
 
 GGUF_ROLES = {
     f"fim_{part}_token": f"fim_{part}_token_id"
@@ -36,8 +28,6 @@ _ALSO_SPELLED = {
     "fim_rep_token": ("<|repo_name|>", "<repo_name>", "<reponame>"),
     "fim_sep_token": ("<|file_sep|>", "<|file_separator|>", "<file_sep>", "<filename>"),
 }
-_REPOSITORY, _FILE = "repository\n", "file\n"
-"""Names that the marks want behind them, where a request has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,27 +44,6 @@ class FimTokens:
     repository: int | None
     file: int | None
     all: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """A gap in a text.
-
-    Attributes:
-        before, behind: the text on its two sides.
-        begun: the gap's own first words.
-        others: further files, as names and texts; a name may be empty.
-    """
-
-    before: str
-    behind: str
-    begun: str = ""
-    others: Sequence[tuple[str, str]] = ()
-
-    @property
-    def num_characters(self) -> int:
-        texts = (self.before, self.behind, self.begun, *itertools.chain(*self.others))
-        return sum(map(len, texts))
 
 
 def find_fim_tokens(
@@ -98,40 +67,3 @@ def find_fim_tokens(
         also[role] = next((token for token in ids if token is not None), None)
     known = (before, behind, middle, *(token for token in also.values() if token is not None))
     return FimTokens(before, behind, middle, also["fim_rep_token"], also["fim_sep_token"], known)
-
-
-def fim_prompt(tokenizer: Tokenizer, gap: Gap) -> list[int]:
-    """The token ids that ask a model to fill a gap. No text of the gap becomes a mark.
-
-    Raises:
-        NoFimTokensError: the vocabulary has no marks.
-        RequestError: a text cannot be encoded.
-    """
-    marks = fim_tokens_of(tokenizer)
-    encode = tokenizer.encode_literal
-    ids = tokenizer.encode("")[:1]  # the BOS token, where texts begin with it
-    if gap.others and marks.repository is not None:
-        ids += [marks.repository, *encode(_REPOSITORY, begins=False)]
-    for name, text in gap.others:
-        if marks.file is None:
-            ids += encode(f"{text}\n\n")
-        else:
-            ids += [marks.file, *encode(f"{name or _FILE.strip()}\n{text}\n", begins=False)]
-    if gap.others and marks.file is not None:
-        ids += [marks.file, *encode(_FILE, begins=False)]
-    ids += [marks.before, *encode(gap.before)]
-    ids += [marks.behind, *encode(gap.behind, begins=False)]
-    return [*ids, marks.middle, *encode(gap.begun, begins=False)]
-
-
-def fim_tokens_of(tokenizer: Tokenizer) -> FimTokens:
-    """
-    Raises:
-        NoFimTokensError: the vocabulary has no marks.
-    """
-    if tokenizer.fim is None:
-        raise NoFimTokensError(
-            "the model cannot fill a gap before a suffix: its vocabulary has no fill-in-the-middle "
-            "tokens; send only the text before the gap, or serve another model"
-        )
-    return tokenizer.fim

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.errors import RequestError
-from paceline.models.fim import fim_prompt, fim_tokens_of
+from paceline.models.gaps import fim_prompt, fim_tokens_of
 from paceline.models.tokenizer import Tokenizer
 from paceline.request import TokenLogprobs
 from paceline.sampling_params import MAX_STOP_STRINGS, SamplingParams

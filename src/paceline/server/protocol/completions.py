@@ -13,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from paceline.models.fim import Gap
+from paceline.models.gaps import Gap
 from paceline.server.protocol.common import MAX_TOP_LOGPROBS, GenerationFields
 from paceline.server.protocol.response_format import ResponseFormat
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, Field, model_validator
 
-from paceline.models.fim import Gap
+from paceline.models.gaps import Gap
 from paceline.server.protocol.common import ApiModel
 from paceline.server.protocol.completions import CompletionRequest
 from paceline.server.protocol.neutral import Values
