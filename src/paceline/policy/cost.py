@@ -3,7 +3,9 @@
     T(step) = table(step) x correction(rows)
 
 The table is what was measured, read as it is and never smoothed; without a profile it is the prior.
-What it has wrong now, :mod:`paceline.policy.cost_filter` learns. Knows neither clock nor model.
+What it has wrong now, :mod:`paceline.policy.cost_filter` learns. Of a mixture the experts count
+that a step reads beyond those that the table's step read, by :mod:`paceline.policy.experts`. Knows
+neither clock nor model.
 """
 
 from __future__ import annotations
@@ -11,13 +13,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from math import log
-from operator import mul
+from operator import add, mul
 from typing import Any
 
-from paceline.policy.cost_filter import ASSUMED, MEASURED, CostFilter
+from paceline.policy.cost_filter import ASSUMED, MEASURED, NOISE, CostFilter
 from paceline.policy.cost_points import MAX_MS, NO_STEP, StepShape
 from paceline.policy.cost_prior import prior_table
 from paceline.policy.cost_table import CostTable
+from paceline.policy.experts import ExpertCost, ExpertPrices
 
 CurveKey = tuple[int, int, int, int, int]
 
@@ -40,7 +43,8 @@ class CostModel:
     Args:
         table: of this machine and model; None where there is no profile.
         learns: False freezes the predictions: :meth:`observe` does nothing.
-        ops: name of the model's operations; what is assumed without a profile depends on them.
+        ops, experts: name of the model's operations, and its mixtures; what is assumed without a
+            profile depends on them.
     """
 
     def __init__(
@@ -49,13 +53,20 @@ class CostModel:
         *,
         learns: bool = True,
         ops: str = "",
+        experts: ExpertCost | None = None,
     ) -> None:
         self.has_profile = table is not None
         """False where the table is only the prior."""
-        self.table = prior_table(ops) if table is None else table
+        self.table = prior_table(ops, experts) if table is None else table
         self.learns = learns
         spread = MEASURED if self.has_profile else ASSUMED
         self._filter = CostFilter(spread, self.table.is_relative)
+        self._experts: ExpertPrices | None = None
+        if learns and self.table.experts is not None:
+            self._experts = ExpertPrices(self.table.experts, (NOISE / spread) ** 2)
+            self._read = CostModel(self.table.experts_read(), learns=False)
+            for p in self.table.points:
+                self._experts.union.learn(p.requests * p.width, p.requests, p.experts)
         self._curves: dict[CurveKey, list[float]] = {}
         self._times: dict[CurveKey, float] = {}
         self._latest = NO_STEP, self.table.step(NO_STEP)
@@ -73,6 +84,11 @@ class CostModel:
         times = self._curve(shape, count)
         if not self.learns:
             return times[: count + 1]
+        if self._experts is not None:
+            price, read = self._experts.ms, self._read.growth(shape, count)
+            union = self._experts.union.growth(shape.rows, shape.requests, count)
+            further = [price * (n - of_table) for n, of_table in zip(union, read, strict=True)]
+            times = [*map(add, times, further)]
         return [*map(mul, times, self._filter.factors(shape.rows, count))]
 
     def hoped(self, shape: StepShape, growth: Sequence[float]) -> list[float]:
@@ -107,11 +123,25 @@ class CostModel:
         """Learn from one step. What is no step's time is ignored: NaN, infinite, 0, negative."""
         if not self.learns or not 0.0 < milliseconds <= MAX_MS:
             return
-        time = self._time(shape)
+        time, experts = self._time(shape), self._experts
         if time > 0.0:
-            self._filter.observe(shape.rows, log(milliseconds / time))
+            error = self._filter.observe(shape.rows, log(milliseconds / time))
+            if experts is not None and shape.experts:
+                rows, requests = shape.rows, shape.requests
+                further = shape.experts - experts.union.read(rows, requests)
+                experts.learn(further, time, *error)
+                if rows == shape.samples or requests == 1:  # others are not equally long
+                    experts.union.learn(rows, requests, shape.experts)
 
     def _time(self, shape: StepShape) -> float:
+        """The table's time of a step, with what its own experts take."""
+        time, experts = self._table_time(shape), self._experts
+        if experts is None or shape.rows < 1:
+            return time
+        read = shape.experts or experts.union.read(shape.rows, shape.requests)
+        return max(0.0, time + experts.ms * (read - self._read.predict(shape)))
+
+    def _table_time(self, shape: StepShape) -> float:
         """The table's time of a step; of one step it is asked several times in turn."""
         if shape is self._latest[0]:
             return self._latest[1]
@@ -135,7 +165,7 @@ class CostModel:
 
 
 def _key(shape: StepShape) -> CurveKey:
-    rows, rows_x_context, context_sum, samples, requests = shape
+    rows, rows_x_context, context_sum, samples, requests, _ = shape
     of_row = round(rows_x_context / (rows or 1) / CONTEXT_GRAIN)
     of_request = round(context_sum / (requests or 1) / CONTEXT_GRAIN)
     return rows, samples, requests, of_row, of_request

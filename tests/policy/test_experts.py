@@ -1,0 +1,173 @@
+"""Mixtures: how the union of experts grows with rows, and what an expert costs."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from paceline.errors import ProfileError
+from paceline.policy.cost import CostModel
+from paceline.policy.cost_points import CostPoint, StepShape
+from paceline.policy.cost_prior import prior_table
+from paceline.policy.cost_table import CostTable
+from paceline.policy.experts import ExpertCost, ExpertUnion
+
+MIXTURE = ExpertCost(layers=4, number=32, per_token=4, ms=0.05)
+DENSE_MS, PRICE = 8.0, 0.05
+
+
+def drawn(rng: random.Random, rows: int, pool: int = 32) -> int:
+    """Experts that rows read which choose by themselves among some of all, in four layers."""
+    return sum(
+        len({expert for _ in range(rows) for expert in rng.sample(range(pool), 4)})
+        for _ in range(MIXTURE.layers)
+    )
+
+
+def step(rows: int, requests: int = 1, experts: int = 0) -> StepShape:
+    return StepShape(rows, 100 * rows, 100 * requests, rows, requests, experts)
+
+
+def true_ms(rows: int, experts: float) -> float:
+    return DENSE_MS + 0.1 * rows + PRICE * experts
+
+
+def measured(price: float = PRICE, seed: int = 0) -> CostTable:
+    """A profile of that machine which has the price of an expert so."""
+    rng = random.Random(seed)
+    points = []
+    for rows in (1, 2, 3, 4, 6, 8, 12, 16, 32):
+        experts = drawn(rng, rows)
+        points.append(CostPoint(1, 100, rows, rows, true_ms(rows, experts), 0.0, experts))
+    return CostTable("mixture", points, experts=MIXTURE._replace(ms=price))
+
+
+def test_rows_that_choose_by_themselves_are_what_is_expected_at_first() -> None:
+    rng, union = random.Random(1), ExpertUnion(MIXTURE)
+    for rows in (1, 2, 5, 16, 40):
+        mean = sum(drawn(rng, rows) for _ in range(400)) / 400
+        assert union.read(rows, 1) == pytest.approx(mean, rel=0.02)
+        assert union.read(rows, rows) == union.read(rows, 1)
+
+
+def drawn_of_texts(rng: random.Random, rows: int, requests: int) -> int:
+    """Experts of requests each of whose texts has eight experts in every layer."""
+    total = 0
+    for _ in range(MIXTURE.layers):
+        read: set[int] = set()
+        for _ in range(requests):
+            own = rng.sample(range(32), 8)
+            read.update(expert for _ in range(rows // requests) for expert in rng.sample(own, 4))
+        total += len(read)
+    return total
+
+
+@pytest.mark.parametrize("requests", [1, 3])
+def test_the_union_of_rows_that_choose_alike_is_learnt(requests: int) -> None:
+    rng, union = random.Random(2), ExpertUnion(MIXTURE)
+    for _ in range(80):
+        rows = requests * rng.choice((1, 2, 4))
+        union.learn(rows, requests, drawn_of_texts(rng, rows, requests))
+    for each in (1, 2, 3, 4):
+        rows = requests * each
+        truth = sum(drawn_of_texts(rng, rows, requests) for _ in range(300)) / 300
+        assert union.read(rows, requests) == pytest.approx(truth, rel=0.12)
+        assert ExpertUnion(MIXTURE).read(rows, requests) > (1.2 if each > 2 else 0.99) * truth
+
+
+def test_a_union_grows_ever_slower_and_follows_the_text() -> None:
+    rng, union = random.Random(3), ExpertUnion(MIXTURE)
+    seen = []
+    for pool in (4, 32, 4):
+        for _ in range(120):
+            rows = rng.randint(1, 9)
+            union.learn(rows, 1, drawn(rng, rows, pool))
+        growth = union.growth(1, 1, 30)
+        added = [after - before for before, after in itertools.pairwise(growth)]
+        assert all(more >= 0.0 for more in added)
+        assert added == sorted(added, reverse=True)
+        assert growth[0] == pytest.approx(MIXTURE.least)
+        assert growth[-1] <= MIXTURE.layers * MIXTURE.number
+        seen.append(growth[8] - growth[0])
+    assert seen[0] < 5.0 > seen[2]
+    assert seen[1] > 55.0
+
+
+@pytest.mark.parametrize("experts", [0, 1, 16, 127, 128])
+@pytest.mark.parametrize("per_token", [1, 32])
+def test_any_count_is_taken(experts: int, per_token: int) -> None:
+    union = ExpertUnion(MIXTURE._replace(per_token=per_token))
+    for rows, requests in ((1, 1), (7, 1), (7, 7), (9, 4), (4096, 1)):
+        union.learn(rows, requests, experts)
+        assert 0.0 <= union.read(rows, requests) <= 128.0
+    assert union.read(0, 0) == 0.0
+
+
+def test_a_frozen_model_reads_the_table_as_it_is() -> None:
+    table = measured()
+    frozen = CostModel(table, learns=False)
+    for p in table.points:
+        assert frozen.predict(step(p.width)) == pytest.approx(p.ms)
+
+
+def test_what_a_step_read_is_part_of_its_time() -> None:
+    model = CostModel(measured())
+    for rows in (1, 4, 8):
+        for experts in (16, 40, 100):
+            predicted = model.predict(step(rows, experts=experts))
+            assert predicted == pytest.approx(true_ms(rows, experts))
+    growth = model.growth(step(1), 16)
+    assert growth == pytest.approx([model.predict(step(1 + n)) for n in range(17)])
+
+
+@pytest.mark.parametrize("assumed", [0.02, 0.05, 0.1])
+def test_the_price_of_an_expert_is_recovered(assumed: float) -> None:
+    rng, model = random.Random(4), CostModel(measured(assumed))
+    for _ in range(1500):
+        rows = rng.choice((1, 2, 4, 8))
+        experts = drawn(rng, rows, rng.choice((8, 32)))
+        ms = true_ms(rows, experts) * rng.gauss(1.0, 0.02)
+        model.observe(step(rows, experts=experts), ms)
+    for rows in (2, 4, 8):
+        few, many = (model.predict(step(rows, experts=n)) for n in (4 * 8, 4 * 16))
+        assert (many - few) / 32 == pytest.approx(PRICE, rel=0.25)
+
+
+def test_without_a_profile_a_mixture_is_dense_where_rows_choose_alike() -> None:
+    cost = MIXTURE._replace(ms=0.02)  # of a plain step
+    model, dense = CostModel(experts=cost), CostModel()
+    for each in (model, dense):
+        each.observe(step(1, experts=16 if each is model else 0), 10.0)
+    assert model.predict(step(1)) == pytest.approx(dense.predict(step(1)))
+    assert model.predict(step(8, experts=16)) == pytest.approx(dense.predict(step(8)))
+    unit = 10.0 / prior_table().milliseconds(1)
+    further = model.predict(step(8, experts=66)) - dense.predict(step(8))
+    assert further == pytest.approx(50 * 0.02 * unit)
+
+
+def test_tables_of_mixtures_are_kept_and_others_do_not_know_of_them() -> None:
+    table = measured()
+    again = CostTable.from_dict(table.to_dict())
+    assert again.to_dict() == table.to_dict()
+    assert (again.points, again.experts) == (table.points, table.experts)
+    assert "experts" not in str(CostTable("dense", [CostPoint(1, 0, 1, 1, 2.0)]).to_dict())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"number": 0}, "number of experts"),
+        ({"per_token": 33}, "33 of 32"),
+        ({"ms": -1.0}, "ms of an expert"),
+        ({"ms": float("nan")}, "ms of an expert"),
+        ({"layers": 1.5}, "layers of experts"),
+        ({"further": 1}, "must have layers, number, per_token, ms"),
+    ],
+)
+def test_experts_that_are_none_are_refused(changes: dict[str, object], message: str) -> None:
+    document = measured().to_dict()
+    document["experts"] |= changes
+    with pytest.raises(ProfileError, match=message):
+        CostTable.from_dict(document)
