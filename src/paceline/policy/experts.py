@@ -18,7 +18,7 @@ from paceline.errors import ProfileError
 from paceline.policy.cost_points import MAX_COUNT, MAX_MS
 from paceline.policy.estimate import Estimate
 
-TRUST, MOST = 0.25, 8.0
+TRUST, MOST = 0.1, 1.0
 """Steps of many rows that the belief in rows which choose by themselves is worth, and that what was
 seen is worth at most."""
 MAX_VISITS = 6.0
