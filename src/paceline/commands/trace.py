@@ -70,7 +70,7 @@ def trace_command(options: TraceOptions) -> int:
         stats = llm.stats()
         if stats.num_experts_read:
             mean = stats.num_experts_read / stats.num_target_forwards
-            screen.note(f"a forward read {mean:.0f} experts of layers on average")
+            screen.note(f"a forward read {mean:.0f} experts on average, each once per layer")
     return 0
 
 
