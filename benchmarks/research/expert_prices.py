@@ -13,6 +13,7 @@ import random
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from math import exp, sqrt
 from statistics import mean, stdev
@@ -70,9 +71,12 @@ class Times(Sequence[float]):
         return 600
 
     def __getitem__(self, at: Any) -> Any:
+        if at >= len(self):
+            raise IndexError(at)
         return (PLAIN_MS + ROW_MS * (at + 1)) * exp(self._draw.gauss(0.0, NOISE))
 
 
+@cache
 def profile(is_priced: bool) -> CostTable:
     """What ``paceline profile`` finds there, on a text of its own."""
     draw, points = random.Random(0), []
@@ -100,7 +104,7 @@ def speed_up(cell: Cell, is_priced: bool, seed: int) -> float:
         (LOOKUP,),
         DraftTime(0.02),
         seed=seed,
-        table=profile(is_priced) if cell.has_profile else None,
+        table=profile(False),  # of a planner that is replaced
         read=lambda rows, requests: experts_read(draw, rows, requests, pool),
         expert_ms=EXPERTS.ms,
     )
