@@ -11,7 +11,7 @@ neither clock nor model.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import log
 from operator import add, mul
 from typing import Any
@@ -65,8 +65,6 @@ class CostModel:
         if learns and self.table.experts is not None:
             self._experts = ExpertPrices(self.table.experts, (NOISE / spread) ** 2)
             self._read = CostModel(self.table.experts_read(), learns=False)
-            for p in self.table.points:
-                self._experts.union.learn(p.requests * p.width, p.requests, p.experts)
         self._curves: dict[CurveKey, list[float]] = {}
         self._times: dict[CurveKey, float] = {}
         self._latest = NO_STEP, self.table.step(NO_STEP)
@@ -86,7 +84,7 @@ class CostModel:
             return times[: count + 1]
         if self._experts is not None:
             price, read = self._experts.ms, self._read.growth(shape, count)
-            union = self._experts.union.growth(shape.rows, shape.requests, count)
+            union = self._experts.union.read(self._alone(shape, read))
             further = [price * (n - of_table) for n, of_table in zip(union, read, strict=True)]
             times = [*map(add, times, further)]
         return [*map(mul, times, self._filter.factors(shape.rows, count))]
@@ -127,19 +125,30 @@ class CostModel:
         if time > 0.0:
             error = self._filter.observe(shape.rows, log(milliseconds / time))
             if experts is not None and shape.experts:
-                rows, requests = shape.rows, shape.requests
-                further = shape.experts - experts.union.read(rows, requests)
-                experts.learn(further, time, *error)
-                if rows == shape.samples or requests == 1:  # others are not equally long
-                    experts.union.learn(rows, requests, shape.experts)
+                (alone,) = self._alone(shape, [self._read.predict(shape)])
+                (expected,) = experts.union.read([alone])
+                experts.learn(shape.experts - expected, time, *error)
+                experts.union.learn(alone, shape.experts)
 
     def _time(self, shape: StepShape) -> float:
         """The table's time of a step, with what its own experts take."""
         time, experts = self._table_time(shape), self._experts
         if experts is None or shape.rows < 1:
             return time
-        read = shape.experts or experts.union.read(shape.rows, shape.requests)
-        return max(0.0, time + experts.ms * (read - self._read.predict(shape)))
+        of_table = self._read.predict(shape)
+        read = shape.experts or experts.union.read(self._alone(shape, [of_table]))[0]
+        return max(0.0, time + experts.ms * (read - of_table))
+
+    def _alone(self, shape: StepShape, read: Sequence[float]) -> Iterable[float]:
+        """Rows that choose their experts by themselves, as many as make a step's union at first.
+
+        Args:
+            read: experts that the table's steps of so many rows, one more and so on read. Without a
+                profile these are no measurement.
+        """
+        if self.has_profile and self._experts is not None:
+            return map(self._experts.union.alone, read)
+        return range(max(1, shape.rows), max(1, shape.rows) + len(read))
 
     def _table_time(self, shape: StepShape) -> float:
         """The table's time of a step; of one step it is asked several times in turn."""

@@ -9,8 +9,8 @@ growth with rows and the price, both learnt; knows neither the table nor whose t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import log
+from collections.abc import Iterable, Mapping
+from math import inf, log
 from typing import NamedTuple
 
 from paceline.checks import check_number
@@ -19,8 +19,9 @@ from paceline.policy.cost_points import MAX_COUNT, MAX_MS
 from paceline.policy.estimate import Estimate
 
 TRUST, MOST = 0.1, 1.0
-"""Steps of many rows that the belief in rows which choose by themselves is worth, and that what was
-seen is worth at most."""
+"""Steps of many rows that the table's union is worth, and that what was seen is worth at most."""
+MOST_APART = 2.0
+"""Largest exponent of the union."""
 MAX_VISITS = 6.0
 """The same of the price, in steps whose experts alone made their time."""
 
@@ -67,45 +68,38 @@ class ExpertCost(NamedTuple):
 class ExpertUnion:
     """How many experts the rows of a step read together, learnt step by step.
 
-    Rows that chose by themselves would leave ``(1 - per_token / number) ** rows`` of all unread.
-    Rows of one text choose alike, so that ``n`` of one request read as many as ``n ** along`` that
-    choose by themselves, and the texts of ``r`` requests as ``r ** across``. Both exponents are 0
-    to 1: the union never shrinks with rows, and each further row adds less to it.
+    ``n`` rows that chose by themselves would leave ``(1 - per_token / number) ** n`` of all unread.
+    What a table's step read is as much as some ``n`` of them read; the rows of the text at hand
+    read as much as ``n ** exponent``, where the exponent is below 1 if they are more alike.
     """
 
     def __init__(self, cost: ExpertCost) -> None:
         self._all = cost.layers * cost.number
         self._left = 1.0 - cost.per_token / cost.number
-        self._along, self._across = Estimate(1.0, TRUST, MOST), Estimate(1.0, TRUST, MOST)
+        self._exponent = Estimate(1.0, TRUST, MOST)
 
-    def read(self, rows: int, requests: int) -> float:
-        """Experts that so many rows are expected to read, of all layers together."""
-        return self.growth(rows, requests, 0)[0]
-
-    def growth(self, rows: int, requests: int, count: int) -> list[float]:
-        """:meth:`read` of ``rows`` to ``rows + count``, ``[count + 1]``."""
-        along, whole, left = self._along.mean(), self._all, self._left
-        texts = requests ** self._across.mean()
-        return [
-            whole - whole * left ** (texts * (n / requests) ** along) if n else 0.0
-            for n in range(rows, rows + count + 1)
-        ]
-
-    def learn(self, rows: int, requests: int, experts: int) -> None:
-        """Take in how many experts a step has read."""
+    def alone(self, experts: float) -> float:
+        """Rows that read so many experts if they choose by themselves; at least one."""
         unread = 1.0 - experts / self._all
-        if not 0.0 < unread < 1.0 or not self._left:
-            return  # where all are read, any further rows would have read as many
-        alone = log(log(unread) / log(self._left))
-        each, texts = log(rows / requests), log(requests)
-        exponent, span = (self._along, each) if each else (self._across, texts)
-        if span:
-            if each:
-                alone -= texts * self._across.mean()
+        return max(1.0, log(unread) / log(self._left)) if unread > 0.0 and self._left else inf
+
+    def read(self, alone: Iterable[float]) -> list[float]:
+        """Experts that steps are expected to read, of all layers together.
+
+        Args:
+            alone: of each step, rows that choose by themselves and read what its table says.
+        """
+        exponent, whole, left = self._exponent.mean(), self._all, self._left
+        return [whole - whole * left**rows**exponent for rows in alone]
+
+    def learn(self, alone: float, experts: int) -> None:
+        """Take in how many experts such a step has read."""
+        span, rows = log(alone), self.alone(experts)
+        if 0.0 < span < inf > rows:
             # Of few rows the exponent is as uncertain as their logarithm is small, and of a union
             # that is nearly everything there is little to tell.
-            weight = unread * span * span / (1.0 + span * span)
-            exponent.learn(min(1.0, max(0.0, alone / span)), weight=weight)
+            weight = (1.0 - experts / self._all) * span * span / (1.0 + span * span)
+            self._exponent.learn(min(MOST_APART, log(rows) / span), weight=weight)
 
 
 class ExpertPrices:
