@@ -275,6 +275,7 @@ void bind_forward(nb::module_& module) {
         }, nb::rv_policy::take_ownership)
         .def("forward", &forward, nb::arg("batch"), nb::arg("inputs").none(), nb::arg("taps"),
              nb::arg("features").noconvert())
+        .def_prop_ro("experts_read", &Decoder::experts_read)
         .def("write_kv", &write_kv, nb::arg("batch"), nb::arg("inputs"))
         .def("forward_greedy", &forward_greedy, nb::arg("batch"), nb::arg("inputs").none(),
              nb::arg("taps"), nb::arg("features").noconvert());

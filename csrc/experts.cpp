@@ -102,6 +102,7 @@ void Decoder::mixture(const DecoderLayer& layer, int rows) {
         mixture.choose(router_row(row), &assignment_.ids[at], &assignment_.weights[at]);
     });
     assignment_.sort(rows, mixture);
+    count_experts(layer);
     experts(mixture, count);
     if (mixture.shared) {
         pool().each(rows, [&](int row, int thread) {
@@ -137,6 +138,15 @@ void Decoder::mixture(const DecoderLayer& layer, int rows) {
             }
         }
     });
+}
+
+void Decoder::count_experts(const DecoderLayer& layer) {
+    std::vector<bool>& is_read = is_read_[&layer - layers_.data()];
+    is_read.resize(layer.mixture->experts.size());
+    for (const Assignment::Group& group : assignment_.groups) {
+        experts_read_ += !is_read[group.expert];
+        is_read[group.expert] = true;
+    }
 }
 
 void Decoder::experts(const Mixture& mixture, int count) {

@@ -99,6 +99,8 @@ void Decoder::run(const Batch& batch, const Streams& streams, float* logits, int
     scratch_stride_ = 2 * std::max({(entry_ ? 2 : 1) * ld_hidden_, ld_q_, ld_mlp_});
     scratch_.need(static_cast<size_t>(threads) * scratch_stride_);
     sampled_.need(static_cast<size_t>(samples) * ld_hidden_);
+    is_read_.assign(layers_.size(), {});
+    experts_read_ = 0;
     for (const Slice& slice : slices(batch)) {
         prepare(batch, slice);
         layers(batch, slice, streams);

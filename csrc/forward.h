@@ -83,6 +83,8 @@ class Decoder {
     void write_kv(const Batch& batch, const float* inputs);
 
     const DecoderShape& shape() const { return shape_; }
+    // Pairs of a layer and an expert that the latest forward read.
+    int experts_read() const { return experts_read_; }
     bool has_entry() const { return entry_.has_value(); }
     // Whether spans are blocks, of which some layer sees all.
     bool reads_blocks() const {
@@ -125,6 +127,8 @@ class Decoder {
     void mixture(const DecoderLayer& layer, int rows);
     // The results of all entries of the assignment, to `expert_out_`.
     void experts(const Mixture& mixture, int entries);
+    // Counts those of the assignment that no slice before has read in this layer.
+    void count_experts(const DecoderLayer& layer);
     // One linear of every expert that some row takes, its tiles shared out among all threads.
     void grouped(const Mixture& mixture, Linear FeedForward::*which,
                  const std::vector<Inputs>& inputs, float* y, int ld);
@@ -175,6 +179,8 @@ class Decoder {
     InputBuffer inputs_, expert_inputs_;
     Buffer<float> normed_, routed_, expert_gate_up_, expert_out_, shared_;  // of mixtures
     Assignment assignment_;
+    std::vector<std::vector<bool>> is_read_;  // [layers][experts], of the latest forward
+    int experts_read_ = 0;
     // Views of one memory, used in turn.
     Inputs in_joined_{}, in_hidden_{}, in_attended_{};
     std::vector<RowBlock> blocks_;

@@ -147,6 +147,8 @@ class EngineStats:
     Attributes:
         num_queried_tokens: tokens that were looked for in the prefix cache.
         num_cached_tokens: tokens that it had.
+        num_experts_read: pairs of a layer and an expert that the target's forwards read, each pair
+            counted once per forward.
         expected_accepted_tokens: the planner's estimate for all drafts that were verified.
         decode_steps_by_rows: forwards in which all requests decoded, by their rows: the width that
             the planner chose.
@@ -163,6 +165,7 @@ class EngineStats:
     num_target_forwards: int = 0
     num_draft_forwards: int = 0
     num_rows: int = 0
+    num_experts_read: int = 0
     num_preemptions: int = 0
     num_failed_requests: int = 0
     num_proposer_failures: int = 0

@@ -169,6 +169,13 @@ def test_a_step_shows_what_became_of_each_node() -> None:
     assert lines[-1].endswith('+2 "<1><3>"')
 
 
+def test_a_step_of_a_mixture_says_how_many_experts_it_read() -> None:
+    read = record(0, 2, [1, 3], NODES)
+    read = replace(read, shape=read.shape._replace(experts=37))
+    *_, last = view([read], [0, 1, 3]).lines([])
+    assert "2.00 ms measured (37 experts read), step 3.00" in last
+
+
 def test_steps_without_candidates_are_one_line() -> None:
     records = [record(i, 2 + i, [i + 1], []) for i in range(3)]
     records.append(record(3, 5, [4], NODES[:2]))

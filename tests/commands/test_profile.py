@@ -15,6 +15,8 @@ from paceline.errors import ConfigError
 from paceline.llm import embedded_model
 from paceline.workbench.profile_store import find_imported, find_profile, from_document
 from tests.commands.conftest import Result
+from tests.models.reference import save_model
+from tests.models.vocabularies import byte_level_json, save_tokenizer
 from tests.proposers.heads import embedded_head
 
 Cli = Callable[..., Result]
@@ -62,6 +64,24 @@ def test_one_model_within_its_limits(cli: Cli) -> None:
     assert "draft: context 9999 is left out" in notes
     assert "these steps are beyond the limits: 1 x 20 at context 40" in notes
     assert "context 50 is left out" in result.err
+
+
+def test_a_mixture(cli: Cli, tmp_path: Path) -> None:
+    save_model("olmoe", tmp_path / "moe")
+    save_tokenizer(tmp_path / "moe", byte_level_json(), eos_token="<|end|>")
+    result = cli("profile", str(tmp_path / "moe"), *QUICK, "--max-num-seqs", "2", "--json")
+    assert result.code == 0, result.err
+    (profile,) = map(from_document, result.document["profiles"])
+    table = profile.table
+    assert table.experts is not None
+    assert (table.experts.layers, table.experts.number, table.experts.per_token) == (2, 8, 3)
+    assert {point.experts for point in table.points if point.width * point.requests == 1} == {6}
+    assert all(6 < point.experts <= 16 for point in table.points if point.width == 4)
+    assert profile.key is not None
+    found = find_profile(profile.key)
+    assert found is not None
+    assert (found.table.experts, found.table.points) == (table.experts, table.points)
+    assert "experts: 3 of 8 per row in each of 2 layers" in result.out
 
 
 def test_the_first_layers_as_a_draft(cli: Cli) -> None:

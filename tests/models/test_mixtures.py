@@ -22,7 +22,7 @@ from paceline.models.ops.reference import ReferenceOps
 from paceline.models.ops.row_mixture import choose
 from paceline.models.ops.threads import set_num_threads
 from paceline.models.packed_folder import write_packed
-from paceline.span import DraftTree
+from paceline.span import DraftTree, Span
 from paceline.training.heads.initial import TargetWeights
 from paceline.training.model_files import load_model
 from tests.arrays import assert_close, same
@@ -93,6 +93,32 @@ def test_one_expert_for_all_rows(tmp_path: Path, backend: str) -> None:
     save_file(tensors, tmp_path / "model.safetensors")
     parts = driver(tmp_path, backend=backend)
     assert same(torch.cat([parts.chunk([token]) for token in TOKENS]), truth)
+
+
+@backends
+@pytest.mark.parametrize("family", MIXTURES)
+def test_experts_are_counted_as_the_routers_choose(
+    tmp_path: Path, family: str, backend: str
+) -> None:
+    """Of 200 rows too, which the native kernels take in slices."""
+    tokens = torch.randint(3, VOCAB, (200,), generator=torch.Generator().manual_seed(5)).tolist()
+    model = save_model(family, tmp_path, max_position_embeddings=256)
+    checkpoint = load_checkpoint(tmp_path, with_tokenizer=False)
+    found = Driver(checkpoint, max_len=256, ops=KINDS[backend]("float32"))
+    begin = 0
+    for end in (1, 3, 20, len(tokens)):
+        with torch.no_grad():
+            prompt = torch.tensor([tokens[:end]])
+            routers = model(prompt, output_router_logits=True).router_logits
+        experts = checkpoint.config.experts
+        assert experts is not None
+        chosen = [each[begin:].topk(experts.per_token, dim=1)[1].unique() for each in routers]
+        span = Span.chunk(0, begin, tokens[begin:end], sample=True)
+        assert found.kv.reserve(0, end - begin)
+        result = found.runner.forward(found.runner.pack([span]), greedy=True)
+        found.kv.commit(0, range(end - begin))
+        assert result.experts_read == sum(map(len, chosen))
+        begin = end
 
 
 def test_ties_and_nans_have_an_order() -> None:

@@ -41,7 +41,8 @@ class Machine:
     """Steps of some requests, each of whose drafts is right with its own probability per token.
 
     A draft is a chain of :data:`DEPTH` nodes that claims to be right with ``claimed``. ``table`` is
-    what the planner believes; ``times`` what steps take.
+    what the planner believes; ``times`` what steps take, and of a mixture ``expert_ms`` for each of
+    the experts that so many rows of so many requests read.
     """
 
     times: Sequence[float]
@@ -53,6 +54,8 @@ class Machine:
     table: CostTable | None = None
     has_profile: bool = True
     objective: Objective | None = None
+    read: Callable[[int, int], int] = lambda rows, requests: 0
+    expert_ms: float = 0.0
 
     def __post_init__(self) -> None:
         table = self.table or cost_table(self.times)
@@ -109,13 +112,15 @@ class Machine:
         }
         rows = count + sum(map(len, trees))
         self.nodes.append([len(tree) for tree in trees])
-        forward_ms = self.times[rows - 1]
+        shape = StepShape(rows, 0, 0, rows, count, self.read(rows, count))
+        forward_ms = self.times[rows - 1] + self.expert_ms * shape.experts
         self.milliseconds += forward_ms + draft_ms
-        self.plain_milliseconds += self.times[count - 1] * sum(emitted.values()) / count
-        planner.cost.observe(StepShape(rows, 0, 0, rows, count), forward_ms)
+        plain_ms = self.times[count - 1] + self.expert_ms * self.read(count, count)
+        self.plain_milliseconds += plain_ms * sum(emitted.values()) / count
+        planner.cost.observe(shape, forward_ms)
         planner.end(
             StepReport(
-                StepShape(rows, 0, 0, rows, count),
+                shape,
                 forward_ms,
                 forward_ms + draft_ms,
                 count,

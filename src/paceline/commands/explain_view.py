@@ -107,8 +107,11 @@ class StepView:
             yield from (f"  {line}" for line in self._tree(part.nodes))
         yield f"  {_ending(record)}"
         predicted = "" if record.predicted_ms is None else f"{record.predicted_ms:.2f} predicted, "
+        experts = record.shape.experts
+        measured = f"{record.forward_ms:.2f} ms measured"
+        measured += f" ({experts} experts read)" if experts else ""
         yield (
-            f"  forward {predicted}{record.forward_ms:.2f} ms measured, step {record.total_ms:.2f}"
+            f"  forward {predicted}{measured}, step {record.total_ms:.2f}"
             f'{self._pace(record)}; +{record.num_emitted} "{one_line(self._added(record))}"'
         )
 

@@ -173,6 +173,12 @@ def describe(profile: Profile) -> str:
     if profile.roofs is not None:
         roofs = profile.roofs
         lines.append(f"roofs: {roofs.read_gb_per_s:.1f} GB/s read, {roofs.gflop_per_s:.0f} GFLOP/s")
+    if profile.table.experts is not None:
+        of = profile.table.experts
+        lines.append(
+            f"experts: {of.per_token} of {of.number} per row in each of {of.layers} layers, "
+            f"{of.ms:.4f} ms to read one"
+        )
     return "\n".join([*lines, *_host(profile.table.host)])
 
 
@@ -205,6 +211,7 @@ def _widths(profile: Profile, context: int) -> str:
             unit: f"{point.ms:.3f}",
             "spread": f"{point.spread:.3f}",
             "cost ratio": f"{costs.cost_ratio(point.width, context):.3f}",
+            **({"experts": str(point.experts)} if costs.experts else {}),
             **_achieved(point.width, context, point.ms, profile),
         }
         for point in costs.base_points(context)
@@ -213,9 +220,9 @@ def _widths(profile: Profile, context: int) -> str:
 
 
 def _achieved(width: int, context: int, ms: float, profile: Profile) -> dict[str, str]:
-    """How much of the machine a step uses, where that was measured."""
+    """How much of the machine a step uses, where that was measured and all weights are read."""
     roofs, work = profile.roofs, profile.work
-    if roofs is None or work is None:
+    if roofs is None or work is None or profile.table.experts is not None:
         return {}
     read = work.bytes_read(width, context) / ms / 1e6
     computed = work.operations(width, context) / ms / 1e6

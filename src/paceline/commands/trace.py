@@ -67,6 +67,10 @@ def trace_command(options: TraceOptions) -> int:
             f"{len(prompts) - begin} prompts, {num_tokens} output tokens written; "
             f"{writer.num_shards} shards in {writer.folder}"
         )
+        stats = llm.stats()
+        if stats.num_experts_read:
+            mean = stats.num_experts_read / stats.num_target_forwards
+            screen.note(f"a forward read {mean:.0f} experts on average, each once per layer")
     return 0
 
 

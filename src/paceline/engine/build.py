@@ -19,6 +19,7 @@ from paceline.models.pages import give_back_freed
 from paceline.models.pruned_head import check_whole_head
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_table import CostTable
+from paceline.policy.experts import ExpertCost
 from paceline.proposers import build_proposers
 from paceline.proposers.base import Proposer, TargetInfo
 from paceline.runtime.kv_cache import (
@@ -113,6 +114,19 @@ def target_info(
     )
 
 
+def expert_cost(config: ModelConfig) -> ExpertCost | None:
+    """A model's mixtures; an expert costs its part of the weights that a single row reads."""
+    mixtures = [each for layer in range(config.num_layers) if (each := config.experts_of(layer))]
+    if not mixtures:
+        return None
+    of = mixtures[0]
+    weights = 3 * of.width * config.hidden_size
+    idle = len(mixtures) * (of.number - of.per_token) * weights
+    looked_up = 0 if config.tie_embeddings else config.vocab_size * config.hidden_size
+    read = config.num_weights - looked_up - idle
+    return ExpertCost(len(mixtures), of.number, of.per_token, weights / read)
+
+
 FindTable = Callable[[str, ModelConfig, Ops, str, str], CostTable | None]
 """From a model's name and shape, its ops, its dtype and its KV's to what its steps cost here."""
 
@@ -142,7 +156,7 @@ def build_engine(
     if find_table is not None:
         name, shape = checkpoint.name, checkpoint.config
         table = find_table(name, shape, ops, config.dtype, config.kv_cache_dtype)
-    cost = CostModel(table, ops=ops.name)
+    cost = CostModel(table, ops=ops.name, experts=expert_cost(checkpoint.config))
     planner = PLANNERS[config.planner](cost, config.objective)
     stops = checkpoint.config.eos_token_ids
     engine = Engine(runner, config, proposers, stops, planner, cost)

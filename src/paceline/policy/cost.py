@@ -3,21 +3,24 @@
     T(step) = table(step) x correction(rows)
 
 The table is what was measured, read as it is and never smoothed; without a profile it is the prior.
-What it has wrong now, :mod:`paceline.policy.cost_filter` learns. Knows neither clock nor model.
+What it has wrong now, :mod:`paceline.policy.cost_filter` learns. Of a mixture the experts count
+that a step reads beyond those that the table's step read, by :mod:`paceline.policy.experts`. Knows
+neither clock nor model.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import log
-from operator import mul
+from operator import add, mul
 from typing import Any
 
-from paceline.policy.cost_filter import ASSUMED, MEASURED, CostFilter
+from paceline.policy.cost_filter import ASSUMED, MEASURED, NOISE, CostFilter
 from paceline.policy.cost_points import MAX_MS, NO_STEP, StepShape
 from paceline.policy.cost_prior import prior_table
 from paceline.policy.cost_table import CostTable
+from paceline.policy.experts import ExpertCost, ExpertPrices
 
 CurveKey = tuple[int, int, int, int, int]
 
@@ -40,7 +43,8 @@ class CostModel:
     Args:
         table: of this machine and model; None where there is no profile.
         learns: False freezes the predictions: :meth:`observe` does nothing.
-        ops: name of the model's operations; what is assumed without a profile depends on them.
+        ops, experts: name of the model's operations, and its mixtures; what is assumed without a
+            profile depends on them.
     """
 
     def __init__(
@@ -49,13 +53,18 @@ class CostModel:
         *,
         learns: bool = True,
         ops: str = "",
+        experts: ExpertCost | None = None,
     ) -> None:
         self.has_profile = table is not None
         """False where the table is only the prior."""
-        self.table = prior_table(ops) if table is None else table
+        self.table = prior_table(ops, experts) if table is None else table
         self.learns = learns
         spread = MEASURED if self.has_profile else ASSUMED
         self._filter = CostFilter(spread, self.table.is_relative)
+        self._experts: ExpertPrices | None = None
+        if learns and self.table.experts is not None:
+            self._experts = ExpertPrices(self.table.experts, (NOISE / spread) ** 2)
+            self._read = CostModel(self.table.experts_read(), learns=False)
         self._curves: dict[CurveKey, list[float]] = {}
         self._times: dict[CurveKey, float] = {}
         self._latest = NO_STEP, self.table.step(NO_STEP)
@@ -73,6 +82,11 @@ class CostModel:
         times = self._curve(shape, count)
         if not self.learns:
             return times[: count + 1]
+        if self._experts is not None:
+            price, read = self._experts.ms, self._read.growth(shape, count)
+            union = self._experts.union.read(self._alone(shape, read))
+            further = [price * (n - of_table) for n, of_table in zip(union, read, strict=True)]
+            times = [*map(add, times, further)]
         return [*map(mul, times, self._filter.factors(shape.rows, count))]
 
     def hoped(self, shape: StepShape, growth: Sequence[float]) -> list[float]:
@@ -107,11 +121,36 @@ class CostModel:
         """Learn from one step. What is no step's time is ignored: NaN, infinite, 0, negative."""
         if not self.learns or not 0.0 < milliseconds <= MAX_MS:
             return
-        time = self._time(shape)
+        time, experts = self._time(shape), self._experts
         if time > 0.0:
-            self._filter.observe(shape.rows, log(milliseconds / time))
+            error = self._filter.observe(shape.rows, log(milliseconds / time))
+            if experts is not None and shape.experts:
+                (alone,) = self._alone(shape, [self._read.predict(shape)])
+                (expected,) = experts.union.read([alone])
+                experts.learn(shape.experts - expected, time, *error)
+                experts.union.learn(alone, shape.experts)
 
     def _time(self, shape: StepShape) -> float:
+        """The table's time of a step, with what its own experts take."""
+        time, experts = self._table_time(shape), self._experts
+        if experts is None or shape.rows < 1:
+            return time
+        of_table = self._read.predict(shape)
+        read = shape.experts or experts.union.read(self._alone(shape, [of_table]))[0]
+        return max(0.0, time + experts.ms * (read - of_table))
+
+    def _alone(self, shape: StepShape, read: Sequence[float]) -> Iterable[float]:
+        """Rows that choose their experts by themselves, as many as make a step's union at first.
+
+        Args:
+            read: experts that the table's steps of so many rows, one more and so on read. Without a
+                profile these are no measurement.
+        """
+        if self.has_profile and self._experts is not None:
+            return map(self._experts.union.alone, read)
+        return range(max(1, shape.rows), max(1, shape.rows) + len(read))
+
+    def _table_time(self, shape: StepShape) -> float:
         """The table's time of a step; of one step it is asked several times in turn."""
         if shape is self._latest[0]:
             return self._latest[1]
@@ -135,7 +174,7 @@ class CostModel:
 
 
 def _key(shape: StepShape) -> CurveKey:
-    rows, rows_x_context, context_sum, samples, requests = shape
+    rows, rows_x_context, context_sum, samples, requests, _ = shape
     of_row = round(rows_x_context / (rows or 1) / CONTEXT_GRAIN)
     of_request = round(context_sum / (requests or 1) / CONTEXT_GRAIN)
     return rows, samples, requests, of_row, of_request

@@ -113,8 +113,13 @@ class CostFilter:
         spread = residual.variance(self._steps) if residual else 1.0 / self._trust
         return NOISE * sqrt(max(0.0, self._uncertainty(SHARES[at]) + spread))
 
-    def observe(self, width: int, level: float) -> None:
-        """Learn from one step of so many rows; ``level`` is log(measured / table)."""
+    def observe(self, width: int, level: float) -> tuple[float, float]:
+        """Learn from one step of so many rows; ``level`` is log(measured / table).
+
+        Returns:
+            What was wrong with :meth:`factor`'s logarithm, as far as it is believed, and the
+            variance that was expected of that, in units of ``NOISE ** 2``.
+        """
         at, self._steps = _at(width), self._steps + 1
         residual = self._residuals.get(at)
         if residual is None:
@@ -126,9 +131,10 @@ class CostFilter:
         share = SHARES[at]
         error = level - self._scale - share * self._slope - mean
         error = self._believed(at, error, residual)
-        uncertainty = self._uncertainty(share)
-        self._settle(share, error, residual.variance(self._steps))
+        uncertainty, spread = self._uncertainty(share), residual.variance(self._steps)
+        self._settle(share, error, spread)
         residual.learn(mean + error, self._steps, 1.0 / (1.0 + uncertainty))
+        return error, uncertainty + spread + 1.0
 
     def _settle(self, share: float, error: float, spread: float) -> None:
         """Move scale and slope by their parts of an error; then let a step pass."""

@@ -15,7 +15,7 @@ from paceline.errors import ProfileError
 MAX_POINTS = 100_000
 MAX_COUNT = 1 << 24
 MAX_MS = 1e12
-_LEAST = {"requests": 1, "context": 0, "width": 1, "samples": 0}
+_LEAST = {"requests": 1, "context": 0, "width": 1, "samples": 0, "experts": 0}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -29,6 +29,7 @@ class CostPoint:
         samples: sampled rows of each span.
         ms: median time in milliseconds; in a relative table, in plain steps.
         spread: range that the middle half of the measurements covers, in the same unit.
+        experts: of mixtures, that the step read, each counted once per layer.
     """
 
     requests: int
@@ -37,9 +38,12 @@ class CostPoint:
     samples: int
     ms: float
     spread: float = 0.0
+    experts: int = 0
 
 
-COLUMNS = [field.name for field in fields(CostPoint)]
+EXPERT_COLUMNS = [field.name for field in fields(CostPoint)]
+COLUMNS = EXPERT_COLUMNS[:-1]
+"""Of tables of models without mixtures."""
 
 
 class StepShape(NamedTuple):  # made several times per step: a frozen dataclass takes thrice as long
@@ -51,6 +55,8 @@ class StepShape(NamedTuple):  # made several times per step: a frozen dataclass 
         context_sum: sum over requests of their committed tokens.
         samples: rows whose logits are needed.
         requests: spans in the step.
+        experts: pairs of a layer and an expert that it read; 0 where that is not known yet, and
+            where no layer is a mixture.
     """
 
     rows: int
@@ -58,17 +64,18 @@ class StepShape(NamedTuple):  # made several times per step: a frozen dataclass 
     context_sum: float
     samples: int
     requests: int = 1
+    experts: int = 0
 
 
 NO_STEP = StepShape(0, 0, 0, 0, 0)
 
 
-def to_rows(points: Sequence[CostPoint]) -> list[list[Any]]:
-    """A list of numbers per point, in the order of :data:`COLUMNS`."""
-    return [list(astuple(point)) for point in points]
+def to_rows(points: Sequence[CostPoint], columns: Sequence[str]) -> list[list[Any]]:
+    """A list of numbers per point, in the order of all columns or of the first ones."""
+    return [list(astuple(point)[: len(columns)]) for point in points]
 
 
-def from_rows(rows: object) -> list[CostPoint]:
+def from_rows(rows: object, columns: Sequence[str]) -> list[CostPoint]:
     """Points out of what :func:`to_rows` made.
 
     Raises:
@@ -77,8 +84,8 @@ def from_rows(rows: object) -> list[CostPoint]:
     if not isinstance(rows, list) or len(rows) > MAX_POINTS:
         raise ProfileError(f"the points of a cost table must be a list of at most {MAX_POINTS}")
     for index, row in enumerate(rows):
-        if not isinstance(row, list) or len(row) != len(COLUMNS):
-            raise ProfileError(f"point {index} must be a list of {len(COLUMNS)} numbers")
+        if not isinstance(row, list) or len(row) != len(columns):
+            raise ProfileError(f"point {index} must be a list of {len(columns)} numbers")
     return [CostPoint(*row) for row in rows]
 
 

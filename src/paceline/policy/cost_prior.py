@@ -7,6 +7,7 @@ from statistics import geometric_mean
 
 from paceline.policy.cost_points import CostPoint
 from paceline.policy.cost_table import CostTable
+from paceline.policy.experts import ExpertCost
 
 _WIDTHS = (1, 2, 4, 8, 16, 32)
 _RATIOS = {
@@ -25,15 +26,22 @@ steps, arithmetic the wide ones: beyond the last point every row costs the same.
 """
 
 
-@cache
-def prior_table(ops: str = "") -> CostTable:
+def prior_table(ops: str = "", experts: ExpertCost | None = None) -> CostTable:
     """In plain steps; every row sampled or not, at every context, of any number of requests.
 
     Args:
         ops: name of the model's operations; others are taken to be between those that are known.
+        experts: of a mixture, which costs as much as a dense model where all rows choose alike.
     """
+    return _assumed(ops, experts)
+
+
+@cache
+def _assumed(ops: str, experts: ExpertCost | None) -> CostTable:
     known = [_RATIOS[ops]] if ops in _RATIOS else list(_RATIOS.values())
     points = []
     for width, ratios in zip(_WIDTHS, zip(*known, strict=True), strict=True):
-        points.append(CostPoint(1, 0, width, width, geometric_mean(ratios)))
-    return CostTable("assumed: nothing was measured", points, is_relative=True)
+        read = experts.least if experts else 0
+        points.append(CostPoint(1, 0, width, width, geometric_mean(ratios), experts=read))
+    name = "assumed: nothing was measured"
+    return CostTable(name, points, is_relative=True, experts=experts)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ import numpy as np
 from paceline.errors import ProfileError
 from paceline.policy.cost_points import (
     COLUMNS,
+    EXPERT_COLUMNS,
     CostPoint,
     StepShape,
     check_points,
@@ -33,11 +34,13 @@ from paceline.policy.cost_points import (
     to_rows,
 )
 from paceline.policy.curves import Curve, Floats, arrays, means, on_curve, on_curve_at
+from paceline.policy.experts import ExpertCost
 from paceline.policy.host_time import NO_HOST_TIME, HostTime
 
 MAX_NAME = 300
 _KEYS = ("name", "is_relative", "columns", "points")
 _HOST = "host"  # which tables of other engines do not have
+_EXPERTS = "experts"  # which only tables of mixtures have
 
 
 class CostTable:
@@ -50,6 +53,7 @@ class CostTable:
         is_relative: times are multiples of the target's plain step, because nothing is known about
             milliseconds; wherever milliseconds are spoken of, the table gives such multiples.
         host: what a step takes outside of its forwards; no prediction here includes it.
+        experts: what those of a mixture cost, beyond those that its points read.
 
     Raises:
         ProfileError: the points contradict each other, or lack what every table needs.
@@ -61,6 +65,7 @@ class CostTable:
         points: Sequence[CostPoint],
         is_relative: bool = False,
         host: HostTime = NO_HOST_TIME,
+        experts: ExpertCost | None = None,
     ) -> None:
         if not 1 <= len(name) <= MAX_NAME:
             raise ProfileError(f"a cost table's name must have 1 to {MAX_NAME} characters")
@@ -68,7 +73,7 @@ class CostTable:
         self.name = name
         self.points = tuple(sorted(points))
         self.is_relative = is_relative
-        self.host = host
+        self.host, self.experts = host, experts
         base: dict[int, list[tuple[float, float]]] = {}
         for p in self.points:
             if p.requests == 1 and p.samples == p.width:
@@ -140,6 +145,11 @@ class CostTable:
     def cost_ratio(self, width: int, context: float = 0) -> float:
         """Time of one request's step of this width over that of width 1."""
         return self.milliseconds(width, context) / self.milliseconds(1, context)
+
+    def experts_read(self) -> CostTable:
+        """The table of a mixture with what its steps read in place of the milliseconds."""
+        points = [replace(p, ms=max(1, p.experts), spread=0.0) for p in self.points]
+        return CostTable(self.name, points)
 
     # --- the base ------------------------------------------------------------------------------
 
@@ -225,12 +235,14 @@ class CostTable:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and numbers, which :meth:`from_dict` takes back."""
+        columns = EXPERT_COLUMNS if self.experts else COLUMNS
         return {
             "name": self.name,
             "is_relative": self.is_relative,
-            "columns": COLUMNS,
-            "points": to_rows(self.points),
+            "columns": columns,
+            "points": to_rows(self.points, columns),
             "host": asdict(self.host),
+            **({_EXPERTS: self.experts._asdict()} if self.experts else {}),
         }
 
     @classmethod
@@ -240,11 +252,15 @@ class CostTable:
         Raises:
             ProfileError: a key is missing or unknown, or a value is not what it must be.
         """
-        if not isinstance(data, Mapping) or {*data, _HOST} != {*_KEYS, _HOST}:
+        optional = _HOST, _EXPERTS
+        if not isinstance(data, Mapping) or {*data, *optional} != {*_KEYS, *optional}:
             raise ProfileError(f"a cost table must be an object with {', '.join(_KEYS)}")
-        if data["columns"] != COLUMNS:
-            raise ProfileError(f"the columns of a cost table must be {', '.join(COLUMNS)}")
+        columns = EXPERT_COLUMNS if _EXPERTS in data else COLUMNS
+        if data["columns"] != columns:
+            raise ProfileError(f"the columns of a cost table must be {', '.join(columns)}")
         if not isinstance(data["name"], str) or not isinstance(data["is_relative"], bool):
             raise ProfileError("a cost table's name must be text, and is_relative true or false")
         host = HostTime.from_dict(data[_HOST]) if _HOST in data else NO_HOST_TIME
-        return cls(data["name"], from_rows(data["points"]), data["is_relative"], host)
+        experts = ExpertCost.from_dict(data[_EXPERTS]) if _EXPERTS in data else None
+        points = from_rows(data["points"], columns)
+        return cls(data["name"], points, data["is_relative"], host, experts)

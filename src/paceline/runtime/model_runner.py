@@ -31,12 +31,14 @@ class ForwardResult:
         features: ``[rows, taps, hidden_size]``, what :attr:`ModelRunner.taps` asked for;
             None where it asked for nothing. A row for each node that was computed, spans in order:
             a span's first ``num_cached`` nodes have none.
+        experts_read: pairs of a layer and an expert that it read, each counted once.
     """
 
     logits: Floats
     offsets: Sequence[int]
     argmax: Sequence[int] | None = None
     features: Floats | None = None
+    experts_read: int = 0
 
 
 class ModelRunner:
@@ -79,7 +81,8 @@ class ModelRunner:
         self.num_rows += batch.num_rows
         self.seconds += time.perf_counter() - began
         features = taps.features if self.taps else None
-        return ForwardResult(logits, batch.sample_offsets, argmax, features)
+        experts = self._forward.experts_read
+        return ForwardResult(logits, batch.sample_offsets, argmax, features, experts)
 
     @property
     def grows_trees(self) -> bool:

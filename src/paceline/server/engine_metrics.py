@@ -112,6 +112,11 @@ PLAIN = (
     ("target_forwards", "Forwards of the target.", "num_target_forwards"),
     ("draft_forwards", "Forwards of draft models.", "num_draft_forwards"),
     (
+        "experts_read",
+        "Experts of layers that the target's forwards read, once per forward.",
+        "num_experts_read",
+    ),
+    (
         "proposer_failures",
         "Drafts that were lost because a proposer failed.",
         "num_proposer_failures",

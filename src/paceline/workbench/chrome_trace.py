@@ -35,6 +35,7 @@ class StepTimes:
         began: seconds, from a start of its own.
         seconds: by phase, in order; each phase begins where the one before it ends.
         num_rows: of the target's forward.
+        num_experts: of layers, which it read; 0 where no layer is a mixture.
     """
 
     began: float
@@ -43,6 +44,7 @@ class StepTimes:
     num_draft_tokens: int
     num_accepted_tokens: int
     num_output_tokens: int
+    num_experts: int = 0
 
     @property
     def milliseconds(self) -> float:
@@ -97,6 +99,7 @@ class StepClock:
                 now.num_draft_tokens - then.num_draft_tokens,
                 now.num_accepted_tokens - then.num_accepted_tokens,
                 after.num_output_tokens - before.num_output_tokens,
+                after.num_experts_read - before.num_experts_read,
             )
         )
 
@@ -132,6 +135,8 @@ def _step_events(
         "emitted": step.num_output_tokens,
     }
     args, dur = {"index": index, "rows": step.num_rows, **counts}, step.milliseconds * 1e3
+    if step.num_experts:
+        args["experts"] = step.num_experts
     yield {"name": "step", "ph": "X", "ts": ts, "dur": dur, **common, "args": args}
     yield {"name": f"{run}: tokens", "ph": "C", "ts": ts, **common, "args": counts}
     for phase, seconds in step.seconds.items():

@@ -7,20 +7,24 @@ engine builds and runs them. Owns a profile and its making; how it is kept is
 
 from __future__ import annotations
 
+import json
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from importlib.resources import files
+from operator import mul
 
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.config.methods import HEAD_METHODS
-from paceline.engine.build import DRAFT_SHARE, BuiltEngine, build_engine, kv_budget
+from paceline.engine.build import DRAFT_SHARE, BuiltEngine, build_engine, expert_cost, kv_budget
 from paceline.engine.compute_thread import COMPUTE
 from paceline.errors import ConfigError
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.ops.threads import num_threads
 from paceline.policy.cost_points import CostPoint
 from paceline.policy.cost_table import CostTable
+from paceline.policy.experts import ExpertCost
 from paceline.policy.host_time import HostTime
 from paceline.proposers.draft_model.loading import draft_dtype, draft_runner, open_draft
 from paceline.proposers.heads import build_head, open_head
@@ -87,6 +91,11 @@ class _Subject:
     kv_dtype: str
     checkpoint: Checkpoint
 
+    @property
+    def experts(self) -> ExpertCost | None:
+        """Its mixtures, of unmeasured cost."""
+        return expert_cost(self.runner.decoder.config)
+
 
 def measure_profiles(
     model: str,
@@ -123,13 +132,17 @@ def _measure(
         drafting, make = (_head if draft.method in HEAD_METHODS else _draft)(draft, built)
         subjects.append(drafting)
     tasks: dict[tuple[int, Step], Task] = {}
+    benches: list[StepBench] = []
     notes: list[str] = []
     with ExitStack() as stack:
         for index, subject in enumerate(subjects):
-            longest = subject.runner.decoder.max_len
-            steps, remarks = plan_steps(settings.widths, settings.contexts, longest, built.config)
+            longest, mixture = subject.runner.decoder.max_len, subject.experts is not None
+            steps, remarks = plan_steps(
+                settings.widths, settings.contexts, longest, built.config, mixture
+            )
             notes += [f"{subject.name}: {remark}" for remark in remarks]
-            bench = StepBench(subject.runner)
+            bench = StepBench(subject.runner, text=_text(subject) if mixture else ())
+            benches.append(bench)
             stack.callback(bench.close)
             tasks |= {(index, step): task for step, task in bench.tasks(steps).items()}
         timings = measure(tasks, settings.budget_seconds, advance)
@@ -139,7 +152,11 @@ def _measure(
             f"times vary by {unrest:.0%}: the machine is busy, measure again when it rests"
         )
     profiles = [
-        _profile(subject, {step: each for (at, step), each in timings.items() if at == index})
+        _profile(
+            subject,
+            {step: each for (at, step), each in timings.items() if at == index},
+            benches[index].experts,
+        )
         for index, subject in enumerate(subjects)
     ]
     profiles[0].table.host = measure_host_time(built, settings.proposers)
@@ -185,14 +202,51 @@ def _drafting(
     return _Subject(checkpoint.name, runner, dtype, kv_dtype, checkpoint)
 
 
-def _profile(subject: _Subject, timings: dict[Step, Timing]) -> Profile:
-    decoder = subject.runner.decoder
+def _text(subject: _Subject) -> list[int]:
+    """Text in the subject's tokens, because which experts rows choose depends on what they say."""
+    tokenizer = subject.checkpoint.tokenizer
+    if tokenizer is None:
+        return []
+    lines = (files("paceline") / "embedded" / "prompts.jsonl").read_text(encoding="utf-8")
+    texts = [str(json.loads(line)["prompt"]) for line in lines.splitlines()]
+    tokens = tokenizer.encode("\n\n".join(texts), add_special_tokens=False)
+    size = subject.runner.decoder.config.vocab_size  # some tokenizers have tokens beyond it
+    return [token for token in tokens if token < size]
+
+
+def ms_per_expert(timings: Mapping[Step, Timing], read: Mapping[Step, int]) -> float:
+    """By how much longer steps take per expert that they read beyond others of as many rows.
+
+    The others are those whose rows are alike. A line through the origin, by least squares.
+    """
+    pairs = [(step, replace(step, alike=False)) for step in timings if step.alike]
+    further = [read[all_kinds] - read[alike] for alike, all_kinds in pairs]
+    longer = [timings[all_kinds].ms - timings[alike].ms for alike, all_kinds in pairs]
+    squares = sum(n * n for n in further)
+    return max(0.0, sum(map(mul, further, longer)) / squares) if squares else 0.0
+
+
+def _profile(
+    subject: _Subject, timings: Mapping[Step, Timing], read: Mapping[Step, int]
+) -> Profile:
+    decoder, experts = subject.runner.decoder, subject.experts
     points = [
-        CostPoint(step.requests, step.context, step.width, step.samples, timing.ms, timing.spread)
+        CostPoint(
+            step.requests,
+            step.context,
+            step.width,
+            step.samples,
+            timing.ms,
+            timing.spread,
+            read[step],
+        )
         for step, timing in timings.items()
+        if not step.alike
     ]
+    if experts is not None:
+        experts = experts._replace(ms=ms_per_expert(timings, read))
     return Profile(
-        table=CostTable(subject.name, points),
+        table=CostTable(subject.name, points, experts=experts),
         key=profile_key(
             subject.name,
             decoder.config,

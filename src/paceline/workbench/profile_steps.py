@@ -12,7 +12,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -43,6 +43,9 @@ LONGER_REQUESTS = 4
 WIDE = 64
 WIDE_EVERY = 4
 FILL_ROWS = 512
+ALIKE_WIDTHS = (4, 8, 16, 32)
+"""Widths of a mixture that are measured with one token in all rows too: so much work for fewer
+experts, which tells what an expert costs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +126,17 @@ def _timing(values: list[float]) -> Timing:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Step:
-    """What is forwarded: equal spans, in the terms of a cost point."""
+    """What is forwarded: equal spans, in the terms of a cost point.
+
+    Attributes:
+        alike: whether all rows are of one token.
+    """
 
     requests: int
     context: int
     width: int
     samples: int
+    alike: bool = False
 
     @property
     def rows(self) -> int:
@@ -136,7 +144,11 @@ class Step:
 
 
 def plan_steps(
-    widths: Sequence[int], contexts: Sequence[int], max_len: int, limits: EngineConfig
+    widths: Sequence[int],
+    contexts: Sequence[int],
+    max_len: int,
+    limits: EngineConfig,
+    mixture: bool = False,
 ) -> tuple[list[Step], list[str]]:
     """The steps to measure, and a remark for everything that does not fit.
 
@@ -144,6 +156,7 @@ def plan_steps(
         widths: of one request's steps; width 1 is always measured.
         max_len: most tokens of a request.
         limits: of requests and rows of a step.
+        mixture: whether the model has experts.
 
     Raises:
         ConfigError: no context fits.
@@ -159,6 +172,9 @@ def plan_steps(
             f"no context of {', '.join(map(str, contexts))} is below the limit of {max_len} tokens"
         )
     steps = _wanted(all_widths, fitting)
+    if mixture:
+        alone = {Step(1, fitting[0], width, width) for width in all_widths}
+        steps |= {replace(step, alike=True) for step in alone if step.width in ALIKE_WIDTHS}
     kept = [
         step
         for step in sorted(steps)
@@ -169,7 +185,7 @@ def plan_steps(
     left_out = ", ".join(
         f"{step.requests} x {step.width} at context {step.context}"
         for step in sorted(steps.difference(kept))
-        if step.samples == step.width
+        if step.samples == step.width and not step.alike
     )
     if left_out:
         notes.append(f"these steps are beyond the limits: {left_out}")
@@ -196,12 +212,19 @@ class StepBench:
 
     Args:
         runner: with a KV cache that nobody else uses meanwhile.
+        text: token ids that requests have as their context, and spans go on with; any tokens where
+            there are none.
+
+    Attributes:
+        experts: that each step read, of layers that are mixtures.
 
     Use it on the process's compute thread, and close it.
     """
 
-    def __init__(self, runner: ModelRunner, seed: int = 0) -> None:
+    def __init__(self, runner: ModelRunner, seed: int = 0, text: Sequence[int] = ()) -> None:
         self._runner = runner
+        self._text, self._begins = text, dict[int, int]()
+        self.experts: dict[Step, int] = {}
         self._random = random.Random(seed)
         self._requests: dict[int, list[int]] = {}
         self._next_id = 0
@@ -213,7 +236,8 @@ class StepBench:
             ConfigError: the KV cache is too small.
         """
         return {
-            step: Task(partial(self._seconds, self._spans(step)), _every(step)) for step in steps
+            step: Task(partial(self._seconds, step, self._spans(step)), _every(step))
+            for step in steps
         }
 
     def close(self) -> None:
@@ -231,7 +255,7 @@ class StepBench:
             Span(
                 request_id,
                 step.context,
-                self._tokens(step.width),
+                self._span_tokens(request_id, step),
                 range(-1, step.width - 1),
                 range(step.width - step.samples, step.width),
             )
@@ -245,8 +269,20 @@ class StepBench:
             return None
         return np.ones((rows, decoder.config.hidden_size), np.float32)
 
-    def _tokens(self, count: int) -> list[int]:
-        return self._random.choices(range(self._runner.decoder.config.vocab_size), k=count)
+    def _span_tokens(self, request_id: int, step: Step) -> list[int]:
+        if step.alike:
+            return self._tokens(request_id, step.context, 1) * step.width
+        return self._tokens(request_id, step.context, step.width)
+
+    def _tokens(self, request_id: int, start: int, count: int) -> list[int]:
+        """A request's tokens from a position on: of the text, which begins anew at its end."""
+        text = self._text
+        if not text:
+            return self._random.choices(range(self._runner.decoder.config.vocab_size), k=count)
+        if request_id not in self._begins:
+            self._begins[request_id] = self._random.randrange(len(text))
+        begin = self._begins[request_id] + start
+        return [text[i % len(text)] for i in range(begin, begin + count)]
 
     def _fill(self, context: int) -> int:
         """A request that has read so many tokens."""
@@ -256,7 +292,8 @@ class StepBench:
         for start in range(0, context, FILL_ROWS):
             count = min(FILL_ROWS, context - start)
             self._reserve(request_id, count)
-            chunk = Span.chunk(request_id, start, self._tokens(count), sample=False)
+            tokens = self._tokens(request_id, start, count)
+            chunk = Span.chunk(request_id, start, tokens, sample=False)
             self._runner.forward(self._runner.pack([chunk]), inputs=self._inputs(count))
             kv.commit(request_id, range(count))
         return request_id
@@ -268,7 +305,7 @@ class StepBench:
                 "or take shorter --contexts or a smaller --max-num-seqs"
             )
 
-    def _seconds(self, spans: Sequence[Span]) -> float:
+    def _seconds(self, step: Step, spans: Sequence[Span]) -> float:
         """Pack and forward once. Both grow with the rows; what was reserved is rolled back."""
         runner = self._runner
         inputs = self._inputs(sum(len(span.token_ids) for span in spans))
@@ -276,8 +313,10 @@ class StepBench:
             for span in spans:
                 self._reserve(span.request_id, len(span.token_ids))
             began = time.perf_counter()
-            runner.forward(runner.pack(spans), inputs=inputs)
-            return time.perf_counter() - began
+            result = runner.forward(runner.pack(spans), inputs=inputs)
+            seconds = time.perf_counter() - began
+            self.experts[step] = result.experts_read
+            return seconds
         finally:
             for span in spans:
                 runner.kv.rollback(span.request_id)

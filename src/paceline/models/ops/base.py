@@ -78,6 +78,12 @@ class Forward(Protocol):
 
     grows_trees: bool
 
+    @property
+    def experts_read(self) -> int:
+        """Pairs of a layer and an expert whose weights the latest forward read, each counted once;
+        0 where no layer is a mixture. Shared experts, which every row reads, do not count."""
+        ...
+
     def pack(self, spans: Sequence[Span], block_tables: Sequence[Sequence[int]]) -> PackedBatch:
         """Pack spans whose KV slots are reserved; one block table per span."""
         ...

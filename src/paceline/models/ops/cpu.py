@@ -101,6 +101,11 @@ class NativeForward:
         count = len(decoder.layers)  # of a draft, fewer than those whose KV there is
         self._decoder.set_cache(memory.keys[:count], memory.values[:count])
 
+    @property
+    def experts_read(self) -> int:
+        count: int = self._decoder.experts_read
+        return count
+
     def pack(self, spans: Sequence[Span], block_tables: Sequence[Sequence[int]]) -> Any:
         self._reach(max(map(len, block_tables), default=0) * BLOCK_SIZE)
         return self._decoder.pack(spans, block_tables)

@@ -30,6 +30,7 @@ class RowForward:
     def __init__(self, decoder: Decoder, memory: TensorKV, row_multiple: int) -> None:
         self._config, self._rows = decoder.config, Rows(decoder)
         self._memory, self._row_multiple = memory.tensor, row_multiple
+        self.experts_read = 0
 
     def pack(self, spans: Sequence[Span], block_tables: Sequence[Sequence[int]]) -> Batch:
         return build_batch(spans, block_tables, self._memory, self._row_multiple, self._config)
@@ -66,6 +67,8 @@ class RowForward:
                 wanted[layer] = x[: batch.num_rows]
 
         hidden = self._rows.hidden(batch.input_ids, batch.positions, batch.attention, read, take)
+        chosen = self._rows.chosen
+        self.experts_read = sum(len(ids[: batch.num_rows].unique()) for ids in chosen)
         for index, layer in enumerate(taps.layers):
             taps.features[:, index] = _to_host(wanted[layer])
         return self._of_sampled(hidden, batch)

@@ -30,8 +30,14 @@ def choose(logits: Tensor, experts: Experts) -> tuple[Tensor, Tensor]:
     return ids[:, : experts.per_token], weights
 
 
-def mixed(mixture: Mixture, x: Tensor, experts: Experts, activation: str, ops: RowOps) -> Tensor:
-    """The mixture's results ``[rows, hidden]`` of rows that went through the layer's norm."""
+def mixed(
+    mixture: Mixture, x: Tensor, experts: Experts, activation: str, ops: RowOps
+) -> tuple[Tensor, Tensor]:
+    """The mixture of rows that went through the layer's norm.
+
+    Returns:
+        The results ``[rows, hidden]``, and the experts of each row ``[rows, per_token]``.
+    """
     logits = ops.row_linear(x, mixture.router)
     ids, weights = choose(logits[:, : experts.number], experts)
     found = x.new_zeros(len(x), experts.per_token, x.shape[1])
@@ -42,11 +48,11 @@ def mixed(mixture: Mixture, x: Tensor, experts: Experts, activation: str, ops: R
     for rank in range(1, experts.per_token):
         y = y + weights[:, rank : rank + 1] * found[:, rank]
     if mixture.shared is None:
-        return y
+        return y, ids
     shared = _fed_forward(mixture.shared, x, activation, ops)
     if experts.shared_gate:
         shared = ops.sigmoid(logits[:, experts.number :]) * shared
-    return y + shared
+    return y + shared, ids
 
 
 def _fed_forward(layer: FeedForward, x: Tensor, activation: str, ops: RowOps) -> Tensor:

@@ -23,11 +23,14 @@ class Rows:
     Attributes:
         head_tokens: which token each column of the logits is, int64 in host memory; None where
             column i is token i.
+        chosen: the experts of each row ``[rows, per_token]`` in each layer that is a mixture, as of
+            the latest :meth:`hidden`.
     """
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder, self.config = decoder, decoder.config
         self.ops = cast(RowOps, decoder.ops)
+        self.chosen: list[Tensor] = []
         head = decoder.pruned_head
         self.head_tokens = None if head is None else torch.from_numpy(head.token_ids)
 
@@ -51,6 +54,7 @@ class Rows:
             ``[rows, hidden_size]`` float32, after the final norm.
         """
         c, ops = self.config, self.ops
+        self.chosen.clear()
         x, joined = self._enter(input_ids, inputs)
         tables = self._angles(positions)
         for index, layer in enumerate(self._decoder.layers):
@@ -142,7 +146,8 @@ class Rows:
         read = ops.rms_norm(x, layer.mlp_norm, c.norm_eps)
         if layer.mixture is not None:
             assert c.experts is not None
-            mlp = mixed(layer.mixture, read, c.experts, c.activation, ops)
+            mlp, ids = mixed(layer.mixture, read, c.experts, c.activation, ops)
+            self.chosen.append(ids)
         else:
             mlp = ops.gated_activation(ops.row_linear(read, layer.gate_up), c.activation)
             mlp = ops.row_linear(mlp, layer.down)
