@@ -6,6 +6,7 @@ Owns the options under which drafts come often, from everybody who can draft.
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,9 +24,23 @@ SUFFIX = {
     "max_tree_nodes": 6,
     "min_accept_prob": 0.0,
 }
+
+
+def _mark(kind: str, folder: Path) -> None:
+    """An embedded model whose vocabulary has marks for gaps."""
+    source = Path(embedded_model(kind))
+    for file in source.iterdir():
+        if file.name != "tokenizer.json":
+            (folder / file.name).symlink_to(file)
+    marked = with_marks((source / "tokenizer.json").read_text("utf-8"))
+    (folder / "tokenizer.json").write_text(marked, encoding="utf-8")
+
+
+_drafts = tempfile.TemporaryDirectory()
+_mark("draft", Path(_drafts.name))  # drafts are of the target's vocabulary
 DRAFT = {
     "method": "draft_model",
-    "model": embedded_model("draft"),
+    "model": _drafts.name,
     "num_speculative_tokens": 2,
     "max_branching": 2,
     "max_tree_nodes": 4,
@@ -39,11 +54,7 @@ __all__ = ["KEY", "LIMITS", "NAME", "SPECULATION", "chat_model", "served"]
 
 def chat_model(folder: Path) -> Path:
     """The embedded target with a chat template beside it, and marks for gaps."""
-    for file in Path(embedded_model("target")).iterdir():
-        if file.name != "tokenizer.json":
-            (folder / file.name).symlink_to(file)
-    source = (Path(embedded_model("target")) / "tokenizer.json").read_text("utf-8")
-    (folder / "tokenizer.json").write_text(with_marks(source), encoding="utf-8")
+    _mark("target", folder)
     (folder / "chat_template.jinja").write_text(CHATML)
     return folder
 
