@@ -23,7 +23,7 @@ TRUST, MOST = 0.1, 1.0
 MOST_APART = 2.0
 """Largest exponent of the union."""
 MAX_VISITS = 6.0
-"""The same of the price, in steps whose experts alone made their time."""
+"""What was seen of the price is worth at most so many steps whose time was all experts'."""
 
 
 class ExpertCost(NamedTuple):
