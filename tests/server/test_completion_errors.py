@@ -18,7 +18,7 @@ PATH = "/v1/completions"
     [
         ({}, "prompt is missing", "prompt"),
         ({"prompt": "a", "top_q": 1}, "unknown field 'top_q'", "top_q"),
-        ({"prompt": "a", "suffix": "b"}, "cannot fill a gap before a suffix", "suffix"),
+        ({"prompt": "a", "suffix": "b"}, "cannot fill a gap before a suffix", None),
         ({"prompt": "a", "best_of": 2}, "best_of is 2; only what asks for nothing", "best_of"),
         ({"prompt": []}, "prompt has 0 prompts; allowed are 1 to 4096", "prompt"),
         ({"prompt": [[]]}, "none of them empty", "prompt"),
