@@ -153,9 +153,8 @@ def _structural_tag(rng: Random) -> Any:
     tag = {"type": "tag", "begin": text(rng), "content": inner, "end": [text(rng), "</a>"]}
     triggered = {"type": "triggered_tags", "triggers": [tag["begin"]], "tags": [tag, tag]}
     several = {"type": "tags_with_separator", "tags": [tag], "separator": text(rng)}
-    deep: Any = inner
-    for _ in range(rng.choice([1, 60, 3000])):
-        deep = {"type": "or", "elements": [deep]}
+    depth = rng.choice([1, 60, 3000])
+    deep = Raw('{"type":"or","elements":[' * depth + "1" + "]}" * depth)
     return {"format": rng.choice([inner, tag, triggered, several, deep])}
 
 

@@ -212,6 +212,15 @@ def test_other_names_of_structured_outputs_mean_the_same(name: str, field: str) 
     assert server.grammar == own.params.structured_outputs
 
 
+@pytest.mark.parametrize("name", ["json_schema", "guided_json", "structural_tag"])
+def test_an_error_names_the_field_that_was_sent(name: str) -> None:
+    own = refused(application(), COMPLETION, {"prompt": "a", name: "{"})
+    _, body = ChatServer().post(**{name: "{"})
+    for error in (own, body["error"]):
+        assert error["param"] == name, error
+        assert error["message"].startswith(f"{name} cannot be served: ")
+
+
 def test_completions_take_response_formats() -> None:
     app = application()
     schema = {"type": "object", "not": {}}

@@ -14,11 +14,12 @@ from paceline.errors import RequestError
 from paceline.server.chat.enforceable import Enforceable, enforceable
 from paceline.server.errors import ApiError
 from paceline.server.protocol.chat import ChatCompletionRequest
-from paceline.server.protocol.common import StructuredOutputFields
+from paceline.server.protocol.common import GUIDED, StructuredOutputFields
 from paceline.server.protocol.completions import CompletionRequest
 from paceline.server.protocol.response_format import ResponseFormat
 from paceline.structured_outputs import StructuredOutputs
 
+STRUCTURED = "structured_outputs"
 # Where in a composed grammar its compiler stopped, and the lines around that place.
 _COMPOSED = re.compile(r"^at \d+\(\d+\): | \d+ \| .*", re.DOTALL)
 
@@ -26,7 +27,7 @@ _COMPOSED = re.compile(r"^at \d+\(\d+\): | \d+ \| .*", re.DOTALL)
 def shape_param(body: ChatCompletionRequest | CompletionRequest) -> str | None:
     """The field that asks for a shape."""
     if body.structured_outputs is not None:
-        return "structured_outputs"
+        return next((name for name in GUIDED if getattr(body, name) is not None), STRUCTURED)
     wish = body.response_format
     return None if wish is None or wish.type == "text" else "response_format"
 
@@ -110,7 +111,7 @@ def blamed(error: RequestError, param: str | None) -> RequestError | ApiError:
     message = str(error)
     if param is None or not message.startswith("structured_outputs"):
         return error
-    if param != "structured_outputs":  # the caller has not seen the grammar that was composed
+    if param != STRUCTURED:  # the caller has not seen the grammar that was composed
         reason = _COMPOSED.sub("", message.partition(": ")[2]) or message
         message = f"{param} cannot be served: {reason}"
     return ApiError(400, message, param=param)
