@@ -82,6 +82,7 @@ SAME_WORDS = [
     "litellm_proxy.py",
     "dspy_predict.py",
     "llm_program.py",
+    "mcp_agent.py",
     "openai_node.mjs",
     "ai_sdk.mjs",
 ]
@@ -99,10 +100,12 @@ def test_clients_that_ask_for_the_same_words(model: Path) -> None:
     (text,) = (texts | by_responses) - {None}
     assert len(text) > 60
     for told in drafted.values():
-        assert set(told) & {"text", "kind"}
+        assert set(told) & {"text", *ANY_OF}
         assert all(told[name] in ANY_OF[name] for name in ANY_OF if name in told)
     assert drafted["openai_chat.py"]["embeddings_are_equal"]
     assert drafted["openai_chat.py"]["has_after"]
+    rains = f"It rains in {drafted['mcp_agent.py']['city']}."
+    assert drafted["mcp_agent.py"]["result"] == rains
     assert drafted["openai_node.mjs"]["num_vectors"] == 2
     assert drafted["llama_index_chat.py"]["num_vectors"] == 2
 

@@ -174,6 +174,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "nothing": {"regex": "[^\\x00-\\U0010FFFF]"},
     "repeated rules": {"grammar": 'start: "a"{1000000}'},
     "ambiguous": {"grammar": 'start: s\ns: s s s | s s | "a" |'},
+    "empty lines": {"grammar": "\n" * 65_000},
     "endless": {"grammar": "start: start"},
     "deep rules": {"grammar": "start: " + "(" * 20000 + '"a"' + ")" * 20000},
     "import": {"grammar": "%import ../../secrets.X\nstart: X"},

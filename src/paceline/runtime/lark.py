@@ -12,8 +12,9 @@ from typing import Any
 
 from paceline.structured_outputs import JSON_STYLE
 
-_GBNF = re.compile(r"(?m)^\s*[\w-]+\s*::=")
-"""A rule of GBNF or EBNF; Lark writes a colon alone."""
+_GBNF = re.compile(r"(?m)^[ \t]*[\w-]+[ \t]*::=")
+"""A rule of GBNF or EBNF; Lark writes a colon alone. Within its line, since what could run on over
+empty lines would take the square of their number."""
 
 
 def source_of(grammar: str) -> dict[str, str]:
