@@ -160,8 +160,8 @@ def _choices(choices: object) -> tuple[str, ...]:
 
 
 def _schema_text(schema: object) -> str:
-    text = _json_text("json", schema)
-    reference = endless_reference(json.loads(text))
+    text, parsed = _json_text("json", schema)
+    reference = endless_reference(parsed)
     if reference is not None:
         raise RequestError(
             f"structured_outputs.json cannot be used: its $ref {reference[:60]!r} leads back to "
@@ -173,13 +173,13 @@ def _schema_text(schema: object) -> str:
 def _tag_text(tag: object) -> str:
     from paceline.structural_tags import parsed  # pydantic takes its time to load
 
-    text = _json_text("structural_tag", tag)
+    text, _ = _json_text("structural_tag", tag)
     parsed(text)
     return text
 
 
-def _json_text(name: str, value: object) -> str:
-    """The value as JSON text, its nesting within the limit, its size soon known to be.
+def _json_text(name: str, value: object) -> tuple[str, Any]:
+    """The value as JSON text, and what that says, within the limits of nesting and size.
 
     Texts are kept as they are, so that the order of properties stays the caller's.
     """
@@ -190,10 +190,11 @@ def _json_text(name: str, value: object) -> str:
                     f"structured_outputs.{name} has {len(value)} characters; at most "
                     f"{MAX_SOURCE_BYTES} are allowed"
                 )
-            _check_depth(name, json.loads(value))
-            return value
+            parsed = json.loads(value)
+            _check_depth(name, parsed)
+            return value, parsed
         _check_depth(name, value)
-        return _dumps(value)
+        return _dumps(value), value
     except (ValueError, TypeError, RecursionError) as error:
         if isinstance(error, RequestError):
             raise

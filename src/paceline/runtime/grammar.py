@@ -119,7 +119,8 @@ class GrammarCompiler:
         with self._lock:
             found = self._cache.get(key)
         if found is None:
-            found = _tried(spec, tokenizer, trial, self._tokens(), has_gap)
+            tokens = self._tokens() if spec.structural_tag is not None else {}
+            found = _tried(spec, tokenizer, trial, tokens, has_gap)
         with self._lock:
             self._cache[key] = found
             self._cache.move_to_end(key)

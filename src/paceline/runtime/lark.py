@@ -22,18 +22,13 @@ def source_of(grammar: str) -> dict[str, str]:
     return {"gbnf_grammar" if _GBNF.search(grammar) else "lark_grammar": grammar}
 
 
-def quoted(text: str) -> str:
-    """A fixed text."""
-    return dumps(text)
-
-
 def json_of(schema: Mapping[str, Any] | bool) -> str:
     """What matches JSON of a schema; its own wishes as to white space come first."""
     if isinstance(schema, bool):
         schema = {} if schema else {"enum": []}
     own = schema.get("x-guidance")
     style = {**JSON_STYLE, **(own if isinstance(own, Mapping) else {})}
-    return f"%json {dumps({**schema, 'x-guidance': style})}"
+    return f"%json {quoted({**schema, 'x-guidance': style})}"
 
 
 def expression(pattern: str) -> str:
@@ -52,5 +47,6 @@ def escaped(text: str) -> str:
     return re.sub(r"[][\\^$.|?*+(){}\-&~#]", r"\\\g<0>", text)
 
 
-def dumps(value: Any) -> str:
+def quoted(value: Any) -> str:
+    """A fixed text, or a schema, as JSON writes it and Lark reads it."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
