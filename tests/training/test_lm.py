@@ -100,7 +100,8 @@ def test_a_mixture_uses_all_its_experts(mixture: Path) -> None:
 
 def test_a_mixture_can_be_continued_and_not_cut(mixture: Path, tmp_path: Path) -> None:
     before = load_model(mixture)
-    config = lm_config(mixture.parent / "corpus.jsonl", tmp_path, init=str(mixture), steps=2)
+    text = mixture.parent / "corpus.jsonl"
+    config = lm_config(text, tmp_path, init=str(mixture), steps=2, dtype="bfloat16")
     after = load_model(train_lm(config).folder)
     assert after.config == before.config
     changed = [n for n, p in after.params.items() if not torch.equal(p, before.params[n])]

@@ -48,7 +48,8 @@ def mixed(
     found = x.new_zeros(len(x), experts.per_token, x.shape[1])
     for expert in ids.unique().tolist():
         rows, ranks = (ids == expert).nonzero(as_tuple=True)
-        found[rows, ranks] = _fed_forward(mixture.experts[expert], x[rows], activation, ops)
+        result = _fed_forward(mixture.experts[expert], x[rows], activation, ops)
+        found[rows, ranks] = result.to(found.dtype)
     y = weights[:, :1] * found[:, 0]
     for rank in range(1, experts.per_token):
         y = y + weights[:, rank : rank + 1] * found[:, rank]
