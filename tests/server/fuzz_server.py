@@ -121,8 +121,8 @@ def problems_of_health(address: Address) -> Iterator[str]:
 
 def warm_up(address: Address) -> None:
     """Use what fills once and stays: every KV block, since the memory of a pool becomes resident
-    when it is written, and the tokenizer's cache of words, which takes so many and then no more. And
-    a grammar, whose helper's pipes stay open.
+    when it is written; the tokenizer's cache of words, which takes so many and then no more; and a
+    grammar, whose helper's pipes stay open.
     """
     for first in range(0, CACHED_WORDS, 500):
         words = " ".join(f"{number:x}{number:o}" for number in range(first, first + 500))
