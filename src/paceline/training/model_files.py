@@ -18,7 +18,8 @@ from safetensors.torch import save_file
 from paceline.errors import TrainingError
 from paceline.models.arrays import floats
 from paceline.models.config import ModelConfig
-from paceline.models.hf_config import config_from_hf
+from paceline.models.hf_config import config_from_hf, layout_from_hf
+from paceline.models.hf_layout import PLAIN
 from paceline.models.json_file import read_json
 from paceline.models.pruned_head import HEAD_TOKENS
 from paceline.models.quantised.packing import PACKED_CONFIG, is_packable, packed
@@ -110,13 +111,18 @@ def load_model(folder: str | Path) -> TrainableModel:
 
     Raises:
         ModelLoadError: its configuration or its weights cannot be read.
-        TrainingError: it is a mixture of experts.
+        TrainingError: it is a mixture of experts, or of a family that cannot be trained.
     """
     folder = Path(folder)
     raw = read_json(folder / "config.json")
     config = config_from_hf(raw)
     if config.experts:
         raise TrainingError(f"{folder} is a mixture of experts, which cannot be trained here")
+    if not config.is_like_llama or layout_from_hf(raw) != PLAIN:
+        raise TrainingError(
+            f"{folder} is of the family {config.architecture}, which cannot be trained here; "
+            "families whose layers and checkpoints are like Llama's can"
+        )
     tensors = SafetensorsFolder(folder)
     if config.tie_embeddings:
         tensors.rename("lm_head.weight", "model.embed_tokens.weight")
