@@ -19,7 +19,8 @@ from safetensors.torch import save_file
 from paceline.errors import TrainingError
 from paceline.models.arrays import floats
 from paceline.models.config import ModelConfig
-from paceline.models.hf_config import config_from_hf
+from paceline.models.hf_config import config_from_hf, layout_from_hf
+from paceline.models.hf_layout import PLAIN
 from paceline.models.json_file import read_json
 from paceline.models.pruned_head import HEAD_TOKENS
 from paceline.models.quantised.packing import PACKED_CONFIG, is_packable, packed
@@ -120,11 +121,17 @@ def load_model(folder: str | Path) -> TrainableModel:
 
     Raises:
         ModelLoadError: its configuration or its weights cannot be read.
-        TrainingError: it is a mixture whose experts are not matrices of their own.
+        TrainingError: it is of a family that cannot be trained, or a mixture whose experts are not
+            matrices of their own.
     """
     folder = Path(folder)
     raw = read_json(folder / "config.json")
     config = config_from_hf(raw)
+    if not config.is_like_llama or layout_from_hf(raw) != PLAIN:
+        raise TrainingError(
+            f"{folder} is of the family {config.architecture}, which cannot be trained here; "
+            "families whose layers and checkpoints are like Llama's can"
+        )
     tensors = SafetensorsFolder(folder)
     if config.experts and not any(ONE_EXPERT.search(name) for name in tensors):
         raise TrainingError(

@@ -185,8 +185,10 @@ class TrainingOps:
         table: Tensor = part.read(0, part.num_outputs)
         return table.float()
 
-    def pack_head(self, part: WeightPart, k: int, embedding: Tensor | None) -> DenseLinear:
-        return self.pack_linear([part], k, None)
+    def pack_head(
+        self, part: WeightPart, k: int, embedding: Tensor | None, bias: Tensor | None = None
+    ) -> DenseLinear:
+        return self.pack_linear([part], k, bias)
 
     def roundings(self) -> Sequence[Rounding]:
         return ()
