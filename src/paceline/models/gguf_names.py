@@ -20,6 +20,8 @@ ARCHITECTURES = {
     "granite": "granite",
     "gemma2": "gemma2",
     "gemma3": "gemma3_text",
+    "glm4moe": "glm4_moe",
+    "minimax-m2": "minimax_m2",
 }
 """``general.architecture`` -> Hugging Face ``model_type``."""
 HEADS = {"eagle3": "llama", "dflash": "qwen3"}
@@ -59,6 +61,8 @@ _GEMMA_BLOCK = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 _PHI_BLOCK = {**_BLOCK, "ffn_up": "mlp.gate_up_proj"}
+_GLM_BLOCK = {**_BLOCK, "post_attention_norm": "post_attention_layernorm"}
+_BLOCKS = {"phi3": _PHI_BLOCK, "glm4moe": _GLM_BLOCK}
 _IN_BLOCK = re.compile(r"blk\.(\d{1,4})\.([\w.]+)\.(weight|bias)")
 
 
@@ -89,7 +93,7 @@ def place_of(architecture: str, stored: str) -> Place:
     if stored == "d2t":
         return Place(stored, minus_row=True)
     match = _IN_BLOCK.fullmatch(stored)
-    names = _GEMMA_BLOCK if gemma else _PHI_BLOCK if architecture == "phi3" else _BLOCK
+    names = _GEMMA_BLOCK if gemma else _BLOCKS.get(architecture, _BLOCK)
     if match is None or match[2] not in names:
         return Place(stored)
     index, part, kind = match.groups()

@@ -229,6 +229,7 @@ def _traits(fields: Fields, family: Family, hidden: int, dtype: str) -> dict[str
         traits["qkv_bias"] = fields.flag("qkv_bias")
     if family.mlp_bias:
         traits["mlp_bias"] = fields.flag("mlp_bias")
+    traits |= {name: fields.flag(key) for key, name in family.switches.items()}
     for key, name in family.multipliers.items():
         traits[name] = fields.number(key, 1e-9, 1e9, 1.0)
     if family.gemma:
