@@ -30,6 +30,8 @@ ARCHITECTURES = {
     "seed_oss": "seed_oss",
     "mistral3": "ministral3",
     "minicpm": "minicpm",
+    "glm4moe": "glm4_moe",
+    "minimax-m2": "minimax_m2",
 }
 """``general.architecture`` -> Hugging Face ``model_type``."""
 HEADS = {"eagle3": "llama", "dflash": "qwen3"}
@@ -63,7 +65,7 @@ _BLOCK = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
     "ffn_norm": "post_attention_layernorm",
-    "post_attention_norm": "post_attention_layernorm",  # what seed_oss calls it
+    "post_attention_norm": "post_attention_layernorm",  # what seed_oss and glm4moe call it
     "attn_norm_2": "hidden_norm",
     **EXPERT_BLOCK,
     **{f"nextn.{name}": name for name in ("eh_proj", "enorm", "hnorm", "embed_tokens")},
