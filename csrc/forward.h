@@ -34,6 +34,7 @@ struct DecoderLayer {
     const float *input_norm, *q_norm, *k_norm;          // null: none
     const float *post_attention_norm, *post_mlp_norm;  // null: none
     const float* mlp_norm;
+    const float* sinks;  // [heads]; null: none
     bool norms_whole;  // q_norm and k_norm are over all heads together, and not over each
     Linear qkv, o;
     FeedForward mlp;                 // without parts where there is a mixture

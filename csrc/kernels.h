@@ -95,7 +95,9 @@ struct LinearOut {
     float alpha;            // 1 multiplies nothing
 };
 
-enum class Activation : int { silu = 0, gelu_tanh = 1, gelu = 2, relu2 = 3 };
+// The clamped SwiGLU is that of gpt-oss: x / (1 + e^-1.702x) of min(gate, 7), times up + 1, with up
+// kept within -7..7.
+enum class Activation : int { silu = 0, gelu_tanh = 1, gelu = 2, relu2 = 3, clamped_swiglu = 4 };
 // The activation of a name, such as "silu". False where there is none.
 bool find_activation(const char* name, Activation* found);
 
@@ -200,7 +202,7 @@ struct Kernels {
     // --- rows; x and y are one row each, n its real elements
     void (*quantize)(const float* x, const QuantRows& out, int row);
     void (*rms_norm)(const float* x, const float* weight, float eps, int n, float* y);
-    // y = activation(gate_up[:width]) * gate_up[width:2 * width]
+    // y = activation(gate_up[:width]) * gate_up[width:2 * width]; the clamped SwiGLU is its own rule
     void (*gated)(const float* gate_up, int width, Activation, float* y);
     void (*softcap)(float* x, int n, float cap);  // in place; nothing past the n-th is written
     void (*vector_exp)(const float* x, int n, float* y);
@@ -222,9 +224,9 @@ struct Kernels {
                    const AttentionRow* rows, int count, const float* q, int q_stride, int kv_head,
                    int chunk, float* partial, int row_stride);
     // Partials of chunks first..last of one row and head, chunk c's at partials + c * stride, to
-    // [head_dim] values.
+    // [head_dim] values. `sink`, where it is not null, is the score of a key without a value.
     void (*merge)(const AttentionShape&, const float* partials, int stride, int first, int last,
-                  float* y);
+                  const float* sink, float* y);
 
     // --- sampling: see sampler.h
     const struct SamplerKernels* sampler;

@@ -116,6 +116,17 @@ template <f32x16 (*ACTIVE)(f32x16)> void gated_by(const float* gate_up, int widt
     }
 }
 
+// The order of operands lets a NaN through.
+void gated_clamped(const float* gate_up, int width, float* y) {
+    const f32x16 limit = splat(7.0f), one = splat(1.0f);
+    for (int at = 0; at < width; at += LANES) {
+        const f32x16 gate = min(limit, load_part(gate_up + at, width - at));
+        const f32x16 up = load_part(gate_up + width + at, width - at);
+        const f32x16 active = gate / (one + exp(gate * splat(-1.702f)));
+        store_part(y + at, active * (max(zero() - limit, min(limit, up)) + one), width - at);
+    }
+}
+
 void gated(const float* gate_up, int width, Activation act, float* y) {
     switch (act) {
         case Activation::silu:
@@ -126,6 +137,8 @@ void gated(const float* gate_up, int width, Activation act, float* y) {
             return gated_by<gelu>(gate_up, width, y);
         case Activation::relu2:
             return gated_by<relu2>(gate_up, width, y);
+        case Activation::clamped_swiglu:
+            return gated_clamped(gate_up, width, y);
     }
 }
 

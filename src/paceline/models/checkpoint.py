@@ -17,7 +17,7 @@ from paceline.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from paceline.models.arrays import Array
 from paceline.models.catalogue import similar_names
 from paceline.models.config import ModelConfig
-from paceline.models.expert_tensors import ExpertTensors
+from paceline.models.expert_tensors import IN_TURN, ExpertTensors
 from paceline.models.fetching import named_model
 from paceline.models.gguf_file import MAGIC, load_gguf
 from paceline.models.head_kinds import head_kind
@@ -152,10 +152,11 @@ def _from_folder(folder: Path, name: str, in_memory: bool, with_tokenizer: bool)
     if config.tie_embeddings:  # one matrix, under either name
         files.rename("lm_head.weight", _EMBEDDING)
     tensors: StoredTensors = files
-    if quantisation is not None:
-        tensors = QuantisedTensors(files, schemes_of(quantisation))
     if config.experts:
-        tensors = ExpertTensors(tensors, config.experts.number)
+        in_turn = config.architecture in IN_TURN
+        tensors = ExpertTensors(files, config.experts.number, in_turn)
+    if quantisation is not None:
+        tensors = QuantisedTensors(tensors, schemes_of(quantisation))
     if not _says_dtype(raw) and _EMBEDDING in tensors:
         raw = {**raw, "dtype": str(tensors[_EMBEDDING].dtype)}
         config = config_from_hf(raw)

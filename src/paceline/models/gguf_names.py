@@ -20,6 +20,7 @@ ARCHITECTURES = {
     "granite": "granite",
     "gemma2": "gemma2",
     "gemma3": "gemma3_text",
+    "gpt-oss": "gpt_oss",
 }
 """``general.architecture`` -> Hugging Face ``model_type``."""
 HEADS = {"eagle3": "llama", "dflash": "qwen3"}
@@ -47,6 +48,8 @@ _BLOCK = {
     "ffn_down": "mlp.down_proj",
     "ffn_norm": "post_attention_layernorm",
     "attn_norm_2": "hidden_norm",
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_sinks": "self_attn.sinks",
     **EXPERT_BLOCK,
     **{f"nextn.{name}": name for name in ("eh_proj", "enorm", "hnorm", "embed_tokens")},
     "nextn.shared_head_norm": "shared_head.norm",
@@ -93,6 +96,8 @@ def place_of(architecture: str, stored: str) -> Place:
     if match is None or match[2] not in names:
         return Place(stored)
     index, part, kind = match.groups()
+    if part == "attn_sinks":  # no matrix's weight, but a parameter by itself
+        return Place(f"model.layers.{int(index)}.{names[part]}")
     turned = architecture in _INTERLEAVED and part in ("attn_q", "attn_k")
     return Place(
         f"model.layers.{int(index)}.{names[part]}.{kind}",

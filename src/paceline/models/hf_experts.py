@@ -26,6 +26,7 @@ class ExpertKeys:
             has no such key and its weights add up to 1.
         shared: key of the shared expert's width; empty where the family has none.
         shared_gate: whether a sigmoid weighs the shared expert.
+        biases: whether the router and the experts have biases.
         some_dense: whether ``mlp_only_layers`` and ``decoder_sparse_step`` are heeded.
     """
 
@@ -33,6 +34,7 @@ class ExpertKeys:
     renormalise: bool | None = None
     shared: str = ""
     shared_gate: bool = False
+    biases: bool = False
     some_dense: bool = False
 
 
@@ -62,6 +64,7 @@ def experts_from_hf(fields: Fields, keys: ExpertKeys, num_layers: int) -> Expert
         scale=fields.number("routed_scaling_factor", 1e-9, 1e9, 1.0),
         shared_width=shared,
         shared_gate=keys.shared_gate and shared > 0,
+        biases=keys.biases,
         sparse_layers=() if all(sparse) else tuple(sparse),
     )
 

@@ -183,6 +183,7 @@ def _layer(decoder: Decoder, index: int, layer: Layer) -> dict[str, Any]:
         "mlp_norm": layer.mlp_norm,
         "post_attention_norm": layer.post_attention_norm,
         "post_mlp_norm": layer.post_mlp_norm,
+        "sinks": layer.sinks,
         **_head_norms(decoder.config, layer.qk_norm),
         "cos": rope.cos,
         "sin": rope.sin,

@@ -61,7 +61,8 @@ class Rows:
             take(index, x)
             read = self._normed(x, layer.input_norm) if index or joined is None else joined
             q, k, v = self._heads(layer, read, *tables[c.is_sliding(index)])
-            x = self._attended(layer, x, ops.attention(index, q, k, v, c, batch))
+            attended = ops.attention(index, q, k, v, c, batch, layer.sinks)
+            x = self._attended(layer, x, attended)
             x = self._fed_forward(layer, x)
         take(len(self._decoder.layers), x)
         x = self._normed(x, self._decoder.norm)
