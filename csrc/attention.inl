@@ -628,23 +628,23 @@ inline void store_values(const AttentionShape& shape, f32x16 values, int at, flo
 }
 
 void merge(const AttentionShape& shape, const float* partials, int stride, int first, int last,
-           float* y) {
+           const float* sink, float* y) {
     const auto partial = [&](int chunk) { return partials + static_cast<size_t>(chunk) * stride; };
-    if (first == last) {  // its weight is e^0: the same bits
+    if (first == last && !sink) {  // its weight is e^0: the same bits
         const f32x16 total = splat(partial(first)[1]);
         for (int d = 0; d < shape.head_dim; d += LANES) {
             store_values(shape, load(partial(first) + TILE + d) / total, d, y);
         }
         return;
     }
-    float highest = -__builtin_inff();
+    float highest = sink ? *sink : -__builtin_inff();
     for (int chunk = first; chunk <= last; ++chunk) {
         highest = partial(chunk)[0] > highest ? partial(chunk)[0] : highest;
     }
     for (int d = 0; d < shape.head_dim; d += 4 * LANES) {
         // Past the end the last 16 dimensions are repeated.
         int at[4];
-        f32x16 values[4], total = zero();
+        f32x16 values[4], total = sink ? exp(splat(*sink - highest)) : zero();
         for (int c = 0; c < 4; ++c) {
             at[c] = at_most(d + c * LANES, shape.v_stride - LANES);
             values[c] = zero();

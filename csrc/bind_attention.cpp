@@ -76,6 +76,7 @@ void run_attention(const Problem& p, float* y) {
                          partials.data() + row * partials_of_row +
                              static_cast<size_t>(h) * row_stride,
                          stride, first_chunk(shape, position) - first, last_chunk(position) - first,
+                         nullptr,
                          y + static_cast<size_t>(row) * q_stride +
                              static_cast<size_t>(h) * shape.head_dim);
         }

@@ -182,6 +182,7 @@ DecoderLayer layer_of(const Reader& r, const DecoderShape& s, int read) {
     check(!layer.norms_whole || (layer.q_norm && layer.k_norm), "norms_whole: there is no norm");
     layer.post_attention_norm = r.vector("post_attention_norm", s.norm_size());
     layer.post_mlp_norm = r.vector("post_mlp_norm", s.norm_size());
+    layer.sinks = r.vector("sinks", a.heads);
     layer.qkv = r.linear("qkv", q_width + 2 * kv_width, read);
     layer.o = r.linear("o", s.hidden, q_width);
     if (r.get("mixture").is_none()) {

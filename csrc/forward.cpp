@@ -382,7 +382,8 @@ void Decoder::attention(const Batch& batch, const Slice& slice,
             for (int h = 0; h < heads; ++h) {
                 kernels().merge(shape, partial_of(at, 0) + static_cast<size_t>(h) * row_stride,
                                 stride, first_chunk(shape, seen.position),
-                                last_chunk(seen.last_seen(shape)), y + h * shape.head_dim);
+                                last_chunk(seen.last_seen(shape)),
+                                layer.sinks ? layer.sinks + h : nullptr, y + h * shape.head_dim);
             }
             layer.o.take(y, in_attended_, row, spare(thread));
         });

@@ -42,6 +42,7 @@ struct DecoderLayer {
     const float *post_attention_norm, *post_mlp_norm;  // null: none
     const float* mlp_norm;  // null: none
     const float* learnt;    // what its activation has beyond its input; null: nothing
+    const float* sinks;     // [heads]; null: none
     bool norms_whole;  // q_norm and k_norm are over all heads together, and not over each
     Linear qkv, o;
     FeedForward mlp;                 // without parts where there is a mixture

@@ -141,6 +141,17 @@ template <f32x16 (*ACTIVE)(f32x16)> void gated_by(const float* gate_up, int widt
     }
 }
 
+// The order of operands lets a NaN through.
+void gated_clamped(const float* gate_up, int width, float* y) {
+    const f32x16 limit = splat(7.0f), one = splat(1.0f);
+    for (int at = 0; at < width; at += LANES) {
+        const f32x16 gate = min(limit, load_part(gate_up + at, width - at));
+        const f32x16 up = load_part(gate_up + width + at, width - at);
+        const f32x16 active = gate / (one + exp(gate * splat(-1.702f)));
+        store_part(y + at, active * (max(zero() - limit, min(limit, up)) + one), width - at);
+    }
+}
+
 // beta x + alpha_p x^2 above zero, beta x + alpha_n (e^x - 1 - x) below. Both are computed, for what is
 // above zero and for what is below.
 inline f32x16 xielu(f32x16 x, const float* learnt) {
@@ -168,6 +179,8 @@ void activate(const float* x, int width, Activation act, const float* learnt, fl
             return each_step(x, width, y, relu2);
         case Activation::xielu:
             return each_step(x, width, y, [&](f32x16 a) { return xielu(a, learnt); });
+        case Activation::clamped_swiglu:  // it gates
+            return;
     }
 }
 
@@ -183,6 +196,8 @@ void gated(const float* gate_up, int width, Activation act, float* y) {
             return gated_by<relu2>(gate_up, width, y);
         case Activation::xielu:  // no family gates with it
             return;
+        case Activation::clamped_swiglu:
+            return gated_clamped(gate_up, width, y);
     }
 }
 

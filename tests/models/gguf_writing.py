@@ -27,6 +27,7 @@ ARCHES = {
     "ministral3": "mistral3",
     "glm4_moe": "glm4moe",
     "minimax_m2": "minimax-m2",
+    "gpt_oss": "gpt-oss",
 }
 NUMBERS = ("num_experts", "num_local_experts")
 INTERLEAVED = {"llama", "granite", "granitemoe", "smollm3", "mistral3", "minicpm"}
@@ -58,6 +59,12 @@ CASES: dict[str, dict[str, Any]] = {
     "granite": GRANITE,
     "granite-moe": GRANITE,
     "granite-moe-shared": GRANITE,
+    "gpt-oss": {
+        "ARCH.rope.scaling.type": "yarn",
+        "ARCH.rope.scaling.factor": 4.0,
+        "ARCH.rope.scaling.original_context_length": 32,
+        "ARCH.rope.scaling.yarn_beta_fast": 4.0,
+    },
     "gemma2": {**GEMMA, **SOFTCAPS},
     "gemma3": {
         **GEMMA,
@@ -136,8 +143,9 @@ def write_gguf(
             data = data + 1
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
+        stored += ".weight" if name.endswith(".sinks") else ""
         named = (other_types or {}).get(f"{stored}", qtype)
-        is_matrix = data.ndim > 1 and "gate_inp" not in stored
+        is_matrix = data.ndim > 1 and "gate_inp" not in stored and not stored.endswith(".bias")
         kind = gguf.GGMLQuantizationType[named if is_matrix else "F32"]
         packed = gguf.quants.quantize(data, kind)
         writer.add_tensor(stored, packed, raw_dtype=kind)
@@ -154,6 +162,8 @@ def stacked_experts(tensors: Mapping[str, Any]) -> dict[str, Any]:
     """The matrices of a layer's experts in one stack for each kind, gates and ups apart."""
     found: dict[str, Any] = {}
     experts: dict[str, list[Any]] = {}
+    if any(name.endswith(".experts.gate_up_proj_bias") for name in tensors):
+        tensors = _outputs_first(tensors)
     for name, tensor in tensors.items():
         plain = plain_expert_name(name)
         match = re.fullmatch(r"(.*\.mlp\.experts)\.(\d+)(\..*)", plain)
@@ -167,6 +177,21 @@ def stacked_experts(tensors: Mapping[str, Any]) -> dict[str, Any]:
         else:
             found[_weight(plain)] = tensor
     return {**found, **{name: torch.stack(each) for name, each in experts.items()}}
+
+
+def _outputs_first(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """The stacks of gpt-oss as other families have them, but gates and ups apart."""
+    found: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        plain = name.replace("_proj_bias", "_proj.bias")
+        turned = name.endswith((".experts.gate_up_proj", ".experts.down_proj"))
+        outputs_first = tensor.transpose(1, 2) if turned else tensor
+        if "gate_up_proj" in name:
+            for first, part in enumerate(("gate", "up")):
+                found[plain.replace("gate_up", part)] = outputs_first[:, first::2]
+        else:
+            found[plain] = outputs_first
+    return found
 
 
 def _weight(name: str) -> str:

@@ -224,6 +224,18 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "gpt-oss": (
+        "GptOss",
+        {
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "intermediate_size": 96,
+            "head_dim": 16,
+            "sliding_window": 11,
+            "num_hidden_layers": 3,
+            "rope_parameters": {**YARN, "beta_fast": 4.0, "truncate": False},
+        },
+    ),
 }
 """Families of mixtures of experts."""
 
@@ -237,8 +249,9 @@ def make_model(family: str, dtype: str = "float32", **changes: Any) -> Any:
     model_class = {"Gemma3Text": "Gemma3", "InternLM3": "Llama"}.get(name, name)
     model = getattr(transformers, model_class + "ForCausalLM")(config)
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:  # norms and biases begin as constants, which hide mistakes
+        for label, parameter in model.named_parameters():
+            # Norms and biases begin as constants, which hide mistakes.
+            if parameter.ndim == 1 or label.endswith("_bias"):
                 parameter.add_(torch.randn_like(parameter) * 0.3)
         for name, tensor in model.state_dict().items():
             if name.endswith("e_score_correction_bias"):
@@ -271,13 +284,20 @@ def edit(path: Path, **changes: Any) -> None:
 
 
 class Driver:
-    """A loaded checkpoint, run span by span; keys and values are float32 on every backend."""
+    """A loaded checkpoint, run span by span; keys and values are float32 by default."""
 
-    def __init__(self, checkpoint: Checkpoint, max_len: int = 128, ops: Any = None) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        max_len: int = 128,
+        ops: Any = None,
+        kv_dtype: str = "float32",
+        blocks: int = 32,
+    ) -> None:
         self.checkpoint = checkpoint
         ops = ops or ReferenceOps("float32")
         decoder = Decoder(checkpoint.config, checkpoint.tensors, ops, max_len)
-        memory = ops.kv_memory(checkpoint.config, 32, "float32")
+        memory = ops.kv_memory(checkpoint.config, blocks, kv_dtype)
         self.runner = ModelRunner(decoder, KVCache(memory, prefix_caching=False))
         self.kv = self.runner.kv
         self.kv.open(0)

@@ -51,8 +51,14 @@ def test_a_file_says_what_a_folder_says(tmp_path: Path, family: str) -> None:
 
 
 @pytest.mark.skipif(why_not_native() is not None, reason=str(why_not_native()))
-@pytest.mark.parametrize("qtype", ["Q8_0", "Q4_0", "Q5_1"])
-@pytest.mark.parametrize("family", ["qwen3-moe", "mixtral"])
+@pytest.mark.parametrize(
+    ("family", "qtype"),
+    [
+        *(("qwen3-moe", qtype) for qtype in ("Q8_0", "Q4_0", "Q5_1")),
+        *(("mixtral", qtype) for qtype in ("Q8_0", "Q4_0", "Q5_1")),
+        ("gpt-oss", "MXFP4"),
+    ],
+)
 def test_experts_are_computed_with_as_they_are_stored(
     tmp_path: Path, family: str, qtype: str
 ) -> None:

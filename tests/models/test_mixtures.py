@@ -53,7 +53,7 @@ def test_stacked_experts_are_the_same_model(tmp_path: Path, family: str) -> None
 
 @backends
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize("family", ["qwen2-moe", "olmoe", "glm4-moe-groups"])
+@pytest.mark.parametrize("family", ["qwen2-moe", "olmoe", "glm4-moe-groups", "gpt-oss"])
 def test_chunks_and_threads_do_not_change_a_bit(
     tmp_path: Path, family: str, dtype: str, backend: str
 ) -> None:
@@ -67,8 +67,9 @@ def test_chunks_and_threads_do_not_change_a_bit(
 
 
 @backends
-def test_a_tree_has_the_bits_of_its_paths(tmp_path: Path, backend: str) -> None:
-    save_model("qwen3-moe", tmp_path)
+@pytest.mark.parametrize("family", ["qwen3-moe", "gpt-oss"])
+def test_a_tree_has_the_bits_of_its_paths(tmp_path: Path, family: str, backend: str) -> None:
+    save_model(family, tmp_path)
     draft = DraftTree([5, 9, 7, 7], [-1, -1, 0, 1], [1.0] * 4, ["x"] * 4)
     tree, chain = (driver(tmp_path, backend=backend) for _ in range(2))
     tree.chunk(TOKENS[:20])

@@ -17,7 +17,7 @@ from paceline.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from paceline.models.arrays import Array
 from paceline.models.catalogue import similar_names
 from paceline.models.config import ModelConfig
-from paceline.models.expert_tensors import ExpertTensors
+from paceline.models.expert_tensors import IN_TURN, ExpertTensors
 from paceline.models.fetching import named_model
 from paceline.models.gguf_file import MAGIC, load_gguf
 from paceline.models.head_kinds import head_kind
@@ -153,13 +153,14 @@ def _from_folder(folder: Path, name: str, in_memory: bool, with_tokenizer: bool)
     if config.tie_embeddings:  # one matrix, under either name
         files.rename("lm_head.weight", _EMBEDDING)
     tensors: StoredTensors = files
+    if config.experts:
+        in_turn = config.architecture in IN_TURN
+        tensors = ExpertTensors(tensors, config.experts.number, in_turn)
     if quantisation is not None:
-        tensors = QuantisedTensors(files, schemes_of(quantisation))
+        tensors = QuantisedTensors(tensors, schemes_of(quantisation))
     packed = folder_format(files.metadata, folder)
     if packed is None and layout != PLAIN:
         tensors = LaidOutTensors(tensors, layout, config)
-    if config.experts:
-        tensors = ExpertTensors(tensors, config.experts.number)
     if not _says_dtype(raw) and _EMBEDDING in tensors:
         raw = {**raw, "dtype": str(tensors[_EMBEDDING].dtype)}
         config = config_from_hf(raw)

@@ -52,6 +52,7 @@ class Experts:
         least_sum: what weights that add up to less are divided by.
         shared_width: of an expert that every row has besides those it chooses; 0: there is none.
         shared_gate: whether a sigmoid of the row weighs the shared expert.
+        biases: whether the router and the chosen experts' linears have biases.
         sparse_layers: per layer, whether it is a mixture; empty: all are.
     """
 
@@ -62,6 +63,7 @@ class Experts:
     scale: float = 1.0
     shared_width: int = 0
     shared_gate: bool = False
+    biases: bool = False
     sparse_layers: tuple[bool, ...] = ()
     sigmoid: bool = False
     choice_bias: bool = False
@@ -99,7 +101,7 @@ class ModelConfig:
     head_dim: int
     max_position: int
     norm_eps: float = 1e-6
-    activation: str = "silu"  # or "gelu_tanh", "gelu" (by erf), "relu2", "xielu"
+    activation: str = "silu"  # or "gelu_tanh", "gelu" (by erf), "relu2", "xielu", "clamped_swiglu"
     tie_embeddings: bool = False
     rope: RopeConfig = RopeConfig()
     local_rope: RopeConfig | None = None  # rotary of sliding-window layers, where it differs
@@ -116,6 +118,7 @@ class ModelConfig:
     attention_scale: float = 0.0  # 0: 1 / sqrt(head_dim)
     attention_softcap: float = 0.0  # 0: none
     logits_softcap: float = 0.0  # 0: none
+    attention_sinks: bool = False  # a score per head that takes part in every softmax (gpt-oss)
     sliding_window: int = 0  # 0: none; a key at distance >= sliding_window is not seen
     sliding_layers: tuple[bool, ...] = ()  # per layer; empty: all layers, if sliding_window
     bos_token_id: int | None = None

@@ -27,6 +27,8 @@ from paceline.models.hf_config import config_from_hf
 _SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Rotary factors, which the configuration tells."""
+_WHOLE_RAMPS = ("gpt-oss",)
+"""Architectures whose YaRN does not round the ends of its ramp, which no key says."""
 _PATTERN = "attention.sliding_window_pattern"
 _FLOAT_TYPES = {0: "float32", 1: "float16", 30: "bfloat16"}
 
@@ -239,6 +241,8 @@ def _rope(
     if trained is not None:
         found["original_max_position_embeddings"] = trained
     scaling = _stored_factors(container, keys, dim, read) or _scaling(keys)
+    if scaling.get("rope_type") == "yarn" and architecture_of(container) in _WHOLE_RAMPS:
+        scaling["truncate"] = False
     if scaling:
         found["rope_scaling"] = scaling
     return found

@@ -32,6 +32,7 @@ ARCHITECTURES = {
     "minicpm": "minicpm",
     "glm4moe": "glm4_moe",
     "minimax-m2": "minimax_m2",
+    "gpt-oss": "gpt_oss",
 }
 """``general.architecture`` -> Hugging Face ``model_type``."""
 HEADS = {"eagle3": "llama", "dflash": "qwen3"}
@@ -65,8 +66,9 @@ _BLOCK = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
     "ffn_norm": "post_attention_layernorm",
-    "post_attention_norm": "post_attention_layernorm",  # what seed_oss and glm4moe call it
+    "post_attention_norm": "post_attention_layernorm",  # what some call it
     "attn_norm_2": "hidden_norm",
+    "attn_sinks": "self_attn.sinks",
     **EXPERT_BLOCK,
     **{f"nextn.{name}": name for name in ("eh_proj", "enorm", "hnorm", "embed_tokens")},
     "nextn.shared_head_norm": "shared_head.norm",
@@ -112,6 +114,8 @@ def place_of(architecture: str, stored: str) -> Place:
     if match is None or match[2] not in names:
         return Place(stored)
     index, part, kind = match.groups()
+    if part == "attn_sinks":  # no matrix's weight, but a parameter by itself
+        return Place(f"model.layers.{int(index)}.{names[part]}")
     return Place(
         f"model.layers.{int(index)}.{names[part]}.{kind}",
         unpermute=_TURNED.get(part, "") if architecture in _INTERLEAVED else "",

@@ -39,6 +39,8 @@ _TURN_ENDS = {
     "<|end_of_text|>",
     "<|eom_id|>",
 }
+# Where these end a turn, as in gpt-oss, "<|end|>" ends one of several messages in it.
+_HARMONY_ENDS = {"<|return|>", "<|call|>"}
 _SPACE = "▁"
 _MAX_TOKENS = 1 << 22
 
@@ -116,7 +118,11 @@ def end_ids(metadata: Mapping[str, Any]) -> list[int]:
     tokens, types = (metadata.get(_PREFIX + key) for key in ("tokens", "token_type"))
     if isinstance(tokens, list) and isinstance(types, list):
         pairs = enumerate(zip(tokens, types, strict=False))
-        ids += [i for i, (token, kind) in pairs if kind == _CONTROL and token in _TURN_ENDS]
+        control = {token: i for i, (token, kind) in pairs if kind == _CONTROL}
+        in_harmony = control.keys() >= _HARMONY_ENDS
+        ends = _TURN_ENDS - {"<|end|>"} | _HARMONY_ENDS if in_harmony else _TURN_ENDS
+        ids = [i for i in ids if not in_harmony or i != control.get("<|end|>")]
+        ids += sorted(i for token, i in control.items() if token in ends)
     return list(dict.fromkeys(i for i in ids if i is not None))
 
 

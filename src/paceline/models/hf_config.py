@@ -183,6 +183,14 @@ def _draft_vocab_size(fields: Fields, vocab_size: int, tied: bool) -> int:
 
 
 def _activation(fields: Fields, family: Family) -> str:
+    if family.clamped:
+        for key, only in (("swiglu_limit", 7.0), ("swiglu_alpha", 1.702)):
+            if fields.number(key, 0.0, 1e9, only) != only:
+                raise UnsupportedModelError(
+                    f"the model configuration says {key} = {fields.get(key)}; only {only} is "
+                    "supported"
+                )
+        return "clamped_swiglu"
     # Gemma's hidden_act is a former name, which says what the models were not trained with.
     name = fields.text("hidden_activation" if family.gemma else "hidden_act")
     if name not in _ACTIVATIONS:

@@ -30,6 +30,7 @@ class ExpertKeys:
         shared: key of the shared expert's width; empty where the family has none.
         shared_count: whether that key counts experts of the others' width, which are one wide one.
         shared_gate: whether a sigmoid weighs the shared expert.
+        biases: whether the router and the experts have biases.
         some_dense: whether the keys are heeded that make some layers dense.
         per_token: key of the number of experts that a row chooses.
         sigmoid: whether scores are sigmoids where no ``scoring_func`` says so.
@@ -43,6 +44,7 @@ class ExpertKeys:
     shared: str = ""
     shared_count: bool = False
     shared_gate: bool = False
+    biases: bool = False
     some_dense: bool = False
     per_token: str = "num_experts_per_tok"
     sigmoid: bool = False
@@ -81,6 +83,7 @@ def experts_from_hf(fields: Fields, keys: ExpertKeys, num_layers: int) -> Expert
         scale=fields.number("routed_scaling_factor", 1e-9, 1e9, 1.0),
         shared_width=shared,
         shared_gate=keys.shared_gate and shared > 0,
+        biases=keys.biases,
         sparse_layers=() if all(sparse) else tuple(sparse),
         sigmoid=_is_sigmoid(fields, keys),
         choice_bias=keys.choice_bias,

@@ -53,6 +53,7 @@ class Layer:
     mixture: Mixture | None
     post_mlp_norm: Any
     learnt: Any  # what the activation has beyond its input
+    sinks: Any  # [heads]
 
 
 class Ends(NamedTuple):
@@ -126,24 +127,26 @@ class WeightReader:
             return self._adopted(fused, outs, width, bias)
         if fused + ".weight" in self._tensors:
             names, outs = [fused], [sum(outs)]
-        pairs = list(zip(names, outs, strict=True))
-        vector = None
-        if bias:
-            vector = self._ops.join([self.floats(f"{n}.bias", out) for n, out in pairs])
+        vector = self._joined_bias(names, outs, bias)
         with _naming(fused):
-            parts = [self._part(f"{name}.weight", out, width) for name, out in pairs]
+            parts = [
+                self._part(f"{name}.weight", out, width)
+                for name, out in zip(names, outs, strict=True)
+            ]
             parts = _stacked(parts, self._ops.join)
             packed = self._ops.pack_linear(parts, width, vector)
         self._release([f"{name}.weight" for name in names])
         return packed
 
-    def float_linear(self, names: list[str], fused: str, outs: list[int], width: int) -> Any:
+    def float_linear(
+        self, names: list[str], fused: str, outs: list[int], width: int, bias: bool
+    ) -> Any:
         """A linear of several stacked ones that is float32 on every backend.
 
         One with a single output may be stored as a vector.
         """
         if packed_formats(self._tensors, fused):
-            return self._adopted(fused, [sum(outs)], width, bias=False)
+            return self._adopted(fused, [sum(outs)], width, bias)
         weights = []
         for name, out in zip((f"{n}.weight" for n in names), outs, strict=True):
             is_vector = out == 1 and self._tensors[name].ndim == 1
@@ -153,7 +156,14 @@ class WeightReader:
         whole = self._ops.join(weights)
         rows = whole.view(np.uint8) if isinstance(whole, np.ndarray) else whole
         part = WeightPart(sum(outs), lambda first, last: rows[first:last], "F32")
-        return self._ops.pack_linear([part], width, None)
+        return self._ops.pack_linear([part], width, self._joined_bias(names, outs, bias))
+
+    def _joined_bias(self, names: list[str], outs: list[int], bias: bool) -> Any:
+        """That of stacked linears; None where they have none."""
+        if not bias:
+            return None
+        pairs = zip(names, outs, strict=True)
+        return self._ops.join([self.floats(f"{name}.bias", out) for name, out in pairs])
 
     def _mixture(self, index: int) -> Mixture | None:
         """A layer's mixture of experts; None where the layer is dense."""
@@ -165,8 +175,8 @@ class WeightReader:
         if e.shared_width:
             shared = self._feed_forward(mlp + "shared_expert.", e.shared_width, bias=False)
         return Mixture(
-            self.float_linear(gates, mlp + "gate", outs, self._config.hidden_size),
-            [self._feed_forward(f"{mlp}experts.{i}.", e.width, False) for i in range(e.number)],
+            self.float_linear(gates, mlp + "gate", outs, self._config.hidden_size, e.biases),
+            [self._feed_forward(f"{mlp}experts.{i}.", e.width, e.biases) for i in range(e.number)],
             shared,
             self._choice_bias(mlp + "gate.e_score_correction.bias", e) if e.choice_bias else None,
         )
@@ -333,6 +343,7 @@ class WeightReader:
             mixture=mixture,
             post_mlp_norm=self._post_norm(p + "post_feedforward_layernorm.weight"),
             learnt=self._learnt(p + "mlp.act_fn."),
+            sinks=self._sinks(attn),
         )
 
     def _mlp_norm(self, prefix: str) -> Any:
@@ -366,6 +377,11 @@ class WeightReader:
             norm = self._norm_weight(f"{attn}{name}.weight", size)
             norms += [norm.reshape(-1, c.head_dim)] * (1 if c.qk_norm_whole else heads)
         return self._packed_norm(self._ops.join(norms))
+
+    def _sinks(self, attn: str) -> Any:
+        if not self._config.attention_sinks:
+            return None
+        return self._ops.pack_vector(self._norm_weight(attn + "sinks", self._config.num_heads))
 
     def _post_norm(self, name: str) -> Any:
         return self.norm(name, self._config.hidden_size) if self._config.post_norms else None

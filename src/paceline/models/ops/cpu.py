@@ -184,6 +184,7 @@ def _layer(decoder: Decoder, index: int, layer: Layer) -> dict[str, Any]:
         "post_attention_norm": _flat(layer.post_attention_norm),
         "post_mlp_norm": _flat(layer.post_mlp_norm),
         "learnt": layer.learnt,
+        "sinks": layer.sinks,
         **_head_norms(decoder.config, layer.qk_norm),
         "cos": none if rope is None else rope.cos,
         "sin": none if rope is None else rope.sin,

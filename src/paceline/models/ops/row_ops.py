@@ -85,7 +85,10 @@ class RowOps(WeightOps, Protocol):
         ...
 
     def gated_activation(self, gate_up: Tensor, activation: str) -> Tensor:
-        """``[rows, 2 * width]`` to ``[rows, width]``: activation(first half) times second half."""
+        """``[rows, 2 * width]`` to ``[rows, width]``: activation(first half) times second half.
+
+        The clamped SwiGLU limits both halves, and adds 1 to the second one.
+        """
         ...
 
     def softcap(self, x: Tensor, cap: float) -> Tensor:
@@ -104,9 +107,20 @@ class RowOps(WeightOps, Protocol):
         ...
 
     def attention(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, config: ModelConfig, batch: Any
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        config: ModelConfig,
+        batch: Any,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Write ``k`` and ``v``, then attend.
+
+        Args:
+            sinks: ``[heads]``, a score of each head that has no value and takes part in every
+                softmax; None where the model has none.
 
         Returns ``[rows, heads * head_dim]``; rows of padding are zero.
         """

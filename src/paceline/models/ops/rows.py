@@ -83,7 +83,8 @@ class Rows:
             read = self._normed(x, layer.input_norm) if index or joined is None else joined
             q, k, v = self._heads(layer, read, angles[index])
             entered = x
-            x = self._attended(layer, x, ops.attention(index, q, k, v, c, batch))
+            attended = ops.attention(index, q, k, v, c, batch, layer.sinks)
+            x = self._attended(layer, x, attended)
             x = self._fed_forward(layer, x, entered if c.parallel_residual else x)
         take(len(self._decoder.layers), x)
         x = self._normed(x, self._decoder.norm)

@@ -99,7 +99,19 @@ def template_messages(
 ) -> list[dict[str, Any]]:
     """Messages as templates expect them: contents are strings, arguments of calls are objects."""
     knows_developers = tokenizer.template_mentions("developer")
-    return [_template_message(message, knows_developers) for message in messages]
+    told = [_template_message(message, knows_developers) for message in messages]
+    return [*map(_thinking, told)] if tokenizer.template_mentions("message.thinking") else told
+
+
+def _thinking(told: dict[str, Any]) -> dict[str, Any]:
+    """The message with its thoughts where gpt-oss's template has them.
+
+    In a message with calls it takes thoughts or words, and not both.
+    """
+    if "reasoning_content" not in told:
+        return told
+    thinking = {**told, "thinking": told["reasoning_content"]}
+    return {**thinking, "content": ""} if "tool_calls" in told else thinking
 
 
 def _template_message(message: ChatMessage, knows_developers: bool) -> dict[str, Any]:
