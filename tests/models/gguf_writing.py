@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from paceline.models.expert_tensors import plain_expert_name
-from tests.models.reference import make_model
+from tests.models.reference import RETOLD, make_model
 
 ARCHES = {
     "gemma3_text": "gemma3",
@@ -21,8 +21,18 @@ ARCHES = {
     "qwen3_moe": "qwen3moe",
     "granitemoeshared": "granitemoe",
     "gpt_oss": "gpt-oss",
+    "internlm3": "llama",
+    "olmo3": "olmo2",
+    "glm": "chatglm",
+    "hunyuan_v1_dense": "hunyuan-dense",
+    "ministral3": "mistral3",
 }
-INTERLEAVED = {"llama", "granite", "granitemoe"}
+INTERLEAVED = {"llama", "granite", "granitemoe", "smollm3", "mistral3", "minicpm"}
+YARN_KEYS = {
+    "ARCH.rope.scaling.type": "yarn",
+    "ARCH.rope.scaling.factor": 4.0,
+    "ARCH.rope.scaling.original_context_length": 32,
+}
 IDS = {"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2}
 SOFTCAPS = {"ARCH.attn_logit_softcapping": 5.0, "ARCH.final_logit_softcapping": 8.0}
 GEMMA = {"ARCH.attention.scale": 20**-0.5}
@@ -32,6 +42,7 @@ GRANITE = {
     "ARCH.attention.scale": 0.2,
     "ARCH.logit_scale": 3.0,
 }
+SLIDES = {"ARCH.attention.sliding_window_pattern": [True, True, False, True]}
 # family -> metadata beyond the sizes
 CASES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -39,11 +50,7 @@ CASES: dict[str, dict[str, Any]] = {
     "llama-tied": {},
     "linear": {"ARCH.rope.scaling.type": "linear", "ARCH.rope.scaling.factor": 2.0},
     "qwen2": {},
-    "qwen2-yarn": {
-        "ARCH.rope.scaling.type": "yarn",
-        "ARCH.rope.scaling.factor": 4.0,
-        "ARCH.rope.scaling.original_context_length": 32,
-    },
+    "qwen2-yarn": YARN_KEYS,
     "qwen3": {},
     "phi3": {},
     "granite": GRANITE,
@@ -62,6 +69,27 @@ CASES: dict[str, dict[str, Any]] = {
         "ARCH.rope.scaling.factor": 4.0,
         "ARCH.rope.freq_base_swa": 100.0,
         "ARCH.attention.sliding_window_pattern": [True, False, True],
+    },
+    "smollm3": {},
+    "olmo2": {},
+    "olmo3": {**YARN_KEYS, **SLIDES},
+    "glm": {},
+    "glm4": {},
+    "exaone4": SLIDES,
+    "exaone4-full": {},
+    "ernie4-5": {},
+    "hunyuan": {},
+    "seed-oss": {},
+    "ministral3": {
+        **YARN_KEYS,
+        "ARCH.rope.scaling.yarn_log_multiplier": 1.0,
+        "ARCH.attention.temperature_scale": 0.3,
+    },
+    "internlm3": {},
+    "minicpm": {
+        "ARCH.embedding_scale": 6.0,
+        "ARCH.residual_scale": 0.3,
+        "ARCH.logit_scale": 2.0,
     },
 }
 
@@ -83,13 +111,15 @@ def write_gguf(
     extra_tensors: Mapping[str, np.ndarray] | None = None,
     other_types: Mapping[str, str] | None = None,
     shard_tensors: int = 0,
+    arch: str = "",
 ) -> Path:
     """Convert a transformers configuration and its state dict.
 
     ``other_types`` are those of matrices, by their names in the file, that are not ``qtype``.
-    With ``shard_tensors``, so many tensors go into each of several files.
+    With ``shard_tensors``, so many tensors go into each of several files. ``arch`` is that of
+    the file, where the type of the configuration does not say it.
     """
-    arch = ARCHES.get(config.model_type, config.model_type)
+    arch = arch or ARCHES.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=shard_tensors)
     _write_sizes(writer, config)
     for key, value in (metadata or {}).items():
@@ -195,7 +225,8 @@ def _write_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     rope = config.rope_parameters
     rope = rope.get("full_attention", rope)
-    writer.add_rope_freq_base(rope["rope_theta"])
+    stretch = rope.get("alpha", 1.0) ** (head_dim / (head_dim - 2))
+    writer.add_rope_freq_base(rope["rope_theta"] * stretch)
     writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
@@ -236,5 +267,7 @@ def tokenizer_metadata(tokenizer_json: Mapping[str, Any], kind: str, **more: Any
 def convert(family: str, path: Path, **options: Any) -> Any:
     model = make_model(family, **options.pop("changes", {}))
     metadata = {**IDS, **CASES.get(family, {}), **options.pop("metadata", {})}
+    if family in RETOLD:
+        options["arch"] = RETOLD[family]["model_type"]
     write_gguf(path, model.config, model.state_dict(), metadata=metadata, **options)
     return model

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.models.hf_experts import ExpertKeys
+from paceline.models.hf_layout import PLAIN, Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,8 @@ class Family:
         flags: fields of the model configuration that hold for every member.
         biases: fields that the key ``attention_bias`` switches on.
         mlp_bias: whether the key of that name is heeded.
-        slides: ``never``, ``always`` (where a window is given), ``late`` (layers from
+        slides: ``never``, ``always`` (where a window is given), ``listed`` (where a window is given
+            and ``layer_types`` does not say otherwise), ``late`` (layers from
             ``max_window_layers`` on, if ``use_sliding_window``), ``if_asked`` (every layer, if
             ``use_sliding_window``) or ``alternately`` (every layer but each
             ``sliding_window_pattern``-th).
@@ -30,6 +32,15 @@ class Family:
         partial_rotary: whether a head may be rotated in part.
         clamped: whether its activation is gpt-oss's clamped SwiGLU, whatever ``hidden_act`` says.
         experts: how it describes mixtures of experts; None where it has none.
+        keys: a key as most families call it -> as this one does.
+        switches: a key -> the fields that it switches on.
+        refused: keys that ask for what is not supported.
+        rotates: which layers rotate heads: ``all``, ``none``, ``listed`` (``no_rope_layers`` or
+            ``no_rope_layer_interval`` say which do not) or ``sliding`` (where a window is given).
+        widening: ``intermediate_size`` where there is none, in hidden sizes; 0: it must be there.
+        logit_scale: whether logits are multiplied with the key of that name.
+        depth_scaled: whether MiniCPM's ``scale_emb``, ``scale_depth`` and ``dim_model_base`` count.
+        layout: of its checkpoints.
     """
 
     defaults: Mapping[str, Any]
@@ -42,6 +53,19 @@ class Family:
     partial_rotary: bool = False
     clamped: bool = False
     experts: ExpertKeys | None = None
+    keys: Mapping[str, str] = field(default_factory=dict)
+    switches: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    refused: tuple[str, ...] = ()
+    rotates: str = "all"
+    widening: int = 0
+    logit_scale: bool = False
+    depth_scaled: bool = False
+    layout: Layout = PLAIN
+
+    def called(self, raw: Mapping[str, Any]) -> dict[str, Any]:
+        """A configuration whose keys are called as most families call them."""
+        own = {key: raw[name] for key, name in self.keys.items() if raw.get(name) is not None}
+        return {**own, **raw}
 
 
 _BOTH = ("qkv_bias", "o_bias")
