@@ -142,7 +142,17 @@ Mixture mixture_of(const Reader& r, const DecoderShape& s) {
     mixture.renormalise = r.number<bool>("renormalise");
     mixture.shared_gate = r.number<bool>("shared_gate");
     mixture.scale = r.number<float>("scale");
-    check(mixture.per_token <= number, "per_token: as many experts as there are, or fewer");
+    mixture.sigmoid = r.number<bool>("sigmoid");
+    mixture.choice_bias = r.vector("choice_bias", number);
+    mixture.groups = r.positive("groups");
+    mixture.groups_per_token = r.positive("groups_per_token");
+    mixture.group_best = r.positive("group_best");
+    mixture.least_sum = r.number<float>("least_sum");
+    check(number % mixture.groups == 0 && mixture.groups_per_token <= mixture.groups &&
+              mixture.group_best <= number / mixture.groups,
+          "groups: of one size, and no more chosen than there are");
+    check(mixture.per_token <= number / mixture.groups * mixture.groups_per_token,
+          "per_token: as many experts as can be chosen, or fewer");
     for (nb::handle each : nb::cast<nb::list>(r.get("experts"))) {
         const Reader expert(nb::cast<nb::dict>(each));
         mixture.experts.push_back(feed_forward_of(expert, s, width));

@@ -26,7 +26,10 @@ ARCHES = {
     "glm": "chatglm",
     "hunyuan_v1_dense": "hunyuan-dense",
     "ministral3": "mistral3",
+    "glm4_moe": "glm4moe",
+    "minimax_m2": "minimax-m2",
 }
+NUMBERS = ("num_experts", "num_local_experts")
 INTERLEAVED = {"llama", "granite", "granitemoe", "smollm3", "mistral3", "minicpm"}
 YARN_KEYS = {
     "ARCH.rope.scaling.type": "yarn",
@@ -196,13 +199,22 @@ def _weight(name: str) -> str:
 
 
 def _write_experts(writer: gguf.GGUFWriter, config: Any) -> None:
-    number = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
+    number = next(filter(None, (getattr(config, name, None) for name in NUMBERS)), None)
     if not number:
         return
     writer.add_expert_count(number)
     writer.add_expert_used_count(config.num_experts_per_tok)
     if hasattr(config, "moe_intermediate_size"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    for name, write in (
+        ("n_shared_experts", writer.add_expert_shared_count),
+        ("n_group", writer.add_expert_group_count),
+        ("topk_group", writer.add_expert_group_used_count),
+        ("routed_scaling_factor", writer.add_expert_weights_scale),
+        ("norm_topk_prob", writer.add_expert_weights_norm),
+    ):
+        if getattr(config, name, None) is not None:
+            write(getattr(config, name))
     shared = getattr(config, "shared_expert_intermediate_size", None) or getattr(
         config, "shared_intermediate_size", None
     )

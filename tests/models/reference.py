@@ -163,6 +163,13 @@ RETOLD: dict[str, dict[str, Any]] = {
 }
 
 MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
+ROUTED = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "first_k_dense_replace": 0,
+    "routed_scaling_factor": 1.75,
+}
 GRANITE = dict(FAMILIES["granite"][1])
 MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("Mixtral", {"num_local_experts": 5, "sliding_window": 11}),
@@ -203,6 +210,32 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {**YARN, "beta_fast": 4.0, "truncate": False},
         },
     ),
+    "glm4-moe": (
+        "Glm4Moe",
+        {
+            **ROUTED,
+            "num_hidden_layers": 3,
+            "head_dim": 32,
+            "first_k_dense_replace": 1,
+            "n_shared_experts": 2,
+            "use_qk_norm": True,
+            "attention_bias": True,
+        },
+    ),
+    "glm4-moe-groups": ("Glm4Moe", {**ROUTED, "n_group": 4, "topk_group": 2}),
+    "minimax-m2": (
+        "MiniMaxM2",
+        {
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "head_dim": 32,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 500.0,
+                "partial_rotary_factor": 0.5,
+            },
+        },
+    ),
 }
 """Families of mixtures of experts."""
 
@@ -220,6 +253,9 @@ def make_model(family: str, dtype: str = "float32", **changes: Any) -> Any:
             # Norms and biases begin as constants, which hide mistakes.
             if parameter.ndim == 1 or label.endswith("_bias"):
                 parameter.add_(torch.randn_like(parameter) * 0.3)
+        for name, tensor in model.state_dict().items():
+            if name.endswith("e_score_correction_bias"):
+                tensor.copy_(torch.randn_like(tensor) * 0.1)
     return model.to(getattr(torch, dtype)).eval()
 
 

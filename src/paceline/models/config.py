@@ -44,6 +44,12 @@ class Experts:
         width: of an expert.
         renormalise: whether the weights of a row's experts add up to 1, and not those of all.
         scale: what these weights are multiplied with.
+        sigmoid: whether an expert's score is the sigmoid of its logit; if not, the softmax of all.
+        choice_bias: whether a bias is added to the scores, for the choice alone.
+        groups: a row chooses among the experts of a few groups, which are as large as each other.
+        groups_per_token: groups that a row chooses among.
+        group_best: a group counts as much as this number of its best experts together.
+        least_sum: what weights that add up to less are divided by.
         shared_width: of an expert that every row has besides those it chooses; 0: there is none.
         shared_gate: whether a sigmoid of the row weighs the shared expert.
         biases: whether the router and the chosen experts' linears have biases.
@@ -59,6 +65,17 @@ class Experts:
     shared_gate: bool = False
     biases: bool = False
     sparse_layers: tuple[bool, ...] = ()
+    sigmoid: bool = False
+    choice_bias: bool = False
+    groups: int = 1
+    groups_per_token: int = 1
+    group_best: int = 1
+    least_sum: float = 1e-20
+
+    @property
+    def by_score(self) -> bool:
+        """Whether experts are chosen by their scores, and not by their logits."""
+        return self.sigmoid or self.choice_bias
 
     def of_layer(self, layer: int) -> Experts | None:
         """These, where the layer is a mixture."""
@@ -148,8 +165,8 @@ class ModelConfig:
     def is_like_llama(self) -> bool:
         """Whether layers have Llama's form but for biases, windows, multipliers and more norms."""
         apart = (self.layer_norm, self.parallel_residual, self.qk_norm_last, self.rotary_layers)
-        ends = (self.learned_positions, self.head_bias)
-        return self.pre_norms and self.gated_mlp and not any((*apart, *ends))
+        others = (self.learned_positions, self.head_bias, self.attention_sinks)
+        return self.pre_norms and self.gated_mlp and not any((*apart, *others))
 
     @property
     def scale(self) -> float:

@@ -2,8 +2,9 @@
 
 A mixture is under ``model.layers.I.mlp.``: the router ``gate.weight``, matrices of each expert
 ``experts.N.{gate,up,down}_proj.weight`` or ``gate_up_proj`` for the first two, those of the shared
-expert ``shared_expert.*`` likewise, and ``shared_expert_gate.weight``; biases have the same names
-with ``.bias``. Checkpoints differ in these names, and many keep what all experts have in one stack.
+expert ``shared_expert.*`` likewise, ``shared_expert_gate.weight``, and what is added to the scores
+for the choice, ``gate.e_score_correction.bias``; other biases have the names of their matrices with
+``.bias``. Checkpoints differ in these names, and many keep what all experts have in one stack.
 Knows no arithmetic.
 """
 
@@ -23,14 +24,23 @@ _RENAMED = tuple(
         (r"\.block_sparse_moe\.router\.(layer\.)?", ".mlp.gate."),
         (r"\.block_sparse_moe\.input_linear\.", ".mlp.experts.gate_up_proj."),
         (r"\.block_sparse_moe\.output_linear\.", ".mlp.experts.down_proj."),
-        (r"\.block_sparse_moe\.experts\.", ".mlp.experts."),
+        (r"\.block_sparse_moe\.(experts\.|e_score)", r".mlp.\1"),
         (r"(\.mlp\.experts\.\d+)\.w1\.", r"\1.gate_proj."),
         (r"(\.mlp\.experts\.\d+)\.w2\.", r"\1.down_proj."),
         (r"(\.mlp\.experts\.\d+)\.w3\.", r"\1.up_proj."),
         (r"\.mlp\.router\.", ".mlp.gate."),
+        (r"\.mlp\.(shared_experts|shared_mlp)\.", ".mlp.shared_expert."),
+        (r"\.mlp\.gate\.wg\.", ".mlp.gate."),
+        (
+            r"\.mlp\.(gate\.)?(moe_statics\.)?e_score_correction_bias$",
+            ".mlp.gate.e_score_correction.bias",
+        ),
         (r"\.shared_mlp\.input_linear\.", ".mlp.shared_expert.gate_up_proj."),
         (r"\.shared_mlp\.output_linear\.", ".mlp.shared_expert.down_proj."),
     )
+)
+_MARKS = re.compile(
+    r"\.(block_sparse_moe|shared_mlp|shared_experts|wg|mlp\.router|e_score_correction_bias)(\.|$)"
 )
 _STACK = re.compile(
     r"(.*\.mlp\.experts)\.((?:gate|up|gate_up|down)_proj)(\.weight|\.bias|_bias|_blocks|_scales)?"
@@ -40,12 +50,11 @@ _DIMENSIONS = {".weight": 3, ".bias": 2, "_blocks": 4, "_scales": 3}
 IN_TURN = ("gpt_oss",)
 """Families whose Hugging Face stacks have the outputs of gates and of ups in turn, and those of
 floats the inputs before the outputs, ``[experts, k, n]``."""
-_MARKS = (".block_sparse_moe.", ".shared_mlp.", ".mlp.router.")
 
 
 def plain_expert_name(name: str) -> str:
     """What a tensor of a mixture would be called by the names above; others keep their name."""
-    if any(mark in name for mark in _MARKS):
+    if _MARKS.search(name):
         for pattern, plain in _RENAMED:
             name = pattern.sub(plain, name)
     return name

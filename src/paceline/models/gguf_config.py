@@ -104,7 +104,8 @@ def hf_config_from_gguf(container: GgufContainer, read: Callable[[str], Array]) 
         **_rope(container, keys, head_dim, read),
         **dense_keys(keys.get, architecture, _layer_types(keys)),
         **(head_keys(container, architecture) if architecture in HEADS else {}),
-        "attention_bias": biases["qkv_bias"] and biases["o_bias"],
+        "attention_bias": biases["qkv_bias"] and (biases["o_bias"] or architecture == "glm4moe"),
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in container.tensors,
         "mlp_bias": biases["mlp_bias"],
     }
 

@@ -112,8 +112,8 @@ class _RecordingReader(WeightReader):
         recorded, self._recorded = self._recorded, {}
         return recorded
 
-    def _norm_weight(self, name: str, size: int) -> Array:
-        weight: Array = super()._norm_weight(name, size)
+    def _norm_weight(self, name: str, *shape: int) -> Array:
+        weight: Array = super()._norm_weight(name, *shape)
         self._recorded[name] = floats(weight)
         return weight
 

@@ -20,7 +20,7 @@ import numpy as np
 from paceline.errors import ConfigError, ModelLoadError
 from paceline.models.arrays import floats as as_floats
 from paceline.models.blocks import row_bytes
-from paceline.models.config import ModelConfig
+from paceline.models.config import Experts, ModelConfig
 from paceline.models.mixture import FeedForward, Mixture
 from paceline.models.ops.base import (
     PackedLinear,
@@ -114,8 +114,8 @@ class WeightReader:
         weight = as_floats(self.floats(name, size))
         return weight + np.float32(1.0) if self._config.norm_plus_one else weight
 
-    def _norm_weight(self, name: str, size: int) -> Any:
-        return self.floats(name, size)
+    def _norm_weight(self, name: str, *shape: int) -> Any:
+        return self.floats(name, *shape)
 
     def _packed_norm(self, weight: Any) -> Any:
         packed = self._ops.pack_vector(weight)
@@ -178,7 +178,16 @@ class WeightReader:
             self.float_linear(gates, mlp + "gate", outs, self._config.hidden_size, e.biases),
             [self._feed_forward(f"{mlp}experts.{i}.", e.width, e.biases) for i in range(e.number)],
             shared,
+            self._choice_bias(mlp + "gate.e_score_correction.bias", e) if e.choice_bias else None,
         )
+
+    def _choice_bias(self, name: str, experts: Experts) -> Any:
+        """What is added to the scores of experts, stored as a vector or as its only row."""
+        is_row = self._tensors[name].ndim == 2
+        bias = self._norm_weight(name, *([1] if is_row else []), experts.number)
+        if not np.isfinite(as_floats(bias)).all():
+            raise ModelLoadError(f"tensor {name} has values that are no finite numbers")
+        return self._ops.pack_vector(bias.reshape(-1))
 
     def _feed_forward(self, prefix: str, width: int, bias: bool) -> FeedForward:
         """The two linears of a dense layer, or of an expert."""

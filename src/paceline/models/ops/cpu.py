@@ -213,10 +213,14 @@ def _head_norms(config: ModelConfig, norms: Floats | None) -> dict[str, Any]:
 def _mixture(experts: Experts | None, mixture: Mixture | None) -> dict[str, Any] | None:
     if experts is None or mixture is None:
         return None
-    names = ("number", "per_token", "width", "renormalise", "scale", "shared_width", "shared_gate")
+    names = (
+        *("number", "per_token", "width", "renormalise", "scale", "shared_width", "shared_gate"),
+        *("sigmoid", "groups", "groups_per_token", "group_best", "least_sum"),
+    )
     return {
         **{name: getattr(experts, name) for name in names},
         "router": mixture.router,
         "experts": [each._asdict() for each in mixture.experts],
         "shared": mixture.shared and mixture.shared._asdict(),
+        "choice_bias": mixture.choice_bias,
     }
