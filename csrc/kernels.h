@@ -96,14 +96,9 @@ struct LinearOut {
 };
 
 // The clamped SwiGLU is that of gpt-oss: x / (1 + e^-1.702x) of min(gate, 7), times up + 1, with up
-// kept within -7..7. It always gates.
+// kept within -7..7.
 enum class Activation : int {
-    silu = 0,
-    gelu_tanh = 1,
-    gelu = 2,
-    relu2 = 3,
-    xielu = 4,
-    clamped_swiglu = 5
+    silu = 0, gelu_tanh = 1, gelu = 2, relu2 = 3, xielu = 4, clamped_swiglu = 5
 };
 // The activation of a name, such as "silu". False where there is none.
 bool find_activation(const char* name, Activation* found);

@@ -179,7 +179,7 @@ void activate(const float* x, int width, Activation act, const float* learnt, fl
             return each_step(x, width, y, relu2);
         case Activation::xielu:
             return each_step(x, width, y, [&](f32x16 a) { return xielu(a, learnt); });
-        case Activation::clamped_swiglu:  // there is no half to gate
+        case Activation::clamped_swiglu:  // it gates
             return;
     }
 }
@@ -194,10 +194,10 @@ void gated(const float* gate_up, int width, Activation act, float* y) {
             return gated_by<gelu>(gate_up, width, y);
         case Activation::relu2:
             return gated_by<relu2>(gate_up, width, y);
-        case Activation::clamped_swiglu:
-            return gated_clamped(gate_up, width, y);
         case Activation::xielu:  // no family gates with it
             return;
+        case Activation::clamped_swiglu:
+            return gated_clamped(gate_up, width, y);
     }
 }
 

@@ -20,7 +20,6 @@ ARCHES = {
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
     "granitemoeshared": "granitemoe",
-    "gpt_oss": "gpt-oss",
     "internlm3": "llama",
     "olmo3": "olmo2",
     "glm": "chatglm",
@@ -28,6 +27,7 @@ ARCHES = {
     "ministral3": "mistral3",
     "glm4_moe": "glm4moe",
     "minimax_m2": "minimax-m2",
+    "gpt_oss": "gpt-oss",
 }
 NUMBERS = ("num_experts", "num_local_experts")
 INTERLEAVED = {"llama", "granite", "granitemoe", "smollm3", "mistral3", "minicpm"}

@@ -198,18 +198,6 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "shared_intermediate_size": 24,
         },
     ),
-    "gpt-oss": (
-        "GptOss",
-        {
-            "num_local_experts": 6,
-            "num_experts_per_tok": 3,
-            "intermediate_size": 96,
-            "head_dim": 16,
-            "sliding_window": 11,
-            "num_hidden_layers": 3,
-            "rope_parameters": {**YARN, "beta_fast": 4.0, "truncate": False},
-        },
-    ),
     "glm4-moe": (
         "Glm4Moe",
         {
@@ -234,6 +222,18 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
                 "rope_theta": 500.0,
                 "partial_rotary_factor": 0.5,
             },
+        },
+    ),
+    "gpt-oss": (
+        "GptOss",
+        {
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "intermediate_size": 96,
+            "head_dim": 16,
+            "sliding_window": 11,
+            "num_hidden_layers": 3,
+            "rope_parameters": {**YARN, "beta_fast": 4.0, "truncate": False},
         },
     ),
 }

@@ -155,7 +155,7 @@ def _from_folder(folder: Path, name: str, in_memory: bool, with_tokenizer: bool)
     tensors: StoredTensors = files
     if config.experts:
         in_turn = config.architecture in IN_TURN
-        tensors = ExpertTensors(files, config.experts.number, in_turn)
+        tensors = ExpertTensors(tensors, config.experts.number, in_turn)
     if quantisation is not None:
         tensors = QuantisedTensors(tensors, schemes_of(quantisation))
     packed = folder_format(files.metadata, folder)

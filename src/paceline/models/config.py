@@ -101,7 +101,7 @@ class ModelConfig:
     head_dim: int
     max_position: int
     norm_eps: float = 1e-6
-    activation: str = "silu"  # or gelu_tanh, gelu (by erf), relu2, xielu, clamped_swiglu
+    activation: str = "silu"  # or "gelu_tanh", "gelu" (by erf), "relu2", "xielu", "clamped_swiglu"
     tie_embeddings: bool = False
     rope: RopeConfig = RopeConfig()
     local_rope: RopeConfig | None = None  # rotary of sliding-window layers, where it differs

@@ -3,9 +3,9 @@
 A mixture is under ``model.layers.I.mlp.``: the router ``gate.weight``, matrices of each expert
 ``experts.N.{gate,up,down}_proj.weight`` or ``gate_up_proj`` for the first two, those of the shared
 expert ``shared_expert.*`` likewise, ``shared_expert_gate.weight``, and what is added to the scores
-for the choice, ``gate.e_score_correction.bias``; other biases have the names of their matrices with
-``.bias``. Checkpoints differ in these names, and many keep what all experts have in one stack.
-Knows no arithmetic.
+for the choice, ``gate.e_score_correction.bias``; biases have the same names with ``.bias``.
+Checkpoints differ in these names, and many keep what all experts have in one stack. Knows no
+arithmetic.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _RENAMED = tuple(
         (r"(\.mlp\.experts\.\d+)\.w1\.", r"\1.gate_proj."),
         (r"(\.mlp\.experts\.\d+)\.w2\.", r"\1.down_proj."),
         (r"(\.mlp\.experts\.\d+)\.w3\.", r"\1.up_proj."),
-        (r"\.mlp\.router\.", ".mlp.gate."),
         (r"\.mlp\.(shared_experts|shared_mlp)\.", ".mlp.shared_expert."),
         (r"\.mlp\.gate\.wg\.", ".mlp.gate."),
         (
             r"\.mlp\.(gate\.)?(moe_statics\.)?e_score_correction_bias$",
             ".mlp.gate.e_score_correction.bias",
         ),
+        (r"\.mlp\.router\.", ".mlp.gate."),
         (r"\.shared_mlp\.input_linear\.", ".mlp.shared_expert.gate_up_proj."),
         (r"\.shared_mlp\.output_linear\.", ".mlp.shared_expert.down_proj."),
     )
 )
 _MARKS = re.compile(
-    r"\.(block_sparse_moe|shared_mlp|shared_experts|wg|mlp\.router|e_score_correction_bias)(\.|$)"
+    r"\.(block_sparse_moe|shared_mlp|shared_experts|wg|e_score_correction_bias|mlp\.router)(\.|$)"
 )
 _STACK = re.compile(
     r"(.*\.mlp\.experts)\.((?:gate|up|gate_up|down)_proj)(\.weight|\.bias|_bias|_blocks|_scales)?"

@@ -30,9 +30,9 @@ ARCHITECTURES = {
     "seed_oss": "seed_oss",
     "mistral3": "ministral3",
     "minicpm": "minicpm",
-    "gpt-oss": "gpt_oss",
     "glm4moe": "glm4_moe",
     "minimax-m2": "minimax_m2",
+    "gpt-oss": "gpt_oss",
 }
 """``general.architecture`` -> Hugging Face ``model_type``."""
 HEADS = {"eagle3": "llama", "dflash": "qwen3"}
@@ -66,7 +66,7 @@ _BLOCK = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
     "ffn_norm": "post_attention_layernorm",
-    "post_attention_norm": "post_attention_layernorm",  # of seed_oss, glm4moe and gpt-oss
+    "post_attention_norm": "post_attention_layernorm",  # what some call it
     "attn_norm_2": "hidden_norm",
     "attn_sinks": "self_attn.sinks",
     **EXPERT_BLOCK,

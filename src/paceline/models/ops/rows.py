@@ -82,8 +82,8 @@ class Rows:
             take(index, x)
             read = self._normed(x, layer.input_norm) if index or joined is None else joined
             q, k, v = self._heads(layer, read, angles[index])
-            attended = ops.attention(index, q, k, v, c, batch, layer.sinks)
             entered = x
+            attended = ops.attention(index, q, k, v, c, batch, layer.sinks)
             x = self._attended(layer, x, attended)
             x = self._fed_forward(layer, x, entered if c.parallel_residual else x)
         take(len(self._decoder.layers), x)
