@@ -78,6 +78,7 @@ def test_no_space_prefix(tmp_path: Path) -> None:
         ("qwen2", "ab 12'S\n\nx", ["ab", "Ġ", "1", "2", "'S", "ĊĊ", "x"]),
         ("smollm", "ab 12", ["ab", "Ġ", "1", "2"]),
         ("tekken", "abCd 12/", ["ab", "Cd", "Ġ", "1", "2", "/"]),
+        ("gpt-4o", "abCd's 12345'S/", ["ab", "Cd's", "Ġ", "123", "45", "'S", "/"]),
     ],
 )
 def test_how_text_is_split(tmp_path: Path, pre: str, text: str, pieces: list[str]) -> None:

@@ -12,13 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from paceline.errors import ModelLoadError, UnsupportedModelError
+from paceline.errors import ModelLoadError, TrainingError, UnsupportedModelError
 from paceline.models.checkpoint import load_checkpoint
 from paceline.models.ops.cpu import CpuOps
 from paceline.models.ops.native import why_not_native
 from paceline.models.ops.packing import Packer
 from paceline.models.ops.reference import ReferenceOps
 from paceline.models.packed_folder import write_packed
+from paceline.training.model_files import load_model
 from tests.arrays import assert_close, same
 from tests.models.quantised_packing import mxfp4
 from tests.models.reference import VOCAB, Driver, edit, save_model
@@ -161,3 +162,9 @@ def test_scales_that_do_not_fit_their_codes(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ModelLoadError, match=r"no tensor .*down_proj_scales"):
         load_checkpoint(tmp_path, with_tokenizer=False)
+
+
+def test_training_refuses_it(tmp_path: Path) -> None:
+    save_model("gpt-oss", tmp_path)
+    with pytest.raises(TrainingError, match="gpt_oss, which cannot be trained"):
+        load_model(tmp_path)

@@ -17,7 +17,7 @@ from paceline.models.tokenizer import HARMONY, Tokenizer
 from paceline.runtime.grammar import GrammarCompiler
 from paceline.server.chat.choice import joined
 from paceline.server.chat.constraints import OfferedTool, ToolUse
-from paceline.server.chat.harmony import Harmony, HarmonyParser, Place
+from paceline.server.chat.harmony import Harmony, HarmonyParser, Place, words_of
 from paceline.server.chat.harmony_shapes import harmony_constraint
 from paceline.structured_outputs import StructuredOutputs
 from tests.models.vocabularies import byte_level_json
@@ -136,6 +136,12 @@ def test_further_calls_are_dropped_where_one_is_allowed() -> None:
 )  # fmt: skip
 def test_answers_that_the_prompt_has_begun(begun: str, text: str, found: Any) -> None:
     assert message(read(text, begun=Harmony(begun))) == found
+
+
+def test_what_a_conversation_remembers() -> None:
+    """Templates refuse contents with channels."""
+    assert words_of(THINK + FINAL) == "It rains."
+    assert words_of("<think>Rome?</think>It rains.") == "<think>Rome?</think>It rains."
 
 
 # --- every API ------------------------------------------------------------------------------------

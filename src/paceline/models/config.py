@@ -165,8 +165,8 @@ class ModelConfig:
     def is_like_llama(self) -> bool:
         """Whether layers have Llama's form but for biases, windows, multipliers and more norms."""
         apart = (self.layer_norm, self.parallel_residual, self.qk_norm_last, self.rotary_layers)
-        ends = (self.learned_positions, self.head_bias)
-        return self.pre_norms and self.gated_mlp and not any((*apart, *ends))
+        others = (self.learned_positions, self.head_bias, self.attention_sinks)
+        return self.pre_norms and self.gated_mlp and not any((*apart, *others))
 
     @property
     def scale(self) -> float:

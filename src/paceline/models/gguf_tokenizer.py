@@ -45,16 +45,18 @@ _SPACE = "▁"
 _MAX_TOKENS = 1 << 22
 
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
-_TEKKEN = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|"
-    r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+# Words end where small letters are followed by capital ones.
+_CASED = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+%s|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*%s|"
+    r"%s| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _SPLITS = {
-    "llama3": _ENDINGS + _WORDS % r"\p{N}{1,3}",
-    "qwen2": _ENDINGS + _WORDS % r"\p{N}",
-    "tekken": _TEKKEN,
+    "llama3": f"{_ENDINGS}|" + _WORDS % r"\p{N}{1,3}",
+    "qwen2": f"{_ENDINGS}|" + _WORDS % r"\p{N}",
+    "tekken": _CASED % ("", "", r"\p{N}"),
+    "gpt-4o": _CASED % (f"{_ENDINGS}?", f"{_ENDINGS}?", r"\p{N}{1,3}"),
     "digits": "",
     "gpt2": "",
 }
@@ -64,6 +66,7 @@ _SPLIT_NAMES = {
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), "qwen2"),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), "digits"),
     "tekken": "tekken",
+    "gpt-4o": "gpt-4o",
 }
 
 

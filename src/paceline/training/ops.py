@@ -232,7 +232,7 @@ class TrainingOps:
         batch: DenseBatch,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        assert sinks is None, "models with attention sinks are mixtures, which are not trained"
+        assert sinks is None, "no model with attention sinks can be trained"
         return batch.attend(layer, q, k, v, config)
 
     def write_kv(self, layer: int, k: Tensor, v: Tensor, batch: Any) -> None:

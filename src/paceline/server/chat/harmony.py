@@ -62,6 +62,14 @@ def speaks_harmony(config: ServerConfig, tokenizer: Tokenizer) -> bool:
     return names == ("auto", "auto") and says(CHANNEL) and says(MESSAGE)
 
 
+def words_of(answer: str) -> str:
+    """The content of a whole answer in this format; all of one in another format."""
+    if CHANNEL not in answer:
+        return answer
+    deltas = HarmonyParser(Harmony(ASSISTANT)).deltas(answer, final=True)
+    return "".join(delta.get("content", "") for delta in deltas)
+
+
 class Place(enum.Enum):
     """What a text is a part of."""
 

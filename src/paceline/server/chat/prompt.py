@@ -16,6 +16,7 @@ from typing import Any
 
 from paceline.errors import RequestError, TemplateError
 from paceline.models.tokenizer import Tokenizer
+from paceline.server.chat.harmony import CHANNEL
 from paceline.server.chat.reasoning import reasoning_format
 from paceline.server.protocol.chat import ChatCompletionRequest, ChatMessage, MessageToolCall, Tool
 from paceline.structured_outputs import ThoughtMarks
@@ -100,7 +101,8 @@ def template_messages(
     """Messages as templates expect them: contents are strings, arguments of calls are objects."""
     knows_developers = tokenizer.template_mentions("developer")
     told = [_template_message(message, knows_developers) for message in messages]
-    return [*map(_thinking, told)] if tokenizer.template_mentions("message.thinking") else told
+    in_channels = all(map(tokenizer.template_mentions, (CHANNEL, "message.thinking")))
+    return [*map(_thinking, told)] if in_channels else told
 
 
 def _thinking(told: dict[str, Any]) -> dict[str, Any]:
