@@ -22,6 +22,8 @@ ARCHES = {
     "granitemoeshared": "granitemoe",
     "glm4_moe": "glm4moe",
     "minimax_m2": "minimax-m2",
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
 }
 NUMBERS = ("num_experts", "num_local_experts")
 INTERLEAVED = {"llama", "granite", "granitemoe"}
@@ -33,6 +35,11 @@ GRANITE = {
     "ARCH.residual_scale": 0.3,
     "ARCH.attention.scale": 0.2,
     "ARCH.logit_scale": 3.0,
+}
+DEEPSEEK = {
+    "ARCH.rope.scaling.type": "yarn",
+    "ARCH.rope.scaling.factor": 4.0,
+    "ARCH.rope.scaling.original_context_length": 32,
 }
 # family -> metadata beyond the sizes
 CASES: dict[str, dict[str, Any]] = {
@@ -48,6 +55,13 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "qwen3": {},
     "phi3": {},
+    "deepseek-v2-lite": {"ARCH.expert_gating_func": 1},
+    "deepseek-v2": {**DEEPSEEK, "ARCH.rope.scaling.yarn_log_multiplier": 0.07},
+    "deepseek-v3": {
+        **DEEPSEEK,
+        "ARCH.rope.scaling.yarn_log_multiplier": 0.05,
+        "ARCH.expert_gating_func": 2,
+    },
     "granite": GRANITE,
     "granite-moe": GRANITE,
     "granite-moe-shared": GRANITE,
@@ -79,6 +93,7 @@ def write_gguf(
     extra_tensors: Mapping[str, np.ndarray] | None = None,
     other_types: Mapping[str, str] | None = None,
     shard_tensors: int = 0,
+    stacks_heads: bool = True,
 ) -> Path:
     """Convert a transformers configuration and its state dict.
 
@@ -94,6 +109,8 @@ def write_gguf(
         {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}[arch], config.num_hidden_layers
     )
     tensors = stacked_experts(tensors)
+    if stacks_heads:
+        tensors = stacked_heads(config, tensors)
     for name, tensor in tensors.items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
@@ -139,6 +156,19 @@ def stacked_experts(tensors: Mapping[str, Any]) -> dict[str, Any]:
     return {**found, **{name: torch.stack(each) for name, each in experts.items()}}
 
 
+def stacked_heads(config: Any, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """The two halves of ``kv_b_proj`` head by head, that of the keys transposed."""
+    found = dict(tensors)
+    for name in tensors:
+        if name.endswith(".kv_b_proj.weight"):
+            sizes = (config.qk_nope_head_dim, config.v_head_dim)
+            heads = found.pop(name).unflatten(0, (-1, sum(sizes)))
+            keys, values = heads.split(sizes, dim=1)
+            found[name.replace("kv_b", "k_b")] = keys.swapaxes(1, 2).contiguous()
+            found[name.replace("kv_b", "v_b")] = values.contiguous()
+    return found
+
+
 def _weight(name: str) -> str:
     return name if name.endswith((".weight", ".bias")) else name + ".weight"
 
@@ -153,6 +183,10 @@ def _write_experts(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     for name, write in (
         ("n_shared_experts", writer.add_expert_shared_count),
+        ("kv_lora_rank", writer.add_kv_lora_rank),
+        ("q_lora_rank", writer.add_q_lora_rank),
+        ("v_head_dim", writer.add_value_length_mla),
+        ("qk_head_dim", writer.add_key_length_mla),
         ("n_group", writer.add_expert_group_count),
         ("topk_group", writer.add_expert_group_used_count),
         ("routed_scaling_factor", writer.add_expert_weights_scale),
@@ -176,9 +210,10 @@ def _write_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_feed_forward_length(config.intermediate_size)
     _write_experts(writer, config)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
+    latent = getattr(config, "kv_lora_rank", None)
+    writer.add_head_count_kv(1 if latent else config.num_key_value_heads)
+    writer.add_key_length(latent + config.qk_rope_head_dim if latent else head_dim)
+    writer.add_value_length(latent or head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     rope = config.rope_parameters
     rope = rope.get("full_attention", rope)

@@ -115,6 +115,15 @@ ROUTED = {
     "first_k_dense_replace": 0,
     "routed_scaling_factor": 1.75,
 }
+LATENT = {
+    **ROUTED,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+}
 GRANITE = dict(FAMILIES["granite"][1])
 MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("Mixtral", {"num_local_experts": 5, "sliding_window": 11}),
@@ -169,6 +178,48 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "deepseek-v2-lite": (
+        "DeepseekV2",
+        {**LATENT, "q_lora_rank": None, "kv_lora_rank": 20, "n_shared_experts": 2},
+    ),
+    "deepseek-v2": (
+        "DeepseekV2",
+        {
+            **LATENT,
+            "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7},
+            "num_hidden_layers": 3,
+            "first_k_dense_replace": 1,
+            "n_shared_experts": 1,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+        },
+    ),
+    "deepseek-v3": (
+        "DeepseekV3",
+        {
+            **LATENT,
+            "rope_parameters": {**YARN, "mscale": 0.5, "mscale_all_dim": 0.5},
+            "n_group": 2,
+            "topk_group": 1,
+            "n_shared_experts": 1,
+        },
+    ),
+    "glm4-moe-lite": ("Glm4MoeLite", {**LATENT, "num_hidden_layers": 2, "n_shared_experts": 1}),
+    "dots1": (
+        "Dots1",
+        {
+            **ROUTED,
+            "n_shared_experts": 2,
+            "norm_topk_prob": True,
+            "sliding_window": 9,
+            "max_window_layers": 1,
+        },
+    ),
+    "deepseek-v3-halves": (
+        "DeepseekV3",
+        {**LATENT, "rope_interleave": False, "n_group": 1, "topk_group": 1},
+    ),
 }
 """Families of mixtures of experts."""
 
@@ -214,13 +265,19 @@ def edit(path: Path, **changes: Any) -> None:
 
 
 class Driver:
-    """A loaded checkpoint, run span by span; keys and values are float32 on every backend."""
+    """A loaded checkpoint, run span by span; by default keys and values are float32."""
 
-    def __init__(self, checkpoint: Checkpoint, max_len: int = 128, ops: Any = None) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        max_len: int = 128,
+        ops: Any = None,
+        kv_dtype: str = "float32",
+    ) -> None:
         self.checkpoint = checkpoint
         ops = ops or ReferenceOps("float32")
         decoder = Decoder(checkpoint.config, checkpoint.tensors, ops, max_len)
-        memory = ops.kv_memory(checkpoint.config, 32, "float32")
+        memory = ops.kv_memory(checkpoint.config, 32, kv_dtype)
         self.runner = ModelRunner(decoder, KVCache(memory, prefix_caching=False))
         self.kv = self.runner.kv
         self.kv.open(0)

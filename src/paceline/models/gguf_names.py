@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from paceline.models.gguf_experts import EXPERT_BLOCK
+from paceline.models.gguf_latent import LATENT_BLOCK
 
 ARCHITECTURES = {
     "llama": "llama",
@@ -22,6 +23,8 @@ ARCHITECTURES = {
     "gemma3": "gemma3_text",
     "glm4moe": "glm4_moe",
     "minimax-m2": "minimax_m2",
+    "deepseek2": "deepseek_v2",
+    "dots1": "dots1",
 }
 """``general.architecture`` -> Hugging Face ``model_type``."""
 HEADS = {"eagle3": "llama", "dflash": "qwen3"}
@@ -50,6 +53,7 @@ _BLOCK = {
     "ffn_norm": "post_attention_layernorm",
     "attn_norm_2": "hidden_norm",
     **EXPERT_BLOCK,
+    **LATENT_BLOCK,
     **{f"nextn.{name}": name for name in ("eh_proj", "enorm", "hnorm", "embed_tokens")},
     "nextn.shared_head_norm": "shared_head.norm",
     "nextn.shared_head_head": "shared_head.head",

@@ -17,6 +17,7 @@ from paceline.models.config import MASK_TOKEN_KEYS, ModelConfig
 from paceline.models.hf_experts import experts_from_hf
 from paceline.models.hf_families import FAMILIES, Family
 from paceline.models.hf_fields import MOST_LAYERS, Fields
+from paceline.models.hf_latent import latent_from_hf, latent_scale
 from paceline.models.hf_rope import FULL, SLIDING, extended_positions, rope_from_hf
 
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": BFLOAT16, "float16": np.dtype(np.float16)}
@@ -48,9 +49,13 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
     name, family = _family(raw)
     fields = Fields(raw, family.defaults)
     sizes = _sizes(fields)
-    head_dim = sizes["head_dim"]
-    rope = rope_from_hf(fields, FULL, head_dim, family.partial_rotary)
-    local = rope_from_hf(fields, SLIDING, head_dim, family.partial_rotary)
+    latent = latent_from_hf(fields) if family.latent else None
+    rotated = latent.rope_dim if latent else sizes["head_dim"]
+    rope = rope_from_hf(fields, FULL, rotated, family.partial_rotary)
+    local = rope_from_hf(fields, SLIDING, rotated, family.partial_rotary)
+    if latent:
+        sizes |= {"num_kv_heads": 1, "head_dim": latent.key_dim, "latent": latent}
+        sizes["attention_scale"] = latent_scale(latent, rope)
     sizes["max_position"] = extended_positions(rope, sizes["max_position"])
     window, sliding = _sliding(fields, family, sizes["num_layers"])
     dtype = _dtype(fields)
@@ -229,7 +234,9 @@ def _traits(fields: Fields, family: Family, hidden: int, dtype: str) -> dict[str
         traits["qkv_bias"] = fields.flag("qkv_bias")
     if family.mlp_bias:
         traits["mlp_bias"] = fields.flag("mlp_bias")
-    traits |= {name: fields.flag(key) for key, name in family.switches.items()}
+    for key, names in family.switches.items():
+        if fields.flag(key):
+            traits.update(dict.fromkeys(names, True))
     for key, name in family.multipliers.items():
         traits[name] = fields.number(key, 1e-9, 1e9, 1.0)
     if family.gemma:

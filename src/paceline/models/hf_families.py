@@ -6,7 +6,7 @@ Knows no file and builds no configuration; :mod:`paceline.models.hf_config` read
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.models.hf_experts import ExpertKeys
@@ -29,7 +29,8 @@ class Family:
         gemma: scaled embeddings, ``query_pre_attn_scalar`` and soft-capping are heeded.
         partial_rotary: whether a head may be rotated in part.
         experts: how it describes mixtures of experts; None where it has none.
-        switches: keys that are true or false -> the field of the model that they are.
+        switches: a key -> the fields that it switches on.
+        latent: whether its attention keeps one latent per token.
     """
 
     defaults: Mapping[str, Any]
@@ -41,7 +42,8 @@ class Family:
     gemma: bool = False
     partial_rotary: bool = False
     experts: ExpertKeys | None = None
-    switches: Mapping[str, str] = field(default_factory=dict)
+    switches: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    latent: bool = False
 
 
 _BOTH = ("qkv_bias", "o_bias")
@@ -96,6 +98,17 @@ _GRANITE = {
     "logits_scaling": "logits_divisor",
 }
 _QWEN_MOE = {**_QWEN, "num_experts_per_tok": 8, "decoder_sparse_step": 1}
+_DEEPSEEK = {
+    **_LLAMA,
+    "max_position_embeddings": 4096,
+    "head_dim": 64,  # which no tensor has
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "rope_interleave": True,
+}
 _BIASED_EXPERTS = ExpertKeys(
     "moe_intermediate_size",
     renormalise=True,
@@ -207,7 +220,7 @@ FAMILIES: Mapping[str, Family] = {
         biases=("qkv_bias",),
         partial_rotary=True,
         experts=_BIASED_EXPERTS,
-        switches={"use_qk_norm": "qk_norm"},
+        switches={"use_qk_norm": ("qk_norm",)},
     ),
     "minimax_m2": Family(
         {
@@ -222,6 +235,68 @@ FAMILIES: Mapping[str, Family] = {
         {"qk_norm": True, "qk_norm_whole": True},
         partial_rotary=True,
         experts=ExpertKeys(sigmoid=True, choice_bias=True),
+    ),
+    "deepseek_v2": Family(
+        {**_DEEPSEEK, "topk_method": "greedy", "n_shared_experts": 2, "first_k_dense_replace": 0},
+        experts=ExpertKeys(
+            "moe_intermediate_size",
+            renormalise=False,
+            shared="n_shared_experts",
+            shared_count=True,
+            some_dense=True,
+            group_best=1,
+        ),
+        latent=True,
+    ),
+    "deepseek_v3": Family(
+        {
+            **_DEEPSEEK,
+            "num_experts_per_tok": 8,
+            "n_group": 8,
+            "topk_group": 4,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 3,
+            "routed_scaling_factor": 2.5,
+            "bos_token_id": 0,
+            "eos_token_id": 1,
+        },
+        experts=_BIASED_EXPERTS,
+        latent=True,
+    ),
+    "kimi_k2": Family(
+        {**_DEEPSEEK, "num_experts_per_tok": 8, "n_shared_experts": 1, "first_k_dense_replace": 1},
+        experts=_BIASED_EXPERTS,
+        latent=True,
+    ),
+    "glm4_moe_lite": Family(
+        {
+            **_DEEPSEEK,
+            "max_position_embeddings": 202752,
+            "rms_norm_eps": 1e-5,
+            "q_lora_rank": 768,
+            "qk_nope_head_dim": 192,
+            "v_head_dim": 256,
+            "num_experts_per_tok": 4,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 1.8,
+            "bos_token_id": 0,
+            "eos_token_id": 1,
+        },
+        experts=_BIASED_EXPERTS,
+        latent=True,
+    ),
+    "dots1": Family(
+        {
+            **_QWEN,
+            "max_position_embeddings": 2048,
+            "max_window_layers": 62,
+            "use_sliding_window": True,
+        },
+        {"qk_norm": True},
+        _BOTH,
+        slides="late",
+        experts=replace(_BIASED_EXPERTS, renormalise=False),
     ),
     "gemma2": Family(_GEMMA2, _GEMMA_FLAGS, _BOTH, slides="alternately", gemma=True),
     "gemma3_text": _GEMMA3_FAMILY,
