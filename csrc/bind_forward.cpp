@@ -69,13 +69,25 @@ class Reader {
         check(static_cast<int>(found.size()) == count, std::string(name) + ": not one per head");
         return found;
     }
+    // What is added to the embedding at each position; null where the field is None.
+    const float* places(int max_len, int hidden) const {
+        const nb::handle value = get("places");
+        if (value.is_none()) {
+            return nullptr;
+        }
+        const Table table = nb::cast<Table>(value);
+        check(static_cast<int>(table.shape(0)) >= max_len &&
+                  static_cast<int>(table.shape(1)) == hidden,
+              "places has another shape");
+        return table.data();
+    }
     RotaryTable rotary(int max_len, int head_dim) const {
         const Table cos = nb::cast<Table>(get("cos")), sin = nb::cast<Table>(get("sin"));
         const int dim = static_cast<int>(cos.shape(1));
         check(static_cast<int>(cos.shape(0)) >= max_len && sin.shape(0) == cos.shape(0) &&
                   sin.shape(1) == cos.shape(1) && dim <= head_dim && dim % 2 == 0,
               "the rotary tables have another shape");
-        return {cos.data(), sin.data(), dim};
+        return {cos.data(), sin.data(), dim, vector("q_scale", max_len)};
     }
 
   private:
@@ -107,6 +119,10 @@ DecoderShape shape_of(const Reader& r) {
     s.logits_softcap = r.number<float>("logits_softcap");
     const std::string activation = r.number<std::string>("activation");
     check(find_activation(activation.c_str(), &s.activation), "activation: one that kernels.h names");
+    s.layer_norm = r.number<bool>("layer_norm");
+    s.gated = r.number<bool>("gated_mlp");
+    s.parallel = r.number<bool>("parallel_residual");
+    s.heads_normed_last = r.number<bool>("qk_norm_last");
     return s;
 }
 
@@ -126,7 +142,8 @@ std::optional<Entry> entry_of(const nb::handle fields, const DecoderShape& s) {
 }
 
 FeedForward feed_forward_of(const Reader& r, const DecoderShape& s, int width) {
-    return {r.linear("gate_up", 2 * width, s.hidden), r.linear("down", s.hidden, width)};
+    return {r.linear("gate_up", (s.gated ? 2 : 1) * width, s.hidden),
+            r.linear("down", s.hidden, width)};
 }
 
 Mixture mixture_of(const Reader& r, const DecoderShape& s) {
@@ -188,15 +205,16 @@ DecoderLayer layer_of(const Reader& r, const DecoderShape& s, int read) {
     const AttentionShape& a = s.attention;
     const int q_width = a.heads * a.head_dim, kv_width = a.kv_heads * a.head_dim;
     DecoderLayer layer{};
-    layer.input_norm = r.vector("input_norm", s.hidden);
-    layer.mlp_norm = r.vector("mlp_norm", s.hidden);
-    check(layer.mlp_norm != nullptr, "a layer needs the norm of its feed-forward");
+    layer.input_norm = r.vector("input_norm", s.norm_size());
+    layer.mlp_norm = r.vector("mlp_norm", s.norm_size());
+    layer.learnt = r.vector("learnt", 3);
+    check(layer.learnt || s.activation != Activation::xielu, "xielu: what it learnt is missing");
     layer.norms_whole = r.number<bool>("norms_whole");
     layer.q_norm = r.vector("q_norm", layer.norms_whole ? q_width : a.head_dim);
     layer.k_norm = r.vector("k_norm", layer.norms_whole ? kv_width : a.head_dim);
     check(!layer.norms_whole || (layer.q_norm && layer.k_norm), "norms_whole: there is no norm");
-    layer.post_attention_norm = r.vector("post_attention_norm", s.hidden);
-    layer.post_mlp_norm = r.vector("post_mlp_norm", s.hidden);
+    layer.post_attention_norm = r.vector("post_attention_norm", s.norm_size());
+    layer.post_mlp_norm = r.vector("post_mlp_norm", s.norm_size());
     if (r.get("latent").is_none()) {
         layer.qkv = r.linear("qkv", q_width + 2 * kv_width, read);
         layer.o = r.linear("o", s.hidden, q_width);
@@ -208,6 +226,7 @@ DecoderLayer layer_of(const Reader& r, const DecoderShape& s, int read) {
     if (r.get("mixture").is_none()) {
         layer.mlp = feed_forward_of(r, s, s.intermediate);
     } else {
+        check(s.gated && !s.parallel, "mixtures are gated, and come after the attention");
         layer.mixture = mixture_of(Reader(nb::cast<nb::dict>(r.get("mixture"))), s);
     }
     layer.rotary = r.rotary(s.max_len, a.head_dim);
@@ -234,8 +253,9 @@ void make_decoder(Decoder* self, nb::dict spec) {
     }
     const Linear embedding = r.linear("embedding", shape.vocab, shape.hidden);
     const Linear head = r.linear("head", shape.num_logits, shape.hidden);
-    const float* norm = r.vector("norm", shape.hidden);
-    new (self) Decoder(shape, entry, std::move(layers), embedding, head, norm, spec);
+    const float* norm = r.vector("norm", shape.norm_size());
+    const float* places = r.places(shape.max_len, shape.hidden);
+    new (self) Decoder(shape, entry, std::move(layers), embedding, head, norm, places, spec);
 }
 
 void set_cache(Decoder& decoder, KvArray k, KvArray v) {

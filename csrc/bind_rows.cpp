@@ -96,10 +96,34 @@ auto rms_norm(const Rows& x, const Vector& weight, float eps) {
     });
 }
 
+auto layer_norm(const Rows& x, const Vector& weight, const Vector& bias, float eps) {
+    const size_t n = x.shape(1);
+    require(n > 0, "x has no columns");
+    require(weight.shape(0) == n && bias.shape(0) == n,
+            "weight and bias need one element for each column of x");
+    const Kernels& use = kernels();
+    return each_row(x, n, [&](const float* from, float* to) {
+        use.layer_norm(from, weight.data(), bias.data(), eps, size_of(n), to);
+    });
+}
+
+auto activate(const Rows& x, const std::string& activation, const std::optional<Vector>& learnt) {
+    Activation kind;
+    require(find_activation(activation.c_str(), &kind),
+            "activation is '" + activation + "'; kernels.h says which there are");
+    require(kind != Activation::xielu || (learnt && learnt->shape(0) == 3),
+            "xielu needs three learnt numbers");
+    const size_t width = x.shape(1);
+    const Kernels& use = kernels();
+    return each_row(x, width, [&](const float* from, float* to) {
+        use.activate(from, size_of(width), kind, learnt ? learnt->data() : nullptr, to);
+    });
+}
+
 auto gated(const Rows& gate_up, const std::string& activation) {
     require(gate_up.shape(1) % 2 == 0, "gate_up needs an even number of columns: two halves");
     Activation kind;
-    require(find_activation(activation.c_str(), &kind),
+    require(find_activation(activation.c_str(), &kind) && kind != Activation::xielu,
             "activation is '" + activation + "'; allowed are silu, gelu_tanh, gelu, relu2");
     const size_t width = gate_up.shape(1) / 2;
     const Kernels& use = kernels();
@@ -247,6 +271,10 @@ std::vector<int> crew(int size, const std::vector<std::tuple<double, double, int
 void bind_rows(nb::module_& module) {
     using namespace paceline;
     module.def("rms_norm", &rms_norm, nb::arg("x"), nb::arg("weight"), nb::arg("eps"));
+    module.def("layer_norm", &layer_norm, nb::arg("x"), nb::arg("weight"), nb::arg("bias"),
+               nb::arg("eps"));
+    module.def("activate", &activate, nb::arg("x"), nb::arg("activation"),
+               nb::arg("learnt").none() = nb::none());
     module.def("gated", &gated, nb::arg("gate_up"), nb::arg("activation"));
     module.def("softcap", &softcap, nb::arg("x"), nb::arg("cap"));
     const auto x = nb::arg("x");

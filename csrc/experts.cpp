@@ -181,7 +181,7 @@ void Decoder::mixture(const DecoderLayer& layer, int rows) {
             mixture.shared->gate_up.take(normed_row(row), in_hidden_, row, spare(thread));
         });
         shared_.need(size_t(rows) * ld_hidden_);
-        feed(*mixture.shared, rows, {shared_.get(), nullptr, ld_hidden_, 1.0f});
+        feed(*mixture.shared, nullptr, rows, {shared_.get(), nullptr, ld_hidden_, 1.0f});
     }
     pool().each(rows, [&](int row, int thread) {
         float* sum = scratch(thread);

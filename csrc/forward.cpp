@@ -52,13 +52,15 @@ int widest_mlp(const std::vector<DecoderLayer>& layers) {
 }  // namespace
 
 Decoder::Decoder(DecoderShape shape, std::optional<Entry> entry, std::vector<DecoderLayer> layers,
-                 Linear embedding, Linear head, const float* final_norm, nb::object keep_alive)
+                 Linear embedding, Linear head, const float* final_norm, const float* places,
+                 nb::object keep_alive)
     : shape_(shape),
       entry_(entry),
       layers_(std::move(layers)),
       embedding_(embedding),
       head_(head),
       final_norm_(final_norm),
+      places_(places),
       keep_alive_(std::move(keep_alive)),
       q_width_(shape.attention.heads * shape.attention.head_dim),
       qkv_width_(q_width_ + 2 * shape.attention.kv_heads * shape.attention.head_dim),
@@ -225,9 +227,18 @@ void Decoder::linear(const Linear& weights, const Inputs& x, const LinearOut& ou
     });
 }
 
+void Decoder::norm(const float* x, const float* weight, float* y) const {
+    const int n = shape_.hidden;
+    if (shape_.layer_norm) {
+        kernels().layer_norm(x, weight, weight + n, shape_.norm_eps, n, y);
+    } else {
+        kernels().rms_norm(x, weight, shape_.norm_eps, n, y);
+    }
+}
+
 void Decoder::normed(const float* x, const float* weight, float* y) const {
     if (weight) {
-        kernels().rms_norm(x, weight, shape_.norm_eps, shape_.hidden, y);
+        norm(x, weight, y);
     } else {
         std::fill(std::copy_n(x, shape_.hidden, y), y + ld_hidden_, 0.0f);
     }
@@ -238,10 +249,12 @@ void Decoder::norm_for(const Linear& to, int row, const float* weight, int threa
     to.take(scratch(thread), in_hidden_, row, spare(thread));
 }
 
-void Decoder::add_branch(int row, const float* norm) {
+void Decoder::add_branch(int row, const float* weight) {
     float* x = x_row(row);
     float* branch = branch_.get() + static_cast<size_t>(row) * ld_hidden_;
-    kernels().rms_norm(branch, norm, shape_.norm_eps, shape_.hidden, branch);
+    if (weight) {
+        norm(branch, weight, branch);
+    }
     for (int i = 0; i < shape_.hidden; ++i) {
         x[i] += shape_.residual_multiplier * branch[i];
     }
@@ -284,6 +297,12 @@ const Inputs& Decoder::enter(const Batch& batch, const Slice& slice, const Strea
     pool().each(rows, [&](int row, int thread) {
         const int at = slice.first + row;
         embedding_.gather(batch.tokens[at], shape_.embedding_multiplier, x_row(row), spare(thread));
+        if (places_) {
+            const float* place = places_ + size_t(batch.rows[at].position) * shape_.hidden;
+            for (int i = 0; i < shape_.hidden; ++i) {
+                x_row(row)[i] += place[i];
+            }
+        }
         if (!entry_) {
             begin_layer(row, thread);
             return;
@@ -384,7 +403,7 @@ void Decoder::attention(const Batch& batch, const Slice& slice,
     const Inputs heads_in = layer.latent
                                 ? latent_results(*layer.latent, layer.o, slice.end - slice.first)
                                 : in_attended_;
-    const bool branch = layer.post_attention_norm != nullptr;
+    const bool branch = branches(layer);
     linear(layer.o, heads_in,
            {branch ? branch_.get() : x_.get(), branch ? nullptr : x_.get(), ld_hidden_,
             branch ? 1.0f : shape_.residual_multiplier});
@@ -407,7 +426,8 @@ void Decoder::turn_heads(const Batch& batch, int first, int end, const DecoderLa
             const bool each = !layer.norms_whole;
             const RotaryArgs args{table.cos + offset, table.sin + offset, table.dim,
                                   each ? layer.q_norm : nullptr, each ? layer.k_norm : nullptr,
-                                  shape_.norm_eps};
+                                  shape_.norm_eps, shape_.heads_normed_last,
+                                  table.q_scale ? table.q_scale[batch.rows[at].position] : 1.0f};
             kernels().rotary_kv(qkv_.get() + row * ld_qkv_, shape, args, kv,
                                 batch.write_slots[at] / TILE, batch.write_slots[at] % TILE,
                                 piece / parts, q_.get() + row * ld_q_);
@@ -457,23 +477,32 @@ void Decoder::feed_forward(const DecoderLayer& layer, int rows) {
         return;
     }
     pool().each(rows, [&](int row, int thread) {
-        if (layer.post_attention_norm) {
+        if (shape_.parallel) {
+            norm_for(layer.mlp.gate_up, row, layer.mlp_norm, thread);
+        }
+        if (branches(layer)) {
             add_branch(row, layer.post_attention_norm);
         }
-        norm_for(layer.mlp.gate_up, row, layer.mlp_norm, thread);
+        if (!shape_.parallel) {
+            norm_for(layer.mlp.gate_up, row, layer.mlp_norm, thread);
+        }
     });
     const bool branch = layer.post_mlp_norm != nullptr;
-    feed(layer.mlp, rows,
+    feed(layer.mlp, layer.learnt, rows,
          {branch ? branch_.get() : x_.get(), branch ? nullptr : x_.get(), ld_hidden_,
           branch ? 1.0f : shape_.residual_multiplier});
 }
 
-void Decoder::feed(const FeedForward& mlp, int rows, const LinearOut& out) {
+void Decoder::feed(const FeedForward& mlp, const float* learnt, int rows, const LinearOut& out) {
     linear(mlp.gate_up, in_hidden_, {gate_up_.get(), nullptr, ld_gate_up_, 1.0f});
     const Inputs inner = inputs_.view(rows, mlp.width(), most_orders_);
     pool().each(rows, [&](int row, int thread) {
-        kernels().gated(gate_up_.get() + static_cast<size_t>(row) * ld_gate_up_, mlp.width(),
-                        shape_.activation, scratch(thread));
+        const float* up = gate_up_.get() + static_cast<size_t>(row) * ld_gate_up_;
+        if (shape_.gated) {
+            kernels().gated(up, mlp.width(), shape_.activation, scratch(thread));
+        } else {
+            kernels().activate(up, mlp.width(), shape_.activation, learnt, scratch(thread));
+        }
         mlp.down.take(scratch(thread), inner, row, spare(thread));
     });
     linear(mlp.down, inner, out);

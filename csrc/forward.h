@@ -24,17 +24,25 @@ struct DecoderShape {
     AttentionShape attention;  // its window is that of sliding layers
     float norm_eps, embedding_multiplier, residual_multiplier, logits_divisor, logits_softcap;
     Activation activation;
+    bool layer_norm;  // norms are layer_norm, their vectors [2, hidden]: weights, then biases
+    bool gated;       // dense feed-forwards have a gate
+    bool parallel;    // a feed-forward reads what its layer's attention reads
+    bool heads_normed_last;  // queries and keys, after the rotation
+
+    int norm_size() const { return layer_norm ? 2 * hidden : hidden; }
 };
 
 struct RotaryTable {
     const float *cos, *sin;  // [max_len, dim]
     int dim;
+    const float* q_scale;  // [max_len], of the queries; null: 1
 };
 
 struct DecoderLayer {
     const float *input_norm, *q_norm, *k_norm;          // null: none
     const float *post_attention_norm, *post_mlp_norm;  // null: none
-    const float* mlp_norm;
+    const float* mlp_norm;  // null: none
+    const float* learnt;    // what its activation has beyond its input; null: nothing
     bool norms_whole;  // q_norm and k_norm are over all heads together, and not over each
     Linear qkv, o;
     FeedForward mlp;                 // without parts where there is a mixture
@@ -70,9 +78,10 @@ constexpr int TILES_TOGETHER = 2;  // that a linear computes side by side
 
 class Decoder {
   public:
-    // `final_norm` may be null.
+    // `final_norm` may be null, and so may `places` [max_len, hidden], which are added to embeddings.
     Decoder(DecoderShape shape, std::optional<Entry> entry, std::vector<DecoderLayer> layers,
-            Linear embedding, Linear head, const float* final_norm, nanobind::object keep_alive);
+            Linear embedding, Linear head, const float* final_norm, const float* places,
+            nanobind::object keep_alive);
 
     // Keys and values of all layers, one KvLayer after another.
     void set_cache(const KvLayer& first, int num_blocks, nanobind::object keep_alive);
@@ -139,7 +148,7 @@ class Decoder {
                  int step);
     void feed_forward(const DecoderLayer& layer, int rows);
     // Rows of `in_hidden_` through a feed-forward.
-    void feed(const FeedForward& mlp, int rows, const LinearOut& out);
+    void feed(const FeedForward& mlp, const float* learnt, int rows, const LinearOut& out);
     // csrc/experts.cpp: the feed-forward of a layer that is a mixture.
     void mixture(const DecoderLayer& layer, int rows);
     // The results of all entries of the assignment, to `expert_out_`.
@@ -156,8 +165,13 @@ class Decoder {
     void linear(const Linear& weights, const Inputs& x, const LinearOut& out, int first_tile = 0);
     // The queries and keys of rows of `qkv_` after norms over all heads.
     void norm_heads(const DecoderLayer& layer, int rows);
-    // x[row] plus the branch's row, through its own norm where the family has one.
+    // x[row] plus the branch's row, through its own norm where there is one.
     void add_branch(int row, const float* norm);
+    // A layer's attention is a branch that is added later, and not at once.
+    bool branches(const DecoderLayer& layer) const {
+        return shape_.parallel || layer.post_attention_norm;
+    }
+    void norm(const float* x, const float* weight, float* y) const;
     float* x_row(int row) const { return x_.get() + static_cast<size_t>(row) * ld_hidden_; }
     // What a row of x holds at the end of a layer is there: its branch is added, where it has a norm.
     void end_layer(const DecoderLayer& layer, int row);
@@ -180,7 +194,7 @@ class Decoder {
     const std::optional<Entry> entry_;
     const std::vector<DecoderLayer> layers_;
     const Linear embedding_, head_;
-    const float* const final_norm_;
+    const float *const final_norm_, *const places_;
     nanobind::object keep_alive_, keep_cache_;
 
     KvLayer first_cache_{};

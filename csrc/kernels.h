@@ -95,7 +95,7 @@ struct LinearOut {
     float alpha;            // 1 multiplies nothing
 };
 
-enum class Activation : int { silu = 0, gelu_tanh = 1, gelu = 2, relu2 = 3 };
+enum class Activation : int { silu = 0, gelu_tanh = 1, gelu = 2, relu2 = 3, xielu = 4 };
 // The activation of a name, such as "silu". False where there is none.
 bool find_activation(const char* name, Activation* found);
 
@@ -186,6 +186,8 @@ struct RotaryArgs {
     const float* q_norm;   // [head_dim] RMS-norm weight of each query head, or null
     const float* k_norm;
     float eps;
+    bool norm_last = false;  // the norms come after the rotation
+    float q_scale = 1.0f;    // of the queries, after both
 };
 
 struct Kernels {
@@ -201,8 +203,13 @@ struct Kernels {
     // --- rows; x and y are one row each, n its real elements
     void (*quantize)(const float* x, const QuantRows& out, int row);
     void (*rms_norm)(const float* x, const float* weight, float eps, int n, float* y);
+    // The deviations from the mean over their root mean square, times weight[n], plus bias[n].
+    void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps, int n,
+                       float* y);
     // y = activation(gate_up[:width]) * gate_up[width:2 * width]
     void (*gated)(const float* gate_up, int width, Activation, float* y);
+    // y = activation(x). `learnt` is what xielu has beyond its input: see rows.inl.
+    void (*activate)(const float* x, int width, Activation, const float* learnt, float* y);
     void (*softcap)(float* x, int n, float cap);  // in place; nothing past the n-th is written
     void (*vector_exp)(const float* x, int n, float* y);
     void (*vector_tanh)(const float* x, int n, float* y);

@@ -29,7 +29,8 @@ bool supported() { return LEVEL_SUPPORTED; }
 extern const Kernels LEVEL;
 const Kernels LEVEL = {
     LEVEL_ISA,  supported,    linear_blocks, linear_float,  quantize,     rms_norm,
-    gated,      softcap,      vector_exp,    vector_tanh,   vector_erf,   gather_blocks,
-    gather_float, rotary_kv,  attend,        merge,         &sampler_kernels,
+    layer_norm, gated,        activate,      softcap,       vector_exp,   vector_tanh,
+    vector_erf, gather_blocks, gather_float, rotary_kv,     attend,       merge,
+    &sampler_kernels,
 };
 }  // namespace paceline

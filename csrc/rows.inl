@@ -87,6 +87,31 @@ void rms_norm(const float* x, const float* weight, float eps, int n, float* y) {
     }
 }
 
+void layer_norm(const float* x, const float* weight, const float* bias, float eps, int n,
+                float* y) {
+    const auto sum_of = [&](auto of) {
+        f32x16 sums[NORM_LANES] = {zero(), zero(), zero(), zero()};
+        for (int at = 0, i = 0; at < n; at += LANES, i = (i + 1) % NORM_LANES) {
+            sums[i] = sums[i] + of(at);
+        }
+        return sum((sums[0] + sums[1]) + (sums[2] + sums[3])) / static_cast<float>(n);
+    };
+    const f32x16 mean = splat(sum_of([&](int at) { return load_part(x + at, n - at); }));
+    // What pads the last step counts for nothing.
+    const float variance = sum_of([&](int at) {
+        alignas(64) float lane[LANES];
+        store_part(lane, load_part(x + at, n - at) - mean, n - at);
+        const f32x16 away = load(lane);
+        return away * away;
+    });
+    const f32x16 inverse = splat(1.0f / __builtin_sqrtf(variance + eps));
+    for (int at = 0; at < n; at += LANES) {
+        const f32x16 a = (load_part(x + at, n - at) - mean) * inverse;
+        const f32x16 scaled = fma(a, load_part(weight + at, n - at), load_part(bias + at, n - at));
+        store_part(y + at, scaled, n - at);
+    }
+}
+
 // x / (1 + e^-x): an overflowing exponential gives 0, -inf and NaN give NaN.
 inline f32x16 silu(f32x16 x) { return x / (splat(1.0f) + exp(zero() - x)); }
 
@@ -115,6 +140,36 @@ template <f32x16 (*ACTIVE)(f32x16)> void gated_by(const float* gate_up, int widt
     }
 }
 
+// beta x + alpha_p x^2 above zero, beta x + alpha_n (e^x - 1 - x) below. Both are computed, for what is
+// above zero and for what is below.
+inline f32x16 xielu(f32x16 x, const float* learnt) {
+    const f32x16 above = max(zero(), x), below = min(zero(), x);
+    const f32x16 bent = splat(learnt[1]) * (exp(below) - splat(1.0f) - below);
+    return fma(splat(learnt[0]) * above, above, fma(splat(learnt[2]), x, bent));
+}
+
+template <typename Active> void each_step(const float* x, int width, float* y, Active active) {
+    for (int at = 0; at < width; at += LANES) {
+        store_part(y + at, active(load_part(x + at, width - at)), width - at);
+    }
+}
+
+// `learnt`: alpha_p, alpha_n and beta of xielu.
+void activate(const float* x, int width, Activation act, const float* learnt, float* y) {
+    switch (act) {
+        case Activation::silu:
+            return each_step(x, width, y, silu);
+        case Activation::gelu_tanh:
+            return each_step(x, width, y, gelu_tanh);
+        case Activation::gelu:
+            return each_step(x, width, y, gelu);
+        case Activation::relu2:
+            return each_step(x, width, y, relu2);
+        case Activation::xielu:
+            return each_step(x, width, y, [&](f32x16 a) { return xielu(a, learnt); });
+    }
+}
+
 void gated(const float* gate_up, int width, Activation act, float* y) {
     switch (act) {
         case Activation::silu:
@@ -125,6 +180,8 @@ void gated(const float* gate_up, int width, Activation act, float* y) {
             return gated_by<gelu>(gate_up, width, y);
         case Activation::relu2:
             return gated_by<relu2>(gate_up, width, y);
+        case Activation::xielu:  // no family gates with it
+            return;
     }
 }
 
@@ -254,7 +311,8 @@ void rotary_kv_as(const float* qkv, const AttentionShape& shape, const RotaryArg
     v = v ? v + (at * TILE + lane) * head_elements<E>(shape.v_stride) : nullptr;
     fetch_keys(k, k_tile);
     alignas(64) float cos[MAX_HEAD_DIM + LANES], sin[MAX_HEAD_DIM + LANES];
-    alignas(64) float normed[MAX_HEAD_DIM], head[MAX_HEAD_DIM + KV_GROUP];
+    alignas(64) float normed[MAX_HEAD_DIM], turned[MAX_HEAD_DIM];
+    alignas(64) float head[MAX_HEAD_DIM + KV_GROUP];
     std::memset(head + dim, 0, sizeof(float) * KV_GROUP);
     std::memset(cos + rotary.rotary_dim, 0, sizeof(float) * LANES);
     std::memset(sin + rotary.rotary_dim, 0, sizeof(float) * LANES);
@@ -262,13 +320,23 @@ void rotary_kv_as(const float* qkv, const AttentionShape& shape, const RotaryArg
     std::memcpy(sin, rotary.sin, sizeof(float) * static_cast<size_t>(rotary.rotary_dim));
     const auto turn = [&](int index, const float* norm, float* y) {
         const float* x = qkv + static_cast<size_t>(index) * dim;
+        if (norm && rotary.norm_last) {
+            rotate(x, cos, sin, rotary.rotary_dim, dim, turned);
+            rms_norm(turned, norm, rotary.eps, dim, normed);
+            std::memcpy(y, normed, sizeof(float) * static_cast<size_t>(dim));
+            return;
+        }
         if (norm) {
             rms_norm(x, norm, rotary.eps, dim, normed);
         }
         rotate(norm ? normed : x, cos, sin, rotary.rotary_dim, dim, y);
     };
     for (int h = kv_head * group; h < (kv_head + 1) * group; ++h) {
-        turn(h, rotary.q_norm, q + static_cast<size_t>(h) * dim);
+        float* y = q + static_cast<size_t>(h) * dim;
+        turn(h, rotary.q_norm, y);
+        for (int i = 0; rotary.q_scale != 1.0f && i < dim; ++i) {
+            y[i] *= rotary.q_scale;
+        }
     }
     turn(shape.heads + kv_head, rotary.k_norm, head);
     write_cache(k + lane, TILE, head, dim);

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from paceline.models.expert_tensors import plain_expert_name
-from tests.models.reference import make_model
+from tests.models.reference import RETOLD, make_model
 
 ARCHES = {
     "gemma3_text": "gemma3",
@@ -24,9 +24,22 @@ ARCHES = {
     "minimax_m2": "minimax-m2",
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
+    "glm4_moe_lite": "deepseek2",
+    "ernie4_5_moe": "ernie4_5-moe",
+    "hunyuan_v1_moe": "hunyuan-moe",
+    "internlm3": "llama",
+    "olmo3": "olmo2",
+    "glm": "chatglm",
+    "hunyuan_v1_dense": "hunyuan-dense",
+    "ministral3": "mistral3",
 }
 NUMBERS = ("num_experts", "num_local_experts")
-INTERLEAVED = {"llama", "granite", "granitemoe"}
+INTERLEAVED = {"llama", "granite", "granitemoe", "smollm3", "mistral3", "minicpm"}
+YARN_KEYS = {
+    "ARCH.rope.scaling.type": "yarn",
+    "ARCH.rope.scaling.factor": 4.0,
+    "ARCH.rope.scaling.original_context_length": 32,
+}
 IDS = {"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2}
 SOFTCAPS = {"ARCH.attn_logit_softcapping": 5.0, "ARCH.final_logit_softcapping": 8.0}
 GEMMA = {"ARCH.attention.scale": 20**-0.5}
@@ -36,11 +49,7 @@ GRANITE = {
     "ARCH.attention.scale": 0.2,
     "ARCH.logit_scale": 3.0,
 }
-DEEPSEEK = {
-    "ARCH.rope.scaling.type": "yarn",
-    "ARCH.rope.scaling.factor": 4.0,
-    "ARCH.rope.scaling.original_context_length": 32,
-}
+SLIDES = {"ARCH.attention.sliding_window_pattern": [True, True, False, True]}
 # family -> metadata beyond the sizes
 CASES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -48,17 +57,13 @@ CASES: dict[str, dict[str, Any]] = {
     "llama-tied": {},
     "linear": {"ARCH.rope.scaling.type": "linear", "ARCH.rope.scaling.factor": 2.0},
     "qwen2": {},
-    "qwen2-yarn": {
-        "ARCH.rope.scaling.type": "yarn",
-        "ARCH.rope.scaling.factor": 4.0,
-        "ARCH.rope.scaling.original_context_length": 32,
-    },
+    "qwen2-yarn": YARN_KEYS,
     "qwen3": {},
     "phi3": {},
     "deepseek-v2-lite": {"ARCH.expert_gating_func": 1},
-    "deepseek-v2": {**DEEPSEEK, "ARCH.rope.scaling.yarn_log_multiplier": 0.07},
+    "deepseek-v2": {**YARN_KEYS, "ARCH.rope.scaling.yarn_log_multiplier": 0.07},
     "deepseek-v3": {
-        **DEEPSEEK,
+        **YARN_KEYS,
         "ARCH.rope.scaling.yarn_log_multiplier": 0.05,
         "ARCH.expert_gating_func": 2,
     },
@@ -72,6 +77,28 @@ CASES: dict[str, dict[str, Any]] = {
         "ARCH.rope.scaling.factor": 4.0,
         "ARCH.rope.freq_base_swa": 100.0,
         "ARCH.attention.sliding_window_pattern": [True, False, True],
+    },
+    "smollm3": {},
+    "olmo2": {},
+    "olmo3": {**YARN_KEYS, **SLIDES},
+    "glm": {},
+    "glm4": {},
+    "exaone4": SLIDES,
+    "exaone4-full": {},
+    "ernie4-5": {},
+    "hunyuan-moe": {"ARCH.expert_shared_count": 1},
+    "hunyuan": {},
+    "seed-oss": {},
+    "ministral3": {
+        **YARN_KEYS,
+        "ARCH.rope.scaling.yarn_log_multiplier": 1.0,
+        "ARCH.attention.temperature_scale": 0.3,
+    },
+    "internlm3": {},
+    "minicpm": {
+        "ARCH.embedding_scale": 6.0,
+        "ARCH.residual_scale": 0.3,
+        "ARCH.logit_scale": 2.0,
     },
 }
 
@@ -94,13 +121,15 @@ def write_gguf(
     other_types: Mapping[str, str] | None = None,
     shard_tensors: int = 0,
     stacks_heads: bool = True,
+    arch: str = "",
 ) -> Path:
     """Convert a transformers configuration and its state dict.
 
     ``other_types`` are those of matrices, by their names in the file, that are not ``qtype``.
-    With ``shard_tensors``, so many tensors go into each of several files.
+    With ``shard_tensors``, so many tensors go into each of several files. ``arch`` is that of
+    the file, where the type of the configuration does not say it.
     """
-    arch = ARCHES.get(config.model_type, config.model_type)
+    arch = arch or ARCHES.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=shard_tensors)
     _write_sizes(writer, config)
     for key, value in (metadata or {}).items():
@@ -124,7 +153,7 @@ def write_gguf(
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
         named = (other_types or {}).get(f"{stored}", qtype)
-        is_matrix = data.ndim > 1 and "gate_inp" not in stored
+        is_matrix = data.ndim > 1 and not re.search("gate_inp|exp_probs", stored)
         kind = gguf.GGMLQuantizationType[named if is_matrix else "F32"]
         packed = gguf.quants.quantize(data, kind)
         writer.add_tensor(stored, packed, raw_dtype=kind)
@@ -178,11 +207,12 @@ def _write_experts(writer: gguf.GGUFWriter, config: Any) -> None:
     if not number:
         return
     writer.add_expert_count(number)
-    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_used_count(getattr(config, "num_experts_per_tok", None) or config.moe_topk)
     if hasattr(config, "moe_intermediate_size"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     for name, write in (
         ("n_shared_experts", writer.add_expert_shared_count),
+        ("moe_num_shared_experts", writer.add_expert_shared_count),
         ("kv_lora_rank", writer.add_kv_lora_rank),
         ("q_lora_rank", writer.add_q_lora_rank),
         ("v_head_dim", writer.add_value_length_mla),
@@ -217,7 +247,8 @@ def _write_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     rope = config.rope_parameters
     rope = rope.get("full_attention", rope)
-    writer.add_rope_freq_base(rope["rope_theta"])
+    stretch = rope.get("alpha", 1.0) ** (head_dim / (head_dim - 2))
+    writer.add_rope_freq_base(rope["rope_theta"] * stretch)
     writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
@@ -258,5 +289,7 @@ def tokenizer_metadata(tokenizer_json: Mapping[str, Any], kind: str, **more: Any
 def convert(family: str, path: Path, **options: Any) -> Any:
     model = make_model(family, **options.pop("changes", {}))
     metadata = {**IDS, **CASES.get(family, {}), **options.pop("metadata", {})}
+    if family in RETOLD:
+        options["arch"] = RETOLD[family]["model_type"]
     write_gguf(path, model.config, model.state_dict(), metadata=metadata, **options)
     return model

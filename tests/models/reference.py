@@ -55,6 +55,12 @@ LONG = {
     "long_factor": [1.5, 2.0, 3.0, 4.0],
 }
 GEMMA = {"head_dim": 16, "tie_word_embeddings": True, "query_pre_attn_scalar": 20}
+GRANITE_SCALES = {
+    "embedding_multiplier": 6.0,
+    "residual_multiplier": 0.3,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 2.0,
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama-biased": ("Llama", {"attention_bias": True, "mlp_bias": True}),
@@ -74,15 +80,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Phi3",
         {"rope_parameters": LONG, "original_max_position_embeddings": 64},
     ),
-    "granite": (
-        "Granite",
-        {
-            "embedding_multiplier": 6.0,
-            "residual_multiplier": 0.3,
-            "attention_multiplier": 0.2,
-            "logits_scaling": 3.0,
-        },
-    ),
+    "granite": ("Granite", {**GRANITE_SCALES, "logits_scaling": 3.0}),
     "gemma2": (
         "Gemma2",
         {
@@ -105,6 +103,63 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+}
+
+LONG_TEXTS = {**YARN, "llama_4_scaling_beta": 0.3, "mscale": 1.0, "mscale_all_dim": 1.0}
+PARTIAL = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
+FULL, SLIDING = "full_attention", "sliding_attention"
+MIXED = {
+    "num_hidden_layers": 4,
+    "sliding_window": 10,
+    "layer_types": [SLIDING, SLIDING, FULL, SLIDING],
+}
+DENSE: dict[str, tuple[str, dict[str, Any]]] = {
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 5}),
+    "olmo2": ("Olmo2", {}),
+    "olmo3": (
+        "Olmo3",
+        {
+            **MIXED,
+            "rope_parameters": {
+                FULL: YARN,
+                SLIDING: {"rope_type": "default", "rope_theta": YARN["rope_theta"]},
+            },
+        },
+    ),
+    "glm": ("Glm", {"head_dim": 16, "rope_parameters": PARTIAL}),
+    "glm4": ("Glm4", {"head_dim": 32, "rope_parameters": PARTIAL, "attention_bias": False}),
+    "exaone4": ("Exaone4", MIXED),
+    "exaone4-full": ("Exaone4", {"sliding_window": None, "layer_types": [FULL, FULL]}),
+    "ernie4-5": ("Ernie4_5", {"head_dim": 32, "use_bias": True}),
+    "hunyuan": (
+        "HunYuanDenseV1",
+        {
+            "head_dim": 16,
+            "rope_parameters": {
+                "rope_type": "dynamic",
+                "rope_theta": 100.0,
+                "factor": 1.0,
+                "alpha": 50.0,
+            },
+        },
+    ),
+    "seed-oss": ("SeedOss", {"head_dim": 16, "attention_out_bias": True}),
+    "ministral": ("Ministral", {**MIXED, "head_dim": 16}),
+    "ministral3": ("Ministral3", {"head_dim": 16, "rope_parameters": LONG_TEXTS}),
+    "internlm3": ("InternLM3", {"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
+    "minicpm": ("Granite", {**GRANITE_SCALES, "attention_multiplier": 0.25}),
+    "helium": ("Helium", {"head_dim": 16}),
+}
+"""Dense families that leave Llama's form in more than biases."""
+FAMILIES |= DENSE
+# The same model as another family describes it: what config.json says instead.
+RETOLD: dict[str, dict[str, Any]] = {
+    "minicpm": {
+        "model_type": "minicpm",
+        "scale_emb": 6.0,
+        "scale_depth": 0.3 * 2**0.5,
+        "dim_model_base": 32,
+    },
 }
 
 MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
@@ -212,8 +267,32 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             **ROUTED,
             "n_shared_experts": 2,
             "norm_topk_prob": True,
-            "sliding_window": 9,
-            "max_window_layers": 1,
+            "sliding_window": None,
+        },
+    ),
+    "ernie4-5-moe": (
+        "Ernie4_5_Moe",
+        {
+            "num_hidden_layers": 3,
+            "moe_num_experts": 8,
+            "moe_k": 3,
+            "moe_intermediate_size": 40,
+            "moe_num_shared_experts": 2,
+        },
+    ),
+    "hunyuan-moe": (
+        "HunYuanMoEV1",
+        {
+            "num_experts": 5,
+            "moe_topk": 2,
+            "head_dim": 32,
+            "attention_bias": True,
+            "rope_parameters": {
+                "rope_type": "dynamic",
+                "rope_theta": 100.0,
+                "factor": 1.0,
+                "alpha": 50.0,
+            },
         },
     ),
     "deepseek-v3-halves": (
@@ -230,7 +309,7 @@ def make_model(family: str, dtype: str = "float32", **changes: Any) -> Any:
     config = getattr(transformers, name + "Config")(**{**COMMON, **options, **changes})
     config._attn_implementation = "eager"
     torch.manual_seed(0)
-    model_class = name if name != "Gemma3Text" else "Gemma3"
+    model_class = {"Gemma3Text": "Gemma3", "InternLM3": "Llama"}.get(name, name)
     model = getattr(transformers, model_class + "ForCausalLM")(config)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -248,6 +327,8 @@ def save_model(
     """``stacked`` saves all experts of a layer as one tensor, as transformers holds them."""
     model = make_model(family, dtype, **changes)
     model.save_pretrained(folder, save_original_format=not stacked)
+    if family in RETOLD:
+        edit(folder / "config.json", **RETOLD[family])
     return model
 
 

@@ -66,7 +66,8 @@ def test_tree(pair: tuple[Any, Driver]) -> None:
 
 def test_weights_are_counted(pair: tuple[Any, Driver]) -> None:
     model, driver = pair
-    matrices = [tensor for tensor in model.parameters() if tensor.ndim > 1]
+    trained = [tensor for tensor in model.parameters() if tensor.requires_grad]
+    matrices = [tensor for tensor in trained if tensor.ndim > 1]
     assert driver.checkpoint.config.num_weights == sum(map(torch.numel, matrices))
 
 

@@ -21,8 +21,9 @@ from paceline.models.expert_tensors import ExpertTensors
 from paceline.models.fetching import named_model
 from paceline.models.gguf_file import MAGIC, load_gguf
 from paceline.models.head_kinds import head_kind
-from paceline.models.hf_config import config_from_hf
+from paceline.models.hf_config import config_from_hf, layout_from_hf
 from paceline.models.hf_fields import Fields
+from paceline.models.hf_layout import PLAIN, LaidOutTensors
 from paceline.models.hub import hub_place, is_hub_id
 from paceline.models.json_file import HEAD_BYTES, check_fetched, read_json
 from paceline.models.latent import LatentTensors
@@ -148,13 +149,16 @@ def _from_folder(folder: Path, name: str, in_memory: bool, with_tokenizer: bool)
         raise ModelLoadError(f"{folder} has no config.json: it is not a model's folder")
     raw, quantisation = split_quantisation(read_json(folder / "config.json"), folder)
     _check_is_model(raw, name, folder)
-    config = config_from_hf(raw)
+    config, layout = config_from_hf(raw), layout_from_hf(raw)
     files = SafetensorsFolder(folder, in_memory=in_memory)
     if config.tie_embeddings:  # one matrix, under either name
         files.rename("lm_head.weight", _EMBEDDING)
     tensors: StoredTensors = files
     if quantisation is not None:
         tensors = QuantisedTensors(files, schemes_of(quantisation))
+    packed = folder_format(files.metadata, folder)
+    if packed is None and layout != PLAIN:
+        tensors = LaidOutTensors(tensors, layout, config)
     if config.experts:
         tensors = ExpertTensors(tensors, config.experts.number)
     if config.latent:
@@ -169,7 +173,6 @@ def _from_folder(folder: Path, name: str, in_memory: bool, with_tokenizer: bool)
         config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *ends)))
     )
     tokenizer = _tokenizer(folder) if with_tokenizer else None
-    packed = folder_format(files.metadata, folder)
     return Checkpoint(
         config, tensors, tokenizer, name, generation, raw, quantisation is not None, packed
     )

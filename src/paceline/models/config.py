@@ -11,6 +11,9 @@ from dataclasses import dataclass, replace
 MASK_TOKEN_KEYS = ("pard_token", "ptd_token_id")
 """Where a parallel draft's ``config.json`` says what it reads for tokens that it does not know."""
 
+QUERY_GROWTH = "llama_4_scaling_beta"
+"""What queries grow by with the logarithm of the position, among a rotary rule's own numbers."""
+
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
@@ -135,7 +138,7 @@ class ModelConfig:
     head_dim: int
     max_position: int
     norm_eps: float = 1e-6
-    activation: str = "silu"  # or "gelu_tanh", "gelu" (by erf), "relu2"
+    activation: str = "silu"  # or "gelu_tanh", "gelu" (by erf), "relu2", "xielu"
     tie_embeddings: bool = False
     rope: RopeConfig = RopeConfig()
     local_rope: RopeConfig | None = None  # rotary of sliding-window layers, where it differs
@@ -164,6 +167,16 @@ class ModelConfig:
     norm_before_residual: bool = False  # of "eagle3": the residual stream begins after the norm
     sliding_sees_ahead: bool = False  # of "dflash": sliding layers see all of a block, as others do
     experts: Experts | None = None  # None: every feed-forward layer is dense
+    pre_norms: bool = True  # norms before attention and feed-forward
+    layer_norm: bool = False  # norms subtract the mean; those of heads never do
+    norm_bias: bool = False  # of layer norms
+    gated_mlp: bool = True  # a dense feed-forward has a gate beside its way up
+    parallel_residual: bool = False  # a feed-forward reads what its layer's attention reads
+    shared_norm: bool = False  # a layer's attention and feed-forward have one norm before them
+    qk_norm_last: bool = False  # queries and keys are normed after rotary (Hunyuan)
+    rotary_layers: tuple[bool, ...] = ()  # per layer, whether heads are rotated; empty: all
+    learned_positions: bool = False  # an embedding of positions is added to that of tokens
+    head_bias: bool = False
     latent: Latent | None = None  # with it there is one KV head, whose values are its keys
 
     @property
@@ -178,18 +191,27 @@ class ModelConfig:
         if self.latent:
             attention = self.latent.num_weights(self.hidden_size, self.num_heads)
         total = (self.vocab_size * (not self.tie_embeddings) + self.num_logits) * self.hidden_size
+        total += self.learned_positions * self.max_position * self.hidden_size
         for layer in range(self.num_layers):
             mixture, width = self.experts_of(layer), self.intermediate_size
             if mixture:
                 total += (mixture.number + mixture.shared_gate) * self.hidden_size
                 width = mixture.number * mixture.width + mixture.shared_width
-            total += attention + self.hidden_size * 3 * width
+            total += attention + self.hidden_size * (3 if self.gated_mlp else 2) * width
         return total
 
     @property
     def kv_arrays(self) -> int:
         """Keys and values, or keys alone."""
         return 1 if self.latent else 2
+
+    @property
+    def is_like_llama(self) -> bool:
+        """Whether layers have Llama's form but for biases, windows, multipliers and more norms."""
+        apart = (self.layer_norm, self.parallel_residual, self.qk_norm_last, self.rotary_layers)
+        ends = (self.learned_positions, self.head_bias, self.latent)
+        scored = self.experts is not None and self.experts.by_score
+        return self.pre_norms and self.gated_mlp and not any((*apart, *ends, scored))
 
     @property
     def scale(self) -> float:
@@ -202,7 +224,7 @@ class ModelConfig:
 
     def has_input_norm(self, layer: int) -> bool:
         """Whether a layer begins with a norm of its own; the first one of some heads does not."""
-        return layer > 0 or self.entry not in ("eagle", "eagle3")
+        return self.pre_norms and (layer > 0 or self.entry not in ("eagle", "eagle3"))
 
     def attention_inputs(self, layer: int) -> int:
         """Width of what a layer's queries, keys and values read."""
@@ -223,12 +245,16 @@ class ModelConfig:
             self,
             num_layers=count,
             sliding_layers=self.sliding_layers[:count],
+            rotary_layers=self.rotary_layers[:count],
             experts=self.experts.first_layers(count) if self.experts else None,
         )
 
     def experts_of(self, layer: int) -> Experts | None:
         """Those of a layer; None where it is dense."""
         return self.experts.of_layer(layer) if self.experts else None
+
+    def is_rotated(self, layer: int) -> bool:
+        return self.rotary_layers[layer] if self.rotary_layers else True
 
     def is_sliding(self, layer: int) -> bool:
         if not self.sliding_window:

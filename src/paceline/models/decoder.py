@@ -33,6 +33,7 @@ class Decoder:
     Attributes:
         entry: how rows take hidden states in; None where they are tokens alone.
         pruned_head: which token each column of the logits is; None where column i is token i.
+        places: what is added to the embedding at each position; None where nothing is.
 
     Raises:
         ModelLoadError: a tensor is missing or has another shape than the configuration says.
@@ -53,6 +54,7 @@ class Decoder:
         reader = WeightReader(tensors, config, ops)
         self.embedding, self.head = reader.ends_or_lent(lent) if lent else reader.ends()
         self.pruned_head = reader.pruned_head()
+        self.places = reader.places(max_len)
         self.entry = read_entry(reader, config)
         self.layers = [reader.layer(i) for i in range(config.num_layers)]
         last_norm = "model.norm.weight"
@@ -79,6 +81,12 @@ class Decoder:
     @property
     def ends(self) -> Ends:
         return Ends(self.embedding, self.head, self.config)
+
+    def rotary(self, layer: int) -> RotaryTable | None:
+        """What a layer's heads are rotated by; None where they are not."""
+        if not self.config.is_rotated(layer):
+            return None
+        return self.local_rope if self.config.is_sliding(layer) else self.rope
 
     def _table(self, rope: RopeConfig) -> RotaryTable:
         return RotaryTable(rope, self.config.head_dim, self.max_len, self.ops)

@@ -13,8 +13,9 @@ from typing import Any
 
 from paceline.errors import ModelLoadError, UnsupportedModelError
 from paceline.models.arrays import Array, floats
-from paceline.models.config import ModelConfig
+from paceline.models.config import QUERY_GROWTH, ModelConfig
 from paceline.models.gguf_container import GgufContainer
+from paceline.models.gguf_dense import dense_keys
 from paceline.models.gguf_experts import expert_keys, mixture_type
 from paceline.models.gguf_heads import head_keys
 from paceline.models.gguf_latent import LATENT, latent_keys, yarn_keys
@@ -102,6 +103,7 @@ def hf_config_from_gguf(container: GgufContainer, read: Callable[[str], Array]) 
         **_experts(container, keys, architecture),
         **(latent_keys(keys.get, container.tensors) if is_latent else {}),
         **_rope(container, keys, head_dim, read),
+        **dense_keys(keys.get, architecture, _layer_types(keys)),
         **(head_keys(container, architecture) if architecture in HEADS else {}),
         "attention_bias": biases["qkv_bias"] and (biases["o_bias"] or architecture == "glm4moe"),
         "use_qk_norm": "blk.0.attn_q_norm.weight" in container.tensors,
@@ -150,7 +152,9 @@ def _sizes(container: GgufContainer, keys: _Keys, head_dim: int) -> dict[str, An
         "num_key_value_heads": keys.get("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "max_position_embeddings": keys.get("context_length"),
-        "rms_norm_eps": keys.get("attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": keys.get(
+            "attention.layer_norm_rms_epsilon", keys.get("attention.layer_norm_epsilon")
+        ),
         "sliding_window": keys.get("attention.sliding_window") or None,
         "tie_word_embeddings": "output.weight" not in container.tensors,
         "bos_token_id": bos_id(container.metadata),
@@ -287,6 +291,10 @@ def _scaling(keys: _Keys) -> dict[str, Any]:
         for name in ("beta_fast", "beta_slow"):
             found[name] = keys.get(f"rope.scaling.yarn_{name}")
         found |= yarn_keys(keys.get)
+        growth = keys.get("attention.temperature_scale")
+        if growth is not None:  # of Ministral 3
+            found |= {QUERY_GROWTH: growth, "mscale": 1.0}
+            found["mscale_all_dim"] = keys.get("rope.scaling.yarn_log_multiplier", 1.0)
     return found
 
 

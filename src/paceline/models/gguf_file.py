@@ -29,6 +29,7 @@ from paceline.models.gguf_container import MAGIC, TensorInfo
 from paceline.models.gguf_names import Place, place_of
 from paceline.models.gguf_shards import read_shards
 from paceline.models.gguf_tokenizer import tokenizer_from_gguf
+from paceline.models.hf_layout import fused_halves, halves
 from paceline.models.stored import StoredRows, StoredTensors, drop_pages
 from paceline.models.tokenizer import Tokenizer
 
@@ -151,21 +152,20 @@ class GgufTensors(StoredTensors):
         return self._placed(name, place, tensor)
 
     def _placed(self, name: str, place: Place, tensor: Array) -> Array:
-        if place.unpermute:
-            heads = self._config.num_heads if place.unpermute == "q" else self._config.num_kv_heads
-            return self._unpermuted(name, tensor, heads)
-        return tensor
-
-    def _unpermuted(self, name: str, tensor: Array, heads: int) -> Array:
-        """Rows (pair, half) of each head back to (half, pair)."""
-        half = self._config.head_dim // 2
-        if tensor.shape[0] != heads * half * 2:
+        if not place.unpermute:
+            return tensor
+        c = self._config
+        heads = c.num_heads if place.unpermute == "q" else c.num_kv_heads
+        if place.unpermute == "qkv":
+            order, heads = fused_halves(c), c.num_heads + 2 * c.num_kv_heads
+        else:
+            order = halves(heads, c.head_dim, c.rope.dim or c.head_dim)
+        if len(tensor) != len(order):
             raise ModelLoadError(
-                f"tensor {name} has {tensor.shape[0]} rows; the configuration needs {heads} heads "
-                f"of {half * 2}"
+                f"tensor {name} has {len(tensor)} rows; the configuration needs {heads} heads of "
+                f"{c.head_dim}"
             )
-        rows = tensor.reshape(heads, half, 2, -1).swapaxes(1, 2)
-        return np.ascontiguousarray(rows).reshape(tensor.shape)
+        return tensor[order]
 
     def type_of(self, name: str) -> str:
         return self._where[name][0].kind

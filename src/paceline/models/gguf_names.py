@@ -21,17 +21,36 @@ ARCHITECTURES = {
     "granite": "granite",
     "gemma2": "gemma2",
     "gemma3": "gemma3_text",
+    "smollm3": "smollm3",
+    "olmo2": "olmo2",
+    "chatglm": "glm",
+    "glm4": "glm4",
+    "exaone4": "exaone4",
+    "ernie4_5": "ernie4_5",
+    "hunyuan-dense": "hunyuan_v1_dense",
+    "seed_oss": "seed_oss",
+    "mistral3": "ministral3",
+    "minicpm": "minicpm",
     "glm4moe": "glm4_moe",
     "minimax-m2": "minimax_m2",
     "deepseek2": "deepseek_v2",
     "dots1": "dots1",
+    "ernie4_5-moe": "ernie4_5_moe",
+    "hunyuan-moe": "hunyuan_v1_moe",
 }
 """``general.architecture`` -> Hugging Face ``model_type``."""
 HEADS = {"eagle3": "llama", "dflash": "qwen3"}
 """The same for heads that draft from a target's hidden states, which are no models."""
 
-# Converters interleave the rotary pairs of these, where the others keep the two halves apart.
-_INTERLEAVED = ("llama", "mistral", "granite", "granitemoe", "eagle3")
+# The rotary pairs of these are interleaved: converters make it so, or the families' own checkpoints
+# are so. The others keep the two halves apart.
+_INTERLEAVED = (
+    *("llama", "mistral", "granite", "granitemoe", "eagle3", "smollm3", "mistral3", "minicpm"),
+    *("chatglm", "glm4", "ernie4_5", "ernie4_5-moe"),
+)
+_TURNED = {"attn_q": "q", "attn_k": "k", "attn_qkv": "qkv"}
+_FUSED_UP = ("phi3", "chatglm", "glm4")
+_NORMED_AFTER = ("gemma2", "gemma3", "olmo2", "exaone4", "glm4")
 _TOP = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -51,6 +70,7 @@ _BLOCK = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
     "ffn_norm": "post_attention_layernorm",
+    "post_attention_norm": "post_attention_layernorm",  # what seed_oss calls it
     "attn_norm_2": "hidden_norm",
     **EXPERT_BLOCK,
     **LATENT_BLOCK,
@@ -58,15 +78,11 @@ _BLOCK = {
     "nextn.shared_head_norm": "shared_head.norm",
     "nextn.shared_head_head": "shared_head.head",
 }
-_GEMMA_BLOCK = {
-    **_BLOCK,
+_POST_NORMS = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-_PHI_BLOCK = {**_BLOCK, "ffn_up": "mlp.gate_up_proj"}
-_GLM_BLOCK = {**_BLOCK, "post_attention_norm": "post_attention_layernorm"}
-_BLOCKS = {"phi3": _PHI_BLOCK, "glm4moe": _GLM_BLOCK}
 _IN_BLOCK = re.compile(r"blk\.(\d{1,4})\.([\w.]+)\.(weight|bias)")
 
 
@@ -76,7 +92,8 @@ class Place:
 
     Attributes:
         name: its Hugging Face name.
-        unpermute: ``q`` or ``k`` where the rows of each head are interleaved, otherwise empty.
+        unpermute: ``q``, ``k`` or ``qkv`` where the rows of these heads are interleaved, otherwise
+            empty.
         minus_one: a norm's weight that is stored with the one already added.
         minus_row: token ids that are stored as they are, not as distances from their rows.
     """
@@ -89,7 +106,7 @@ class Place:
 
 def place_of(architecture: str, stored: str) -> Place:
     """The place of a stored tensor; those that are no weights of a decoder keep their name."""
-    gemma = architecture.startswith("gemma")
+    gemma = architecture.startswith("gemma")  # whose norms' weights have the one added
     if stored in _TOP:
         return Place(_TOP[stored], minus_one=gemma and stored == "output_norm.weight")
     if stored == "enc.output_norm.weight" and architecture in _ENCODER_NORM:
@@ -97,13 +114,24 @@ def place_of(architecture: str, stored: str) -> Place:
     if stored == "d2t":
         return Place(stored, minus_row=True)
     match = _IN_BLOCK.fullmatch(stored)
-    names = _GEMMA_BLOCK if gemma else _BLOCKS.get(architecture, _BLOCK)
+    names = _block(architecture)
     if match is None or match[2] not in names:
         return Place(stored)
     index, part, kind = match.groups()
-    turned = architecture in _INTERLEAVED and part in ("attn_q", "attn_k")
     return Place(
         f"model.layers.{int(index)}.{names[part]}.{kind}",
-        unpermute=part[-1] if turned else "",
+        unpermute=_TURNED.get(part, "") if architecture in _INTERLEAVED else "",
         minus_one=gemma and part.endswith("norm"),
     )
+
+
+def _block(architecture: str) -> dict[str, str]:
+    """Parts of a layer by their names in a file, and by those in a checkpoint."""
+    names = dict(_BLOCK)
+    if architecture in _NORMED_AFTER:
+        names |= _POST_NORMS
+    if architecture in _FUSED_UP:
+        names["ffn_up"] = "mlp.gate_up_proj"
+    if architecture == "glm4moe":  # which calls by what comes before it what others call `ffn_norm`
+        names["post_attention_norm"] = "post_attention_layernorm"
+    return names

@@ -14,12 +14,18 @@ import numpy as np
 from paceline.errors import ModelLoadError, UnsupportedModelError
 from paceline.models.arrays import BFLOAT16
 from paceline.models.config import MASK_TOKEN_KEYS, ModelConfig
+from paceline.models.dense_families import DENSE_FAMILIES
 from paceline.models.hf_experts import experts_from_hf
-from paceline.models.hf_families import FAMILIES, Family
+from paceline.models.hf_families import FAMILIES as FIRST_FAMILIES
+from paceline.models.hf_families import Family
 from paceline.models.hf_fields import MOST_LAYERS, Fields
 from paceline.models.hf_latent import latent_from_hf, latent_scale
+from paceline.models.hf_layout import Layout
 from paceline.models.hf_rope import FULL, SLIDING, extended_positions, rope_from_hf
+from paceline.models.mixture_families import MIXTURE_FAMILIES
 
+FAMILIES: Mapping[str, Family] = {**FIRST_FAMILIES, **DENSE_FAMILIES, **MIXTURE_FAMILIES}
+"""All that are supported, by ``model_type``."""
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": BFLOAT16, "float16": np.dtype(np.float16)}
 _ACTIVATIONS = {
     "silu": "silu",
@@ -33,6 +39,7 @@ _ACTIVATIONS = {
     "gelu_fast": "gelu_tanh",
     "gelu_accurate": "gelu_tanh",
     "relu2": "relu2",
+    "xielu": "xielu",
 }
 _QUANTISED = ("quantization_config", "compression_config")  # the second is a former name
 _HEADED = ("ForCausalLM", "ForConditionalGeneration")
@@ -47,8 +54,8 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
     """
     raw = _text_part(raw)
     name, family = _family(raw)
-    fields = Fields(raw, family.defaults)
-    sizes = _sizes(fields)
+    fields = Fields(family.called(raw), family.defaults)
+    sizes = _sizes(fields, family.widening)
     latent = latent_from_hf(fields) if family.latent else None
     rotated = latent.rope_dim if latent else sizes["head_dim"]
     rope = rope_from_hf(fields, FULL, rotated, family.partial_rotary)
@@ -79,7 +86,8 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
         experts=(
             experts_from_hf(fields, family.experts, sizes["num_layers"]) if family.experts else None
         ),
-        **_traits(fields, family, sizes["hidden_size"], dtype),
+        rotary_layers=_rotated(fields, family.rotates, sizes["num_layers"], window, sliding),
+        **_traits(fields, family, sizes, dtype),
     )
 
 
@@ -119,10 +127,18 @@ def _family(raw: Mapping[str, Any]) -> tuple[str, Family]:
         raise UnsupportedModelError("models with bidirectional attention are not supported")
     if raw.get("clip_qkv") is not None:
         raise UnsupportedModelError("models that clip queries, keys and values are not supported")
+    for key in FAMILIES[name].refused:
+        if raw.get(key):
+            raise UnsupportedModelError(f"{name} models with {key} are not supported")
     return name, FAMILIES[name]
 
 
-def _sizes(fields: Fields) -> dict[str, Any]:
+def layout_from_hf(raw: Mapping[str, Any]) -> Layout:
+    """How the tensors of a configuration's family are named and laid out."""
+    return _family(_text_part(raw))[1].layout
+
+
+def _sizes(fields: Fields, widening: int) -> dict[str, Any]:
     heads = fields.integer("num_attention_heads", 1, 4096)
     kv_heads = fields.integer("num_key_value_heads", 1, heads, heads)
     hidden = fields.integer("hidden_size", 1, 1 << 17)
@@ -142,7 +158,9 @@ def _sizes(fields: Fields) -> dict[str, Any]:
     return {
         "vocab_size": fields.integer("vocab_size", 1, 1 << 24),
         "hidden_size": hidden,
-        "intermediate_size": fields.integer("intermediate_size", 1, 1 << 20),
+        "intermediate_size": fields.integer(
+            "intermediate_size", 1, 1 << 20, widening * hidden or None
+        ),
         "num_layers": fields.integer("num_hidden_layers", 1, MOST_LAYERS),
         "num_heads": heads,
         "num_kv_heads": kv_heads,
@@ -197,9 +215,9 @@ def _sliding(fields: Fields, family: Family, num_layers: int) -> tuple[int, tupl
     if (late or if_asked) and not fields.flag("use_sliding_window"):
         return 0, ()
     window = fields.integer("sliding_window", 1, 1 << 27)
-    if family.slides == "always" or if_asked:
-        return window, ()
     types = fields.get("layer_types")
+    if family.slides == "always" or if_asked or (family.slides == "listed" and types is None):
+        return window, ()
     if types is not None:
         layers = _layer_types(types, num_layers)
     elif late:
@@ -209,6 +227,22 @@ def _sliding(fields: Fields, family: Family, num_layers: int) -> tuple[int, tupl
         pattern = fields.integer("sliding_window_pattern", 1, 1 << 20)
         layers = tuple((index + 1) % pattern != 0 for index in range(num_layers))
     return (window, layers) if any(layers) else (0, ())
+
+
+def _rotated(
+    fields: Fields, rotates: str, num_layers: int, window: int, sliding: tuple[bool, ...]
+) -> tuple[bool, ...]:
+    """Per layer, whether it rotates heads; empty: all do."""
+    if rotates == "none":
+        return (False,) * num_layers
+    if rotates == "sliding" and fields.get("sliding_window") is not None:
+        return sliding if window else (False,) * num_layers
+    if rotates != "listed":
+        return ()
+    if fields.get("no_rope_layers"):
+        return tuple(map(bool, fields.integers("no_rope_layers", num_layers, 0, 1)))
+    interval = fields.integer("no_rope_layer_interval", 1, 1 << 20)
+    return tuple((index + 1) % interval != 0 for index in range(num_layers))
 
 
 def _layer_types(types: object, num_layers: int) -> tuple[bool, ...]:
@@ -225,7 +259,7 @@ def _layer_types(types: object, num_layers: int) -> tuple[bool, ...]:
     return tuple(kind == SLIDING for kind in types)
 
 
-def _traits(fields: Fields, family: Family, hidden: int, dtype: str) -> dict[str, Any]:
+def _traits(fields: Fields, family: Family, sizes: Mapping[str, Any], dtype: str) -> dict[str, Any]:
     """The fields in which families differ and which no other reader sets."""
     traits: dict[str, Any] = dict(family.flags)
     if fields.flag("attention_bias"):
@@ -241,9 +275,19 @@ def _traits(fields: Fields, family: Family, hidden: int, dtype: str) -> dict[str
         traits[name] = fields.number(key, 1e-9, 1e9, 1.0)
     if family.gemma:
         # The reference rounds the factor to the dtype of the weights, and so do trained models.
-        root = np.float32(hidden**0.5).astype(DTYPES[dtype])
+        root = np.float32(sizes["hidden_size"] ** 0.5).astype(DTYPES[dtype])
         traits["embedding_multiplier"] = float(root)
         traits["attention_scale"] = fields.number("query_pre_attn_scalar", 1e-9, 1e9) ** -0.5
         traits["attention_softcap"] = fields.number("attn_logit_softcapping", 0.0, 1e9, 0.0)
         traits["logits_softcap"] = fields.number("final_logit_softcapping", 0.0, 1e9, 0.0)
+    for key, names in family.switches.items():
+        if fields.flag(key):
+            traits.update(dict.fromkeys(names, True))
+    if family.logit_scale:
+        traits["logits_divisor"] = 1.0 / fields.number("logit_scale", 1e-9, 1e9, 1.0)
+    if family.depth_scaled and fields.get("scale_emb") is not None:
+        depth, base = sizes["num_layers"] ** 0.5, fields.integer("dim_model_base", 1, 1 << 17)
+        traits["embedding_multiplier"] = fields.number("scale_emb", 1e-9, 1e9)
+        traits["residual_multiplier"] = fields.number("scale_depth", 1e-9, 1e9) / depth
+        traits["logits_divisor"] = sizes["hidden_size"] / base
     return traits

@@ -59,7 +59,7 @@ def experts_from_hf(fields: Fields, keys: ExpertKeys, num_layers: int) -> Expert
         UnsupportedModelError: the scores are of an unknown kind.
     """
     said = [key for key in _NUMBERS if fields.get(key) is not None] or [_NUMBERS[0]]
-    number, *others = (fields.integer(key, 1, MOST_EXPERTS) for key in said)
+    number, *others = (_same(fields, key).integer(key, 1, MOST_EXPERTS) for key in said)
     if any(other != number for other in others):
         raise ModelLoadError(
             f"the model configuration says {said[0]} = {number} and {said[1]} = {others[0]}; they "

@@ -6,10 +6,11 @@ Knows no file and builds no configuration; :mod:`paceline.models.hf_config` read
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.models.hf_experts import ExpertKeys
+from paceline.models.hf_layout import PLAIN, Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,8 @@ class Family:
         flags: fields of the model configuration that hold for every member.
         biases: fields that the key ``attention_bias`` switches on.
         mlp_bias: whether the key of that name is heeded.
-        slides: ``never``, ``always`` (where a window is given), ``late`` (layers from
+        slides: ``never``, ``always`` (where a window is given), ``listed`` (where a window is given
+            and ``layer_types`` does not say otherwise), ``late`` (layers from
             ``max_window_layers`` on, if ``use_sliding_window``), ``if_asked`` (every layer, if
             ``use_sliding_window``) or ``alternately`` (every layer but each
             ``sliding_window_pattern``-th).
@@ -29,7 +31,15 @@ class Family:
         gemma: scaled embeddings, ``query_pre_attn_scalar`` and soft-capping are heeded.
         partial_rotary: whether a head may be rotated in part.
         experts: how it describes mixtures of experts; None where it has none.
+        keys: a key as most families call it -> as this one does.
         switches: a key -> the fields that it switches on.
+        refused: keys that ask for what is not supported.
+        rotates: which layers rotate heads: ``all``, ``none``, ``listed`` (``no_rope_layers`` or
+            ``no_rope_layer_interval`` say which do not) or ``sliding`` (where a window is given).
+        widening: ``intermediate_size`` where there is none, in hidden sizes; 0: it must be there.
+        logit_scale: whether logits are multiplied with the key of that name.
+        depth_scaled: whether MiniCPM's ``scale_emb``, ``scale_depth`` and ``dim_model_base`` count.
+        layout: of its checkpoints.
         latent: whether its attention keeps one latent per token.
     """
 
@@ -42,8 +52,20 @@ class Family:
     gemma: bool = False
     partial_rotary: bool = False
     experts: ExpertKeys | None = None
+    keys: Mapping[str, str] = field(default_factory=dict)
     switches: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    refused: tuple[str, ...] = ()
+    rotates: str = "all"
+    widening: int = 0
+    logit_scale: bool = False
+    depth_scaled: bool = False
+    layout: Layout = PLAIN
     latent: bool = False
+
+    def called(self, raw: Mapping[str, Any]) -> dict[str, Any]:
+        """A configuration whose keys are called as most families call them."""
+        own = {key: raw[name] for key, name in self.keys.items() if raw.get(name) is not None}
+        return {**own, **raw}
 
 
 _BOTH = ("qkv_bias", "o_bias")
@@ -98,28 +120,6 @@ _GRANITE = {
     "logits_scaling": "logits_divisor",
 }
 _QWEN_MOE = {**_QWEN, "num_experts_per_tok": 8, "decoder_sparse_step": 1}
-_DEEPSEEK = {
-    **_LLAMA,
-    "max_position_embeddings": 4096,
-    "head_dim": 64,  # which no tensor has
-    "kv_lora_rank": 512,
-    "q_lora_rank": 1536,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "rope_interleave": True,
-}
-_BIASED_EXPERTS = ExpertKeys(
-    "moe_intermediate_size",
-    renormalise=True,
-    shared="n_shared_experts",
-    shared_count=True,
-    some_dense=True,
-    sigmoid=True,
-    choice_bias=True,
-    group_best=2,
-)
-"""As DeepSeek-V3 has them, and those that follow it."""
 _GEMMA_FLAGS = {"post_norms": True, "norm_plus_one": True}
 _GEMMA3_FAMILY = Family(
     _GEMMA3, {**_GEMMA_FLAGS, "qk_norm": True}, _BOTH, slides="alternately", gemma=True
@@ -205,98 +205,6 @@ FAMILIES: Mapping[str, Family] = {
         biases=_BOTH,
         multipliers=_GRANITE,
         experts=ExpertKeys(shared="shared_intermediate_size"),
-    ),
-    "glm4_moe": Family(
-        {
-            "hidden_act": "silu",
-            "rms_norm_eps": 1e-5,
-            "max_position_embeddings": 131072,
-            "num_key_value_heads": 8,
-            "partial_rotary_factor": 0.5,
-            "num_experts_per_tok": 8,
-            "n_shared_experts": 1,
-            "first_k_dense_replace": 1,
-        },
-        biases=("qkv_bias",),
-        partial_rotary=True,
-        experts=_BIASED_EXPERTS,
-        switches={"use_qk_norm": ("qk_norm",)},
-    ),
-    "minimax_m2": Family(
-        {
-            "hidden_act": "silu",
-            "rms_norm_eps": 1e-6,
-            "max_position_embeddings": 196608,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "rope_theta": 5e6,
-            "num_experts_per_tok": 8,
-        },
-        {"qk_norm": True, "qk_norm_whole": True},
-        partial_rotary=True,
-        experts=ExpertKeys(sigmoid=True, choice_bias=True),
-    ),
-    "deepseek_v2": Family(
-        {**_DEEPSEEK, "topk_method": "greedy", "n_shared_experts": 2, "first_k_dense_replace": 0},
-        experts=ExpertKeys(
-            "moe_intermediate_size",
-            renormalise=False,
-            shared="n_shared_experts",
-            shared_count=True,
-            some_dense=True,
-            group_best=1,
-        ),
-        latent=True,
-    ),
-    "deepseek_v3": Family(
-        {
-            **_DEEPSEEK,
-            "num_experts_per_tok": 8,
-            "n_group": 8,
-            "topk_group": 4,
-            "n_shared_experts": 1,
-            "first_k_dense_replace": 3,
-            "routed_scaling_factor": 2.5,
-            "bos_token_id": 0,
-            "eos_token_id": 1,
-        },
-        experts=_BIASED_EXPERTS,
-        latent=True,
-    ),
-    "kimi_k2": Family(
-        {**_DEEPSEEK, "num_experts_per_tok": 8, "n_shared_experts": 1, "first_k_dense_replace": 1},
-        experts=_BIASED_EXPERTS,
-        latent=True,
-    ),
-    "glm4_moe_lite": Family(
-        {
-            **_DEEPSEEK,
-            "max_position_embeddings": 202752,
-            "rms_norm_eps": 1e-5,
-            "q_lora_rank": 768,
-            "qk_nope_head_dim": 192,
-            "v_head_dim": 256,
-            "num_experts_per_tok": 4,
-            "n_shared_experts": 1,
-            "first_k_dense_replace": 1,
-            "routed_scaling_factor": 1.8,
-            "bos_token_id": 0,
-            "eos_token_id": 1,
-        },
-        experts=_BIASED_EXPERTS,
-        latent=True,
-    ),
-    "dots1": Family(
-        {
-            **_QWEN,
-            "max_position_embeddings": 2048,
-            "max_window_layers": 62,
-            "use_sliding_window": True,
-        },
-        {"qk_norm": True},
-        _BOTH,
-        slides="late",
-        experts=replace(_BIASED_EXPERTS, renormalise=False),
     ),
     "gemma2": Family(_GEMMA2, _GEMMA_FLAGS, _BOTH, slides="alternately", gemma=True),
     "gemma3_text": _GEMMA3_FAMILY,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.errors import ModelLoadError, UnsupportedModelError
-from paceline.models.config import RopeConfig
+from paceline.models.config import QUERY_GROWTH, RopeConfig
 from paceline.models.hf_fields import Fields
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -26,6 +26,7 @@ _SCALINGS: dict[str, dict[str, tuple[float, float, bool]]] = {
         "beta_slow": (1e-6, 1e6, False),
         "mscale": (0.0, 1e3, False),
         "mscale_all_dim": (0.0, 1e3, False),
+        QUERY_GROWTH: (0.0, 1e3, False),
     },
     "longrope": {"attention_factor": (0.0, 1e3, False)},
 }
@@ -57,16 +58,19 @@ def rope_from_hf(config: Fields, layer_type: str, head_dim: int, partial: bool) 
             "the rotated part must be an even number of dimensions"
         )
     kind = fields.text("rope_type") or fields.text("type") or "default"
-    if kind == "su" or (
-        kind == "yarn" and "short_factor" in raw
-    ):  # former names of Phi-3's scaling
+    listed = fields.get("short_factor") is not None
+    if kind == "su" or (kind == "yarn" and listed):  # former names of Phi-3's scaling
         kind = "longrope"
+    theta = fields.number("rope_theta", 1.01, 1e15)
+    if kind == "dynamic" and fields.get("alpha"):  # Hunyuan's, which does not depend on lengths
+        kind = "default"
+        theta *= fields.number("alpha", 1e-3, 1e9) ** (dim / max(dim - 2, 1))
     if kind not in _SCALINGS:
         raise UnsupportedModelError(
             f"rope scaling {kind!r} is not supported; supported are {', '.join(_SCALINGS)}"
         )
     return RopeConfig(
-        theta=fields.number("rope_theta", 1.01, 1e15),
+        theta=theta,
         scaling=kind,
         factor=_factor(config, fields, kind),
         dim=dim,

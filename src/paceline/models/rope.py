@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.models.arrays import Floats
-from paceline.models.config import RopeConfig
+from paceline.models.config import QUERY_GROWTH, RopeConfig
 from paceline.models.ops.base import WeightOps
 from paceline.models.pages import sparse_zeros
 
@@ -41,6 +41,7 @@ class RotaryTable:
     Attributes:
         cos, sin: float32 ``[max_len, rotary_dim]`` as the backend has vectors, for both halves of a
             head; the first half of ``sin`` is negated.
+        q_scale: float32 ``[max_len]``, what queries are multiplied with; None: 1 everywhere.
     """
 
     def __init__(self, rope: RopeConfig, head_dim: int, max_len: int, ops: WeightOps) -> None:
@@ -48,6 +49,8 @@ class RotaryTable:
         self._pack = ops.pack_vector
         shape = (max_len, rope.dim or head_dim)
         self.cos, self.sin = (self._pack(sparse_zeros(shape, np.float32)) for _ in range(2))
+        scale = query_scale(rope, max_len)
+        self.q_scale = None if scale is None else self._pack(scale)
 
     def reach(self, length: int) -> None:
         """Have positions ``0 .. length - 1``, or all that there can be."""
@@ -57,6 +60,20 @@ class RotaryTable:
             self.cos[first:last] = self._pack(np.concatenate((cos, cos), axis=-1))
             self.sin[first:last] = self._pack(np.concatenate((-sin, sin), axis=-1))
             self._reached = last
+
+
+def query_scale(rope: RopeConfig, max_len: int) -> Floats | None:
+    """What queries at ``0 .. max_len - 1`` are multiplied with, in Llama 4's way: it grows with the
+    logarithm of how often the trained length fits into the text so far. None where it is 1.
+    """
+    params: _Params = dict(rope.params)
+    growth = params.get(QUERY_GROWTH, 0.0)
+    trained = params.get("original_max_position_embeddings", max_len)
+    if not growth or max_len <= trained:
+        return None
+    spans = np.floor(np.arange(max_len, dtype=np.float64) / trained)
+    found: Floats = (1.0 + growth * np.log1p(spans)).astype(np.float32)
+    return found
 
 
 def rope_tables(

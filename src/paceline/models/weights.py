@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from paceline.errors import ModelLoadError
+from paceline.errors import ConfigError, ModelLoadError
 from paceline.models.arrays import floats as as_floats
 from paceline.models.blocks import row_bytes
 from paceline.models.config import Experts, ModelConfig
@@ -36,7 +36,7 @@ from paceline.models.tensor_checks import check_floats, check_leftovers, check_t
 
 Join = Callable[[Sequence[Any]], Any]
 log = logging.getLogger(__name__)
-EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
+EMBEDDING, HEAD, POSITIONS = "model.embed_tokens", "lm_head", "model.embed_positions"
 
 
 @dataclass(slots=True)
@@ -53,6 +53,7 @@ class Layer:
     down: Any
     mixture: Mixture | None
     post_mlp_norm: Any
+    learnt: Any  # what the activation has beyond its input
     latent: LatentWeights | None = None
 
 
@@ -97,7 +98,17 @@ class WeightReader:
             )
 
     def norm(self, name: str, size: int) -> Any:
-        return self._packed_norm(self._norm_weight(name, size))
+        """A norm of rows: ``[size]``, or of a layer norm ``[2, size]``, weights and biases."""
+        if not self._config.layer_norm:
+            return self._packed_norm(self._norm_weight(name, size))
+        weight = self._norm_weight(name, size)
+        bias = weight * 0
+        if self._config.norm_bias:
+            bias = self.floats(name.removesuffix("weight") + "bias", size)
+        if self._config.norm_plus_one:
+            weight = weight + 1
+        rows = [weight.reshape(1, size), bias.reshape(1, size)]
+        return self._ops.pack_vector(self._ops.join(rows))
 
     def host_norm(self, name: str, size: int) -> Any:
         """As :meth:`norm`, for a norm that no backend computes."""
@@ -139,8 +150,10 @@ class WeightReader:
         for name, out in zip((f"{n}.weight" for n in names), outs, strict=True):
             is_vector = out == 1 and self._tensors[name].ndim == 1
             weight = self.floats(name, *([width] if is_vector else [out, width]))
-            weights.append(as_floats(weight).reshape(out, width))
-        rows = np.concatenate(weights).view(np.uint8)
+            wide = as_floats(weight) if isinstance(weight, np.ndarray) else weight
+            weights.append(wide.reshape(out, width))
+        whole = self._ops.join(weights)
+        rows = whole.view(np.uint8) if isinstance(whole, np.ndarray) else whole
         part = WeightPart(sum(outs), lambda first, last: rows[first:last], "F32")
         return self._ops.pack_linear([part], width, None)
 
@@ -171,8 +184,10 @@ class WeightReader:
     def _feed_forward(self, prefix: str, width: int, bias: bool) -> FeedForward:
         """The two linears of a dense layer, or of an expert."""
         hidden, down = self._config.hidden_size, prefix + "down_proj"
-        names = [prefix + "gate_proj", prefix + "up_proj"]
-        gate_up = self.linear(names, prefix + "gate_up_proj", [width] * 2, hidden, bias)
+        names, fused = [prefix + "gate_proj", prefix + "up_proj"], prefix + "gate_up_proj"
+        if not self._config.gated_mlp:
+            names, fused = names[1:], names[1]
+        gate_up = self.linear(names, fused, [width] * len(names), hidden, bias)
         return FeedForward(gate_up, self.linear([down], down, [hidden], width, bias))
 
     def _part(self, weight: str, n: int, width: int) -> WeightPart:
@@ -207,13 +222,27 @@ class WeightReader:
             embedding = self._adopted(EMBEDDING, [c.vocab_size], c.hidden_size, bias=False)
             if c.tie_embeddings:
                 return embedding, embedding
-            return embedding, self._adopted(HEAD, [c.num_logits], c.hidden_size, bias=False)
+            return embedding, self._adopted(HEAD, [c.num_logits], c.hidden_size, bias=c.head_bias)
         embedding = self._end(EMBEDDING, c.vocab_size, self._ops.pack_embedding)
         tied = EMBEDDING if c.tie_embeddings else HEAD
         known = embedding if c.tie_embeddings else None
+        bias = self.floats(HEAD + ".bias", c.num_logits) if c.head_bias else None
         return embedding, self._end(
-            tied, c.num_logits, lambda part, k: self._ops.pack_head(part, k, known)
+            tied, c.num_logits, lambda part, k: self._ops.pack_head(part, k, known, bias)
         )
+
+    def places(self, max_len: int) -> Any:
+        """The embedding of positions, at least ``max_len`` of them; None where there is none."""
+        c = self._config
+        if not c.learned_positions:
+            return None
+        if max_len > c.max_position:
+            raise ConfigError(
+                f"the model has an embedding for each of {c.max_position} positions, and "
+                f"{max_len} are asked for; give --max-model-len {c.max_position} or less"
+            )
+        table = self.floats(POSITIONS + ".weight", c.max_position, c.hidden_size)
+        return self._ops.pack_vector(table)
 
     def ends_or_lent(self, lent: Ends) -> tuple[Any, Any]:
         """As :meth:`ends`, with another decoder's for those that the checkpoint has not."""
@@ -294,18 +323,19 @@ class WeightReader:
         gate_up, down = None, None
         if mixture is None:
             gate_up, down = self._feed_forward(p + "mlp.", c.intermediate_size, c.mlp_bias)
-        mlp_norm = "pre_feedforward_layernorm" if c.post_norms else "post_attention_layernorm"
+        input_norm = self._input_norm(index)
         return Layer(
-            input_norm=self._input_norm(index),
+            input_norm=input_norm,
             qkv=self._first(attn, [q_out, kv_out, kv_out], read),
             qk_norm=self._qk_norm(attn) if c.qk_norm else None,
             o=self.linear([attn + "o_proj"], attn + "o_proj", [width], o_in, c.o_bias),
             post_attention_norm=self._post_norm(p + "post_attention_layernorm.weight"),
-            mlp_norm=self.norm(f"{p}{mlp_norm}.weight", width),
+            mlp_norm=input_norm if c.shared_norm else self._mlp_norm(p),
             gate_up=gate_up,
             down=down,
             mixture=mixture,
             post_mlp_norm=self._post_norm(p + "post_feedforward_layernorm.weight"),
+            learnt=self._learnt(p + "mlp.act_fn."),
             latent=latent,
         )
 
@@ -339,6 +369,24 @@ class WeightReader:
             [linear(f"k_b_proj.{h}", latent.rank, latent.nope_dim) for h in heads],
             [linear(f"v_b_proj.{h}", latent.value_dim, latent.rank) for h in heads],
         )
+
+    def _mlp_norm(self, prefix: str) -> Any:
+        c = self._config
+        if not c.pre_norms:
+            return None
+        name = "pre_feedforward_layernorm" if c.post_norms else "post_attention_layernorm"
+        return self.norm(f"{prefix}{name}.weight", c.hidden_size)
+
+    def _learnt(self, prefix: str) -> Any:
+        """Alpha above and below zero, and beta, of xIELU (arXiv 2411.13010)."""
+        if self._config.activation != "xielu":
+            return None
+        above, below, beta = (
+            as_floats(self.floats(prefix + name, *self._tensors[prefix + name].shape)).reshape(())
+            for name in ("alpha_p", "alpha_n", "beta")
+        )
+        found = [np.logaddexp(above, 0.0), beta + np.logaddexp(below, 0.0), beta]
+        return self._ops.pack_vector(np.array(found, np.float32))
 
     def _input_norm(self, index: int) -> Any:
         if not self._config.has_input_norm(index):

@@ -167,11 +167,12 @@ class WeightOps(Protocol):
 
     def pack_embedding(self, part: WeightPart, k: int) -> Any: ...
 
-    def pack_head(self, part: WeightPart, k: int, embedding: Any) -> Any:
+    def pack_head(self, part: WeightPart, k: int, embedding: Any, bias: Any = None) -> Any:
         """Prepare the head's weights ``[vocab, k]``.
 
         Args:
             embedding: the packed embedding where both share their weights, otherwise None.
+            bias: ``[vocab]`` or None.
         """
         ...
 

@@ -156,7 +156,7 @@ def _description(decoder: Decoder) -> dict[str, Any]:
         *("hidden_size", "intermediate_size", "vocab_size", "num_logits", "num_heads"),
         *("num_kv_heads", "head_dim", "attention_softcap", "sliding_window", "norm_eps"),
         *("embedding_multiplier", "residual_multiplier", "logits_divisor", "logits_softcap"),
-        "activation",
+        *("activation", "layer_norm", "gated_mlp", "parallel_residual", "qk_norm_last"),
     )
     return {
         **{name: getattr(c, name) for name in numbers},
@@ -164,7 +164,8 @@ def _description(decoder: Decoder) -> dict[str, Any]:
         "attention_scale": c.scale,
         "embedding": decoder.embedding,
         "head": decoder.head,
-        "norm": decoder.norm,
+        "norm": _flat(decoder.norm),
+        "places": decoder.places,
         "entry": None if decoder.entry is None else _entry(decoder.entry, c.norm_before_residual),
         "layers": [_layer(decoder, index, layer) for index, layer in enumerate(decoder.layers)],
     }
@@ -180,8 +181,7 @@ def _entry(entry: Entry, norm_before_residual: bool) -> dict[str, Any]:
 
 
 def _layer(decoder: Decoder, index: int, layer: Layer) -> dict[str, Any]:
-    sliding = decoder.config.is_sliding(index)
-    rope = decoder.local_rope if sliding else decoder.rope
+    rope, none = decoder.rotary(index), np.empty((decoder.max_len, 0), np.float32)
     return {
         "qkv": layer.qkv,
         "o": layer.o,
@@ -189,16 +189,23 @@ def _layer(decoder: Decoder, index: int, layer: Layer) -> dict[str, Any]:
         "down": layer.down,
         "latent": _latent(decoder.config.latent, layer.latent),
         "mixture": _mixture(decoder.config.experts_of(index), layer.mixture),
-        "input_norm": layer.input_norm,
-        "mlp_norm": layer.mlp_norm,
-        "post_attention_norm": layer.post_attention_norm,
-        "post_mlp_norm": layer.post_mlp_norm,
+        "input_norm": _flat(layer.input_norm),
+        "mlp_norm": _flat(layer.mlp_norm),
+        "post_attention_norm": _flat(layer.post_attention_norm),
+        "post_mlp_norm": _flat(layer.post_mlp_norm),
+        "learnt": layer.learnt,
         **_head_norms(decoder.config, layer.qk_norm),
-        "cos": rope.cos,
-        "sin": rope.sin,
-        "sliding": sliding,
+        "cos": none if rope is None else rope.cos,
+        "sin": none if rope is None else rope.sin,
+        "q_scale": None if rope is None else rope.q_scale,
+        "sliding": decoder.config.is_sliding(index),
         "ahead": decoder.config.sees_ahead(index),
     }
+
+
+def _flat(norm: Floats | None) -> Floats | None:
+    """Weights and, of a layer norm, biases after them."""
+    return None if norm is None else norm.reshape(-1)
 
 
 def _head_norms(config: ModelConfig, norms: Floats | None) -> dict[str, Any]:

@@ -65,11 +65,15 @@ class Packer:
         return np.ascontiguousarray(floats(weight))
 
     def pack_embedding(self, part: WeightPart, k: int) -> Any:
-        form = "Q8_0" if self.dtype == "int4" else FORMAT_OF[self.dtype]
-        return self.adopt(PackedLinear([self._packed(part, k, form)], None, k))
+        return self._end(part, k, None)
 
-    def pack_head(self, part: WeightPart, k: int, embedding: Any) -> Any:
-        return self.pack_embedding(part, k) if embedding is None else embedding
+    def pack_head(self, part: WeightPart, k: int, embedding: Any, bias: Array | None = None) -> Any:
+        return embedding if embedding is not None and bias is None else self._end(part, k, bias)
+
+    def _end(self, part: WeightPart, k: int, bias: Array | None) -> Any:
+        form = "Q8_0" if self.dtype == "int4" else FORMAT_OF[self.dtype]
+        vector = None if bias is None else floats(bias).copy()
+        return self.adopt(PackedLinear([self._packed(part, k, form)], vector, k))
 
     def roundings(self) -> Sequence[Rounding]:
         return list(self._roundings.values())

@@ -168,8 +168,10 @@ class ReferenceOps:
             table = torch.empty_like(table).index_copy_(1, order, table)
         return table.to(self._device).contiguous()
 
-    def pack_head(self, part: WeightPart, k: int, embedding: Tensor | None) -> StackedLinear:
-        return self.pack_linear([part], k, None)
+    def pack_head(
+        self, part: WeightPart, k: int, embedding: Tensor | None, bias: Array | None = None
+    ) -> StackedLinear:
+        return self.pack_linear([part], k, bias)
 
     def roundings(self) -> Sequence[Rounding]:
         return ()
@@ -236,6 +238,12 @@ class ReferenceOps:
         if weight.dim() == 1:
             return F.rms_norm(x, (x.shape[-1],), weight, eps)
         return F.rms_norm(x, (x.shape[-1],), None, eps) * weight
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
+
+    def activation(self, x: Tensor, activation: str, learnt: Tensor | None) -> Tensor:
+        return self._elementwise(activation_of(activation, learnt), x)
 
     def gated_activation(self, gate_up: Tensor, activation: str) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
@@ -364,6 +372,21 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "relu2": _relu2,
 }
+
+
+def activation_of(name: str, learnt: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """An activation by its name; ``learnt`` as :meth:`RowOps.activation` has it."""
+    if learnt is None:
+        return ACTIVATIONS[name]
+    above, below, beta = learnt
+
+    def xielu(x: Tensor) -> Tensor:
+        positive, negative = x.clamp(min=0.0), x.clamp(max=0.0)
+        bent = below * (negative.expm1() - negative)
+        found: Tensor = above * positive * positive + bent + beta * x
+        return found
+
+    return xielu
 
 
 def _has_onednn() -> bool:

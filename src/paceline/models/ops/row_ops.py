@@ -77,6 +77,14 @@ class RowOps(WeightOps, Protocol):
         """Normalise the last dimension; ``weight`` broadcasts against ``x``."""
         ...
 
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        """As :meth:`rms_norm`, of the deviations from the mean, plus a bias."""
+        ...
+
+    def activation(self, x: Tensor, activation: str, learnt: Tensor | None) -> Tensor:
+        """``learnt`` is what ``xielu`` has beyond its input: alpha above and below zero, beta."""
+        ...
+
     def gated_activation(self, gate_up: Tensor, activation: str) -> Tensor:
         """``[rows, 2 * width]`` to ``[rows, width]``: activation(first half) times second half."""
         ...

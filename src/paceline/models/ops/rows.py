@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
 from paceline.models.decoder import Decoder
 from paceline.models.latent import LatentWeights
-from paceline.models.ops.row_mixture import mixed
+from paceline.models.ops.row_mixture import Routing, mixed
 from paceline.models.ops.row_ops import RowOps, Tensor
+from paceline.models.rope import RotaryTable
 from paceline.models.weights import Layer
+
+
+class Angles(NamedTuple):
+    """How heads are rotated at some positions.
+
+    Attributes:
+        cos, sin: ``[rows, 1, rotary_dim]``.
+        q_scale: of queries, ``[rows, 1, 1]``; None: 1.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    q_scale: Tensor | None
+
+    @staticmethod
+    def of(table: RotaryTable, positions: Tensor) -> Angles:
+        scale = None if table.q_scale is None else table.q_scale[positions].view(-1, 1, 1)
+        return Angles(table.cos[positions].unsqueeze(1), table.sin[positions].unsqueeze(1), scale)
 
 
 def _nothing(layer: int, x: Tensor) -> None:
@@ -31,14 +50,14 @@ class Rows:
     Attributes:
         head_tokens: which token each column of the logits is, int64 in host memory; None where
             column i is token i.
-        chosen: the experts of each row ``[rows, per_token]`` in each layer that is a mixture, as of
-            the latest :meth:`hidden`.
+        routed: how the rows of the latest :meth:`hidden` were routed, for each layer that is a
+            mixture.
     """
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder, self.config = decoder, decoder.config
         self.ops = cast(RowOps, decoder.ops)
-        self.chosen: list[Tensor] = []
+        self.routed: list[Routing] = []
         head = decoder.pruned_head
         self.head_tokens = None if head is None else torch.from_numpy(head.token_ids)
 
@@ -62,15 +81,18 @@ class Rows:
             ``[rows, hidden_size]`` float32, after the final norm.
         """
         c, ops = self.config, self.ops
-        self.chosen.clear()
+        self.routed.clear()
         x, joined = self._enter(input_ids, inputs)
-        tables = self._angles(positions)
+        if self._decoder.places is not None:
+            x = x + self._decoder.places[positions]
+        angles = self._angles(positions)
         for index, layer in enumerate(self._decoder.layers):
             take(index, x)
             read = self._normed(x, layer.input_norm) if index or joined is None else joined
-            q, k, v = self._heads(layer, read, *tables[c.is_sliding(index)])
+            q, k, v = self._heads(layer, read, angles[index])
+            entered = x
             x = self._attended(layer, x, ops.attention(index, q, k, v, c, batch))
-            x = self._fed_forward(layer, x)
+            x = self._fed_forward(layer, x, entered if c.parallel_residual else x)
         take(len(self._decoder.layers), x)
         x = self._normed(x, self._decoder.norm)
         take(len(self._decoder.layers) + 1, x)
@@ -78,23 +100,18 @@ class Rows:
 
     def write_kv(self, positions: Tensor, inputs: Tensor, batch: Any) -> None:
         """Write the KV of rows ``[rows, hidden_size]`` that every layer reads unchanged."""
-        tables = self._angles(positions)
+        angles = self._angles(positions)
         for index, layer in enumerate(self._decoder.layers):
-            _, k, v = self._heads(layer, inputs, *tables[self.config.is_sliding(index)])
+            _, k, v = self._heads(layer, inputs, angles[index])
             self.ops.write_kv(index, k, v, batch)
 
-    def _angles(self, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Cosines and sines of the positions, of full layers and of sliding ones."""
+    def _angles(self, positions: Tensor) -> list[Angles | None]:
+        """How each layer rotates heads at the positions; None where it does not."""
         # All of them: asking a GPU for the last position would make it wait.
         self._decoder.reach(self._decoder.max_len)
-        tables = [self._decoder.rope]
-        if self.config.local_rope:
-            tables.append(self._decoder.local_rope)
-        full, *local = [
-            (table.cos[positions].unsqueeze(1), table.sin[positions].unsqueeze(1))
-            for table in tables
-        ]
-        return [full, *(local or [full])]
+        tables = [self._decoder.rotary(index) for index in range(len(self._decoder.layers))]
+        found = {table: Angles.of(table, positions) for table in tables if table is not None}
+        return [None if table is None else found[table] for table in tables]
 
     def _enter(self, input_ids: Tensor, inputs: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The residual stream that enters layer 0, and what it reads instead of its norm."""
@@ -112,31 +129,42 @@ class Rows:
         return normed if c.norm_before_residual else inputs, joined
 
     def _normed(self, x: Tensor, norm: Tensor | None) -> Tensor:
-        return x if norm is None else self.ops.rms_norm(x, norm, self.config.norm_eps)
+        if norm is None:
+            return x
+        if self.config.layer_norm:
+            return self.ops.layer_norm(x, norm[0], norm[1], self.config.norm_eps)
+        return self.ops.rms_norm(x, norm, self.config.norm_eps)
 
     def _heads(
-        self, layer: Layer, read: Tensor, cos: Tensor, sin: Tensor
+        self, layer: Layer, read: Tensor, angles: Angles | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """A layer's queries, keys and values ``[rows, heads, head_dim]``."""
         c, ops = self.config, self.ops
         if layer.latent is not None:
-            return self._latent_heads(layer, layer.latent, read, cos, sin)
+            return self._latent_heads(layer.latent, layer.qkv, read, angles)
         qkv = ops.row_linear(read, layer.qkv)
         heads = qkv.view(len(read), -1, c.head_dim)  # queries, then keys, then values
         turned = c.num_heads + c.num_kv_heads
         qk, v = heads[:, :turned], heads[:, turned:]
-        if layer.qk_norm is not None:
+        if layer.qk_norm is not None and not c.qk_norm_last:
             qk = self._normed_heads(qk, layer.qk_norm)
-        qk = ops.rotary(qk, cos, sin)
-        return qk[:, : c.num_heads], qk[:, c.num_heads :], v
+        if angles is not None:
+            qk = ops.rotary(qk, angles.cos, angles.sin)
+        if layer.qk_norm is not None and c.qk_norm_last:
+            qk = self._normed_heads(qk, layer.qk_norm)
+        q, k = qk[:, : c.num_heads], qk[:, c.num_heads :]
+        if angles is not None and angles.q_scale is not None:
+            q = q * angles.q_scale
+        return q, k, v
 
     def _latent_heads(
-        self, layer: Layer, weights: LatentWeights, read: Tensor, cos: Tensor, sin: Tensor
+        self, weights: LatentWeights, first: Any, read: Tensor, angles: Angles | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """As :meth:`_heads`: queries of keys that are rotated dimensions and latents."""
         c, ops, latent = self.config, self.ops, self.config.latent
         assert latent is not None
-        down = ops.row_linear(read, layer.qkv)
+        assert angles is not None
+        down = ops.row_linear(read, first)
         q, kv, k_rope = (x.contiguous() for x in down.split(latent.first_widths(c.num_heads), 1))
         if weights.q_b is not None:
             q = ops.row_linear(ops.rms_norm(q, weights.q_norm, latent.NORM_EPS), weights.q_b)
@@ -146,7 +174,7 @@ class Rows:
         kv = ops.rms_norm(kv, weights.kv_norm, latent.NORM_EPS)
         key = torch.cat((k_rope, kv), dim=1).unsqueeze(1)
         heads = torch.cat((torch.cat((q_rope, reads), dim=2), key), dim=1)
-        heads = ops.rotary(heads, cos, sin)
+        heads = ops.rotary(heads, angles.cos, angles.sin)
         return heads[:, :-1], heads[:, -1:], heads[:, -1:]
 
     def _normed_heads(self, qk: Tensor, norm: Tensor) -> Tensor:
@@ -163,29 +191,29 @@ class Rows:
 
     def _attended(self, layer: Layer, x: Tensor, attended: Tensor) -> Tensor:
         """The residual stream after a layer's attention, with ``attended`` of its heads."""
-        c, ops = self.config, self.ops
+        c = self.config
         if layer.latent is not None and c.latent is not None:
             latents = attended.view(len(attended), c.num_heads, -1)[..., c.latent.rope_dim :]
-            attended = _by_head(ops, latents, layer.latent.v_b).flatten(1)
-        attended = ops.row_linear(attended, layer.o)
-        if layer.post_attention_norm is not None:
-            attended = ops.rms_norm(attended, layer.post_attention_norm, c.norm_eps)
+            attended = _by_head(self.ops, latents, layer.latent.v_b).flatten(1)
+        attended = self._normed(self.ops.row_linear(attended, layer.o), layer.post_attention_norm)
         return x + self._scaled(attended)
 
-    def _fed_forward(self, layer: Layer, x: Tensor) -> Tensor:
-        """The residual stream after a layer's feed-forward."""
+    def _fed_forward(self, layer: Layer, x: Tensor, stream: Tensor) -> Tensor:
+        """The residual stream ``x`` after a layer's feed-forward, which reads ``stream``."""
         c, ops = self.config, self.ops
-        read = ops.rms_norm(x, layer.mlp_norm, c.norm_eps)
+        read = self._normed(stream, layer.mlp_norm)
         if layer.mixture is not None:
             assert c.experts is not None
-            mlp, ids = mixed(layer.mixture, read, c.experts, c.activation, ops)
-            self.chosen.append(ids)
+            mlp, routing = mixed(layer.mixture, read, c.experts, c.activation, ops)
+            self.routed.append(routing)
         else:
-            mlp = ops.gated_activation(ops.row_linear(read, layer.gate_up), c.activation)
+            mlp = ops.row_linear(read, layer.gate_up)
+            if c.gated_mlp:
+                mlp = ops.gated_activation(mlp, c.activation)
+            else:
+                mlp = ops.activation(mlp, c.activation, layer.learnt)
             mlp = ops.row_linear(mlp, layer.down)
-        if layer.post_mlp_norm is not None:
-            mlp = ops.rms_norm(mlp, layer.post_mlp_norm, c.norm_eps)
-        return x + self._scaled(mlp)
+        return x + self._scaled(self._normed(mlp, layer.post_mlp_norm))
 
     def _scaled(self, branch: Tensor) -> Tensor:
         m = self.config.residual_multiplier

@@ -88,6 +88,11 @@ class TargetWeights:
             raise TrainingError(
                 f"{target.name} is a mixture of experts, of whose layers no head can be made yet"
             )
+        if not target.config.is_like_llama:
+            raise TrainingError(
+                f"{target.name} is of the family {target.config.architecture}, of whose layers no "
+                "head can be made: they are unlike Llama's"
+            )
         self._tensors, self.config = target.tensors, target.config
 
     def __call__(self, name: str) -> Tensor:

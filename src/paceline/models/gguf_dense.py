@@ -1,0 +1,37 @@
+"""What GGUF files of dense families say in keys of their own, told as a ``config.json`` would.
+
+Pure: reads no tensor. What the format leaves to its readers comes from the families' defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+_WINDOW = "attention.sliding_window"
+
+
+def dense_keys(
+    get: Callable[..., Any], architecture: str, layer_types: list[str] | None
+) -> dict[str, Any]:
+    """What the family's configuration says beyond what all have.
+
+    Args:
+        get: a value of the architecture's metadata, by its key, and what stands for a missing one.
+        layer_types: which layers have a sliding window, where the file lists them.
+    """
+    listed = {} if layer_types is None else {"layer_types": layer_types}
+    if architecture == "olmo2" and get(_WINDOW):
+        base = get("rope.freq_base_swa", get("rope.freq_base"))
+        return {"model_type": "olmo3", "rope_local_base_freq": base, **listed}
+    if architecture == "exaone4":
+        return listed
+    if architecture == "minicpm" and get("embedding_scale") is None:  # of the first models' files
+        return {"scale_emb": 12.0, "scale_depth": 1.4, "dim_model_base": 256}
+    if architecture == "minicpm":
+        return {
+            "embedding_multiplier": get("embedding_scale", 1.0),
+            "residual_multiplier": get("residual_scale", 1.0),
+            "logits_scaling": get("logit_scale", 1.0),
+        }
+    return {}
