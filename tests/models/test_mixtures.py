@@ -254,7 +254,10 @@ def test_an_expert_that_is_missing(tmp_path: Path) -> None:
         driver(tmp_path)
 
 
-def test_training_refuses_them(tmp_path: Path) -> None:
+def test_training_refuses_those_that_it_does_not_write(tmp_path: Path) -> None:
+    save_model("qwen3-moe", tmp_path / "stacks", stacked=True)
+    with pytest.raises(TrainingError, match="mixture"):
+        load_model(tmp_path / "stacks")
     save_model("mixtral", tmp_path / "mixtral")
     checkpoint = load_checkpoint(tmp_path / "mixtral", with_tokenizer=False)
     with pytest.raises(TrainingError, match="mixture"):

@@ -70,7 +70,7 @@ _BLOCK = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
     "ffn_norm": "post_attention_layernorm",
-    "post_attention_norm": "post_attention_layernorm",  # what seed_oss calls it
+    "post_attention_norm": "post_attention_layernorm",  # what seed_oss and glm4moe call it
     "attn_norm_2": "hidden_norm",
     **EXPERT_BLOCK,
     **LATENT_BLOCK,
@@ -132,6 +132,4 @@ def _block(architecture: str) -> dict[str, str]:
         names |= _POST_NORMS
     if architecture in _FUSED_UP:
         names["ffn_up"] = "mlp.gate_up_proj"
-    if architecture == "glm4moe":  # which calls by what comes before it what others call `ffn_norm`
-        names["post_attention_norm"] = "post_attention_layernorm"
     return names

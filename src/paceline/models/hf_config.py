@@ -268,9 +268,6 @@ def _traits(fields: Fields, family: Family, sizes: Mapping[str, Any], dtype: str
         traits["qkv_bias"] = fields.flag("qkv_bias")
     if family.mlp_bias:
         traits["mlp_bias"] = fields.flag("mlp_bias")
-    for key, names in family.switches.items():
-        if fields.flag(key):
-            traits.update(dict.fromkeys(names, True))
     for key, name in family.multipliers.items():
         traits[name] = fields.number(key, 1e-9, 1e9, 1.0)
     if family.gemma:
