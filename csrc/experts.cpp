@@ -48,16 +48,6 @@ std::vector<float> softmax(const float* logits, int count) {
     return found;
 }
 
-// The rows of a group within inputs that have room for all entries.
-Inputs inputs_of(const Inputs& all, const Assignment::Group& group, int orders) {
-    Inputs x = all;
-    const ptrdiff_t before = ptrdiff_t(orders) * group.first;
-    x.codes.data += before * all.codes.stretches();
-    x.floats.x += before * all.floats.stride;
-    x.codes.rows = x.floats.rows = group.count;
-    return x;
-}
-
 }  // namespace
 
 void Mixture::choose(const float* logits, int* ids, float* weights) const {
@@ -237,7 +227,7 @@ void Decoder::experts(const Mixture& mixture, int count) {
         const Inputs all = expert_inputs_.view(count, width, orders);
         std::vector<Inputs> found;
         for (const Assignment::Group& group : assignment_.groups) {
-            found.push_back(inputs_of(all, group, orders));
+            found.push_back(rows_of(all, group.first, group.count, orders));
         }
         return found;
     };

@@ -108,6 +108,7 @@ bool find_activation(const char* name, Activation* found);
 // code * scale, which is exact in float32. A NaN or inf makes the scale of its group NaN.
 enum class KvType : int { float32, bfloat16, float16, int8 };
 constexpr int KV_GROUP = 32;
+constexpr int MAX_HEAD_DIM = 576;  // of a key: that of DeepSeek's latent attention
 struct Bfloat16 {
     uint16_t bits;
 };
@@ -139,7 +140,7 @@ template <typename F> auto with_elements(KvType type, const F& f) {
 
 // Keys and values of one layer. K is [blocks, kv_heads, head_elements(head_dim), 16]: lanes run over
 // tokens. V is [blocks, kv_heads, 16, head_elements(v_stride)], v_stride = head_dim rounded up to 16;
-// the numbers past head_dim are zero.
+// the numbers past head_dim are zero. Where `v` is null, a key is its value too.
 struct KvLayer {
     void* k;
     void* v;

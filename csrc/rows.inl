@@ -4,7 +4,6 @@
 namespace paceline {
 namespace {
 
-constexpr int MAX_HEAD_DIM = 256;
 constexpr int MAX_HEAD_GROUPS = MAX_HEAD_DIM / KV_GROUP;
 constexpr int NORM_LANES = 4;  // accumulators of a sum of squares
 
@@ -324,10 +323,14 @@ void rotary_kv_as(const float* qkv, const AttentionShape& shape, const RotaryArg
     const size_t at = static_cast<size_t>(block) * shape.kv_heads + kv_head;
     const size_t k_tile = static_cast<size_t>(head_elements<E>(dim)) * TILE;
     k += at * k_tile;
-    v += (at * TILE + lane) * head_elements<E>(shape.v_stride);
+    v = v ? v + (at * TILE + lane) * head_elements<E>(shape.v_stride) : nullptr;
     fetch_keys(k, k_tile);
-    alignas(64) float cos[MAX_HEAD_DIM] = {}, sin[MAX_HEAD_DIM] = {};
-    alignas(64) float normed[MAX_HEAD_DIM], turned[MAX_HEAD_DIM], head[MAX_HEAD_DIM] = {};
+    alignas(64) float cos[MAX_HEAD_DIM + LANES], sin[MAX_HEAD_DIM + LANES];
+    alignas(64) float normed[MAX_HEAD_DIM], turned[MAX_HEAD_DIM];
+    alignas(64) float head[MAX_HEAD_DIM + KV_GROUP];
+    std::memset(head + dim, 0, sizeof(float) * KV_GROUP);
+    std::memset(cos + rotary.rotary_dim, 0, sizeof(float) * LANES);
+    std::memset(sin + rotary.rotary_dim, 0, sizeof(float) * LANES);
     std::memcpy(cos, rotary.cos, sizeof(float) * static_cast<size_t>(rotary.rotary_dim));
     std::memcpy(sin, rotary.sin, sizeof(float) * static_cast<size_t>(rotary.rotary_dim));
     const auto turn = [&](int index, const float* norm, float* y) {
@@ -352,6 +355,9 @@ void rotary_kv_as(const float* qkv, const AttentionShape& shape, const RotaryArg
     }
     turn(shape.heads + kv_head, rotary.k_norm, head);
     write_cache(k + lane, TILE, head, dim);
+    if (!v) {
+        return;
+    }
     const size_t value = static_cast<size_t>(shape.heads + shape.kv_heads + kv_head) * dim;
     std::memcpy(head, qkv + value, sizeof(float) * static_cast<size_t>(dim));
     write_cache(v, 1, head, shape.v_stride);  // past `dim` the head is zero

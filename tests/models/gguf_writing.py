@@ -20,13 +20,18 @@ ARCHES = {
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
     "granitemoeshared": "granitemoe",
+    "glm4_moe": "glm4moe",
+    "minimax_m2": "minimax-m2",
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
+    "glm4_moe_lite": "deepseek2",
+    "ernie4_5_moe": "ernie4_5-moe",
+    "hunyuan_v1_moe": "hunyuan-moe",
     "internlm3": "llama",
     "olmo3": "olmo2",
     "glm": "chatglm",
     "hunyuan_v1_dense": "hunyuan-dense",
     "ministral3": "mistral3",
-    "glm4_moe": "glm4moe",
-    "minimax_m2": "minimax-m2",
     "gpt_oss": "gpt-oss",
 }
 NUMBERS = ("num_experts", "num_local_experts")
@@ -56,6 +61,13 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen2-yarn": YARN_KEYS,
     "qwen3": {},
     "phi3": {},
+    "deepseek-v2-lite": {"ARCH.expert_gating_func": 1},
+    "deepseek-v2": {**YARN_KEYS, "ARCH.rope.scaling.yarn_log_multiplier": 0.07},
+    "deepseek-v3": {
+        **YARN_KEYS,
+        "ARCH.rope.scaling.yarn_log_multiplier": 0.05,
+        "ARCH.expert_gating_func": 2,
+    },
     "granite": GRANITE,
     "granite-moe": GRANITE,
     "granite-moe-shared": GRANITE,
@@ -81,6 +93,7 @@ CASES: dict[str, dict[str, Any]] = {
     "exaone4": SLIDES,
     "exaone4-full": {},
     "ernie4-5": {},
+    "hunyuan-moe": {"ARCH.expert_shared_count": 1},
     "hunyuan": {},
     "seed-oss": {},
     "ministral3": {
@@ -114,6 +127,7 @@ def write_gguf(
     extra_tensors: Mapping[str, np.ndarray] | None = None,
     other_types: Mapping[str, str] | None = None,
     shard_tensors: int = 0,
+    stacks_heads: bool = True,
     arch: str = "",
 ) -> Path:
     """Convert a transformers configuration and its state dict.
@@ -131,6 +145,8 @@ def write_gguf(
         {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}[arch], config.num_hidden_layers
     )
     tensors = stacked_experts(tensors)
+    if stacks_heads:
+        tensors = stacked_heads(config, tensors)
     for name, tensor in tensors.items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
@@ -145,7 +161,7 @@ def write_gguf(
         assert stored is not None, name
         stored += ".weight" if name.endswith(".sinks") else ""
         named = (other_types or {}).get(f"{stored}", qtype)
-        is_matrix = data.ndim > 1 and "gate_inp" not in stored and not stored.endswith(".bias")
+        is_matrix = data.ndim > 1 and not re.search(r"gate_inp|exp_probs|\.bias$", stored)
         kind = gguf.GGMLQuantizationType[named if is_matrix else "F32"]
         packed = gguf.quants.quantize(data, kind)
         writer.add_tensor(stored, packed, raw_dtype=kind)
@@ -194,6 +210,19 @@ def _outputs_first(tensors: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def stacked_heads(config: Any, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """The two halves of ``kv_b_proj`` head by head, that of the keys transposed."""
+    found = dict(tensors)
+    for name in tensors:
+        if name.endswith(".kv_b_proj.weight"):
+            sizes = (config.qk_nope_head_dim, config.v_head_dim)
+            heads = found.pop(name).unflatten(0, (-1, sum(sizes)))
+            keys, values = heads.split(sizes, dim=1)
+            found[name.replace("kv_b", "k_b")] = keys.swapaxes(1, 2).contiguous()
+            found[name.replace("kv_b", "v_b")] = values.contiguous()
+    return found
+
+
 def _weight(name: str) -> str:
     return name if name.endswith((".weight", ".bias")) else name + ".weight"
 
@@ -203,11 +232,16 @@ def _write_experts(writer: gguf.GGUFWriter, config: Any) -> None:
     if not number:
         return
     writer.add_expert_count(number)
-    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_used_count(getattr(config, "num_experts_per_tok", None) or config.moe_topk)
     if hasattr(config, "moe_intermediate_size"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     for name, write in (
         ("n_shared_experts", writer.add_expert_shared_count),
+        ("moe_num_shared_experts", writer.add_expert_shared_count),
+        ("kv_lora_rank", writer.add_kv_lora_rank),
+        ("q_lora_rank", writer.add_q_lora_rank),
+        ("v_head_dim", writer.add_value_length_mla),
+        ("qk_head_dim", writer.add_key_length_mla),
         ("n_group", writer.add_expert_group_count),
         ("topk_group", writer.add_expert_group_used_count),
         ("routed_scaling_factor", writer.add_expert_weights_scale),
@@ -231,9 +265,10 @@ def _write_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_feed_forward_length(config.intermediate_size)
     _write_experts(writer, config)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
+    latent = getattr(config, "kv_lora_rank", None)
+    writer.add_head_count_kv(1 if latent else config.num_key_value_heads)
+    writer.add_key_length(latent + config.qk_rope_head_dim if latent else head_dim)
+    writer.add_value_length(latent or head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     rope = config.rope_parameters
     rope = rope.get("full_attention", rope)

@@ -170,6 +170,15 @@ ROUTED = {
     "first_k_dense_replace": 0,
     "routed_scaling_factor": 1.75,
 }
+LATENT = {
+    **ROUTED,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+}
 GRANITE = dict(FAMILIES["granite"][1])
 MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("Mixtral", {"num_local_experts": 5, "sliding_window": 11}),
@@ -235,6 +244,72 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_hidden_layers": 3,
             "rope_parameters": {**YARN, "beta_fast": 4.0, "truncate": False},
         },
+    ),
+    "deepseek-v2-lite": (
+        "DeepseekV2",
+        {**LATENT, "q_lora_rank": None, "kv_lora_rank": 20, "n_shared_experts": 2},
+    ),
+    "deepseek-v2": (
+        "DeepseekV2",
+        {
+            **LATENT,
+            "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7},
+            "num_hidden_layers": 3,
+            "first_k_dense_replace": 1,
+            "n_shared_experts": 1,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+        },
+    ),
+    "deepseek-v3": (
+        "DeepseekV3",
+        {
+            **LATENT,
+            "rope_parameters": {**YARN, "mscale": 0.5, "mscale_all_dim": 0.5},
+            "n_group": 2,
+            "topk_group": 1,
+            "n_shared_experts": 1,
+        },
+    ),
+    "glm4-moe-lite": ("Glm4MoeLite", {**LATENT, "num_hidden_layers": 2, "n_shared_experts": 1}),
+    "dots1": (
+        "Dots1",
+        {
+            **ROUTED,
+            "n_shared_experts": 2,
+            "norm_topk_prob": True,
+            "sliding_window": None,
+        },
+    ),
+    "ernie4-5-moe": (
+        "Ernie4_5_Moe",
+        {
+            "num_hidden_layers": 3,
+            "moe_num_experts": 8,
+            "moe_k": 3,
+            "moe_intermediate_size": 40,
+            "moe_num_shared_experts": 2,
+        },
+    ),
+    "hunyuan-moe": (
+        "HunYuanMoEV1",
+        {
+            "num_experts": 5,
+            "moe_topk": 2,
+            "head_dim": 32,
+            "attention_bias": True,
+            "rope_parameters": {
+                "rope_type": "dynamic",
+                "rope_theta": 100.0,
+                "factor": 1.0,
+                "alpha": 50.0,
+            },
+        },
+    ),
+    "deepseek-v3-halves": (
+        "DeepseekV3",
+        {**LATENT, "rope_interleave": False, "n_group": 1, "topk_group": 1},
     ),
 }
 """Families of mixtures of experts."""

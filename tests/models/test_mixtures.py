@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from paceline.engine.bundled_drafts import bundled_drafts
 from paceline.errors import ModelLoadError, PacelineError, TrainingError
 from paceline.models.checkpoint import load_checkpoint
 from paceline.models.config import Experts
@@ -53,7 +54,9 @@ def test_stacked_experts_are_the_same_model(tmp_path: Path, family: str) -> None
 
 @backends
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize("family", ["qwen2-moe", "olmoe", "glm4-moe-groups", "gpt-oss"])
+@pytest.mark.parametrize(
+    "family", ["qwen2-moe", "olmoe", "glm4-moe-groups", "gpt-oss", "deepseek-v3"]
+)
 def test_chunks_and_threads_do_not_change_a_bit(
     tmp_path: Path, family: str, dtype: str, backend: str
 ) -> None:
@@ -242,6 +245,7 @@ def test_an_mtp_layer_behind_the_last_one_is_left_out(tmp_path: Path) -> None:
     mtp[behind + "eh_proj.weight"] = torch.ones(64, 128)
     save_file(tensors | mtp, tmp_path / "model.safetensors")
     assert same(driver(tmp_path).chunk(TOKENS), truth)
+    assert bundled_drafts(str(tmp_path)) == ()
 
 
 def test_an_expert_that_is_missing(tmp_path: Path) -> None:

@@ -88,6 +88,45 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True)
+class Latent:
+    """Attention whose keys and values are one latent per token, which all heads share (MLA).
+
+    Attributes:
+        rank: numbers of a latent.
+        q_rank: numbers that queries are compressed to; 0: they are not.
+        nope_dim, rope_dim: dimensions of a head's query that have no position, and rotated ones.
+        value_dim: of a head's result.
+        interleaved: whether rotary pairs are neighbours in the checkpoint.
+    """
+
+    rank: int
+    q_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    interleaved: bool = True
+
+    NORM_EPS = 1e-6  # of both norms between matrices, in every model
+
+    @property
+    def key_dim(self) -> int:
+        """Of the one key per token: its rotated dimensions, then its latent."""
+        return self.rope_dim + self.rank
+
+    def first_widths(self, heads: int) -> tuple[int, int, int]:
+        """Of queries, latents and rotated dimensions that come out of a layer's first linear."""
+        return self.q_rank or heads * (self.nope_dim + self.rope_dim), self.rank, self.rope_dim
+
+    def num_weights(self, hidden_size: int, heads: int) -> int:
+        """Of a layer's attention, norms left out."""
+        queries = heads * (self.nope_dim + self.rope_dim)
+        down = self.q_rank * (hidden_size + queries) if self.q_rank else hidden_size * queries
+        results = heads * self.value_dim
+        expanded = self.rank * (heads * self.nope_dim + results)
+        return down + hidden_size * (self.key_dim + results) + expanded
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """One decoder of the Llama family tree; every difference between families is a field here."""
 
@@ -141,6 +180,7 @@ class ModelConfig:
     rotary_layers: tuple[bool, ...] = ()  # per layer, whether heads are rotated; empty: all
     learned_positions: bool = False  # an embedding of positions is added to that of tokens
     head_bias: bool = False
+    latent: Latent | None = None  # with it there is one KV head, whose values are its keys
 
     @property
     def num_logits(self) -> int:
@@ -150,7 +190,9 @@ class ModelConfig:
     @property
     def num_weights(self) -> int:
         """Of the embeddings, the head and all layers' matrices: norms and biases are left out."""
-        heads = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
+        attention = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim * self.hidden_size
+        if self.latent:
+            attention = self.latent.num_weights(self.hidden_size, self.num_heads)
         total = (self.vocab_size * (not self.tie_embeddings) + self.num_logits) * self.hidden_size
         total += self.learned_positions * self.max_position * self.hidden_size
         for layer in range(self.num_layers):
@@ -158,15 +200,21 @@ class ModelConfig:
             if mixture:
                 total += (mixture.number + mixture.shared_gate) * self.hidden_size
                 width = mixture.number * mixture.width + mixture.shared_width
-            total += self.hidden_size * (heads + (3 if self.gated_mlp else 2) * width)
+            total += attention + self.hidden_size * (3 if self.gated_mlp else 2) * width
         return total
+
+    @property
+    def kv_arrays(self) -> int:
+        """Keys and values, or keys alone."""
+        return 1 if self.latent else 2
 
     @property
     def is_like_llama(self) -> bool:
         """Whether layers have Llama's form but for biases, windows, multipliers and more norms."""
         apart = (self.layer_norm, self.parallel_residual, self.qk_norm_last, self.rotary_layers)
-        others = (self.learned_positions, self.head_bias, self.attention_sinks)
-        return self.pre_norms and self.gated_mlp and not any((*apart, *others))
+        ends = (self.learned_positions, self.head_bias, self.attention_sinks, self.latent)
+        scored = self.experts is not None and self.experts.by_score
+        return self.pre_norms and self.gated_mlp and not any((*apart, *ends, scored))
 
     @property
     def scale(self) -> float:

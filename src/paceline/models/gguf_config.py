@@ -18,6 +18,7 @@ from paceline.models.gguf_container import GgufContainer
 from paceline.models.gguf_dense import dense_keys
 from paceline.models.gguf_experts import expert_keys, mixture_type
 from paceline.models.gguf_heads import head_keys
+from paceline.models.gguf_latent import LATENT, latent_keys, yarn_keys
 from paceline.models.gguf_names import ARCHITECTURES, HEADS
 from paceline.models.gguf_tokenizer import bos_id, end_ids
 from paceline.models.hf_config import config_from_hf
@@ -94,13 +95,15 @@ def hf_config_from_gguf(container: GgufContainer, read: Callable[[str], Array]) 
     keys = _Keys(container, architecture)
     heads = keys.number("attention.head_count")
     head_dim = int(keys.get("attention.key_length") or keys.number("embedding_length") // heads)
-    if keys.get("attention.value_length", head_dim) != head_dim:
+    is_latent = architecture == LATENT
+    if keys.get("attention.value_length", head_dim) != head_dim and not is_latent:
         raise UnsupportedModelError("keys and values of different sizes are not supported")
     biases = _biases(container)
     return {
         **_sizes(container, keys, head_dim),
         **_family_keys(keys, architecture, head_dim),
         **_experts(container, keys, architecture),
+        **(latent_keys(keys.get, container.tensors) if is_latent else {}),
         **_rope(container, keys, head_dim, read),
         **dense_keys(keys.get, architecture, _layer_types(keys)),
         **(head_keys(container, architecture) if architecture in HEADS else {}),
@@ -234,7 +237,7 @@ def _rope(
     if keys.get("rope.freq_base") is not None:
         found["rope_theta"] = keys.get("rope.freq_base")
     dim = int(keys.number("rope.dimension_count", head_dim))
-    if dim != head_dim:
+    if dim != head_dim and architecture_of(container) != LATENT:
         # The reader of this share rounds down; the half keeps a quotient's last bit from mattering.
         found["partial_rotary_factor"] = (dim + 0.5) / head_dim
     trained = keys.get("rope.scaling.original_context_length")
@@ -291,6 +294,7 @@ def _scaling(keys: _Keys) -> dict[str, Any]:
             )
         for name in ("beta_fast", "beta_slow"):
             found[name] = keys.get(f"rope.scaling.yarn_{name}")
+        found |= yarn_keys(keys.get)
         growth = keys.get("attention.temperature_scale")
         if growth is not None:  # of Ministral 3
             found |= {QUERY_GROWTH: growth, "mscale": 1.0}

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from paceline.models.gguf_experts import EXPERT_BLOCK
+from paceline.models.gguf_latent import LATENT_BLOCK
 
 ARCHITECTURES = {
     "llama": "llama",
@@ -33,6 +34,10 @@ ARCHITECTURES = {
     "glm4moe": "glm4_moe",
     "minimax-m2": "minimax_m2",
     "gpt-oss": "gpt_oss",
+    "deepseek2": "deepseek_v2",
+    "dots1": "dots1",
+    "ernie4_5-moe": "ernie4_5_moe",
+    "hunyuan-moe": "hunyuan_v1_moe",
 }
 """``general.architecture`` -> Hugging Face ``model_type``."""
 HEADS = {"eagle3": "llama", "dflash": "qwen3"}
@@ -42,7 +47,7 @@ HEADS = {"eagle3": "llama", "dflash": "qwen3"}
 # are so. The others keep the two halves apart.
 _INTERLEAVED = (
     *("llama", "mistral", "granite", "granitemoe", "eagle3", "smollm3", "mistral3", "minicpm"),
-    *("chatglm", "glm4", "ernie4_5"),
+    *("chatglm", "glm4", "ernie4_5", "ernie4_5-moe"),
 )
 _TURNED = {"attn_q": "q", "attn_k": "k", "attn_qkv": "qkv"}
 _FUSED_UP = ("phi3", "chatglm", "glm4")
@@ -70,6 +75,7 @@ _BLOCK = {
     "attn_norm_2": "hidden_norm",
     "attn_sinks": "self_attn.sinks",
     **EXPERT_BLOCK,
+    **LATENT_BLOCK,
     **{f"nextn.{name}": name for name in ("eh_proj", "enorm", "hnorm", "embed_tokens")},
     "nextn.shared_head_norm": "shared_head.norm",
     "nextn.shared_head_head": "shared_head.head",

@@ -61,7 +61,7 @@ def experts_from_hf(fields: Fields, keys: ExpertKeys, num_layers: int) -> Expert
         UnsupportedModelError: the scores are of an unknown kind.
     """
     said = [key for key in _NUMBERS if fields.get(key) is not None] or [_NUMBERS[0]]
-    number, *others = (fields.integer(key, 1, MOST_EXPERTS) for key in said)
+    number, *others = (_same(fields, key).integer(key, 1, MOST_EXPERTS) for key in said)
     if any(other != number for other in others):
         raise ModelLoadError(
             f"the model configuration says {said[0]} = {number} and {said[1]} = {others[0]}; they "
@@ -140,6 +140,9 @@ def _sparse_layers(fields: Fields, num_layers: int) -> Sequence[bool]:
     first = fields.integer("first_k_dense_replace", 0, 4096, 0)
     first = max(first, fields.integer("moe_layer_start_index", 0, 4096, 0))
     last = fields.integer("moe_layer_end_index", -1, 4096, -1)
+    kinds = fields.get("mlp_layer_types")
+    if kinds is not None:
+        return _listed_layers(kinds, num_layers)
     dense = fields.get("mlp_only_layers") or []
     if not isinstance(dense, list | tuple) or any(type(index) is not int for index in dense):
         raise ModelLoadError(
@@ -154,3 +157,16 @@ def _sparse_layers(fields: Fields, num_layers: int) -> Sequence[bool]:
         and index % each == 0
         for index in range(num_layers)
     ]
+
+
+def _listed_layers(kinds: object, num_layers: int) -> Sequence[bool]:
+    if (
+        not isinstance(kinds, list | tuple)
+        or len(kinds) != num_layers
+        or any(kind not in ("dense", "sparse") for kind in kinds)
+    ):
+        raise ModelLoadError(
+            f"the model configuration says mlp_layer_types = {str(kinds)[:80]}; it must say dense "
+            f"or sparse of each of {num_layers} layers"
+        )
+    return [kind == "sparse" for kind in kinds]

@@ -41,6 +41,7 @@ class Family:
         logit_scale: whether logits are multiplied with the key of that name.
         depth_scaled: whether MiniCPM's ``scale_emb``, ``scale_depth`` and ``dim_model_base`` count.
         layout: of its checkpoints.
+        latent: whether its attention keeps one latent per token.
     """
 
     defaults: Mapping[str, Any]
@@ -61,6 +62,7 @@ class Family:
     logit_scale: bool = False
     depth_scaled: bool = False
     layout: Layout = PLAIN
+    latent: bool = False
 
     def called(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         """A configuration whose keys are called as most families call them."""
@@ -120,17 +122,6 @@ _GRANITE = {
     "logits_scaling": "logits_divisor",
 }
 _QWEN_MOE = {**_QWEN, "num_experts_per_tok": 8, "decoder_sparse_step": 1}
-_BIASED_EXPERTS = ExpertKeys(
-    "moe_intermediate_size",
-    renormalise=True,
-    shared="n_shared_experts",
-    shared_count=True,
-    some_dense=True,
-    sigmoid=True,
-    choice_bias=True,
-    group_best=2,
-)
-"""As DeepSeek-V3 has them, and those that follow it."""
 _GEMMA_FLAGS = {"post_norms": True, "norm_plus_one": True}
 _GEMMA3_FAMILY = Family(
     _GEMMA3, {**_GEMMA_FLAGS, "qk_norm": True}, _BOTH, slides="alternately", gemma=True
@@ -216,36 +207,6 @@ FAMILIES: Mapping[str, Family] = {
         biases=_BOTH,
         multipliers=_GRANITE,
         experts=ExpertKeys(shared="shared_intermediate_size"),
-    ),
-    "glm4_moe": Family(
-        {
-            "hidden_act": "silu",
-            "rms_norm_eps": 1e-5,
-            "max_position_embeddings": 131072,
-            "num_key_value_heads": 8,
-            "partial_rotary_factor": 0.5,
-            "num_experts_per_tok": 8,
-            "n_shared_experts": 1,
-            "first_k_dense_replace": 1,
-        },
-        biases=("qkv_bias",),
-        partial_rotary=True,
-        experts=_BIASED_EXPERTS,
-        switches={"use_qk_norm": ("qk_norm",)},
-    ),
-    "minimax_m2": Family(
-        {
-            "hidden_act": "silu",
-            "rms_norm_eps": 1e-6,
-            "max_position_embeddings": 196608,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "rope_theta": 5e6,
-            "num_experts_per_tok": 8,
-        },
-        {"qk_norm": True, "qk_norm_whole": True},
-        partial_rotary=True,
-        experts=ExpertKeys(sigmoid=True, choice_bias=True),
     ),
     "gemma2": Family(_GEMMA2, _GEMMA_FLAGS, _BOTH, slides="alternately", gemma=True),
     "gemma3_text": _GEMMA3_FAMILY,

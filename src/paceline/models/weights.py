@@ -21,6 +21,7 @@ from paceline.errors import ConfigError, ModelLoadError
 from paceline.models.arrays import floats as as_floats
 from paceline.models.blocks import row_bytes
 from paceline.models.config import Experts, ModelConfig
+from paceline.models.latent import LatentWeights
 from paceline.models.mixture import FeedForward, Mixture
 from paceline.models.ops.base import (
     PackedLinear,
@@ -54,6 +55,7 @@ class Layer:
     post_mlp_norm: Any
     learnt: Any  # what the activation has beyond its input
     sinks: Any  # [heads]
+    latent: LatentWeights | None = None
 
 
 class Ends(NamedTuple):
@@ -325,7 +327,8 @@ class WeightReader:
         c, p = self._config, f"model.layers.{index}."
         attn, width, read = p + "self_attn.", c.hidden_size, c.attention_inputs(index)
         q_out, kv_out = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-        qkv = [attn + f"{x}_proj" for x in "qkv"]
+        latent = self._latent(attn) if c.latent else None
+        o_in = c.num_heads * c.latent.value_dim if c.latent else q_out
         mixture = self._mixture(index)
         gate_up, down = None, None
         if mixture is None:
@@ -333,9 +336,9 @@ class WeightReader:
         input_norm = self._input_norm(index)
         return Layer(
             input_norm=input_norm,
-            qkv=self.linear(qkv, attn + "qkv_proj", [q_out, kv_out, kv_out], read, c.qkv_bias),
+            qkv=self._first(attn, [q_out, kv_out, kv_out], read),
             qk_norm=self._qk_norm(attn) if c.qk_norm else None,
-            o=self.linear([attn + "o_proj"], attn + "o_proj", [width], q_out, c.o_bias),
+            o=self.linear([attn + "o_proj"], attn + "o_proj", [width], o_in, c.o_bias),
             post_attention_norm=self._post_norm(p + "post_attention_layernorm.weight"),
             mlp_norm=input_norm if c.shared_norm else self._mlp_norm(p),
             gate_up=gate_up,
@@ -344,6 +347,38 @@ class WeightReader:
             post_mlp_norm=self._post_norm(p + "post_feedforward_layernorm.weight"),
             learnt=self._learnt(p + "mlp.act_fn."),
             sinks=self._sinks(attn),
+            latent=latent,
+        )
+
+    def _first(self, attn: str, outs: list[int], read: int) -> Any:
+        """The linear of queries, keys and values, or of what they are compressed to."""
+        c, latent = self._config, self._config.latent
+        if latent is None:
+            names = [attn + f"{x}_proj" for x in "qkv"]
+            return self.linear(names, attn + "qkv_proj", outs, read, c.qkv_bias)
+        names = [attn + ("q_a_proj" if latent.q_rank else "q_proj"), attn + "kv_a_proj_with_mqa"]
+        outs = [latent.first_widths(c.num_heads)[0], latent.key_dim]
+        return self.linear(names, attn + "qkv_a_proj", outs, read, bias=False)
+
+    def _latent(self, attn: str) -> LatentWeights:
+        """What lies between a latent attention's first and last linear."""
+        c, latent, q_norm, q_b = self._config, self._config.latent, None, None
+        assert latent is not None
+
+        def linear(name: str, out: int, width: int) -> Any:
+            return self.linear([attn + name], attn + name, [out], width, bias=False)
+
+        if latent.q_rank:
+            queries = c.num_heads * (latent.nope_dim + latent.rope_dim)
+            q_norm = self.norm(f"{attn}q_a_layernorm.weight", latent.q_rank)
+            q_b = linear("q_b_proj", queries, latent.q_rank)
+        heads = range(c.num_heads)
+        return LatentWeights(
+            q_norm,
+            q_b,
+            self.norm(f"{attn}kv_a_layernorm.weight", latent.rank),
+            [linear(f"k_b_proj.{h}", latent.rank, latent.nope_dim) for h in heads],
+            [linear(f"v_b_proj.{h}", latent.value_dim, latent.rank) for h in heads],
         )
 
     def _mlp_norm(self, prefix: str) -> Any:

@@ -182,7 +182,12 @@ class Work:
             weight_bytes=(
                 file_bytes if dtype == "file" else round(weights * WEIGHT_BITS[dtype] / 8)
             ),
-            kv_bytes=2 * c.num_kv_heads * head_elements(c.head_dim, kv_dtype) * KV_BYTES[kv_dtype],
+            kv_bytes=(
+                c.kv_arrays
+                * c.num_kv_heads
+                * head_elements(c.head_dim, kv_dtype)
+                * KV_BYTES[kv_dtype]
+            ),
             attention_ops=4 * c.num_heads * c.head_dim,
             full_layers=c.num_layers - sliding,
             sliding_layers=sliding,

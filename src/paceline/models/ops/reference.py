@@ -282,10 +282,9 @@ class ReferenceOps:
     # --- attention -----------------------------------------------------------------------------
 
     def write_kv(self, layer: int, k: Tensor, v: Tensor, batch: AttentionBatch) -> None:
-        keys, values = batch.cache[layer, 0], batch.cache[layer, 1]
         count = batch.write_slots.shape[0]
-        keys.index_copy_(0, batch.write_slots, encode_kv(k[:count], keys.dtype))
-        values.index_copy_(0, batch.write_slots, encode_kv(v[:count], values.dtype))
+        for held, x in zip(batch.cache[layer], (k, v), strict=False):  # no values: they are keys
+            held.index_copy_(0, batch.write_slots, encode_kv(x[:count], held.dtype))
 
     def attention(
         self,
@@ -298,7 +297,7 @@ class ReferenceOps:
         sinks: Tensor | None = None,
     ) -> Tensor:
         self.write_kv(layer, k, v, batch)
-        keys, values = batch.cache[layer, 0], batch.cache[layer, 1]
+        keys, values = batch.cache[layer, 0], batch.cache[layer, -1]
         sliding = config.is_sliding(layer)
         out = q.new_zeros(q.shape)
         for group in batch.groups:

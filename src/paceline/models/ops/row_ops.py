@@ -50,7 +50,8 @@ class AttentionBatch:
     """Where the rows of one forward write their keys and values and what they look at.
 
     Attributes:
-        cache: ``[layers, 2, slots, kv_heads, head]``, keys at index 0 and values at 1.
+        cache: ``[layers, 2, slots, kv_heads, head]``, keys at index 0 and values at 1; or
+            ``[layers, 1, ...]``, keys that are the values.
         write_slots: slot that each real row writes, ``[rows]``; padding rows come after them.
         groups: every real row is in exactly one of these.
     """
