@@ -14,11 +14,14 @@ from safetensors.torch import load_file, save_file
 
 from paceline.errors import ModelLoadError, TrainingError, UnsupportedModelError
 from paceline.models.checkpoint import load_checkpoint
+from paceline.models.config import Experts
+from paceline.models.hf_config import config_from_hf
 from paceline.models.ops.cpu import CpuOps
 from paceline.models.ops.native import why_not_native
 from paceline.models.ops.packing import Packer
 from paceline.models.ops.reference import ReferenceOps
 from paceline.models.packed_folder import write_packed
+from paceline.models.quantised.methods import split_quantisation
 from paceline.training.model_files import load_model
 from tests.arrays import assert_close, same
 from tests.models.quantised_packing import mxfp4
@@ -31,6 +34,43 @@ KINDS = {"reference": ReferenceOps, **({} if why_not_native() else {"native": Cp
 backends = pytest.mark.parametrize("backend", KINDS)
 native_only = pytest.mark.skipif(why_not_native() is not None, reason=str(why_not_native()))
 UP = "model.layers.1.mlp.experts.2.up_proj.weight"
+
+
+# What the 20B model's config.json says, in the style of its time.
+PUBLISHED = {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "attention_bias": True,
+    "eos_token_id": 200002,
+    "experts_per_token": 4,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 2880,
+    "initial_context_length": 4096,
+    "intermediate_size": 2880,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 8,
+    "num_local_experts": 32,
+    "quantization_config": {"modules_to_not_convert": ["lm_head"], "quant_method": "mxfp4"},
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "rope_type": "yarn",
+        "truncate": False,
+    },
+    "rope_theta": 150000,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 201088,
+}
 
 
 def logits(folder: Path, dtype: str, backend: str) -> torch.Tensor:
@@ -61,6 +101,21 @@ def save_quantised(folder: Path) -> Path:
     raw["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
     (folder / "config.json").write_text(json.dumps(raw))
     return plain
+
+
+def test_the_published_configuration(tmp_path: Path) -> None:
+    raw, quantisation = split_quantisation(PUBLISHED, tmp_path)
+    config = config_from_hf(raw)
+    assert quantisation == PUBLISHED["quantization_config"]
+    assert config.experts == Experts(number=32, per_token=4, width=2880, biases=True)
+    assert (config.qkv_bias, config.o_bias, config.attention_sinks) == (True, True, True)
+    assert [config.is_sliding(index) for index in range(4)] == [True, False, True, False]
+    assert (config.sliding_window, config.max_position) == (128, 131072)
+    assert (config.rope.theta, config.rope.scaling, config.rope.factor) == (150000, "yarn", 32)
+    assert dict(config.rope.params)["truncate"] == 0
+    assert 20.5e9 < config.num_weights < 21e9
+    without = {key: value for key, value in raw.items() if key != "layer_types"}
+    assert config_from_hf(without) == config
 
 
 @backends
