@@ -47,7 +47,7 @@ class Mixture:
 
 SHAPES = {
     "qwen3-30b-a3b": Mixture(
-        *("qwen3moe", 2048, 14, 32, 4, 128, 128, 8, 768, Type.Q4_K, Type.Q4_K, Type.Q6_K),
+        *("qwen3moe", 2048, 16, 32, 4, 128, 128, 8, 768, Type.Q4_K, Type.Q4_K, Type.Q6_K),
         qk_norm=True,
     ),
     "gpt-oss-20b": Mixture(
