@@ -28,6 +28,7 @@ from kernels import tables as kernel_tables
 from kv_dtypes import tables as kv_tables
 from load_server import tables as load_tables
 from loading import tables as loading_tables
+from moe import tables as moe_tables
 from never_slower import RUNS
 from never_slower_replayed import tables as replayed_tables
 from never_slower_report import tables as never_slower_tables
@@ -36,6 +37,7 @@ from predicted import tables as predicted_tables
 from proposer_sets import DEFAULT
 from report import RESULTS, markdown, number, pick, target_grid, yes
 from research.acceptance import tables as acceptance_tables
+from research.expert_prices import tables as expert_price_tables
 from sampler import tables as sampler_tables
 from serve_peers import tables as server_tables
 from served_formats import tables as format_tables
@@ -184,6 +186,8 @@ BUILDERS: dict[str, tuple[str, Builder]] = {
     "structured": ("structured", shown(structured_tables)),
     "peers_real": ("peers_real", printed(peer_tables)),
     "peers_shapes": ("peers-*", printed(peer_tables)),
+    "moe": ("moe", printed(moe_tables)),
+    "expert_prices": ("expert_prices", printed(expert_price_tables)),
     "kv_dtypes": ("kv_dtypes*", printed(kv_tables)),
     "loading": ("loading", printed(loading_tables)),
     "fidelity": ("fidelity_*", printed(fidelity_tables)),

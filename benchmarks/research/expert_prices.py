@@ -20,7 +20,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from harness import ROOT, arguments, note
-from report import Report, grid, table
+from report import Report, Row, grid, markdown
 
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_aware import CostAwarePlanner
@@ -144,12 +144,7 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    options = options_of(argv)
-    report = Report("expert_prices", {"seeds": options.seeds, "steps": STEPS})
-    for cell in cells():
-        report.results.append(row(cell, options.seeds))
-        note(f"{cell}: {report.results[-1]['ratio']:.3f}")
+def tables(results: Sequence[Row]) -> list[str]:
     columns = (
         *(
             ("text", "text"),
@@ -160,7 +155,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         *(("priced", "priced", 2), ("unpriced", "unpriced", 2), ("ratio", "ratio", 3)),
         ("error", "error", 3),
     )
-    return report.finish(options, [table(*grid(report.results, *columns))])
+    return [markdown(*grid(results, *columns))]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = options_of(argv)
+    report = Report("expert_prices", {"seeds": options.seeds, "steps": STEPS})
+    for cell in cells():
+        report.results.append(row(cell, options.seeds))
+        note(f"{cell}: {report.results[-1]['ratio']:.3f}")
+    return report.finish(options, tables(report.results))
 
 
 if __name__ == "__main__":
