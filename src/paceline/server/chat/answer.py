@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from paceline.server.chat.calls.kind import unfinished_tag
 from paceline.server.chat.constraints import ToolUse
-from paceline.server.chat.tool_calls import ToolCallReader, unfinished_tag
+from paceline.server.chat.tool_calls import ToolCallReader
 from paceline.structured_outputs import ThoughtMarks
 
 
@@ -29,8 +30,8 @@ class AnswerParser:
         # Where a call is forced there are no words; what looks like some is a call cut short.
         self._has_words = tool_use is None or not tool_use.must_call
         if tool_use is not None:
-            names = [tool.name for tool in tool_use.tools]
-            self._tools = ToolCallReader(tool_use.format, names, tool_use.max_calls)
+            tools = {tool.name: tool.schema for tool in tool_use.tools}
+            self._tools = ToolCallReader(tool_use.format, tools, tool_use.max_calls)
 
     @property
     def has_calls(self) -> bool:

@@ -10,13 +10,13 @@ from typing import Any
 
 from paceline.errors import RequestError
 from paceline.server.chat.answer import AnswerParser
+from paceline.server.chat.calls.format import ToolFormat
 from paceline.server.chat.constraints import (
     ANY_OBJECT,
     OfferedTool,
     ToolUse,
     constraint,
 )
-from paceline.server.chat.tool_formats import ToolFormat
 from paceline.server.errors import ApiError
 from paceline.server.protocol.chat import ChatCompletionRequest, FunctionDefinition, NamedTool
 from paceline.server.shapes import blamed, enforced, response_shape, shape_param
@@ -89,8 +89,7 @@ def _tool_use(body: ChatCompletionRequest, form: ToolFormat | None) -> ToolUse |
         raise ApiError(
             400,
             "tools cannot be served: the model's chat template shows no format of tool calls that "
-            "is known here; start the server with --tool-call-parser hermes or llama if the model "
-            "writes one of these",
+            "is known here; if the model writes one, start the server with its --tool-call-parser",
             param="tools",
         )
     choice, functions = body.tool_choice, enumerate(tool.function for tool in body.tools)
