@@ -23,8 +23,10 @@ TOOL_CALL_PARSERS = (
     *("step3p5", "xlam"),
 )
 REASONING_PARSERS = (
-    *("auto", "none", "deepseek_r1", "deepseek_v3", "ernie45", "glm45", "granite", "holo2"),
-    *("minimax_m2", "minimax_m3", "mistral", "qwen3", "seed_oss"),
+    *("auto", "none", "apertus", "cohere_command3", "cohere_command4", "deepseek_r1"),
+    *("deepseek_v3", "ernie45", "exaone", "gemma4", "glm45", "glm47", "granite", "holo2"),
+    *("hunyuan_a13b", "kimi_k2", "mimo", "minimax_m2", "minimax_m3", "mistral", "nemotron_v3"),
+    *("olmo3", "qwen3", "seed_oss", "smollm3", "step3", "step3p5"),
 )
 _HOST = re.compile(r"[a-zA-Z0-9_-]+(\.[a-zA-Z0-9_-]+)*")
 _METRICS_PREFIX = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")

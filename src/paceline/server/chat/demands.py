@@ -17,6 +17,7 @@ from paceline.server.chat.constraints import (
     ToolUse,
     constraint,
 )
+from paceline.server.chat.wrapping import Wrapping
 from paceline.server.errors import ApiError
 from paceline.server.protocol.chat import ChatCompletionRequest, FunctionDefinition, NamedTool
 from paceline.server.shapes import blamed, enforced, response_shape, shape_param
@@ -36,12 +37,14 @@ class Demands:
 
     Attributes:
         thoughts: marks of those that it may begin with; None where there are none.
+        wrapping: marks around what follows the thoughts; None where there are none.
         grammar: what follows the thoughts must match it; None where anything may be said.
         param: the field of the request that an error in the grammar is laid to.
         unenforced: keywords of the schema that holds which could not be enforced.
     """
 
     thoughts: ThoughtMarks | None
+    wrapping: Wrapping | None
     tool_use: ToolUse | None
     grammar: StructuredOutputs | None
     param: str | None
@@ -49,7 +52,11 @@ class Demands:
 
     @classmethod
     def of(
-        cls, body: ChatCompletionRequest, form: ToolFormat | None, thoughts: ThoughtMarks | None
+        cls,
+        body: ChatCompletionRequest,
+        form: ToolFormat | None,
+        thoughts: ThoughtMarks | None,
+        wrapping: Wrapping | None = None,
     ) -> Demands:
         """
         Args:
@@ -75,11 +82,12 @@ class Demands:
             raise blamed(error, param) from error
         if use is not None and use.must_call:
             unenforced = tuple(sorted({key for tool in use.tools for key in tool.unenforced}))
-        return cls(thoughts, use, grammar, param if grammar is not None else None, unenforced)
+        blamed_on = param if grammar is not None else None
+        return cls(thoughts, wrapping, use, grammar, blamed_on, unenforced)
 
     def parser(self) -> AnswerParser:
         """A parser for one sample."""
-        return AnswerParser(self.thoughts, self.tool_use)
+        return AnswerParser(self.thoughts, self.tool_use, self.wrapping)
 
 
 def _tool_use(body: ChatCompletionRequest, form: ToolFormat | None) -> ToolUse | None:
