@@ -12,7 +12,7 @@ from paceline.server.chat.tool_calls import ToolCallReader
 from paceline.server.chat.tool_formats import FORMATS, tool_format
 from paceline.structured_outputs import StructuredOutputs
 from tests.server.chats import chat_tokenizer
-from tests.server.grammars import close, matches
+from tests.server.grammars import close, marked_tokenizer, matches, matches_in_tokens
 from tests.server.tool_samples import BARE, SAMPLES, SCHEMAS
 
 
@@ -49,6 +49,16 @@ def test_strict_calls(name: str) -> None:
     assert matches(strict, "Well, no.")
     assert name in BARE or matches(strict, f"Well.\n{text}")
     assert not matches(strict, text.replace("3", "three"))
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_marks_that_are_one_token_are_written_as_that(name: str) -> None:
+    tokenizer, text = marked_tokenizer(), SAMPLES[name]
+    for words in ("",) if name in BARE else ("", "Well <b>.\n"):
+        token_ids = tokenizer.encode(words + text, add_special_tokens=False)
+        assert tokenizer.decode(token_ids) == words + text
+        assert matches_in_tokens(grammar(name), token_ids) is not bool(words)
+        assert matches_in_tokens(grammar(name, forced=False), token_ids)
 
 
 QWEN = "<tool_call>\n<function=f>\n%s</function>\n</tool_call>"

@@ -60,5 +60,5 @@ def call_tag(begin: str, name: str, content: Form, end: str) -> Form:
     """A call that begins with a text in which ``%s`` is its name and ``#`` is any number."""
     begin, has_number, middle = (begin.replace("%s", name)).partition("#")
     if has_number:
-        content = sequence(regex("[0-9]+"), const(middle), content)
+        content = sequence(regex("[0-9]{1,3}"), const(middle), content)
     return tag(begin, content, end)

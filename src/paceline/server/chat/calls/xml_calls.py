@@ -24,7 +24,9 @@ from paceline.server.chat.calls.forms import (
 )
 from paceline.server.chat.calls.kind import (
     LONGEST_HEAD,
+    Brackets,
     Call,
+    Nesting,
     Schema,
     Tools,
     find_head,
@@ -104,6 +106,7 @@ class XmlText:
         self._parameter: Parameter | None = None  # that whose value is being read
         self._is_string = False
         self._has_begun = False  # the value has, behind its padding
+        self._json: Brackets | None = None  # of the value, if it begins with one
         self._searched = 0  # up to where the value's end has been looked for
         self._end: int | None = None
 
@@ -150,7 +153,7 @@ class XmlText:
         separator = "" if self._arguments == "{" else ", "
         self._arguments += f"{separator}{json.dumps(key, ensure_ascii=False)}: "
         self._arguments += '"' if self._is_string else ""
-        self._at = self._searched = at
+        self._at, self._searched, self._json = at, at, None
 
     def _read_string(self, text: str) -> bool:
         """A string is told as far as it is certain."""
@@ -174,6 +177,8 @@ class XmlText:
 
     def _read_other(self, text: str) -> bool:
         closing, padding = self._kind.value[1], self._kind.padding
+        if not self._skip_json(text):
+            return False
         end = text.find(closing, self._searched)
         if end < 0:
             self._searched = max(self._at, len(text) - len(closing) + 1)
@@ -184,6 +189,20 @@ class XmlText:
         assert self._parameter is not None
         self._finish(self._parameter.as_json(value), end)
         return True
+
+    def _skip_json(self, text: str) -> bool:
+        """Past the brackets of a list or an object, whose strings may hold what ends a value."""
+        assert self._parameter is not None
+        if self._json is None and "string" not in self._parameter.kinds:
+            begin = self._at + len(text[self._at :]) - len(text[self._at :].lstrip())
+            if begin == len(text):
+                return False
+            self._json = Brackets(begin) if text[begin] in "[{" else None
+        if self._json is None:
+            return True
+        found = self._json.read(text)
+        self._searched = max(self._searched, found.end)
+        return found.nesting is not Nesting.OPEN
 
     def _finish(self, told: str, end: int) -> None:
         self._arguments += told
