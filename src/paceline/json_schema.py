@@ -16,7 +16,7 @@ _NOTHING: Mapping[str, Any] = {}
 MOST_COMPARED = 64
 """Schemas that are compared with each other, and values and properties that tell them apart: so
 that a schema made to be slow is not."""
-_KINDS = frozenset({"null", "boolean", "integer", "fraction", "string", "array", "object"})
+KINDS = frozenset({"null", "boolean", "integer", "fraction", "string", "array", "object"})
 _OF_TYPE = {"number": {"integer", "fraction"}}
 
 
@@ -114,16 +114,16 @@ def are_disjoint(schemas: list[Any], root: Any) -> bool:
 
 
 def _traits(schema: Any, root: Any) -> _Traits:
-    target = _target(schema, root)
-    properties, marks = mapping(target, "properties"), {}
-    for name in itertools.islice(_names(target), MOST_COMPARED):
-        values = _values(_target(properties.get(name), root))
+    node = target(schema, root)
+    properties, marks = mapping(node, "properties"), {}
+    for name in itertools.islice(_names(node), MOST_COMPARED):
+        values = _values(target(properties.get(name), root))
         if values is not None:
             marks[name] = values
-    return _Traits(kinds(target), _values(target), marks)
+    return _Traits(kinds(node), _values(node), marks)
 
 
-def _target(schema: Any, root: Any) -> Mapping[str, Any]:
+def target(schema: Any, root: Any) -> Mapping[str, Any]:
     """The schema behind references, as far as these end; empty, so that all matches, otherwise."""
     for _ in range(MOST_COMPARED):
         if not isinstance(schema, Mapping):
@@ -140,7 +140,7 @@ def kinds(schema: Mapping[str, Any]) -> frozenset[str]:
     named = schema.get("type")
     types = [named] if isinstance(named, str) else named
     if not isinstance(types, list):
-        return _KINDS
+        return KINDS
     found = [_OF_TYPE.get(each, {each}) for each in types if isinstance(each, str)]
     return frozenset(itertools.chain.from_iterable(found))
 

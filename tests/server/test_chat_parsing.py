@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.server.chat.answer import AnswerParser
+from paceline.server.chat.calls.format import ToolFormat
+from paceline.server.chat.calls.json_formats import HERMES, LLAMA
 from paceline.server.chat.choice import joined
 from paceline.server.chat.constraints import OfferedTool, ToolUse
-from paceline.server.chat.tool_formats import FORMATS, HERMES, LLAMA, ToolFormat
+from paceline.server.chat.tool_formats import FORMATS
 from paceline.structured_outputs import ThoughtMarks
 
 NAMES = ("weather", "add")
@@ -234,11 +236,12 @@ def test_arguments_stream_as_they_come() -> None:
 @settings(max_examples=25, deadline=None)
 @given(
     arguments=st.dictionaries(st.text(max_size=4), st.text(max_size=6) | st.none(), max_size=3),
-    form=st.sampled_from(list(FORMATS.values())),
+    is_llama=st.booleans(),
 )
-def test_any_arguments_arrive_as_they_were(arguments: dict[str, Any], form: ToolFormat) -> None:
-    call = json.dumps({"name": "add", form.key: arguments})
-    _, calls = read(form.before + call + form.after, form)
+def test_any_arguments_arrive_as_they_were(arguments: dict[str, Any], is_llama: bool) -> None:
+    call = json.dumps({"name": "add", "parameters" if is_llama else "arguments": arguments})
+    text, form = (call, LLAMA) if is_llama else (f"<tool_call>{call}</tool_call>", HERMES)
+    _, calls = read(text, form)
     assert [(name, json.loads(told)) for name, told in calls] == [("add", arguments)]
 
 

@@ -77,6 +77,51 @@ def test_earlier_calls(arguments: str, told: str) -> None:
     assert f"<|im_start|>tool name=weather of=call_1\nSunny.{END}" in prompt
 
 
+TALK = [
+    USER,
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {
+                "id": "call_0123456789ab",
+                "type": "function",
+                "function": {"name": "weather", "arguments": '{"city": "Rome"}'},
+            }
+        ],
+    },
+    {"role": "tool", "tool_call_id": "call_0123456789ab", "content": "Sunny."},
+]
+CALLED = "{% for m in messages %}{% for call in m.tool_calls or [] %}"
+IDS = CALLED + "{{ call.id }};{% endfor %}{{ m.tool_call_id }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        (IDS, "call_0123456789ab;call_0123456789ab"),
+        # templates of Mistral refuse ids that have not nine letters and digits
+        (IDS + "{# [TOOL_CALLS] #}", "3456789ab;3456789ab"),
+        # those of Kimi write the id, which the model takes for the name and its number
+        (IDS + "{# <|tool_call_argument_begin|> #}", "functions.weather:0;functions.weather:0"),
+        # those of DeepSeek join arguments with text, and see a call only where there are no words
+        (CALLED + "{{ '>' + call.function.arguments }}{% endfor %}{% endfor %}",
+         '>{"city": "Rome"}'),
+        ("{% for m in messages %}{{ m.content is none }} {% endfor %}", "False False False "),
+        ("{% for message in messages %}{{ message['content'] is none }} {% endfor %}",
+         "False True False "),
+    ],
+)  # fmt: skip
+def test_earlier_calls_as_single_templates_want_them(template: str, told: str) -> None:
+    assert prompt_of(TALK, template) == told
+
+
+def test_a_template_that_refuses_calls_says_why() -> None:
+    refuses = "{% if messages[1].tool_calls %}{{ raise_exception('no calls') }}{% endif %}"
+    status, body = ChatServer(template=refuses).post(TALK)
+    assert (status, "no calls" in body["error"]["message"]) == (400, True)
+
+
 def test_an_answer_can_be_sent_back_as_it_came() -> None:
     server = ChatServer(
         '<think>Hm.</think>Well.<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>',

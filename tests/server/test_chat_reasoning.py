@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
 from paceline.models.tokenizer import Tokenizer
 from paceline.server.chat.reasoning import FORMATS, reasoning_format
+from paceline.server.chat.wrapping import Unwrapper, Wrapping
 from paceline.server.config import REASONING_PARSERS
 from tests.server.chats import CHATML, ChatServer, chat_tokenizer
 
@@ -30,12 +34,17 @@ def test_a_family_by_its_name(name: str) -> None:
         assert status == 200, body
         message = body["choices"][0]["message"]
         assert (message["reasoning_content"], message["content"]) == ("Hm.", "Yes.")
+        if form.answer:
+            server.engine.answer = (
+                f"{opening}Hm.{closing}\n{form.answer[0]}\nYes.\n{form.answer[1]}"
+            )
+            assert server.post()[1]["choices"][0]["message"] == message
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_family_by_its_template(name: str) -> None:
     form = FORMATS[name]
-    template = f"{CHATML}{{# {form.opening[0]} {form.closing[0]} #}}"
+    template = f"{CHATML}{{# {form.opening[0]} {form.closing[0]} {'...'.join(form.answer)} #}}"
     assert reasoning_format("auto", chat_tokenizer(template)) == form
     assert reasoning_format("none", chat_tokenizer(template)) is None
     assert reasoning_format("auto", chat_tokenizer()) is None
@@ -57,3 +66,48 @@ def test_marks_that_a_vocabulary_calls_special_are_shown() -> None:
     special = [tokenizers.AddedToken(text, special=True) for text in ("[THINK]", "<other>")]
     backend.add_special_tokens(special)
     assert Tokenizer(backend).decode([1, 0, 2, 0]) == "[THINK]aa"
+
+
+WRAPPING = Wrapping("<answer>", "</answer>")
+
+
+def unwrapped(pieces: Iterable[str], marks: Wrapping = WRAPPING) -> str:
+    reader = Unwrapper(marks)
+    return "".join(reader.push(each, final=False) for each in pieces) + reader.push("", final=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "opened", "answer"),
+    [
+        ("\n<answer>\n Yes, \n<b>. \n</answer>\n", False, "Yes, \n<b>."),
+        ("<answer>Yes.</answer> <tool_calls>", False, "Yes.<tool_calls>"),
+        ("<answer>cut short \n</ans", False, "cut short \n</ans"),
+        (" No <answer>, but </answer>.", False, " No <answer>, but </answer>."),
+        ("<ans", False, "<ans"),
+        ("", False, ""),
+        ("\nYes.\n</answer>", True, "Yes."),
+    ],
+)
+def test_marks_around_the_answer_are_taken_off(text: str, opened: bool, answer: str) -> None:
+    marks = replace(WRAPPING, opened=opened)
+    assert unwrapped([text], marks) == answer
+    assert unwrapped(text, marks) == answer
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    parts=st.lists(
+        st.sampled_from(["<answer>", "</answer>", "<", "a", " ", "\n", ">"]), max_size=9
+    ),
+    size=st.integers(1, 9),
+)
+def test_marks_are_taken_off_however_the_text_is_cut(parts: list[str], size: int) -> None:
+    text = "".join(parts)
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    assert unwrapped(pieces) == unwrapped([text])
+
+
+def test_the_prompt_may_open_the_answer() -> None:
+    template = f"{CHATML}<|START_THINKING|><|END_THINKING|><|START_RESPONSE|>"
+    server = ChatServer("Yes.<|END_RESPONSE|>", template)
+    assert server.post()[1]["choices"][0]["message"]["content"] == "Yes."

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.server.chats import ADD, THINKING, TOOLS, USER, WEATHER, ChatServer
+from tests.server.chats import ADD, CHATML, THINKING, TOOLS, USER, WEATHER, ChatServer
 
 
 def final(server: ChatServer, **fields: Any) -> Any:
@@ -71,6 +71,27 @@ def test_forced_calls_leave_no_words() -> None:
     assert choice.finish_reason == "tool_calls"
     message = choice.message
     assert len(message.tool_calls) == 2
+
+
+QWEN_XML = """<tool_call>
+<function=weather>
+<parameter=city>
+42
+</parameter>
+</function>
+</tool_call>"""
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_calls_in_the_format_of_the_template(choice: str) -> None:
+    template = CHATML + "{# <function=name> <parameter=key> #}"
+    server = ChatServer(f"I look.\n{QWEN_XML}" if choice == "auto" else QWEN_XML, template)
+    told = server.ask(tools=TOOLS, tool_choice=choice).choices[0]
+    (call,) = told.message.tool_calls
+    assert (call.function.name, call.function.arguments) == ("weather", '{"city": "42"}')
+    assert told.finish_reason == "tool_calls"
+    assert shown(final(server, tools=TOOLS, tool_choice=choice).choices[0]) == shown(told)
+    assert (server.grammar is None) == (choice == "auto")
 
 
 @pytest.mark.parametrize("fields", [{}, {"tools": TOOLS, "tool_choice": "none"}])

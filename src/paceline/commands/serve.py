@@ -87,7 +87,7 @@ class ServeOptions(EngineOptions, SpeculationOptions, ModelOptions):
     )
     chat_template: str | None = chat_template()
     tool_call_parser: str = option(
-        "auto", "How the model writes tool calls: auto, hermes, llama, openai."
+        "auto", "How the model writes tool calls: auto, hermes, llama, qwen3_coder, mistral, ..."
     )
     reasoning_parser: str = option(
         "auto", "How the model marks its thoughts: auto, none, deepseek_r1, granite, mistral, ..."

@@ -20,6 +20,7 @@ from paceline.models.chat_templates import render_chat_template, stops_of
 from paceline.models.fim import FimTokens, find_fim_tokens
 from paceline.models.literal_text import literal_backend
 from paceline.models.lone_surrogates import not_encodable
+from paceline.models.shown_marks import HARMONY, SHOWN
 from paceline.models.tokenizer_files import (
     TokenizerParts,
     read_tokenizer_folder,
@@ -30,15 +31,6 @@ LONG_TEXT = 256
 """Characters from which on encoding a text is worth letting other threads of Python run."""
 _KIND = re.compile(r'"type":\s*"(\w+)"')
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-
-
-SHOWN = {
-    *("<think>", "</think>", "[THINK]", "[/THINK]", "<seed:think>", "</seed:think>"),
-    *("<mm:think>", "</mm:think>"),
-}
-"""Marks of thoughts: decoding shows them even where a vocabulary calls them special."""
-HARMONY = {"<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>"}
-"""The same of vocabularies that have all of these: they mark gpt-oss's messages."""
 
 
 class Tokenizer:

@@ -14,10 +14,19 @@ DEFAULT_PORT = 8000
 OPEN_PATHS = ("/health", "/ping")
 """What is answered without a key, and however many connections there are."""
 LEAST_STEP_TIMEOUT = 600.0
-TOOL_CALL_PARSERS = ("auto", "hermes", "llama", "openai")
+TOOL_CALL_PARSERS = (
+    *("auto", "apertus", "cohere_command3", "cohere_command4", "deepseek_v3", "deepseek_v31"),
+    *("ernie45", "functiongemma", "gemma4", "glm45", "glm47", "granite", "granite4", "hermes"),
+    *("hunyuan_a13b", "internlm", "jamba", "kimi_k2", "lfm2", "llama", "llama3_json"),
+    *("llama4_json", "llama4_pythonic", "longcat", "mimo", "minimax_m2", "mistral", "olmo3"),
+    *("openai", "phi4_mini_json", "pythonic", "qwen3_coder", "qwen3_xml", "seed_oss", "smollm3"),
+    *("step3p5", "xlam"),
+)
 REASONING_PARSERS = (
-    *("auto", "none", "deepseek_r1", "deepseek_v3", "ernie45", "glm45", "granite", "holo2"),
-    *("minimax_m2", "minimax_m3", "mistral", "openai_gptoss", "qwen3", "seed_oss"),
+    *("auto", "none", "apertus", "cohere_command3", "cohere_command4", "deepseek_r1"),
+    *("deepseek_v3", "ernie45", "exaone", "gemma4", "glm45", "glm47", "granite", "holo2"),
+    *("hunyuan_a13b", "kimi_k2", "mimo", "minimax_m2", "minimax_m3", "mistral", "nemotron_v3"),
+    *("olmo3", "openai_gptoss", "qwen3", "seed_oss", "smollm3", "step3", "step3p5"),
 )
 _HOST = re.compile(r"[a-zA-Z0-9_-]+(\.[a-zA-Z0-9_-]+)*")
 _METRICS_PREFIX = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")

@@ -20,7 +20,7 @@ from paceline.server.api.common import Answering, PlainRoute, encode, received, 
 from paceline.server.chat.choice import ChatChoice, ChatLogprobs, joined
 from paceline.server.chat.demands import Demands
 from paceline.server.chat.harmony import harmony_of
-from paceline.server.chat.prompt import prompt_text, thoughts_of
+from paceline.server.chat.prompt import prompt_text, thoughts_of, wrapping_of
 from paceline.server.chat.tool_formats import tool_format
 from paceline.server.errors import ApiError
 from paceline.server.messages import Piece
@@ -86,7 +86,9 @@ class Chat(Answering[ChatCompletionRequest]):
         thoughts = harmony_of(config, tokenizer, text) or thoughts_of(
             tokenizer, body, text, config.reasoning_parser
         )
-        demands = Demands.of(body, tool_format(config.tool_call_parser, tokenizer), thoughts)
+        wrapping = wrapping_of(tokenizer, text, config.reasoning_parser)
+        form = tool_format(config.tool_call_parser, tokenizer)
+        demands = Demands.of(body, form, thoughts, wrapping)
         if demands.unenforced:
             self.headers[UNENFORCED] = ", ".join(demands.unenforced)
         info = serving.client.info

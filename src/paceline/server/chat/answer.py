@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from paceline.server.chat.calls.kind import unfinished_tag
 from paceline.server.chat.constraints import ToolUse
-from paceline.server.chat.tool_calls import ToolCallReader, unfinished_tag
+from paceline.server.chat.tool_calls import ToolCallReader
+from paceline.server.chat.wrapping import Unwrapper, Wrapping
 from paceline.structured_outputs import ThoughtMarks
 
 
@@ -19,9 +21,16 @@ class AnswerParser:
     Args:
         thoughts: the marks of those that it may begin with; None where there are none.
         tool_use: the tools whose calls are recognised; None takes everything as words.
+        wrapping: marks around what follows the thoughts; None where there are none.
     """
 
-    def __init__(self, thoughts: ThoughtMarks | None, tool_use: ToolUse | None) -> None:
+    def __init__(
+        self,
+        thoughts: ThoughtMarks | None,
+        tool_use: ToolUse | None,
+        wrapping: Wrapping | None = None,
+    ) -> None:
+        self._unwrapper = None if wrapping is None else Unwrapper(wrapping)
         self._marks = thoughts  # None as soon as there can be no more of them
         self._begin = ""  # the text, while it may be thoughts
         self._num_thought = 0  # characters of thoughts that have been told
@@ -29,8 +38,8 @@ class AnswerParser:
         # Where a call is forced there are no words; what looks like some is a call cut short.
         self._has_words = tool_use is None or not tool_use.must_call
         if tool_use is not None and tool_use.format is not None:
-            names = [tool.name for tool in tool_use.tools]
-            self._tools = ToolCallReader(tool_use.format, names, tool_use.max_calls)
+            tools = {tool.name: tool.schema for tool in tool_use.tools}
+            self._tools = ToolCallReader(tool_use.format, tools, tool_use.max_calls)
 
     @property
     def has_calls(self) -> bool:
@@ -43,6 +52,8 @@ class AnswerParser:
             final: nothing follows.
         """
         thoughts, text = self._split(text, final, self._marks) if self._marks else ("", text)
+        if self._unwrapper is not None:
+            text = self._unwrapper.push(text, final)
         calls = list[dict[str, Any]]()
         if self._tools is not None:
             text, calls = self._tools.push(text, final)

@@ -6,16 +6,24 @@ Owns the structural tag that is composed of them. Compiles nothing.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline import structural_tags
-from paceline.server.chat.tool_formats import ToolFormat
+from paceline.server.chat.calls.format import ToolFormat
+from paceline.server.chat.calls.forms import (
+    Form,
+    const,
+    json_of,
+    one_of,
+    optional,
+    regex,
+    separated,
+    tag,
+)
 from paceline.structured_outputs import StructuredOutputs, ThoughtMarks
-
-Form = dict[str, Any]
-"""A format of a structural tag."""
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
@@ -60,7 +68,7 @@ def constraint(
     if tool_use is not None and tool_use.must_call:
         form = _calls(tool_use)
     elif response is not None and tool_use is not None:
-        form = {"type": "or", "elements": [_calls(tool_use), shape_form(response)]}
+        form = one_of([_calls(tool_use), shape_form(response)])
     elif tool_use is not None and any(tool.strict for tool in tool_use.tools):
         form = _strict(tool_use)
     if form is not None:
@@ -73,52 +81,44 @@ def shape_form(response: StructuredOutputs) -> Form:
     source = response.source
     match response.kind:
         case "json":
-            return _json(json.loads(source))
+            return json_of(json.loads(source))
         case "json_object":
-            return _json(ANY_OBJECT)
+            return json_of(ANY_OBJECT)
         case "choice":
-            texts = [{"type": "const_string", "value": text} for text in json.loads(source)]
-            return {"type": "or", "elements": texts}
+            return one_of(map(const, json.loads(source)))
         case "regex":
-            return {"type": "regex", "pattern": source}
+            return regex(source)
         case "grammar":
             return {"type": "grammar", "grammar": source}
     return structural_tags.parsed(source).model_dump()
 
 
-def _json(schema: Mapping[str, Any] | bool) -> Form:
-    return {"type": "json_schema", "json_schema": schema}
-
-
 def _calls(use: ToolUse) -> Form:
-    assert use.format is not None
-    return {
-        "type": "tags_with_separator",
-        "tags": _tags(use),
-        "separator": use.format.separator,
-        "at_least_one": True,
-        "stop_after_first": use.max_calls == 1,
-    }
+    """Calls and nothing else, between the marks of the format if it has such."""
+    form = use.format
+    assert form is not None
+    calls = separated(_tags(use), form.separator, at_least_one=True, only_one=use.max_calls == 1)
+    return tag(form.before, calls, form.after) if form.before else calls
 
 
 def _tags(use: ToolUse) -> list[Form]:
     """A tag for the calls of each tool."""
-    form = use.format
+    form, forced = use.format, use.must_call
     assert form is not None
     return [
-        {
-            "begin": f'{form.before}{{"name": {json.dumps(tool.name)}, "{form.key}": ',
-            "content": _json(tool.schema if use.must_call or tool.strict else ANY_OBJECT),
-            "end": "}" + form.after,
-        }
+        form.call.tag(tool.name, tool.schema if forced or tool.strict else ANY_OBJECT)
         for tool in use.tools
     ]
 
 
 def _strict(use: ToolUse) -> Form:
     """Words and calls as the model likes; but a call that begins is well formed."""
-    assert use.format is not None
-    if use.format.bare:
-        words = {"type": "regex", "pattern": r"[^{\s](.|\n)*"}
-        return {"type": "or", "elements": [_calls(use), {"type": "optional", "content": words}]}
-    return {"type": "triggered_tags", "triggers": [*use.format.opening], "tags": _tags(use)}
+    form = use.format
+    assert form is not None
+    if form.start:
+        words = regex(rf"[^{re.escape(form.start)}\s](.|\n)*")
+        return one_of([_calls(use), optional(words)])
+    tags = [_calls(use)] if form.before else _tags(use)
+    triggers = [each for each in form.opening if any(t["begin"].startswith(each) for t in tags)]
+    others = [each for each in (*form.opening, *form.inner) if each not in triggers]
+    return {"type": "triggered_tags", "triggers": triggers, "tags": tags, "excludes": others}

@@ -10,6 +10,7 @@ from typing import Any
 
 from paceline.errors import RequestError
 from paceline.server.chat.answer import AnswerParser
+from paceline.server.chat.calls.format import ToolFormat
 from paceline.server.chat.constraints import (
     ANY_OBJECT,
     OfferedTool,
@@ -18,7 +19,7 @@ from paceline.server.chat.constraints import (
 )
 from paceline.server.chat.harmony import Harmony, HarmonyParser
 from paceline.server.chat.harmony_shapes import harmony_constraint
-from paceline.server.chat.tool_formats import ToolFormat
+from paceline.server.chat.wrapping import Wrapping
 from paceline.server.errors import ApiError
 from paceline.server.protocol.chat import ChatCompletionRequest, FunctionDefinition, NamedTool
 from paceline.server.shapes import blamed, enforced, response_shape, shape_param
@@ -39,12 +40,14 @@ class Demands:
     Attributes:
         thoughts: marks of those that it may begin with; None where there are none. Or the format in
             which all of the answer is.
+        wrapping: marks around what follows the thoughts; None where there are none.
         grammar: what follows the thoughts must match it; None where anything may be said.
         param: the field of the request that an error in the grammar is laid to.
         unenforced: keywords of the schema that holds which could not be enforced.
     """
 
     thoughts: ThoughtMarks | Harmony | None
+    wrapping: Wrapping | None
     tool_use: ToolUse | None
     grammar: StructuredOutputs | None
     param: str | None
@@ -56,6 +59,7 @@ class Demands:
         body: ChatCompletionRequest,
         form: ToolFormat | None,
         thoughts: ThoughtMarks | Harmony | None,
+        wrapping: Wrapping | None = None,
     ) -> Demands:
         """
         Args:
@@ -84,7 +88,8 @@ class Demands:
             raise blamed(error, param) from error
         if use is not None and use.must_call:
             unenforced = tuple(sorted({key for tool in use.tools for key in tool.unenforced}))
-        return cls(thoughts, use, grammar, param if grammar is not None else None, unenforced)
+        blamed_on = param if grammar is not None else None
+        return cls(thoughts, wrapping, use, grammar, blamed_on, unenforced)
 
     def parser(self) -> AnswerParser | HarmonyParser:
         """A parser for one sample."""
@@ -92,7 +97,7 @@ class Demands:
             use = self.tool_use
             names = [tool.name for tool in use.tools] if use else []
             return HarmonyParser(self.thoughts, names, use.max_calls if use else None)
-        return AnswerParser(self.thoughts, self.tool_use)
+        return AnswerParser(self.thoughts, self.tool_use, self.wrapping)
 
 
 def _tool_use(
@@ -104,8 +109,7 @@ def _tool_use(
         raise ApiError(
             400,
             "tools cannot be served: the model's chat template shows no format of tool calls that "
-            "is known here; start the server with --tool-call-parser hermes or llama if the model "
-            "writes one of these",
+            "is known here; if the model writes one, start the server with its --tool-call-parser",
             param="tools",
         )
     choice, functions = body.tool_choice, enumerate(tool.function for tool in body.tools)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.models.tokenizer import Tokenizer
-from paceline.server.chat.tool_calls import unfinished_tag
+from paceline.server.chat.calls.kind import unfinished_tag
 from paceline.server.config import ServerConfig
 
 REASONING_PARSER, TOOL_CALL_PARSER = "openai_gptoss", "openai"

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.server.chat.constraints import ANY_OBJECT, Form, OfferedTool, ToolUse, shape_form
+from paceline.server.chat.calls.forms import Form
+from paceline.server.chat.constraints import ANY_OBJECT, OfferedTool, ToolUse, shape_form
 from paceline.server.chat.harmony import (
     ASSISTANT,
     CHANNEL,

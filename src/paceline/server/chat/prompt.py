@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,9 +15,10 @@ from typing import Any
 
 from paceline.errors import RequestError, TemplateError
 from paceline.models.tokenizer import Tokenizer
-from paceline.server.chat.harmony import CHANNEL
+from paceline.server.chat.earlier import template_messages, with_text_arguments
 from paceline.server.chat.reasoning import reasoning_format
-from paceline.server.protocol.chat import ChatCompletionRequest, ChatMessage, MessageToolCall, Tool
+from paceline.server.chat.wrapping import Wrapping
+from paceline.server.protocol.chat import ChatCompletionRequest, Tool
 from paceline.structured_outputs import ThoughtMarks
 
 _PROTECTED = {
@@ -41,8 +41,22 @@ def prompt_text(tokenizer: Tokenizer, body: ChatCompletionRequest) -> str:
         TemplateError: there is no template, it refuses the messages, or passes its limits.
         RequestError: an option would replace what the request itself says.
     """
-    options = template_options(body.template_kwargs)
     messages = template_messages(body.messages, tokenizer)
+    try:
+        return _rendered(tokenizer, body, messages)
+    except TemplateError:
+        texts = with_text_arguments(messages)
+        if texts is None:
+            raise
+        with contextlib.suppress(TemplateError):
+            return _rendered(tokenizer, body, texts)
+        raise
+
+
+def _rendered(
+    tokenizer: Tokenizer, body: ChatCompletionRequest, messages: list[dict[str, Any]]
+) -> str:
+    options = template_options(body.template_kwargs)
     tools = None if body.tool_choice == "none" else template_tools(body.tools)
     if body.continue_final_message:
         return _continued(tokenizer, messages, tools, options)
@@ -70,7 +84,7 @@ def _continued(
 ) -> str:
     """The prompt up to the end of the last message's words, whatever the template puts there."""
     mark = secrets.token_hex(16)
-    marked = {**messages[-1], "content": messages[-1]["content"] + mark}
+    marked = {**messages[-1], "content": (messages[-1]["content"] or "") + mark}
     text = tokenizer.apply_chat_template(
         [*messages[:-1], marked], add_generation_prompt=False, tools=tools, **options
     )
@@ -93,51 +107,6 @@ def template_options(options: Mapping[str, Any]) -> dict[str, Any]:
         if name in _PROTECTED or name.endswith("_token"):
             raise RequestError(f"chat_template_kwargs holds {name[:60]!r}, which it cannot replace")
     return dict(options)
-
-
-def template_messages(
-    messages: Sequence[ChatMessage], tokenizer: Tokenizer
-) -> list[dict[str, Any]]:
-    """Messages as templates expect them: contents are strings, arguments of calls are objects."""
-    knows_developers = tokenizer.template_mentions("developer")
-    told = [_template_message(message, knows_developers) for message in messages]
-    in_channels = all(map(tokenizer.template_mentions, (CHANNEL, "message.thinking")))
-    return [*map(_thinking, told)] if in_channels else told
-
-
-def _thinking(told: dict[str, Any]) -> dict[str, Any]:
-    """The message with its thoughts where gpt-oss's template has them.
-
-    In a message with calls it takes thoughts or words, and not both.
-    """
-    if "reasoning_content" not in told:
-        return told
-    thinking = {**told, "thinking": told["reasoning_content"]}
-    return {**thinking, "content": ""} if "tool_calls" in told else thinking
-
-
-def _template_message(message: ChatMessage, knows_developers: bool) -> dict[str, Any]:
-    role: str = message.role
-    if role == "developer" and not knows_developers:
-        role = "system"
-    told: dict[str, Any] = {"role": role, "content": message.text}
-    for field in ("name", "tool_call_id", "reasoning_content"):
-        value = getattr(message, field)
-        if value is not None:
-            told[field] = value
-    if message.tool_calls:
-        told["tool_calls"] = [_template_call(call) for call in message.tool_calls]
-    return told
-
-
-def _template_call(call: MessageToolCall) -> dict[str, Any]:
-    arguments: Any = call.function.arguments
-    # A call that was cut short is no JSON: the template gets what the model wrote.
-    with contextlib.suppress(ValueError, RecursionError):
-        parsed = json.loads(arguments or "{}")
-        arguments = parsed if isinstance(parsed, dict) else arguments
-    function = {"name": call.function.name, "arguments": arguments}
-    return {"id": call.id, "type": "function", "function": function}
 
 
 def template_tools(tools: Sequence[Tool] | None) -> list[dict[str, Any]] | None:
@@ -174,6 +143,15 @@ def thoughts_of(
     if end.endswith(form.opening):
         return opened
     return None if end.endswith(form.closing) else possible
+
+
+def wrapping_of(tokenizer: Tokenizer, text: str, reasoning_parser: str) -> Wrapping | None:
+    """Marks around the answer to the prompt ``text``, or None if there are none."""
+    form = reasoning_format(reasoning_parser, tokenizer)
+    if form is None or not form.answer:
+        return None
+    opening, closing = form.answer
+    return Wrapping(opening, closing, opened=text.rstrip().endswith(opening))
 
 
 def _last(text: str, marks: Sequence[str]) -> int:

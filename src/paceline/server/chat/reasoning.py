@@ -14,15 +14,19 @@ from paceline.models.tokenizer import Tokenizer
 class ReasoningFormat:
     """Thoughts stand between an opening and a closing mark, and the answer follows.
 
+    The answer may have marks around it as well, which are no part of it.
+
     Attributes:
         opening: strings that open thoughts.
         closing: strings that close them; whichever comes first counts.
         shown_by: words of a chat template that show that the model was taught this format.
+        answer: the marks that may stand before and behind the answer; empty if there are none.
     """
 
     opening: tuple[str, ...]
     closing: tuple[str, ...]
     shown_by: tuple[str, ...]
+    answer: tuple[str, ...] = ()
 
 
 THINK = ReasoningFormat(("<think>",), ("</think>",), ("think>",))
@@ -34,16 +38,35 @@ GRANITE = ReasoningFormat(
 )
 SEED_OSS = ReasoningFormat(("<seed:think>",), ("</seed:think>",), ("seed:think>",))
 MINIMAX_M3 = ReasoningFormat(("<mm:think>",), ("</mm:think>",), ("mm:think>",))
+COHERE = ReasoningFormat(
+    ("<|START_THINKING|>",),
+    ("<|END_THINKING|>",),
+    ("<|START_THINKING|>",),
+    ("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+)
+GEMMA4 = ReasoningFormat(("<|channel>thought",), ("<channel|>",), ("<|channel>",))
+APERTUS = ReasoningFormat(("<|inner_prefix|>",), ("<|inner_suffix|>",), ("<|inner_prefix|>",))
+EXAONE = ReasoningFormat(("<thought>", "<think>"), ("</thought>", "</think>"), ("<thought>",))
+HUNYUAN = ReasoningFormat(("<think>",), ("</think>",), ("<answer>",), ("<answer>", "</answer>"))
+ERNIE = ReasoningFormat(("<think>",), ("</think>",), ("<response>",), ("<response>", "</response>"))
+_LIKE_THINK = (
+    *("deepseek_r1", "deepseek_v3", "glm45", "glm47", "holo2", "kimi_k2", "mimo", "minimax_m2"),
+    *("nemotron_v3", "olmo3", "qwen3", "smollm3", "step3", "step3p5"),
+)
 FORMATS = {
     "granite": GRANITE,
     "mistral": MISTRAL,
     "seed_oss": SEED_OSS,
     "minimax_m3": MINIMAX_M3,
-    **dict.fromkeys(
-        ("deepseek_r1", "deepseek_v3", "ernie45", "glm45", "holo2", "minimax_m2", "qwen3"), THINK
-    ),
+    **dict.fromkeys(("cohere_command3", "cohere_command4"), COHERE),
+    "gemma4": GEMMA4,
+    "apertus": APERTUS,
+    "exaone": EXAONE,
+    "hunyuan_a13b": HUNYUAN,
+    "ernie45": ERNIE,
+    **dict.fromkeys(_LIKE_THINK, THINK),
 }
-"""By vLLM's names. Where a template shows several of them, the first one counts."""
+"""By vLLM's names, and ours. Where a template shows several of them, the first one counts."""
 
 
 def reasoning_format(name: str, tokenizer: Tokenizer) -> ReasoningFormat | None:

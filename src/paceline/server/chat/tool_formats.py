@@ -1,74 +1,95 @@
-"""The ways in which models write tool calls, and how to tell from a chat template which is used.
+"""Which format of tool calls a model uses: by its name, or as its chat template shows.
 
-Owns the table of formats; supporting another one that wraps JSON is another entry.
+Owns the names. Supporting another format is another entry here and in
+:mod:`paceline.server.chat.calls`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from paceline.models.tokenizer import Tokenizer
+from paceline.server.chat.calls import json_formats as json
+from paceline.server.chat.calls import tag_formats as tags
+from paceline.server.chat.calls.format import ToolFormat
 
+FORMATS: dict[str, ToolFormat] = {
+    **dict.fromkeys(("hermes", "ernie45", "granite4", "smollm3"), json.HERMES),
+    **dict.fromkeys(("llama", "llama3_json", "llama4_json"), json.LLAMA),
+    **dict.fromkeys(("qwen3_coder", "qwen3_xml", "mimo", "step3p5"), tags.QWEN3_CODER),
+    "seed_oss": tags.SEED_OSS,
+    "glm45": tags.GLM45,
+    "glm47": tags.GLM47,
+    "minimax_m2": tags.MINIMAX_M2,
+    "mistral": json.MISTRAL,
+    "deepseek_v3": json.DEEPSEEK_V3,
+    "deepseek_v31": json.DEEPSEEK_V31,
+    "kimi_k2": json.KIMI_K2,
+    "granite": json.GRANITE,
+    "phi4_mini_json": json.PHI4,
+    **dict.fromkeys(("hunyuan_a13b", "jamba"), json.HUNYUAN),
+    **dict.fromkeys(("cohere_command3", "cohere_command4"), json.COHERE),
+    "internlm": json.INTERNLM,
+    "longcat": json.LONGCAT,
+    "apertus": json.APERTUS,
+    "xlam": json.XLAM,
+    **dict.fromkeys(("pythonic", "llama4_pythonic"), tags.PYTHONIC),
+    "olmo3": tags.OLMO3,
+    "lfm2": tags.LFM2,
+    "gemma4": tags.GEMMA4,
+    "functiongemma": tags.FUNCTION_GEMMA,
+}
+"""By vLLM's names, and some of ours."""
 
-@dataclass(frozen=True, slots=True)
-class ToolFormat:
-    """How a model writes a call: ``before`` + ``{"name": ..., key: {...}}`` + ``after``.
-
-    Attributes:
-        name: as users choose it.
-        key: of the arguments.
-        separator: what stands between two calls.
-        opening: strings that a call begins with, wherever they stand.
-        closing: strings dropped directly after a call.
-        bare: a brace begins a call too, at the start of the answer and directly after a call.
-    """
-
-    name: str
-    key: str
-    before: str
-    after: str
-    separator: str
-    opening: tuple[str, ...]
-    closing: tuple[str, ...]
-    bare: bool
-
-
-HERMES = ToolFormat(
-    name="hermes",
-    key="arguments",
-    before="<tool_call>\n",
-    after="\n</tool_call>",
-    separator="\n",
-    opening=("<tool_call>",),
-    closing=("</tool_call>",),
-    bare=False,
+_SHOWN_BY: tuple[tuple[tuple[str, ...], ToolFormat | None], ...] = (
+    (("<seed:tool_call>",), tags.SEED_OSS),
+    (("<minimax:tool_call>",), tags.MINIMAX_M2),
+    (("<function=", "<parameter="), tags.QWEN3_CODER),
+    (("<function=",), None),  # its calls have JSON between these marks, which is not read here
+    (("<arg_key>", "</arg_key>\\n<arg_value>"), tags.GLM45),
+    (("<arg_key>", "</arg_key>\n<arg_value>"), tags.GLM45),
+    (("<arg_key>",), tags.GLM47),
+    (("<longcat_tool_call>",), json.LONGCAT),
+    (("[TOOL_CALLS]", "[ARGS]"), json.MISTRAL),
+    (("[TOOL_CALLS]",), json.MISTRAL_LIST),
+    ((json.CALLS_BEGIN, "```json"), json.DEEPSEEK_V3),
+    ((json.CALLS_BEGIN,), json.DEEPSEEK_V31),
+    (("<|tool_calls_section_begin|>",), json.KIMI_K2),
+    (("<|START_ACTION|>",), json.COHERE),
+    (("<|action_start|>",), json.INTERNLM),
+    (("<|tools_prefix|>",), json.APERTUS),
+    (("<|tool_call_start|>",), tags.LFM2),
+    (("<function_calls>",), tags.OLMO3),
+    (("<|tool_call>",), tags.GEMMA4),
+    (("<start_function_call>",), tags.FUNCTION_GEMMA),
+    (("<tool_calls>",), json.HUNYUAN),
+    (("<|tool_call|>",), json.GRANITE),
+    (("<tool_call>",), json.HERMES),
+    (("func_name1(",), tags.PYTHONIC),
+    (("functools[",), json.PHI4),
+    (("<|/tool|>",), json.PHI4),
+    (("<|python_tag|>",), json.LLAMA),
+    (("<|start_header_id|>",), json.LLAMA),
+    (("<|header_start|>",), json.LLAMA),
 )
-LLAMA = ToolFormat(
-    name="llama",
-    key="parameters",
-    before="",
-    after="",
-    separator="; ",
-    opening=("<|python_tag|>",),
-    closing=(";",),
-    bare=True,
-)
-FORMATS = {each.name: each for each in (HERMES, LLAMA)}
+"""Words that a chat template has if its model was taught a format; the first entry that fits
+counts."""
 
 
 def tool_format(name: str, tokenizer: Tokenizer) -> ToolFormat | None:
     """The format by its name; ``auto`` asks the chat template, and gets None if it knows none.
 
-    Names are :data:`paceline.server.config.TOOL_CALL_PARSERS`.
+    Models write some formats in several ways, and then the template says in which. Names are
+    :data:`paceline.server.config.TOOL_CALL_PARSERS`.
     """
-    return FORMATS.get(name) or _shown(tokenizer)
+    shown = _shown(tokenizer)
+    named = FORMATS.get(name)
+    if named is None or (shown is not None and shown.name == named.name):
+        return shown
+    return named
 
 
 def _shown(tokenizer: Tokenizer) -> ToolFormat | None:
     """The format that the chat template shows."""
     says = tokenizer.template_mentions
-    if not says("tools") or says("<function="):  # calls as XML, which no format here reads
+    if not says("tools"):
         return None
-    if says("<tool_call>"):
-        return HERMES
-    return LLAMA if says("<|python_tag|>") or says("<|start_header_id|>") else None
+    return next((form for words, form in _SHOWN_BY if all(map(says, words))), None)

@@ -16,6 +16,7 @@ from paceline import __version__
 from paceline.server.api.common import known
 from paceline.server.body import read_body
 from paceline.server.chat.harmony import speaks_harmony
+from paceline.server.chat.reasoning import reasoning_format
 from paceline.server.chat.tool_formats import tool_format
 from paceline.server.errors import ApiError
 from paceline.server.models import LATEST, Models
@@ -160,7 +161,6 @@ def _capabilities(serving: Serving) -> list[str]:
         return [*found, "tools", "thinking"]
     if tokenizer is not None and tool_format(config.tool_call_parser, tokenizer) is not None:
         found.append("tools")
-    thinks = tokenizer is not None and tokenizer.template_mentions("think>")
-    if thinks and config.reasoning_parser != "none":
+    if tokenizer is not None and reasoning_format(config.reasoning_parser, tokenizer) is not None:
         found.append("thinking")
     return found

@@ -1,0 +1,42 @@
+"""Marks of thoughts and of tool calls, which whoever reads an answer has to see.
+
+Vocabularies call some of them special, and decoding leaves special tokens out, but not these. The
+formats that need them are in :mod:`paceline.server.chat`.
+"""
+
+from __future__ import annotations
+
+_THOUGHTS = (
+    *("<think>", "</think>", "[THINK]", "[/THINK]", "<seed:think>", "</seed:think>"),
+    *("<mm:think>", "</mm:think>", "<thought>", "</thought>"),
+    *("<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    *("<|channel>", "<channel|>", "<|inner_prefix|>", "<|inner_suffix|>"),
+    *("<answer>", "</answer>", "<response>", "</response>"),
+)
+_CALLS = (
+    *("<tool_call>", "</tool_call>", "<seed:tool_call>", "</seed:tool_call>"),
+    *("<minimax:tool_call>", "</minimax:tool_call>", "<longcat_tool_call>", "</longcat_tool_call>"),
+    *("<tool_calls>", "</tool_calls>", "<function_calls>", "</function_calls>"),
+    *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    *("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|tool_call|>", "<|/tool_call|>"),
+    *("<|START_ACTION|>", "<|END_ACTION|>", "<|tools_prefix|>", "<|tools_suffix|>"),
+    *("<|action_start|>", "<|plugin|>", "<|action_end|>"),
+    *("<|tool_call_start|>", "<|tool_call_end|>", "<|python_tag|>"),
+    *("<|python_start|>", "<|python_end|>"),
+    *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    *("<|tool_call_begin|>", "<|tool_call_argument_begin|>"),
+    *("<|tool_call>", "<tool_call|>", '<|"|>'),
+    *("<start_function_call>", "<end_function_call>", "<escape>"),
+)
+_DEEPSEEK = (
+    *("tool calls begin", "tool calls end", "tool call begin", "tool call end", "tool sep"),
+)
+SHOWN = frozenset(
+    {
+        *_THOUGHTS,
+        *_CALLS,
+        *(f"<\uff5c{words}\uff5c>".replace(" ", "\u2581") for words in _DEEPSEEK),
+    }
+)
+HARMONY = frozenset({"<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>"})
+"""The same of vocabularies that have all of these: they mark gpt-oss's messages."""

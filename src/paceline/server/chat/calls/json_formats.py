@@ -1,0 +1,149 @@
+"""Formats of models that write the arguments of a call as a JSON object."""
+
+from __future__ import annotations
+
+from paceline.server.chat.calls.format import LIST_END, ToolFormat
+from paceline.server.chat.calls.json_calls import JsonCalls, NamedJson
+from paceline.server.chat.calls.kind import NAME, CallKind, EitherKind
+
+OBJECT = '{"name": "%s", "arguments": '
+LIST = JsonCalls(OBJECT, is_listed=True)
+
+HERMES = ToolFormat(
+    "hermes",
+    JsonCalls(f"<tool_call>\n{OBJECT}", "}\n</tool_call>"),
+    opening=("<tool_call>",),
+    closing=("</tool_call>",),
+    separator="\n",
+)
+LONGCAT = ToolFormat(
+    "longcat",
+    JsonCalls(f"<longcat_tool_call>\n{OBJECT}", "}\n</longcat_tool_call>"),
+    opening=("<longcat_tool_call>",),
+    closing=("</longcat_tool_call>",),
+    separator="\n",
+)
+LLAMA = ToolFormat(
+    "llama",
+    JsonCalls('{"name": "%s", "parameters": '),
+    opening=("<|python_tag|>", "<|python_start|>"),
+    closing=(";", "<|python_end|>"),
+    start="{",
+    again="{",
+    separator="; ",
+)
+INTERNLM = ToolFormat(
+    "internlm",
+    JsonCalls(
+        '<|action_start|><|plugin|>\n{"name": "%s", "parameters": ',
+        "}<|action_end|>",
+    ),
+    opening=("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"),
+    closing=("<|action_end|>",),
+)
+
+
+def _listed(
+    name: str, before: str, after: str, opening: tuple[str, ...], call: CallKind = LIST
+) -> ToolFormat:
+    """Calls in a JSON list between two marks."""
+    return ToolFormat(
+        name,
+        call,
+        opening,
+        closing=(*LIST_END, *filter(None, [after])),
+        again="{",
+        before=f"{before}[",
+        after=f"]{after}",
+        separator=", ",
+    )
+
+
+XLAM = ToolFormat(
+    "xlam", LIST, (), LIST_END, start="[", again="{", before="[", after="]", separator=", "
+)
+GRANITE = _listed("granite", "<|tool_call|>", "", ("<|tool_call|>",))
+PHI4 = _listed("phi4_mini_json", "functools", "", ("functools", "<|tool_call|>"))
+HUNYUAN = _listed("hunyuan_a13b", "<tool_calls>", "</tool_calls>", ("<tool_calls>",))
+COHERE = _listed(
+    "cohere_command3",
+    "<|START_ACTION|>",
+    "<|END_ACTION|>",
+    ("<|START_ACTION|>",),
+    JsonCalls(
+        '{"tool_call_id": "#", "tool_name": "%s", "parameters": ',
+        name_key="tool_name",
+        is_listed=True,
+    ),
+)
+APERTUS = _listed(
+    "apertus",
+    "<|tools_prefix|>",
+    "<|tools_suffix|>",
+    ("<|tools_prefix|>",),
+    JsonCalls('{"%s": ', name_key=None, is_listed=True),
+)
+
+_MISTRAL_NAMED = NamedJson(
+    rf"\s*{NAME}(?:\[CALL_ID\][\w-]*)?\s*(?:\[ARGS\])?\s*(?=\{{)", "[TOOL_CALLS]%s[ARGS]", ""
+)
+MISTRAL = ToolFormat(
+    "mistral",
+    EitherKind((_MISTRAL_NAMED, LIST)),
+    opening=("[TOOL_CALLS]",),
+    closing=LIST_END,
+    again="{",
+)
+MISTRAL_LIST = ToolFormat(
+    "mistral",
+    EitherKind((LIST, _MISTRAL_NAMED)),
+    opening=("[TOOL_CALLS]",),
+    closing=LIST_END,
+    again="{",
+    before="[TOOL_CALLS][",
+    after="]",
+    separator=", ",
+)
+
+
+def _token(words: str) -> str:
+    """A token of DeepSeek's vocabulary, which has characters of its own for bars and spaces."""
+    return f"<\uff5c{words}\uff5c>".replace(" ", "\u2581")
+
+
+CALLS_BEGIN, _CALLS_END = _token("tool calls begin"), _token("tool calls end")
+_CALL_BEGIN, _CALL_END, _SEP = map(_token, ("tool call begin", "tool call end", "tool sep"))
+_DEEPSEEK_HEAD = (
+    rf"\s*(?:{_CALL_BEGIN})?\s*(?:function{_SEP})?{NAME}\s*(?:{_SEP})?\s*(?:```json)?\s*(?=\{{)"
+)
+
+
+def _deepseek(name: str, begin: str, end: str, separator: str) -> ToolFormat:
+    return ToolFormat(
+        name,
+        NamedJson(_DEEPSEEK_HEAD, _CALL_BEGIN + begin, end + _CALL_END),
+        opening=(CALLS_BEGIN,),
+        inner=(_CALL_BEGIN,),
+        closing=("```", _CALL_END, _CALLS_END),
+        before=CALLS_BEGIN,
+        after=_CALLS_END,
+        separator=separator,
+    )
+
+
+DEEPSEEK_V3 = _deepseek("deepseek_v3", f"function{_SEP}%s\n```json\n", "\n```", "\n")
+DEEPSEEK_V31 = _deepseek("deepseek_v31", f"%s{_SEP}", "", "")
+KIMI_K2 = ToolFormat(
+    "kimi_k2",
+    NamedJson(
+        rf"\s*(?:<\|tool_call_begin\|>)?\s*(?:functions\.)?{NAME}:\d+\s*"
+        r"<\|tool_call_argument_begin\|>\s*(?=\{)",
+        "<|tool_call_begin|>functions.%s:#<|tool_call_argument_begin|>",
+        "<|tool_call_end|>",
+    ),
+    opening=("<|tool_calls_section_begin|>",),
+    inner=("<|tool_call_begin|>",),
+    closing=("<|tool_call_end|>", "<|tool_calls_section_end|>"),
+    before="<|tool_calls_section_begin|>",
+    after="<|tool_calls_section_end|>",
+)

@@ -1,0 +1,198 @@
+"""What the kinds of tool calls have in common: how one is read, and how it is forced.
+
+Owns where brackets close and how far the beginning of a call may reach. Knows no format of a model.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from paceline.server.chat.calls.forms import Form
+
+NAME = r"(?P<name>[\w.-]{1,64})"
+"""Of a tool, in the pattern of a call's beginning."""
+LONGEST_HEAD = 160
+"""Characters within which what a call begins with must have come."""
+
+Schema = Mapping[str, Any]
+Tools = Mapping[str, Schema]
+"""The tools that were offered: name -> schema of the arguments."""
+
+
+class Call(NamedTuple):
+    """A call as far as it is known; without a name it is none.
+
+    ``arguments`` is JSON, and only grows. ``end`` is where what follows the call begins, None while
+    that is to come.
+    """
+
+    name: str = ""
+    arguments: str = ""
+    end: int | None = 0
+
+
+class CallText(Protocol):
+    """The text behind what may have begun a call, as it grows."""
+
+    def read(self, text: str) -> Call | None:
+        """The call that a text begins with; None while it cannot be told whether it is one."""
+        ...
+
+
+class CallKind(Protocol):
+    """One way of writing a call."""
+
+    def reader(self, tools: Tools) -> CallText: ...
+
+    def tag(self, name: str, schema: Schema) -> Form:
+        """The tag that a call of this tool is, where it is forced."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EitherKind:
+    """A call may be written in several ways, and is forced to be in the first of them."""
+
+    kinds: tuple[CallKind, ...]
+
+    def reader(self, tools: Tools) -> CallText:
+        return _EitherText([kind.reader(tools) for kind in reversed(self.kinds)])
+
+    def tag(self, name: str, schema: Schema) -> Form:
+        return self.kinds[0].tag(name, schema)
+
+
+class _EitherText:
+    def __init__(self, readers: Sequence[CallText]) -> None:
+        self._readers = list(readers)
+
+    def read(self, text: str) -> Call | None:
+        while True:
+            call = self._readers[0].read(text)
+            if call is None or call.name or len(self._readers) == 1:
+                return call
+            del self._readers[0]
+
+
+class Head(NamedTuple):
+    """What a call begins with, up to ``end``; without a name it is none."""
+
+    name: str = ""
+    end: int = 0
+
+
+def find_head(pattern: str, last: str, text: str) -> Head | None:
+    """What a call begins with; None while that is to come.
+
+    Args:
+        pattern: of it, with a group for the name; what it matches ends with or before ``last``.
+        last: the character whose first appearance decides.
+    """
+    if text.find(last, 0, LONGEST_HEAD) < 0:
+        return None if len(text) < LONGEST_HEAD else Head()
+    found = re.match(pattern, text)
+    return Head(found["name"], found.end()) if found else Head()
+
+
+def unfinished_tag(text: str, tags: Sequence[str]) -> int:
+    """Length of the longest end of ``text`` with which one of ``tags`` begins, short of all of it.
+
+    >>> unfinished_tag("so <to", ["<tool_call>"])
+    3
+    """
+    longest = max(map(len, tags), default=1) - 1
+    for start in range(max(0, len(text) - longest), len(text)):
+        end = text[start:]
+        if any(len(end) < len(tag) and tag.startswith(end) for tag in tags):
+            return len(end)
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Syntax:
+    """What strings and brackets look like.
+
+    Attributes:
+        quotes: marks that begin and end strings, longer ones first. A backslash escapes between
+            those that are quotation marks.
+        brackets: characters that nest.
+        breaks: a character that cannot stand outside of strings; there something else begins.
+    """
+
+    quotes: tuple[str, ...]
+    brackets: str
+    breaks: str = ""
+
+
+def escapes(quote: str) -> bool:
+    """Whether a backslash escapes between two of these quotes."""
+    return quote[0] in "\"'"
+
+
+JSON = Syntax(('"',), "{}[]", "<")
+
+
+@functools.cache
+def _outside(syntax: Syntax) -> re.Pattern[str]:
+    marks = "|".join(map(re.escape, syntax.quotes))
+    return re.compile(f"{marks}|[{re.escape(syntax.brackets + syntax.breaks)}]")
+
+
+@functools.cache
+def inside(quote: str) -> re.Pattern[str]:
+    """What counts inside of a string: the quote that ends it, and what is escaped."""
+    escaped = r"|\\." if escapes(quote) else ""
+    return re.compile(re.escape(quote) + escaped, re.DOTALL)
+
+
+class Nesting(enum.Enum):
+    OPEN = enum.auto()
+    CLOSED = enum.auto()
+    BROKEN = enum.auto()
+
+
+class Brackets:
+    """Where the brackets from a place of a text on are closed again or broken, or the text ends.
+
+    A text that has grown is read on from where it ended.
+    """
+
+    def __init__(self, start: int, syntax: Syntax = JSON) -> None:
+        self.end = start
+        self.nesting = Nesting.OPEN
+        self._syntax = syntax
+        self._depth = 0
+        self._quote = ""  # of the string that is open
+
+    def read(self, text: str) -> Brackets:
+        while self.nesting is Nesting.OPEN and self._read_mark(text):
+            pass
+        return self
+
+    def _read_mark(self, text: str) -> bool:
+        """Up to the next mark that counts; False if there is none yet."""
+        quote = self._quote
+        marks = (quote,) if quote else self._syntax.quotes
+        limit = max(self.end, len(text) - unfinished_tag(text, marks))
+        found = (inside(quote) if quote else _outside(self._syntax)).search(text, self.end, limit)
+        if found is None:
+            ends_escaping = quote and escapes(quote) and text.endswith("\\", self.end, limit)
+            self.end = limit - bool(ends_escaping)
+            return False
+        mark, self.end = found[0], found.end()
+        if quote:
+            self._quote = quote if mark != quote else ""
+        elif mark in self._syntax.quotes:
+            self._quote = mark
+        elif mark == self._syntax.breaks:
+            self.end, self.nesting = found.start(), Nesting.BROKEN
+        else:
+            self._depth += 1 if mark in "{[(" else -1
+            if self._depth <= 0:
+                self.nesting = Nesting.CLOSED
+        return True

@@ -1,0 +1,116 @@
+"""Formats of models that write each argument by itself: between tags, or as source code does."""
+
+from __future__ import annotations
+
+from paceline.server.chat.calls.format import LIST_END, ToolFormat
+from paceline.server.chat.calls.json_formats import LIST
+from paceline.server.chat.calls.kind import NAME, EitherKind, Syntax
+from paceline.server.chat.calls.literal_calls import LiteralCalls
+from paceline.server.chat.calls.xml_calls import XmlCalls
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_"
+
+
+def _qwen_xml(name: str, mark: str) -> ToolFormat:
+    return ToolFormat(
+        name,
+        XmlCalls(
+            head=rf"\s*<function={NAME}>",
+            begin=f"<{mark}>\n<function=%s>\n",
+            end="</function>",
+            after=f"\n</{mark}>",
+            key=("<parameter=", ">"),
+            value=("", "</parameter>"),
+            padding="\n",
+        ),
+        opening=(f"<{mark}>",),
+        inner=("<function=",),
+        closing=(f"</{mark}>",),
+        separator="\n",
+    )
+
+
+def _glm(name: str, gap: str) -> ToolFormat:
+    return ToolFormat(
+        name,
+        XmlCalls(
+            head=rf"\s*{NAME}\s*(?=<arg_key>|</tool_call>)",
+            begin=f"<tool_call>%s{gap}",
+            end="</tool_call>",
+            after="",
+            key=("<arg_key>", "</arg_key>"),
+            value=("<arg_value>", "</arg_value>"),
+            gap=gap,
+        ),
+        opening=("<tool_call>",),
+        closing=(),
+        separator=gap,
+    )
+
+
+QWEN3_CODER = _qwen_xml("qwen3_coder", "tool_call")
+SEED_OSS = _qwen_xml("seed_oss", "seed:tool_call")
+GLM45 = _glm("glm45", "\n")
+GLM47 = _glm("glm47", "")
+MINIMAX_M2 = ToolFormat(
+    "minimax_m2",
+    XmlCalls(
+        head=rf'\s*<invoke name="{NAME}">',
+        begin='<invoke name="%s">\n',
+        end="</invoke>",
+        # As a separator, "\n" would hide behind "\n</minimax:tool_call>" in grammars.
+        after="\n",
+        key=('<parameter name="', '">'),
+        value=("", "</parameter>"),
+    ),
+    opening=("<minimax:tool_call>",),
+    inner=("<invoke name=",),
+    closing=("</minimax:tool_call>",),
+    before="<minimax:tool_call>\n",
+    after="</minimax:tool_call>",
+)
+
+_PYTHON = LiteralCalls(rf"\s*(?:\[\s*)?{NAME}\s*(?=\()", "%s", "")
+PYTHONIC = ToolFormat(
+    "pythonic",
+    _PYTHON,
+    opening=("<|python_start|>",),
+    closing=(*LIST_END, "<|python_end|>"),
+    start="[",
+    again=_LETTERS,
+    before="[",
+    after="]",
+    separator=", ",
+)
+OLMO3 = ToolFormat(
+    "olmo3",
+    _PYTHON,
+    opening=("<function_calls>",),
+    closing=("</function_calls>",),
+    again=_LETTERS,
+    before="<function_calls>\n",
+    after="\n</function_calls>",
+    separator="\n",
+)
+LFM2 = ToolFormat(
+    "lfm2",
+    EitherKind((_PYTHON, LIST)),
+    opening=("<|tool_call_start|>",),
+    closing=(*LIST_END, "<|tool_call_end|>"),
+    again=_LETTERS + "{",
+    before="<|tool_call_start|>[",
+    after="]<|tool_call_end|>",
+    separator=", ",
+)
+
+
+def _gemma(name: str, begin: str, end: str, quote: str) -> ToolFormat:
+    syntax = Syntax((quote, '"'), "{}[]")
+    call = LiteralCalls(
+        rf"\s*call:\s*{NAME}\s*(?=\{{)", f"{begin}call:%s", end, syntax, "{}", ":", ",", quote
+    )
+    return ToolFormat(name, call, opening=(begin,), closing=(end,))
+
+
+GEMMA4 = _gemma("gemma4", "<|tool_call>", "<tool_call|>", '<|"|>')
+FUNCTION_GEMMA = _gemma("functiongemma", "<start_function_call>", "<end_function_call>", "<escape>")

@@ -1,0 +1,209 @@
+"""Calls that write each argument between tags: strings as they are, all else as JSON.
+
+A call is certain with its name; strings are told as the model writes them, other values when they
+are whole. The schema of the tool says which are which.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+
+from paceline.server.chat.calls.forms import (
+    ANY_TEXT,
+    Form,
+    const,
+    json_of,
+    one_of,
+    optional,
+    regex,
+    sequence,
+    star,
+    tag,
+)
+from paceline.server.chat.calls.kind import (
+    LONGEST_HEAD,
+    Brackets,
+    Call,
+    Nesting,
+    Schema,
+    Tools,
+    find_head,
+    unfinished_tag,
+)
+from paceline.server.chat.calls.parameters import STRING, Parameter, parameter, parameters
+
+
+@dataclass(frozen=True, slots=True)
+class XmlCalls:
+    """A call is a tag with its name, and tags with keys and values.
+
+    Attributes:
+        head: the pattern of what comes before the first parameter; ``>`` is its last character.
+        begin: what a forced call is written with before the first parameter; ``%s`` is the name.
+        end: what ends a call.
+        after: what a forced call is written with behind that.
+        key: what stands before and behind a key.
+        value: what stands before and behind a value.
+        gap: white space between tags.
+        padding: white space at both ends of a value, which is no part of it.
+    """
+
+    head: str
+    begin: str
+    end: str
+    after: str
+    key: tuple[str, str]
+    value: tuple[str, str]
+    gap: str = "\n"
+    padding: str = ""
+
+    @property
+    def opening(self) -> str:
+        """The pattern of what comes before a value."""
+        before, behind = map(re.escape, self.key)
+        value = rf"\s*{re.escape(self.value[0])}" if self.value[0] else ""
+        return rf'{before}(?P<key>[^<>"\n]+){behind}{value}'
+
+    def reader(self, tools: Tools) -> XmlText:
+        return XmlText(self, tools)
+
+    def tag(self, name: str, schema: Schema) -> Form:
+        found = parameters(schema)
+        if found is None:
+            name_of_any = (const(self.key[0]), regex(r'[^<>"\n]{1,64}'))
+            content = star(sequence(*name_of_any, *self._value_behind(self.key[1], None)))
+        else:
+            forms = ((each, sequence(*self._parameter(each))) for each in found)
+            content = sequence(*(f if each.is_required else optional(f) for each, f in forms))
+        return tag(self.begin.replace("%s", name), content, self.end + self.after)
+
+    def _parameter(self, each: Parameter) -> list[Form]:
+        return self._value_behind(self.key[0] + each.key + self.key[1], each)
+
+    def _value_behind(self, begin: str, each: Parameter | None) -> list[Form]:
+        """A value, whose first tag ends with this text."""
+        opening, closing = self.value
+        begin += (self.gap if opening else "") + opening + self.padding
+        if each is None or ("string" in each.kinds and each.texts is None):
+            # What it ends with is read as its end wherever it stands, so none may stand in it.
+            return [tag(begin, ANY_TEXT, closing), const(self.gap)]
+        texts = each.texts
+        content = json_of(each.whole) if texts is None else one_of(map(const, texts))
+        return [tag(begin, content, self.padding + closing), const(self.gap)]
+
+
+class XmlText:
+    """See :class:`~paceline.server.chat.calls.kind.CallText`."""
+
+    def __init__(self, kind: XmlCalls, tools: Tools) -> None:
+        self._kind = kind
+        self._tools = tools
+        self._name = ""
+        self._at = 0  # how far the text has been read
+        self._arguments = ""
+        self._parameter: Parameter | None = None  # that whose value is being read
+        self._is_string = False
+        self._has_begun = False  # the value has, behind its padding
+        self._json: Brackets | None = None  # of the value, if it begins with one
+        self._searched = 0  # up to where the value's end has been looked for
+        self._end: int | None = None
+
+    def read(self, text: str) -> Call | None:
+        if not self._name:
+            head = find_head(self._kind.head, ">", text)
+            if head is None:
+                return None
+            if head.name not in self._tools:
+                return Call()
+            self._name, self._at, self._arguments = head.name, head.end, "{"
+        while self._end is None and self._step(text):
+            pass
+        return Call(self._name, self._arguments, self._end)
+
+    def _step(self, text: str) -> bool:
+        """One tag or value on; False where more is needed."""
+        if self._parameter is None:
+            return self._read_tag(text)
+        return self._read_string(text) if self._is_string else self._read_other(text)
+
+    def _read_tag(self, text: str) -> bool:
+        kind = self._kind
+        rest = text[self._at : self._at + LONGEST_HEAD].lstrip()
+        at = self._at + len(text[self._at : self._at + LONGEST_HEAD]) - len(rest)
+        found = re.match(kind.opening, rest)
+        if found is not None:
+            self._begin(found["key"].strip(), at + found.end())
+        elif rest.startswith(kind.end):
+            self._arguments, self._end = self._arguments + "}", at + len(kind.end)
+        elif self._may_be_tag(rest) and len(text) - self._at < LONGEST_HEAD:
+            return False
+        else:  # the call ends without its end
+            self._arguments, self._end = self._arguments + "}", self._at
+        return True
+
+    def _may_be_tag(self, rest: str) -> bool:
+        marks = self._kind.end, self._kind.key[0]
+        return rest.startswith(marks[1]) or any(each.startswith(rest) for each in marks)
+
+    def _begin(self, key: str, at: int) -> None:
+        self._parameter = parameter(self._tools[self._name], key)
+        self._is_string, self._has_begun = self._parameter.kinds == STRING, False
+        separator = "" if self._arguments == "{" else ", "
+        self._arguments += f"{separator}{json.dumps(key, ensure_ascii=False)}: "
+        self._arguments += '"' if self._is_string else ""
+        self._at, self._searched, self._json = at, at, None
+
+    def _read_string(self, text: str) -> bool:
+        """A string is told as far as it is certain."""
+        kind = self._kind
+        closing = kind.value[1]
+        if not self._has_begun:
+            if len(text) < self._at + len(kind.padding):
+                return False
+            self._at += len(kind.padding) if text.startswith(kind.padding, self._at) else 0
+            self._has_begun = True
+        end = text.find(closing, self._at)
+        held = 0 if end >= 0 else unfinished_tag(text, (kind.padding + closing, closing))
+        stop = max(self._at, len(text) - held) if end < 0 else end
+        if end >= 0 and kind.padding and text.endswith(kind.padding, self._at, end):
+            stop -= len(kind.padding)
+        self._arguments += json.dumps(text[self._at : stop], ensure_ascii=False)[1:-1]
+        self._at = stop
+        if end >= 0:
+            self._finish('"', end)
+        return end >= 0
+
+    def _read_other(self, text: str) -> bool:
+        closing, padding = self._kind.value[1], self._kind.padding
+        if not self._skip_json(text):
+            return False
+        end = text.find(closing, self._searched)
+        if end < 0:
+            self._searched = max(self._at, len(text) - len(closing) + 1)
+            return False
+        value = text[self._at : end]
+        if padding:
+            value = value.removeprefix(padding).removesuffix(padding)
+        assert self._parameter is not None
+        self._finish(self._parameter.as_json(value), end)
+        return True
+
+    def _skip_json(self, text: str) -> bool:
+        """Past the brackets of a list or an object, whose strings may hold what ends a value."""
+        assert self._parameter is not None
+        if self._json is None and "string" not in self._parameter.kinds:
+            begin = self._at + len(text[self._at :]) - len(text[self._at :].lstrip())
+            if begin == len(text):
+                return False
+            self._json = Brackets(begin) if text[begin] in "[{" else None
+        if self._json is None:
+            return True
+        found = self._json.read(text)
+        self._searched = max(self._searched, found.end)
+        return found.nesting is not Nesting.OPEN
+
+    def _finish(self, told: str, end: int) -> None:
+        self._arguments += told
+        self._at, self._parameter = end + len(self._kind.value[1]), None

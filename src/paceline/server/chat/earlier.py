@@ -1,0 +1,106 @@
+"""Earlier messages of a chat as templates expect them: words, thoughts, calls and their results.
+
+Owns what single templates want to have otherwise. Renders nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.models.tokenizer import Tokenizer
+from paceline.server.chat.harmony import CHANNEL
+from paceline.server.protocol.chat import ChatMessage, MessageToolCall
+
+_ID_LENGTH = 9
+"""Of a call, in templates of Mistral, which refuse others."""
+
+
+def template_messages(
+    messages: Sequence[ChatMessage], tokenizer: Tokenizer
+) -> list[dict[str, Any]]:
+    """Messages as templates expect them: contents are strings, arguments of calls are objects."""
+    knows_developers = tokenizer.template_mentions("developer")
+    ids = _template_ids(messages, tokenizer)
+    told = [_template_message(message, knows_developers, ids) for message in messages]
+    if tokenizer.template_mentions("message['content'] is none"):  # DeepSeek's mark of a call
+        for each in told:
+            if "tool_calls" in each and not each["content"]:
+                each["content"] = None
+    in_channels = all(map(tokenizer.template_mentions, (CHANNEL, "message.thinking")))
+    return [*map(_thinking, told)] if in_channels else told
+
+
+def _thinking(told: dict[str, Any]) -> dict[str, Any]:
+    """The message with its thoughts where gpt-oss's template has them.
+
+    In a message with calls it takes thoughts or words, and not both.
+    """
+    if "reasoning_content" not in told:
+        return told
+    thinking = {**told, "thinking": told["reasoning_content"]}
+    return {**thinking, "content": ""} if "tool_calls" in told else thinking
+
+
+def with_text_arguments(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    """The same with arguments as JSON, which some templates want; None if there are no calls."""
+    if not any("tool_calls" in message for message in messages):
+        return None
+    return [
+        {**message, "tool_calls": [_with_text(call) for call in message["tool_calls"]]}
+        if "tool_calls" in message
+        else message
+        for message in messages
+    ]
+
+
+def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = call["function"]["arguments"]
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**call["function"], "arguments": text}}
+
+
+def _template_ids(messages: Sequence[ChatMessage], tokenizer: Tokenizer) -> dict[str, str]:
+    """Ids of calls, as they came -> as the template wants them, where it wants others."""
+    calls = [call for message in messages for call in message.tool_calls or ()]
+    if tokenizer.template_mentions("<|tool_call_argument_begin|>"):  # Kimi writes them out
+        named = ((call.id, call.function.name) for call in calls)
+        return {one: f"functions.{name}:{i}" for i, (one, name) in enumerate(named) if one}
+    if tokenizer.template_mentions("[TOOL_CALLS]"):
+        return {call.id: _short(call.id) for call in calls if call.id}
+    return {}
+
+
+def _short(call_id: str) -> str:
+    letters = re.sub("[^a-zA-Z0-9]", "", call_id)
+    return letters[-_ID_LENGTH:].rjust(_ID_LENGTH, "0")
+
+
+def _template_message(
+    message: ChatMessage, knows_developers: bool, ids: Mapping[str, str]
+) -> dict[str, Any]:
+    role: str = message.role
+    if role == "developer" and not knows_developers:
+        role = "system"
+    told: dict[str, Any] = {"role": role, "content": message.text}
+    for field in ("name", "tool_call_id", "reasoning_content"):
+        value = getattr(message, field)
+        if value is not None:
+            told[field] = ids.get(value, value) if field == "tool_call_id" else value
+    if message.tool_calls:
+        told["tool_calls"] = [_template_call(call, ids) for call in message.tool_calls]
+    return told
+
+
+def _template_call(call: MessageToolCall, ids: Mapping[str, str]) -> dict[str, Any]:
+    arguments: Any = call.function.arguments
+    # A call that was cut short is no JSON: the template gets what the model wrote.
+    with contextlib.suppress(ValueError, RecursionError):
+        parsed = json.loads(arguments or "{}")
+        arguments = parsed if isinstance(parsed, dict) else arguments
+    function = {"name": call.function.name, "arguments": arguments}
+    call_id = call.id if call.id is None else ids.get(call.id, call.id)
+    return {"id": call_id, "type": "function", "function": function}

@@ -1,0 +1,142 @@
+"""Forced and strict calls are held to the format of the model and to the schema of the tool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from paceline.server.chat.constraints import OfferedTool, ToolUse, constraint
+from paceline.server.chat.tool_calls import ToolCallReader
+from paceline.server.chat.tool_formats import FORMATS, tool_format
+from paceline.structured_outputs import StructuredOutputs
+from tests.server.chats import chat_tokenizer
+from tests.server.grammars import close, marked_tokenizer, matches, matches_in_tokens
+from tests.server.tool_samples import BARE, SAMPLES, SCHEMAS
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiler_ends() -> Iterator[None]:
+    yield
+    close()
+
+
+def grammar(
+    name: str, schemas: Any = SCHEMAS, forced: bool = True, max_calls: int | None = None
+) -> StructuredOutputs:
+    tools = [OfferedTool(each, schema, strict=True) for each, schema in schemas.items()]
+    found = constraint(ToolUse(FORMATS[name], tools, forced, max_calls), None, None)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_forced_calls(name: str) -> None:
+    forced, text = grammar(name), SAMPLES[name]
+    assert matches(forced, text)
+    assert not matches(forced, f"Well. {text}")
+    assert not matches(forced, text.replace("weather", "rm"))
+    assert not matches(forced, text.replace("3", "three"))
+    assert not matches(forced, text.replace("city", "town"))
+    assert not matches(grammar(name, max_calls=1), text)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_strict_calls(name: str) -> None:
+    strict, text = grammar(name, forced=False), SAMPLES[name]
+    assert matches(strict, text)
+    assert matches(strict, "Well, no.")
+    assert name in BARE or matches(strict, f"Well.\n{text}")
+    assert not matches(strict, text.replace("3", "three"))
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_marks_that_are_one_token_are_written_as_that(name: str) -> None:
+    tokenizer, text = marked_tokenizer(), SAMPLES[name]
+    for words in ("",) if name in BARE else ("", "Well <b>.\n"):
+        token_ids = tokenizer.encode(words + text, add_special_tokens=False)
+        assert tokenizer.decode(token_ids) == words + text
+        assert matches_in_tokens(grammar(name), token_ids) is not bool(words)
+        assert matches_in_tokens(grammar(name, forced=False), token_ids)
+
+
+QWEN = "<tool_call>\n<function=f>\n%s</function>\n</tool_call>"
+S = "<parameter=s>\n%s\n</parameter>\n"
+TEXT, NUMBER = {"type": "string"}, {"type": "integer"}
+LISTS = {
+    "type": "object",
+    "properties": {
+        "l": {"type": "array", "items": {"$ref": "#/$defs/pair"}},
+        "m": {"type": "array", "prefixItems": [NUMBER, TEXT]},
+    },
+    "$defs": {
+        "pair": {"type": "object", "properties": {"a": TEXT, "b": NUMBER}, "required": ["b"]}
+    },
+}
+
+
+def of(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+@pytest.mark.parametrize(
+    ("name", "schema", "good", "bad"),
+    [
+        # a string is what it is, with or without the line breaks around it
+        ("qwen3_coder", of(s=TEXT), [QWEN % (S % 'a\n "<b>" </'), QWEN % (S % "")], [QWEN % ""]),
+        # a schema that names nothing takes any parameters
+        ("qwen3_coder", {"type": "object"}, [QWEN % "", QWEN % (S % 1 + S % "x")], [QWEN % "x"]),
+        ("qwen3_coder", {"$ref": "#/$defs/f", "$defs": {"f": of(s=NUMBER)}},
+         [QWEN % (S % 1)], [QWEN % (S % "x"), QWEN % ""]),
+        ("qwen3_coder", {"anyOf": [of(s=NUMBER), of(t=NUMBER)]},
+         [QWEN % (S % 1)], [QWEN % "x"]),
+        # types that may be strings are free, other types are JSON
+        ("qwen3_coder", of(s={"type": ["string", "null"]}), [QWEN % (S % "null")], []),
+        ("qwen3_coder", of(s={"type": ["integer", "null"]}), [QWEN % (S % "null")],
+         [QWEN % (S % "x")]),
+        ("qwen3_coder", of(s={"enum": ["a", "b"]}), [QWEN % (S % "a")], [QWEN % (S % "c")]),
+        ("qwen3_coder", of(s={"enum": ["a", 1]}), [QWEN % (S % "a"), QWEN % (S % 1)], []),
+        ("qwen3_coder", of(s={"pattern": "^a$", "type": "string"}), [QWEN % (S % "a")], []),
+        ("qwen3_coder", of(s={"type": "array", "items": TEXT}), [QWEN % (S % '["a", "b"]')],
+         [QWEN % (S % "[1]")]),
+        ("glm45", of(s=TEXT), [
+            "<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>a\n<b></arg_value>\n</tool_call>"
+        ], ["<tool_call>f\n</tool_call>"]),
+        ("pythonic", of(s=TEXT, b={"type": "boolean"}), ['[f(s="a\\n\\"", b=True)]'],
+         ['[f(s="a", b=true)]', '[f(b=True, s="a")]', "[f()]"]),
+        ("pythonic", {"type": "object"}, ["[f()]", '[f(x=1, y_2="a")]'], ["[f(1)]"]),
+        ("pythonic", {"properties": {"a": NUMBER, "b": NUMBER}}, ["[f()]", "[f(b=1, a=2)]"],
+         ["[f(c=1)]", "[f(a=1,)]"]),
+        ("gemma4", LISTS, [
+            '<|tool_call>call:f{l:[{b:1,a:<|"|>x"<|"|>},{b:2}],m:[1, "a"]}<tool_call|>',
+            "<|tool_call>call:f{l:[]}<tool_call|>",
+        ], [
+            "<|tool_call>call:f{l:[{}]}<tool_call|>",
+            "<|tool_call>call:f{l:[{b:1}{b:1}]}<tool_call|>",
+            '<|tool_call>call:f{m:["a", 1]}<tool_call|>',
+        ]),
+        ("gemma4", of(s={"enum": ["a", "b"]}), ['<|tool_call>call:f{s:<|"|>a<|"|>}<tool_call|>'],
+         ['<|tool_call>call:f{s:<|"|>c<|"|>}<tool_call|>']),
+    ],
+)  # fmt: skip
+def test_schemas_in_formats_of_their_own(
+    name: str, schema: Any, good: list[str], bad: list[str]
+) -> None:
+    forced = grammar(name, {"f": schema})
+    assert [text for text in good if not matches(forced, text)] == []
+    assert [text for text in bad if matches(forced, text)] == []
+    for text in good:  # what the grammar allows is read as a call
+        reader = ToolCallReader(FORMATS[name], {"f": schema})
+        assert reader.push(text, final=True)[0] == ""
+        assert reader.num_calls == 1
+
+
+def test_the_older_way_of_mistral_is_forced_where_the_template_shows_it() -> None:
+    form = tool_format("mistral", chat_tokenizer("{{ tools }}[TOOL_CALLS]{{ calls }}"))
+    assert form is not None
+    tools = [OfferedTool(name, schema) for name, schema in SCHEMAS.items()]
+    forced = constraint(ToolUse(form, tools, must_call=True), None, None)
+    assert forced is not None
+    assert matches(forced, f"[TOOL_CALLS]{SAMPLES['xlam']}")
+    assert not matches(forced, SAMPLES["mistral"])
