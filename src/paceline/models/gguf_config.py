@@ -100,7 +100,9 @@ def hf_config_from_gguf(container: GgufContainer, read: Callable[[str], Array]) 
         **_family_keys(keys, architecture, head_dim),
         **_experts(container, keys, architecture),
         **_rope(container, keys, head_dim, read),
-        **dense_keys(keys.get, architecture, _layer_types(keys)),
+        **dense_keys(
+            keys.get, architecture, _layer_types(keys), container.tensors, container.metadata
+        ),
         **(head_keys(container, architecture) if architecture in HEADS else {}),
         "attention_bias": biases["qkv_bias"] and biases["o_bias"],
         "mlp_bias": biases["mlp_bias"],
@@ -231,9 +233,8 @@ def _rope(
     if keys.get("rope.freq_base") is not None:
         found["rope_theta"] = keys.get("rope.freq_base")
     dim = int(keys.number("rope.dimension_count", head_dim))
-    if dim != head_dim:
-        # The reader of this share rounds down; the half keeps a quotient's last bit from mattering.
-        found["partial_rotary_factor"] = (dim + 0.5) / head_dim
+    # The reader of this share rounds down; the half keeps a quotient's last bit from mattering.
+    found["partial_rotary_factor"] = (dim + 0.5) / head_dim if dim != head_dim else 1.0
     trained = keys.get("rope.scaling.original_context_length")
     if trained is not None:
         found["original_max_position_embeddings"] = trained
