@@ -137,7 +137,7 @@ def write_gguf(
     )
     tensors = stacked_experts(tensors)
     layers = range(config.num_hidden_layers)
-    for key in ("alpha_p", "alpha_n", "beta") if arch == "apertus" else ():
+    for key in ("alpha_p", "alpha_n", "beta", "eps") if arch == "apertus" else ():
         found = [tensors[f"model.layers.{i}.mlp.act_fn.{key}.weight"] for i in layers]
         writer.add_array(f"xielu.{key}", [float(each) for each in found])
     for name, tensor in tensors.items():
