@@ -143,7 +143,7 @@ clients: $(DEV_READY) .clients/.ready ## Install the clients that tests/clients 
 	.clients/bin/uv pip install --quiet --python .clients/bin/python $(CLIENTS)
 	for name in $(LONE_CLIENTS); do folder=.clients/$${name%-chat}; \
 	  $(PYTHON) -m venv $$folder && .clients/bin/uv pip install --quiet --python $$folder/bin/python $$name || exit 1; done
-	npm install --prefix .clients/node --no-save --ignore-scripts --no-audit --no-fund openai ai @ai-sdk/openai zod
+	npm install --prefix .clients/node --no-save --ignore-scripts --no-audit --no-fund openai ai @ai-sdk/openai zod esbuild
 	@touch $@
 
 # --ignore-scripts: esbuild's binary is a package of its own, and nothing else needs a script.

@@ -6,12 +6,18 @@ import json
 import os
 import shutil
 import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.server.browser import open_browser
 from tests.server.served import KEY, NAME, chat_model, served
 
 FOLDER = REPOSITORY / ".clients"
@@ -86,6 +92,10 @@ SAME_WORDS = [
     "openai_node.mjs",
     "ai_sdk.mjs",
 ]
+ASK = """
+const [url, key, model, done] = arguments;
+client.ask(url, key, model).then(done, (error) => done({ error: error.message }));
+"""
 ANY_OF = {"kind": ("reader", "writer"), "city": ("Rome", "Oslo")}
 
 
@@ -108,6 +118,39 @@ def test_clients_that_ask_for_the_same_words(model: Path) -> None:
     assert drafted["mcp_agent.py"]["result"] == rains
     assert drafted["openai_node.mjs"]["num_vectors"] == 2
     assert drafted["llama_index_chat.py"]["num_vectors"] == 2
+
+
+def test_the_openai_package_in_a_browser(model: Path, tmp_path: Path) -> None:
+    """From a page of another origin, which the server was told of; it gets the words of Node."""
+    script = shutil.copy(Path(__file__).with_name("openai_node.mjs"), FOLDER / "node")
+    (tmp_path / "index.html").write_text('<script src="client.js"></script>')
+    bundler = FOLDER / "node" / "node_modules" / ".bin" / "esbuild"
+    options = ("--bundle", "--format=iife", "--global-name=client", "--log-level=error")
+    # A script has no await outside of functions; the one of Node is dropped with what it is for.
+    dropped = ("--define:process=undefined", "--minify-syntax")
+    subprocess.run(
+        [bundler, script, *options, *dropped, f"--outfile={tmp_path / 'client.js'}"], check=True
+    )
+    with serving(tmp_path) as origin, served(model, "--allowed-origins", origin) as url:
+        by_node = report("openai_node.mjs", url, KEY, NAME)
+        with open_browser() as browser:
+            browser.set_script_timeout(60)
+            browser.get(origin)
+            told = browser.execute_async_script(ASK, url, KEY, NAME)
+            browser.get(origin.replace("127.0.0.1", "localhost"))  # an origin it was not told of
+            refused = browser.execute_async_script(ASK, url, KEY, NAME)
+    assert told == by_node
+    assert refused == {"error": "Connection error."}
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """The origin of a web server of a folder's files."""
+    handler = partial(SimpleHTTPRequestHandler, directory=folder)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 def test_aider(model: Path) -> None:

@@ -19,6 +19,8 @@ from tests.server.fuzz_requests import COMPLETIONS, CONTEXT, KEY, Case
 from tests.server.fuzz_values import document
 
 GIVE_UP_SECONDS = 60.0
+CACHED_WORDS = 12_000
+"""More than the cache of the tokenizers package holds, which is 10,000."""
 
 Address = tuple[str, int]
 
@@ -118,10 +120,14 @@ def problems_of_health(address: Address) -> Iterator[str]:
 
 
 def warm_up(address: Address) -> None:
-    """Use every KV block once: the memory of a pool becomes resident when it is written.
-
-    And a grammar, whose helper's pipes stay open.
+    """Use what fills once and stays: every KV block, since the memory of a pool becomes resident
+    when it is written; the tokenizer's cache of words, which takes so many and then no more; and a
+    grammar, whose helper's pipes stay open.
     """
+    for first in range(0, CACHED_WORDS, 500):
+        words = " ".join(f"{number:x}{number:o}" for number in range(first, first + 500))
+        answer, _ = send(address, Case("", "/tokenize", document({"prompt": words}).encode()))
+        assert answer.status == 200, answer.body
     for first in range(128):
         ids = [5 + (first + 31 * i) % 4000 for i in range(CONTEXT - 2)]
         body = document({"prompt": ids, "max_tokens": 1}).encode()

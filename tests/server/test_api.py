@@ -68,6 +68,9 @@ def test_a_wrong_path_is_told_the_right_ones() -> None:
     assert "GET /v1/models/{model}" in error["message"]
     error = call(application(), "GET", "/v1/completions").json()["error"]
     assert error["message"] == "GET is not for /v1/completions, which takes POST"
+    wrong = call(application(), "PUT", "/v1/responses/resp_1")  # whose methods have endpoints each
+    assert wrong.headers["allow"] == "DELETE, GET"
+    assert wrong.json()["error"]["message"].endswith("which takes DELETE, GET")
 
 
 def test_a_wrong_path_is_told_as_it_was_meant() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import os
@@ -22,13 +23,14 @@ from paceline.models.ops.rows import Rows
 from paceline.training import lm, trainer
 from paceline.training.checkpoint import FILE_NAME
 from paceline.training.lm import LMTrainingResult, train_lm
-from paceline.training.losses import cross_entropy
+from paceline.training.losses import cross_entropy, imbalance
 from paceline.training.model_files import load_model, load_tokenizer
 from paceline.training.ops import TrainingOps, dense_hidden, differentiable_decoder
 from paceline.training.options import learning_rate
+from paceline.training.surgery import cut_model
 from tests.disks import full_disk
 from tests.training.reference import reference_logits
-from tests.training.toy_text import lm_config
+from tests.training.toy_text import SHAPE, lm_config, write_corpus
 
 TOKENS = torch.randint(0, 280, (1, 32), generator=torch.Generator().manual_seed(0))
 
@@ -60,6 +62,52 @@ def test_written_model_is_what_the_engine_reads(trained: LMTrainingResult) -> No
     checkpoint = load_checkpoint(trained.folder)
     logits = reference_logits(checkpoint.config, checkpoint.tensors, TOKENS[0])
     torch.testing.assert_close(logits, _training_logits(trained.folder), rtol=0, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained mixture of experts."""
+    folder = tmp_path_factory.mktemp("mixture")
+    shape = dataclasses.replace(SHAPE, num_experts=4, experts_per_token=2)
+    config = lm_config(write_corpus(folder), folder / "model", shape=shape, steps=60)
+    result = train_lm(config)
+    assert result.held_out_after < 0.6 * result.held_out_before
+    return result.folder
+
+
+def test_a_mixture_is_what_transformers_reads(mixture: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModelForCausalLM.from_pretrained(mixture, dtype=torch.float32)
+    assert type(model).__name__ == "Qwen3MoeForCausalLM"
+    with torch.no_grad():
+        expected = model(TOKENS).logits[0]
+    torch.testing.assert_close(_training_logits(mixture), expected, rtol=0, atol=1e-4)
+
+
+def test_a_mixture_uses_all_its_experts(mixture: Path) -> None:
+    """The loss that balances them is 1 where they are used alike, and 2 where half of them are."""
+    model = load_model(mixture)
+    text = (mixture.parent / "corpus.jsonl").read_text(encoding="utf-8")
+    windows = torch.tensor(load_tokenizer(mixture).encode(text).ids[: 50 * 32]).view(50, 32)
+    with torch.no_grad():
+        decoder = differentiable_decoder(model.config, model.params, TrainingOps(), 32)
+        dense_hidden(decoder, windows)
+    assert len(decoder.routed) == SHAPE.num_layers
+    assert 1.0 <= imbalance(decoder).item() < 1.2
+    for ids, _ in decoder.routed:
+        assert torch.bincount(ids.flatten(), minlength=4).min() > 0.1 * ids.shape[0]
+
+
+def test_a_mixture_can_be_continued_and_not_cut(mixture: Path, tmp_path: Path) -> None:
+    before = load_model(mixture)
+    text = mixture.parent / "corpus.jsonl"
+    config = lm_config(text, tmp_path, init=str(mixture), steps=2, dtype="bfloat16")
+    after = load_model(train_lm(config).folder)
+    assert after.config == before.config
+    changed = [n for n, p in after.params.items() if not torch.equal(p, before.params[n])]
+    assert {n for n in before.params if ".mlp." in n} <= set(changed)  # routers too
+    with pytest.raises(TrainingError, match="cannot be cut"):
+        cut_model(before, drop_layers=1)
 
 
 def test_folder_is_complete(trained: LMTrainingResult) -> None:
@@ -209,7 +257,7 @@ def test_options_are_checked(tmp_path: Path, options: dict[str, Any]) -> None:
 
 TRAIN_AND_DIE = """
 import os, signal, sys, torch
-from tests.training.toy_text import lm_config
+from tests.training.toy_text import SHAPE, lm_config, write_corpus
 from paceline.training.lm import train_lm
 
 torch.set_num_threads(1)

@@ -149,8 +149,10 @@ class WeightReader:
         for name, out in zip((f"{n}.weight" for n in names), outs, strict=True):
             is_vector = out == 1 and self._tensors[name].ndim == 1
             weight = self.floats(name, *([width] if is_vector else [out, width]))
-            weights.append(as_floats(weight).reshape(out, width))
-        rows = np.concatenate(weights).view(np.uint8)
+            wide = as_floats(weight) if isinstance(weight, np.ndarray) else weight
+            weights.append(wide.reshape(out, width))
+        whole = self._ops.join(weights)
+        rows = whole.view(np.uint8) if isinstance(whole, np.ndarray) else whole
         part = WeightPart(sum(outs), lambda first, last: rows[first:last], "F32")
         return self._ops.pack_linear([part], width, None)
 

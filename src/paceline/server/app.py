@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
@@ -39,12 +39,12 @@ def create_app(
     app.state.responses = responses.ResponseStore()
     apis = (chat, completions, infill, embeddings, tokenize, health, compatible)
     routers = [*(api.router for api in apis), compatible.reports]
-    routers += [anthropic.router, *responses.routers, *ollama.routers]
+    routers += [anthropic.router, *responses.routers, *ollama.routers, page_router()]
     for router in routers:
         app.include_router(router)
-    app.include_router(page_router())
     install_openapi(app)
-    install_error_handlers(app, _endpoints(routers))
+    routes = [route for router in routers for route in router.routes if isinstance(route, Route)]
+    install_error_handlers(app, routes)
     app.add_middleware(Guard, config)
     app.add_middleware(TraceMiddleware)
     if config.allowed_origins:
@@ -57,14 +57,3 @@ def create_app(
             expose_headers=BROWSERS_MAY_READ,
         )
     return app
-
-
-def _endpoints(routers: Sequence[APIRouter]) -> list[str]:
-    """Method and path of each endpoint."""
-    found = [route for router in routers for route in router.routes]
-    routes = [each for each in found if isinstance(each, Route) and each.include_in_schema]
-    return [
-        f"{method} {route.path_format}"
-        for route in routes
-        for method in sorted(route.methods or ())
-    ]

@@ -16,6 +16,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match, Route
 
 from paceline.errors import (
     ConfigError,
@@ -187,11 +188,11 @@ def _shown(value: object) -> str:
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
-def install_error_handlers(app: Starlette, endpoints: Sequence[str]) -> None:
+def install_error_handlers(app: Starlette, routes: Sequence[Route]) -> None:
     """Let every exception of an endpoint become one of the bodies above.
 
     Args:
-        endpoints: method and path of each, for those who ask for another one.
+        routes: of the endpoints, for those who ask for another one.
     """
     kinds: tuple[type[Exception], ...] = (
         ApiError,
@@ -210,7 +211,7 @@ def install_error_handlers(app: Starlette, endpoints: Sequence[str]) -> None:
     async def answer(request: Request, error: Exception) -> Response:
         told = to_api_error(error)
         if isinstance(error, HTTPException) and error.detail in _OF_THE_ROUTER:
-            told.message = _misdirected(request, told, endpoints)
+            told.message = _misdirected(request, told, routes)
         response = told.response(request.scope["path"])
         if current_request_id():  # what failed unexpectedly is answered outside of all layers
             response.headers[REQUEST_ID] = current_request_id()
@@ -220,10 +221,19 @@ def install_error_handlers(app: Starlette, endpoints: Sequence[str]) -> None:
         app.add_exception_handler(kind, answer)
 
 
-def _misdirected(request: Request, error: ApiError, endpoints: Sequence[str]) -> str:
+def _misdirected(request: Request, error: ApiError, routes: Sequence[Route]) -> str:
     """What to say of a path, or a method for it, that does not exist."""
     path = request.scope["path"][:_MAX_SHOWN]
     if error.status == 405:
-        allowed = error.headers.get("Allow", "another method")
+        # The router tells only the methods of the first endpoint that has the path.
+        same = [route for route in routes if route.matches(request.scope)[0] is Match.PARTIAL]
+        methods = {method for route in same for method in route.methods or ()}
+        allowed = error.headers["Allow"] = ", ".join(sorted(methods))
         return f"{request.method[:_MAX_SHOWN]} is not for {path}, which takes {allowed}"
-    return f"there is no {path} here; the endpoints are {', '.join(endpoints)}"
+    listed = [
+        f"{method} {route.path_format}"
+        for route in routes
+        if route.include_in_schema
+        for method in sorted(route.methods or ())
+    ]
+    return f"there is no {path} here; the endpoints are {', '.join(listed)}"

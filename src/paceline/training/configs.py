@@ -18,7 +18,7 @@ CUTS = ("drop_layers", "mlp_width")
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes of a decoder that is trained from scratch: Qwen3 shape, tied embeddings by default.
+    """Sizes of a decoder that is trained from scratch, of Qwen3's form or Qwen3 MoE's.
 
     Attributes:
         num_layers: decoder layers of a model from scratch.
@@ -26,7 +26,9 @@ class ModelShape:
         num_heads: its query heads.
         num_kv_heads: its key and value heads.
         head_dim: the width of each head.
-        intermediate_size: the width of its feed-forward layers.
+        intermediate_size: the width of its feed-forward layers, of each expert where it has some.
+        num_experts: experts of each feed-forward layer, which is a mixture then; 0 leaves it dense.
+        experts_per_token: how many of them a token chooses.
         max_position: its context limit in tokens.
         rope_theta: the base of its rotary embedding.
         tie_embeddings: use one matrix for tokens in and out.
@@ -38,6 +40,8 @@ class ModelShape:
     num_kv_heads: int = 1
     head_dim: int = 64
     intermediate_size: int = 864
+    num_experts: int = 0
+    experts_per_token: int = 2
     max_position: int = 2048
     rope_theta: float = 10000.0
     tie_embeddings: bool = True
@@ -55,11 +59,28 @@ class ModelShape:
         if self.intermediate_size < 1 or self.max_position < 2:
             raise TrainingError("intermediate_size must be at least 1, max_position at least 2")
 
+        if self.num_experts and not 1 <= self.experts_per_token <= self.num_experts:
+            raise TrainingError(
+                f"experts_per_token is {self.experts_per_token}; it must be from 1 to num_experts "
+                f"({self.num_experts})"
+            )
+
     def hf_config(self, vocab_size: int, eos_token_id: int) -> dict[str, Any]:
         """The ``config.json`` of such a model."""
+        kind: dict[str, Any] = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+        if self.num_experts:
+            kind = {
+                "architectures": ["Qwen3MoeForCausalLM"],
+                "model_type": "qwen3_moe",
+                "num_experts": self.num_experts,
+                "num_experts_per_tok": self.experts_per_token,
+                "moe_intermediate_size": self.intermediate_size,
+                "norm_topk_prob": True,
+                "decoder_sparse_step": 1,
+                "mlp_only_layers": [],
+            }
         return {
-            "architectures": ["Qwen3ForCausalLM"],
-            "model_type": "qwen3",
+            **kind,
             "vocab_size": vocab_size,
             "hidden_size": self.hidden_size,
             "intermediate_size": self.intermediate_size,

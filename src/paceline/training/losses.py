@@ -73,3 +73,18 @@ def divergence(draft: Tensor, target: Tensor) -> Tensor:
     """KL(target || draft) of two sets of logits, summed over their rows."""
     log_p, log_q = target.log_softmax(-1), draft.log_softmax(-1)
     return F.kl_div(log_q, log_p, log_target=True, reduction="sum")
+
+
+def imbalance(decoder: Rows) -> Tensor:
+    """How unevenly the rows of the latest forward used the experts: 1 where all were used alike.
+
+    The load-balancing loss of Switch Transformers (Fedus et al., 2021), a mean over the layers: the
+    number of experts times the sum over experts of their share of the choices and their mean
+    probability.
+    """
+    parts = []
+    for ids, logits in decoder.routed:
+        number = logits.shape[1]
+        share = torch.bincount(ids.flatten(), minlength=number) / ids.numel()
+        parts.append(number * (share * logits.float().softmax(1).mean(0)).sum())
+    return torch.stack(parts).mean()

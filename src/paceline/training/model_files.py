@@ -7,6 +7,7 @@ will be written with; the decoder's shape is always derived from that one descri
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +36,8 @@ WEIGHTS = "model.safetensors"
 FIXED = (HEAD_TOKENS,)
 EMBEDDING = "model.embed_tokens.weight"
 PACKED = "int8"
+ROUTER = ".mlp.gate.weight"
+ONE_EXPERT = re.compile(r"\.mlp\.experts\.0\.gate_proj\.weight$")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -96,10 +99,17 @@ def _parameter_shapes(shape: ModelShape, vocab_size: int) -> dict[str, tuple[int
             p + "self_attn.k_norm.weight": (dim,),
             p + "self_attn.o_proj.weight": (d, q),
             p + "post_attention_layernorm.weight": (d,),
-            p + "mlp.gate_proj.weight": (width, d),
-            p + "mlp.up_proj.weight": (width, d),
-            p + "mlp.down_proj.weight": (d, width),
         }
+        parts = [p + "mlp."]
+        if shape.num_experts:
+            sizes[p + "mlp.gate.weight"] = (shape.num_experts, d)
+            parts = [f"{p}mlp.experts.{expert}." for expert in range(shape.num_experts)]
+        for part in parts:
+            sizes |= {
+                part + "gate_proj.weight": (width, d),
+                part + "up_proj.weight": (width, d),
+                part + "down_proj.weight": (d, width),
+            }
     sizes["model.norm.weight"] = (d,)
     if not shape.tie_embeddings:
         sizes["lm_head.weight"] = (vocab_size, d)
@@ -111,19 +121,23 @@ def load_model(folder: str | Path) -> TrainableModel:
 
     Raises:
         ModelLoadError: its configuration or its weights cannot be read.
-        TrainingError: it is a mixture of experts, or of a family that cannot be trained.
+        TrainingError: it is of a family that cannot be trained, or a mixture whose experts are not
+            matrices of their own.
     """
     folder = Path(folder)
     raw = read_json(folder / "config.json")
     config = config_from_hf(raw)
-    if config.experts:
-        raise TrainingError(f"{folder} is a mixture of experts, which cannot be trained here")
     if not config.is_like_llama or layout_from_hf(raw) != PLAIN:
         raise TrainingError(
             f"{folder} is of the family {config.architecture}, which cannot be trained here; "
             "families whose layers and checkpoints are like Llama's can"
         )
     tensors = SafetensorsFolder(folder)
+    if config.experts and not any(ONE_EXPERT.search(name) for name in tensors):
+        raise TrainingError(
+            f"{folder} keeps its experts in stacks or under other names than Qwen's, which cannot "
+            "be trained here; a mixture that paceline train lm wrote can"
+        )
     if config.tie_embeddings:
         tensors.rename("lm_head.weight", "model.embed_tokens.weight")
     # Copies, because a file that is mapped here may be replaced or trained in place.
@@ -200,7 +214,8 @@ def _stored(params: Mapping[str, Tensor], weights_dtype: str) -> dict[str, Tenso
     tensors: dict[str, Tensor] = {}
     for name, param in params.items():
         weight = to_numpy(param)
-        if weights_dtype == PACKED and name != EMBEDDING and is_packable(weight):
+        exact = name == EMBEDDING or name.endswith(ROUTER)
+        if weights_dtype == PACKED and not exact and is_packable(weight):
             tensors |= {n: to_torch(array) for n, array in packed(name, weight).items()}
         else:
             tensors[name] = param.detach().to(kind).contiguous()

@@ -28,7 +28,8 @@ COMPUTE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True)
 class DenseLinear:
-    """``weight`` is ``[out, in]`` in the compute dtype; the master copy stays float32."""
+    """``weight`` is ``[out, in]`` in the compute dtype, but for routers; the master copy stays
+    float32, as they do."""
 
     weight: Tensor
     bias: Tensor | None
@@ -174,7 +175,7 @@ class TrainingOps:
         bias = None if bias is None else bias.to(self.compute)
         weights = [part.read(0, part.num_outputs) for part in parts]
         weight = weights[0] if len(weights) == 1 else torch.cat(weights)
-        return DenseLinear(weight.to(self.compute), bias)
+        return DenseLinear(weight if parts[0].format else weight.to(self.compute), bias)
 
     def pack_vector(self, weight: Tensor) -> Tensor:
         packed: Tensor = torch.as_tensor(weight).float()
@@ -193,7 +194,7 @@ class TrainingOps:
         return ()
 
     def row_linear(self, x: Tensor, packed: DenseLinear) -> Tensor:
-        return F.linear(x.to(self.compute), packed.weight, packed.bias)
+        return F.linear(x.to(packed.weight.dtype), packed.weight, packed.bias)
 
     def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
         return F.embedding(ids, table)
@@ -209,6 +210,9 @@ class TrainingOps:
 
     def softcap(self, x: Tensor, cap: float) -> Tensor:
         return torch.tanh(x.float() / cap) * cap
+
+    def sigmoid(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(x)
 
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         width = cos.shape[-1]

@@ -36,7 +36,7 @@ def cut_model(model: TrainableModel, drop_layers: int = 0, mlp_width: int = 0) -
         mlp_width: feed-forward channels of each layer that stay; 0 keeps all.
 
     Raises:
-        TrainingError: nothing would be left, or the width exceeds the model's.
+        TrainingError: nothing would be left, the width exceeds the model's, or it has experts.
     """
     config = model.config
     _check(config, drop_layers, mlp_width)
@@ -58,6 +58,8 @@ def check_flat(model: TrainableModel) -> None:
 
 
 def _check(config: ModelConfig, drop_layers: int, mlp_width: int) -> None:
+    if config.experts is not None and (drop_layers or mlp_width):
+        raise TrainingError("a mixture of experts cannot be cut; begin from a dense model")
     if not 0 <= drop_layers < config.num_layers:
         raise TrainingError(
             f"drop_layers is {drop_layers}; the model has {config.num_layers} layers, so allowed "

@@ -19,6 +19,7 @@ from paceline.errors import TrainingError
 from paceline.models.ops.rows import Rows
 from paceline.training.checkpoint import Progress, load_state, save_state
 from paceline.training.data import TokenArray
+from paceline.training.losses import imbalance
 from paceline.training.model_files import TrainableModel
 from paceline.training.ops import TrainingOps, differentiable_decoder
 from paceline.training.options import TrainingConfig, learning_rate, run_progress
@@ -29,6 +30,8 @@ Tensor = torch.Tensor
 Loss = Callable[[Rows, Tensor], Tensor]
 """Mean loss of a decoder on windows ``[batch, seq_len + 1]`` of token ids."""
 
+BALANCE = 0.01
+"""Weight of :func:`~paceline.training.losses.imbalance`, as of Switch Transformers."""
 SMOOTHING = 0.98  # of the training loss that is shown
 
 
@@ -77,7 +80,9 @@ class DecoderTask:
 
     def loss(self, start: int, count: int) -> Tensor:
         windows = self.data.windows.take(start, count)
-        return self.decoder_loss(self._decoder(windows), torch.from_numpy(windows).long())
+        decoder = self._decoder(windows)
+        value = self.decoder_loss(decoder, torch.from_numpy(windows).long())
+        return value + BALANCE * imbalance(decoder) if decoder.routed else value
 
     def held_out(self, windows: int | None) -> tuple[float, str] | None:
         chosen, size = self.data.held_out[:windows], self.config.batch_size

@@ -67,8 +67,8 @@ class RowForward:
                 wanted[layer] = x[: batch.num_rows]
 
         hidden = self._rows.hidden(batch.input_ids, batch.positions, batch.attention, read, take)
-        chosen = self._rows.chosen
-        self.experts_read = sum(len(ids[: batch.num_rows].unique()) for ids in chosen)
+        routed = self._rows.routed
+        self.experts_read = sum(len(each.ids[: batch.num_rows].unique()) for each in routed)
         for index, layer in enumerate(taps.layers):
             taps.features[:, index] = _to_host(wanted[layer])
         return self._of_sampled(hidden, batch)

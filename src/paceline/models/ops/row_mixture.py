@@ -7,12 +7,21 @@ results are added in the order of that choice, each times its weight, the shared
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 
 from paceline.models.config import Experts
 from paceline.models.mixture import FeedForward, Mixture
 from paceline.models.ops.row_ops import RowOps, Tensor
+
+
+class Routing(NamedTuple):
+    """The experts of each row ``[rows, per_token]``, and the logits that they were chosen by."""
+
+    ids: Tensor
+    logits: Tensor
 
 
 def choose(logits: Tensor, experts: Experts) -> tuple[Tensor, Tensor]:
@@ -32,27 +41,24 @@ def choose(logits: Tensor, experts: Experts) -> tuple[Tensor, Tensor]:
 
 def mixed(
     mixture: Mixture, x: Tensor, experts: Experts, activation: str, ops: RowOps
-) -> tuple[Tensor, Tensor]:
-    """The mixture of rows that went through the layer's norm.
-
-    Returns:
-        The results ``[rows, hidden]``, and the experts of each row ``[rows, per_token]``.
-    """
+) -> tuple[Tensor, Routing]:
+    """The mixture of rows ``[rows, hidden]`` behind the layer's norm, and its routing."""
     logits = ops.row_linear(x, mixture.router)
     ids, weights = choose(logits[:, : experts.number], experts)
     found = x.new_zeros(len(x), experts.per_token, x.shape[1])
     for expert in ids.unique().tolist():
         rows, ranks = (ids == expert).nonzero(as_tuple=True)
-        found[rows, ranks] = _fed_forward(mixture.experts[expert], x[rows], activation, ops)
+        result = _fed_forward(mixture.experts[expert], x[rows], activation, ops)
+        found[rows, ranks] = result.to(found.dtype)
     y = weights[:, :1] * found[:, 0]
     for rank in range(1, experts.per_token):
         y = y + weights[:, rank : rank + 1] * found[:, rank]
     if mixture.shared is None:
-        return y, ids
+        return y, Routing(ids, logits[:, : experts.number])
     shared = _fed_forward(mixture.shared, x, activation, ops)
     if experts.shared_gate:
         shared = ops.sigmoid(logits[:, experts.number :]) * shared
-    return y + shared, ids
+    return y + shared, Routing(ids, logits[:, : experts.number])
 
 
 def _fed_forward(layer: FeedForward, x: Tensor, activation: str, ops: RowOps) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from paceline.models.decoder import Decoder
-from paceline.models.ops.row_mixture import mixed
+from paceline.models.ops.row_mixture import Routing, mixed
 from paceline.models.ops.row_ops import RowOps, Tensor
 from paceline.models.rope import RotaryTable
 from paceline.models.weights import Layer
@@ -42,14 +42,14 @@ class Rows:
     Attributes:
         head_tokens: which token each column of the logits is, int64 in host memory; None where
             column i is token i.
-        chosen: the experts of each row ``[rows, per_token]`` in each layer that is a mixture, as of
-            the latest :meth:`hidden`.
+        routed: how the rows of the latest :meth:`hidden` were routed, for each layer that is a
+            mixture.
     """
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder, self.config = decoder, decoder.config
         self.ops = cast(RowOps, decoder.ops)
-        self.chosen: list[Tensor] = []
+        self.routed: list[Routing] = []
         head = decoder.pruned_head
         self.head_tokens = None if head is None else torch.from_numpy(head.token_ids)
 
@@ -73,7 +73,7 @@ class Rows:
             ``[rows, hidden_size]`` float32, after the final norm.
         """
         c, ops = self.config, self.ops
-        self.chosen.clear()
+        self.routed.clear()
         x, joined = self._enter(input_ids, inputs)
         if self._decoder.places is not None:
             x = x + self._decoder.places[positions]
@@ -170,8 +170,8 @@ class Rows:
         read = self._normed(stream, layer.mlp_norm)
         if layer.mixture is not None:
             assert c.experts is not None
-            mlp, ids = mixed(layer.mixture, read, c.experts, c.activation, ops)
-            self.chosen.append(ids)
+            mlp, routing = mixed(layer.mixture, read, c.experts, c.activation, ops)
+            self.routed.append(routing)
         else:
             mlp = ops.row_linear(read, layer.gate_up)
             if c.gated_mlp:
