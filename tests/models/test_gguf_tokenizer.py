@@ -78,6 +78,12 @@ def test_no_space_prefix(tmp_path: Path) -> None:
         ("qwen2", "ab 12'S\n\nx", ["ab", "Ġ", "1", "2", "'S", "ĊĊ", "x"]),
         ("smollm", "ab 12", ["ab", "Ġ", "1", "2"]),
         ("tekken", "abCd 12/", ["ab", "Cd", "Ġ", "1", "2", "/"]),
+        ("glm4", "ab 1234'S", ["ab", "Ġ", "123", "4", "'S"]),
+        ("dbrx", "ab\n\nx", ["ab", "ĊĊ", "x"]),
+        ("seed-coder", "a!\n\n12", ["a", "!", "ĊĊ", "1", "2"]),
+        ("hunyuan-dense", "ab 1234!x \u3002", ["ab", "Ġ", "123", "4", "!x", "ĠãĢĤ"]),
+        ("exaone4", "ab 123456's", ["ab", "Ġ123456", "'s"]),
+        ("stablelm2", "ab 12", ["ab", "Ġ", "1", "2"]),
     ],
 )
 def test_how_text_is_split(tmp_path: Path, pre: str, text: str, pieces: list[str]) -> None:
