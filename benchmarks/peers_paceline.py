@@ -85,6 +85,20 @@ class Paceline:
 
         return self.llm.call(run)
 
+    def experts(self, width: int, context: int, tokens: list[int]) -> int:
+        """Experts that such a forward reads, each once per layer; 0 of a model that has none."""
+        rows = range(width)
+        span = Span(REQUEST, context, tokens[context : context + width], range(-1, width - 1), rows)
+
+        def run(engine: Engine) -> int:
+            read(engine, tokens[:context])
+            assert engine.kv.reserve(REQUEST, width)
+            count = engine.runner.forward(engine.runner.pack([span])).experts_read
+            engine.kv.free(REQUEST)
+            return count
+
+        return self.llm.call(run)
+
     def long(self, context: int, repeats: int, tokens: list[int]) -> list[float]:
         """Seconds of plain steps after a context longer than all others have."""
         return self.forward(1, context, repeats, tokens)

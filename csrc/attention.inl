@@ -71,7 +71,7 @@ template <typename E> struct HeadCache {
     using Element = E;
     static constexpr bool FETCHES = true;
     const E* k;  // of block 0
-    const E* v;
+    const E* v;  // null: a key is its value too
     const int32_t* blocks;
     size_t k_block, v_block;  // elements from block to block
     int head_dim, v_stride;
@@ -92,7 +92,7 @@ template <typename E> struct HeadCache {
             return k_tile(next);
         }
         const int v_tile = tile_begin + next - tile_end;
-        return v_tile < tile_end ? v_row(v_tile * TILE) : k_tile(tile);
+        return v && v_tile < tile_end ? v_row(v_tile * TILE) : k_tile(tile);
     }
 };
 
@@ -356,6 +356,25 @@ void add_values(const Query* queries, const float* weights, const Run<E>* runs, 
     }
 }
 
+// The numbers of 16 keys' dimension `d`.
+template <typename E> f32x16 key_numbers(const HeadCache<E>& cache, int tile, int d) {
+    const f32x16 elements = load_kv(cache.k_tile(tile) + d * TILE);
+    if constexpr (SCALED<E>) {
+        return elements * load_scales(cache.key_scales(tile) + d / KV_GROUP * 2 * TILE);
+    }
+    return elements;
+}
+
+// The key of a slot as a row of values, [v_stride].
+template <typename E> void copy_key(const HeadCache<E>& cache, int slot, float* to) {
+    alignas(64) float lanes[LANES];
+    std::memset(to + cache.head_dim, 0, sizeof(float) * (cache.v_stride - cache.head_dim));
+    for (int d = 0; d < cache.head_dim; ++d) {
+        store(lanes, key_numbers(cache, slot / TILE, d));
+        to[d] = lanes[slot % TILE];
+    }
+}
+
 // The V rows of positions begin..end - 1 as one query sees them, added to `count` queries of which
 // that holds. Those whose tiles are unpacked come first.
 template <typename E>
@@ -372,6 +391,18 @@ void add_range(const HeadCache<E>& cache, const Unpacked<E>& unpacked, const Que
         begin = floats_end;
     }
     if (begin >= end) {
+        return;
+    }
+    if (!cache.v) {  // the others are reached through paths
+        alignas(64) float value[MAX_HEAD_DIM];
+        for (int key = begin; key < end; ++key) {
+            copy_key(cache, cache.start + query.path[key - cache.start], value);
+            const Run<float> run = {value, 1, 0};
+            with_number<QUERY_BLOCK>(count, [&](auto n) {
+                add_values<decltype(n)::value>(queries, scores + key - cache.origin, &run, 1,
+                                               cache.v_stride);
+            });
+        }
         return;
     }
     Run<E> runs[KEY_CHUNK];
@@ -435,8 +466,26 @@ void unpack_keys(const HeadCache<E>& cache, const Unpacked<E>& unpacked, float* 
     }
 }
 
+// Keys that are values, row after row.
+template <typename E>
+void turn_keys(const HeadCache<E>& cache, const Unpacked<E>& unpacked, float* to) {
+    alignas(64) float lanes[LANES];
+    for (int tile = unpacked.first; tile < unpacked.end; ++tile, to += TILE * cache.v_stride) {
+        for (int d = 0; d < cache.v_stride; ++d) {
+            store(lanes, d < cache.head_dim ? key_numbers(cache, tile, d) : zero());
+            for (int lane = 0; lane < TILE; ++lane) {
+                to[lane * cache.v_stride + d] = lanes[lane];
+            }
+        }
+    }
+}
+
 template <typename E>
 void unpack_values(const HeadCache<E>& cache, const Unpacked<E>& unpacked, float* to) {
+    if (!cache.v) {
+        turn_keys(cache, unpacked, to);
+        return;
+    }
     for (int slot = unpacked.first * TILE; slot < unpacked.end * TILE; ++slot) {
         const E* from = cache.v_row(slot);
         const int ahead = slot + AHEAD_TILES * TILE;
@@ -483,10 +532,10 @@ void attend_queries(HeadCache<E> cache, const AttentionShape& shape, const Query
     QueryBlock blocks[QUERIES];
     const int num_blocks = make_blocks(queries, count, blocks);
     const int chunk_tile = cache.origin / TILE, chunk_tiles = KEY_CHUNK / TILE;
-    const int step = num_blocks > 1 ? TURN_TILES : chunk_tiles;
+    const int step = num_blocks > 1 || !cache.v ? TURN_TILES : chunk_tiles;
     const bool unpacks = num_blocks > 2 && !std::is_same<E, float>::value;
     alignas(64) float floats[TURN_TILES * TILE * MAX_HEAD_DIM];
-    const auto turn = [&](int tile) -> Unpacked<E> {  // none: what is at its end ends at 0
+    const auto turn = [&](int tile, bool unpacks) -> Unpacked<E> {  // none: what is at its end ends at 0
         const int first = at_least(tile, cache.tile_begin);
         const int end = at_most(tile + step, cache.tile_end);
         return {cache, floats, first, unpacks && first < end ? end : 0, cache.head_dim};
@@ -499,7 +548,7 @@ void attend_queries(HeadCache<E> cache, const AttentionShape& shape, const Query
     }
 
     for (int tile = chunk_tile; tile < chunk_tile + chunk_tiles; tile += step) {
-        const Unpacked<E> unpacked = turn(tile);
+        const Unpacked<E> unpacked = turn(tile, unpacks);
         unpack_keys(cache, unpacked, floats);
         for (const QueryBlock* block = blocks; block < blocks + num_blocks; ++block) {
             const int begin = at_least(tile, block->tile_begin);
@@ -536,7 +585,7 @@ void attend_queries(HeadCache<E> cache, const AttentionShape& shape, const Query
         key_end = at_least(key_end, query.end);
     }
     for (int key = key_begin / TILE * TILE; key < key_end; key += step * TILE) {
-        const Unpacked<E> unpacked = turn(key / TILE);
+        const Unpacked<E> unpacked = turn(key / TILE, unpacks || !cache.v);
         unpack_values(cache, unpacked, floats);
         for (const QueryBlock* block = blocks; block < blocks + num_blocks; ++block) {
             add_block(cache, unpacked, *block, queries + block->first,
@@ -571,10 +620,17 @@ void attend_as(const AttentionShape& shape, const E* k, const E* v, const Attent
     const size_t k_head = static_cast<size_t>(head_elements<E>(shape.head_dim)) * TILE;
     const size_t v_head = static_cast<size_t>(head_elements<E>(shape.v_stride)) * TILE;
     const size_t kv_heads = static_cast<size_t>(shape.kv_heads);
-    const HeadCache<E> cache = {k + k_head * kv_head, v + v_head * kv_head, span.blocks,
-                                k_head * kv_heads,    v_head * kv_heads,    shape.head_dim,
-                                shape.v_stride,       span.start,           chunk * KEY_CHUNK,
-                                0,                    0};
+    const HeadCache<E> cache = {k + k_head * kv_head,
+                                v ? v + v_head * kv_head : nullptr,
+                                span.blocks,
+                                k_head * kv_heads,
+                                v_head * kv_heads,
+                                shape.head_dim,
+                                shape.v_stride,
+                                span.start,
+                                chunk * KEY_CHUNK,
+                                0,
+                                0};
     const int group = shape.heads / shape.kv_heads;
     Query queries[QUERIES];
     int num_queries = 0;
@@ -628,23 +684,23 @@ inline void store_values(const AttentionShape& shape, f32x16 values, int at, flo
 }
 
 void merge(const AttentionShape& shape, const float* partials, int stride, int first, int last,
-           float* y) {
+           const float* sink, float* y) {
     const auto partial = [&](int chunk) { return partials + static_cast<size_t>(chunk) * stride; };
-    if (first == last) {  // its weight is e^0: the same bits
+    if (first == last && !sink) {  // its weight is e^0: the same bits
         const f32x16 total = splat(partial(first)[1]);
         for (int d = 0; d < shape.head_dim; d += LANES) {
             store_values(shape, load(partial(first) + TILE + d) / total, d, y);
         }
         return;
     }
-    float highest = -__builtin_inff();
+    float highest = sink ? *sink : -__builtin_inff();
     for (int chunk = first; chunk <= last; ++chunk) {
         highest = partial(chunk)[0] > highest ? partial(chunk)[0] : highest;
     }
     for (int d = 0; d < shape.head_dim; d += 4 * LANES) {
         // Past the end the last 16 dimensions are repeated.
         int at[4];
-        f32x16 values[4], total = zero();
+        f32x16 values[4], total = sink ? exp(splat(*sink - highest)) : zero();
         for (int c = 0; c < 4; ++c) {
             at[c] = at_most(d + c * LANES, shape.v_stride - LANES);
             values[c] = zero();

@@ -76,6 +76,7 @@ void run_attention(const Problem& p, float* y) {
                          partials.data() + row * partials_of_row +
                              static_cast<size_t>(h) * row_stride,
                          stride, first_chunk(shape, position) - first, last_chunk(position) - first,
+                         nullptr,
                          y + static_cast<size_t>(row) * q_stride +
                              static_cast<size_t>(h) * shape.head_dim);
         }
@@ -109,7 +110,7 @@ auto attend(Array<const float, 3> q, ConstCache k, ConstCache v, Array<const int
     const int rows = static_cast<int>(q.shape(0)), heads = static_cast<int>(q.shape(1));
     const int head_dim = static_cast<int>(q.shape(2)), kv_heads = static_cast<int>(k.shape(1));
     const int v_stride = round_up(head_dim, TILE);
-    require(head_dim <= 256, "head_dim is above 256");
+    require(head_dim <= MAX_HEAD_DIM, "head_dim is above " + std::to_string(MAX_HEAD_DIM));
     require(head_dim > 0 && static_cast<int>(k.shape(2)) == head_elements(type, head_dim),
             "q and k have different head dimensions");
     require(static_cast<int>(v.shape(3)) == head_elements(type, v_stride),
@@ -186,8 +187,8 @@ template <typename A> KvShape check_cache(const A& k, const A& v) {
             "head]");
     const KvType type = kv_type(k.dtype(), v.dtype());
     const int v_stride = round_up(head_dim_of(type, k.shape(3)), TILE);
-    require(static_cast<int>(v.shape(4)) == head_elements(type, v_stride),
-            "v's rows are not heads of head_dim rounded up to 16");
+    require(v.shape(4) == 0 || static_cast<int>(v.shape(4)) == head_elements(type, v_stride),
+            "v's rows are not heads of head_dim rounded up to 16, and not empty");
     return {k.shape(0), k.shape(1), k.shape(2), k.shape(3), v.shape(4), type};
 }
 
@@ -265,7 +266,8 @@ template <> std::vector<Int8> constant_head(size_t width, size_t dim, float valu
 template <typename E>
 void fill_slots(const KvShape& shape, E* k, E* v, const Slots& slots, float value) {
     const auto key = constant_head<E>(shape.head_dim(), shape.head_dim(), value);
-    const auto row = constant_head<E>(shape.v_stride(), shape.head_dim(), value);
+    const size_t dim = shape.value > 0 ? shape.head_dim() : 0;
+    const auto row = constant_head<E>(shape.v_stride(), dim, value);
     each_layer(shape, [&](size_t layer) {
         for (size_t i = 0; i < slots.shape(0); ++i) {
             for (size_t head = 0; head < shape.kv_heads; ++head) {

@@ -59,6 +59,16 @@ class Reader {
         check(found.n() == n && found.k() == k, std::string(name) + " has another shape");
         return found;
     }
+    std::vector<Linear> linears(const char* name, int count, int n, int k) const {
+        std::vector<Linear> found;
+        for (nb::handle each : nb::cast<nb::list>(get(name))) {
+            found.push_back(linear_of(each));
+            check(found.back().n() == n && found.back().k() == k,
+                  std::string(name) + " has another shape");
+        }
+        check(static_cast<int>(found.size()) == count, std::string(name) + ": not one per head");
+        return found;
+    }
     // What is added to the embedding at each position; null where the field is None.
     const float* places(int max_len, int hidden) const {
         const nb::handle value = get("places");
@@ -96,6 +106,7 @@ DecoderShape shape_of(const Reader& r) {
     a.kv_heads = r.positive("num_kv_heads");
     a.head_dim = r.positive("head_dim");
     check(a.heads % a.kv_heads == 0, "num_heads must be a multiple of num_kv_heads");
+    check(a.head_dim <= MAX_HEAD_DIM, "head_dim: heads of this size are not supported");
     a.v_stride = round_up(a.head_dim, TILE);
     a.scale = r.number<float>("attention_scale");
     a.softcap = r.number<float>("attention_softcap");
@@ -142,7 +153,17 @@ Mixture mixture_of(const Reader& r, const DecoderShape& s) {
     mixture.renormalise = r.number<bool>("renormalise");
     mixture.shared_gate = r.number<bool>("shared_gate");
     mixture.scale = r.number<float>("scale");
-    check(mixture.per_token <= number, "per_token: as many experts as there are, or fewer");
+    mixture.sigmoid = r.number<bool>("sigmoid");
+    mixture.choice_bias = r.vector("choice_bias", number);
+    mixture.groups = r.positive("groups");
+    mixture.groups_per_token = r.positive("groups_per_token");
+    mixture.group_best = r.positive("group_best");
+    mixture.least_sum = r.number<float>("least_sum");
+    check(number % mixture.groups == 0 && mixture.groups_per_token <= mixture.groups &&
+              mixture.group_best <= number / mixture.groups,
+          "groups: of one size, and no more chosen than there are");
+    check(mixture.per_token <= number / mixture.groups * mixture.groups_per_token,
+          "per_token: as many experts as can be chosen, or fewer");
     for (nb::handle each : nb::cast<nb::list>(r.get("experts"))) {
         const Reader expert(nb::cast<nb::dict>(each));
         mixture.experts.push_back(feed_forward_of(expert, s, width));
@@ -155,6 +176,28 @@ Mixture mixture_of(const Reader& r, const DecoderShape& s) {
     check(!mixture.shared_gate || mixture.shared, "shared_gate: there is no shared expert");
     mixture.router = r.linear("router", number + (mixture.shared_gate ? 1 : 0), s.hidden);
     return mixture;
+}
+
+LatentAttention latent_of(const Reader& r, const DecoderShape& s) {
+    LatentAttention latent{};
+    latent.rank = r.positive("rank");
+    latent.q_rank = r.number<int>("q_rank");
+    latent.nope_dim = r.positive("nope_dim");
+    latent.rope_dim = r.positive("rope_dim");
+    latent.value_dim = r.positive("value_dim");
+    latent.norm_eps = r.number<float>("norm_eps");
+    latent.kv_norm = r.vector("kv_norm", latent.rank);
+    latent.k_b = r.linears("k_b", s.attention.heads, latent.rank, latent.nope_dim);
+    latent.v_b = r.linears("v_b", s.attention.heads, latent.value_dim, latent.rank);
+    check(latent.q_rank >= 0 && latent.kv_norm, "latent: a norm is missing, or q_rank negative");
+    if (latent.q_rank > 0) {
+        latent.q_norm = r.vector("q_norm", latent.q_rank);
+        latent.q_b = r.linear("q_b", latent.queries(), latent.q_rank);
+        check(latent.q_norm, "latent: the norm of the queries is missing");
+    }
+    check(s.attention.kv_heads == 1 && s.attention.head_dim == latent.rope_dim + latent.rank,
+          "latent: there is one key, of rotated dimensions and a latent");
+    return latent;
 }
 
 // `read` is the width of what its queries, keys and values read.
@@ -172,8 +215,15 @@ DecoderLayer layer_of(const Reader& r, const DecoderShape& s, int read) {
     check(!layer.norms_whole || (layer.q_norm && layer.k_norm), "norms_whole: there is no norm");
     layer.post_attention_norm = r.vector("post_attention_norm", s.norm_size());
     layer.post_mlp_norm = r.vector("post_mlp_norm", s.norm_size());
-    layer.qkv = r.linear("qkv", q_width + 2 * kv_width, read);
-    layer.o = r.linear("o", s.hidden, q_width);
+    layer.sinks = r.vector("sinks", a.heads);
+    if (r.get("latent").is_none()) {
+        layer.qkv = r.linear("qkv", q_width + 2 * kv_width, read);
+        layer.o = r.linear("o", s.hidden, q_width);
+    } else {
+        layer.latent = latent_of(Reader(nb::cast<nb::dict>(r.get("latent"))), s);
+        layer.qkv = r.linear("qkv", layer.latent->first_width(), read);
+        layer.o = r.linear("o", s.hidden, layer.latent->results());
+    }
     if (r.get("mixture").is_none()) {
         layer.mlp = feed_forward_of(r, s, s.intermediate);
     } else {
@@ -198,6 +248,10 @@ void make_decoder(Decoder* self, nb::dict spec) {
         layers.push_back(layer_of(Reader(nb::cast<nb::dict>(each)), shape, read));
     }
     check(!layers.empty(), "a decoder needs a layer");
+    for (const DecoderLayer& layer : layers) {
+        check(layer.latent.has_value() == layers.front().latent.has_value(),
+              "all layers have latent attention, or none has");
+    }
     const Linear embedding = r.linear("embedding", shape.vocab, shape.hidden);
     const Linear head = r.linear("head", shape.num_logits, shape.hidden);
     const float* norm = r.vector("norm", shape.norm_size());
@@ -213,9 +267,11 @@ void set_cache(Decoder& decoder, KvArray k, KvArray v) {
               k.shape(1) == v.shape(1) && k.shape(2) == heads && v.shape(2) == heads &&
               static_cast<int>(k.shape(3)) == head_elements(type, a.head_dim) &&
               k.shape(4) == TILE && v.shape(3) == TILE &&
-              static_cast<int>(v.shape(4)) == head_elements(type, a.v_stride),
+              static_cast<int>(v.shape(4)) ==
+                  (decoder.is_latent() ? 0 : head_elements(type, a.v_stride)),
           "the cache has another shape than the decoder needs");
-    decoder.set_cache({k.data(), v.data(), type}, static_cast<int>(k.shape(1)),
+    void* values = decoder.is_latent() ? nullptr : v.data();
+    decoder.set_cache({k.data(), values, type}, static_cast<int>(k.shape(1)),
                       nb::make_tuple(k, v));
 }
 
@@ -252,6 +308,7 @@ Logits forward(Decoder& decoder, const Batch& batch, std::optional<Rows> inputs,
 
 void write_kv(Decoder& decoder, const Batch& batch, Rows inputs) {
     check(!decoder.has_entry(), "rows of a decoder that has an entry are more than their inputs");
+    check(!decoder.is_latent(), "latents are not written without their queries");
     check(inputs.shape(0) == static_cast<size_t>(batch.num_rows()) &&
               inputs.shape(1) == static_cast<size_t>(decoder.shape().hidden),
           "the inputs have another shape than rows, hidden_size");

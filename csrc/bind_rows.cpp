@@ -124,7 +124,8 @@ auto gated(const Rows& gate_up, const std::string& activation) {
     require(gate_up.shape(1) % 2 == 0, "gate_up needs an even number of columns: two halves");
     Activation kind;
     require(find_activation(activation.c_str(), &kind) && kind != Activation::xielu,
-            "activation is '" + activation + "'; allowed are silu, gelu_tanh, gelu, relu2");
+            "activation is '" + activation + "'; allowed are silu, gelu_tanh, gelu, relu2, "
+            "clamped_swiglu");
     const size_t width = gate_up.shape(1) / 2;
     const Kernels& use = kernels();
     return each_row(gate_up, width, [&](const float* from, float* to) {

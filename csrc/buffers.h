@@ -39,6 +39,16 @@ template <typename T> class Buffer {
     size_t size_ = 0;
 };
 
+// `count` rows from the first one on, of inputs that have room for all in so many orders.
+inline Inputs rows_of(const Inputs& all, int first, int count, int orders) {
+    Inputs x = all;
+    const ptrdiff_t before = ptrdiff_t(orders) * first;
+    x.codes.data += before * all.codes.stretches();
+    x.floats.x += before * all.floats.stride;
+    x.codes.rows = x.floats.rows = count;
+    return x;
+}
+
 // Memory for the rows of any linear's inputs.
 class InputBuffer {
   public:

@@ -84,8 +84,9 @@ bool set_level(const char* isa) {
 }
 
 bool find_activation(const char* name, Activation* found) {
-    static const char* const NAMES[] = {"silu", "gelu_tanh", "gelu", "relu2", "xielu"};  // as in the enum
-    for (int i = 0; i < 5; ++i) {
+    static const char* const NAMES[] = {"silu",  "gelu_tanh", "gelu",
+                                        "relu2", "xielu",     "clamped_swiglu"};  // as in the enum
+    for (int i = 0; i < 6; ++i) {
         if (std::strcmp(name, NAMES[i]) == 0) {
             *found = static_cast<Activation>(i);
             return true;

@@ -23,13 +23,28 @@ struct Mixture {
     bool renormalise;  // the weights of a row's experts add up to 1, and not those of all
     bool shared_gate;  // a sigmoid weighs the shared expert
     float scale;       // of the weights of those that were chosen
+    bool sigmoid;      // an expert's score is the sigmoid of its logit, and not the softmax of all
+    const float* choice_bias;  // [experts], added to the scores for the choice; null: none
+    // Experts are in groups of one size, of which a row chooses among the best few: those whose
+    // `group_best` best experts have the largest sum.
+    int groups, groups_per_token, group_best;
+    float least_sum;  // what scores that add up to less are divided by
 
     int width() const { return experts.front().width(); }
     // A row's experts and their weights [per_token], from its router logits: the largest first, equal
-    // ones by the lowest id, a NaN before all others. A function of these logits alone.
+    // ones by the lowest id, a NaN before all others; by scores where there is a reason to. A function
+    // of these logits alone.
     void choose(const float* logits, int* ids, float* weights) const;
+    bool by_score() const { return sigmoid || choice_bias; }
     // What weighs the shared expert's result of the row with these logits.
     float shared_weight(const float* logits) const;
+
+  private:
+    // Marks the experts of groups that a row with these values does not choose among.
+    void close_groups(const float* values, std::vector<char>& closed) const;
+    // The weights [per_token] of logits, or of scores, before they are scaled.
+    void weigh_logits(const float* logits, const int* ids, float* weights) const;
+    void weigh_scores(const float* scores, const int* ids, float* weights) const;
 };
 
 // The rows of a slice by the experts that they take. Entry i is a row with one of its experts; those

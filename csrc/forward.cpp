@@ -31,6 +31,9 @@ int most_orders(const std::optional<Entry>& entry, const std::vector<DecoderLaye
     int most = std::max(head.num_orders, entry ? entry->join.num_orders : 0);
     for (const DecoderLayer& layer : layers) {
         most = std::max({most, layer.qkv.num_orders, layer.o.num_orders});
+        if (layer.latent) {
+            most = std::max(most, layer.latent->q_b.num_orders);
+        }
         for_each_mlp(layer, [&](const FeedForward& mlp) {
             most = std::max({most, mlp.gate_up.num_orders, mlp.down.num_orders});
         });
@@ -81,8 +84,9 @@ KvLayer Decoder::cache(size_t layer) const {
     return with_elements(type, [&](auto element) -> KvLayer {
         using E = decltype(element);
         const size_t heads = layer * static_cast<size_t>(num_blocks_) * a.kv_heads * TILE;
+        E* values = static_cast<E*>(first_cache_.v);
         return {static_cast<E*>(first_cache_.k) + heads * head_elements(type, a.head_dim),
-                static_cast<E*>(first_cache_.v) + heads * head_elements(type, a.v_stride), type};
+                values ? values + heads * head_elements(type, a.v_stride) : nullptr, type};
     });
 }
 
@@ -98,7 +102,8 @@ void Decoder::run(const Batch& batch, const Streams& streams, float* logits, int
     const ThreadPool::Turn turn = pool().take_turn();
     const int threads = pool().size();
     const int samples = static_cast<int>(batch.sample_rows.size());
-    scratch_stride_ = 2 * std::max({(entry_ ? 2 : 1) * ld_hidden_, ld_q_, ld_mlp_});
+    const int q_rank = is_latent() ? round_up(layers_.front().latent->q_rank, TILE) : 0;
+    scratch_stride_ = 2 * std::max({(entry_ ? 2 : 1) * ld_hidden_, ld_q_, ld_mlp_, q_rank});
     scratch_.need(static_cast<size_t>(threads) * scratch_stride_);
     sampled_.need(static_cast<size_t>(samples) * ld_hidden_);
     is_read_.assign(layers_.size(), {});
@@ -157,7 +162,9 @@ void Decoder::prepare(const Batch& batch, const Slice& slice) {
     gate_up_.need(count * ld_gate_up_);
     const int most = std::max(rows, static_cast<int>(batch.sample_rows.size()));
     const int joined = entry_ ? 2 * shape_.hidden : 0;
-    const int widest = std::max({joined, shape_.hidden, q_width_, widest_mlp_});
+    const auto& latent = layers_.front().latent;
+    const int between = latent ? std::max(latent->q_rank, latent->results()) : 0;
+    const int widest = std::max({joined, shape_.hidden, q_width_, widest_mlp_, between});
     inputs_.view(most, widest, most_orders_);  // room for all, so that no view moves another
     in_joined_ = inputs_.view(rows, joined, most_orders_);
     in_hidden_ = inputs_.view(rows, shape_.hidden, most_orders_);
@@ -357,7 +364,11 @@ void Decoder::attention(const Batch& batch, const Slice& slice,
     shape.window = layer.sliding ? shape.window : 0;
     shape.ahead = layer.ahead;
     const int heads = shape.heads;
-    linear(layer.qkv, in, {qkv_.get(), nullptr, ld_qkv_, 1.0f});
+    if (layer.latent) {
+        latent_heads(*layer.latent, layer.qkv, slice.end - slice.first, in);
+    } else {
+        linear(layer.qkv, in, {qkv_.get(), nullptr, ld_qkv_, 1.0f});
+    }
     turn_heads(batch, slice.first, slice.end, layer, kv);
     const int stride = partial_stride(shape), row_stride = chunks_ * stride;
     for (const Pass& pass : passes_) {
@@ -382,13 +393,19 @@ void Decoder::attention(const Batch& batch, const Slice& slice,
             for (int h = 0; h < heads; ++h) {
                 kernels().merge(shape, partial_of(at, 0) + static_cast<size_t>(h) * row_stride,
                                 stride, first_chunk(shape, seen.position),
-                                last_chunk(seen.last_seen(shape)), y + h * shape.head_dim);
+                                last_chunk(seen.last_seen(shape)),
+                                layer.sinks ? layer.sinks + h : nullptr, y + h * shape.head_dim);
             }
-            layer.o.take(y, in_attended_, row, spare(thread));
+            if (!layer.latent) {
+                layer.o.take(y, in_attended_, row, spare(thread));
+            }
         });
     }
+    const Inputs heads_in = layer.latent
+                                ? latent_results(*layer.latent, layer.o, slice.end - slice.first)
+                                : in_attended_;
     const bool branch = branches(layer);
-    linear(layer.o, in_attended_,
+    linear(layer.o, heads_in,
            {branch ? branch_.get() : x_.get(), branch ? nullptr : x_.get(), ld_hidden_,
             branch ? 1.0f : shape_.residual_multiplier});
 }

@@ -11,6 +11,7 @@
 #include "batch.h"
 #include "buffers.h"
 #include "experts.h"
+#include "latent.h"
 #include "linear.h"
 #include "thread_pool.h"
 
@@ -42,10 +43,12 @@ struct DecoderLayer {
     const float *post_attention_norm, *post_mlp_norm;  // null: none
     const float* mlp_norm;  // null: none
     const float* learnt;    // what its activation has beyond its input; null: nothing
+    const float* sinks;     // [heads]; null: none
     bool norms_whole;  // q_norm and k_norm are over all heads together, and not over each
     Linear qkv, o;
     FeedForward mlp;                 // without parts where there is a mixture
     std::optional<Mixture> mixture;  // instead of it
+    std::optional<LatentAttention> latent;  // between qkv and o
     RotaryTable rotary;
     bool sliding;
     bool ahead;  // rows see all of their block
@@ -100,6 +103,8 @@ class Decoder {
         return std::any_of(layers_.begin(), layers_.end(),
                            [](const DecoderLayer& layer) { return layer.ahead; });
     }
+    // Whether keys are values too.
+    bool is_latent() const { return layers_.front().latent.has_value(); }
     size_t num_layers() const { return layers_.size(); }
     int num_blocks() const { return num_blocks_; }
 
@@ -129,6 +134,19 @@ class Decoder {
     void leave(const Batch& batch, const Slice& slice, const Streams& streams);
     void attention(const Batch& batch, const Slice& slice, const DecoderLayer& layer,
                    const KvLayer& kv, const Inputs& in);
+    // csrc/latent.cpp: from the inputs of a layer's first linear to `qkv_`, which has no values.
+    void latent_heads(const LatentAttention& a, const Linear& first_linear, int rows,
+                      const Inputs& in);
+    // From `attended_` to the inputs of the layer's last linear.
+    Inputs latent_results(const LatentAttention& a, const Linear& last, int rows);
+    // Heads of rows, each `step` behind the one before it, in rows `ld` apart.
+    struct HeadRows {
+        const float* x;
+        int ld, step;
+    };
+    // Each head through its linear, to y likewise.
+    void by_head(const std::vector<Linear>& linears, int rows, const HeadRows& from, float* y, int ld,
+                 int step);
     void feed_forward(const DecoderLayer& layer, int rows);
     // Rows of `in_hidden_` through a feed-forward.
     void feed(const FeedForward& mlp, const float* learnt, int rows, const LinearOut& out);
@@ -192,6 +210,8 @@ class Decoder {
     int scratch_stride_ = 0;
     InputBuffer inputs_, expert_inputs_;
     Buffer<float> normed_, routed_, expert_gate_up_, expert_out_, shared_;  // of mixtures
+    InputBuffer head_inputs_;
+    Buffer<float> down_, queries_, results_;  // of latent attention
     Assignment assignment_;
     std::vector<std::vector<bool>> is_read_;  // [layers][experts], of the latest forward
     int experts_read_ = 0;

@@ -95,7 +95,11 @@ struct LinearOut {
     float alpha;            // 1 multiplies nothing
 };
 
-enum class Activation : int { silu = 0, gelu_tanh = 1, gelu = 2, relu2 = 3, xielu = 4 };
+// The clamped SwiGLU is that of gpt-oss: x / (1 + e^-1.702x) of min(gate, 7), times up + 1, with up
+// kept within -7..7.
+enum class Activation : int {
+    silu = 0, gelu_tanh = 1, gelu = 2, relu2 = 3, xielu = 4, clamped_swiglu = 5
+};
 // The activation of a name, such as "silu". False where there is none.
 bool find_activation(const char* name, Activation* found);
 
@@ -104,6 +108,7 @@ bool find_activation(const char* name, Activation* found);
 // code * scale, which is exact in float32. A NaN or inf makes the scale of its group NaN.
 enum class KvType : int { float32, bfloat16, float16, int8 };
 constexpr int KV_GROUP = 32;
+constexpr int MAX_HEAD_DIM = 576;  // of a key: that of DeepSeek's latent attention
 struct Bfloat16 {
     uint16_t bits;
 };
@@ -135,7 +140,7 @@ template <typename F> auto with_elements(KvType type, const F& f) {
 
 // Keys and values of one layer. K is [blocks, kv_heads, head_elements(head_dim), 16]: lanes run over
 // tokens. V is [blocks, kv_heads, 16, head_elements(v_stride)], v_stride = head_dim rounded up to 16;
-// the numbers past head_dim are zero.
+// the numbers past head_dim are zero. Where `v` is null, a key is its value too.
 struct KvLayer {
     void* k;
     void* v;
@@ -205,7 +210,7 @@ struct Kernels {
     // The deviations from the mean over their root mean square, times weight[n], plus bias[n].
     void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps, int n,
                        float* y);
-    // y = activation(gate_up[:width]) * gate_up[width:2 * width]
+    // y = activation(gate_up[:width]) * gate_up[width:2 * width]; the clamped SwiGLU is its own rule
     void (*gated)(const float* gate_up, int width, Activation, float* y);
     // y = activation(x). `learnt` is what xielu has beyond its input: see rows.inl.
     void (*activate)(const float* x, int width, Activation, const float* learnt, float* y);
@@ -229,9 +234,9 @@ struct Kernels {
                    const AttentionRow* rows, int count, const float* q, int q_stride, int kv_head,
                    int chunk, float* partial, int row_stride);
     // Partials of chunks first..last of one row and head, chunk c's at partials + c * stride, to
-    // [head_dim] values.
+    // [head_dim] values. `sink`, where it is not null, is the score of a key without a value.
     void (*merge)(const AttentionShape&, const float* partials, int stride, int first, int last,
-                  float* y);
+                  const float* sink, float* y);
 
     // --- sampling: see sampler.h
     const struct SamplerKernels* sampler;

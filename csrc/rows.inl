@@ -4,7 +4,6 @@
 namespace paceline {
 namespace {
 
-constexpr int MAX_HEAD_DIM = 256;
 constexpr int MAX_HEAD_GROUPS = MAX_HEAD_DIM / KV_GROUP;
 constexpr int NORM_LANES = 4;  // accumulators of a sum of squares
 
@@ -141,6 +140,17 @@ template <f32x16 (*ACTIVE)(f32x16)> void gated_by(const float* gate_up, int widt
     }
 }
 
+// The order of operands lets a NaN through.
+void gated_clamped(const float* gate_up, int width, float* y) {
+    const f32x16 limit = splat(7.0f), one = splat(1.0f);
+    for (int at = 0; at < width; at += LANES) {
+        const f32x16 gate = min(limit, load_part(gate_up + at, width - at));
+        const f32x16 up = load_part(gate_up + width + at, width - at);
+        const f32x16 active = gate / (one + exp(gate * splat(-1.702f)));
+        store_part(y + at, active * (max(zero() - limit, min(limit, up)) + one), width - at);
+    }
+}
+
 // beta x + alpha_p x^2 above zero, beta x + alpha_n (e^x - 1 - x) below. Both are computed, for what is
 // above zero and for what is below.
 inline f32x16 xielu(f32x16 x, const float* learnt) {
@@ -168,6 +178,8 @@ void activate(const float* x, int width, Activation act, const float* learnt, fl
             return each_step(x, width, y, relu2);
         case Activation::xielu:
             return each_step(x, width, y, [&](f32x16 a) { return xielu(a, learnt); });
+        case Activation::clamped_swiglu:  // it gates
+            return;
     }
 }
 
@@ -183,6 +195,8 @@ void gated(const float* gate_up, int width, Activation act, float* y) {
             return gated_by<relu2>(gate_up, width, y);
         case Activation::xielu:  // no family gates with it
             return;
+        case Activation::clamped_swiglu:
+            return gated_clamped(gate_up, width, y);
     }
 }
 
@@ -309,10 +323,14 @@ void rotary_kv_as(const float* qkv, const AttentionShape& shape, const RotaryArg
     const size_t at = static_cast<size_t>(block) * shape.kv_heads + kv_head;
     const size_t k_tile = static_cast<size_t>(head_elements<E>(dim)) * TILE;
     k += at * k_tile;
-    v += (at * TILE + lane) * head_elements<E>(shape.v_stride);
+    v = v ? v + (at * TILE + lane) * head_elements<E>(shape.v_stride) : nullptr;
     fetch_keys(k, k_tile);
-    alignas(64) float cos[MAX_HEAD_DIM] = {}, sin[MAX_HEAD_DIM] = {};
-    alignas(64) float normed[MAX_HEAD_DIM], turned[MAX_HEAD_DIM], head[MAX_HEAD_DIM] = {};
+    alignas(64) float cos[MAX_HEAD_DIM + LANES], sin[MAX_HEAD_DIM + LANES];
+    alignas(64) float normed[MAX_HEAD_DIM], turned[MAX_HEAD_DIM];
+    alignas(64) float head[MAX_HEAD_DIM + KV_GROUP];
+    std::memset(head + dim, 0, sizeof(float) * KV_GROUP);
+    std::memset(cos + rotary.rotary_dim, 0, sizeof(float) * LANES);
+    std::memset(sin + rotary.rotary_dim, 0, sizeof(float) * LANES);
     std::memcpy(cos, rotary.cos, sizeof(float) * static_cast<size_t>(rotary.rotary_dim));
     std::memcpy(sin, rotary.sin, sizeof(float) * static_cast<size_t>(rotary.rotary_dim));
     const auto turn = [&](int index, const float* norm, float* y) {
@@ -337,6 +355,9 @@ void rotary_kv_as(const float* qkv, const AttentionShape& shape, const RotaryArg
     }
     turn(shape.heads + kv_head, rotary.k_norm, head);
     write_cache(k + lane, TILE, head, dim);
+    if (!v) {
+        return;
+    }
     const size_t value = static_cast<size_t>(shape.heads + shape.kv_heads + kv_head) * dim;
     std::memcpy(head, qkv + value, sizeof(float) * static_cast<size_t>(dim));
     write_cache(v, 1, head, shape.v_stride);  // past `dim` the head is zero

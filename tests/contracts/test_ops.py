@@ -112,7 +112,9 @@ def test_other_rows_may_be_anything(ops: Any) -> None:
 
 
 @pytest.mark.parametrize("width", [8, 44, 172, 864, 3000])
-@pytest.mark.parametrize("name", ["silu", "gelu_tanh", "gelu", "relu2", "softcap", "rms_norm"])
+@pytest.mark.parametrize(
+    "name", ["silu", "gelu_tanh", "gelu", "relu2", "clamped_swiglu", "softcap", "rms_norm"]
+)
 def test_row_kernels_stand_alone(ops: Any, name: str, width: int) -> None:
     x = torch.randn(48, 2 * width) * 4
     weight = torch.rand(2 * width)
@@ -140,6 +142,9 @@ def test_row_kernels_are_right(ops: Any) -> None:
     assert_close(ops.gated_activation(x, "gelu_tanh"), F.gelu(gate, approximate="tanh") * up)
     assert_close(ops.gated_activation(x, "gelu"), F.gelu(gate) * up)
     assert_close(ops.gated_activation(x, "relu2"), F.relu(gate) ** 2 * up)
+    bounded, above = (8 * gate).clamp(max=7), (8 * up).clamp(-7, 7) + 1
+    want = bounded * torch.sigmoid(1.702 * bounded) * above
+    assert_close(ops.gated_activation(8 * x, "clamped_swiglu"), want)
     assert_close(ops.softcap(x, 3.0), 3.0 * torch.tanh(x / 3.0))
     weight = torch.rand(88)
     assert_close(ops.rms_norm(x, weight, 1e-5), F.rms_norm(x, (88,), weight, 1e-5))

@@ -20,6 +20,13 @@ ARCHES = {
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
     "granitemoeshared": "granitemoe",
+    "glm4_moe": "glm4moe",
+    "minimax_m2": "minimax-m2",
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
+    "glm4_moe_lite": "deepseek2",
+    "ernie4_5_moe": "ernie4_5-moe",
+    "hunyuan_v1_moe": "hunyuan-moe",
     "internlm3": "llama",
     "olmo3": "olmo2",
     "glm": "chatglm",
@@ -28,7 +35,9 @@ ARCHES = {
     "cohere": "command-r",
     "gpt_neox": "gptneox",
     "phi": "phi2",
+    "gpt_oss": "gpt-oss",
 }
+NUMBERS = ("num_experts", "num_local_experts")
 INTERLEAVED = {"llama", "granite", "granitemoe", "smollm3", "mistral3", "minicpm", "arcee"}
 YARN_KEYS = {
     "ARCH.rope.scaling.type": "yarn",
@@ -55,9 +64,22 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen2-yarn": YARN_KEYS,
     "qwen3": {},
     "phi3": {},
+    "deepseek-v2-lite": {"ARCH.expert_gating_func": 1},
+    "deepseek-v2": {**YARN_KEYS, "ARCH.rope.scaling.yarn_log_multiplier": 0.07},
+    "deepseek-v3": {
+        **YARN_KEYS,
+        "ARCH.rope.scaling.yarn_log_multiplier": 0.05,
+        "ARCH.expert_gating_func": 2,
+    },
     "granite": GRANITE,
     "granite-moe": GRANITE,
     "granite-moe-shared": GRANITE,
+    "gpt-oss": {
+        "ARCH.rope.scaling.type": "yarn",
+        "ARCH.rope.scaling.factor": 4.0,
+        "ARCH.rope.scaling.original_context_length": 32,
+        "ARCH.rope.scaling.yarn_beta_fast": 4.0,
+    },
     "gemma2": {**GEMMA, **SOFTCAPS},
     "gemma3": {
         **GEMMA,
@@ -74,6 +96,7 @@ CASES: dict[str, dict[str, Any]] = {
     "exaone4": SLIDES,
     "exaone4-full": {},
     "ernie4-5": {},
+    "hunyuan-moe": {"ARCH.expert_shared_count": 1},
     "hunyuan": {},
     "seed-oss": {},
     "ministral3": {
@@ -119,6 +142,7 @@ def write_gguf(
     extra_tensors: Mapping[str, np.ndarray] | None = None,
     other_types: Mapping[str, str] | None = None,
     shard_tensors: int = 0,
+    stacks_heads: bool = True,
     arch: str = "",
 ) -> Path:
     """Convert a transformers configuration and its state dict.
@@ -140,6 +164,8 @@ def write_gguf(
     for key in ("alpha_p", "alpha_n", "beta", "eps") if arch == "apertus" else ():
         found = [tensors[f"model.layers.{i}.mlp.act_fn.{key}.weight"] for i in layers]
         writer.add_array(f"xielu.{key}", [float(each) for each in found])
+    if stacks_heads:
+        tensors = stacked_heads(config, tensors)
     for name, tensor in tensors.items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
@@ -159,8 +185,9 @@ def write_gguf(
             data = by_head.swapaxes(0, 1).reshape(data.shape)
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
+        stored += ".weight" if name.endswith(".sinks") else ""
         named = (other_types or {}).get(f"{stored}", qtype)
-        is_matrix = data.ndim > 1 and "gate_inp" not in stored
+        is_matrix = data.ndim > 1 and not re.search(r"gate_inp|exp_probs|\.bias$", stored)
         kind = gguf.GGMLQuantizationType[named if is_matrix else "F32"]
         packed = gguf.quants.quantize(data, kind)
         writer.add_tensor(stored, packed, raw_dtype=kind)
@@ -177,6 +204,8 @@ def stacked_experts(tensors: Mapping[str, Any]) -> dict[str, Any]:
     """The matrices of a layer's experts in one stack for each kind, gates and ups apart."""
     found: dict[str, Any] = {}
     experts: dict[str, list[Any]] = {}
+    if any(name.endswith(".experts.gate_up_proj_bias") for name in tensors):
+        tensors = _outputs_first(tensors)
     for name, tensor in tensors.items():
         plain = plain_expert_name(name)
         match = re.fullmatch(r"(.*\.mlp\.experts)\.(\d+)(\..*)", plain)
@@ -192,18 +221,60 @@ def stacked_experts(tensors: Mapping[str, Any]) -> dict[str, Any]:
     return {**found, **{name: torch.stack(each) for name, each in experts.items()}}
 
 
+def _outputs_first(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """The stacks of gpt-oss as other families have them, but gates and ups apart."""
+    found: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        plain = name.replace("_proj_bias", "_proj.bias")
+        turned = name.endswith((".experts.gate_up_proj", ".experts.down_proj"))
+        outputs_first = tensor.transpose(1, 2) if turned else tensor
+        if "gate_up_proj" in name:
+            for first, part in enumerate(("gate", "up")):
+                found[plain.replace("gate_up", part)] = outputs_first[:, first::2]
+        else:
+            found[plain] = outputs_first
+    return found
+
+
+def stacked_heads(config: Any, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """The two halves of ``kv_b_proj`` head by head, that of the keys transposed."""
+    found = dict(tensors)
+    for name in tensors:
+        if name.endswith(".kv_b_proj.weight"):
+            sizes = (config.qk_nope_head_dim, config.v_head_dim)
+            heads = found.pop(name).unflatten(0, (-1, sum(sizes)))
+            keys, values = heads.split(sizes, dim=1)
+            found[name.replace("kv_b", "k_b")] = keys.swapaxes(1, 2).contiguous()
+            found[name.replace("kv_b", "v_b")] = values.contiguous()
+    return found
+
+
 def _weight(name: str) -> str:
     return name if name.endswith((".weight", ".bias")) else name + ".weight"
 
 
 def _write_experts(writer: gguf.GGUFWriter, config: Any) -> None:
-    number = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
+    number = next(filter(None, (getattr(config, name, None) for name in NUMBERS)), None)
     if not number:
         return
     writer.add_expert_count(number)
-    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_used_count(getattr(config, "num_experts_per_tok", None) or config.moe_topk)
     if hasattr(config, "moe_intermediate_size"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    for name, write in (
+        ("n_shared_experts", writer.add_expert_shared_count),
+        ("moe_num_shared_experts", writer.add_expert_shared_count),
+        ("kv_lora_rank", writer.add_kv_lora_rank),
+        ("q_lora_rank", writer.add_q_lora_rank),
+        ("v_head_dim", writer.add_value_length_mla),
+        ("qk_head_dim", writer.add_key_length_mla),
+        ("n_group", writer.add_expert_group_count),
+        ("topk_group", writer.add_expert_group_used_count),
+        ("routed_scaling_factor", writer.add_expert_weights_scale),
+        ("norm_topk_prob", writer.add_expert_weights_norm),
+    ):
+        if getattr(config, name, None) is not None:
+            write(getattr(config, name))
     shared = getattr(config, "shared_expert_intermediate_size", None) or getattr(
         config, "shared_intermediate_size", None
     )
@@ -220,11 +291,11 @@ def _write_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_feed_forward_length(getattr(config, "intermediate_size", None) or config.n_inner)
     _write_experts(writer, config)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(
-        getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    )
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
+    latent = getattr(config, "kv_lora_rank", None)
+    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    writer.add_head_count_kv(1 if latent else kv_heads)
+    writer.add_key_length(latent + config.qk_rope_head_dim if latent else head_dim)
+    writer.add_value_length(latent or head_dim)
     if hasattr(config, "rms_norm_eps"):
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     for name in ("layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon"):

@@ -179,6 +179,22 @@ RETOLD: dict[str, dict[str, Any]] = {
 }
 
 MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
+ROUTED = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "first_k_dense_replace": 0,
+    "routed_scaling_factor": 1.75,
+}
+LATENT = {
+    **ROUTED,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+}
 GRANITE = dict(FAMILIES["granite"][1])
 MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("Mixtral", {"num_local_experts": 5, "sliding_window": 11}),
@@ -207,6 +223,110 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "shared_intermediate_size": 24,
         },
     ),
+    "glm4-moe": (
+        "Glm4Moe",
+        {
+            **ROUTED,
+            "num_hidden_layers": 3,
+            "head_dim": 32,
+            "first_k_dense_replace": 1,
+            "n_shared_experts": 2,
+            "use_qk_norm": True,
+            "attention_bias": True,
+        },
+    ),
+    "glm4-moe-groups": ("Glm4Moe", {**ROUTED, "n_group": 4, "topk_group": 2}),
+    "minimax-m2": (
+        "MiniMaxM2",
+        {
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "head_dim": 32,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 500.0,
+                "partial_rotary_factor": 0.5,
+            },
+        },
+    ),
+    "gpt-oss": (
+        "GptOss",
+        {
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "intermediate_size": 96,
+            "head_dim": 16,
+            "sliding_window": 11,
+            "num_hidden_layers": 3,
+            "rope_parameters": {**YARN, "beta_fast": 4.0, "truncate": False},
+        },
+    ),
+    "deepseek-v2-lite": (
+        "DeepseekV2",
+        {**LATENT, "q_lora_rank": None, "kv_lora_rank": 20, "n_shared_experts": 2},
+    ),
+    "deepseek-v2": (
+        "DeepseekV2",
+        {
+            **LATENT,
+            "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7},
+            "num_hidden_layers": 3,
+            "first_k_dense_replace": 1,
+            "n_shared_experts": 1,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+        },
+    ),
+    "deepseek-v3": (
+        "DeepseekV3",
+        {
+            **LATENT,
+            "rope_parameters": {**YARN, "mscale": 0.5, "mscale_all_dim": 0.5},
+            "n_group": 2,
+            "topk_group": 1,
+            "n_shared_experts": 1,
+        },
+    ),
+    "glm4-moe-lite": ("Glm4MoeLite", {**LATENT, "num_hidden_layers": 2, "n_shared_experts": 1}),
+    "dots1": (
+        "Dots1",
+        {
+            **ROUTED,
+            "n_shared_experts": 2,
+            "norm_topk_prob": True,
+            "sliding_window": None,
+        },
+    ),
+    "ernie4-5-moe": (
+        "Ernie4_5_Moe",
+        {
+            "num_hidden_layers": 3,
+            "moe_num_experts": 8,
+            "moe_k": 3,
+            "moe_intermediate_size": 40,
+            "moe_num_shared_experts": 2,
+        },
+    ),
+    "hunyuan-moe": (
+        "HunYuanMoEV1",
+        {
+            "num_experts": 5,
+            "moe_topk": 2,
+            "head_dim": 32,
+            "attention_bias": True,
+            "rope_parameters": {
+                "rope_type": "dynamic",
+                "rope_theta": 100.0,
+                "factor": 1.0,
+                "alpha": 50.0,
+            },
+        },
+    ),
+    "deepseek-v3-halves": (
+        "DeepseekV3",
+        {**LATENT, "rope_interleave": False, "n_group": 1, "topk_group": 1},
+    ),
 }
 """Families of mixtures of experts."""
 
@@ -221,9 +341,13 @@ def make_model(family: str, dtype: str = "float32", **changes: Any) -> Any:
     classes["GPT2"] = "GPT2LMHeadModel"
     model = getattr(transformers, classes.get(name, name + "ForCausalLM"))(config)
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:  # norms and biases begin as constants, which hide mistakes
+        for label, parameter in model.named_parameters():
+            # Norms and biases begin as constants, which hide mistakes.
+            if parameter.ndim == 1 or label.endswith("_bias"):
                 parameter.add_(torch.randn_like(parameter) * 0.3)
+        for name, tensor in model.state_dict().items():
+            if name.endswith("e_score_correction_bias"):
+                tensor.copy_(torch.randn_like(tensor) * 0.1)
     return model.to(getattr(torch, dtype)).eval()
 
 
@@ -252,13 +376,20 @@ def edit(path: Path, **changes: Any) -> None:
 
 
 class Driver:
-    """A loaded checkpoint, run span by span; keys and values are float32 on every backend."""
+    """A loaded checkpoint, run span by span; keys and values are float32 by default."""
 
-    def __init__(self, checkpoint: Checkpoint, max_len: int = 128, ops: Any = None) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        max_len: int = 128,
+        ops: Any = None,
+        kv_dtype: str = "float32",
+        blocks: int = 32,
+    ) -> None:
         self.checkpoint = checkpoint
         ops = ops or ReferenceOps("float32")
         decoder = Decoder(checkpoint.config, checkpoint.tensors, ops, max_len)
-        memory = ops.kv_memory(checkpoint.config, 32, "float32")
+        memory = ops.kv_memory(checkpoint.config, blocks, kv_dtype)
         self.runner = ModelRunner(decoder, KVCache(memory, prefix_caching=False))
         self.kv = self.runner.kv
         self.kv.open(0)

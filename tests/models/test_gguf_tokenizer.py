@@ -84,6 +84,7 @@ def test_no_space_prefix(tmp_path: Path) -> None:
         ("hunyuan-dense", "ab 1234!x \u3002", ["ab", "Ġ", "123", "4", "!x", "ĠãĢĤ"]),
         ("exaone4", "ab 123456's", ["ab", "Ġ123456", "'s"]),
         ("stablelm2", "ab 12", ["ab", "Ġ", "1", "2"]),
+        ("gpt-4o", "abCd's 12345'S/", ["ab", "Cd's", "Ġ", "123", "45", "'S", "/"]),
     ],
 )
 def test_how_text_is_split(tmp_path: Path, pre: str, text: str, pieces: list[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from paceline.engine.bundled_drafts import bundled_drafts
 from paceline.errors import ModelLoadError, PacelineError, TrainingError
 from paceline.models.checkpoint import load_checkpoint
 from paceline.models.config import Experts
@@ -52,7 +54,9 @@ def test_stacked_experts_are_the_same_model(tmp_path: Path, family: str) -> None
 
 @backends
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize("family", ["qwen2-moe", "olmoe"])
+@pytest.mark.parametrize(
+    "family", ["qwen2-moe", "olmoe", "glm4-moe-groups", "gpt-oss", "deepseek-v3"]
+)
 def test_chunks_and_threads_do_not_change_a_bit(
     tmp_path: Path, family: str, dtype: str, backend: str
 ) -> None:
@@ -66,8 +70,9 @@ def test_chunks_and_threads_do_not_change_a_bit(
 
 
 @backends
-def test_a_tree_has_the_bits_of_its_paths(tmp_path: Path, backend: str) -> None:
-    save_model("qwen3-moe", tmp_path)
+@pytest.mark.parametrize("family", ["qwen3-moe", "gpt-oss"])
+def test_a_tree_has_the_bits_of_its_paths(tmp_path: Path, family: str, backend: str) -> None:
+    save_model(family, tmp_path)
     draft = DraftTree([5, 9, 7, 7], [-1, -1, 0, 1], [1.0] * 4, ["x"] * 4)
     tree, chain = (driver(tmp_path, backend=backend) for _ in range(2))
     tree.chunk(TOKENS[:20])
@@ -95,6 +100,17 @@ def test_one_expert_for_all_rows(tmp_path: Path, backend: str) -> None:
     assert same(torch.cat([parts.chunk([token]) for token in TOKENS]), truth)
 
 
+def chosen_by(model: Any, tokens: list[int]) -> list[torch.Tensor]:
+    """The experts of each token ``[tokens, per_token]``, by mixture, as transformers chooses."""
+    found: list[torch.Tensor] = []
+    for name, module in model.named_modules():
+        if name.endswith((".mlp.gate", ".mlp.router", ".block_sparse_moe.router")):
+            module.register_forward_hook(lambda _, __, out: found.append(out[2]))
+    with torch.no_grad():
+        model(torch.tensor([tokens]))
+    return found
+
+
 @backends
 @pytest.mark.parametrize("family", MIXTURES)
 def test_experts_are_counted_as_the_routers_choose(
@@ -107,12 +123,7 @@ def test_experts_are_counted_as_the_routers_choose(
     found = Driver(checkpoint, max_len=256, ops=KINDS[backend]("float32"))
     begin = 0
     for end in (1, 3, 20, len(tokens)):
-        with torch.no_grad():
-            prompt = torch.tensor([tokens[:end]])
-            routers = model(prompt, output_router_logits=True).router_logits
-        experts = checkpoint.config.experts
-        assert experts is not None
-        chosen = [each[begin:].topk(experts.per_token, dim=1)[1].unique() for each in routers]
+        chosen = [each[begin:].unique() for each in chosen_by(model, tokens[:end])]
         span = Span.chunk(0, begin, tokens[begin:end], sample=True)
         assert found.kv.reserve(0, end - begin)
         result = found.runner.forward(found.runner.pack([span]), greedy=True)
@@ -132,10 +143,29 @@ def test_ties_and_nans_have_an_order() -> None:
     assert_close(weights, 2 * torch.softmax(logits[:1], 1)[:, 1:3])
 
 
+def test_groups_limit_the_choice() -> None:
+    """A group counts as its best two experts together; a bias changes the choice, not weights."""
+    nan, few = float("nan"), Experts(6, 2, 8, renormalise=False, groups=3, groups_per_token=1)
+    logits = torch.tensor([[5.0, -9.0, 3.0, 3.0, 3.0, 3.0], [1.0, 1.0, 2.0, nan, 9.0, 9.0]])
+    assert choose(logits, few)[0].tolist() == [[0, 1], [3, 2]]
+    two = replace(few, sigmoid=True, group_best=2)
+    ids, weights = choose(logits, two)
+    assert ids.tolist() == [[2, 3], [3, 2]]
+    assert_close(weights[0], logits[0, 2:4].sigmoid())
+    bias = torch.tensor([0.0, 0.0, 0.0, 0.0, 0.0, 0.1])
+    ids, weights = choose(logits, replace(two, choice_bias=True, scale=3.0), bias)
+    assert ids.tolist() == [[5, 4], [3, 2]]
+    assert_close(weights[0], 3.0 * logits[0, 4:].sigmoid())
+    none = torch.full((1, 6), -torch.inf)
+    assert choose(none, replace(two, groups_per_token=2))[0].tolist() == [[0, 1]]
+    assert choose(none, replace(two, renormalise=True))[1].tolist() == [[0.0, 0.0]]
+
+
 @backends
-def test_a_row_of_nans_stays_alone(tmp_path: Path, backend: str) -> None:
+@pytest.mark.parametrize("family", ["qwen2-moe", "glm4-moe-groups"])
+def test_a_row_of_nans_stays_alone(tmp_path: Path, family: str, backend: str) -> None:
     """A prompt that reads NaN makes NaN from there on, and what came before keeps its bits."""
-    save_model("qwen2-moe", tmp_path)
+    save_model(family, tmp_path)
     truth = driver(tmp_path, backend=backend).chunk(TOKENS[:8])
     tensors = load_file(tmp_path / "model.safetensors")
     tensors["model.embed_tokens.weight"][VOCAB - 1] = float("nan")
@@ -170,6 +200,54 @@ def test_configurations_that_do_not_fit(
         driver(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"n_routed_experts": 0}, "n_routed_experts = 0"),
+        ({"n_group": 3}, "n_group = 3; it must divide the number of experts, 8"),
+        ({"n_group": 9}, "n_group = 9"),
+        ({"topk_group": 5}, "topk_group = 5; .* from 1 to 4"),
+        ({"num_experts_per_tok": 5}, "num_experts_per_tok = 5; .* from 1 to 4"),
+        ({"scoring_func": "tanh"}, "'tanh' are not supported"),
+        ({"first_k_dense_replace": 1}, r"no tensor .*0\.mlp\.gate_proj"),
+        ({"n_shared_experts": 2}, "shape"),
+        ({"routed_scaling_factor": 0}, "routed_scaling_factor"),
+    ],
+)
+def test_routings_that_do_not_fit(tmp_path: Path, changes: dict[str, Any], match: str) -> None:
+    save_model("glm4-moe-groups", tmp_path)
+    edit(tmp_path / "config.json", **changes)
+    with pytest.raises(PacelineError, match=match):
+        driver(tmp_path)
+
+
+@pytest.mark.parametrize("value", [None, float("nan")])
+def test_a_bias_of_the_choice_that_is_none(tmp_path: Path, value: float | None) -> None:
+    save_model("minimax-m2", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("e_score_correction_bias"))
+    if value is None:
+        del tensors[name]
+    else:
+        tensors[name][2] = value
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match="e_score_correction"):
+        driver(tmp_path)
+
+
+def test_an_mtp_layer_behind_the_last_one_is_left_out(tmp_path: Path) -> None:
+    """It has experts and a router of its own, as GLM-4.5 and DeepSeek-V3 publish it."""
+    save_model("glm4-moe", tmp_path)
+    truth = driver(tmp_path).chunk(TOKENS)
+    tensors = load_file(tmp_path / "model.safetensors")
+    last, behind = "model.layers.2.", "model.layers.3."
+    mtp = {behind + n.removeprefix(last): t.clone() for n, t in tensors.items() if last in n}
+    mtp[behind + "eh_proj.weight"] = torch.ones(64, 128)
+    save_file(tensors | mtp, tmp_path / "model.safetensors")
+    assert same(driver(tmp_path).chunk(TOKENS), truth)
+    assert bundled_drafts(str(tmp_path)) == ()
+
+
 def test_an_expert_that_is_missing(tmp_path: Path) -> None:
     save_model("qwen3-moe", tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
@@ -179,7 +257,10 @@ def test_an_expert_that_is_missing(tmp_path: Path) -> None:
         driver(tmp_path)
 
 
-def test_training_refuses_them(tmp_path: Path) -> None:
+def test_training_refuses_those_that_it_does_not_write(tmp_path: Path) -> None:
+    save_model("qwen3-moe", tmp_path / "stacks", stacked=True)
+    with pytest.raises(TrainingError, match="mixture"):
+        load_model(tmp_path / "stacks")
     save_model("mixtral", tmp_path / "mixtral")
     checkpoint = load_checkpoint(tmp_path / "mixtral", with_tokenizer=False)
     with pytest.raises(TrainingError, match="mixture"):

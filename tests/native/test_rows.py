@@ -144,6 +144,17 @@ def test_relu2_far_from_zero() -> None:
     np.testing.assert_array_equal(y, [0, 0, 0, 9, np.inf, np.inf, np.nan])
 
 
+def test_clamped_swiglu() -> None:
+    """Both halves have limits, and no limit hides a NaN."""
+    gate = np.array([[-1e38, -3.0, 2.0, 7.5, np.inf, 1.0, 1.0, np.nan, 1.0]], np.float32)
+    up = np.array([[1.0, 4.0, -9.0, 9.0, 0.0, np.inf, -np.inf, 1.0, np.nan]], np.float32)
+    y = native.gated(np.concatenate([gate, up], axis=1), "clamped_swiglu")[0]
+    bounded = np.minimum(gate[0].astype(np.float64), 7.0)
+    with np.errstate(over="ignore"):
+        want = bounded / (1 + np.exp(-1.702 * bounded)) * (np.clip(up[0], -7.0, 7.0) + 1)
+    np.testing.assert_allclose(y, want, rtol=1e-6, atol=1e-30)
+
+
 @pytest.mark.parametrize("n", WIDTHS)
 def test_softcap(n: int) -> None:
     x = normal(3, n, seed=n, scale=60.0)
@@ -161,6 +172,7 @@ ROW_KERNELS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "gelu_tanh": lambda x: native.gated(x, "gelu_tanh"),
     "gelu": lambda x: native.gated(x, "gelu"),
     "relu2": lambda x: native.gated(x, "relu2"),
+    "clamped_swiglu": lambda x: native.gated(x, "clamped_swiglu"),
     "softcap": lambda x: native.softcap(x, 5.0),
     "quantised": lambda x: native.quantize(x)[0].astype(np.float32),
     "scales": lambda x: native.quantize(x)[1],

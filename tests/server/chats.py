@@ -38,6 +38,23 @@ THINKING = CHATML.removesuffix("{% endif %}") + (
     "{% elif open_thoughts %}<think>\n{% endif %}{% endif %}"
 )
 LLAMA_CHAT = CHATML.replace("<tool_call>", "<|python_tag|>").replace("</tool_call>", "")
+# As gpt-oss's own, in short.
+HARMONY_CHAT = r"""<|start|>system<|message|>Reasoning: {{ reasoning_effort or "medium" }}<|end|>
+{%- if tools %}<|start|>developer<|message|>{{ tools | tojson }}<|end|>{% endif %}
+{%- for message in messages %}
+{%- if message.role == "tool" %}<|start|>functions.tool to=assistant<|channel|>commentary<|message|>
+{{- message.content }}<|end|>
+{%- elif message.role != "assistant" %}<|start|>{{ message.role }}<|message|>{{ message.content }}
+{{- "<|end|>" }}
+{%- else %}
+{%- if message.thinking %}<|start|>assistant<|channel|>analysis<|message|>{{ message.thinking }}
+{{- "<|end|>" }}{% endif %}
+{%- for call in message.tool_calls or [] %}<|start|>assistant to=functions.{{ call.function.name }}
+{{- "<|channel|>commentary json<|message|>" }}{{ call.function.arguments | tojson }}<|call|>
+{%- else %}<|start|>assistant<|channel|>final<|message|>{{ message.content }}<|end|>
+{%- endfor %}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
 
 WEATHER_TOOL = {
     "type": "function",

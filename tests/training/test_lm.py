@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 
 from paceline.errors import ConfigError, TrainingError
 from paceline.models.checkpoint import load_checkpoint
+from paceline.models.config import Experts
 from paceline.models.ops.rows import Rows
 from paceline.training import lm, trainer
 from paceline.training.checkpoint import FILE_NAME
@@ -27,7 +28,7 @@ from paceline.training.losses import cross_entropy, imbalance
 from paceline.training.model_files import load_model, load_tokenizer
 from paceline.training.ops import TrainingOps, dense_hidden, differentiable_decoder
 from paceline.training.options import learning_rate
-from paceline.training.surgery import cut_model
+from paceline.training.surgery import cut_model, upcycle
 from tests.disks import full_disk
 from tests.training.reference import reference_logits
 from tests.training.toy_text import SHAPE, lm_config, write_corpus
@@ -96,6 +97,28 @@ def test_a_mixture_uses_all_its_experts(mixture: Path) -> None:
     assert 1.0 <= imbalance(decoder).item() < 1.2
     for ids, _ in decoder.routed:
         assert torch.bincount(ids.flatten(), minlength=4).min() > 0.1 * ids.shape[0]
+
+
+def test_a_mixture_grows_out_of_a_dense_model(trained: LMTrainingResult, tmp_path: Path) -> None:
+    """It says the same at first, and its experts are trained from there."""
+    dense, shape = load_model(trained.folder), dataclasses.replace(SHAPE, num_experts=4)
+    grown = upcycle(dense, shape, seed=0)
+    assert grown.config.experts == Experts(4, 2, SHAPE.intermediate_size)
+    with torch.no_grad():
+        told, expected = (
+            dense_hidden(differentiable_decoder(m.config, m.params, TrainingOps(), 32), TOKENS)
+            for m in (grown, dense)
+        )
+    torch.testing.assert_close(told, expected)
+    text = str(tmp_path / "corpus.jsonl")
+    write_corpus(tmp_path)
+    config = lm_config(Path(text), tmp_path / "m", init=str(trained.folder), shape=shape, steps=3)
+    result = train_lm(config)
+    experts = [p for n, p in load_model(result.folder).params.items() if "0.mlp.experts" in n]
+    assert len(experts) == 4 * 3
+    assert not torch.equal(experts[0], experts[3])
+    with pytest.raises(TrainingError, match="type qwen3_moe cannot be made a mixture"):
+        upcycle(grown, shape, seed=0)
 
 
 def test_a_mixture_can_be_continued_and_not_cut(mixture: Path, tmp_path: Path) -> None:

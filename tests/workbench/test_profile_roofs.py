@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from paceline.models.config import Experts
 from paceline.models.ops.reference import ReferenceOps
 from paceline.runtime.kv_cache import bytes_per_block
 from paceline.workbench import profile_machine
@@ -48,6 +49,20 @@ def test_operations_row_by_row(window: int) -> None:
             # A dot product with each key, and each value weighed and added.
             expected += len(keys) * config.num_heads * config.head_dim * 4
     assert work.operations(width, context) == expected
+
+
+def test_of_a_mixture_the_experts_that_were_chosen_count() -> None:
+    """Two of eight experts a row; three rows may read from two experts of a layer to six."""
+    mixture = replace(TOY, experts=Experts(8, 2, 24))
+    work, dense = Work.of(mixture, "float32", "float32"), Work.of(TOY, "float32", "float32")
+    kv = dense.bytes_read(3, 10) - dense.weight_bytes
+    expert = 3 * TOY.hidden_size * 24
+    others = work.weights - TOY.num_layers * 8 * expert
+    assert work.bytes_read(3, 10, experts=7) == pytest.approx(4 * (others + 7 * expert) + kv, abs=1)
+    assert work.bytes_read(3, 10, TOY.num_layers * 8) == work.weight_bytes + kv
+    attended = dense.operations(3, 10) - 2 * dense.weights * 3
+    active = others + TOY.num_layers * 2 * expert
+    assert work.operations(3, 10) == 2 * active * 3 + attended
 
 
 def test_a_window_is_read_once() -> None:

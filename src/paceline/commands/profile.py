@@ -19,6 +19,7 @@ from paceline.policy.host_time import NO_DRAFTING_HOST_TIME, NO_HOST_TIME, HostT
 from paceline.writing import write_json
 
 if TYPE_CHECKING:
+    from paceline.policy.cost_points import CostPoint
     from paceline.workbench.profile import Profile
 
 MAX_WIDTH = 4096
@@ -212,20 +213,20 @@ def _widths(profile: Profile, context: int) -> str:
             "spread": f"{point.spread:.3f}",
             "cost ratio": f"{costs.cost_ratio(point.width, context):.3f}",
             **({"experts": str(point.experts)} if costs.experts else {}),
-            **_achieved(point.width, context, point.ms, profile),
+            **_achieved(point, context, profile),
         }
         for point in costs.base_points(context)
     ]
     return f"one request, context {context}, all rows sampled\n{table(rows)}"
 
 
-def _achieved(width: int, context: int, ms: float, profile: Profile) -> dict[str, str]:
-    """How much of the machine a step uses, where that was measured and all weights are read."""
+def _achieved(point: CostPoint, context: int, profile: Profile) -> dict[str, str]:
+    """How much of the machine a step uses, where that was measured."""
     roofs, work = profile.roofs, profile.work
-    if roofs is None or work is None or profile.table.experts is not None:
+    if roofs is None or work is None:
         return {}
-    read = work.bytes_read(width, context) / ms / 1e6
-    computed = work.operations(width, context) / ms / 1e6
+    read = work.bytes_read(point.width, context, point.experts) / point.ms / 1e6
+    computed = work.operations(point.width, context) / point.ms / 1e6
     return {
         "GB/s": f"{read:.1f}",
         "of read roof": f"{read / roofs.read_gb_per_s:.0%}",

@@ -28,6 +28,7 @@ from paceline.commands.resolve import (
 from paceline.errors import ConfigError, RequestError
 from paceline.outputs import Completion, GenerationOutput
 from paceline.sampling_params import SamplingParams
+from paceline.server.chat.harmony import words_of
 from paceline.workbench.chrome_trace import StepClock, write_trace
 
 if TYPE_CHECKING:
@@ -226,4 +227,4 @@ def talk(llm: LLM, encoder: Encoder, params: SamplingParams, screen: Screen) -> 
             screen.note(f"error: {error}")
             continue
         screen.note(closing_line(figures))
-        history += [question, {"role": "assistant", "content": answer.text}]
+        history += [question, {"role": "assistant", "content": words_of(answer.text)}]

@@ -86,7 +86,9 @@ class ServeOptions(EngineOptions, SpeculationOptions, ModelOptions):
         "paceline", "Of metrics' names; vllm suits dashboards made for it."
     )
     chat_template: str | None = chat_template()
-    tool_call_parser: str = option("auto", "How the model writes tool calls: auto, hermes, llama.")
+    tool_call_parser: str = option(
+        "auto", "How the model writes tool calls: auto, hermes, llama, openai."
+    )
     reasoning_parser: str = option(
         "auto", "How the model marks its thoughts: auto, none, deepseek_r1, granite, mistral, ..."
     )

@@ -56,7 +56,10 @@ def bundled_drafts(model: str) -> tuple[SpeculativeConfig, ...]:
 
 
 def _has_mtp_layer(model: Path) -> bool:
-    """False also for a model that cannot be read, of which its loader says what is wrong."""
+    """Whether there is one that can run.
+
+    False also for a model that cannot be read, of which its loader says what is wrong.
+    """
     if not model.exists():
         return False
     from paceline.models.stored_names import stored_names  # reads GGUF files with numpy
@@ -65,9 +68,12 @@ def _has_mtp_layer(model: Path) -> bool:
         files = sibling_shards(model) if model.is_file() else []
         if files and not any(_mentions(file, _GGUF_MTP) for file in files):
             return False  # without parsing its vocabulary, which takes as long as loading it
-        return mtp_part(stored_names(model)) is not None
+        part = mtp_part(stored_names(model))
     except (OSError, ValueError, RecursionError, PacelineError):
         return False
+    if part is not None and part.foreign is not None:
+        log.info("the MTP layer of %s drafts nothing: it has %s", model, part.foreign)
+    return part is not None and part.foreign is None
 
 
 def _mentions(file: Path, word: bytes) -> bool:

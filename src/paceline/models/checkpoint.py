@@ -17,7 +17,7 @@ from paceline.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from paceline.models.arrays import Array
 from paceline.models.catalogue import similar_names
 from paceline.models.config import ModelConfig
-from paceline.models.expert_tensors import ExpertTensors
+from paceline.models.expert_tensors import IN_TURN, ExpertTensors
 from paceline.models.fetching import named_model
 from paceline.models.gguf_file import MAGIC, load_gguf
 from paceline.models.head_kinds import head_kind
@@ -26,6 +26,7 @@ from paceline.models.hf_fields import Fields
 from paceline.models.hf_layout import PLAIN, LaidOutTensors
 from paceline.models.hub import hub_place, is_hub_id
 from paceline.models.json_file import HEAD_BYTES, check_fetched, read_json
+from paceline.models.latent import LatentTensors
 from paceline.models.packed_format import PackedFormat, folder_format
 from paceline.models.quantised.methods import schemes_of, split_quantisation
 from paceline.models.quantised.tensors import QuantisedTensors
@@ -153,13 +154,16 @@ def _from_folder(folder: Path, name: str, in_memory: bool, with_tokenizer: bool)
     if config.tie_embeddings:  # one matrix, under either name
         files.rename("lm_head.weight", _EMBEDDING)
     tensors: StoredTensors = files
+    if config.experts:
+        in_turn = config.architecture in IN_TURN
+        tensors = ExpertTensors(tensors, config.experts.number, in_turn)
     if quantisation is not None:
-        tensors = QuantisedTensors(files, schemes_of(quantisation))
+        tensors = QuantisedTensors(tensors, schemes_of(quantisation))
     packed = folder_format(files.metadata, folder)
     if packed is None and layout != PLAIN:
         tensors = LaidOutTensors(tensors, layout, config)
-    if config.experts:
-        tensors = ExpertTensors(tensors, config.experts.number)
+    if config.latent:
+        tensors = LatentTensors(tensors, config)
     if not _says_dtype(raw) and _EMBEDDING in tensors:
         raw = {**raw, "dtype": str(tensors[_EMBEDDING].dtype)}
         config = config_from_hf(raw)
@@ -224,7 +228,11 @@ def load_file(path: Path, name: str, in_memory: bool, with_tokenizer: bool) -> C
     config, found, tokenizer, told = load_gguf(
         path, in_memory=in_memory, with_tokenizer=with_tokenizer
     )
-    tensors = ExpertTensors(found, config.experts.number) if config.experts else found
+    tensors: StoredTensors = found
+    if config.experts:
+        tensors = ExpertTensors(tensors, config.experts.number)
+    if config.latent:
+        tensors = LatentTensors(tensors, config)
     # Not the name in the metadata, which is often that of a training run.
     return Checkpoint(
         config, tensors, tokenizer, name, hf_config=told, is_quantised=found.is_quantised

@@ -48,8 +48,15 @@ class Experts:
         width: of an expert.
         renormalise: whether the weights of a row's experts add up to 1, and not those of all.
         scale: what these weights are multiplied with.
+        sigmoid: whether an expert's score is the sigmoid of its logit; if not, the softmax of all.
+        choice_bias: whether a bias is added to the scores, for the choice alone.
+        groups: a row chooses among the experts of a few groups, which are as large as each other.
+        groups_per_token: groups that a row chooses among.
+        group_best: a group counts as much as this number of its best experts together.
+        least_sum: what weights that add up to less are divided by.
         shared_width: of an expert that every row has besides those it chooses; 0: there is none.
         shared_gate: whether a sigmoid of the row weighs the shared expert.
+        biases: whether the router and the chosen experts' linears have biases.
         sparse_layers: per layer, whether it is a mixture; empty: all are.
     """
 
@@ -60,7 +67,19 @@ class Experts:
     scale: float = 1.0
     shared_width: int = 0
     shared_gate: bool = False
+    biases: bool = False
     sparse_layers: tuple[bool, ...] = ()
+    sigmoid: bool = False
+    choice_bias: bool = False
+    groups: int = 1
+    groups_per_token: int = 1
+    group_best: int = 1
+    least_sum: float = 1e-20
+
+    @property
+    def by_score(self) -> bool:
+        """Whether experts are chosen by their scores, and not by their logits."""
+        return self.sigmoid or self.choice_bias
 
     def of_layer(self, layer: int) -> Experts | None:
         """These, where the layer is a mixture."""
@@ -70,6 +89,45 @@ class Experts:
         """Those of a model's first layers by themselves."""
         kept = self.sparse_layers[:count]
         return replace(self, sparse_layers=kept) if any(kept) or not kept else None
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Attention whose keys and values are one latent per token, which all heads share (MLA).
+
+    Attributes:
+        rank: numbers of a latent.
+        q_rank: numbers that queries are compressed to; 0: they are not.
+        nope_dim, rope_dim: dimensions of a head's query that have no position, and rotated ones.
+        value_dim: of a head's result.
+        interleaved: whether rotary pairs are neighbours in the checkpoint.
+    """
+
+    rank: int
+    q_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    interleaved: bool = True
+
+    NORM_EPS = 1e-6  # of both norms between matrices, in every model
+
+    @property
+    def key_dim(self) -> int:
+        """Of the one key per token: its rotated dimensions, then its latent."""
+        return self.rope_dim + self.rank
+
+    def first_widths(self, heads: int) -> tuple[int, int, int]:
+        """Of queries, latents and rotated dimensions that come out of a layer's first linear."""
+        return self.q_rank or heads * (self.nope_dim + self.rope_dim), self.rank, self.rope_dim
+
+    def num_weights(self, hidden_size: int, heads: int) -> int:
+        """Of a layer's attention, norms left out."""
+        queries = heads * (self.nope_dim + self.rope_dim)
+        down = self.q_rank * (hidden_size + queries) if self.q_rank else hidden_size * queries
+        results = heads * self.value_dim
+        expanded = self.rank * (heads * self.nope_dim + results)
+        return down + hidden_size * (self.key_dim + results) + expanded
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +144,7 @@ class ModelConfig:
     head_dim: int
     max_position: int
     norm_eps: float = 1e-6
-    activation: str = "silu"  # or "gelu_tanh", "gelu" (by erf), "relu2", "xielu"
+    activation: str = "silu"  # or "gelu_tanh", "gelu" (by erf), "relu2", "xielu", "clamped_swiglu"
     tie_embeddings: bool = False
     rope: RopeConfig = RopeConfig()
     local_rope: RopeConfig | None = None  # rotary of sliding-window layers, where it differs
@@ -103,6 +161,7 @@ class ModelConfig:
     attention_scale: float = 0.0  # 0: 1 / sqrt(head_dim)
     attention_softcap: float = 0.0  # 0: none
     logits_softcap: float = 0.0  # 0: none
+    attention_sinks: bool = False  # a score per head that takes part in every softmax (gpt-oss)
     sliding_window: int = 0  # 0: none; a key at distance >= sliding_window is not seen
     sliding_layers: tuple[bool, ...] = ()  # per layer; empty: all layers, if sliding_window
     bos_token_id: int | None = None
@@ -126,6 +185,7 @@ class ModelConfig:
     learned_positions: bool = False  # an embedding of positions is added to that of tokens
     head_bias: bool = False
     learnt: tuple[tuple[float, ...], ...] = ()  # per layer, as LEARNT_KEYS; empty: see the tensors
+    latent: Latent | None = None  # with it there is one KV head, whose values are its keys
 
     @property
     def num_logits(self) -> int:
@@ -135,7 +195,9 @@ class ModelConfig:
     @property
     def num_weights(self) -> int:
         """Of the embeddings, the head and all layers' matrices: norms and biases are left out."""
-        heads = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
+        attention = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim * self.hidden_size
+        if self.latent:
+            attention = self.latent.num_weights(self.hidden_size, self.num_heads)
         total = (self.vocab_size * (not self.tie_embeddings) + self.num_logits) * self.hidden_size
         total += self.learned_positions * self.max_position * self.hidden_size
         for layer in range(self.num_layers):
@@ -143,15 +205,21 @@ class ModelConfig:
             if mixture:
                 total += (mixture.number + mixture.shared_gate) * self.hidden_size
                 width = mixture.number * mixture.width + mixture.shared_width
-            total += self.hidden_size * (heads + (3 if self.gated_mlp else 2) * width)
+            total += attention + self.hidden_size * (3 if self.gated_mlp else 2) * width
         return total
+
+    @property
+    def kv_arrays(self) -> int:
+        """Keys and values, or keys alone."""
+        return 1 if self.latent else 2
 
     @property
     def is_like_llama(self) -> bool:
         """Whether layers have Llama's form but for biases, windows, multipliers and more norms."""
         apart = (self.layer_norm, self.parallel_residual, self.qk_norm_last, self.rotary_layers)
-        ends = (self.learned_positions, self.head_bias)
-        return self.pre_norms and self.gated_mlp and not any((*apart, *ends))
+        ends = (self.learned_positions, self.head_bias, self.attention_sinks, self.latent)
+        scored = self.experts is not None and self.experts.by_score
+        return self.pre_norms and self.gated_mlp and not any((*apart, *ends, scored))
 
     @property
     def scale(self) -> float:

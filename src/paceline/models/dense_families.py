@@ -37,7 +37,7 @@ _GLM4_NAMES = (
     (r"\.post_self_attn_layernorm\.", ".post_attention_layernorm."),
     (r"\.post_mlp_layernorm\.", ".post_feedforward_layernorm."),
 )
-_HUNYUAN_NAMES = ((r"\.query_layernorm\.", ".q_norm."), (r"\.key_layernorm\.", ".k_norm."))
+HUNYUAN_NAMES = ((r"\.query_layernorm\.", ".q_norm."), (r"\.key_layernorm\.", ".k_norm."))
 _MULTIPLIERS = {
     "embedding_multiplier": "embedding_multiplier",
     "residual_multiplier": "residual_multiplier",
@@ -157,7 +157,7 @@ DENSE_FAMILIES: Mapping[str, Family] = {
         {"qk_norm": True, "qk_norm_last": True},
         _BOTH,
         refused=("use_cla",),
-        layout=Layout(_HUNYUAN_NAMES),
+        layout=Layout(HUNYUAN_NAMES),
     ),
     "seed_oss": Family(
         {

@@ -2,13 +2,16 @@
 
 A mixture is under ``model.layers.I.mlp.``: the router ``gate.weight``, matrices of each expert
 ``experts.N.{gate,up,down}_proj.weight`` or ``gate_up_proj`` for the first two, those of the shared
-expert ``shared_expert.*`` likewise, and ``shared_expert_gate.weight``. Checkpoints differ in these
-names, and many keep the matrices of all experts in one stack. Knows no arithmetic.
+expert ``shared_expert.*`` likewise, ``shared_expert_gate.weight``, and what is added to the scores
+for the choice, ``gate.e_score_correction.bias``; biases have the same names with ``.bias``.
+Checkpoints differ in these names, and many keep what all experts have in one stack. Knows no
+arithmetic.
 """
 
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from paceline.errors import ModelLoadError
 from paceline.models.arrays import Array
@@ -21,94 +24,143 @@ _RENAMED = tuple(
         (r"\.block_sparse_moe\.router\.(layer\.)?", ".mlp.gate."),
         (r"\.block_sparse_moe\.input_linear\.", ".mlp.experts.gate_up_proj."),
         (r"\.block_sparse_moe\.output_linear\.", ".mlp.experts.down_proj."),
-        (r"\.block_sparse_moe\.experts\.", ".mlp.experts."),
+        (r"\.block_sparse_moe\.(experts\.|e_score)", r".mlp.\1"),
         (r"(\.mlp\.experts\.\d+)\.w1\.", r"\1.gate_proj."),
         (r"(\.mlp\.experts\.\d+)\.w2\.", r"\1.down_proj."),
         (r"(\.mlp\.experts\.\d+)\.w3\.", r"\1.up_proj."),
+        (r"\.mlp\.(shared_experts|shared_mlp)\.", ".mlp.shared_expert."),
+        (r"\.mlp\.gate\.wg\.", ".mlp.gate."),
+        (
+            r"\.mlp\.(gate\.)?(moe_statics\.)?e_score_correction_bias$",
+            ".mlp.gate.e_score_correction.bias",
+        ),
+        (r"\.mlp\.router\.", ".mlp.gate."),
         (r"\.shared_mlp\.input_linear\.", ".mlp.shared_expert.gate_up_proj."),
         (r"\.shared_mlp\.output_linear\.", ".mlp.shared_expert.down_proj."),
     )
 )
-_STACK = re.compile(r"(.*\.mlp\.experts)\.((?:gate|up|gate_up|down)_proj)(\.weight)?")
+_MARKS = re.compile(
+    r"\.(block_sparse_moe|shared_mlp|shared_experts|wg|e_score_correction_bias|mlp\.router)(\.|$)"
+)
+_STACK = re.compile(
+    r"(.*\.mlp\.experts)\.((?:gate|up|gate_up|down)_proj)(\.weight|\.bias|_bias|_blocks|_scales)?"
+)
+_ENDS = {None: ".weight", "_bias": ".bias"}
+_DIMENSIONS = {".weight": 3, ".bias": 2, "_blocks": 4, "_scales": 3}
+IN_TURN = ("gpt_oss",)
+"""Families whose Hugging Face stacks have the outputs of gates and of ups in turn, and those of
+floats the inputs before the outputs, ``[experts, k, n]``."""
 
 
 def plain_expert_name(name: str) -> str:
     """What a tensor of a mixture would be called by the names above; others keep their name."""
-    if ".block_sparse_moe." in name or ".shared_mlp." in name:
+    if _MARKS.search(name):
         for pattern, plain in _RENAMED:
             name = pattern.sub(plain, name)
     return name
 
 
+class _Place(NamedTuple):
+    """Where a tensor is: all of a stored one, or an expert's part of a stack.
+
+    Attributes:
+        outputs: of the expert's, which ones.
+        turned: the expert's is ``[k, n]``.
+    """
+
+    stored: str
+    expert: int | None = None
+    outputs: slice = slice(None)
+    turned: bool = False
+
+    def of(self, matrix: Array) -> Array:
+        found: Array = (matrix.T if self.turned else matrix)[self.outputs]
+        return found
+
+
 class ExpertTensors(StoredTensors):
-    """A checkpoint in which each expert's matrices are tensors of their own.
+    """A checkpoint in which each expert's tensors are tensors of their own.
 
     Args:
         stored: the checkpoint, in which they may lie in stacks ``[experts, n, k]``.
         number: experts of each layer that has some.
+        in_turn: whether stacks lie as those of :data:`IN_TURN`.
 
     Raises:
         ModelLoadError: a stack is not one of so many matrices, or a matrix is there twice.
     """
 
-    _where: dict[str, tuple[str, int | None]]
+    _where: dict[str, _Place]
 
-    def __init__(self, stored: StoredTensors, number: int) -> None:
-        self.stored = stored
+    def __init__(self, stored: StoredTensors, number: int, in_turn: bool = False) -> None:
+        self.stored, self._in_turn = stored, in_turn
         self._where = {}
         for name in stored:
             match = _STACK.fullmatch(name)
             if match is None:
-                self._add(name, name, None)
+                self._add(name, _Place(name))
                 continue
-            shape = stored.shape_of(name)
-            if len(shape) != 3 or shape[0] != number:
+            shape, end = stored.shape_of(name), _ENDS.get(match[3], match[3])
+            if len(shape) != _DIMENSIONS[end] or shape[0] != number:
                 raise ModelLoadError(
                     f"tensor {name} has shape {shape}; the configuration needs a stack of {number} "
                     "experts"
                 )
             for expert in range(number):
-                self._add(f"{match[1]}.{expert}.{match[2]}.weight", name, expert)
+                self._add_expert(name, f"{match[1]}.{expert}.", match[2], end, expert)
 
-    def _add(self, name: str, stored: str, expert: int | None) -> None:
+    def _add_expert(self, stored: str, prefix: str, part: str, end: str, expert: int) -> None:
+        turned = self._in_turn and end == ".weight"
+        if not self._in_turn or part != "gate_up_proj":
+            self._add(prefix + part + end, _Place(stored, expert, turned=turned))
+            return
+        for first, half in enumerate(("gate_proj", "up_proj")):
+            outputs = slice(first, None, 2)
+            self._add(prefix + half + end, _Place(stored, expert, outputs, turned))
+
+    def _add(self, name: str, place: _Place) -> None:
         if name in self._where:
             raise ModelLoadError(f"{name} is there twice, by itself and in a stack of experts")
-        self._where[name] = stored, expert
+        self._where[name] = place
 
-    def _place(self, name: str) -> tuple[str, int | None]:
+    def _place(self, name: str) -> _Place:
         # What is not there is looked up there, which says so.
-        return self._where.get(name, (name, None))
+        return self._where.get(name, _Place(name))
 
     def __getitem__(self, name: str) -> Array:
-        stored, expert = self._place(name)
-        if expert is None:
-            return self.stored[stored]
-        found: Array = self.stored.rows(stored, expert, expert + 1)[0]
-        return found
+        place = self._place(name)
+        if place.expert is None:
+            return self.stored[place.stored]
+        return place.of(self.stored.rows(place.stored, place.expert, place.expert + 1)[0])
 
     def rows(self, name: str, first: int, last: int) -> Array:
-        stored, expert = self._place(name)
-        if expert is None:
-            return self.stored.rows(stored, first, last)
+        place = self._place(name)
+        if place.expert is None:
+            return self.stored.rows(place.stored, first, last)
         return self[name][first:last]
 
     def as_stored(self, name: str) -> StoredRows | None:
-        stored, expert = self._place(name)
-        found = self.stored.as_stored(stored)
-        if expert is None or found is None:
+        place = self._place(name)
+        if place.turned:
+            return None
+        found = self.stored.as_stored(place.stored)
+        if place.expert is None or found is None:
             return found
-        return StoredRows(found.format, found.rows[expert], found.order)
+        return StoredRows(found.format, place.of(found.rows[place.expert]), found.order)
 
     def shape_of(self, name: str) -> tuple[int, ...]:
-        stored, expert = self._place(name)
-        shape = self.stored.shape_of(stored)
-        return shape if expert is None else shape[1:]
+        place = self._place(name)
+        shape = self.stored.shape_of(place.stored)
+        if place.expert is None:
+            return shape
+        outputs, *others = shape[:0:-1] if place.turned else shape[1:]
+        return len(range(outputs)[place.outputs]), *others
 
     def type_of(self, name: str) -> str:
-        return self.stored.type_of(self._place(name)[0])
+        return self.stored.type_of(self._place(name).stored)
 
     def num_bytes(self) -> int:
         return self.stored.num_bytes()
 
     def release(self, name: str) -> None:
-        self.stored.release(self._place(name)[0])
+        self.stored.release(self._place(name).stored)

@@ -11,7 +11,7 @@ import numpy as np
 
 from paceline.models.arrays import Array
 from paceline.models.checkpoint import Checkpoint
-from paceline.models.config import ModelConfig
+from paceline.models.config import Latent, ModelConfig
 from paceline.models.ops.base import Ops
 from paceline.models.ops.native import native_module
 from paceline.models.packed_format import packed_formats, packed_parts
@@ -33,6 +33,18 @@ def read_layers(checkpoint: Checkpoint, config: ModelConfig, ops: Ops) -> list[L
     reader.log_rounding()
     give_back_freed()
     return layers
+
+
+def _latent_shapes(c: ModelConfig, latent: Latent) -> dict[str, tuple[list[int], int]]:
+    queries = c.num_heads * (latent.nope_dim + latent.rope_dim)
+    first = [latent.first_widths(c.num_heads)[0], latent.key_dim]
+    return {
+        "qkv_a_proj": (first, c.hidden_size),
+        "q_b_proj": ([queries], latent.q_rank),
+        "k_b_proj": ([latent.rank], latent.nope_dim),
+        "v_b_proj": ([latent.value_dim], latent.rank),
+        "o_proj": ([c.hidden_size], c.num_heads * latent.value_dim),
+    }
 
 
 class _Unpacked(Mapping[str, Array]):
@@ -58,6 +70,9 @@ class _Unpacked(Mapping[str, Array]):
             "down_proj": ([c.hidden_size], width),
             **({} if c.gated_mlp else {"up_proj": ([width], c.hidden_size)}),
         }
+        if c.latent:
+            shapes |= _latent_shapes(c, c.latent)
+            kind = linear.split(".")[-2] if kind.isdigit() else kind
         return shapes.get(kind)
 
     def __getitem__(self, name: str) -> Array:

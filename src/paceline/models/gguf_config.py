@@ -18,6 +18,7 @@ from paceline.models.gguf_container import GgufContainer
 from paceline.models.gguf_dense import dense_keys
 from paceline.models.gguf_experts import expert_keys, mixture_type
 from paceline.models.gguf_heads import head_keys
+from paceline.models.gguf_latent import LATENT, latent_keys, yarn_keys
 from paceline.models.gguf_names import ARCHITECTURES, HEADS
 from paceline.models.gguf_tokenizer import bos_id, end_ids
 from paceline.models.hf_config import config_from_hf
@@ -27,6 +28,8 @@ from paceline.models.hf_config import config_from_hf
 _SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Rotary factors, which the configuration tells."""
+_WHOLE_RAMPS = ("gpt-oss",)
+"""Architectures whose YaRN does not round the ends of its ramp, which no key says."""
 _PATTERN = "attention.sliding_window_pattern"
 _FLOAT_TYPES = {0: "float32", 1: "float16", 30: "bfloat16"}
 
@@ -92,19 +95,22 @@ def hf_config_from_gguf(container: GgufContainer, read: Callable[[str], Array]) 
     keys = _Keys(container, architecture)
     heads = keys.number("attention.head_count")
     head_dim = int(keys.get("attention.key_length") or keys.number("embedding_length") // heads)
-    if keys.get("attention.value_length", head_dim) != head_dim:
+    is_latent = architecture == LATENT
+    if keys.get("attention.value_length", head_dim) != head_dim and not is_latent:
         raise UnsupportedModelError("keys and values of different sizes are not supported")
     biases = _biases(container)
     return {
         **_sizes(container, keys, head_dim),
         **_family_keys(keys, architecture, head_dim),
         **_experts(container, keys, architecture),
+        **(latent_keys(keys.get, container.tensors) if is_latent else {}),
         **_rope(container, keys, head_dim, read),
         **dense_keys(
             keys.get, architecture, _layer_types(keys), container.tensors, container.metadata
         ),
         **(head_keys(container, architecture) if architecture in HEADS else {}),
-        "attention_bias": biases["qkv_bias"] and biases["o_bias"],
+        "attention_bias": biases["qkv_bias"] and (biases["o_bias"] or architecture == "glm4moe"),
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in container.tensors,
         "mlp_bias": biases["mlp_bias"],
     }
 
@@ -233,12 +239,15 @@ def _rope(
     if keys.get("rope.freq_base") is not None:
         found["rope_theta"] = keys.get("rope.freq_base")
     dim = int(keys.number("rope.dimension_count", head_dim))
-    # The reader of this share rounds down; the half keeps a quotient's last bit from mattering.
-    found["partial_rotary_factor"] = (dim + 0.5) / head_dim if dim != head_dim else 1.0
+    if architecture_of(container) != LATENT:
+        # The reader of this share rounds down; the half keeps a quotient's last bit from mattering.
+        found["partial_rotary_factor"] = (dim + 0.5) / head_dim if dim != head_dim else 1.0
     trained = keys.get("rope.scaling.original_context_length")
     if trained is not None:
         found["original_max_position_embeddings"] = trained
     scaling = _stored_factors(container, keys, dim, read) or _scaling(keys)
+    if scaling.get("rope_type") == "yarn" and architecture_of(container) in _WHOLE_RAMPS:
+        scaling["truncate"] = False
     if scaling:
         found["rope_scaling"] = scaling
     return found
@@ -287,6 +296,7 @@ def _scaling(keys: _Keys) -> dict[str, Any]:
             )
         for name in ("beta_fast", "beta_slow"):
             found[name] = keys.get(f"rope.scaling.yarn_{name}")
+        found |= yarn_keys(keys.get)
         growth = keys.get("attention.temperature_scale")
         if growth is not None:  # of Ministral 3
             found |= {QUERY_GROWTH: growth, "mscale": 1.0}

@@ -6,13 +6,15 @@ are mixtures shows in which have a router, ``ffn_gate_inp``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from paceline.models.gguf_container import TensorInfo
 from paceline.models.hf_fields import MOST_LAYERS
 
 EXPERT_BLOCK = {
     "ffn_gate_inp": "mlp.gate",
+    "exp_probs_b": "mlp.gate.e_score_correction",
     "ffn_gate_exps": "mlp.experts.gate_proj",
     "ffn_up_exps": "mlp.experts.up_proj",
     "ffn_down_exps": "mlp.experts.down_proj",
@@ -24,6 +26,8 @@ EXPERT_BLOCK = {
 """Parts of a layer by their names in a file, and where they belong in a checkpoint."""
 _OF_LLAMA = "mixtral"
 _SHARED = {"granitemoe": "granitemoeshared"}
+_SHARED_COUNTS = ("n_shared_experts", "moe_num_shared_experts", "num_shared_expert")
+_SCORES = {1: "softmax", 2: "sigmoid"}
 _RENORMALISED = ("qwen3moe",)
 """Architectures whose weights add up to 1 where no key says so."""
 
@@ -36,28 +40,35 @@ def mixture_type(model_type: str, tensors: Collection[str]) -> str:
 
 
 def expert_keys(
-    get: Callable[..., Any], architecture: str, tensors: Collection[str], num_layers: int
+    get: Callable[..., Any], architecture: str, tensors: Mapping[str, TensorInfo], num_layers: int
 ) -> dict[str, Any]:
     """What ``config.json`` says of the mixtures.
 
     Args:
         get: a value of the architecture's metadata, by its key, and what stands for a missing one.
-        tensors: names of those in the file.
+        tensors: those in the file.
     """
     width = get("expert_feed_forward_length", get("feed_forward_length"))
     shared = get("expert_shared_feed_forward_length", 0)
+    used, shared_count = get("expert_used_count"), get("expert_shared_count", 0)
+    scores = _SCORES.get(get("expert_gating_func", 0))
     scale = get("expert_weights_scale", 0.0)
     layers = range(min(num_layers, MOST_LAYERS))  # more are refused by whoever reads this
     dense = [i for i in layers if not _has(tensors, i, "ffn_gate_inp")]
     return {
         "num_experts": get("expert_count"),
-        "num_experts_per_tok": get("expert_used_count"),
+        **dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_topk"), used),
+        **dict.fromkeys(_SHARED_COUNTS, shared_count),
+        "n_group": get("expert_group_count", 1),
+        "topk_group": get("expert_group_used_count", 1),
         "intermediate_size": get("feed_forward_length", width),
         "moe_intermediate_size": width,
         "shared_expert_intermediate_size": shared,
         "shared_intermediate_size": shared,
         "norm_topk_prob": get("expert_weights_norm", architecture in _RENORMALISED),
+        **dict.fromkeys(("first_k_dense_replace", "moe_layer_start_index"), 0),  # the list has all
         **({"mlp_only_layers": dense} if dense else {}),
+        **({"scoring_func": scores} if scores else {}),
         **({"routed_scaling_factor": scale} if scale else {}),
     }
 

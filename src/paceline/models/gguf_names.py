@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from paceline.models.gguf_experts import EXPERT_BLOCK
+from paceline.models.gguf_latent import LATENT_BLOCK
 
 ARCHITECTURES = {
     "llama": "llama",
@@ -40,6 +41,13 @@ ARCHITECTURES = {
     "gpt2": "gpt2",
     "phi2": "phi",
     "apertus": "apertus",
+    "glm4moe": "glm4_moe",
+    "minimax-m2": "minimax_m2",
+    "gpt-oss": "gpt_oss",
+    "deepseek2": "deepseek_v2",
+    "dots1": "dots1",
+    "ernie4_5-moe": "ernie4_5_moe",
+    "hunyuan-moe": "hunyuan_v1_moe",
 }
 """``general.architecture`` -> Hugging Face ``model_type``."""
 HEADS = {"eagle3": "llama", "dflash": "qwen3"}
@@ -49,7 +57,7 @@ HEADS = {"eagle3": "llama", "dflash": "qwen3"}
 # are so. The others keep the two halves apart.
 _INTERLEAVED = (
     *("llama", "mistral", "granite", "granitemoe", "eagle3", "smollm3", "mistral3", "minicpm"),
-    *("chatglm", "glm4", "ernie4_5", "command-r", "cohere2", "arcee"),
+    *("chatglm", "glm4", "ernie4_5", "ernie4_5-moe", "command-r", "cohere2", "arcee"),
 )
 _PLUS_ONE = ("gemma", "nemotron")  # how those begin whose norms' weights have the one added
 _TURNED = {"attn_q": "q", "attn_k": "k", "attn_qkv": "qkv"}
@@ -77,9 +85,11 @@ _BLOCK = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
     "ffn_norm": "post_attention_layernorm",
-    "post_attention_norm": "post_attention_layernorm",  # what seed_oss calls it
+    "post_attention_norm": "post_attention_layernorm",  # what some call it
     "attn_norm_2": "hidden_norm",
+    "attn_sinks": "self_attn.sinks",
     **EXPERT_BLOCK,
+    **LATENT_BLOCK,
     **{f"nextn.{name}": name for name in ("eh_proj", "enorm", "hnorm", "embed_tokens")},
     "nextn.shared_head_norm": "shared_head.norm",
     "nextn.shared_head_head": "shared_head.head",
@@ -124,6 +134,8 @@ def place_of(architecture: str, stored: str) -> Place:
     if match is None or match[2] not in names:
         return Place(stored)
     index, part, kind = match.groups()
+    if part == "attn_sinks":  # no matrix's weight, but a parameter by itself
+        return Place(f"model.layers.{int(index)}.{names[part]}")
     return Place(
         f"model.layers.{int(index)}.{names[part]}.{kind}",
         unpermute=_TURNED.get(part, "") if architecture in _INTERLEAVED else "",

@@ -39,24 +39,28 @@ _TURN_ENDS = {
     "<|end_of_text|>",
     "<|eom_id|>",
 }
+# Where these end a turn, as in gpt-oss, "<|end|>" ends one of several messages in it.
+_HARMONY_ENDS = {"<|return|>", "<|call|>"}
 _SPACE = "▁"
 _MAX_TOKENS = 1 << 22
 
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
-_TEKKEN = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|"
-    r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+# Words end where small letters are followed by capital ones.
+_CASED = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+%s|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*%s|"
+    r"%s| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _DEEPSEEK = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"
     r" ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _SPLITS: dict[str, str | tuple[str, ...]] = {
-    "llama3": _ENDINGS + _WORDS % r"\p{N}{1,3}",
-    "qwen2": _ENDINGS + _WORDS % r"\p{N}",
-    "tekken": _TEKKEN,
+    "llama3": f"{_ENDINGS}|" + _WORDS % r"\p{N}{1,3}",
+    "qwen2": f"{_ENDINGS}|" + _WORDS % r"\p{N}",
+    "tekken": _CASED % ("", "", r"\p{N}"),
+    "gpt-4o": _CASED % (f"{_ENDINGS}?", f"{_ENDINGS}?", r"\p{N}{1,3}"),
     "digits": "",
     "gpt2": "",
     "seed-coder": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
@@ -76,6 +80,7 @@ _SPLIT_NAMES = {
     "seed-coder": "seed-coder",
     "exaone4": "gpt2",
     "stablelm2": "qwen2",
+    "gpt-4o": "gpt-4o",
 }
 
 
@@ -130,7 +135,11 @@ def end_ids(metadata: Mapping[str, Any]) -> list[int]:
     tokens, types = (metadata.get(_PREFIX + key) for key in ("tokens", "token_type"))
     if isinstance(tokens, list) and isinstance(types, list):
         pairs = enumerate(zip(tokens, types, strict=False))
-        ids += [i for i, (token, kind) in pairs if kind == _CONTROL and token in _TURN_ENDS]
+        control = {token: i for i, (token, kind) in pairs if kind == _CONTROL}
+        in_harmony = control.keys() >= _HARMONY_ENDS
+        ends = _TURN_ENDS - {"<|end|>"} | _HARMONY_ENDS if in_harmony else _TURN_ENDS
+        ids = [i for i in ids if not in_harmony or i != control.get("<|end|>")]
+        ids += sorted(i for token, i in control.items() if token in ends)
     return list(dict.fromkeys(i for i in ids if i is not None))
 
 

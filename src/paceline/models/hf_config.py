@@ -19,10 +19,12 @@ from paceline.models.hf_experts import experts_from_hf
 from paceline.models.hf_families import FAMILIES as FIRST_FAMILIES
 from paceline.models.hf_families import Family
 from paceline.models.hf_fields import MOST_LAYERS, Fields
+from paceline.models.hf_latent import latent_from_hf, latent_scale
 from paceline.models.hf_layout import Layout
 from paceline.models.hf_rope import FULL, SLIDING, extended_positions, rope_from_hf
+from paceline.models.mixture_families import MIXTURE_FAMILIES
 
-FAMILIES: Mapping[str, Family] = {**FIRST_FAMILIES, **DENSE_FAMILIES}
+FAMILIES: Mapping[str, Family] = {**FIRST_FAMILIES, **DENSE_FAMILIES, **MIXTURE_FAMILIES}
 """All that are supported, by ``model_type``."""
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": BFLOAT16, "float16": np.dtype(np.float16)}
 _ACTIVATIONS = {
@@ -53,9 +55,13 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
     name, family = _family(raw)
     fields = Fields(family.called(raw), family.defaults)
     sizes = _sizes(fields, family.widening)
-    head_dim = sizes["head_dim"]
-    rope = rope_from_hf(fields, FULL, head_dim, family.partial_rotary)
-    local = rope_from_hf(fields, SLIDING, head_dim, family.partial_rotary)
+    latent = latent_from_hf(fields) if family.latent else None
+    rotated = latent.rope_dim if latent else sizes["head_dim"]
+    rope = rope_from_hf(fields, FULL, rotated, family.partial_rotary)
+    local = rope_from_hf(fields, SLIDING, rotated, family.partial_rotary)
+    if latent:
+        sizes |= {"num_kv_heads": 1, "head_dim": latent.key_dim, "latent": latent}
+        sizes["attention_scale"] = latent_scale(latent, rope)
     sizes["max_position"] = extended_positions(rope, sizes["max_position"])
     window, sliding = _sliding(fields, family, sizes["num_layers"])
     dtype = _dtype(fields)
@@ -183,6 +189,14 @@ def _draft_vocab_size(fields: Fields, vocab_size: int, tied: bool) -> int:
 
 
 def _activation(fields: Fields, family: Family) -> str:
+    if family.clamped:
+        for key, only in (("swiglu_limit", 7.0), ("swiglu_alpha", 1.702)):
+            if fields.number(key, 0.0, 1e9, only) != only:
+                raise UnsupportedModelError(
+                    f"the model configuration says {key} = {fields.get(key)}; only {only} is "
+                    "supported"
+                )
+        return "clamped_swiglu"
     # Gemma's hidden_act is a former name, which says what the models were not trained with.
     name = fields.text("hidden_activation" if family.gemma else "hidden_act")
     ungated = not family.flags.get("gated_mlp", True)

@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.errors import ModelLoadError
+from paceline.errors import ModelLoadError, UnsupportedModelError
 from paceline.models.config import Experts
 from paceline.models.hf_fields import Fields
 
 MOST_EXPERTS = 4096
-_NUMBERS = ("num_experts", "num_local_experts")
+_NUMBERS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_SCORES = ("softmax", "sigmoid")
+_METHODS = {"greedy": False, "group_limited_greedy": True}
+"""DeepSeek-V2's ways to choose -> whether groups limit them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,45 +28,103 @@ class ExpertKeys:
         renormalise: what ``norm_topk_prob`` is where the key is absent, or None where the family
             has no such key and its weights add up to 1.
         shared: key of the shared expert's width; empty where the family has none.
+        shared_count: whether that key counts experts of the others' width, which are one wide one.
         shared_gate: whether a sigmoid weighs the shared expert.
-        some_dense: whether ``mlp_only_layers`` and ``decoder_sparse_step`` are heeded.
+        biases: whether the router and the experts have biases.
+        some_dense: whether the keys are heeded that make some layers dense.
+        per_token: key of the number of experts that a row chooses.
+        sigmoid: whether scores are sigmoids where no ``scoring_func`` says so.
+        choice_bias: whether a bias is added to the scores for the choice.
+        group_best: experts that a group is judged by where ``n_group`` limits the choice; 0: such
+            keys are not heeded.
     """
 
     width: str = "intermediate_size"
     renormalise: bool | None = None
     shared: str = ""
+    shared_count: bool = False
     shared_gate: bool = False
+    biases: bool = False
     some_dense: bool = False
+    per_token: str = "num_experts_per_tok"
+    sigmoid: bool = False
+    choice_bias: bool = False
+    group_best: int = 0
 
 
 def experts_from_hf(fields: Fields, keys: ExpertKeys, num_layers: int) -> Experts | None:
     """The mixtures of a family that has some; None where all layers are dense by choice.
 
     Raises:
-        ModelLoadError: a number is missing or out of bounds: no experts, or more chosen than there
-            are.
+        ModelLoadError: a number is missing or out of bounds: no experts, more chosen than there
+            are, or groups that are not of one size.
+        UnsupportedModelError: the scores are of an unknown kind.
     """
     said = [key for key in _NUMBERS if fields.get(key) is not None] or [_NUMBERS[0]]
-    number, *others = (fields.integer(key, 1, MOST_EXPERTS) for key in said)
+    number, *others = (_same(fields, key).integer(key, 1, MOST_EXPERTS) for key in said)
     if any(other != number for other in others):
         raise ModelLoadError(
-            f"the model configuration says {_NUMBERS[0]} = {number} and {_NUMBERS[1]} = "
-            f"{others[0]}; they must be the same"
+            f"the model configuration says {said[0]} = {number} and {said[1]} = {others[0]}; they "
+            "must be the same"
         )
     sparse = _sparse_layers(fields, num_layers) if keys.some_dense else (True,) * num_layers
     if not any(sparse):
         return None
-    shared = fields.integer(keys.shared, 0, 1 << 20, 0) if keys.shared else 0
+    width = _same(fields, keys.width).integer(keys.width, 1, 1 << 20)
+    shared = _same(fields, keys.shared).integer(keys.shared, 0, 1 << 20, 0) if keys.shared else 0
+    shared *= width if keys.shared_count else 1
+    groups = _groups(fields, keys, number)
+    most = number // groups["groups"] * groups["groups_per_token"]
     return Experts(
         number=number,
-        per_token=fields.integer("num_experts_per_tok", 1, number),
-        width=fields.integer(keys.width, 1, 1 << 20),
+        per_token=_same(fields, keys.per_token).integer(keys.per_token, 1, most),
+        width=width,
         renormalise=_renormalise(fields, keys.renormalise),
         scale=fields.number("routed_scaling_factor", 1e-9, 1e9, 1.0),
         shared_width=shared,
         shared_gate=keys.shared_gate and shared > 0,
+        biases=keys.biases,
         sparse_layers=() if all(sparse) else tuple(sparse),
+        sigmoid=_is_sigmoid(fields, keys),
+        choice_bias=keys.choice_bias,
+        least_sum=fields.number("moe_norm_min", 0.0, 1.0, 1e-20),
+        **groups,
     )
+
+
+def _same(fields: Fields, key: str) -> Fields:
+    """The fields, with one value instead of a list of the same for each layer."""
+    value = fields.get(key)
+    if isinstance(value, list | tuple) and value and all(item == value[0] for item in value):
+        return Fields({key: value[0]})
+    return fields
+
+
+def _is_sigmoid(fields: Fields, keys: ExpertKeys) -> bool:
+    kind = fields.text("scoring_func") or _SCORES[keys.sigmoid]
+    if kind not in _SCORES:
+        raise UnsupportedModelError(
+            f"scores of experts by {kind[:40]!r} are not supported; supported are "
+            f"{' and '.join(_SCORES)}"
+        )
+    return kind == _SCORES[True]
+
+
+def _groups(fields: Fields, keys: ExpertKeys, number: int) -> dict[str, int]:
+    method = fields.text("topk_method")
+    if not keys.group_best or _METHODS.get(method) is False:
+        return {"groups": 1, "groups_per_token": 1}
+    groups = fields.integer("n_group", 1, number, 1)
+    if number % groups:
+        raise ModelLoadError(
+            f"the model configuration says n_group = {groups}; it must divide the number of "
+            f"experts, {number}"
+        )
+    chosen = fields.integer("topk_group", 1, groups, 1)
+    if chosen == groups:  # which limits nothing
+        return {"groups": 1, "groups_per_token": 1}
+    best = min(keys.group_best, number // groups)
+    return {"groups": groups, "groups_per_token": chosen, "group_best": best}
 
 
 def _renormalise(fields: Fields, default: bool | None) -> bool:
@@ -74,10 +135,38 @@ def _renormalise(fields: Fields, default: bool | None) -> bool:
 
 def _sparse_layers(fields: Fields, num_layers: int) -> Sequence[bool]:
     step = fields.integer("decoder_sparse_step", 1, 4096, 1)
+    step *= fields.integer("moe_layer_interval", 1, 4096, 1)
+    each = fields.integer("moe_layer_freq", 1, 4096, 1)
+    first = fields.integer("first_k_dense_replace", 0, 4096, 0)
+    first = max(first, fields.integer("moe_layer_start_index", 0, 4096, 0))
+    last = fields.integer("moe_layer_end_index", -1, 4096, -1)
+    kinds = fields.get("mlp_layer_types")
+    if kinds is not None:
+        return _listed_layers(kinds, num_layers)
     dense = fields.get("mlp_only_layers") or []
     if not isinstance(dense, list | tuple) or any(type(index) is not int for index in dense):
         raise ModelLoadError(
             f"the model configuration says mlp_only_layers = {str(dense)[:80]}; it must be a list "
             "of layers"
         )
-    return [index not in dense and (index + 1) % step == 0 for index in range(num_layers)]
+    return [
+        index >= first
+        and (last < 0 or index <= last)
+        and index not in dense
+        and (index + 1) % step == 0
+        and index % each == 0
+        for index in range(num_layers)
+    ]
+
+
+def _listed_layers(kinds: object, num_layers: int) -> Sequence[bool]:
+    if (
+        not isinstance(kinds, list | tuple)
+        or len(kinds) != num_layers
+        or any(kind not in ("dense", "sparse") for kind in kinds)
+    ):
+        raise ModelLoadError(
+            f"the model configuration says mlp_layer_types = {str(kinds)[:80]}; it must say dense "
+            f"or sparse of each of {num_layers} layers"
+        )
+    return [kind == "sparse" for kind in kinds]

@@ -30,6 +30,7 @@ class Family:
         multipliers: configuration key -> model field, for Granite's scalars.
         gemma: scaled embeddings, ``query_pre_attn_scalar`` and soft-capping are heeded.
         partial_rotary: whether a head may be rotated in part.
+        clamped: whether its activation is gpt-oss's clamped SwiGLU, whatever ``hidden_act`` says.
         experts: how it describes mixtures of experts; None where it has none.
         keys: a key as most families call it -> as this one does.
         switches: a key -> the fields that it switches on.
@@ -40,6 +41,7 @@ class Family:
         logit_scale: whether logits are multiplied with the key of that name.
         depth_scaled: whether MiniCPM's ``scale_emb``, ``scale_depth`` and ``dim_model_base`` count.
         layout: of its checkpoints.
+        latent: whether its attention keeps one latent per token.
     """
 
     defaults: Mapping[str, Any]
@@ -50,6 +52,7 @@ class Family:
     multipliers: Mapping[str, str] = field(default_factory=dict)
     gemma: bool = False
     partial_rotary: bool = False
+    clamped: bool = False
     experts: ExpertKeys | None = None
     keys: Mapping[str, str] = field(default_factory=dict)
     switches: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -59,6 +62,7 @@ class Family:
     logit_scale: bool = False
     depth_scaled: bool = False
     layout: Layout = PLAIN
+    latent: bool = False
 
     def called(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         """A configuration whose keys are called as most families call them."""
@@ -207,5 +211,22 @@ FAMILIES: Mapping[str, Family] = {
     "gemma2": Family(_GEMMA2, _GEMMA_FLAGS, _BOTH, slides="alternately", gemma=True),
     "gemma3_text": _GEMMA3_FAMILY,
     "gemma3": _GEMMA3_FAMILY,
+    "gpt_oss": Family(
+        {
+            "head_dim": 64,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 131072,
+            "rope_theta": 150000.0,
+            "attention_bias": True,
+            "sliding_window": 128,
+            "sliding_window_pattern": 2,
+            "num_experts_per_tok": 4,
+        },
+        {"attention_sinks": True},
+        _BOTH,
+        slides="alternately",
+        clamped=True,
+        experts=ExpertKeys(biases=True),
+    ),
 }
 """Families by ``model_type``."""

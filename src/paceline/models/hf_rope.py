@@ -50,6 +50,8 @@ def rope_from_hf(config: Fields, layer_type: str, head_dim: int, partial: bool) 
     fields = Fields(raw, {"rope_theta": 10000.0}, where="rope_parameters.")
     share = fields.number("partial_rotary_factor", 0.01, 1.0, 1.0)
     dim = int(head_dim * share)
+    if partial and config.get("rotary_dim") is not None:
+        dim = config.integer("rotary_dim", 2, head_dim)
     if dim % 2 or dim == 0 or (share != 1.0 and not partial):
         raise ModelLoadError(
             f"partial_rotary_factor = {share:g} of heads of size {head_dim} is not supported here; "

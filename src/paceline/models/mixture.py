@@ -23,8 +23,10 @@ class Mixture:
             sigmoid weighs the shared expert, one more.
         experts: by their ids.
         shared: None where there is no shared expert.
+        choice_bias: float32 ``[experts]``, added to the scores for the choice; None: there is none.
     """
 
     router: Any
     experts: Sequence[FeedForward]
     shared: FeedForward | None
+    choice_bias: Any = None

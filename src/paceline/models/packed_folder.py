@@ -127,8 +127,10 @@ class _RecordingReader(WeightReader):
     def linear(self, names: list[str], fused: str, outs: list[int], width: int, bias: bool) -> Any:
         return self._record(fused, super().linear(names, fused, outs, width, bias))
 
-    def float_linear(self, names: list[str], fused: str, outs: list[int], width: int) -> Any:
-        return self._record(fused, super().float_linear(names, fused, outs, width))
+    def float_linear(
+        self, names: list[str], fused: str, outs: list[int], width: int, bias: bool
+    ) -> Any:
+        return self._record(fused, super().float_linear(names, fused, outs, width, bias))
 
     def ends(self) -> tuple[Any, Any]:
         embedding, head = super().ends()

@@ -37,6 +37,8 @@ SHOWN = {
     *("<mm:think>", "</mm:think>"),
 }
 """Marks of thoughts: decoding shows them even where a vocabulary calls them special."""
+HARMONY = {"<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>"}
+"""The same of vocabularies that have all of these: they mark gpt-oss's messages."""
 
 
 class Tokenizer:
@@ -71,8 +73,10 @@ class Tokenizer:
         self._add_bos = add_bos_token
         self.has_fallback_template = False
         added = backend.get_added_tokens_decoder()
+        texts = {each.content for each in added.values()}
+        shown = SHOWN | HARMONY if texts >= HARMONY else SHOWN
         self._special_ids = frozenset(
-            i for i, token in added.items() if token.special and token.content not in SHOWN
+            i for i, token in added.items() if token.special and token.content not in shown
         )
         self._has_byte_fallback = _has_byte_fallback(backend)
         self.bos_token_id = self._id_of_role("bos_token")

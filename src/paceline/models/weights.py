@@ -20,7 +20,8 @@ import numpy as np
 from paceline.errors import ConfigError, ModelLoadError
 from paceline.models.arrays import floats as as_floats
 from paceline.models.blocks import row_bytes
-from paceline.models.config import XIELU, ModelConfig
+from paceline.models.config import XIELU, Experts, ModelConfig
+from paceline.models.latent import LatentWeights
 from paceline.models.mixture import FeedForward, Mixture
 from paceline.models.ops.base import (
     PackedLinear,
@@ -53,6 +54,8 @@ class Layer:
     mixture: Mixture | None
     post_mlp_norm: Any
     learnt: Any  # what the activation has beyond its input
+    sinks: Any  # [heads]
+    latent: LatentWeights | None = None
 
 
 class Ends(NamedTuple):
@@ -127,24 +130,26 @@ class WeightReader:
             return self._adopted(fused, outs, width, bias)
         if fused + ".weight" in self._tensors:
             names, outs = [fused], [sum(outs)]
-        pairs = list(zip(names, outs, strict=True))
-        vector = None
-        if bias:
-            vector = self._ops.join([self.floats(f"{n}.bias", out) for n, out in pairs])
+        vector = self._joined_bias(names, outs, bias)
         with _naming(fused):
-            parts = [self._part(f"{name}.weight", out, width) for name, out in pairs]
+            parts = [
+                self._part(f"{name}.weight", out, width)
+                for name, out in zip(names, outs, strict=True)
+            ]
             parts = _stacked(parts, self._ops.join)
             packed = self._ops.pack_linear(parts, width, vector)
         self._release([f"{name}.weight" for name in names])
         return packed
 
-    def float_linear(self, names: list[str], fused: str, outs: list[int], width: int) -> Any:
+    def float_linear(
+        self, names: list[str], fused: str, outs: list[int], width: int, bias: bool
+    ) -> Any:
         """A linear of several stacked ones that is float32 on every backend.
 
         One with a single output may be stored as a vector.
         """
         if packed_formats(self._tensors, fused):
-            return self._adopted(fused, [sum(outs)], width, bias=False)
+            return self._adopted(fused, [sum(outs)], width, bias)
         weights = []
         for name, out in zip((f"{n}.weight" for n in names), outs, strict=True):
             is_vector = out == 1 and self._tensors[name].ndim == 1
@@ -154,7 +159,14 @@ class WeightReader:
         whole = self._ops.join(weights)
         rows = whole.view(np.uint8) if isinstance(whole, np.ndarray) else whole
         part = WeightPart(sum(outs), lambda first, last: rows[first:last], "F32")
-        return self._ops.pack_linear([part], width, None)
+        return self._ops.pack_linear([part], width, self._joined_bias(names, outs, bias))
+
+    def _joined_bias(self, names: list[str], outs: list[int], bias: bool) -> Any:
+        """That of stacked linears; None where they have none."""
+        if not bias:
+            return None
+        pairs = zip(names, outs, strict=True)
+        return self._ops.join([self.floats(f"{name}.bias", out) for name, out in pairs])
 
     def _mixture(self, index: int) -> Mixture | None:
         """A layer's mixture of experts; None where the layer is dense."""
@@ -166,10 +178,19 @@ class WeightReader:
         if e.shared_width:
             shared = self._feed_forward(mlp + "shared_expert.", e.shared_width, bias=False)
         return Mixture(
-            self.float_linear(gates, mlp + "gate", outs, self._config.hidden_size),
-            [self._feed_forward(f"{mlp}experts.{i}.", e.width, False) for i in range(e.number)],
+            self.float_linear(gates, mlp + "gate", outs, self._config.hidden_size, e.biases),
+            [self._feed_forward(f"{mlp}experts.{i}.", e.width, e.biases) for i in range(e.number)],
             shared,
+            self._choice_bias(mlp + "gate.e_score_correction.bias", e) if e.choice_bias else None,
         )
+
+    def _choice_bias(self, name: str, experts: Experts) -> Any:
+        """What is added to the scores of experts, stored as a vector or as its only row."""
+        is_row = self._tensors[name].ndim == 2
+        bias = self._vector(name, *([1] if is_row else []), experts.number)
+        if not np.isfinite(as_floats(bias)).all():
+            raise ModelLoadError(f"tensor {name} has values that are no finite numbers")
+        return self._ops.pack_vector(bias.reshape(-1))
 
     def _feed_forward(self, prefix: str, width: int, bias: bool) -> FeedForward:
         """The two linears of a dense layer, or of an expert."""
@@ -307,7 +328,8 @@ class WeightReader:
         c, p = self._config, f"model.layers.{index}."
         attn, width, read = p + "self_attn.", c.hidden_size, c.attention_inputs(index)
         q_out, kv_out = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-        qkv = [attn + f"{x}_proj" for x in "qkv"]
+        latent = self._latent(attn) if c.latent else None
+        o_in = c.num_heads * c.latent.value_dim if c.latent else q_out
         mixture = self._mixture(index)
         gate_up, down = None, None
         if mixture is None:
@@ -315,9 +337,9 @@ class WeightReader:
         input_norm = self._input_norm(index)
         return Layer(
             input_norm=input_norm,
-            qkv=self.linear(qkv, attn + "qkv_proj", [q_out, kv_out, kv_out], read, c.qkv_bias),
+            qkv=self._first(attn, [q_out, kv_out, kv_out], read),
             qk_norm=self._qk_norm(attn) if c.qk_norm else None,
-            o=self.linear([attn + "o_proj"], attn + "o_proj", [width], q_out, c.o_bias),
+            o=self.linear([attn + "o_proj"], attn + "o_proj", [width], o_in, c.o_bias),
             post_attention_norm=self._post_norm(p + "post_attention_layernorm.weight"),
             mlp_norm=input_norm if c.shared_norm else self._mlp_norm(p),
             gate_up=gate_up,
@@ -325,6 +347,39 @@ class WeightReader:
             mixture=mixture,
             post_mlp_norm=self._post_norm(p + "post_feedforward_layernorm.weight"),
             learnt=self._learnt(index) if c.activation == XIELU else None,
+            sinks=self._sinks(attn),
+            latent=latent,
+        )
+
+    def _first(self, attn: str, outs: list[int], read: int) -> Any:
+        """The linear of queries, keys and values, or of what they are compressed to."""
+        c, latent = self._config, self._config.latent
+        if latent is None:
+            names = [attn + f"{x}_proj" for x in "qkv"]
+            return self.linear(names, attn + "qkv_proj", outs, read, c.qkv_bias)
+        names = [attn + ("q_a_proj" if latent.q_rank else "q_proj"), attn + "kv_a_proj_with_mqa"]
+        outs = [latent.first_widths(c.num_heads)[0], latent.key_dim]
+        return self.linear(names, attn + "qkv_a_proj", outs, read, bias=False)
+
+    def _latent(self, attn: str) -> LatentWeights:
+        """What lies between a latent attention's first and last linear."""
+        c, latent, q_norm, q_b = self._config, self._config.latent, None, None
+        assert latent is not None
+
+        def linear(name: str, out: int, width: int) -> Any:
+            return self.linear([attn + name], attn + name, [out], width, bias=False)
+
+        if latent.q_rank:
+            queries = c.num_heads * (latent.nope_dim + latent.rope_dim)
+            q_norm = self.norm(f"{attn}q_a_layernorm.weight", latent.q_rank)
+            q_b = linear("q_b_proj", queries, latent.q_rank)
+        heads = range(c.num_heads)
+        return LatentWeights(
+            q_norm,
+            q_b,
+            self.norm(f"{attn}kv_a_layernorm.weight", latent.rank),
+            [linear(f"k_b_proj.{h}", latent.rank, latent.nope_dim) for h in heads],
+            [linear(f"v_b_proj.{h}", latent.value_dim, latent.rank) for h in heads],
         )
 
     def _mlp_norm(self, prefix: str) -> Any:
@@ -359,6 +414,11 @@ class WeightReader:
             norm = self._vector(f"{attn}{name}.weight", size)
             norms += [norm.reshape(-1, c.head_dim)] * (1 if c.qk_norm_whole else heads)
         return self._packed_norm(self._ops.join(norms))
+
+    def _sinks(self, attn: str) -> Any:
+        if not self._config.attention_sinks:
+            return None
+        return self._ops.pack_vector(self._vector(attn + "sinks", self._config.num_heads))
 
     def _post_norm(self, name: str) -> Any:
         return self.norm(name, self._config.hidden_size) if self._config.post_norms else None

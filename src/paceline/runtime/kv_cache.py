@@ -64,7 +64,7 @@ def blocks_for(tokens: int) -> int:
 def bytes_per_block(config: ModelConfig, dtype: str) -> int:
     """Bytes of a block of 16 tokens; heads may be padded to a multiple of 16."""
     head = head_elements(-(-config.head_dim // 16) * 16, dtype)
-    width = config.num_layers * 2 * config.num_kv_heads * head
+    width = config.num_layers * config.kv_arrays * config.num_kv_heads * head
     return width * BLOCK_SIZE * KV_BYTES[dtype]
 
 

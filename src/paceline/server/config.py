@@ -14,10 +14,10 @@ DEFAULT_PORT = 8000
 OPEN_PATHS = ("/health", "/ping")
 """What is answered without a key, and however many connections there are."""
 LEAST_STEP_TIMEOUT = 600.0
-TOOL_CALL_PARSERS = ("auto", "hermes", "llama")
+TOOL_CALL_PARSERS = ("auto", "hermes", "llama", "openai")
 REASONING_PARSERS = (
     *("auto", "none", "deepseek_r1", "deepseek_v3", "ernie45", "glm45", "granite", "holo2"),
-    *("minimax_m2", "minimax_m3", "mistral", "qwen3", "seed_oss"),
+    *("minimax_m2", "minimax_m3", "mistral", "openai_gptoss", "qwen3", "seed_oss"),
 )
 _HOST = re.compile(r"[a-zA-Z0-9_-]+(\.[a-zA-Z0-9_-]+)*")
 _METRICS_PREFIX = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")

@@ -65,20 +65,24 @@ class ModelShape:
                 f"({self.num_experts})"
             )
 
+    def mixture_keys(self, width: int) -> dict[str, Any]:
+        """What a ``config.json`` says of experts of this width."""
+        return {
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "model_type": "qwen3_moe",
+            "num_experts": self.num_experts,
+            "num_experts_per_tok": self.experts_per_token,
+            "moe_intermediate_size": width,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+        }
+
     def hf_config(self, vocab_size: int, eos_token_id: int) -> dict[str, Any]:
         """The ``config.json`` of such a model."""
         kind: dict[str, Any] = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
         if self.num_experts:
-            kind = {
-                "architectures": ["Qwen3MoeForCausalLM"],
-                "model_type": "qwen3_moe",
-                "num_experts": self.num_experts,
-                "num_experts_per_tok": self.experts_per_token,
-                "moe_intermediate_size": self.intermediate_size,
-                "norm_topk_prob": True,
-                "decoder_sparse_step": 1,
-                "mlp_only_layers": [],
-            }
+            kind = self.mixture_keys(self.intermediate_size)
         return {
             **kind,
             "vocab_size": vocab_size,
@@ -107,7 +111,8 @@ class LMTrainingConfig(TrainingConfig):
     """Options of :func:`~paceline.training.lm.train_lm`, on top of those of every training.
 
     Attributes:
-        init: folder of a model to continue, whose shape is kept.
+        init: folder of a model to continue, whose shape is kept; with num_experts its dense layers
+            become mixtures of copies first.
         tokenizer: folder of a tokenizer; default: one trained on the text.
         vocab_size: entries of a tokenizer that is trained.
         chat_tokens: give that tokenizer the tokens of a chat.

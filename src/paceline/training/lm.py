@@ -37,6 +37,7 @@ from paceline.training.model_files import (
 )
 from paceline.training.options import TrainingConfig
 from paceline.training.packing import Windows, pack
+from paceline.training.surgery import upcycle
 from paceline.training.trainer import DecoderTask, TrainingData, run_training, spent
 from paceline.writing import write_text
 
@@ -105,7 +106,8 @@ def _initial_model(config: LMTrainingConfig, tokenizer: Any) -> TrainableModel:
     if config.init:
         model = load_model(config.init)
         check_whole_head(config.init, model.config)
-        return model
+        grows = config.shape.num_experts and not model.config.experts
+        return upcycle(model, config.shape, config.seed) if grows else model
     end = tokenizer.token_to_id(END_OF_TEXT)
     if end is None:
         raise TrainingError(f"the tokenizer has no {END_OF_TEXT}, which separates documents")

@@ -133,10 +133,11 @@ def load_model(folder: str | Path) -> TrainableModel:
             "families whose layers and checkpoints are like Llama's can"
         )
     tensors = SafetensorsFolder(folder)
-    if config.experts and not any(ONE_EXPERT.search(name) for name in tensors):
+    own = raw.get("model_type") == "qwen3_moe" and any(map(ONE_EXPERT.search, tensors))
+    if config.experts and not own:
         raise TrainingError(
-            f"{folder} keeps its experts in stacks or under other names than Qwen's, which cannot "
-            "be trained here; a mixture that paceline train lm wrote can"
+            f"{folder} is a mixture that is not of Qwen3's form with each expert's matrices by "
+            "themselves, which cannot be trained here; paceline train lm --num-experts makes such"
         )
     if config.tie_embeddings:
         tensors.rename("lm_head.weight", "model.embed_tokens.weight")

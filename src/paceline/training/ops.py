@@ -223,8 +223,16 @@ class TrainingOps:
         return torch.cat((out, rest), dim=-1) if rest.shape[-1] else out
 
     def attention(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, config: ModelConfig, batch: DenseBatch
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        config: ModelConfig,
+        batch: DenseBatch,
+        sinks: Tensor | None = None,
     ) -> Tensor:
+        assert sinks is None, "no model with attention sinks can be trained"
         return batch.attend(layer, q, k, v, config)
 
     def write_kv(self, layer: int, k: Tensor, v: Tensor, batch: Any) -> None:

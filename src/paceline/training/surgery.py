@@ -1,4 +1,5 @@
-"""Small models cut out of bigger ones: fewer layers, less feed-forward, a head of frequent tokens.
+"""Models cut out of bigger ones: fewer layers, less feed-forward, a head of frequent tokens. And
+mixtures of experts grown out of dense ones.
 
 Weights alone decide what goes, so that the same model is always cut the same way; training mends
 what is lost.
@@ -20,10 +21,12 @@ import torch
 from paceline.errors import TrainingError
 from paceline.models.config import ModelConfig
 from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
+from paceline.training.configs import ModelShape
 from paceline.training.data import TokenArray
-from paceline.training.model_files import TrainableModel
+from paceline.training.model_files import ROUTER, TrainableModel
 
 Tensor = torch.Tensor
+ROUTER_DEVIATION = 0.02
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.(.+)$")
 
 
@@ -49,6 +52,40 @@ def cut_model(model: TrainableModel, drop_layers: int = 0, mlp_width: int = 0) -
         for index in range(len(kept)):
             params |= _narrow_mlp(params, f"model.layers.{index}.mlp.", mlp_width)
     return TrainableModel(raw, {name: p.clone() for name, p in params.items()}, model.fixed)
+
+
+def upcycle(model: TrainableModel, shape: ModelShape, seed: int) -> TrainableModel:
+    """A mixture of experts that are copies of a dense model's feed-forward layers.
+
+    It says what the dense model says, until training makes its experts differ: sparse upcycling
+    (Komatsuzaki et al., 2022), with router weights of a normal distribution and the weights of a
+    token's experts adding up to 1.
+
+    Args:
+        shape: of it count the number of experts and how many a token chooses.
+
+    Raises:
+        TrainingError: the model is not one of Qwen3's form.
+    """
+    if model.raw.get("model_type") != "qwen3":
+        raise TrainingError(
+            f"a model of type {model.raw.get('model_type')} cannot be made a mixture; one of type "
+            "qwen3 can, such as paceline train lm writes without num_experts"
+        )
+    generator = torch.Generator().manual_seed(seed)
+    params: dict[str, Tensor] = {}
+    for name, param in model.params.items():
+        layer, is_inside, part = name.partition(".mlp.")
+        if not is_inside:
+            params[name] = param
+            continue
+        if layer + ROUTER not in params:
+            router = torch.empty(shape.num_experts, model.config.hidden_size)
+            params[layer + ROUTER] = router.normal_(0.0, ROUTER_DEVIATION, generator=generator)
+        for expert in range(shape.num_experts):
+            params[f"{layer}.mlp.experts.{expert}.{part}"] = param.clone()
+    raw = {**model.raw, **shape.mixture_keys(model.config.intermediate_size)}
+    return TrainableModel(raw, params, model.fixed)
 
 
 def check_flat(model: TrainableModel) -> None:

@@ -160,6 +160,9 @@ class Work:
         attention_ops: operations per row and key, in one layer.
         full_layers, sliding_layers: layers that see everything, and only the window.
         window: tokens that those see.
+        expert_weights: of one expert's matrices, which count among ``weights``; 0: there are none.
+        experts: of all layers together.
+        experts_per_row: of them that a row is multiplied with.
     """
 
     weights: int
@@ -169,6 +172,9 @@ class Work:
     full_layers: int
     sliding_layers: int
     window: int
+    expert_weights: int = 0
+    experts: int = 0
+    experts_per_row: int = 0
 
     @classmethod
     def of(cls, config: ModelConfig, dtype: str, kv_dtype: str, file_bytes: int = 0) -> Work:
@@ -177,28 +183,44 @@ class Work:
         gathered = 0 if c.tie_embeddings else c.vocab_size * c.hidden_size
         weights = c.num_weights - gathered
         sliding = sum(c.is_sliding(index) for index in range(c.num_layers))
+        mixtures = [each for index in range(c.num_layers) if (each := c.experts_of(index))]
         return cls(
             weights=weights,
             weight_bytes=(
                 file_bytes if dtype == "file" else round(weights * WEIGHT_BITS[dtype] / 8)
             ),
-            kv_bytes=2 * c.num_kv_heads * head_elements(c.head_dim, kv_dtype) * KV_BYTES[kv_dtype],
+            kv_bytes=(
+                c.kv_arrays
+                * c.num_kv_heads
+                * head_elements(c.head_dim, kv_dtype)
+                * KV_BYTES[kv_dtype]
+            ),
             attention_ops=4 * c.num_heads * c.head_dim,
             full_layers=c.num_layers - sliding,
             sliding_layers=sliding,
             window=c.sliding_window,
+            expert_weights=3 * c.hidden_size * mixtures[0].width if mixtures else 0,
+            experts=sum(each.number for each in mixtures),
+            experts_per_row=sum(each.per_token for each in mixtures),
         )
 
-    def bytes_read(self, width: int, context: int) -> int:
-        """Weights, and the KV that one request's rows look at."""
+    def bytes_read(self, width: int, context: int, experts: int = 0) -> int:
+        """Weights, and the KV that one request's rows look at.
+
+        Args:
+            experts: that the rows chose, each counted once per layer. Their matrices are taken
+                to have as many bits per weight as the model's on average.
+        """
         tokens = context + width
         near = min(tokens, self.window + width)
         seen = self.full_layers * tokens + self.sliding_layers * near
-        return self.weight_bytes + self.kv_bytes * seen
+        unread = (self.experts - experts) * self.expert_weights
+        return round(self.weight_bytes * (1 - unread / self.weights)) + self.kv_bytes * seen
 
     def operations(self, width: int, context: int) -> int:
         """Multiplications and additions, all rows sampled."""
         lengths = range(context + 1, context + width + 1)
         full = self.full_layers * sum(lengths)
         near = self.sliding_layers * sum(min(length, self.window) for length in lengths)
-        return 2 * self.weights * width + self.attention_ops * (full + near)
+        idle = (self.experts - self.experts_per_row) * self.expert_weights
+        return 2 * (self.weights - idle) * width + self.attention_ops * (full + near)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import asdict, fields
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -166,14 +166,15 @@ def from_document(document: object) -> Profile:
 
 
 def _record(kind: type[Record], data: object) -> Record | None:
-    """A dataclass of texts and numbers out of its fields."""
+    """A dataclass of texts and numbers out of its fields; those with defaults may be missing."""
     if data is None:
         return None
     kinds = {field.name: str(field.type) for field in fields(kind)}
-    if not isinstance(data, dict) or set(data) != set(kinds):
+    needed = {field.name for field in fields(kind) if field.default is MISSING}
+    if not isinstance(data, dict) or not needed <= set(data) <= set(kinds):
         raise ProfileError(f"{kind.__name__} must have {', '.join(kinds)}")
-    for name, expected in kinds.items():
-        value = data[name]
+    for name, value in data.items():
+        expected = kinds[name]
         if type(value).__name__ != expected or not (expected == "str" or 0 <= value < MOST):
             raise ProfileError(f"{name} of {kind.__name__} is {value!r}; it must be {expected}")
     return kind(**data)

@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from paceline.errors import UnsupportedModelError
 from paceline.models.arrays import Floats
-from paceline.models.config import Experts, ModelConfig
+from paceline.models.config import Experts, Latent, ModelConfig
 from paceline.models.decoder import Decoder
 from paceline.models.entry import Entry
+from paceline.models.latent import LatentWeights
 from paceline.models.mixture import Mixture
 from paceline.models.ops.base import BLOCK_SIZE, PackedLinear, Slots, head_elements
 from paceline.models.ops.native import native_module
@@ -26,6 +28,7 @@ from paceline.models.taps import Taps
 from paceline.models.weights import Layer
 from paceline.span import Span
 
+MAX_HEAD_DIM = 576  # kernels.h
 ELEMENTS = {
     "float32": np.float32,
     "float16": np.float16,
@@ -69,8 +72,8 @@ class CpuOps(Packer):
 class NativeKV:
     """Keys ``[layers, blocks, kv_heads, head, 16]``, so that the lanes of a vector run over tokens,
     and values ``[layers, blocks, kv_heads, 16, head]``. A key's head is ``head_dim`` elements, a
-    value's as many rounded up to 16; in ``int8`` the bytes of their scales follow. Blocks that
-    nobody has used take no memory.
+    value's as many rounded up to 16, or none where keys are the values; in ``int8`` the bytes of
+    their scales follow. Blocks that nobody has used take no memory.
     """
 
     def __init__(self, config: ModelConfig, num_blocks: int, dtype: str = "float16") -> None:
@@ -79,6 +82,12 @@ class NativeKV:
         outer = (config.num_layers, num_blocks, config.num_kv_heads)
         stride = -(-config.head_dim // BLOCK_SIZE) * BLOCK_SIZE
         key, value = head_elements(config.head_dim, dtype), head_elements(stride, dtype)
+        value = 0 if config.kv_arrays == 1 else value
+        if config.head_dim > MAX_HEAD_DIM:
+            raise UnsupportedModelError(
+                f"keys of {config.head_dim} dimensions are more than the {MAX_HEAD_DIM} of the "
+                "native kernels; use --backend reference"
+            )
         self.keys = sparse_zeros((*outer, key, BLOCK_SIZE), ELEMENTS[dtype])
         self.values = sparse_zeros((*outer, BLOCK_SIZE, value), ELEMENTS[dtype])
 
@@ -178,12 +187,14 @@ def _layer(decoder: Decoder, index: int, layer: Layer) -> dict[str, Any]:
         "o": layer.o,
         "gate_up": layer.gate_up,
         "down": layer.down,
+        "latent": _latent(decoder.config.latent, layer.latent),
         "mixture": _mixture(decoder.config.experts_of(index), layer.mixture),
         "input_norm": _flat(layer.input_norm),
         "mlp_norm": _flat(layer.mlp_norm),
         "post_attention_norm": _flat(layer.post_attention_norm),
         "post_mlp_norm": _flat(layer.post_mlp_norm),
         "learnt": layer.learnt,
+        "sinks": layer.sinks,
         **_head_norms(decoder.config, layer.qk_norm),
         "cos": none if rope is None else rope.cos,
         "sin": none if rope is None else rope.sin,
@@ -209,13 +220,28 @@ def _head_norms(config: ModelConfig, norms: Floats | None) -> dict[str, Any]:
     return {"q_norm": flat(q).reshape(-1), "k_norm": flat(k).reshape(-1), "norms_whole": whole}
 
 
+def _latent(latent: Latent | None, weights: LatentWeights | None) -> dict[str, Any] | None:
+    if latent is None or weights is None:
+        return None
+    names = ("rank", "q_rank", "nope_dim", "rope_dim", "value_dim")
+    return {
+        **{name: getattr(latent, name) for name in names},
+        **weights._asdict(),
+        "norm_eps": latent.NORM_EPS,
+    }
+
+
 def _mixture(experts: Experts | None, mixture: Mixture | None) -> dict[str, Any] | None:
     if experts is None or mixture is None:
         return None
-    names = ("number", "per_token", "width", "renormalise", "scale", "shared_width", "shared_gate")
+    names = (
+        *("number", "per_token", "width", "renormalise", "scale", "shared_width", "shared_gate"),
+        *("sigmoid", "groups", "groups_per_token", "group_best", "least_sum"),
+    )
     return {
         **{name: getattr(experts, name) for name in names},
         "router": mixture.router,
         "experts": [each._asdict() for each in mixture.experts],
         "shared": mixture.shared and mixture.shared._asdict(),
+        "choice_bias": mixture.choice_bias,
     }

@@ -247,6 +247,9 @@ class ReferenceOps:
 
     def gated_activation(self, gate_up: Tensor, activation: str) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
+        if activation == "clamped_swiglu":
+            active = self._elementwise(_swish, gate.clamp(max=7.0))
+            return active.mul_(up.clamp(-7.0, 7.0) + 1.0)
         return self._elementwise(ACTIVATIONS[activation], gate).mul_(up)
 
     def softcap(self, x: Tensor, cap: float) -> Tensor:
@@ -279,10 +282,9 @@ class ReferenceOps:
     # --- attention -----------------------------------------------------------------------------
 
     def write_kv(self, layer: int, k: Tensor, v: Tensor, batch: AttentionBatch) -> None:
-        keys, values = batch.cache[layer, 0], batch.cache[layer, 1]
         count = batch.write_slots.shape[0]
-        keys.index_copy_(0, batch.write_slots, encode_kv(k[:count], keys.dtype))
-        values.index_copy_(0, batch.write_slots, encode_kv(v[:count], values.dtype))
+        for held, x in zip(batch.cache[layer], (k, v), strict=False):  # no values: they are keys
+            held.index_copy_(0, batch.write_slots, encode_kv(x[:count], held.dtype))
 
     def attention(
         self,
@@ -292,13 +294,14 @@ class ReferenceOps:
         v: Tensor,
         config: ModelConfig,
         batch: AttentionBatch,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         self.write_kv(layer, k, v, batch)
-        keys, values = batch.cache[layer, 0], batch.cache[layer, 1]
+        keys, values = batch.cache[layer, 0], batch.cache[layer, -1]
         sliding = config.is_sliding(layer)
         out = q.new_zeros(q.shape)
         for group in batch.groups:
-            self._attend(out, q, keys, values, group, sliding, config)
+            self._attend(out, q, keys, values, group, sliding, config, sinks)
         return out.view(q.shape[0], -1)
 
     def _attend(
@@ -310,6 +313,7 @@ class ReferenceOps:
         group: AttentionGroup,
         sliding: bool,
         config: ModelConfig,
+        sinks: Tensor | None,
     ) -> None:
         lanes = group.slots.shape[1]
         kv_heads, head_dim = keys.shape[1], config.head_dim
@@ -325,7 +329,10 @@ class ReferenceOps:
             value = decode_kv(values.index_select(0, flat), head_dim).view(shape).transpose(1, 2)
             # The query heads that share a KV head are the query rows of one attention problem.
             query = q.index_select(0, rows).view(count, kv_heads, -1, head_dim)
-            seen = self._one_call(query, key, value, mask[at : at + step], config)
+            added = mask[at : at + step]
+            if sinks is not None:
+                key, value, added = _with_sinks(key, value, added, sinks)
+            seen = self._one_call(query, key, value, added, config)
             out.index_copy_(0, rows, seen.reshape(count, -1, head_dim))
 
     def _one_call(
@@ -359,12 +366,27 @@ class ReferenceOps:
         return seen[:count, :, :queries]
 
 
+def _with_sinks(
+    key: Tensor, value: Tensor, mask: Tensor, sinks: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One more lane, whose key and value are zero and whose score is its head's own."""
+    count, kv_heads, lanes = key.shape[:3]
+    shape = (count, kv_heads, len(sinks) // kv_heads)
+    score = sinks.view(1, *shape[1:], 1).expand(*shape, 1)
+    seen = torch.cat((mask.expand(*shape, lanes), score), dim=-1)
+    return F.pad(key, (0, 0, 0, 1)), F.pad(value, (0, 0, 0, 1)), seen
+
+
 def _gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
 def _relu2(x: Tensor) -> Tensor:
     return F.relu(x).square()
+
+
+def _swish(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(x * 1.702)
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

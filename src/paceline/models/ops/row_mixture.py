@@ -1,12 +1,14 @@
 """Mixtures of experts, row by row in torch. Imports torch.
 
 A row's bits must not depend on what shares its forward. So a row's choice is a function of its own
-router logits: the largest first, equal ones by the lowest id, a NaN before all others. The experts'
-results are added in the order of that choice, each times its weight, the shared expert's last.
+router logits: the largest first, equal ones by the lowest id, a NaN before all others, and of
+groups of experts likewise. The experts' results are added in the order of that choice, each times
+its weight, the shared expert's last.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -24,19 +26,50 @@ class Routing(NamedTuple):
     logits: Tensor
 
 
-def choose(logits: Tensor, experts: Experts) -> tuple[Tensor, Tensor]:
+def choose(
+    logits: Tensor,
+    experts: Experts,
+    bias: Tensor | None = None,
+    sigmoid: Callable[[Tensor], Tensor] = torch.sigmoid,
+) -> tuple[Tensor, Tensor]:
     """Each row's experts and their weights, ``[rows, per_token]``, from logits ``[rows, number]``.
 
-    The softmax of the chosen logits is that of all, renormalised.
+    Args:
+        bias: of the scores, for the choice.
+        sigmoid: the function of that name, which must not depend on how many rows there are.
     """
-    ordered, ids = torch.sort(logits, dim=1, descending=True, stable=True)
-    if experts.renormalise:
-        weights = torch.softmax(ordered[:, : experts.per_token], dim=1)
+    if experts.by_score:
+        scores = sigmoid(logits) if experts.sigmoid else torch.softmax(logits, dim=1)
+        ids = _best(scores if bias is None else scores + bias, experts)
+        weights = scores.gather(1, ids)
+        if experts.renormalise:
+            weights = weights / weights.sum(dim=1, keepdim=True).clamp_min(experts.least_sum)
     else:
-        weights = torch.softmax(ordered, dim=1)[:, : experts.per_token]
-    if experts.scale != 1.0:
-        weights = weights * experts.scale
-    return ids[:, : experts.per_token], weights
+        ids = _best(logits, experts)
+        # The softmax of the chosen logits is that of all, renormalised.
+        read = logits.gather(1, ids) if experts.renormalise else logits
+        weights = torch.softmax(read, dim=1)
+        weights = weights if experts.renormalise else weights.gather(1, ids)
+    return ids, weights if experts.scale == 1.0 else weights * experts.scale
+
+
+def _best(values: Tensor, experts: Experts) -> Tensor:
+    """The ids of each row's largest values ``[rows, per_token]``, out of its best groups alone."""
+    if experts.groups > 1:
+        grouped = values.unflatten(1, (experts.groups, -1))
+        best = torch.sort(grouped, dim=2, descending=True, stable=True)[0]
+        worth = best[..., : experts.group_best].sum(dim=2)
+        allowed = _ordered(worth)[:, : experts.groups_per_token]
+        closed = torch.ones_like(worth, dtype=torch.bool).scatter_(1, allowed, value=False)
+        values = grouped.masked_fill(closed[..., None], -torch.inf).flatten(1)
+        # Of values that are -inf themselves, those of closed groups come last.
+        first = closed.repeat_interleave(grouped.shape[2], dim=1).sort(dim=1, stable=True)[1]
+        return first.gather(1, _ordered(values.gather(1, first))[:, : experts.per_token])
+    return _ordered(values)[:, : experts.per_token]
+
+
+def _ordered(values: Tensor) -> Tensor:
+    return torch.sort(values, dim=1, descending=True, stable=True)[1]
 
 
 def mixed(
@@ -44,7 +77,7 @@ def mixed(
 ) -> tuple[Tensor, Routing]:
     """The mixture of rows ``[rows, hidden]`` behind the layer's norm, and its routing."""
     logits = ops.row_linear(x, mixture.router)
-    ids, weights = choose(logits[:, : experts.number], experts)
+    ids, weights = choose(logits[:, : experts.number], experts, mixture.choice_bias, ops.sigmoid)
     found = x.new_zeros(len(x), experts.per_token, x.shape[1])
     for expert in ids.unique().tolist():
         rows, ranks = (ids == expert).nonzero(as_tuple=True)

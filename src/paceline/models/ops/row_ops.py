@@ -50,7 +50,8 @@ class AttentionBatch:
     """Where the rows of one forward write their keys and values and what they look at.
 
     Attributes:
-        cache: ``[layers, 2, slots, kv_heads, head]``, keys at index 0 and values at 1.
+        cache: ``[layers, 2, slots, kv_heads, head]``, keys at index 0 and values at 1; or
+            ``[layers, 1, ...]``, keys that are the values.
         write_slots: slot that each real row writes, ``[rows]``; padding rows come after them.
         groups: every real row is in exactly one of these.
     """
@@ -85,7 +86,10 @@ class RowOps(WeightOps, Protocol):
         ...
 
     def gated_activation(self, gate_up: Tensor, activation: str) -> Tensor:
-        """``[rows, 2 * width]`` to ``[rows, width]``: activation(first half) times second half."""
+        """``[rows, 2 * width]`` to ``[rows, width]``: activation(first half) times second half.
+
+        The clamped SwiGLU limits both halves, and adds 1 to the second one.
+        """
         ...
 
     def softcap(self, x: Tensor, cap: float) -> Tensor:
@@ -104,9 +108,20 @@ class RowOps(WeightOps, Protocol):
         ...
 
     def attention(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, config: ModelConfig, batch: Any
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        config: ModelConfig,
+        batch: Any,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Write ``k`` and ``v``, then attend.
+
+        Args:
+            sinks: ``[heads]``, a score of each head that has no value and takes part in every
+                softmax; None where the model has none.
 
         Returns ``[rows, heads * head_dim]``; rows of padding are zero.
         """

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
 
 from paceline.models.decoder import Decoder
+from paceline.models.latent import LatentWeights
 from paceline.models.ops.row_mixture import Routing, mixed
 from paceline.models.ops.row_ops import RowOps, Tensor
 from paceline.models.rope import RotaryTable
@@ -34,6 +35,13 @@ class Angles(NamedTuple):
 
 def _nothing(layer: int, x: Tensor) -> None:
     """Of hidden states that nobody wants."""
+
+
+def _by_head(ops: RowOps, x: Tensor, linears: Sequence[Any]) -> Tensor:
+    """Rows ``[rows, heads, in]`` through a linear of each head, ``[rows, heads, out]``."""
+    heads = x.unbind(1)
+    found = [ops.row_linear(h.contiguous(), w) for h, w in zip(heads, linears, strict=True)]
+    return torch.stack(found, dim=1)
 
 
 class Rows:
@@ -83,7 +91,8 @@ class Rows:
             read = self._normed(x, layer.input_norm) if index or joined is None else joined
             q, k, v = self._heads(layer, read, angles[index])
             entered = x
-            x = self._attended(layer, x, ops.attention(index, q, k, v, c, batch))
+            attended = ops.attention(index, q, k, v, c, batch, layer.sinks)
+            x = self._attended(layer, x, attended)
             x = self._fed_forward(layer, x, entered if c.parallel_residual else x)
         take(len(self._decoder.layers), x)
         x = self._normed(x, self._decoder.norm)
@@ -132,6 +141,8 @@ class Rows:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """A layer's queries, keys and values ``[rows, heads, head_dim]``."""
         c, ops = self.config, self.ops
+        if layer.latent is not None:
+            return self._latent_heads(layer.latent, layer.qkv, read, angles)
         qkv = ops.row_linear(read, layer.qkv)
         heads = qkv.view(len(read), -1, c.head_dim)  # queries, then keys, then values
         turned = c.num_heads + c.num_kv_heads
@@ -147,6 +158,26 @@ class Rows:
             q = q * angles.q_scale
         return q, k, v
 
+    def _latent_heads(
+        self, weights: LatentWeights, first: Any, read: Tensor, angles: Angles | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """As :meth:`_heads`: queries of keys that are rotated dimensions and latents."""
+        c, ops, latent = self.config, self.ops, self.config.latent
+        assert latent is not None
+        assert angles is not None
+        down = ops.row_linear(read, first)
+        q, kv, k_rope = (x.contiguous() for x in down.split(latent.first_widths(c.num_heads), 1))
+        if weights.q_b is not None:
+            q = ops.row_linear(ops.rms_norm(q, weights.q_norm, latent.NORM_EPS), weights.q_b)
+        q = q.view(len(q), c.num_heads, -1)
+        q_nope, q_rope = q.split((latent.nope_dim, latent.rope_dim), dim=2)
+        reads = _by_head(ops, q_nope, weights.k_b)
+        kv = ops.rms_norm(kv, weights.kv_norm, latent.NORM_EPS)
+        key = torch.cat((k_rope, kv), dim=1).unsqueeze(1)
+        heads = torch.cat((torch.cat((q_rope, reads), dim=2), key), dim=1)
+        heads = ops.rotary(heads, angles.cos, angles.sin)
+        return heads[:, :-1], heads[:, -1:], heads[:, -1:]
+
     def _normed_heads(self, qk: Tensor, norm: Tensor) -> Tensor:
         """Queries and keys ``[rows, heads + kv_heads, head_dim]`` after their norms."""
         c, ops = self.config, self.ops
@@ -161,6 +192,10 @@ class Rows:
 
     def _attended(self, layer: Layer, x: Tensor, attended: Tensor) -> Tensor:
         """The residual stream after a layer's attention, with ``attended`` of its heads."""
+        c = self.config
+        if layer.latent is not None and c.latent is not None:
+            latents = attended.view(len(attended), c.num_heads, -1)[..., c.latent.rope_dim :]
+            attended = _by_head(self.ops, latents, layer.latent.v_b).flatten(1)
         attended = self._normed(self.ops.row_linear(attended, layer.o), layer.post_attention_norm)
         return x + self._scaled(attended)
 

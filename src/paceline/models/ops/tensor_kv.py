@@ -56,7 +56,10 @@ def decode(elements: Tensor, head_dim: int) -> Tensor:
 
 
 class TensorKV:
-    """``tensor`` is ``[layers, 2, slots, kv_heads, head]``, keys at index 0, values at 1."""
+    """``tensor`` is ``[layers, 2, slots, kv_heads, head]``, keys at index 0, values at 1.
+
+    It is ``[layers, 1, ...]`` where the keys are the values.
+    """
 
     def __init__(
         self,
@@ -68,7 +71,8 @@ class TensorKV:
         self.num_blocks = num_blocks
         self._head_dim = config.head_dim
         head = head_elements(config.head_dim, dtype)
-        shape = (config.num_layers, 2, num_blocks * BLOCK_SIZE, config.num_kv_heads, head)
+        slots = num_blocks * BLOCK_SIZE
+        shape = (config.num_layers, config.kv_arrays, slots, config.num_kv_heads, head)
         self.tensor = torch.empty(shape, dtype=DTYPES[dtype], device=device)
         self.tensor[:, :, :BLOCK_SIZE] = 0  # absent lanes read its first slot
 

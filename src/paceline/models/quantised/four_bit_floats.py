@@ -11,6 +11,7 @@ from paceline.models.arrays import FLOAT8_E4M3, Array, floats
 from paceline.models.quantised.parts import Parts
 from paceline.models.quantised.unpacking import powers_of_two, unpack_nibbles
 from paceline.models.quantised.weight import CodedWeight
+from paceline.models.stored import StoredRows
 
 _DOUBLED = [0, 1, 2, 3, 4, 6, 8, 12]
 _BYTES = (np.uint8,)
@@ -47,6 +48,20 @@ class Mxfp4Weight(Fp4Weight):
         exponents = self.parts[self._scale][first:last]
         scale = powers_of_two(self.parts, self._scale, exponents, lower=1)
         return self._codes_of(first, last), scale, np.zeros(scale.shape, np.uint8)
+
+    def as_stored(self) -> StoredRows:
+        """The bytes in another order, which is all that the blocks of linears differ in: a model's
+        experts are too many to unpack them."""
+        n, _ = self.shape
+        exponents = self.parts[self._scale][:]
+        powers_of_two(self.parts, self._scale, exponents)
+        pairs = self.parts[self.codes_part][:].reshape(n, self.groups, 2, 8)
+        low, high = pairs[:, :, 0], pairs[:, :, 1]  # the first and the last 16 inputs of each group
+        blocks = np.empty((n, self.groups, 17), np.uint8)
+        blocks[:, :, 0] = exponents
+        blocks[:, :, 1::2] = low & 15 | high << 4
+        blocks[:, :, 2::2] = low >> 4 | high & 240
+        return StoredRows("MXFP4", blocks.reshape(n, -1))
 
 
 class Nvfp4Weight(Fp4Weight):

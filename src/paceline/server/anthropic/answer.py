@@ -127,6 +127,7 @@ class MessageEvents:
         told = b""
         if self._kind == "thinking":
             told = self._delta("signature_delta", signature=_signature(self._thoughts))
+            self._thoughts = ""
         self._kind = ""
         return told + event({"type": "content_block_stop", "index": self._index})
 

@@ -19,6 +19,7 @@ from paceline.sampling_params import MAX_STOP_STRINGS
 from paceline.server.api.common import Answering, PlainRoute, encode, received, respond
 from paceline.server.chat.choice import ChatChoice, ChatLogprobs, joined
 from paceline.server.chat.demands import Demands
+from paceline.server.chat.harmony import harmony_of
 from paceline.server.chat.prompt import prompt_text, thoughts_of
 from paceline.server.chat.tool_formats import tool_format
 from paceline.server.errors import ApiError
@@ -82,7 +83,9 @@ class Chat(Answering[ChatCompletionRequest]):
                 code="no_chat_template",
             )
         text = await asyncio.to_thread(prompt_text, tokenizer, body)
-        thoughts = thoughts_of(tokenizer, body, text, config.reasoning_parser)
+        thoughts = harmony_of(config, tokenizer, text) or thoughts_of(
+            tokenizer, body, text, config.reasoning_parser
+        )
         demands = Demands.of(body, tool_format(config.tool_call_parser, tokenizer), thoughts)
         if demands.unenforced:
             self.headers[UNENFORCED] = ", ".join(demands.unenforced)

@@ -28,7 +28,7 @@ class AnswerParser:
         self._tools: ToolCallReader | None = None
         # Where a call is forced there are no words; what looks like some is a call cut short.
         self._has_words = tool_use is None or not tool_use.must_call
-        if tool_use is not None:
+        if tool_use is not None and tool_use.format is not None:
             names = [tool.name for tool in tool_use.tools]
             self._tools = ToolCallReader(tool_use.format, names, tool_use.max_calls)
 
@@ -49,6 +49,11 @@ class AnswerParser:
         content = text if self._has_words else ""
         told = {"reasoning_content": thoughts, "content": content, "tool_calls": calls}
         return {name: value for name, value in told.items() if value}
+
+    def deltas(self, text: str, final: bool = False) -> list[dict[str, Any]]:
+        """As :meth:`push`; an empty list where nothing became certain."""
+        delta = self.push(text, final)
+        return [delta] if delta else []
 
     def _split(self, text: str, final: bool, marks: ThoughtMarks) -> tuple[str, str]:
         """What is certain of the thoughts, and of what follows them."""

@@ -11,6 +11,7 @@ from typing import Any
 from paceline.errors import EngineClosedError
 from paceline.request import TokenLogprobs
 from paceline.server.chat.answer import AnswerParser
+from paceline.server.chat.harmony import HarmonyParser
 from paceline.server.messages import Piece
 from paceline.server.tokens import OriginTokens, TokenTexts, finite
 
@@ -49,7 +50,7 @@ class ChatChoice:
     def __init__(
         self,
         index: int,
-        parser: AnswerParser,
+        parser: AnswerParser | HarmonyParser,
         logprobs: ChatLogprobs | None,
         origins: OriginTokens | None,
         returns_ids: bool = False,
@@ -66,8 +67,8 @@ class ChatChoice:
 
     def take(self, piece: Piece) -> list[dict[str, Any]]:
         """What a piece adds: parts with words, and one that ends the sample."""
-        delta = self._parser.push(piece.text, final=piece.finish_reason is not None)
-        parts = [self._part(delta)] if delta else []
+        deltas = self._parser.deltas(piece.text, final=piece.finish_reason is not None)
+        parts = [self._part(delta) for delta in deltas]
         if piece.token_ids and (self._logprobs or self._origins or self._returns_ids):
             parts = parts or [self._part({})]
             if self._logprobs is not None:

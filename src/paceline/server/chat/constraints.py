@@ -35,9 +35,12 @@ class OfferedTool:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The tools of one request, and whether the answer must call one of them."""
+    """The tools of one request, and whether the answer must call one of them.
 
-    format: ToolFormat
+    ``format`` is None where the answer is in Harmony, whose calls are messages.
+    """
+
+    format: ToolFormat | None
     tools: Sequence[OfferedTool]
     must_call: bool = False
     max_calls: int | None = None
@@ -57,7 +60,7 @@ def constraint(
     if tool_use is not None and tool_use.must_call:
         form = _calls(tool_use)
     elif response is not None and tool_use is not None:
-        form = {"type": "or", "elements": [_calls(tool_use), _shape(response)]}
+        form = {"type": "or", "elements": [_calls(tool_use), shape_form(response)]}
     elif tool_use is not None and any(tool.strict for tool in tool_use.tools):
         form = _strict(tool_use)
     if form is not None:
@@ -65,7 +68,7 @@ def constraint(
     return response and replace(response, after=thoughts)
 
 
-def _shape(response: StructuredOutputs) -> Form:
+def shape_form(response: StructuredOutputs) -> Form:
     """The format of what is asked for."""
     source = response.source
     match response.kind:
@@ -88,6 +91,7 @@ def _json(schema: Mapping[str, Any] | bool) -> Form:
 
 
 def _calls(use: ToolUse) -> Form:
+    assert use.format is not None
     return {
         "type": "tags_with_separator",
         "tags": _tags(use),
@@ -100,6 +104,7 @@ def _calls(use: ToolUse) -> Form:
 def _tags(use: ToolUse) -> list[Form]:
     """A tag for the calls of each tool."""
     form = use.format
+    assert form is not None
     return [
         {
             "begin": f'{form.before}{{"name": {json.dumps(tool.name)}, "{form.key}": ',
@@ -112,6 +117,7 @@ def _tags(use: ToolUse) -> list[Form]:
 
 def _strict(use: ToolUse) -> Form:
     """Words and calls as the model likes; but a call that begins is well formed."""
+    assert use.format is not None
     if use.format.bare:
         words = {"type": "regex", "pattern": r"[^{\s](.|\n)*"}
         return {"type": "or", "elements": [_calls(use), {"type": "optional", "content": words}]}

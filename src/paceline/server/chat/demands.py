@@ -16,6 +16,8 @@ from paceline.server.chat.constraints import (
     ToolUse,
     constraint,
 )
+from paceline.server.chat.harmony import Harmony, HarmonyParser
+from paceline.server.chat.harmony_shapes import harmony_constraint
 from paceline.server.chat.tool_formats import ToolFormat
 from paceline.server.errors import ApiError
 from paceline.server.protocol.chat import ChatCompletionRequest, FunctionDefinition, NamedTool
@@ -35,13 +37,14 @@ class Demands:
     """What holds for every sample of one answer.
 
     Attributes:
-        thoughts: marks of those that it may begin with; None where there are none.
+        thoughts: marks of those that it may begin with; None where there are none. Or the format in
+            which all of the answer is.
         grammar: what follows the thoughts must match it; None where anything may be said.
         param: the field of the request that an error in the grammar is laid to.
         unenforced: keywords of the schema that holds which could not be enforced.
     """
 
-    thoughts: ThoughtMarks | None
+    thoughts: ThoughtMarks | Harmony | None
     tool_use: ToolUse | None
     grammar: StructuredOutputs | None
     param: str | None
@@ -49,7 +52,10 @@ class Demands:
 
     @classmethod
     def of(
-        cls, body: ChatCompletionRequest, form: ToolFormat | None, thoughts: ThoughtMarks | None
+        cls,
+        body: ChatCompletionRequest,
+        form: ToolFormat | None,
+        thoughts: ThoughtMarks | Harmony | None,
     ) -> Demands:
         """
         Args:
@@ -58,7 +64,7 @@ class Demands:
         Raises:
             ApiError: tools or a response format cannot be served, or exclude each other.
         """
-        use = _tool_use(body, form)
+        use = _tool_use(body, form, in_harmony=isinstance(thoughts, Harmony))
         must_call = use is not None and use.must_call
         param = "tools" if must_call else shape_param(body) or "tools"
         if param == "tools" and body.structured_outputs is not None:
@@ -70,22 +76,31 @@ class Demands:
             )
         shape, unenforced = response_shape(body)
         try:
-            grammar = constraint(use, shape, thoughts)
+            if isinstance(thoughts, Harmony):
+                grammar = harmony_constraint(thoughts, use, shape)
+            else:
+                grammar = constraint(use, shape, thoughts)
         except RequestError as error:
             raise blamed(error, param) from error
         if use is not None and use.must_call:
             unenforced = tuple(sorted({key for tool in use.tools for key in tool.unenforced}))
         return cls(thoughts, use, grammar, param if grammar is not None else None, unenforced)
 
-    def parser(self) -> AnswerParser:
+    def parser(self) -> AnswerParser | HarmonyParser:
         """A parser for one sample."""
+        if isinstance(self.thoughts, Harmony):
+            use = self.tool_use
+            names = [tool.name for tool in use.tools] if use else []
+            return HarmonyParser(self.thoughts, names, use.max_calls if use else None)
         return AnswerParser(self.thoughts, self.tool_use)
 
 
-def _tool_use(body: ChatCompletionRequest, form: ToolFormat | None) -> ToolUse | None:
+def _tool_use(
+    body: ChatCompletionRequest, form: ToolFormat | None, in_harmony: bool
+) -> ToolUse | None:
     if not body.tools or body.tool_choice == "none":
         return None
-    if form is None:
+    if form is None and not in_harmony:
         raise ApiError(
             400,
             "tools cannot be served: the model's chat template shows no format of tool calls that "

@@ -16,6 +16,7 @@ from typing import Any
 
 from paceline.errors import RequestError, TemplateError
 from paceline.models.tokenizer import Tokenizer
+from paceline.server.chat.harmony import CHANNEL
 from paceline.server.chat.reasoning import reasoning_format
 from paceline.server.protocol.chat import ChatCompletionRequest, ChatMessage, MessageToolCall, Tool
 from paceline.structured_outputs import ThoughtMarks
@@ -99,7 +100,20 @@ def template_messages(
 ) -> list[dict[str, Any]]:
     """Messages as templates expect them: contents are strings, arguments of calls are objects."""
     knows_developers = tokenizer.template_mentions("developer")
-    return [_template_message(message, knows_developers) for message in messages]
+    told = [_template_message(message, knows_developers) for message in messages]
+    in_channels = all(map(tokenizer.template_mentions, (CHANNEL, "message.thinking")))
+    return [*map(_thinking, told)] if in_channels else told
+
+
+def _thinking(told: dict[str, Any]) -> dict[str, Any]:
+    """The message with its thoughts where gpt-oss's template has them.
+
+    In a message with calls it takes thoughts or words, and not both.
+    """
+    if "reasoning_content" not in told:
+        return told
+    thinking = {**told, "thinking": told["reasoning_content"]}
+    return {**thinking, "content": ""} if "tool_calls" in told else thinking
 
 
 def _template_message(message: ChatMessage, knows_developers: bool) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from paceline import __version__
 from paceline.server.api.common import known
 from paceline.server.body import read_body
+from paceline.server.chat.harmony import speaks_harmony
 from paceline.server.chat.tool_formats import tool_format
 from paceline.server.errors import ApiError
 from paceline.server.models import LATEST, Models
@@ -155,6 +156,8 @@ def _rounded(count: int) -> str:
 def _capabilities(serving: Serving) -> list[str]:
     config, tokenizer = serving.config, serving.client.tokenizer
     found = ["completion"]
+    if tokenizer is not None and speaks_harmony(config, tokenizer):
+        return [*found, "tools", "thinking"]
     if tokenizer is not None and tool_format(config.tool_call_parser, tokenizer) is not None:
         found.append("tools")
     thinks = tokenizer is not None and tokenizer.template_mentions("think>")

@@ -1,0 +1,178 @@
+"""Families of mixtures of experts that route otherwise than by the largest logits alone, or whose
+attention is latent. As data, like their table's first part in :mod:`paceline.models.hf_families`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from paceline.models.dense_families import HUNYUAN_NAMES
+from paceline.models.hf_experts import ExpertKeys
+from paceline.models.hf_families import Family
+from paceline.models.hf_layout import Layout
+
+_DEFAULTS: dict[str, Any] = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 2048,
+}
+_BOTH = ("qkv_bias", "o_bias")
+_DEEPSEEK = {
+    **_DEFAULTS,
+    "max_position_embeddings": 4096,
+    "head_dim": 64,  # which no tensor has
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "rope_interleave": True,
+}
+_BIASED_EXPERTS = ExpertKeys(
+    "moe_intermediate_size",
+    renormalise=True,
+    shared="n_shared_experts",
+    shared_count=True,
+    some_dense=True,
+    sigmoid=True,
+    choice_bias=True,
+    group_best=2,
+)
+"""As DeepSeek-V3 has them, and those that follow it."""
+
+MIXTURE_FAMILIES: Mapping[str, Family] = {
+    "glm4_moe": Family(
+        {
+            **_DEFAULTS,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 8,
+            "partial_rotary_factor": 0.5,
+            "num_experts_per_tok": 8,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+        },
+        biases=("qkv_bias",),
+        partial_rotary=True,
+        experts=_BIASED_EXPERTS,
+        switches={"use_qk_norm": ("qk_norm",)},
+    ),
+    "minimax_m2": Family(
+        {
+            **_DEFAULTS,
+            "max_position_embeddings": 196608,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "rope_theta": 5e6,
+            "num_experts_per_tok": 8,
+        },
+        {"qk_norm": True, "qk_norm_whole": True},
+        partial_rotary=True,
+        experts=ExpertKeys(sigmoid=True, choice_bias=True),
+    ),
+    "deepseek_v2": Family(
+        {**_DEEPSEEK, "topk_method": "greedy", "n_shared_experts": 2, "first_k_dense_replace": 0},
+        experts=ExpertKeys(
+            "moe_intermediate_size",
+            renormalise=False,
+            shared="n_shared_experts",
+            shared_count=True,
+            some_dense=True,
+            group_best=1,
+        ),
+        latent=True,
+    ),
+    "deepseek_v3": Family(
+        {
+            **_DEEPSEEK,
+            "num_experts_per_tok": 8,
+            "n_group": 8,
+            "topk_group": 4,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 3,
+            "routed_scaling_factor": 2.5,
+            "bos_token_id": 0,
+            "eos_token_id": 1,
+        },
+        experts=_BIASED_EXPERTS,
+        latent=True,
+    ),
+    "kimi_k2": Family(
+        {**_DEEPSEEK, "num_experts_per_tok": 8, "n_shared_experts": 1, "first_k_dense_replace": 1},
+        experts=_BIASED_EXPERTS,
+        latent=True,
+    ),
+    "glm4_moe_lite": Family(
+        {
+            **_DEEPSEEK,
+            "max_position_embeddings": 202752,
+            "rms_norm_eps": 1e-5,
+            "q_lora_rank": 768,
+            "qk_nope_head_dim": 192,
+            "v_head_dim": 256,
+            "num_experts_per_tok": 4,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 1.8,
+            "bos_token_id": 0,
+            "eos_token_id": 1,
+        },
+        experts=_BIASED_EXPERTS,
+        latent=True,
+    ),
+    "dots1": Family(
+        {
+            **_DEFAULTS,
+            "max_position_embeddings": 2048,
+            "max_window_layers": 62,
+            "use_sliding_window": True,
+        },
+        {"qk_norm": True},
+        _BOTH,
+        slides="late",
+        experts=replace(_BIASED_EXPERTS, renormalise=False),
+    ),
+    "ernie4_5_moe": Family(
+        {
+            **_DEFAULTS,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 131072,
+            "rope_theta": 5e5,
+            "tie_word_embeddings": True,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "moe_k": 6,
+            "moe_num_shared_experts": 2,
+            "moe_layer_start_index": 1,
+            "moe_norm_min": 1e-12,
+        },
+        refused=("use_bias",),
+        experts=ExpertKeys(
+            "moe_intermediate_size",
+            shared="moe_num_shared_experts",
+            shared_count=True,
+            some_dense=True,
+            per_token="moe_k",
+            choice_bias=True,
+        ),
+        layout=Layout(interleaved=True),
+    ),
+    "hunyuan_v1_moe": Family(
+        {
+            **_DEFAULTS,
+            "rms_norm_eps": 1e-5,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "moe_topk": 1,
+            "num_shared_expert": 1,
+        },
+        {"qk_norm": True, "qk_norm_last": True},
+        _BOTH,
+        refused=("use_cla",),
+        experts=ExpertKeys(shared="num_shared_expert", shared_count=True, per_token="moe_topk"),
+        layout=Layout(HUNYUAN_NAMES),
+    ),
+}
+"""Families by ``model_type``."""

@@ -1,0 +1,206 @@
+"""Harmony, the format of gpt-oss's answers: messages in channels, read while they arrive.
+
+A message is ``<|start|>assistant<|channel|>NAME<|message|>``, its text, and a mark that ends it;
+the prompt ends behind ``assistant``. What is in the channel ``analysis`` are thoughts, what has one
+of the offered tools as its recipient (``to=functions.NAME``) is a call, and all else are words.
+What is found does not depend on how the text is cut into pieces. Knows no grammar:
+:mod:`paceline.server.chat.harmony_shapes` writes one.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+import secrets
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.models.tokenizer import Tokenizer
+from paceline.server.chat.tool_calls import unfinished_tag
+from paceline.server.config import ServerConfig
+
+REASONING_PARSER, TOOL_CALL_PARSER = "openai_gptoss", "openai"
+"""The names of the format in vLLM."""
+START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
+ASSISTANT, FUNCTIONS = f"{START}assistant", "functions."
+_ENDING = (END, "<|return|>", "<|call|>", START, CHANNEL)
+_END = re.compile("|".join(map(re.escape, _ENDING)))
+_CHANNEL = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
+_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+_HEADS = ("<|", "to=")
+_GAP = "\n\n"  # between messages of one kind
+
+
+@dataclass(frozen=True, slots=True)
+class Harmony:
+    """That a model answers in this format.
+
+    Attributes:
+        begun: the end of the prompt, from the beginning of its last message on.
+    """
+
+    begun: str
+
+
+def harmony_of(config: ServerConfig, tokenizer: Tokenizer, prompt: str) -> Harmony | None:
+    """How the answer to a prompt begins; None where the model answers in another format.
+
+    It is asked for by one of its names, or the chat template shows it.
+    """
+    if not speaks_harmony(config, tokenizer):
+        return None
+    at = prompt.rfind(START)
+    return Harmony(prompt[at:] if at >= 0 else "")
+
+
+def speaks_harmony(config: ServerConfig, tokenizer: Tokenizer) -> bool:
+    names = config.reasoning_parser, config.tool_call_parser
+    if names[0] == REASONING_PARSER or names[1] == TOOL_CALL_PARSER:
+        return True
+    says = tokenizer.template_mentions
+    return names == ("auto", "auto") and says(CHANNEL) and says(MESSAGE)
+
+
+def words_of(answer: str) -> str:
+    """The content of a whole answer in this format; all of one in another format."""
+    if CHANNEL not in answer:
+        return answer
+    deltas = HarmonyParser(Harmony(ASSISTANT)).deltas(answer, final=True)
+    return "".join(delta.get("content", "") for delta in deltas)
+
+
+class Place(enum.Enum):
+    """What a text is a part of."""
+
+    HEAD = enum.auto()  # of a message
+    THOUGHTS = enum.auto()
+    WORDS = enum.auto()
+    CALL = enum.auto()
+
+
+class HarmonyParser:
+    """Reads one answer.
+
+    Args:
+        harmony: how it begins.
+        names: of the tools that were offered.
+        max_calls: further calls are dropped.
+
+    Attributes:
+        place: where the text that was read ends.
+        has_start: the prompt has begun the head of a message.
+    """
+
+    def __init__(
+        self, harmony: Harmony, names: Collection[str] = (), max_calls: int | None = None
+    ) -> None:
+        self._names, self._max_calls = frozenset(names), max_calls
+        self.place, self._rest = Place.HEAD, ""
+        self._deltas: list[dict[str, Any]] = []
+        self._is_fresh = True  # nothing of the message has been told
+        self._told = set[str]()
+        self._call = ""  # the name of the tool that the message is for
+        self._num_calls = 0
+        self.deltas(harmony.begun)
+        self.has_start = self.place is Place.HEAD and START in self._rest
+        self._rest = self._rest.removeprefix(ASSISTANT)
+        self._told.clear()
+        self._num_calls = 0
+
+    @property
+    def has_calls(self) -> bool:
+        return self._num_calls > 0
+
+    def deltas(self, text: str, final: bool = False) -> list[dict[str, Any]]:
+        """Take the next piece; return what became certain, each as the ``delta`` of a choice.
+
+        Args:
+            final: nothing follows.
+        """
+        self._rest += text
+        self._deltas = []
+        while self._read_head(final) if self.place is Place.HEAD else self._read_text(final):
+            pass
+        return self._deltas
+
+    def _read_head(self, final: bool) -> bool:
+        """Up to a message's text; False when all that can be told has been."""
+        begin = self._rest.lstrip()
+        is_head = any(begin.startswith(head) for head in _HEADS)
+        may_be = not final and any(head.startswith(begin) for head in _HEADS)
+        if begin and not is_head and not may_be:  # words without a head
+            self._begin(Place.WORDS)
+            return True
+        head, found, rest = self._rest.partition(MESSAGE)
+        if not found:
+            self._rest = "" if final else self._rest
+            return False
+        self._rest = rest
+        self._begin(self._place_of(head.rpartition(START)[2]))
+        return True
+
+    def _place_of(self, head: str) -> Place:
+        channel, recipient = _CHANNEL.search(head), _RECIPIENT.search(head)
+        self._call = recipient[1].removeprefix(FUNCTIONS) if recipient else ""
+        if self._call in self._names:
+            return Place.CALL
+        return Place.THOUGHTS if channel and channel[1] == "analysis" else Place.WORDS
+
+    def _begin(self, place: Place) -> None:
+        self.place, self._is_fresh = place, True
+
+    def _read_text(self, final: bool) -> bool:
+        """The text of a message up to its end; False when all that can be told has been."""
+        if self.place is Place.CALL and self._is_fresh and not self._begin_call():
+            return self.place is not Place.CALL
+        end = _END.search(self._rest)
+        held = 0 if final or end else unfinished_tag(self._rest, _ENDING)
+        count = end.start() if end else len(self._rest) - held
+        text, self._rest = self._rest[:count], self._rest[count:]
+        self._tell(text)
+        if end is None:
+            return False
+        if end[0] not in (START, CHANNEL):  # these begin the next message
+            self._rest = self._rest[len(end[0]) :]
+        self.place = Place.HEAD
+        return True
+
+    def _begin_call(self) -> bool:
+        """Whether a message is a call, which has an object as its arguments."""
+        begin = self._rest.lstrip()
+        if begin.startswith("{"):
+            self._rest, self._num_calls = begin, self._num_calls + 1
+            return True
+        if begin:
+            self.place = Place.WORDS
+        return False
+
+    def _tell(self, text: str) -> None:
+        if not text:
+            return
+        if self.place is Place.CALL:
+            self._tell_call(text)
+        else:
+            name = "content" if self.place is Place.WORDS else "reasoning_content"
+            gap = _GAP if self._is_fresh and name in self._told else ""
+            self._told.add(name)
+            self._add(name, gap + text)
+        self._is_fresh = False
+
+    def _tell_call(self, text: str) -> None:
+        if self._max_calls is not None and self._num_calls > self._max_calls:
+            return
+        call: dict[str, Any] = {"index": self._num_calls - 1, "function": {"arguments": text}}
+        if self._is_fresh:
+            call |= {"id": f"call_{secrets.token_hex(12)}", "type": "function"}
+            call["function"] = {"name": self._call, "arguments": text}
+        self._add("tool_calls", [call])
+
+    def _add(self, name: str, more: Any) -> None:
+        """What follows something of its kind becomes one with it."""
+        last = self._deltas[-1] if self._deltas else {}
+        if name in last:
+            last[name] += more
+        else:
+            self._deltas.append({name: more})
