@@ -32,10 +32,13 @@ ARCHES = {
     "glm": "chatglm",
     "hunyuan_v1_dense": "hunyuan-dense",
     "ministral3": "mistral3",
+    "cohere": "command-r",
+    "gpt_neox": "gptneox",
+    "phi": "phi2",
     "gpt_oss": "gpt-oss",
 }
 NUMBERS = ("num_experts", "num_local_experts")
-INTERLEAVED = {"llama", "granite", "granitemoe", "smollm3", "mistral3", "minicpm"}
+INTERLEAVED = {"llama", "granite", "granitemoe", "smollm3", "mistral3", "minicpm", "arcee"}
 YARN_KEYS = {
     "ARCH.rope.scaling.type": "yarn",
     "ARCH.rope.scaling.factor": 4.0,
@@ -107,6 +110,18 @@ CASES: dict[str, dict[str, Any]] = {
         "ARCH.residual_scale": 0.3,
         "ARCH.logit_scale": 2.0,
     },
+    "cohere": {"ARCH.logit_scale": 0.5},
+    "cohere2": {"ARCH.logit_scale": 0.5, **SLIDES},
+    "starcoder2": {},
+    "nemotron": {},
+    "arcee": {},
+    "stablelm": {},
+    "stablelm-parallel": {},
+    "gpt-neox": {"ARCH.use_parallel_residual": True},
+    "gpt-neox-serial": {"ARCH.use_parallel_residual": False},
+    "gpt2": {},
+    "phi": {},
+    "apertus": {},
 }
 
 
@@ -145,18 +160,29 @@ def write_gguf(
         {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}[arch], config.num_hidden_layers
     )
     tensors = stacked_experts(tensors)
+    layers = range(config.num_hidden_layers)
+    for key in ("alpha_p", "alpha_n", "beta", "eps") if arch == "apertus" else ():
+        found = [tensors[f"model.layers.{i}.mlp.act_fn.{key}.weight"] for i in layers]
+        writer.add_array(f"xielu.{key}", [float(each) for each in found])
     if stacks_heads:
         tensors = stacked_heads(config, tensors)
     for name, tensor in tensors.items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        if ".act_fn." in name:
             continue
         data = tensor.float().numpy()
         if arch in INTERLEAVED and ".q_proj." in name:
             data = interleaved(data, config.num_attention_heads)
         if arch in INTERLEAVED and ".k_proj." in name:
             data = interleaved(data, config.num_key_value_heads)
-        if arch.startswith("gemma") and name.endswith("norm.weight"):
+        if arch.startswith(("gemma", "nemotron")) and name.endswith("norm.weight"):
             data = data + 1
+        if arch == "gpt2" and ".c_" in name and data.ndim == 2:
+            data = np.ascontiguousarray(data.T)
+        if "query_key_value" in name and arch == "gptneox":  # head by head
+            by_head = data.reshape(config.num_attention_heads, 3, -1, *data.shape[1:])
+            data = by_head.swapaxes(0, 1).reshape(data.shape)
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
         stored += ".weight" if name.endswith(".sinks") else ""
@@ -262,15 +288,22 @@ def _write_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_feed_forward_length(getattr(config, "intermediate_size", None) or config.n_inner)
     _write_experts(writer, config)
     writer.add_head_count(config.num_attention_heads)
     latent = getattr(config, "kv_lora_rank", None)
-    writer.add_head_count_kv(1 if latent else config.num_key_value_heads)
+    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    writer.add_head_count_kv(1 if latent else kv_heads)
     writer.add_key_length(latent + config.qk_rope_head_dim if latent else head_dim)
     writer.add_value_length(latent or head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    rope = config.rope_parameters
+    if hasattr(config, "rms_norm_eps"):
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    for name in ("layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon"):
+        if hasattr(config, name):
+            writer.add_layer_norm_eps(getattr(config, name))
+    rope = getattr(config, "rope_parameters", None)
+    if rope is None:
+        return
     rope = rope.get("full_attention", rope)
     stretch = rope.get("alpha", 1.0) ** (head_dim / (head_dim - 2))
     writer.add_rope_freq_base(rope["rope_theta"] * stretch)

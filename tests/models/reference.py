@@ -113,6 +113,7 @@ MIXED = {
     "sliding_window": 10,
     "layer_types": [SLIDING, SLIDING, FULL, SLIDING],
 }
+OWN_HEADS = {"num_key_value_heads": 4}  # of each query head
 DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("SmolLM3", {"num_hidden_layers": 5}),
     "olmo2": ("Olmo2", {}),
@@ -149,6 +150,21 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "internlm3": ("InternLM3", {"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
     "minicpm": ("Granite", {**GRANITE_SCALES, "attention_multiplier": 0.25}),
     "helium": ("Helium", {"head_dim": 16}),
+    "cohere": ("Cohere", {"logit_scale": 0.5, "tie_word_embeddings": True}),
+    "cohere2": ("Cohere2", {**MIXED, "logit_scale": 0.5, "tie_word_embeddings": True}),
+    "starcoder2": ("Starcoder2", {"sliding_window": 11, "tie_word_embeddings": True}),
+    "nemotron": ("Nemotron", {"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
+    "arcee": ("Arcee", {"head_dim": 16}),
+    "stablelm": ("StableLm", {"use_qkv_bias": True, "rope_parameters": PARTIAL}),
+    "stablelm-parallel": ("StableLm", {"use_parallel_residual": True}),
+    "gpt-neox": ("GPTNeoX", OWN_HEADS),
+    "gpt-neox-serial": (
+        "GPTNeoX",
+        {**OWN_HEADS, "use_parallel_residual": False, "rope_parameters": PARTIAL},
+    ),
+    "gpt2": ("GPT2", {**OWN_HEADS, "n_inner": 112, "tie_word_embeddings": True}),
+    "phi": ("Phi", {}),
+    "apertus": ("Apertus", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
 }
 """Dense families that leave Llama's form in more than biases."""
 FAMILIES |= DENSE
@@ -321,8 +337,9 @@ def make_model(family: str, dtype: str = "float32", **changes: Any) -> Any:
     config = getattr(transformers, name + "Config")(**{**COMMON, **options, **changes})
     config._attn_implementation = "eager"
     torch.manual_seed(0)
-    model_class = {"Gemma3Text": "Gemma3", "InternLM3": "Llama"}.get(name, name)
-    model = getattr(transformers, model_class + "ForCausalLM")(config)
+    classes = {"Gemma3Text": "Gemma3ForCausalLM", "InternLM3": "LlamaForCausalLM"}
+    classes["GPT2"] = "GPT2LMHeadModel"
+    model = getattr(transformers, classes.get(name, name + "ForCausalLM"))(config)
     with torch.no_grad():
         for label, parameter in model.named_parameters():
             # Norms and biases begin as constants, which hide mistakes.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from paceline.models.ops.reference import ReferenceOps
 from paceline.span import DraftTree
-from tests.arrays import assert_close
-from tests.models.reference import FAMILIES, MIXTURES, VOCAB, Driver, save_model
+from tests.arrays import assert_close, same
+from tests.models.reference import DENSE, FAMILIES, MIXTURES, VOCAB, Driver, save_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -62,6 +64,16 @@ def test_tree(pair: tuple[Any, Driver]) -> None:
         close(logits[node + 1], want(model, [*prompt, root, *path])[-1])
     text = [*prompt, root, 9, 7, 12, 33]
     close(driver.chunk([33])[0], want(model, text)[-1])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("family", DENSE)
+def test_chunks_do_not_change_a_bit(tmp_path: Path, family: str, dtype: str) -> None:
+    save_model(family, tmp_path)
+    whole, parts = (Driver.of(tmp_path, max_len=64, ops=ReferenceOps(dtype)) for _ in range(2))
+    cuts = [0, 1, 17, 20, 33, 40]
+    chunks = [parts.chunk(TOKENS[a:b]) for a, b in itertools.pairwise(cuts)]
+    assert same(torch.cat(chunks), whole.chunk(TOKENS))
 
 
 def test_weights_are_counted(pair: tuple[Any, Driver]) -> None:

@@ -45,9 +45,9 @@ def test_sizes(family: str) -> None:
     raw = written(family)
     config = config_from_hf(raw)
     assert config.vocab_size == 300
-    assert (config.num_heads, config.num_kv_heads) == (4, 2)
+    assert (config.num_heads, config.num_kv_heads) == (4, raw["num_key_value_heads"])
     assert config.head_dim == raw.get("head_dim", 16)
-    assert config.num_layers == raw["num_hidden_layers"]
+    assert config.num_layers == raw.get("num_hidden_layers", raw.get("n_layer"))
     assert config.intermediate_size == 112
     assert config.tie_embeddings is raw["tie_word_embeddings"]
     assert config.bos_token_id == 1
@@ -164,7 +164,7 @@ def test_ids_outside_the_vocabulary_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model_type": "gpt2"}, "supported are llama, mistral, qwen2"),
+        ({"model_type": "bloom"}, "supported are llama, mistral, qwen2"),
         ({"model_type": None}, "'unknown' is not supported"),
         ({"model_type": "llama4"}, "'llama4' is not supported"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "does not generate text"),
@@ -172,6 +172,7 @@ def test_ids_outside_the_vocabulary_are_left_out() -> None:
         ({"hidden_act": "relu"}, "activation 'relu' is not supported; supported are silu, swish"),
         ({"hidden_act": "quick_gelu"}, "activation 'quick_gelu'"),
         ({"hidden_act": "gelu_10"}, "activation 'gelu_10'"),
+        ({"hidden_act": "xielu"}, "activation 'xielu'"),
         ({"rope_scaling": {"type": "magic"}}, "rope scaling 'magic'"),
         ({"dtype": "float8_e4m3fn"}, "float8"),
         ({"use_bidirectional_attention": True}, "bidirectional"),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from paceline.errors import ModelLoadError, TrainingError, UnsupportedModelError
+from paceline.errors import ConfigError, ModelLoadError, TrainingError, UnsupportedModelError
 from paceline.models.checkpoint import load_checkpoint
 from paceline.models.hf_config import config_from_hf
 from paceline.models.hf_layout import halves
@@ -112,9 +112,50 @@ def test_what_a_family_cannot_do_is_refused_by_name() -> None:
         config_from_hf({**written("hunyuan"), "use_cla": True})
 
 
-@pytest.mark.parametrize("family", ["glm", "olmo2"])
+@pytest.mark.parametrize("family", ["glm", "olmo2", "gpt2", "cohere2"])
 def test_training_is_refused(tmp_path: Path, family: str) -> None:
     save_model(family, tmp_path)
     edit(tmp_path / "config.json", dtype="float32")
     with pytest.raises(TrainingError, match="like Llama's"):
         load_model(tmp_path)
+
+
+def test_gpt2_as_it_was_first_published(tmp_path: Path) -> None:
+    """Without a prefix, and with the causal masks as buffers."""
+    model = save_model("gpt2", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    masks = {f"h.{i}.attn.bias": torch.ones(1, 1, 8, 8) for i in range(2)}
+    save_file(bare | masks, tmp_path / "model.safetensors")
+    close(Driver.of(tmp_path, max_len=64), model)
+
+
+def test_weights_that_are_stored_the_other_way_round_keep_their_type(tmp_path: Path) -> None:
+    save_model("gpt2", tmp_path, "bfloat16")
+    tensors = load_checkpoint(tmp_path, with_tokenizer=False).tensors
+    original = load_file(tmp_path / "model.safetensors")["transformer.h.0.mlp.c_fc.weight"]
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert tensors.shape_of(name) == tuple(original.T.shape)
+    assert tensors.as_stored(name).format == "BF16"
+    assert same(tensors[name], original.T.contiguous())
+
+
+def test_no_more_positions_than_were_learnt(tmp_path: Path) -> None:
+    save_model("gpt2", tmp_path)
+    with pytest.raises(ConfigError, match="give --max-model-len 128 or less"):
+        Driver.of(tmp_path, max_len=129)
+
+
+@pytest.mark.parametrize(
+    ("family", "key"),
+    [
+        ("cohere", "use_qk_norm"),
+        ("stablelm", "qk_layernorm"),
+        ("phi", "qk_layernorm"),
+        ("gpt2", "add_cross_attention"),
+        ("gpt2", "scale_attn_by_inverse_layer_idx"),
+    ],
+)
+def test_traits_that_do_not_run_are_refused(family: str, key: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=f"models with {key} are not supported"):
+        config_from_hf({**written(family), key: True})

@@ -53,7 +53,7 @@ def logits(checkpoint: Checkpoint, dtype: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", PACKED_DTYPES)
 @pytest.mark.parametrize(
-    "family", ["qwen3", "llama-biased", "gemma3", "phi3", "granite", "glm4", "exaone4"]
+    "family", ["qwen3", "llama-biased", "gemma3", "phi3", "granite", "glm4", "gpt2", "phi"]
 )
 def test_the_logits_are_those_of_the_source(tmp_path: Path, family: str, dtype: str) -> None:
     """Stacked and fused linears, biases, tied and separate heads, norms plus one; all levels."""

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 import paceline._native as native
 from paceline.models.ops.base import head_elements
-from paceline.models.ops.reference import ACTIVATIONS, ReferenceOps
+from paceline.models.ops.reference import ACTIVATIONS, ReferenceOps, activation_of
 from paceline.models.ops.tensor_kv import DTYPES, encode
 
 pytestmark = pytest.mark.usefixtures("isa")
@@ -100,6 +100,26 @@ def test_rms_norm(n: int) -> None:
     np.testing.assert_allclose(native.rms_norm(x, weight, 1e-5), exact, rtol=1e-6)
 
 
+@pytest.mark.parametrize("n", WIDTHS)
+def test_layer_norm(n: int) -> None:
+    x, weight, bias = normal(4, n, seed=n, scale=3.0) + 5.0, normal(n, seed=1), normal(n, seed=2)
+    away = x.astype(np.float64) - x.astype(np.float64).mean(axis=1, keepdims=True)
+    exact = away / np.sqrt((away**2).mean(axis=1, keepdims=True) + 1e-5) * weight + bias
+    got = native.layer_norm(x, weight, bias, 1e-5)
+    np.testing.assert_allclose(got, exact, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("activation", [*ACTIVATIONS, "xielu"])
+def test_without_a_gate(width: int, activation: str) -> None:
+    x = normal(4, width, seed=width, scale=4.0)
+    learnt = np.array([0.7, 1.1, 0.5], np.float32) if activation == "xielu" else None
+    function = activation_of(activation, None if learnt is None else torch.from_numpy(learnt))
+    exact = function(torch.from_numpy(x).double()).numpy()
+    got = native.activate(x, activation, learnt)
+    np.testing.assert_allclose(got, exact, rtol=2e-6, atol=2e-6)
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_gated(width: int, activation: str) -> None:
@@ -144,6 +164,10 @@ def test_softcap(n: int) -> None:
 
 ROW_KERNELS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "rms_norm": lambda x: native.rms_norm(x, normal(x.shape[1], seed=2), 1e-6),
+    "layer_norm": lambda x: native.layer_norm(
+        x, normal(x.shape[1], seed=2), normal(x.shape[1], seed=3), 1e-6
+    ),
+    "xielu": lambda x: native.activate(x, "xielu", np.array([0.7, 1.1, 0.5], np.float32)),
     "silu": lambda x: native.gated(x, "silu"),
     "gelu_tanh": lambda x: native.gated(x, "gelu_tanh"),
     "gelu": lambda x: native.gated(x, "gelu"),
@@ -164,7 +188,7 @@ def test_rows_are_independent(name: str) -> None:
         np.testing.assert_array_equal(kernel(x[rows]), whole[rows])
 
 
-@pytest.mark.parametrize("name", ["rms_norm", "silu", "gelu_tanh", "gelu"])
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm", "silu", "gelu_tanh", "gelu", "xielu"])
 def test_non_finite_values_stay_visible_in_their_row(name: str) -> None:
     x = with_bad_values(normal(5, 90))
     finite = np.isfinite(ROW_KERNELS[name](x)).all(axis=1)

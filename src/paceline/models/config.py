@@ -11,6 +11,10 @@ from dataclasses import dataclass, replace
 MASK_TOKEN_KEYS = ("pard_token", "ptd_token_id")
 """Where a parallel draft's ``config.json`` says what it reads for tokens that it does not know."""
 
+XIELU = "xielu"
+"""An activation that learns three numbers in each layer (arXiv 2411.13010)."""
+LEARNT_KEYS = ("xielu_alpha_p", "xielu_alpha_n", "xielu_beta")
+"""Where a configuration says them, layer by layer; otherwise the checkpoint has them as tensors."""
 QUERY_GROWTH = "llama_4_scaling_beta"
 """What queries grow by with the logarithm of the position, among a rotary rule's own numbers."""
 
@@ -180,6 +184,7 @@ class ModelConfig:
     rotary_layers: tuple[bool, ...] = ()  # per layer, whether heads are rotated; empty: all
     learned_positions: bool = False  # an embedding of positions is added to that of tokens
     head_bias: bool = False
+    learnt: tuple[tuple[float, ...], ...] = ()  # per layer, as LEARNT_KEYS; empty: see the tensors
     latent: Latent | None = None  # with it there is one KV head, whose values are its keys
 
     @property
@@ -249,6 +254,7 @@ class ModelConfig:
             num_layers=count,
             sliding_layers=self.sliding_layers[:count],
             rotary_layers=self.rotary_layers[:count],
+            learnt=self.learnt[:count],
             experts=self.experts.first_layers(count) if self.experts else None,
         )
 

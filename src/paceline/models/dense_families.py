@@ -43,6 +43,51 @@ _MULTIPLIERS = {
     "residual_multiplier": "residual_multiplier",
     "logits_scaling": "logits_divisor",
 }
+_LAYER_NORM_EPS = {"rms_norm_eps": "layer_norm_eps"}
+_BIASED_NORMS = {"layer_norm": True, "norm_bias": True}
+_ALL_BIASES = {"qkv_bias": True, "o_bias": True, "mlp_bias": True}
+_PARALLEL = {"layer_norm": True, "parallel_residual": True, "shared_norm": True}
+_COHERE = {
+    **_DEFAULTS,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 8192,
+    "logit_scale": 0.0625,
+    "tie_word_embeddings": True,
+    "bos_token_id": 5,
+    "eos_token_id": 255001,
+}
+_C_NAMES = ((r"\.mlp\.c_fc\.", ".mlp.up_proj."), (r"\.mlp\.c_proj\.", ".mlp.down_proj."))
+_GPT2_NAMES = (
+    (r"^(transformer\.)?wte\.", "model.embed_tokens."),
+    (r"^(transformer\.)?wpe\.", "model.embed_positions."),
+    (r"^(transformer\.)?ln_f\.", "model.norm."),
+    (r"^(transformer\.)?h\.", "model.layers."),
+    (r"\.ln_1\.", ".input_layernorm."),
+    (r"\.ln_2\.", ".post_attention_layernorm."),
+    (r"\.attn\.c_attn\.", ".self_attn.qkv_proj."),
+    (r"\.attn\.c_proj\.", ".self_attn.o_proj."),
+    *_C_NAMES,
+)
+_NEOX_NAMES = (
+    (r"^gpt_neox\.embed_in\.", "model.embed_tokens."),
+    (r"^gpt_neox\.final_layer_norm\.", "model.norm."),
+    (r"^gpt_neox\.", "model."),
+    (r"^embed_out\.", "lm_head."),
+    (r"\.attention\.query_key_value\.", ".self_attn.qkv_proj."),
+    (r"\.attention\.dense\.", ".self_attn.o_proj."),
+    (r"\.mlp\.dense_h_to_4h\.", ".mlp.up_proj."),
+    (r"\.mlp\.dense_4h_to_h\.", ".mlp.down_proj."),
+)
+_PHI_NAMES = (
+    (r"\.final_layernorm\.", ".norm."),
+    (r"\.self_attn\.dense\.", ".self_attn.o_proj."),
+    (r"\.mlp\.fc1\.", ".mlp.up_proj."),
+    (r"\.mlp\.fc2\.", ".mlp.down_proj."),
+)
+_APERTUS_NAMES = (
+    (r"\.attention_layernorm\.", ".input_layernorm."),
+    (r"\.feedforward_layernorm\.", ".post_attention_layernorm."),
+)
 
 DENSE_FAMILIES: Mapping[str, Family] = {
     "smollm3": Family(
@@ -169,6 +214,165 @@ DENSE_FAMILIES: Mapping[str, Family] = {
         biases=("qkv_bias",),
         mlp_bias=True,
         layout=Layout(interleaved=True),
+    ),
+    "cohere": Family(
+        {**_COHERE, "rope_theta": 5e5},
+        _PARALLEL,
+        _BOTH,
+        keys=_LAYER_NORM_EPS,
+        refused=("use_qk_norm",),
+        logit_scale=True,
+        layout=Layout(interleaved=True),
+    ),
+    "cohere2": Family(
+        {**_COHERE, "sliding_window": 4096, "sliding_window_pattern": 4},
+        _PARALLEL,
+        _BOTH,
+        slides="alternately",
+        rotates="sliding",
+        keys=_LAYER_NORM_EPS,
+        logit_scale=True,
+        layout=Layout(interleaved=True),
+    ),
+    "starcoder2": Family(
+        {
+            **_DEFAULTS,
+            "hidden_act": "gelu_pytorch_tanh",
+            "rms_norm_eps": 1e-5,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 4096,
+            "use_bias": True,
+            "tie_word_embeddings": True,
+            "bos_token_id": 50256,
+            "eos_token_id": 50256,
+        },
+        {**_BIASED_NORMS, "gated_mlp": False},
+        slides="always",
+        keys={"rms_norm_eps": "norm_epsilon"},
+        switches={"use_bias": (*_BOTH, "mlp_bias")},
+        layout=Layout(_C_NAMES),
+    ),
+    "nemotron": Family(
+        {
+            **_DEFAULTS,
+            "hidden_act": "relu2",
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 4096,
+            "partial_rotary_factor": 0.5,
+            "bos_token_id": 2,
+            "eos_token_id": 3,
+        },
+        {**_BIASED_NORMS, "norm_plus_one": True, "gated_mlp": False},
+        _BOTH,
+        mlp_bias=True,
+        partial_rotary=True,
+        keys={"rms_norm_eps": "norm_eps"},
+    ),
+    "arcee": Family(
+        {
+            **_DEFAULTS,
+            "hidden_act": "relu2",
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 4096,
+            "bos_token_id": 128000,
+            "eos_token_id": 128001,
+        },
+        {"gated_mlp": False},
+        _BOTH,
+        mlp_bias=True,
+    ),
+    "stablelm": Family(
+        {
+            **_DEFAULTS,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 4096,
+            "partial_rotary_factor": 0.25,
+            "bos_token_id": 0,
+            "eos_token_id": 0,
+        },
+        _BIASED_NORMS,
+        partial_rotary=True,
+        keys=_LAYER_NORM_EPS,
+        switches={
+            "use_qkv_bias": ("qkv_bias",),
+            "use_parallel_residual": ("parallel_residual", "shared_norm"),
+        },
+        refused=("qk_layernorm",),
+    ),
+    "gpt_neox": Family(
+        {
+            **_DEFAULTS,
+            "hidden_act": "gelu",
+            "rms_norm_eps": 1e-5,
+            "partial_rotary_factor": 0.25,
+            "use_parallel_residual": True,
+            "attention_bias": True,
+            "bos_token_id": 0,
+        },
+        {**_BIASED_NORMS, "gated_mlp": False, "mlp_bias": True},
+        _BOTH,
+        partial_rotary=True,
+        keys={
+            **_LAYER_NORM_EPS,
+            "partial_rotary_factor": "rotary_pct",
+            "rope_theta": "rotary_emb_base",
+        },
+        switches={"use_parallel_residual": ("parallel_residual",)},
+        layout=Layout(
+            _NEOX_NAMES,
+            ignored=r".*\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",
+            by_head=True,
+        ),
+    ),
+    "gpt2": Family(
+        {
+            **_DEFAULTS,
+            "hidden_act": "gelu_new",
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 1024,
+            "tie_word_embeddings": True,
+            "bos_token_id": 50256,
+            "eos_token_id": 50256,
+        },
+        {**_BIASED_NORMS, **_ALL_BIASES, "gated_mlp": False, "learned_positions": True},
+        keys={
+            "hidden_size": "n_embd",
+            "intermediate_size": "n_inner",
+            "num_hidden_layers": "n_layer",
+            "num_attention_heads": "n_head",
+            "max_position_embeddings": "n_positions",
+            "hidden_act": "activation_function",
+            "rms_norm_eps": "layer_norm_epsilon",
+        },
+        rotates="none",
+        widening=4,
+        refused=("add_cross_attention", "scale_attn_by_inverse_layer_idx"),
+        layout=Layout(_GPT2_NAMES, ignored=r".*\.attn\.(bias|masked_bias)", transposed=True),
+    ),
+    "phi": Family(
+        {
+            **_DEFAULTS,
+            "hidden_act": "gelu_new",
+            "rms_norm_eps": 1e-5,
+            "partial_rotary_factor": 0.5,
+        },
+        {**_PARALLEL, **_ALL_BIASES, "norm_bias": True, "gated_mlp": False, "head_bias": True},
+        partial_rotary=True,
+        keys=_LAYER_NORM_EPS,
+        refused=("qk_layernorm",),
+        layout=Layout(_PHI_NAMES),
+    ),
+    "apertus": Family(
+        {
+            **_DEFAULTS,
+            "hidden_act": "xielu",
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 65536,
+            "rope_theta": 12e6,
+        },
+        {"qk_norm": True, "gated_mlp": False},
+        _BOTH,
+        layout=Layout(_APERTUS_NAMES, ignored=r".*\.mlp\.act_fn\.eps"),
     ),
 }
 """More families, by ``model_type``."""

@@ -68,6 +68,7 @@ class _Unpacked(Mapping[str, Array]):
             "o_proj": ([c.hidden_size], queries),
             "gate_up_proj": ([width] * 2, c.hidden_size),
             "down_proj": ([c.hidden_size], width),
+            **({} if c.gated_mlp else {"up_proj": ([width], c.hidden_size)}),
         }
         if c.latent:
             shapes |= _latent_shapes(c, c.latent)

@@ -105,7 +105,9 @@ def hf_config_from_gguf(container: GgufContainer, read: Callable[[str], Array]) 
         **_experts(container, keys, architecture),
         **(latent_keys(keys.get, container.tensors) if is_latent else {}),
         **_rope(container, keys, head_dim, read),
-        **dense_keys(keys.get, architecture, _layer_types(keys)),
+        **dense_keys(
+            keys.get, architecture, _layer_types(keys), container.tensors, container.metadata
+        ),
         **(head_keys(container, architecture) if architecture in HEADS else {}),
         "attention_bias": biases["qkv_bias"] and (biases["o_bias"] or architecture == "glm4moe"),
         "use_qk_norm": "blk.0.attn_q_norm.weight" in container.tensors,
@@ -237,9 +239,9 @@ def _rope(
     if keys.get("rope.freq_base") is not None:
         found["rope_theta"] = keys.get("rope.freq_base")
     dim = int(keys.number("rope.dimension_count", head_dim))
-    if dim != head_dim and architecture_of(container) != LATENT:
+    if architecture_of(container) != LATENT:
         # The reader of this share rounds down; the half keeps a quotient's last bit from mattering.
-        found["partial_rotary_factor"] = (dim + 0.5) / head_dim
+        found["partial_rotary_factor"] = (dim + 0.5) / head_dim if dim != head_dim else 1.0
     trained = keys.get("rope.scaling.original_context_length")
     if trained is not None:
         found["original_max_position_embeddings"] = trained

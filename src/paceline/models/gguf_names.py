@@ -31,6 +31,16 @@ ARCHITECTURES = {
     "seed_oss": "seed_oss",
     "mistral3": "ministral3",
     "minicpm": "minicpm",
+    "command-r": "cohere",
+    "cohere2": "cohere2",
+    "starcoder2": "starcoder2",
+    "nemotron": "nemotron",
+    "arcee": "arcee",
+    "stablelm": "stablelm",
+    "gptneox": "gpt_neox",
+    "gpt2": "gpt2",
+    "phi2": "phi",
+    "apertus": "apertus",
     "glm4moe": "glm4_moe",
     "minimax-m2": "minimax_m2",
     "gpt-oss": "gpt_oss",
@@ -47,8 +57,9 @@ HEADS = {"eagle3": "llama", "dflash": "qwen3"}
 # are so. The others keep the two halves apart.
 _INTERLEAVED = (
     *("llama", "mistral", "granite", "granitemoe", "eagle3", "smollm3", "mistral3", "minicpm"),
-    *("chatglm", "glm4", "ernie4_5", "ernie4_5-moe"),
+    *("chatglm", "glm4", "ernie4_5", "ernie4_5-moe", "command-r", "cohere2", "arcee"),
 )
+_PLUS_ONE = ("gemma", "nemotron")  # how those begin whose norms' weights have the one added
 _TURNED = {"attn_q": "q", "attn_k": "k", "attn_qkv": "qkv"}
 _FUSED_UP = ("phi3", "chatglm", "glm4")
 _NORMED_AFTER = ("gemma2", "gemma3", "olmo2", "exaone4", "glm4")
@@ -56,6 +67,9 @@ _TOP = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
+    "output_norm.bias": "model.norm.bias",
+    "output.bias": "lm_head.bias",
+    "position_embd.weight": "model.embed_positions.weight",
 }
 _ENCODER_NORM = {"eagle3": "input_norm.weight", "dflash": "hidden_norm.weight"}
 _BLOCK = {
@@ -108,9 +122,9 @@ class Place:
 
 def place_of(architecture: str, stored: str) -> Place:
     """The place of a stored tensor; those that are no weights of a decoder keep their name."""
-    gemma = architecture.startswith("gemma")  # whose norms' weights have the one added
+    plus_one = architecture.startswith(_PLUS_ONE)
     if stored in _TOP:
-        return Place(_TOP[stored], minus_one=gemma and stored == "output_norm.weight")
+        return Place(_TOP[stored], minus_one=plus_one and stored == "output_norm.weight")
     if stored == "enc.output_norm.weight" and architecture in _ENCODER_NORM:
         return Place(_ENCODER_NORM[architecture])
     if stored == "d2t":
@@ -125,7 +139,7 @@ def place_of(architecture: str, stored: str) -> Place:
     return Place(
         f"model.layers.{int(index)}.{names[part]}.{kind}",
         unpermute=_TURNED.get(part, "") if architecture in _INTERLEAVED else "",
-        minus_one=gemma and part.endswith("norm"),
+        minus_one=plus_one and part.endswith("norm") and kind == "weight",
     )
 
 

@@ -52,20 +52,34 @@ _CASED = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*%s|"
     r"%s| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_SPLITS = {
+_DEEPSEEK = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"
+    r" ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_SPLITS: dict[str, str | tuple[str, ...]] = {
     "llama3": f"{_ENDINGS}|" + _WORDS % r"\p{N}{1,3}",
     "qwen2": f"{_ENDINGS}|" + _WORDS % r"\p{N}",
     "tekken": _CASED % ("", "", r"\p{N}"),
     "gpt-4o": _CASED % (f"{_ENDINGS}?", f"{_ENDINGS}?", r"\p{N}{1,3}"),
     "digits": "",
     "gpt2": "",
+    "seed-coder": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
+    r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "deepseek-v3": (r"\p{N}{1,3}", r"[\u4e00-\u9fa5\u3040-\u30ff]+", _DEEPSEEK),
 }
+# But words of the vocabulary are merged like all others, and no BOS comes first.
+_SPLITS["glm4"] = _SPLITS["llama3"]
 _SPLIT_NAMES = {
     **dict.fromkeys(("gpt-2", "gpt2", "default", "phi-2", "mpt", "olmo"), "gpt2"),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3"), "llama3"),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), "qwen2"),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), "digits"),
     "tekken": "tekken",
+    **dict.fromkeys(("glm4", "chatglm-bpe", "dbrx", "smaug-bpe"), "glm4"),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), "deepseek-v3"),
+    "seed-coder": "seed-coder",
+    "exaone4": "gpt2",
+    "stablelm2": "qwen2",
     "gpt-4o": "gpt-4o",
 }
 
@@ -183,12 +197,14 @@ def _byte_level(
         pairs.append((merge[:cut], merge[cut + 1 :]))
     whole_words = split in ("llama3", "tekken")
     backend = _backend(models.BPE, where, _vocabulary(tokens), pairs, ignore_merges=whole_words)
-    pattern = _SPLITS[split]
-    steps: list[Any] = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not pattern)]
-    if pattern:
-        steps.insert(0, pre_tokenizers.Split(Regex(pattern), behavior="isolated"))
-    elif split == "digits":
-        steps.insert(0, pre_tokenizers.Digits(individual_digits=True))
+    rule = _SPLITS[split]
+    patterns = [rule] if isinstance(rule, str) and rule else list(rule)
+    steps: list[Any] = [
+        pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in patterns
+    ]
+    if split == "digits":
+        steps.append(pre_tokenizers.Digits(individual_digits=True))
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not patterns))
     if split == "qwen2":
         backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = pre_tokenizers.Sequence(steps)

@@ -13,7 +13,7 @@ import numpy as np
 
 from paceline.errors import ModelLoadError, UnsupportedModelError
 from paceline.models.arrays import BFLOAT16
-from paceline.models.config import MASK_TOKEN_KEYS, ModelConfig
+from paceline.models.config import LEARNT_KEYS, MASK_TOKEN_KEYS, XIELU, ModelConfig
 from paceline.models.dense_families import DENSE_FAMILIES
 from paceline.models.hf_experts import experts_from_hf
 from paceline.models.hf_families import FAMILIES as FIRST_FAMILIES
@@ -39,10 +39,9 @@ _ACTIVATIONS = {
     "gelu_fast": "gelu_tanh",
     "gelu_accurate": "gelu_tanh",
     "relu2": "relu2",
-    "xielu": "xielu",
 }
 _QUANTISED = ("quantization_config", "compression_config")  # the second is a former name
-_HEADED = ("ForCausalLM", "ForConditionalGeneration")
+_HEADED = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 
 
 def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
@@ -86,6 +85,7 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
         experts=(
             experts_from_hf(fields, family.experts, sizes["num_layers"]) if family.experts else None
         ),
+        learnt=_learnt(fields, sizes["num_layers"]),
         rotary_layers=_rotated(fields, family.rotates, sizes["num_layers"], window, sliding),
         **_traits(fields, family, sizes, dtype),
     )
@@ -199,6 +199,9 @@ def _activation(fields: Fields, family: Family) -> str:
         return "clamped_swiglu"
     # Gemma's hidden_act is a former name, which says what the models were not trained with.
     name = fields.text("hidden_activation" if family.gemma else "hidden_act")
+    ungated = not family.flags.get("gated_mlp", True)
+    if name == XIELU and ungated:
+        return XIELU
     if name not in _ACTIVATIONS:
         raise UnsupportedModelError(
             f"activation {name!r} is not supported; supported are {', '.join(_ACTIVATIONS)}"
@@ -251,6 +254,14 @@ def _rotated(
         return tuple(map(bool, fields.integers("no_rope_layers", num_layers, 0, 1)))
     interval = fields.integer("no_rope_layer_interval", 1, 1 << 20)
     return tuple((index + 1) % interval != 0 for index in range(num_layers))
+
+
+def _learnt(fields: Fields, num_layers: int) -> tuple[tuple[float, ...], ...]:
+    """What the activation of each layer has learnt, where no tensors say it."""
+    if fields.get(LEARNT_KEYS[0]) is None:
+        return ()
+    columns = [fields.numbers(key, num_layers, -1e6, 1e6) for key in LEARNT_KEYS]
+    return tuple(zip(*columns, strict=True))
 
 
 def _layer_types(types: object, num_layers: int) -> tuple[bool, ...]:

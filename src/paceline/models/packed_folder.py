@@ -71,6 +71,7 @@ def _write_into(folder: Path, checkpoint: Checkpoint, packer: Packer) -> int:
     reader = _RecordingReader(checkpoint, packer)
     reader.ends()
     reader.pruned_head()
+    reader.places(checkpoint.config.max_position)
     for index in range(checkpoint.config.num_layers):
         reader.layer(index)
         shards.add(reader.take_recorded())
@@ -112,10 +113,10 @@ class _RecordingReader(WeightReader):
         recorded, self._recorded = self._recorded, {}
         return recorded
 
-    def _norm_weight(self, name: str, *shape: int) -> Array:
-        weight: Array = super()._norm_weight(name, *shape)
-        self._recorded[name] = floats(weight)
-        return weight
+    def _vector(self, name: str, *shape: int) -> Array:
+        vector: Array = super()._vector(name, *shape)
+        self._recorded[name] = floats(vector)
+        return vector
 
     def pruned_head(self) -> PrunedHead | None:
         head = super().pruned_head()

@@ -20,7 +20,7 @@ import numpy as np
 from paceline.errors import ConfigError, ModelLoadError
 from paceline.models.arrays import floats as as_floats
 from paceline.models.blocks import row_bytes
-from paceline.models.config import Experts, ModelConfig
+from paceline.models.config import XIELU, Experts, ModelConfig
 from paceline.models.latent import LatentWeights
 from paceline.models.mixture import FeedForward, Mixture
 from paceline.models.ops.base import (
@@ -101,11 +101,11 @@ class WeightReader:
     def norm(self, name: str, size: int) -> Any:
         """A norm of rows: ``[size]``, or of a layer norm ``[2, size]``, weights and biases."""
         if not self._config.layer_norm:
-            return self._packed_norm(self._norm_weight(name, size))
-        weight = self._norm_weight(name, size)
+            return self._packed_norm(self._vector(name, size))
+        weight = self._vector(name, size)
         bias = weight * 0
         if self._config.norm_bias:
-            bias = self.floats(name.removesuffix("weight") + "bias", size)
+            bias = self._vector(name.removesuffix("weight") + "bias", size)
         if self._config.norm_plus_one:
             weight = weight + 1
         rows = [weight.reshape(1, size), bias.reshape(1, size)]
@@ -116,7 +116,8 @@ class WeightReader:
         weight = as_floats(self.floats(name, size))
         return weight + np.float32(1.0) if self._config.norm_plus_one else weight
 
-    def _norm_weight(self, name: str, *shape: int) -> Any:
+    def _vector(self, name: str, *shape: int) -> Any:
+        """Floats that no linear is made of."""
         return self.floats(name, *shape)
 
     def _packed_norm(self, weight: Any) -> Any:
@@ -186,7 +187,7 @@ class WeightReader:
     def _choice_bias(self, name: str, experts: Experts) -> Any:
         """What is added to the scores of experts, stored as a vector or as its only row."""
         is_row = self._tensors[name].ndim == 2
-        bias = self._norm_weight(name, *([1] if is_row else []), experts.number)
+        bias = self._vector(name, *([1] if is_row else []), experts.number)
         if not np.isfinite(as_floats(bias)).all():
             raise ModelLoadError(f"tensor {name} has values that are no finite numbers")
         return self._ops.pack_vector(bias.reshape(-1))
@@ -251,7 +252,7 @@ class WeightReader:
                 f"the model has an embedding for each of {c.max_position} positions, and "
                 f"{max_len} are asked for; give --max-model-len {c.max_position} or less"
             )
-        table = self.floats(POSITIONS + ".weight", c.max_position, c.hidden_size)
+        table = self._vector(POSITIONS + ".weight", c.max_position, c.hidden_size)
         return self._ops.pack_vector(table)
 
     def ends_or_lent(self, lent: Ends) -> tuple[Any, Any]:
@@ -345,7 +346,7 @@ class WeightReader:
             down=down,
             mixture=mixture,
             post_mlp_norm=self._post_norm(p + "post_feedforward_layernorm.weight"),
-            learnt=self._learnt(p + "mlp.act_fn."),
+            learnt=self._learnt(index) if c.activation == XIELU else None,
             sinks=self._sinks(attn),
             latent=latent,
         )
@@ -388,13 +389,14 @@ class WeightReader:
         name = "pre_feedforward_layernorm" if c.post_norms else "post_attention_layernorm"
         return self.norm(f"{prefix}{name}.weight", c.hidden_size)
 
-    def _learnt(self, prefix: str) -> Any:
-        """Alpha above and below zero, and beta, of xIELU (arXiv 2411.13010)."""
-        if self._config.activation != "xielu":
-            return None
+    def _learnt(self, index: int) -> Any:
+        """Alpha above and below zero, and beta, of xIELU."""
+        prefix = f"model.layers.{index}.mlp.act_fn."
+        names = [prefix + name for name in ("alpha_p", "alpha_n", "beta")]
         above, below, beta = (
-            as_floats(self.floats(prefix + name, *self._tensors[prefix + name].shape)).reshape(())
-            for name in ("alpha_p", "alpha_n", "beta")
+            self._config.learnt[index]
+            if self._config.learnt
+            else [as_floats(self._vector(n, *self._tensors[n].shape)).reshape(()) for n in names]
         )
         found = [np.logaddexp(above, 0.0), beta + np.logaddexp(below, 0.0), beta]
         return self._ops.pack_vector(np.array(found, np.float32))
@@ -409,14 +411,14 @@ class WeightReader:
         norms = []
         for name, heads in (("q_norm", c.num_heads), ("k_norm", c.num_kv_heads)):
             size = c.head_dim * (heads if c.qk_norm_whole else 1)
-            norm = self._norm_weight(f"{attn}{name}.weight", size)
+            norm = self._vector(f"{attn}{name}.weight", size)
             norms += [norm.reshape(-1, c.head_dim)] * (1 if c.qk_norm_whole else heads)
         return self._packed_norm(self._ops.join(norms))
 
     def _sinks(self, attn: str) -> Any:
         if not self._config.attention_sinks:
             return None
-        return self._ops.pack_vector(self._norm_weight(attn + "sinks", self._config.num_heads))
+        return self._ops.pack_vector(self._vector(attn + "sinks", self._config.num_heads))
 
     def _post_norm(self, name: str) -> Any:
         return self.norm(name, self._config.hidden_size) if self._config.post_norms else None

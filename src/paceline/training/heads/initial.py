@@ -88,10 +88,11 @@ class TargetWeights:
             raise TrainingError(
                 f"{target.name} is a mixture of experts, of whose layers no head can be made yet"
             )
-        if not target.config.is_like_llama:
+        c = target.config
+        if not c.is_like_llama or 0 < c.rope.dim < c.head_dim:
             raise TrainingError(
-                f"{target.name} is of the family {target.config.architecture}, of whose layers no "
-                "head can be made: they are unlike Llama's"
+                f"{target.name} is of the family {c.architecture}, of whose layers no head can be "
+                "made: they are unlike Llama's"
             )
         self._tensors, self.config = target.tensors, target.config
 
