@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from math import inf
 
 import pytest
 
@@ -50,8 +51,7 @@ def test_rows_that_choose_by_themselves_are_what_is_expected_at_first() -> None:
     rng, union = random.Random(1), ExpertUnion(MIXTURE)
     for rows in (1, 2, 5, 16, 40):
         mean = sum(drawn(rng, rows) for _ in range(400)) / 400
-        assert union.read([rows]) == pytest.approx([mean], rel=0.02)
-        assert union.alone(union.read([rows])[0]) == pytest.approx(rows)
+        assert union.read([(rows, inf)]) == pytest.approx([mean], rel=0.02)
 
 
 def test_the_union_of_rows_that_choose_alike_is_learnt() -> None:
@@ -60,13 +60,14 @@ def test_the_union_of_rows_that_choose_alike_is_learnt() -> None:
     expected = dict.fromkeys((1, 2, 3, 4), 0.0)
     for _ in range(200):
         rows = rng.choice((1, 2, 4))
-        union.learn(rows, drawn(rng, rows, 8))
-        for each, read in zip(expected, union.read(expected), strict=True):
+        union.learn(rows, inf, drawn(rng, rows, 8))
+        reads = union.read((each, inf) for each in expected)
+        for each, read in zip(expected, reads, strict=True):
             expected[each] += read / 200
     for rows, mean in expected.items():
         truth = sum(drawn(rng, rows, 8) for _ in range(300)) / 300
         assert mean == pytest.approx(truth, rel=0.15)
-        assert ExpertUnion(MIXTURE).read([rows])[0] > (1.2 if rows > 2 else 0.99) * truth
+        assert ExpertUnion(MIXTURE).read([(rows, inf)])[0] > (1.2 if rows > 2 else 0.99) * truth
 
 
 def test_a_union_grows_ever_slower_and_follows_the_text() -> None:
@@ -75,8 +76,8 @@ def test_a_union_grows_ever_slower_and_follows_the_text() -> None:
     for pool in (4, 16, 4):
         for _ in range(60):
             rows = rng.randint(1, 9)
-            union.learn(rows, drawn(rng, rows, pool))
-        growth = union.read(range(1, 32))
+            union.learn(rows, inf, drawn(rng, rows, pool))
+        growth = union.read((rows, inf) for rows in range(1, 32))
         added = [after - before for before, after in itertools.pairwise(growth)]
         assert all(more >= 0.0 for more in added)
         assert added == sorted(added, reverse=True)
@@ -91,9 +92,25 @@ def test_a_union_grows_ever_slower_and_follows_the_text() -> None:
 @pytest.mark.parametrize("per_token", [1, 32])
 def test_any_count_is_taken(experts: int, per_token: int) -> None:
     union = ExpertUnion(MIXTURE._replace(per_token=per_token))
-    for alone in (1.0, 7.0, 4096.0, union.alone(128)):
-        union.learn(alone, experts)
-        assert 0.0 <= union.read([alone])[0] <= 128.0
+    for rows, of_table in itertools.product((1, 2, 7, 4096), (0.0, 4.0, 64.0, 128.0, inf)):
+        union.learn(rows, of_table, experts)
+        assert 0.0 <= union.read([(rows, of_table)])[0] <= 128.0
+
+
+@pytest.mark.parametrize("pool", [4, 6, 24, 32])
+def test_a_table_of_another_text_tells_the_shape(pool: int) -> None:
+    """Few steps of two rows say what wide ones of this text read."""
+    rng, union = random.Random(5), ExpertUnion(MIXTURE)
+
+    def of_table(rows: int) -> float:
+        return MIXTURE.layers * 12 * (1 - (1 - 4 / 12) ** rows)
+
+    told = []
+    for _ in range(300):
+        union.learn(2, of_table(2), drawn(rng, 2, pool))
+        told.append(union.read([(10, of_table(10))])[0])
+    truth = MIXTURE.layers * pool * (1 - (1 - 4 / pool) ** 10)
+    assert sum(told) / len(told) == pytest.approx(truth, rel=0.12)
 
 
 def test_a_table_is_read_as_it_is_until_a_text_reads_otherwise() -> None:

@@ -11,8 +11,8 @@ neither clock nor model.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from math import log
+from collections.abc import Sequence
+from math import inf, log
 from operator import add, mul
 from typing import Any
 
@@ -84,7 +84,7 @@ class CostModel:
             return times[: count + 1]
         if self._experts is not None:
             price, read = self._experts.ms, self._read.growth(shape, count)
-            union = self._experts.union.read(self._alone(shape, read))
+            union = self._experts.union.read(self._unions(shape, read))
             further = [price * (n - of_table) for n, of_table in zip(union, read, strict=True)]
             times = [*map(add, times, further)]
         return [*map(mul, times, self._filter.factors(shape.rows, count))]
@@ -125,10 +125,10 @@ class CostModel:
         if time > 0.0:
             error = self._filter.observe(shape.rows, log(milliseconds / time))
             if experts is not None and shape.experts:
-                (alone,) = self._alone(shape, [self._read.predict(shape)])
-                (expected,) = experts.union.read([alone])
+                (step,) = self._unions(shape, [self._read.predict(shape)])
+                (expected,) = experts.union.read([step])
                 experts.learn(shape.experts - expected, time, *error)
-                experts.union.learn(alone, shape.experts)
+                experts.union.learn(*step, shape.experts)
 
     def _time(self, shape: StepShape) -> float:
         """The table's time of a step, with what its own experts take."""
@@ -136,19 +136,20 @@ class CostModel:
         if experts is None or shape.rows < 1:
             return time
         of_table = self._read.predict(shape)
-        read = shape.experts or experts.union.read(self._alone(shape, [of_table]))[0]
+        read = shape.experts or experts.union.read(self._unions(shape, [of_table]))[0]
         return max(0.0, time + experts.ms * (read - of_table))
 
-    def _alone(self, shape: StepShape, read: Sequence[float]) -> Iterable[float]:
-        """Rows that choose their experts by themselves, as many as make a step's union at first.
+    def _unions(self, shape: StepShape, read: Sequence[float]) -> list[tuple[int, float]]:
+        """Rows of a step, of one with a further row and so on, with what the table's steps read.
 
         Args:
-            read: experts that the table's steps of so many rows, one more and so on read. Without a
-                profile these are no measurement.
+            read: by the table's steps. Without a profile these are no measurement, and rows are
+                taken to choose by themselves.
         """
-        if self.has_profile and self._experts is not None:
-            return map(self._experts.union.alone, read)
-        return range(max(1, shape.rows), max(1, shape.rows) + len(read))
+        rows = max(1, shape.rows)
+        if not self.has_profile:
+            return [(rows + further, inf) for further in range(len(read))]
+        return [(rows + further, of_table) for further, of_table in enumerate(read)]
 
     def _table_time(self, shape: StepShape) -> float:
         """The table's time of a step; of one step it is asked several times in turn."""

@@ -10,7 +10,8 @@ growth with rows and the price, both learnt; knows neither the table nor whose t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from math import inf, log
+from functools import lru_cache
+from math import inf
 from typing import NamedTuple
 
 from paceline.checks import check_number
@@ -20,8 +21,7 @@ from paceline.policy.estimate import Estimate
 
 TRUST, MOST = 0.1, 1.0
 """Steps of many rows that the table's union is worth, and that what was seen is worth at most."""
-MOST_APART = 2.0
-"""Largest exponent of the union."""
+BISECTIONS = 40
 MAX_VISITS = 6.0
 """What was seen of the price is worth at most so many steps whose time was all experts'."""
 
@@ -68,38 +68,75 @@ class ExpertCost(NamedTuple):
 class ExpertUnion:
     """How many experts the rows of a step read together, learnt step by step.
 
-    ``n`` rows that chose by themselves would leave ``(1 - per_token / number) ** n`` of all unread.
-    What a table's step read is as much as some ``n`` of them read; the rows of the text at hand
-    read as much as ``n ** exponent``, where the exponent is below 1 if they are more alike.
+    Rows that choose at random from ``pool`` experts of a layer leave
+    ``(1 - per_token / pool) ** rows`` of the pool unread; ``1 / pool`` is how alike they are. What
+    a table's step read tells how alike the rows of its text were. By how many times those of the
+    text at hand are as alike is learnt.
     """
 
     def __init__(self, cost: ExpertCost) -> None:
-        self._all = cost.layers * cost.number
-        self._left = 1.0 - cost.per_token / cost.number
-        self._exponent = Estimate(1.0, TRUST, MOST)
+        self._cost = cost
+        self._times = Estimate(1.0, TRUST, MOST)
 
-    def alone(self, experts: float) -> float:
-        """Rows that read so many experts if they choose by themselves; at least one."""
-        unread = 1.0 - experts / self._all
-        return max(1.0, log(unread) / log(self._left)) if unread > 0.0 and self._left else inf
-
-    def read(self, alone: Iterable[float]) -> list[float]:
+    def read(self, steps: Iterable[tuple[int, float]]) -> list[float]:
         """Experts that steps are expected to read, of all layers together.
 
         Args:
-            alone: of each step, rows that choose by themselves and read what its table says.
+            steps: of each its rows, and what the table's step of as many read; infinite where rows
+                choose by themselves.
         """
-        exponent, whole, left = self._exponent.mean(), self._all, self._left
-        return [whole - whole * left**rows**exponent for rows in alone]
+        times = self._times.mean()
+        return [self._read(rows, of_table, times) for rows, of_table in steps]
 
-    def learn(self, alone: float, experts: int) -> None:
-        """Take in how many experts such a step has read."""
-        span, rows = log(alone), self.alone(experts)
-        if 0.0 < span < inf > rows:
-            # Of few rows the exponent is as uncertain as their logarithm is small, and of a union
-            # that is nearly everything there is little to tell.
-            weight = (1.0 - experts / self._all) * span * span / (1.0 + span * span)
-            self._exponent.learn(min(MOST_APART, log(rows) / span), weight=weight)
+    def _read(self, rows: int, of_table: float, times: float) -> float:
+        cost = self._cost
+        of_text = self._alike(rows, of_table)
+        here = min(1.0 / cost.per_token, max(1.0 / cost.number, times * of_text))
+        there, found = (cost.layers * union(rows, each, cost.per_token) for each in (of_text, here))
+        # What the table read beyond that, by chance, it is taken to read again.
+        found += 0.0 if of_table == inf else of_table - there
+        return min(float(cost.layers * cost.number), max(0.0, found))
+
+    def learn(self, rows: int, of_table: float, experts: int) -> None:
+        """Take in how many experts a step of so many rows has read."""
+        cost, alike = self._cost, self._alike(rows, of_table)
+        highest, lowest = 1.0 / (cost.per_token * alike), 1.0 / (cost.number * alike)
+        times = min(highest, max(lowest, self._times.mean()))
+        expected = self._read(rows, of_table, times)
+        # What rows choose in common is as uncertain as there is of it.
+        common = max(1.0, rows * cost.least - expected)
+        slope = cost.layers * alike * growth_of_union(rows, times * alike, cost.per_token)
+        if slope:
+            worth = slope * slope / common
+            seen = times + (experts - expected) / slope
+            self._times.learn(seen, weight=worth / (1.0 + worth))
+
+    def _alike(self, rows: int, of_table: float) -> float:
+        cost = self._cost
+        return alike_of(rows, of_table / cost.layers, cost.per_token, cost.number)
+
+
+def union(rows: int, alike: float, per_token: int) -> float:
+    """Experts of a layer that are read by rows which choose from ``1 / alike`` at random."""
+    return (1.0 - (1.0 - min(1.0, per_token * alike)) ** rows) / alike
+
+
+def growth_of_union(rows: int, alike: float, per_token: int) -> float:
+    """The derivative of :func:`union` by ``alike``, which is not positive."""
+    left = 1.0 - min(1.0, per_token * alike)
+    return (rows * per_token * left ** (rows - 1) - union(rows, alike, per_token)) / alike
+
+
+@lru_cache(maxsize=4096)
+def alike_of(rows: int, experts: float, per_token: int, number: int) -> float:
+    """How alike rows are that read so many experts of a layer; at least ``1 / number``."""
+    low, high = 1.0 / number, 1.0 / per_token
+    if rows < 2 or experts >= union(rows, low, per_token):
+        return low
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if union(rows, middle, per_token) > experts else (low, middle)
+    return low
 
 
 class ExpertPrices:
