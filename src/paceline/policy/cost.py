@@ -63,7 +63,9 @@ class CostModel:
         self._filter = CostFilter(spread, self.table.is_relative)
         self._experts: ExpertPrices | None = None
         if learns and self.table.experts is not None:
-            self._experts = ExpertPrices(self.table.experts, (NOISE / spread) ** 2)
+            self._experts = ExpertPrices(
+                self.table.experts, (NOISE / spread) ** 2, is_measured=self.has_profile
+            )
             self._read = CostModel(self.table.experts_read(), learns=False)
         self._curves: dict[CurveKey, list[float]] = {}
         self._times: dict[CurveKey, float] = {}
@@ -84,7 +86,7 @@ class CostModel:
             return times[: count + 1]
         if self._experts is not None:
             price, read = self._experts.ms, self._read.growth(shape, count)
-            union = self._experts.union.read(self._unions(shape, read))
+            union = self._experts.union.read(self._unions(shape, read), max(1, shape.requests))
             further = [price * (n - of_table) for n, of_table in zip(union, read, strict=True)]
             times = [*map(add, times, further)]
         return [*map(mul, times, self._filter.factors(shape.rows, count))]
@@ -126,17 +128,18 @@ class CostModel:
             error = self._filter.observe(shape.rows, log(milliseconds / time))
             if experts is not None and shape.experts:
                 (step,) = self._unions(shape, [self._read.predict(shape)])
-                (expected,) = experts.union.read([step])
+                requests = max(1, shape.requests)
+                (expected,) = experts.union.read([step], requests)
                 experts.learn(shape.experts - expected, time, *error)
-                experts.union.learn(*step, shape.experts)
+                experts.union.learn(*step, shape.experts, requests)
 
     def _time(self, shape: StepShape) -> float:
         """The table's time of a step, with what its own experts take."""
         time, experts = self._table_time(shape), self._experts
         if experts is None or shape.rows < 1:
             return time
-        of_table = self._read.predict(shape)
-        read = shape.experts or experts.union.read(self._unions(shape, [of_table]))[0]
+        of_table, requests = self._read.predict(shape), max(1, shape.requests)
+        read = shape.experts or experts.union.read(self._unions(shape, [of_table]), requests)[0]
         return max(0.0, time + experts.ms * (read - of_table))
 
     def _unions(self, shape: StepShape, read: Sequence[float]) -> list[tuple[int, float]]:

@@ -68,70 +68,93 @@ class ExpertCost(NamedTuple):
 class ExpertUnion:
     """How many experts the rows of a step read together, learnt step by step.
 
-    Rows that choose at random from ``pool`` experts of a layer leave
-    ``(1 - per_token / pool) ** rows`` of the pool unread; ``1 / pool`` is how alike they are. What
-    a table's step read tells how alike the rows of its text were. By how many times those of the
-    text at hand are as alike is learnt.
+    A request's rows that choose at random from ``pool`` experts of a layer leave
+    ``(1 - per_token / pool) ** rows`` of the pool unread; ``1 / pool`` is how alike they are.
+    Several requests choose by themselves. What a table's step read tells how alike the rows of its
+    text were. By how many times those of the text at hand are as alike is learnt.
+
+    Args:
+        is_measured: whether a table says anything of a text. If not, all rows of a request are
+            taken to choose alike until a step has shown otherwise: whoever took them to choose by
+            themselves might never draft and never see.
     """
 
-    def __init__(self, cost: ExpertCost) -> None:
+    def __init__(self, cost: ExpertCost, is_measured: bool = True) -> None:
         self._cost = cost
-        self._times = Estimate(1.0, TRUST, MOST)
+        first = 1.0 if is_measured else cost.number / cost.per_token
+        self._times = Estimate(first, TRUST, MOST)
 
-    def read(self, steps: Iterable[tuple[int, float]]) -> list[float]:
+    def read(self, steps: Iterable[tuple[int, float]], requests: int = 1) -> list[float]:
         """Experts that steps are expected to read, of all layers together.
 
         Args:
             steps: of each its rows, and what the table's step of as many read; infinite where rows
                 choose by themselves.
+            requests: that the rows belong to, as many to each.
         """
-        times = self._times.mean()
-        return [self._read(rows, of_table, times) for rows, of_table in steps]
+        times, whole = self._times.mean(), float(self._cost.layers * self._cost.number)
+        found = []
+        for rows, of_table in steps:
+            of_text = self._alike(rows, of_table, requests)
+            read = self._read(rows, self._bounded(times * of_text), requests)
+            if of_table < inf:  # beyond what such rows read on average, if by chance
+                read += of_table - self._read(rows, of_text, requests)
+            found.append(min(whole, max(0.0, read)))
+        return found
 
-    def _read(self, rows: int, of_table: float, times: float) -> float:
-        cost = self._cost
-        of_text = self._alike(rows, of_table)
-        here = min(1.0 / cost.per_token, max(1.0 / cost.number, times * of_text))
-        there, found = (cost.layers * union(rows, each, cost.per_token) for each in (of_text, here))
-        # What the table read beyond that, by chance, it is taken to read again.
-        found += 0.0 if of_table == inf else of_table - there
-        return min(float(cost.layers * cost.number), max(0.0, found))
-
-    def learn(self, rows: int, of_table: float, experts: int) -> None:
+    def learn(self, rows: int, of_table: float, experts: int, requests: int = 1) -> None:
         """Take in how many experts a step of so many rows has read."""
-        cost, alike = self._cost, self._alike(rows, of_table)
-        highest, lowest = 1.0 / (cost.per_token * alike), 1.0 / (cost.number * alike)
-        times = min(highest, max(lowest, self._times.mean()))
-        expected = self._read(rows, of_table, times)
-        # What rows choose in common is as uncertain as there is of it.
-        common = max(1.0, rows * cost.least - expected)
-        slope = cost.layers * alike * growth_of_union(rows, times * alike, cost.per_token)
+        of_text = self._alike(rows, of_table, requests)
+        alike = self._bounded(self._times.mean() * of_text)
+        (expected,) = self.read([(rows, of_table)], requests)
+        cost, each = self._cost, rows / requests
+        left = 1.0 - union(each, alike, cost.per_token) / cost.number
+        by_request = growth_of_union(each, alike, cost.per_token)
+        slope = cost.layers * requests * left ** (requests - 1) * by_request * of_text
         if slope:
-            worth = slope * slope / common
-            seen = times + (experts - expected) / slope
+            # What rows choose in common is as uncertain as there is of it.
+            worth = slope * slope / max(1.0, rows * cost.least - expected)
+            seen = alike / of_text + (experts - expected) / slope
             self._times.learn(seen, weight=worth / (1.0 + worth))
 
-    def _alike(self, rows: int, of_table: float) -> float:
+    def _read(self, rows: int, alike: float, requests: int) -> float:
         cost = self._cost
-        return alike_of(rows, of_table / cost.layers, cost.per_token, cost.number)
+        unread = 1.0 - union(rows / requests, alike, cost.per_token) / cost.number
+        return cost.layers * cost.number * (1.0 - max(0.0, unread) ** requests)
+
+    def _alike(self, rows: int, of_table: float, requests: int) -> float:
+        """How alike the table's rows of a request are."""
+        cost = self._cost
+        unread = max(0.0, 1.0 - of_table / (cost.layers * cost.number))
+        of_one = cost.number * (1.0 - unread ** (1.0 / requests))
+        return alike_of(rows / requests, of_one, cost.per_token, cost.number)
+
+    def _bounded(self, alike: float) -> float:
+        return min(1.0 / self._cost.per_token, max(1.0 / self._cost.number, alike))
 
 
-def union(rows: int, alike: float, per_token: int) -> float:
-    """Experts of a layer that are read by rows which choose from ``1 / alike`` at random."""
-    return (1.0 - (1.0 - min(1.0, per_token * alike)) ** rows) / alike
+def union(rows: float, alike: float, per_token: int) -> float:
+    """Experts of a layer that are read by rows which choose from ``1 / alike`` at random.
+
+    Less than one row reads as much as one.
+    """
+    rows = max(1.0, rows)
+    left: float = (1.0 - min(1.0, per_token * alike)) ** rows
+    return (1.0 - left) / alike
 
 
-def growth_of_union(rows: int, alike: float, per_token: int) -> float:
+def growth_of_union(rows: float, alike: float, per_token: int) -> float:
     """The derivative of :func:`union` by ``alike``, which is not positive."""
-    left = 1.0 - min(1.0, per_token * alike)
-    return (rows * per_token * left ** (rows - 1) - union(rows, alike, per_token)) / alike
+    rows = max(1.0, rows)
+    left: float = (1.0 - min(1.0, per_token * alike)) ** (rows - 1.0)
+    return (rows * per_token * left - union(rows, alike, per_token)) / alike
 
 
 @lru_cache(maxsize=4096)
-def alike_of(rows: int, experts: float, per_token: int, number: int) -> float:
+def alike_of(rows: float, experts: float, per_token: int, number: int) -> float:
     """How alike rows are that read so many experts of a layer; at least ``1 / number``."""
     low, high = 1.0 / number, 1.0 / per_token
-    if rows < 2 or experts >= union(rows, low, per_token):
+    if rows <= 1 or experts >= union(rows, low, per_token):
         return low
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
@@ -145,10 +168,11 @@ class ExpertPrices:
     Args:
         cost: as it was measured, or assumed.
         trust: steps that this is worth.
+        is_measured: as of :class:`ExpertUnion`.
     """
 
-    def __init__(self, cost: ExpertCost, trust: float) -> None:
-        self.union, self._ms = ExpertUnion(cost), cost.ms
+    def __init__(self, cost: ExpertCost, trust: float, is_measured: bool = True) -> None:
+        self.union, self._ms = ExpertUnion(cost, is_measured), cost.ms
         self._price = Estimate(1.0, trust, MAX_VISITS)
 
     @property
