@@ -7,10 +7,12 @@ are mixtures shows in which have a router, ``ffn_gate_inp``.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from paceline.models.gguf_container import TensorInfo
 from paceline.models.hf_fields import MOST_LAYERS
+
+if TYPE_CHECKING:
+    from paceline.models.gguf_container import TensorInfo
 
 EXPERT_BLOCK = {
     "ffn_gate_inp": "mlp.gate",
