@@ -130,7 +130,8 @@ class Worker:
         if process is None or process.stdin is None:
             return
         self._process = None
-        process.stdin.close()
+        with suppress(OSError):  # it is gone already
+            process.stdin.close()
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=20)
         process.kill()
