@@ -13,7 +13,8 @@ from paceline.models.arrays import BFLOAT16
 from paceline.models.decoder import Decoder
 from paceline.models.ops.native import why_not_native
 from paceline.models.pages import HUGE_PAGE, MAP_BYTES, Arena, sparse_zeros
-from paceline.models.weights import WeightReader, stacked_rows
+from paceline.models.tensor_reader import stacked_rows
+from paceline.models.weights import WeightReader
 from paceline.runtime.kv_cache import KVCache
 from paceline.runtime.model_runner import ModelRunner
 from paceline.span import Span
