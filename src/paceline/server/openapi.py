@@ -84,7 +84,8 @@ def answers(
         200: {
             "model": model,
             "description": "The answer; with stream: true as events of the same shape.",
-            "content": {media_type: {"schema": {"type": "string"}}},
+            # No schema: some readers take it for that of an event, others for that of all of them.
+            "content": {media_type: {}},
         }
     }
 
