@@ -71,6 +71,8 @@ def test_a_wrong_path_is_told_the_right_ones() -> None:
     wrong = call(application(), "PUT", "/v1/responses/resp_1")  # whose methods have endpoints each
     assert wrong.headers["allow"] == "DELETE, GET"
     assert wrong.json()["error"]["message"].endswith("which takes DELETE, GET")
+    wrong = call(application(), "PUT", "/v1/responses/compact")  # not an id
+    assert wrong.headers["allow"] == "POST"
 
 
 def test_a_wrong_path_is_told_as_it_was_meant() -> None:

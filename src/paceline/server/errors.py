@@ -227,7 +227,8 @@ def _misdirected(request: Request, error: ApiError, routes: Sequence[Route]) -> 
     if error.status == 405:
         # The router tells only the methods of the first endpoint that has the path.
         same = [route for route in routes if route.matches(request.scope)[0] is Match.PARTIAL]
-        methods = {method for route in same for method in route.methods or ()}
+        exact = [route for route in same if route.path_format == request.scope["path"]]
+        methods = {method for route in exact or same for method in route.methods or ()}
         allowed = error.headers["Allow"] = ", ".join(sorted(methods))
         return f"{request.method[:_MAX_SHOWN]} is not for {path}, which takes {allowed}"
     listed = [
