@@ -86,7 +86,7 @@ class CostModel:
             return times[: count + 1]
         if self._experts is not None:
             price, read = self._experts.ms, self._read.growth(shape, count)
-            union = self._experts.union.read(self._unions(shape, read), max(1, shape.requests))
+            union = self._experts.union.read(self._unions(shape, read), _requests(shape))
             further = [price * (n - of_table) for n, of_table in zip(union, read, strict=True)]
             times = [*map(add, times, further)]
         return [*map(mul, times, self._filter.factors(shape.rows, count))]
@@ -110,7 +110,7 @@ class CostModel:
         """
         if self.learns and not self._filter.knows_unit:
             return limit
-        context = shape.context_sum / max(1, shape.requests)
+        context = shape.context_sum / _requests(shape)
 
         def time(count: int) -> float:
             rows, seen = shape.rows + count, shape.rows_x_context + count * context
@@ -128,26 +128,25 @@ class CostModel:
             error = self._filter.observe(shape.rows, log(milliseconds / time))
             if experts is not None and shape.experts:
                 (step,) = self._unions(shape, [self._read.predict(shape)])
-                requests = max(1, shape.requests)
-                (expected,) = experts.union.read([step], requests)
+                expected = experts.union.learn(*step, shape.experts, _requests(shape))
                 experts.learn(shape.experts - expected, time, *error)
-                experts.union.learn(*step, shape.experts, requests)
 
     def _time(self, shape: StepShape) -> float:
         """The table's time of a step, with what its own experts take."""
         time, experts = self._table_time(shape), self._experts
         if experts is None or shape.rows < 1:
             return time
-        of_table, requests = self._read.predict(shape), max(1, shape.requests)
-        read = shape.experts or experts.union.read(self._unions(shape, [of_table]), requests)[0]
+        of_table, read = self._read.predict(shape), float(shape.experts)
+        if not shape.experts:
+            (read,) = experts.union.read(self._unions(shape, [of_table]), _requests(shape))
         return max(0.0, time + experts.ms * (read - of_table))
 
     def _unions(self, shape: StepShape, read: Sequence[float]) -> list[tuple[int, float]]:
         """Rows of a step, of one with a further row and so on, with what the table's steps read.
 
         Args:
-            read: by the table's steps. Without a profile these are no measurement, and rows are
-                taken to choose by themselves.
+            read: by the table's steps. Without a profile these are no measurement, and infinity
+                stands for them.
         """
         rows = max(1, shape.rows)
         if not self.has_profile:
@@ -194,3 +193,8 @@ def _rounded(key: CurveKey) -> StepShape:
 def _make_room(kept: dict[CurveKey, Any]) -> None:
     if len(kept) >= MAX_CURVES:
         del kept[next(iter(kept))]
+
+
+def _requests(shape: StepShape) -> int:
+    """Of a step, at least one."""
+    return max(1, shape.requests)

@@ -102,8 +102,8 @@ class ExpertUnion:
             found.append(min(whole, max(0.0, read)))
         return found
 
-    def learn(self, rows: int, of_table: float, experts: int, requests: int = 1) -> None:
-        """Take in how many experts a step of so many rows has read."""
+    def learn(self, rows: int, of_table: float, experts: int, requests: int = 1) -> float:
+        """Take in how many experts a step of so many rows has read; returns what was expected."""
         of_text = self._alike(rows, of_table, requests)
         alike = self._bounded(self._times.mean() * of_text)
         (expected,) = self.read([(rows, of_table)], requests)
@@ -116,6 +116,7 @@ class ExpertUnion:
             worth = slope * slope / max(1.0, rows * cost.least - expected)
             seen = alike / of_text + (experts - expected) / slope
             self._times.learn(seen, weight=worth / (1.0 + worth))
+        return expected
 
     def _read(self, rows: int, alike: float, requests: int) -> float:
         cost = self._cost
