@@ -15,6 +15,7 @@ from paceline.models.decoder import Decoder
 from paceline.models.ops.reference import ReferenceOps
 from paceline.runtime.kv_cache import KVCache
 from paceline.runtime.model_runner import ModelRunner
+from paceline.runtime.states import States
 from paceline.span import DraftTree, Span
 from tests.models.vocabularies import byte_level_json, save_tokenizer
 
@@ -329,16 +330,43 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 """Families of mixtures of experts."""
+LINEAR = "linear_attention"
+DELTA = {
+    "num_hidden_layers": 4,
+    "layer_types": [LINEAR, LINEAR, FULL, LINEAR],
+    "head_dim": 16,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 500.0,
+        "partial_rotary_factor": 0.5,
+    },
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "rms_norm_eps": 1e-3,  # heads of few dimensions nearly cancel at times
+}
+HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3-next": (
+        "Qwen3Next",
+        {**DELTA, **MOE, "shared_expert_intermediate_size": 24, "mlp_only_layers": [1]},
+    ),
+    "qwen3-5": ("Qwen3_5Text", {**DELTA, "attention_bias": True}),
+    "qwen3-5-moe": ("Qwen3_5MoeText", {**DELTA, **MOE, "shared_expert_intermediate_size": 24}),
+}
+"""Families that have recurrent layers."""
 
 
 def make_model(family: str, dtype: str = "float32", **changes: Any) -> Any:
     """A random model of the family, on the reference's side."""
-    name, options = {**FAMILIES, **MIXTURES}[family]
+    name, options = {**FAMILIES, **MIXTURES, **HYBRIDS}[family]
     config = getattr(transformers, name + "Config")(**{**COMMON, **options, **changes})
     config._attn_implementation = "eager"
     torch.manual_seed(0)
     classes = {"Gemma3Text": "Gemma3ForCausalLM", "InternLM3": "LlamaForCausalLM"}
     classes["GPT2"] = "GPT2LMHeadModel"
+    classes |= {"Qwen3_5Text": "Qwen3_5ForCausalLM", "Qwen3_5MoeText": "Qwen3_5MoeForCausalLM"}
     model = getattr(transformers, classes.get(name, name + "ForCausalLM"))(config)
     with torch.no_grad():
         for label, parameter in model.named_parameters():
@@ -389,8 +417,10 @@ class Driver:
         self.checkpoint = checkpoint
         ops = ops or ReferenceOps("float32")
         decoder = Decoder(checkpoint.config, checkpoint.tensors, ops, max_len)
-        memory = ops.kv_memory(checkpoint.config, blocks, kv_dtype)
-        self.runner = ModelRunner(decoder, KVCache(memory, prefix_caching=False))
+        memory, states = ops.kv_memory(checkpoint.config, blocks, kv_dtype), None
+        if checkpoint.config.recurrent:
+            states = States(ops.state_memory(checkpoint.config, 4, 2, 64))
+        self.runner = ModelRunner(decoder, KVCache(memory, prefix_caching=False, states=states))
         self.kv = self.runner.kv
         self.kv.open(0)
         self.kv.poison_free()
@@ -403,9 +433,19 @@ class Driver:
         """Commit ``tokens``; logits of all of them."""
         return self.run(DraftTree.chain(tokens[1:], [1.0] * len(tokens[1:]), "x"), tokens[0])
 
-    def run(self, draft: DraftTree, root: int, path: Sequence[int] | None = None) -> torch.Tensor:
-        """Run a root with a draft and commit ``path`` (default: all nodes); every node's logits."""
-        assert self.kv.reserve(0, len(draft) + 1)
+    def run(
+        self,
+        draft: DraftTree,
+        root: int,
+        path: Sequence[int] | None = None,
+        certain: int = 0,
+    ) -> torch.Tensor:
+        """Run a root with a draft and commit ``path`` (default: all nodes); every node's logits.
+
+        Args:
+            certain: leading nodes that are committed whatever comes of the others.
+        """
+        assert self.kv.reserve(0, len(draft) + 1, certain)
         span = Span.tree(0, self.kv[0].length, root, draft)
         logits = self.runner.forward(self.runner.pack([span])).logits
         self.kv.commit(0, range(len(draft) + 1) if path is None else path)

@@ -15,14 +15,14 @@ from safetensors.torch import load_file, save_file
 from paceline.models.ops.reference import ReferenceOps
 from paceline.span import DraftTree
 from tests.arrays import assert_close, same
-from tests.models.reference import DENSE, FAMILIES, MIXTURES, VOCAB, Driver, save_model
+from tests.models.reference import DENSE, FAMILIES, HYBRIDS, MIXTURES, VOCAB, Driver, save_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 TOKENS = torch.randint(3, VOCAB, (40,), generator=torch.Generator().manual_seed(3)).tolist()
 
 
-@pytest.fixture(params=[*FAMILIES, *MIXTURES])
+@pytest.fixture(params=[*FAMILIES, *MIXTURES, *HYBRIDS])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Driver]:
     """The same checkpoint on both sides. Short texts, so that tables are the short-text ones."""
     model = save_model(request.param, tmp_path)

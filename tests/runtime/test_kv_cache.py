@@ -238,7 +238,7 @@ def test_a_row_sees_its_prefix_and_its_ancestors_in_order(items: tuple[Span, Spa
             kv.commit(span.request_id, range(span.start))
         assert kv.reserve(span.request_id, len(span.token_ids))
     tables = kv.block_tables([span.request_id for span in items])
-    batch = build_batch(items, tables, memory.tensor, 4, TINY)
+    batch = build_batch(items, tables, memory, 4, TINY)
     seen: dict[int, list[int]] = {}
     for group in batch.attention.groups:
         for row, slots in zip(group.rows.tolist(), group.slots.tolist(), strict=True):

@@ -192,7 +192,7 @@ class Engine:
         step.reshape()
         try:
             # The failed step held these blocks, and no other request took them since.
-            reserved = self.kv.reserve(request_id, item.num_tokens)
+            reserved = self.kv.reserve(request_id, item.num_tokens, item.certain)
             assert reserved
             return self._verify(step, self._forward(step, self._pack(step)))[0]
         except Exception as error:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from paceline.models.recurrent import Recurrent
+
 MASK_TOKEN_KEYS = ("pard_token", "ptd_token_id")
 """Where a parallel draft's ``config.json`` says what it reads for tokens that it does not know."""
 
@@ -186,6 +188,8 @@ class ModelConfig:
     head_bias: bool = False
     learnt: tuple[tuple[float, ...], ...] = ()  # per layer, as LEARNT_KEYS; empty: see the tensors
     latent: Latent | None = None  # with it there is one KV head, whose values are its keys
+    recurrent: Recurrent | None = None  # None: every layer is attention
+    attention_gate: bool = False  # a sigmoid of the row weighs each number that attention gives
 
     @property
     def num_logits(self) -> int:
@@ -195,7 +199,8 @@ class ModelConfig:
     @property
     def num_weights(self) -> int:
         """Of the embeddings, the head and all layers' matrices: norms and biases are left out."""
-        attention = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim * self.hidden_size
+        heads = 2 * (self.num_heads + self.num_kv_heads) + self.attention_gate * self.num_heads
+        attention = heads * self.head_dim * self.hidden_size
         if self.latent:
             attention = self.latent.num_weights(self.hidden_size, self.num_heads)
         total = (self.vocab_size * (not self.tie_embeddings) + self.num_logits) * self.hidden_size
@@ -205,7 +210,10 @@ class ModelConfig:
             if mixture:
                 total += (mixture.number + mixture.shared_gate) * self.hidden_size
                 width = mixture.number * mixture.width + mixture.shared_width
-            total += attention + self.hidden_size * (3 if self.gated_mlp else 2) * width
+            recurrent = self.recurrent_of(layer)
+            total += recurrent.num_weights(self.hidden_size) if recurrent else 0
+            total += attention if self.has_attention(layer) else 0
+            total += self.hidden_size * (3 if self.gated_mlp else 2) * width
         return total
 
     @property
@@ -219,7 +227,8 @@ class ModelConfig:
         apart = (self.layer_norm, self.parallel_residual, self.qk_norm_last, self.rotary_layers)
         ends = (self.learned_positions, self.head_bias, self.attention_sinks, self.latent)
         scored = self.experts is not None and self.experts.by_score
-        return self.pre_norms and self.gated_mlp and not any((*apart, *ends, scored))
+        kinds = (scored, self.recurrent, self.attention_gate)
+        return self.pre_norms and self.gated_mlp and not any((*apart, *ends, *kinds))
 
     @property
     def scale(self) -> float:
@@ -256,11 +265,29 @@ class ModelConfig:
             rotary_layers=self.rotary_layers[:count],
             learnt=self.learnt[:count],
             experts=self.experts.first_layers(count) if self.experts else None,
+            recurrent=self.recurrent.first_layers(count) if self.recurrent else None,
         )
 
     def experts_of(self, layer: int) -> Experts | None:
         """Those of a layer; None where it is dense."""
         return self.experts.of_layer(layer) if self.experts else None
+
+    def recurrent_of(self, layer: int) -> Recurrent | None:
+        """What a layer's recurrence is; None where it has none."""
+        return self.recurrent if self.recurrent and self.recurrent.layers[layer] else None
+
+    def has_attention(self, layer: int) -> bool:
+        recurrent = self.recurrent_of(layer)
+        return recurrent is None or recurrent.beside
+
+    def kv_layer(self, layer: int) -> int:
+        """How many layers before this one keep keys and values."""
+        return sum(map(self.has_attention, range(layer)))
+
+    @property
+    def num_kv_layers(self) -> int:
+        """Layers that keep keys and values."""
+        return self.kv_layer(self.num_layers)
 
     def is_rotated(self, layer: int) -> bool:
         return self.rotary_layers[layer] if self.rotary_layers else True

@@ -21,10 +21,17 @@ from paceline.models.hf_families import Family
 from paceline.models.hf_fields import MOST_LAYERS, Fields
 from paceline.models.hf_latent import latent_from_hf, latent_scale
 from paceline.models.hf_layout import Layout
+from paceline.models.hf_recurrent import recurrent_from_hf
 from paceline.models.hf_rope import FULL, SLIDING, extended_positions, rope_from_hf
+from paceline.models.hybrid_families import HYBRID_FAMILIES
 from paceline.models.mixture_families import MIXTURE_FAMILIES
 
-FAMILIES: Mapping[str, Family] = {**FIRST_FAMILIES, **DENSE_FAMILIES, **MIXTURE_FAMILIES}
+FAMILIES: Mapping[str, Family] = {
+    **FIRST_FAMILIES,
+    **DENSE_FAMILIES,
+    **MIXTURE_FAMILIES,
+    **HYBRID_FAMILIES,
+}
 """All that are supported, by ``model_type``."""
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": BFLOAT16, "float16": np.dtype(np.float16)}
 _ACTIVATIONS = {
@@ -84,6 +91,11 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
         draft_vocab_size=_draft_vocab_size(fields, sizes["vocab_size"], tied),
         experts=(
             experts_from_hf(fields, family.experts, sizes["num_layers"]) if family.experts else None
+        ),
+        recurrent=(
+            recurrent_from_hf(fields, family.recurrent, sizes["num_layers"], sizes["hidden_size"])
+            if family.recurrent
+            else None
         ),
         learnt=_learnt(fields, sizes["num_layers"]),
         rotary_layers=_rotated(fields, family.rotates, sizes["num_layers"], window, sliding),

@@ -42,6 +42,7 @@ class Family:
         depth_scaled: whether MiniCPM's ``scale_emb``, ``scale_depth`` and ``dim_model_base`` count.
         layout: of its checkpoints.
         latent: whether its attention keeps one latent per token.
+        recurrent: kind of its recurrent layers; empty where it has none.
     """
 
     defaults: Mapping[str, Any]
@@ -63,6 +64,7 @@ class Family:
     depth_scaled: bool = False
     layout: Layout = PLAIN
     latent: bool = False
+    recurrent: str = ""
 
     def called(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         """A configuration whose keys are called as most families call them."""

@@ -113,8 +113,8 @@ class _RecordingReader(WeightReader):
         recorded, self._recorded = self._recorded, {}
         return recorded
 
-    def _vector(self, name: str, *shape: int) -> Array:
-        vector: Array = super()._vector(name, *shape)
+    def vector(self, name: str, *shape: int) -> Array:
+        vector: Array = super().vector(name, *shape)
         self._recorded[name] = floats(vector)
         return vector
 

@@ -17,6 +17,8 @@ from paceline.models.latent import LatentWeights
 from paceline.models.mixture import FeedForward, Mixture
 from paceline.models.packed_format import packed_formats
 from paceline.models.pruned_head import HEAD_TOKENS, PrunedHead
+from paceline.models.recurrent import RecurrentWeights
+from paceline.models.recurrent_weights import read_recurrent
 from paceline.models.tensor_checks import check_tied
 from paceline.models.tensor_reader import TensorReader
 
@@ -40,6 +42,7 @@ class Layer:
     learnt: Any  # what the activation has beyond its input
     sinks: Any  # [heads]
     latent: LatentWeights | None = None
+    recurrent: RecurrentWeights | None = None  # where there is no attention, `qkv` and `o` are None
 
 
 class Ends(NamedTuple):
@@ -72,7 +75,7 @@ class WeightReader(TensorReader):
     def _choice_bias(self, name: str, experts: Experts) -> Any:
         """What is added to the scores of experts, stored as a vector or as its only row."""
         is_row = self._tensors[name].ndim == 2
-        bias = self._vector(name, *([1] if is_row else []), experts.number)
+        bias = self.vector(name, *([1] if is_row else []), experts.number)
         if not np.isfinite(as_floats(bias)).all():
             raise ModelLoadError(f"tensor {name} has values that are no finite numbers")
         return self._ops.pack_vector(bias.reshape(-1))
@@ -114,7 +117,7 @@ class WeightReader(TensorReader):
                 f"the model has an embedding for each of {c.max_position} positions, and "
                 f"{max_len} are asked for; give --max-model-len {c.max_position} or less"
             )
-        table = self._vector(POSITIONS + ".weight", c.max_position, c.hidden_size)
+        table = self.vector(POSITIONS + ".weight", c.max_position, c.hidden_size)
         return self._ops.pack_vector(table)
 
     def ends_or_lent(self, lent: Ends) -> tuple[Any, Any]:
@@ -157,7 +160,8 @@ class WeightReader(TensorReader):
         c, p = self._config, f"model.layers.{index}."
         attn, width, read = p + "self_attn.", c.hidden_size, c.attention_inputs(index)
         q_out, kv_out = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-        latent = self._latent(attn) if c.latent else None
+        attends, recurrent = c.has_attention(index), c.recurrent_of(index)
+        latent = self._latent(attn) if c.latent and attends else None
         o_in = c.num_heads * c.latent.value_dim if c.latent else q_out
         mixture = self._mixture(index)
         gate_up, down = None, None
@@ -166,9 +170,9 @@ class WeightReader(TensorReader):
         input_norm = self._input_norm(index)
         return Layer(
             input_norm=input_norm,
-            qkv=self._first(attn, [q_out, kv_out, kv_out], read),
-            qk_norm=self._qk_norm(attn) if c.qk_norm else None,
-            o=self.linear([attn + "o_proj"], attn + "o_proj", [width], o_in, c.o_bias),
+            qkv=self._first(attn, [q_out, kv_out, kv_out], read) if attends else None,
+            qk_norm=self._qk_norm(attn) if c.qk_norm and attends else None,
+            o=self._out(attn, width, o_in) if attends else None,
             post_attention_norm=self._post_norm(p + "post_attention_layernorm.weight"),
             mlp_norm=input_norm if c.shared_norm else self._mlp_norm(p),
             gate_up=gate_up,
@@ -176,8 +180,9 @@ class WeightReader(TensorReader):
             mixture=mixture,
             post_mlp_norm=self._post_norm(p + "post_feedforward_layernorm.weight"),
             learnt=self._learnt(index) if c.activation == XIELU else None,
-            sinks=self._sinks(attn),
+            sinks=self._sinks(attn) if attends else None,
             latent=latent,
+            recurrent=read_recurrent(self, recurrent, width, index) if recurrent else None,
         )
 
     def _first(self, attn: str, outs: list[int], read: int) -> Any:
@@ -185,10 +190,15 @@ class WeightReader(TensorReader):
         c, latent = self._config, self._config.latent
         if latent is None:
             names = [attn + f"{x}_proj" for x in "qkv"]
+            if c.attention_gate:
+                names, outs = [*names, attn + "gate_proj"], [*outs, outs[0]]
             return self.linear(names, attn + "qkv_proj", outs, read, c.qkv_bias)
         names = [attn + ("q_a_proj" if latent.q_rank else "q_proj"), attn + "kv_a_proj_with_mqa"]
         outs = [latent.first_widths(c.num_heads)[0], latent.key_dim]
         return self.linear(names, attn + "qkv_a_proj", outs, read, bias=False)
+
+    def _out(self, attn: str, width: int, o_in: int) -> Any:
+        return self.linear([attn + "o_proj"], attn + "o_proj", [width], o_in, self._config.o_bias)
 
     def _latent(self, attn: str) -> LatentWeights:
         """What lies between a latent attention's first and last linear."""
@@ -225,7 +235,7 @@ class WeightReader(TensorReader):
         above, below, beta = (
             self._config.learnt[index]
             if self._config.learnt
-            else [as_floats(self._vector(n, *self._tensors[n].shape)).reshape(()) for n in names]
+            else [as_floats(self.vector(n, *self._tensors[n].shape)).reshape(()) for n in names]
         )
         found = [np.logaddexp(above, 0.0), beta + np.logaddexp(below, 0.0), beta]
         return self._ops.pack_vector(np.array(found, np.float32))
@@ -240,14 +250,14 @@ class WeightReader(TensorReader):
         norms = []
         for name, heads in (("q_norm", c.num_heads), ("k_norm", c.num_kv_heads)):
             size = c.head_dim * (heads if c.qk_norm_whole else 1)
-            norm = self._vector(f"{attn}{name}.weight", size)
+            norm = self.vector(f"{attn}{name}.weight", size)
             norms += [norm.reshape(-1, c.head_dim)] * (1 if c.qk_norm_whole else heads)
         return self._packed_norm(self._ops.join(norms))
 
     def _sinks(self, attn: str) -> Any:
         if not self._config.attention_sinks:
             return None
-        return self._ops.pack_vector(self._vector(attn + "sinks", self._config.num_heads))
+        return self._ops.pack_vector(self.vector(attn + "sinks", self._config.num_heads))
 
     def _post_norm(self, name: str) -> Any:
         return self.norm(name, self._config.hidden_size) if self._config.post_norms else None

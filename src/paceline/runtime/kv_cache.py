@@ -18,6 +18,7 @@ from paceline.errors import ConfigError
 from paceline.models.config import ModelConfig
 from paceline.models.ops.base import BLOCK_SIZE, KV_BYTES, KVMemory, Slots, head_elements, slots_of
 from paceline.runtime.block_pool import BlockPool, salt_hash
+from paceline.runtime.states import States
 
 DEFAULT_MEMORY_SHARE = 0.25
 
@@ -64,7 +65,7 @@ def blocks_for(tokens: int) -> int:
 def bytes_per_block(config: ModelConfig, dtype: str) -> int:
     """Bytes of a block of 16 tokens; heads may be padded to a multiple of 16."""
     head = head_elements(-(-config.head_dim // 16) * 16, dtype)
-    width = config.num_layers * config.kv_arrays * config.num_kv_heads * head
+    width = config.num_kv_layers * config.kv_arrays * config.num_kv_heads * head
     return width * BLOCK_SIZE * KV_BYTES[dtype]
 
 
@@ -83,6 +84,7 @@ class KVCache:
         memory: the backend's, with the reserved block 0; what is read back from it is what
             attention sees.
         prefix_caching: whether committed blocks may serve later sequences.
+        states: of a model's recurrent layers, where it has some; the sequences are the same.
 
     Raises:
         ConfigError: the memory holds fewer than two blocks.
@@ -90,7 +92,9 @@ class KVCache:
 
     block_size = BLOCK_SIZE
 
-    def __init__(self, memory: KVMemory, prefix_caching: bool = True) -> None:
+    def __init__(
+        self, memory: KVMemory, prefix_caching: bool = True, states: States | None = None
+    ) -> None:
         if memory.num_blocks < 2:
             raise ConfigError(
                 f"the KV cache has room for {memory.num_blocks} blocks of {BLOCK_SIZE} tokens; at "
@@ -99,6 +103,7 @@ class KVCache:
         self.memory = memory
         self.pool = BlockPool(memory.num_blocks)
         self.prefix_caching = prefix_caching
+        self.states = states
         self._sequences: dict[int, SequenceKV] = {}
         self._followers: WeakSet[KVMemory] = WeakSet()
 
@@ -127,6 +132,8 @@ class KVCache:
         assert request_id not in self._sequences, "the sequence is open already"
         sequence = SequenceKV(salt=salt, last_hash=salt_hash(salt))
         self._sequences[request_id] = sequence
+        if self.states is not None:
+            self.states.open(request_id)
         return sequence
 
     def free(self, request_id: int) -> None:
@@ -134,6 +141,8 @@ class KVCache:
         sequence = self._sequences.pop(request_id, None)
         if sequence is not None:
             self.pool.release(sequence.block_table)
+            if self.states is not None:
+                self.states.free(request_id)
 
     def attach_prefix(self, request_id: int, token_ids: Sequence[int], limit: int) -> int:
         """Let a sequence that is still empty start with cached blocks.
@@ -146,7 +155,7 @@ class KVCache:
             How many leading tokens have their KV already; a multiple of the block size.
         """
         sequence = self._sequences[request_id]
-        if not self.prefix_caching or sequence.length:
+        if not self.prefix_caching or sequence.length or self.states is not None:
             return sequence.length
         while (end := (sequence.published + 1) * BLOCK_SIZE) <= limit:
             found = self.pool.find(sequence.last_hash, token_ids[end - BLOCK_SIZE : end])
@@ -159,6 +168,11 @@ class KVCache:
         sequence.length = sequence.published * BLOCK_SIZE
         return sequence.length
 
+    def can_fork(self, parent_id: int, length: int) -> bool:
+        """Whether another sequence could start with so many of a sequence's committed tokens, if
+        there were room. States of recurrent layers do not go back."""
+        return self.states is None or self.states.has(parent_id, length)
+
     def fork(self, parent_id: int, child_id: int, length: int) -> bool:
         """Start ``child_id`` with the first ``length`` committed tokens of another sequence.
 
@@ -166,6 +180,8 @@ class KVCache:
         """
         parent = self._sequences[parent_id]
         assert length <= parent.length, "a fork may only take committed tokens"
+        if self.states is not None and not self.states.num_free:
+            return False
         full, rest = divmod(length, BLOCK_SIZE)
         tail = self.pool.allocate(1) if rest else []
         if tail is None:
@@ -178,6 +194,8 @@ class KVCache:
             copied = range(full * BLOCK_SIZE, length)
             self._move(parent.slots_at(copied), child.slots_at(copied))
         child.length = length
+        if self.states is not None:
+            self.states.fork(parent_id, child_id)
         return True
 
     def block_tables(self, request_ids: Iterable[int]) -> list[list[int]]:
@@ -191,14 +209,19 @@ class KVCache:
         sequence = self._sequences[request_id]
         return max(0, blocks_for(sequence.length + num_nodes) - len(sequence.block_table))
 
-    def reserve(self, request_id: int, num_nodes: int) -> bool:
-        """Make room for ``num_nodes`` after the committed tokens; False when there is none."""
-        sequence = self._sequences[request_id]
+    def reserve(self, request_id: int, num_nodes: int, certain: int = 0) -> bool:
+        """Make room for ``num_nodes`` after the committed tokens; False when there is none.
+
+        Args:
+            certain: leading nodes of a chain, which will be committed whatever is sampled.
+        """
+        states, sequence = self.states, self._sequences[request_id]
         missing = blocks_for(sequence.length + num_nodes) - len(sequence.block_table)
-        if missing <= 0:
-            return True
-        blocks = self.pool.allocate(missing)
+        blocks = self.pool.allocate(missing) if missing > 0 else []
         if blocks is None:
+            return False
+        if states is not None and not states.reserve(request_id, num_nodes, certain):
+            self.pool.release(blocks)
             return False
         sequence.block_table += blocks
         return True
@@ -215,13 +238,21 @@ class KVCache:
             source = sequence.slots_at([start + node for node in path[kept:]])
             self._move(source, sequence.slots_at(range(start + kept, start + count)))
         sequence.length = start + count
+        if self.states is not None:
+            self.states.commit(request_id, path)
         if sequence.length <= (len(sequence.block_table) - 1) * BLOCK_SIZE:
-            self.rollback(request_id)
+            self._cut(sequence, sequence.length)
 
     def rollback(self, request_id: int, kept: int = 0) -> None:
         """Drop every reservation beyond the committed tokens and ``kept`` nodes."""
         sequence = self._sequences[request_id]
-        needed = blocks_for(sequence.length + kept)
+        if self.states is not None:
+            self.states.rollback(request_id)
+        self._cut(sequence, sequence.length + kept)
+
+    def _cut(self, sequence: SequenceKV, tokens: int) -> None:
+        """Give back the blocks beyond the first ``tokens``."""
+        needed = blocks_for(tokens)
         if len(sequence.block_table) > needed:
             self.pool.release(sequence.shrink(needed))
 
@@ -230,6 +261,7 @@ class KVCache:
         sequence = self._sequences[request_id]
         kept = sequence.block_table[: blocks_for(length)]
         assert sequence.published == 0, "published blocks cannot be cut"
+        assert self.states is None, "states of recurrent layers do not go back"
         assert not kept or self.pool.users(kept[-1]) == 1, "shared blocks cannot be cut"
         sequence.length = min(sequence.length, length)
         self.rollback(request_id)
@@ -255,3 +287,5 @@ class KVCache:
         tails = [s.slots[s.length :] for s in self._sequences.values()]
         for memory in (self.memory, *self._followers):
             memory.fill(np.concatenate([free, *tails]), value)
+        if self.states is not None:
+            self.states.poison_free(value)

@@ -8,7 +8,7 @@ computes a row by one fixed program. Knows no requests and no sampling.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from paceline.models.decoder import Decoder
 from paceline.models.entry import Entry
 from paceline.models.latent import LatentWeights
 from paceline.models.mixture import Mixture
-from paceline.models.ops.base import BLOCK_SIZE, PackedLinear, Slots, head_elements
+from paceline.models.ops.base import BLOCK_SIZE, PackedLinear, Slots, StateSpan, head_elements
 from paceline.models.ops.native import native_module
 from paceline.models.ops.packing import Packer
 from paceline.models.ops.threads import num_threads
@@ -65,7 +65,14 @@ class CpuOps(Packer):
     def kv_memory(self, config: ModelConfig, num_blocks: int, dtype: str) -> NativeKV:
         return NativeKV(config, num_blocks, dtype)
 
-    def forward(self, decoder: Decoder, memory: NativeKV) -> NativeForward:
+    def state_memory(
+        self, config: ModelConfig, num_slots: int, num_lanes: int, num_nodes: int
+    ) -> NoReturn:
+        raise UnsupportedModelError(
+            "the native kernels run no recurrent layers; use --backend reference"
+        )
+
+    def forward(self, decoder: Decoder, memory: NativeKV, states: None = None) -> NativeForward:
         return NativeForward(decoder, memory)
 
 
@@ -79,7 +86,7 @@ class NativeKV:
     def __init__(self, config: ModelConfig, num_blocks: int, dtype: str = "float16") -> None:
         self.num_blocks = num_blocks
         self._native = native_module()
-        outer = (config.num_layers, num_blocks, config.num_kv_heads)
+        outer = (config.num_kv_layers, num_blocks, config.num_kv_heads)
         stride = -(-config.head_dim // BLOCK_SIZE) * BLOCK_SIZE
         key, value = head_elements(config.head_dim, dtype), head_elements(stride, dtype)
         value = 0 if config.kv_arrays == 1 else value
@@ -115,7 +122,12 @@ class NativeForward:
         count: int = self._decoder.experts_read
         return count
 
-    def pack(self, spans: Sequence[Span], block_tables: Sequence[Sequence[int]]) -> Any:
+    def pack(
+        self,
+        spans: Sequence[Span],
+        block_tables: Sequence[Sequence[int]],
+        states: Sequence[StateSpan] = (),
+    ) -> Any:
         self._reach(max(map(len, block_tables), default=0) * BLOCK_SIZE)
         return self._decoder.pack(spans, block_tables)
 

@@ -13,6 +13,7 @@ import torch
 from paceline.models.config import ModelConfig
 from paceline.models.ops.base import BLOCK_SIZE, slots_of
 from paceline.models.ops.row_ops import AttentionBatch, AttentionGroup
+from paceline.models.ops.tensor_kv import TensorKV
 from paceline.span import Span
 
 Ints = npt.NDArray[np.int64]
@@ -142,7 +143,7 @@ def _groups(rows: _Rows, config: ModelConfig) -> list[AttentionGroup]:
 def build_batch(
     spans: Sequence[Span],
     block_tables: Sequence[Sequence[int]],
-    memory: torch.Tensor,
+    memory: TensorKV,
     row_multiple: int,
     config: ModelConfig,
 ) -> Batch:
@@ -151,7 +152,7 @@ def build_batch(
     Args:
         spans: at least one, each with at least one node to compute.
         block_tables: the blocks of each span's sequence.
-        memory: keys and values, as :class:`AttentionBatch` has them.
+        memory: keys and values.
         row_multiple: the backend's padding.
         config: of the model, which says what rows see.
     """
@@ -164,7 +165,7 @@ def build_batch(
         np.array([rows.tokens + padding, rows.positions + padding, rows.write_slots + padding])
     )
     groups = _groups(rows, config)
-    device = memory.device
+    device = memory.tensor.device
     if columns.device != device:
         columns = columns.to(device)
         groups = [group.to(device) for group in groups]
@@ -172,7 +173,7 @@ def build_batch(
         input_ids=columns[0],
         positions=columns[1],
         num_rows=count,
-        attention=AttentionBatch(memory, columns[2, :count], groups),
+        attention=AttentionBatch(memory.layers, columns[2, :count], groups),
         sample_rows=rows.samples,
         sample_offsets=rows.offsets,
     )

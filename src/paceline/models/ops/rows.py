@@ -11,8 +11,23 @@ from paceline.models.decoder import Decoder
 from paceline.models.latent import LatentWeights
 from paceline.models.ops.row_mixture import Routing, mixed
 from paceline.models.ops.row_ops import RowOps, Tensor
+from paceline.models.ops.row_recurrent import recurrent
 from paceline.models.rope import RotaryTable
 from paceline.models.weights import Layer
+
+
+class Heads(NamedTuple):
+    """What attention reads of rows.
+
+    Attributes:
+        q, k, v: queries, keys and values ``[rows, heads, head_dim]``.
+        gate: what weighs the result through a sigmoid, ``[rows, heads * head_dim]``; None: nothing.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    gate: Tensor | None = None
 
 
 class Angles(NamedTuple):
@@ -80,7 +95,7 @@ class Rows:
         Returns:
             ``[rows, hidden_size]`` float32, after the final norm.
         """
-        c, ops = self.config, self.ops
+        c = self.config
         self.routed.clear()
         x, joined = self._enter(input_ids, inputs)
         if self._decoder.places is not None:
@@ -89,10 +104,9 @@ class Rows:
         for index, layer in enumerate(self._decoder.layers):
             take(index, x)
             read = self._normed(x, layer.input_norm) if index or joined is None else joined
-            q, k, v = self._heads(layer, read, angles[index])
             entered = x
-            attended = ops.attention(index, q, k, v, c, batch, layer.sinks)
-            x = self._attended(layer, x, attended)
+            mixed = self._mixed(index, layer, read, angles[index], batch)
+            x = x + self._scaled(self._normed(mixed, layer.post_attention_norm))
             x = self._fed_forward(layer, x, entered if c.parallel_residual else x)
         take(len(self._decoder.layers), x)
         x = self._normed(x, self._decoder.norm)
@@ -103,8 +117,8 @@ class Rows:
         """Write the KV of rows ``[rows, hidden_size]`` that every layer reads unchanged."""
         angles = self._angles(positions)
         for index, layer in enumerate(self._decoder.layers):
-            _, k, v = self._heads(layer, inputs, angles[index])
-            self.ops.write_kv(index, k, v, batch)
+            heads = self._heads(layer, inputs, angles[index])
+            self.ops.write_kv(index, heads.k, heads.v, batch)
 
     def _angles(self, positions: Tensor) -> list[Angles | None]:
         """How each layer rotates heads at the positions; None where it does not."""
@@ -136,17 +150,16 @@ class Rows:
             return self.ops.layer_norm(x, norm[0], norm[1], self.config.norm_eps)
         return self.ops.rms_norm(x, norm, self.config.norm_eps)
 
-    def _heads(
-        self, layer: Layer, read: Tensor, angles: Angles | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """A layer's queries, keys and values ``[rows, heads, head_dim]``."""
+    def _heads(self, layer: Layer, read: Tensor, angles: Angles | None) -> Heads:
+        """What a layer's attention reads of rows."""
         c, ops = self.config, self.ops
         if layer.latent is not None:
             return self._latent_heads(layer.latent, layer.qkv, read, angles)
         qkv = ops.row_linear(read, layer.qkv)
-        heads = qkv.view(len(read), -1, c.head_dim)  # queries, then keys, then values
+        heads = qkv.view(len(read), -1, c.head_dim)  # queries, then keys, values and gates
         turned = c.num_heads + c.num_kv_heads
-        qk, v = heads[:, :turned], heads[:, turned:]
+        qk, v = heads[:, :turned], heads[:, turned : turned + c.num_kv_heads]
+        gate = heads[:, turned + c.num_kv_heads :].flatten(1) if c.attention_gate else None
         if layer.qk_norm is not None and not c.qk_norm_last:
             qk = self._normed_heads(qk, layer.qk_norm)
         if angles is not None:
@@ -156,11 +169,11 @@ class Rows:
         q, k = qk[:, : c.num_heads], qk[:, c.num_heads :]
         if angles is not None and angles.q_scale is not None:
             q = q * angles.q_scale
-        return q, k, v
+        return Heads(q, k, v, gate)
 
     def _latent_heads(
         self, weights: LatentWeights, first: Any, read: Tensor, angles: Angles | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> Heads:
         """As :meth:`_heads`: queries of keys that are rotated dimensions and latents."""
         c, ops, latent = self.config, self.ops, self.config.latent
         assert latent is not None
@@ -176,7 +189,7 @@ class Rows:
         key = torch.cat((k_rope, kv), dim=1).unsqueeze(1)
         heads = torch.cat((torch.cat((q_rope, reads), dim=2), key), dim=1)
         heads = ops.rotary(heads, angles.cos, angles.sin)
-        return heads[:, :-1], heads[:, -1:], heads[:, -1:]
+        return Heads(heads[:, :-1], heads[:, -1:], heads[:, -1:])
 
     def _normed_heads(self, qk: Tensor, norm: Tensor) -> Tensor:
         """Queries and keys ``[rows, heads + kv_heads, head_dim]`` after their norms."""
@@ -190,14 +203,25 @@ class Rows:
         ]
         return torch.cat(normed, dim=1).view(qk.shape)
 
-    def _attended(self, layer: Layer, x: Tensor, attended: Tensor) -> Tensor:
-        """The residual stream after a layer's attention, with ``attended`` of its heads."""
-        c = self.config
+    def _mixed(
+        self, index: int, layer: Layer, read: Tensor, angles: Angles | None, batch: Any
+    ) -> Tensor:
+        """What a layer's recurrence or attention makes of rows behind its norm."""
+        shape = self.config.recurrent_of(index)
+        if shape is None or layer.recurrent is None:
+            return self._attended(index, layer, self._heads(layer, read, angles), batch)
+        before = sum(shape.layers[:index])
+        return recurrent(before, layer.recurrent, read, shape, batch.recurrent, self.ops)
+
+    def _attended(self, index: int, layer: Layer, heads: Heads, batch: Any) -> Tensor:
+        c, ops = self.config, self.ops
+        attended = ops.attention(index, heads.q, heads.k, heads.v, c, batch, layer.sinks)
+        if heads.gate is not None:
+            attended = attended * ops.sigmoid(heads.gate)
         if layer.latent is not None and c.latent is not None:
             latents = attended.view(len(attended), c.num_heads, -1)[..., c.latent.rope_dim :]
-            attended = _by_head(self.ops, latents, layer.latent.v_b).flatten(1)
-        attended = self._normed(self.ops.row_linear(attended, layer.o), layer.post_attention_norm)
-        return x + self._scaled(attended)
+            attended = _by_head(ops, latents, layer.latent.v_b).flatten(1)
+        return ops.row_linear(attended, layer.o)
 
     def _fed_forward(self, layer: Layer, x: Tensor, stream: Tensor) -> Tensor:
         """The residual stream ``x`` after a layer's feed-forward, which reads ``stream``."""

@@ -56,9 +56,10 @@ def decode(elements: Tensor, head_dim: int) -> Tensor:
 
 
 class TensorKV:
-    """``tensor`` is ``[layers, 2, slots, kv_heads, head]``, keys at index 0, values at 1.
+    """``tensor`` is ``[kv_layers, 2, slots, kv_heads, head]``, keys at index 0, values at 1.
 
-    It is ``[layers, 1, ...]`` where the keys are the values.
+    It is ``[kv_layers, 1, ...]`` where the keys are the values. ``layers`` has each layer's part of
+    it, which is empty where a layer has no attention.
     """
 
     def __init__(
@@ -72,9 +73,13 @@ class TensorKV:
         self._head_dim = config.head_dim
         head = head_elements(config.head_dim, dtype)
         slots = num_blocks * BLOCK_SIZE
-        shape = (config.num_layers, config.kv_arrays, slots, config.num_kv_heads, head)
+        shape = (config.num_kv_layers, config.kv_arrays, slots, config.num_kv_heads, head)
         self.tensor = torch.empty(shape, dtype=DTYPES[dtype], device=device)
         self.tensor[:, :, :BLOCK_SIZE] = 0  # absent lanes read its first slot
+        self.layers = [
+            self.tensor[config.kv_layer(i)] if config.has_attention(i) else self.tensor[:0]
+            for i in range(config.num_layers)
+        ]
 
     def move(self, source: Slots, target: Slots) -> None:
         device = self.tensor.device

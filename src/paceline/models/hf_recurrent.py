@@ -1,0 +1,110 @@
+"""Recurrent layers in a Hugging Face configuration. Pure: reads no file.
+
+Families that call the same numbers otherwise say so by ``Family.keys``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.errors import ModelLoadError, UnsupportedModelError
+from paceline.models.hf_fields import Fields
+from paceline.models.recurrent import DELTA, MAMBA2, SHORT_CONV, Recurrent
+
+_ATTENTION = ("full_attention", "attention")
+_RECURRENT = ("linear_attention", "mamba", "conv")
+_MOST = 1 << 17
+
+
+def recurrent_from_hf(
+    fields: Fields, kind: str, num_layers: int, hidden_size: int
+) -> Recurrent | None:
+    """The recurrent layers of a family that has some; None where all are attention by choice.
+
+    Raises:
+        ModelLoadError: a number is missing or out of bounds.
+        UnsupportedModelError: a layer is of another type.
+    """
+    layers = _layers(fields, num_layers)
+    if not any(layers):
+        return None
+    if kind == DELTA:
+        return Recurrent(DELTA, layers, **_delta(fields))
+    if kind == MAMBA2:
+        return Recurrent(MAMBA2, layers, **_mamba2(fields, hidden_size))
+    bias = fields.flag("conv_bias")
+    return Recurrent(
+        SHORT_CONV,
+        layers,
+        kernel=fields.integer("conv_L_cache", 2, 64),
+        value_dim=hidden_size,
+        conv_bias=bias,
+        in_bias=bias,
+        out_bias=bias,
+    )
+
+
+def _layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
+    """Per layer, whether it is recurrent."""
+    types = fields.get("layer_types")
+    if types is None:
+        every = fields.integer("full_attention_interval", 1, 4096, 4)
+        return tuple((index + 1) % every != 0 for index in range(num_layers))
+    if not isinstance(types, list | tuple) or len(types) != num_layers:
+        raise ModelLoadError(
+            f"layer_types must be a list with one entry for each of {num_layers} layers"
+        )
+    unknown = [each for each in types if each not in (*_ATTENTION, *_RECURRENT)]
+    if unknown:
+        raise UnsupportedModelError(
+            f"layers of type {str(unknown[0])[:40]!r} are not supported; supported are "
+            f"{', '.join((*_ATTENTION, *_RECURRENT))}"
+        )
+    return tuple(each in _RECURRENT for each in types)
+
+
+def _delta(fields: Fields) -> dict[str, Any]:
+    heads = fields.integer("linear_num_value_heads", 1, 4096)
+    groups = fields.integer("linear_num_key_heads", 1, 4096)
+    key_dim = fields.integer("linear_key_head_dim", 1, 4096)
+    _check_groups("linear_num_value_heads", heads, "linear_num_key_heads", groups)
+    return {
+        "kernel": fields.integer("linear_conv_kernel_dim", 2, 64),
+        "heads": heads,
+        "groups": groups,
+        "key_dim": key_dim,
+        "value_dim": fields.integer("linear_value_head_dim", 1, 4096),
+        "norm": "before_gate",
+        "norm_eps": fields.number("rms_norm_eps", 1e-12, 0.1),
+    }
+
+
+def _mamba2(fields: Fields, hidden_size: int) -> dict[str, Any]:
+    heads = fields.integer("mamba_n_heads", 1, 4096)
+    groups = fields.integer("mamba_n_groups", 1, 4096)
+    _check_groups("mamba_n_heads", heads, "mamba_n_groups", groups)
+    inner = fields.integer("mamba_expand", 1, 64, 2) * hidden_size
+    auto = fields.get("mamba_d_head") in (None, "auto")
+    value_dim = inner // heads if auto else fields.integer("mamba_d_head", 1, 4096)
+    bias = fields.flag("mamba_proj_bias")
+    return {
+        "kernel": fields.integer("mamba_d_conv", 2, 64),
+        "heads": heads,
+        "groups": groups,
+        "key_dim": fields.integer("mamba_d_state", 1, 4096),
+        "value_dim": value_dim,
+        "conv_bias": fields.flag("mamba_conv_bias"),
+        "in_bias": bias,
+        "out_bias": bias,
+        "norm": "after_gate",
+        "norm_groups": groups,
+        "norm_eps": fields.number("rms_norm_eps", 1e-12, 0.1),
+    }
+
+
+def _check_groups(name: str, heads: int, of: str, groups: int) -> None:
+    if heads % groups:
+        raise ModelLoadError(
+            f"the model configuration says {name} = {heads}, which is not a multiple of "
+            f"{of} = {groups}"
+        )
