@@ -7,22 +7,20 @@ Under ``model.layers.I.linear_attn.`` there are ``in_proj`` (or, of the delta ru
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from paceline.errors import ModelLoadError
 from paceline.models.arrays import floats as as_floats
 from paceline.models.recurrent import DELTA, MAMBA2, SHORT_CONV, Recurrent, RecurrentWeights
-
-if TYPE_CHECKING:
-    from paceline.models.weights import WeightReader
+from paceline.models.tensor_reader import TensorReader
 
 _DELTA_PARTS = ("qkv", "z", "b", "a")
 
 
 def read_recurrent(
-    reader: WeightReader, shape: Recurrent, hidden_size: int, layer: int
+    reader: TensorReader, shape: Recurrent, hidden_size: int, layer: int
 ) -> RecurrentWeights:
     """The weights of a layer that is recurrent.
 
@@ -51,7 +49,7 @@ def read_recurrent(
     )
 
 
-def _conv(reader: WeightReader, name: str, shape: Recurrent) -> Any:
+def _conv(reader: TensorReader, name: str, shape: Recurrent) -> Any:
     """Stored as ``[channels, 1, kernel]`` or ``[channels, kernel]``."""
     middle = [1] if reader.num_dims(name) == 3 else []
     stored = as_floats(reader.vector(name, shape.channels, *middle, shape.kernel))
@@ -59,7 +57,7 @@ def _conv(reader: WeightReader, name: str, shape: Recurrent) -> Any:
     return reader.pack(np.ascontiguousarray(turned))
 
 
-def _decay(reader: WeightReader, prefix: str, heads: int) -> Any:
+def _decay(reader: TensorReader, prefix: str, heads: int) -> Any:
     if reader.has(prefix + "A_log"):
         decay = -np.exp(as_floats(reader.vector(prefix + "A_log", heads)))
     else:
