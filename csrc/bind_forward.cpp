@@ -5,6 +5,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cmath>
+#include <memory>
 #include <string>
 
 #include "forward.h"
@@ -21,6 +23,8 @@ using Table = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cp
 using Logits = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
 using Rows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Features = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+using States = nb::ndarray<float, nb::ndim<4>, nb::c_contig, nb::device::cpu>;
+using Due = nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Tokens = nb::ndarray<nb::numpy, int32_t, nb::ndim<1>>;
 
 void check(bool holds, const std::string& message) {
@@ -121,6 +125,7 @@ DecoderShape shape_of(const Reader& r) {
     check(find_activation(activation.c_str(), &s.activation), "activation: one that kernels.h names");
     s.layer_norm = r.number<bool>("layer_norm");
     s.gated = r.number<bool>("gated_mlp");
+    s.attention_gate = r.number<bool>("attention_gate");
     s.parallel = r.number<bool>("parallel_residual");
     s.heads_normed_last = r.number<bool>("qk_norm_last");
     return s;
@@ -200,6 +205,50 @@ LatentAttention latent_of(const Reader& r, const DecoderShape& s) {
     return latent;
 }
 
+RecurrentKind kind_of(const std::string& name) {
+    check(name == "delta" || name == "mamba2" || name == "short_conv",
+          "kind: delta, mamba2 or short_conv");
+    return name == "delta"    ? RecurrentKind::delta
+           : name == "mamba2" ? RecurrentKind::mamba2
+                              : RecurrentKind::short_conv;
+}
+
+// The fields of paceline/models/recurrent.py, shape and weights.
+RecurrentLayer recurrent_of(const Reader& r, const DecoderShape& s) {
+    RecurrentLayer layer{};
+    layer.kind = kind_of(r.number<std::string>("kind"));
+    const bool short_conv = layer.kind == RecurrentKind::short_conv;
+    RecurrentShape& shape = layer.shape;
+    shape.heads = r.positive("heads");
+    shape.groups = r.positive("groups");
+    shape.key_dim = short_conv ? 0 : r.positive("key_dim");
+    shape.value_dim = r.positive("value_dim");
+    shape.corrects = layer.kind == RecurrentKind::delta;
+    check(shape.heads % shape.groups == 0, "groups: heads are not a multiple of them");
+    Convolution& conv = layer.conv;
+    conv.channels = shape.inner() + 2 * shape.keys();
+    conv.kernel = r.positive("kernel");
+    check(conv.kernel <= MAX_KERNEL, "kernel: more rows than are supported");
+    conv.weight = r.vector("conv", conv.channels * conv.kernel);
+    conv.bias = r.vector("conv_bias", conv.channels);
+    conv.silu = !short_conv;
+    layer.numbers = {r.vector("decay", shape.heads), r.vector("step_bias", shape.heads),
+                     r.number<float>("beta_scale"), r.number<float>("least_step"), INFINITY};
+    layer.skip = r.vector("skip", shape.heads);
+    check(conv.weight && (short_conv || (layer.numbers.decay && layer.numbers.step_bias)),
+          "recurrent: a weight is missing");
+    check(find_norm(r.number<std::string>("norm_kind").c_str(), &layer.gating),
+          "norm_kind: one that recurrent.h names");
+    layer.norm_groups = r.positive("norm_groups");
+    check(shape.inner() % layer.norm_groups == 0, "norm_groups: parts of different sizes");
+    layer.norm = r.vector("norm", shape.inner());
+    check(layer.norm || layer.gating == GatedNorm::none, "recurrent: its norm is missing");
+    layer.norm_eps = r.number<float>("norm_eps");
+    layer.first = r.linear("first", layer.parts().width, s.hidden);
+    layer.last = r.linear("last", s.hidden, shape.inner());
+    return layer;
+}
+
 // `read` is the width of what its queries, keys and values read.
 DecoderLayer layer_of(const Reader& r, const DecoderShape& s, int read) {
     const AttentionShape& a = s.attention;
@@ -216,8 +265,11 @@ DecoderLayer layer_of(const Reader& r, const DecoderShape& s, int read) {
     layer.post_attention_norm = r.vector("post_attention_norm", s.norm_size());
     layer.post_mlp_norm = r.vector("post_mlp_norm", s.norm_size());
     layer.sinks = r.vector("sinks", a.heads);
-    if (r.get("latent").is_none()) {
-        layer.qkv = r.linear("qkv", q_width + 2 * kv_width, read);
+    if (!r.get("recurrent").is_none()) {
+        check(read == s.hidden, "a layer that reads joined rows has attention");
+        layer.recurrent = recurrent_of(Reader(nb::cast<nb::dict>(r.get("recurrent"))), s);
+    } else if (r.get("latent").is_none()) {
+        layer.qkv = r.linear("qkv", (s.attention_gate ? 2 : 1) * q_width + 2 * kv_width, read);
         layer.o = r.linear("o", s.hidden, q_width);
     } else {
         layer.latent = latent_of(Reader(nb::cast<nb::dict>(r.get("latent"))), s);
@@ -242,10 +294,17 @@ void make_decoder(Decoder* self, nb::dict spec) {
     const DecoderShape shape = shape_of(r);
     const std::optional<Entry> entry = entry_of(r.get("entry"), shape);
     std::vector<DecoderLayer> layers;
+    size_t num_kv = 0, num_recurrent = 0;
     for (nb::handle each : nb::cast<nb::list>(r.get("layers"))) {
         const bool reads_joined = layers.empty() && entry && !entry->is_fused();
         const int read = (reads_joined ? 2 : 1) * shape.hidden;
         layers.push_back(layer_of(Reader(nb::cast<nb::dict>(each)), shape, read));
+        DecoderLayer& layer = layers.back();
+        layer.kv_index = num_kv;
+        num_kv += layer.recurrent ? 0 : 1;
+        if (layer.recurrent) {
+            layer.recurrent->index = num_recurrent++;
+        }
     }
     check(!layers.empty(), "a decoder needs a layer");
     for (const DecoderLayer& layer : layers) {
@@ -262,7 +321,7 @@ void make_decoder(Decoder* self, nb::dict spec) {
 void set_cache(Decoder& decoder, KvArray k, KvArray v) {
     const AttentionShape& a = decoder.shape().attention;
     const KvType type = kv_type(k.dtype(), v.dtype());
-    const size_t layers = decoder.num_layers(), heads = static_cast<size_t>(a.kv_heads);
+    const size_t layers = decoder.num_kv_layers(), heads = static_cast<size_t>(a.kv_heads);
     check(k.ndim() == 5 && v.ndim() == 5 && k.shape(0) == layers && v.shape(0) == layers &&
               k.shape(1) == v.shape(1) && k.shape(2) == heads && v.shape(2) == heads &&
               static_cast<int>(k.shape(3)) == head_elements(type, a.head_dim) &&
@@ -273,6 +332,34 @@ void set_cache(Decoder& decoder, KvArray k, KvArray v) {
     void* values = decoder.is_latent() ? nullptr : v.data();
     decoder.set_cache({k.data(), values, type}, static_cast<int>(k.shape(1)),
                       nb::make_tuple(k, v));
+}
+
+// conv [layers, slots, kernel - 1, channels], state [layers, slots, heads, state of a head], logs
+// [layers, lanes, nodes, numbers of a row] and due [layers, lanes].
+void set_states(Decoder& decoder, States conv, States state, States log_conv, States log_key,
+                States log_added, States log_decay, Due due) {
+    const RecurrentLayer* layer = decoder.recurrent();
+    check(layer, "the decoder has no recurrent layer");
+    const RecurrentShape& s = layer->shape;
+    const size_t layers = decoder.num_layers() - decoder.num_kv_layers(), slots = conv.shape(1);
+    const size_t lanes = due.shape(1), nodes = log_conv.shape(2), heads = static_cast<size_t>(s.heads);
+    const auto is = [](const States& x, size_t a, size_t b, size_t c, size_t d) {
+        return x.shape(0) == a && x.shape(1) == b && x.shape(2) == c && x.shape(3) == d;
+    };
+    const auto wide = [](int x) { return static_cast<size_t>(x); };
+    check(is(conv, layers, slots, wide(layer->conv.kernel) - 1, wide(layer->conv.channels)) &&
+              is(state, layers, slots, heads, s.state_floats() / heads) &&
+              is(log_conv, layers, lanes, nodes, wide(layer->conv.channels)) &&
+              is(log_key, layers, lanes, nodes, wide(s.keys())) &&
+              is(log_added, layers, lanes, nodes, wide(s.inner())) &&
+              is(log_decay, layers, lanes, nodes, heads) && due.shape(0) == layers,
+          "the states have another shape than the decoder needs");
+    const LayerStates first{conv.data(), state.data(), log_conv.data(), log_key.data(),
+                            log_added.data(), log_decay.data(), due.data(),
+                            static_cast<int>(slots), static_cast<int>(lanes),
+                            static_cast<int>(nodes)};
+    decoder.set_states(first, nb::make_tuple(conv, state, log_conv, log_key, log_added, log_decay,
+                                             due));
 }
 
 Streams streams_of(const Decoder& decoder, const Batch& batch, std::optional<Rows> inputs,
@@ -309,6 +396,7 @@ Logits forward(Decoder& decoder, const Batch& batch, std::optional<Rows> inputs,
 void write_kv(Decoder& decoder, const Batch& batch, Rows inputs) {
     check(!decoder.has_entry(), "rows of a decoder that has an entry are more than their inputs");
     check(!decoder.is_latent(), "latents are not written without their queries");
+    check(!decoder.recurrent(), "recurrent layers have no keys and values");
     check(inputs.shape(0) == static_cast<size_t>(batch.num_rows()) &&
               inputs.shape(1) == static_cast<size_t>(decoder.shape().hidden),
           "the inputs have another shape than rows, hidden_size");
@@ -344,11 +432,18 @@ void bind_forward(nb::module_& module) {
     nb::class_<Decoder>(module, "Decoder")
         .def("__init__", &make_decoder, nb::arg("spec"))
         .def("set_cache", &set_cache, nb::arg("k").noconvert(), nb::arg("v").noconvert())
-        .def("pack", [](Decoder& decoder, nb::sequence spans, nb::sequence block_tables) {
+        .def("set_states", &set_states, nb::arg("conv").noconvert(), nb::arg("state").noconvert(),
+             nb::arg("log_conv").noconvert(), nb::arg("log_key").noconvert(),
+             nb::arg("log_added").noconvert(), nb::arg("log_decay").noconvert(),
+             nb::arg("due").noconvert())
+        .def("pack", [](Decoder& decoder, nb::sequence spans, nb::sequence block_tables,
+                        nb::sequence states) {
             check(decoder.num_blocks() > 0, "the decoder has no cache yet");
             const DecoderShape& s = decoder.shape();
-            return new Batch(spans, block_tables, s.vocab, s.max_len, decoder.num_blocks(),
-                             decoder.reads_blocks());
+            auto batch = std::make_unique<Batch>(spans, block_tables, states, s.vocab, s.max_len,
+                                                 decoder.num_blocks(), decoder.reads_blocks());
+            decoder.check_states(*batch);
+            return batch.release();
         }, nb::rv_policy::take_ownership)
         .def("forward", &forward, nb::arg("batch"), nb::arg("inputs").none(), nb::arg("taps"),
              nb::arg("features").noconvert())

@@ -30,7 +30,10 @@ int most_orders(const std::optional<Entry>& entry, const std::vector<DecoderLaye
                 const Linear& head) {
     int most = std::max(head.num_orders, entry ? entry->join.num_orders : 0);
     for (const DecoderLayer& layer : layers) {
-        most = std::max({most, layer.qkv.num_orders, layer.o.num_orders});
+        most = std::max({most, layer.first().num_orders, layer.o.num_orders});
+        if (layer.recurrent) {
+            most = std::max(most, layer.recurrent->last.num_orders);
+        }
         if (layer.latent) {
             most = std::max(most, layer.latent->q_b.num_orders);
         }
@@ -66,11 +69,16 @@ Decoder::Decoder(DecoderShape shape, std::optional<Entry> entry, std::vector<Dec
       qkv_width_(q_width_ + 2 * shape.attention.kv_heads * shape.attention.head_dim),
       widest_mlp_(widest_mlp(layers_)),
       ld_hidden_(round_up(shape.hidden, TILE)),
-      ld_qkv_(round_up(qkv_width_, TILE)),
+      ld_qkv_(round_up(qkv_width_ + (shape.attention_gate ? q_width_ : 0), TILE)),
       ld_q_(round_up(q_width_, TILE)),
       ld_gate_up_(round_up(2 * widest_mlp_, TILE)),
       ld_mlp_(round_up(widest_mlp_, TILE)),
-      most_orders_(most_orders(entry_, layers_, head_)) {}
+      most_orders_(most_orders(entry_, layers_, head_)) {
+    for (const DecoderLayer& layer : layers_) {
+        num_kv_layers_ += layer.recurrent ? 0 : 1;
+        recurrent_ = !recurrent_ && layer.recurrent ? &*layer.recurrent : recurrent_;
+    }
+}
 
 void Decoder::set_cache(const KvLayer& first, int num_blocks, nb::object keep_alive) {
     first_cache_ = first;
@@ -103,7 +111,8 @@ void Decoder::run(const Batch& batch, const Streams& streams, float* logits, int
     const int threads = pool().size();
     const int samples = static_cast<int>(batch.sample_rows.size());
     const int q_rank = is_latent() ? round_up(layers_.front().latent->q_rank, TILE) : 0;
-    scratch_stride_ = 2 * std::max({(entry_ ? 2 : 1) * ld_hidden_, ld_q_, ld_mlp_, q_rank});
+    const int inner = recurrent_ ? round_up(recurrent_->shape.inner(), TILE) : 0;
+    scratch_stride_ = 2 * std::max({(entry_ ? 2 : 1) * ld_hidden_, ld_q_, ld_mlp_, q_rank, inner});
     scratch_.need(static_cast<size_t>(threads) * scratch_stride_);
     sampled_.need(static_cast<size_t>(samples) * ld_hidden_);
     is_read_.assign(layers_.size(), {});
@@ -136,8 +145,13 @@ std::vector<Decoder::Slice> Decoder::slices(const Batch& batch) const {
 
 int Decoder::slice_end(const Batch& batch, int first) {
     int end = std::min(first + SLICE_ROWS, batch.num_rows());
-    const auto cuts = [&](int row) {  // whether a block goes on there
-        return row < batch.num_rows() && batch.rows[row - 1].last > batch.rows[row - 1].position;
+    const auto cuts = [&](int row) {  // whether a block or a tree goes on there
+        if (row == batch.num_rows()) {
+            return false;
+        }
+        const int span = batch.span_of[row], node = row - batch.first_rows[span];
+        const bool in_tree = !batch.states.empty() && node > batch.states[span].certain;
+        return in_tree || batch.rows[row - 1].last > batch.rows[row - 1].position;
     };
     while (end > first && cuts(end)) {
         --end;
@@ -145,7 +159,7 @@ int Decoder::slice_end(const Batch& batch, int first) {
     if (end > first) {
         return end;
     }
-    do {  // a block that is larger than a slice
+    do {  // one that is larger than a slice
         ++end;
     } while (cuts(end));
     return end;
@@ -164,12 +178,16 @@ void Decoder::prepare(const Batch& batch, const Slice& slice) {
     const int joined = entry_ ? 2 * shape_.hidden : 0;
     const auto& latent = layers_.front().latent;
     const int between = latent ? std::max(latent->q_rank, latent->results()) : 0;
-    const int widest = std::max({joined, shape_.hidden, q_width_, widest_mlp_, between});
+    const int inner = recurrent_ ? recurrent_->shape.inner() : 0;
+    const int widest = std::max({joined, shape_.hidden, q_width_, widest_mlp_, between, inner});
     inputs_.view(most, widest, most_orders_);  // room for all, so that no view moves another
     in_joined_ = inputs_.view(rows, joined, most_orders_);
     in_hidden_ = inputs_.view(rows, shape_.hidden, most_orders_);
     in_attended_ = inputs_.view(rows, q_width_, most_orders_);
     plan_attention(batch, slice);
+    if (recurrent_) {
+        plan_recurrences(batch, slice);
+    }
 }
 
 void Decoder::plan_attention(const Batch& batch, const Slice& slice) {
@@ -280,7 +298,7 @@ void Decoder::join(int row, const float* input, int thread) {
     normed(x, entry_->token_norm, joined);
     normed(input, entry_->input_norm, second);
     std::fill(second + shape_.hidden, joined + 2 * ld_hidden_, 0.0f);
-    const Linear& to = entry_->is_fused() ? entry_->join : layers_.front().qkv;
+    const Linear& to = entry_->is_fused() ? entry_->join : layers_.front().first();
     to.take(joined, in_joined_, row, spare(thread));
     if (!entry_->is_fused()) {
         std::copy_n(entry_->norm_before_residual ? second : input, shape_.hidden, x);
@@ -292,7 +310,7 @@ const Inputs& Decoder::enter(const Batch& batch, const Slice& slice, const Strea
     const DecoderLayer& first = layers_.front();
     const auto begin_layer = [&](int row, int thread) {
         hand_out(streams, 0, slice.first + row, x_row(row));
-        norm_for(first.qkv, row, first.input_norm, thread);
+        norm_for(first.first(), row, first.input_norm, thread);
     };
     pool().each(rows, [&](int row, int thread) {
         const int at = slice.first + row;
@@ -323,7 +341,11 @@ void Decoder::layers(const Batch& batch, const Slice& slice, const Streams& stre
     const int rows = slice.end - slice.first;
     const Inputs* in = &enter(batch, slice, streams);
     for (size_t index = 0; index < layers_.size(); ++index) {
-        attention(batch, slice, layers_[index], cache(index), *in);
+        if (layers_[index].recurrent) {
+            recurrence(layers_[index], rows, *in);
+        } else {
+            attention(batch, slice, layers_[index], cache(layers_[index].kv_index), *in);
+        }
         feed_forward(layers_[index], rows);
         if (index + 1 == layers_.size()) {
             break;
@@ -333,7 +355,7 @@ void Decoder::layers(const Batch& batch, const Slice& slice, const Streams& stre
         pool().each(rows, [&](int row, int thread) {
             end_layer(layers_[index], row);
             hand_out(streams, index + 1, slice.first + row, x_row(row));
-            norm_for(next.qkv, row, next.input_norm, thread);
+            norm_for(next.first(), row, next.input_norm, thread);
         });
     }
     leave(batch, slice, streams);
@@ -396,6 +418,10 @@ void Decoder::attention(const Batch& batch, const Slice& slice,
                                 last_chunk(seen.last_seen(shape)),
                                 layer.sinks ? layer.sinks + h : nullptr, y + h * shape.head_dim);
             }
+            if (shape_.attention_gate) {
+                const float* gate = qkv_.get() + static_cast<size_t>(row) * ld_qkv_ + qkv_width_;
+                kernels().recurrent->gate(y, gate, q_width_, y);
+            }
             if (!layer.latent) {
                 layer.o.take(y, in_attended_, row, spare(thread));
             }
@@ -404,8 +430,12 @@ void Decoder::attention(const Batch& batch, const Slice& slice,
     const Inputs heads_in = layer.latent
                                 ? latent_results(*layer.latent, layer.o, slice.end - slice.first)
                                 : in_attended_;
+    mix_in(layer, layer.o, heads_in);
+}
+
+void Decoder::mix_in(const DecoderLayer& layer, const Linear& last, const Inputs& in) {
     const bool branch = branches(layer);
-    linear(layer.o, heads_in,
+    linear(last, in,
            {branch ? branch_.get() : x_.get(), branch ? nullptr : x_.get(), ld_hidden_,
             branch ? 1.0f : shape_.residual_multiplier});
 }

@@ -13,6 +13,7 @@
 #include "experts.h"
 #include "latent.h"
 #include "linear.h"
+#include "recurrent_layer.h"
 #include "thread_pool.h"
 
 namespace paceline {
@@ -26,6 +27,7 @@ struct DecoderShape {
     Activation activation;
     bool layer_norm;  // norms are layer_norm, their vectors [2, hidden]: weights, then biases
     bool gated;       // dense feed-forwards have a gate
+    bool attention_gate;  // the last of what a layer's first linear gives weighs its heads
     bool parallel;    // a feed-forward reads what its layer's attention reads
     bool heads_normed_last;  // queries and keys, after the rotation
 
@@ -45,13 +47,18 @@ struct DecoderLayer {
     const float* learnt;    // what its activation has beyond its input; null: nothing
     const float* sinks;     // [heads]; null: none
     bool norms_whole;  // q_norm and k_norm are over all heads together, and not over each
-    Linear qkv, o;
+    Linear qkv, o;                   // without parts where there is no attention
     FeedForward mlp;                 // without parts where there is a mixture
     std::optional<Mixture> mixture;  // instead of it
     std::optional<LatentAttention> latent;  // between qkv and o
+    std::optional<RecurrentLayer> recurrent;  // instead of attention
     RotaryTable rotary;
     bool sliding;
     bool ahead;  // rows see all of their block
+    size_t kv_index;  // among the layers with attention
+
+    // What reads the rows behind its norm.
+    const Linear& first() const { return recurrent ? recurrent->first : qkv; }
 };
 
 // How rows of hidden states join the embeddings of a head's tokens: see paceline/models/entry.py.
@@ -87,6 +94,11 @@ class Decoder {
     // Keys and values of all layers, one KvLayer after another.
     void set_cache(const KvLayer& first, int num_blocks, nanobind::object keep_alive);
 
+    // What recurrent layers keep, one layer after another from the first one on.
+    void set_states(const LayerStates& first, nanobind::object keep_alive);
+    // Raises std::invalid_argument where spans' states are not those of recurrent layers.
+    void check_states(const Batch& batch) const;
+
     // Logits of the sampled rows, [samples, num_logits].
     void forward(const Batch& batch, const Streams& streams, float* logits);
     // Only the lowest id of each sampled row's maximum; -1 where a logit is not a finite number.
@@ -106,6 +118,9 @@ class Decoder {
     // Whether keys are values too.
     bool is_latent() const { return layers_.front().latent.has_value(); }
     size_t num_layers() const { return layers_.size(); }
+    size_t num_kv_layers() const { return num_kv_layers_; }
+    // The first one; null where there is none. All are of one shape.
+    const RecurrentLayer* recurrent() const { return recurrent_; }
     int num_blocks() const { return num_blocks_; }
 
   private:
@@ -121,7 +136,7 @@ class Decoder {
 
     void run(const Batch& batch, const Streams& streams, float* logits, int32_t* tokens);
     std::vector<Slice> slices(const Batch& batch) const;
-    // Where a slice from `first` on ends: no block is cut.
+    // Where a slice from `first` on ends: no block is cut, and no tree that recurrent layers walk.
     static int slice_end(const Batch& batch, int first);
     void prepare(const Batch& batch, const Slice& slice);
     void plan_attention(const Batch& batch, const Slice& slice);
@@ -134,6 +149,11 @@ class Decoder {
     void leave(const Batch& batch, const Slice& slice, const Streams& streams);
     void attention(const Batch& batch, const Slice& slice, const DecoderLayer& layer,
                    const KvLayer& kv, const Inputs& in);
+    // csrc/recurrent_layer.cpp: the walks of a slice, which all recurrent layers share; and one layer.
+    void plan_recurrences(const Batch& batch, const Slice& slice);
+    void recurrence(const DecoderLayer& layer, int rows, const Inputs& in);
+    // A layer's last linear before its feed-forward, into the stream or as a branch.
+    void mix_in(const DecoderLayer& layer, const Linear& last, const Inputs& in);
     // csrc/latent.cpp: from the inputs of a layer's first linear to `qkv_`, which has no values.
     void latent_heads(const LatentAttention& a, const Linear& first_linear, int rows,
                       const Inputs& in);
@@ -168,7 +188,7 @@ class Decoder {
     void norm_heads(const DecoderLayer& layer, int rows);
     // x[row] plus the branch's row, through its own norm where there is one.
     void add_branch(int row, const float* norm);
-    // A layer's attention is a branch that is added later, and not at once.
+    // A layer's attention or recurrence is a branch that is added later, and not at once.
     bool branches(const DecoderLayer& layer) const {
         return shape_.parallel || layer.post_attention_norm;
     }
@@ -196,12 +216,15 @@ class Decoder {
     const std::vector<DecoderLayer> layers_;
     const Linear embedding_, head_;
     const float *const final_norm_, *const places_;
-    nanobind::object keep_alive_, keep_cache_;
+    nanobind::object keep_alive_, keep_cache_, keep_states_;
 
     KvLayer first_cache_{};
     int num_blocks_ = 0;
+    size_t num_kv_layers_ = 0;
+    const RecurrentLayer* recurrent_ = nullptr;
+    LayerStates states_{};  // of the first recurrent layer
 
-    const int q_width_, qkv_width_;
+    const int q_width_, qkv_width_;  // queries; queries, keys and values
     const int widest_mlp_;  // of dense layers, experts and shared ones
     const int ld_hidden_, ld_qkv_, ld_q_, ld_gate_up_, ld_mlp_;  // row strides, in floats
     const int most_orders_;  // of one linear's inputs
@@ -212,6 +235,9 @@ class Decoder {
     Buffer<float> normed_, routed_, expert_gate_up_, expert_out_, shared_;  // of mixtures
     InputBuffer head_inputs_;
     Buffer<float> down_, queries_, results_;  // of latent attention
+    Buffer<float> first_, mixed_, recurred_;  // of recurrent layers
+    RecurrentStep step_;
+    std::vector<int32_t> span_parents_;
     Assignment assignment_;
     std::vector<std::vector<bool>> is_read_;  // [layers][experts], of the latest forward
     int experts_read_ = 0;
