@@ -118,7 +118,9 @@ def _options(rng: Random) -> Any:
 
 def _files(rng: Random) -> Any:
     file = {"filename": text(rng), "text": text(rng)}
-    return rng.choice([[file], [file] * 9000, [{"text": ""}], [{}], [file, {"x": 1}], text(rng)])
+    return rng.choice(
+        [[file], [{"text": "a"}] * 9000, [{"text": ""}], [{}], [file, {"x": 1}], text(rng)]
+    )
 
 
 def _thinking(rng: Random) -> Any:
