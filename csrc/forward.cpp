@@ -319,12 +319,23 @@ const Inputs& Decoder::enter(const Batch& batch, const Slice& slice, const Strea
     return entry_ && !entry_->is_fused() ? in_joined_ : in_hidden_;
 }
 
+void Decoder::set_stream(LayerStream* stream, nanobind::object keep_alive) {
+    stream_ = stream;
+    keep_stream_ = std::move(keep_alive);
+}
+
 void Decoder::layers(const Batch& batch, const Slice& slice, const Streams& streams) {
     const int rows = slice.end - slice.first;
     const Inputs* in = &enter(batch, slice, streams);
     for (size_t index = 0; index < layers_.size(); ++index) {
+        if (stream_) {
+            stream_->begin(index);
+        }
         attention(batch, slice, layers_[index], cache(index), *in);
         feed_forward(layers_[index], rows);
+        if (stream_) {
+            stream_->end(index);
+        }
         if (index + 1 == layers_.size()) {
             break;
         }

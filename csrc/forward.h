@@ -12,6 +12,7 @@
 #include "buffers.h"
 #include "experts.h"
 #include "latent.h"
+#include "layer_stream.h"
 #include "linear.h"
 #include "thread_pool.h"
 
@@ -86,6 +87,9 @@ class Decoder {
 
     // Keys and values of all layers, one KvLayer after another.
     void set_cache(const KvLayer& first, int num_blocks, nanobind::object keep_alive);
+
+    // What brings those layers whose weights do not stay in memory.
+    void set_stream(LayerStream* stream, nanobind::object keep_alive);
 
     // Logits of the sampled rows, [samples, num_logits].
     void forward(const Batch& batch, const Streams& streams, float* logits);
@@ -198,6 +202,8 @@ class Decoder {
     const float *const final_norm_, *const places_;
     nanobind::object keep_alive_, keep_cache_;
 
+    LayerStream* stream_ = nullptr;
+    nanobind::object keep_stream_;
     KvLayer first_cache_{};
     int num_blocks_ = 0;
 

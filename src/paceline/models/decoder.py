@@ -15,6 +15,7 @@ from paceline.models.entry import read_entry
 from paceline.models.ops.base import Ops
 from paceline.models.pages import give_back_freed
 from paceline.models.rope import RotaryTable
+from paceline.models.streaming import StreamedTensors
 from paceline.models.weights import Ends, Layer, WeightReader
 
 
@@ -34,6 +35,8 @@ class Decoder:
         entry: how rows take hidden states in; None where they are tokens alone.
         pruned_head: which token each column of the logits is; None where column i is token i.
         places: what is added to the embedding at each position; None where nothing is.
+        stream: brings layers that do not stay in memory (:mod:`paceline.models.streaming`); None
+            where all stay.
 
     Raises:
         ModelLoadError: a tensor is missing or has another shape than the configuration says.
@@ -50,6 +53,7 @@ class Decoder:
     ) -> None:
         self.config = config
         self.ops = ops
+        self.stream: Any = tensors.stream if isinstance(tensors, StreamedTensors) else None
         self.max_len = max_len
         reader = WeightReader(tensors, config, ops)
         self.embedding, self.head = reader.ends_or_lent(lent) if lent else reader.ends()
