@@ -35,11 +35,8 @@ class Streamed(Paceline):
         }
 
     def _counters(self) -> tuple[int, float]:
-        stream = self._stream()
-        return (0, 0.0) if stream is None else (stream.bytes_read, stream.seconds_waited)
-
-    def _stream(self) -> Any:
-        return self.llm.call(lambda engine: engine.runner.decoder.stream)
+        stats = self.llm.stats()
+        return stats.num_weight_bytes_read, stats.weight_wait_seconds
 
 
 if __name__ == "__main__":

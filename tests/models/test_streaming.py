@@ -154,3 +154,17 @@ def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     native_ = native_module()
     with pytest.raises(native_.ReadError, match="no-such-file"):
         native_.LayerStream([str(tmp_path / "no-such-file")], [[(0, 0, 8)]], 1, 1)
+
+
+@native
+@linux
+def test_what_is_read_is_counted(packed: Path) -> None:
+    checkpoint = load_checkpoint(packed, with_tokenizer=False)
+    params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+    with LLM(
+        checkpoint, weight_memory=min_limit(checkpoint), speculative_config=[], max_model_len=64
+    ) as llm:
+        llm.generate(TOKENS[:5], params)
+        stats = llm.stats()
+    assert stats.num_weight_bytes_read > 0
+    assert stats.weight_wait_seconds >= 0.0
