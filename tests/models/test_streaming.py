@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from paceline import LLM, SamplingParams
+from paceline.config import EngineConfig
 from paceline.errors import ConfigError, RequestFailedError
 from paceline.models import streaming
 from paceline.models.checkpoint import load_checkpoint
@@ -20,6 +21,8 @@ from paceline.models.ops.packing import Packer
 from paceline.models.packed_folder import write_packed
 from paceline.models.streaming import SLOTS, StreamedTensors, place_layers
 from paceline.span import DraftTree
+from paceline.workbench.doctor import model_facts
+from paceline.workbench.profile_machine import Roofs
 from tests.arrays import same
 from tests.models.reference import Driver, save_model
 
@@ -168,3 +171,17 @@ def test_what_is_read_is_counted(packed: Path) -> None:
         stats = llm.stats()
     assert stats.num_weight_bytes_read > 0
     assert stats.weight_wait_seconds >= 0.0
+
+
+@native
+@linux
+def test_doctor_says_what_would_be_read(packed: Path) -> None:
+    checkpoint = load_checkpoint(packed, with_tokenizer=False)
+    config = EngineConfig(weight_memory=min_limit(checkpoint), max_model_len=64)
+    roofs = Roofs(read_gb_per_s=10.0, gflop_per_s=10.0)
+    found = model_facts(str(packed), "tiny", config, roofs)
+    assert found.problem is None
+    assert found.can_stream
+    assert SLOTS < found.streamed_layers <= found.layers == 8
+    assert found.disk_gb_per_s is not None
+    assert 0 < found.streamed_bytes < checkpoint.num_bytes

@@ -131,7 +131,7 @@ def expert_cost(config: ModelConfig) -> ExpertCost | None:
     return ExpertCost(len(mixtures), of.number, of.per_token, weights / read)
 
 
-MEMORY_SHARE_OF_WEIGHTS = 0.7
+WEIGHTS_MEMORY_SHARE = 0.7
 """Of what is available; keys and values, and whatever else there is, have the rest."""
 FindTable = Callable[[str, ModelConfig, Ops, str, str], CostTable | None]
 """From a model's name and shape, its ops, its dtype and its KV's to what its steps cost here."""
@@ -183,23 +183,31 @@ def _decoder(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> Decoder:
     return decoder
 
 
+def can_stream(checkpoint: Checkpoint, ops: Ops) -> bool:
+    """Whether layers of the model can be read from disk as they are needed."""
+    return checkpoint.packed is not None and ops.name.startswith("native")
+
+
+def weight_limit(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> int | None:
+    """Bytes that the weights may take; None where that is of no account."""
+    if config.weight_memory is not None or not can_stream(checkpoint, ops):
+        return config.weight_memory
+    _, available = memory()
+    share = checkpoint.num_bytes if available is None else int(available * WEIGHTS_MEMORY_SHARE)
+    return share if share < checkpoint.num_bytes else None
+
+
 def _streamed(checkpoint: Checkpoint, config: EngineConfig, ops: Ops) -> Mapping[str, Array]:
     """The checkpoint's tensors, some of which are read from disk where they do not all fit."""
-    tensors, limit = checkpoint.tensors, config.weight_memory
-    can_stream = checkpoint.packed is not None and ops.name.startswith("native")
-    if not can_stream:
-        if limit is None:
-            return tensors
+    tensors, limit = checkpoint.tensors, weight_limit(checkpoint, config, ops)
+    if limit is None:
+        return tensors
+    if not can_stream(checkpoint, ops):
         raise ConfigError(
             "--weight-memory is for models that are packed for the native kernels, which "
             f"{checkpoint.name} is not: `paceline convert MODEL FOLDER` packs it"
         )
     assert isinstance(tensors, StoredTensors)
-    if limit is None:
-        _, available = memory()
-        if available is None or checkpoint.num_bytes <= available * MEMORY_SHARE_OF_WEIGHTS:
-            return tensors
-        limit = int(available * MEMORY_SHARE_OF_WEIGHTS)
     found = StreamedTensors(tensors, checkpoint.config.num_layers, limit)
     return tensors if found.stream is None else found
 

@@ -28,6 +28,9 @@ LEAST_BYTES = 1 << 16
 """What is smaller stays in memory."""
 
 
+_Parts = dict[str, FilePart]
+
+
 class Placement(NamedTuple):
     """What of a model stays in memory.
 
@@ -98,8 +101,7 @@ class StreamedTensors(StoredTensors):
         self._arena = Arena()
         self.stream: Any = None
         parts = _streamable(tensors, num_layers)
-        sizes = [sum(each.num_bytes for each in layer.values()) for layer in parts]
-        self.placement = place_layers(sizes, tensors.num_bytes() - sum(sizes), limit)
+        self.placement = _placed(tensors, parts, limit)
         if self.placement.streamed:
             streamed = self.placement.streamed
             self._open([part if i in streamed else {} for i, part in enumerate(parts)])
@@ -111,7 +113,7 @@ class StreamedTensors(StoredTensors):
                 self.placement.resident_bytes / 1e9,
             )
 
-    def _open(self, parts: Sequence[dict[str, FilePart]]) -> None:
+    def _open(self, parts: Sequence[_Parts]) -> None:
         paths = list(dict.fromkeys(each.path for layer in parts for each in layer.values()))
         extents = [
             [(paths.index(each.path), each.offset, each.num_bytes) for each in layer.values()]
@@ -143,9 +145,23 @@ class StreamedTensors(StoredTensors):
         return self._tensors.type_of(name)
 
 
-def _streamable(tensors: StoredTensors, num_layers: int) -> list[dict[str, FilePart]]:
+def placement_of(tensors: StoredTensors, num_layers: int, limit: int) -> Placement:
+    """As :class:`StreamedTensors` would place a model's layers, without opening anything.
+
+    Raises:
+        ConfigError: the limit is too small.
+    """
+    return _placed(tensors, _streamable(tensors, num_layers), limit)
+
+
+def _placed(tensors: StoredTensors, parts: Sequence[_Parts], limit: int) -> Placement:
+    sizes = [sum(each.num_bytes for each in layer.values()) for layer in parts]
+    return place_layers(sizes, tensors.num_bytes() - sum(sizes), limit)
+
+
+def _streamable(tensors: StoredTensors, num_layers: int) -> list[_Parts]:
     """Of each layer the large tensors of packed bytes, as they lie in files."""
-    found: list[dict[str, FilePart]] = [{} for _ in range(num_layers)]
+    found: list[_Parts] = [{} for _ in range(num_layers)]
     for name in tensors:
         match = _IN_LAYER.match(name)
         if match is None or int(match[1]) >= num_layers:
