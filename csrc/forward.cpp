@@ -27,12 +27,16 @@ template <typename Visit> void for_each_mlp(const DecoderLayer& layer, const Vis
 }
 
 int most_orders(const std::optional<Entry>& entry, const std::vector<DecoderLayer>& layers,
-                const Linear& head) {
-    int most = std::max(head.num_orders, entry ? entry->join.num_orders : 0);
+                const std::optional<LayerInputs>& inputs, const Linear& head) {
+    int most = std::max({head.num_orders, entry ? entry->join.num_orders : 0,
+                         inputs ? inputs->projection.num_orders : 0});
     for (const DecoderLayer& layer : layers) {
         most = std::max({most, layer.qkv.num_orders, layer.o.num_orders});
         if (layer.latent) {
             most = std::max(most, layer.latent->q_b.num_orders);
+        }
+        if (layer.gate) {
+            most = std::max({most, layer.gate->gate.num_orders, layer.gate->projection.num_orders});
         }
         for_each_mlp(layer, [&](const FeedForward& mlp) {
             most = std::max({most, mlp.gate_up.num_orders, mlp.down.num_orders});
@@ -49,45 +53,46 @@ int widest_mlp(const std::vector<DecoderLayer>& layers) {
     return widest;
 }
 
+// Of the layer in which `width_of` it is largest.
+template <typename WidthOf>
+int widest(const std::vector<DecoderLayer>& layers, const WidthOf& width_of) {
+    int most = 0;
+    for (const DecoderLayer& layer : layers) {
+        most = std::max(most, width_of(layer));
+    }
+    return most;
+}
+
 }  // namespace
 
 Decoder::Decoder(DecoderShape shape, std::optional<Entry> entry, std::vector<DecoderLayer> layers,
-                 Linear embedding, Linear head, const float* final_norm, const float* places,
-                 nb::object keep_alive)
+                 std::optional<LayerInputs> layer_inputs, Linear embedding, Linear head,
+                 const float* final_norm, const float* places, nb::object keep_alive)
     : shape_(shape),
       entry_(entry),
       layers_(std::move(layers)),
+      layer_inputs_(layer_inputs),
       embedding_(embedding),
       head_(head),
       final_norm_(final_norm),
       places_(places),
       keep_alive_(std::move(keep_alive)),
-      q_width_(shape.attention.heads * shape.attention.head_dim),
-      qkv_width_(q_width_ + 2 * shape.attention.kv_heads * shape.attention.head_dim),
+      q_width_(widest(layers_, [](const DecoderLayer& each) { return each.q_width(); })),
+      qkv_width_(widest(layers_, [](const DecoderLayer& each) {
+          return each.q_width() + 2 * each.kv_width();
+      })),
       widest_mlp_(widest_mlp(layers_)),
       ld_hidden_(round_up(shape.hidden, TILE)),
       ld_qkv_(round_up(qkv_width_, TILE)),
       ld_q_(round_up(q_width_, TILE)),
       ld_gate_up_(round_up(2 * widest_mlp_, TILE)),
       ld_mlp_(round_up(widest_mlp_, TILE)),
-      most_orders_(most_orders(entry_, layers_, head_)) {}
+      most_orders_(most_orders(entry_, layers_, layer_inputs_, head_)) {}
 
-void Decoder::set_cache(const KvLayer& first, int num_blocks, nb::object keep_alive) {
-    first_cache_ = first;
+void Decoder::set_cache(std::vector<KvLayer> caches, int num_blocks, nb::object keep_alive) {
+    caches_ = std::move(caches);
     num_blocks_ = num_blocks;
     keep_cache_ = std::move(keep_alive);
-}
-
-KvLayer Decoder::cache(size_t layer) const {
-    const AttentionShape& a = shape_.attention;
-    const KvType type = first_cache_.type;
-    return with_elements(type, [&](auto element) -> KvLayer {
-        using E = decltype(element);
-        const size_t heads = layer * static_cast<size_t>(num_blocks_) * a.kv_heads * TILE;
-        E* values = static_cast<E*>(first_cache_.v);
-        return {static_cast<E*>(first_cache_.k) + heads * head_elements(type, a.head_dim),
-                values ? values + heads * head_elements(type, a.v_stride) : nullptr, type};
-    });
 }
 
 void Decoder::forward(const Batch& batch, const Streams& streams, float* logits) {
@@ -103,7 +108,8 @@ void Decoder::run(const Batch& batch, const Streams& streams, float* logits, int
     const int threads = pool().size();
     const int samples = static_cast<int>(batch.sample_rows.size());
     const int q_rank = is_latent() ? round_up(layers_.front().latent->q_rank, TILE) : 0;
-    scratch_stride_ = 2 * std::max({(entry_ ? 2 : 1) * ld_hidden_, ld_q_, ld_mlp_, q_rank});
+    const int told = layer_inputs_ ? round_up(layer_inputs_->total(), TILE) : 0;
+    scratch_stride_ = 2 * std::max({(entry_ ? 2 : 1) * ld_hidden_, ld_q_, ld_mlp_, q_rank, told});
     scratch_.need(static_cast<size_t>(threads) * scratch_stride_);
     sampled_.need(static_cast<size_t>(samples) * ld_hidden_);
     is_read_.assign(layers_.size(), {});
@@ -164,16 +170,19 @@ void Decoder::prepare(const Batch& batch, const Slice& slice) {
     const int joined = entry_ ? 2 * shape_.hidden : 0;
     const auto& latent = layers_.front().latent;
     const int between = latent ? std::max(latent->q_rank, latent->results()) : 0;
-    const int widest = std::max({joined, shape_.hidden, q_width_, widest_mlp_, between});
+    const int told = layer_inputs_ ? layer_inputs_->width : 0;
+    const int widest = std::max({joined, shape_.hidden, q_width_, widest_mlp_, between, told});
     inputs_.view(most, widest, most_orders_);  // room for all, so that no view moves another
     in_joined_ = inputs_.view(rows, joined, most_orders_);
     in_hidden_ = inputs_.view(rows, shape_.hidden, most_orders_);
-    in_attended_ = inputs_.view(rows, q_width_, most_orders_);
-    plan_attention(batch, slice);
+    planned_ = nullptr;
 }
 
-void Decoder::plan_attention(const Batch& batch, const Slice& slice) {
-    const AttentionShape& a = shape_.attention;
+void Decoder::plan_attention(const Batch& batch, const Slice& slice, const AttentionShape& a) {
+    if (planned_ && planned_->kv_heads == a.kv_heads && planned_->head_dim == a.head_dim) {
+        return;
+    }
+    planned_ = &a;
     int last = 0;
     for (int row = slice.first; row < slice.end; ++row) {
         last = std::max(last, batch.rows[row].last);
@@ -261,8 +270,12 @@ void Decoder::add_branch(int row, const float* weight) {
 }
 
 void Decoder::end_layer(const DecoderLayer& layer, int row) {
-    if (layer.post_mlp_norm) {
-        add_branch(row, layer.post_mlp_norm);
+    if (layer.last_norm()) {
+        add_branch(row, layer.last_norm());
+    }
+    float* x = x_row(row);
+    for (int i = 0; layer.scale != 1.0f && i < shape_.hidden; ++i) {
+        x[i] *= layer.scale;
     }
 }
 
@@ -304,7 +317,9 @@ const Inputs& Decoder::enter(const Batch& batch, const Slice& slice, const Strea
             }
         }
         if (!entry_) {
-            begin_layer(row, thread);
+            if (!layer_inputs_) {
+                begin_layer(row, thread);
+            }
             return;
         }
         join(row, streams.inputs + static_cast<size_t>(at) * shape_.hidden, thread);
@@ -316,6 +331,10 @@ const Inputs& Decoder::enter(const Batch& batch, const Slice& slice, const Strea
         linear(entry_->join, in_joined_, {x_.get(), nullptr, ld_hidden_, 1.0f});
         pool().each(rows, begin_layer);
     }
+    if (layer_inputs_) {
+        layer_inputs(batch, slice);
+        pool().each(rows, begin_layer);
+    }
     return entry_ && !entry_->is_fused() ? in_joined_ : in_hidden_;
 }
 
@@ -323,8 +342,11 @@ void Decoder::layers(const Batch& batch, const Slice& slice, const Streams& stre
     const int rows = slice.end - slice.first;
     const Inputs* in = &enter(batch, slice, streams);
     for (size_t index = 0; index < layers_.size(); ++index) {
-        attention(batch, slice, layers_[index], cache(index), *in);
+        attention(batch, slice, layers_[index], caches_[index], *in);
         feed_forward(layers_[index], rows);
+        if (layers_[index].gate) {
+            take_layer_input(layers_[index], index, rows);
+        }
         if (index + 1 == layers_.size()) {
             break;
         }
@@ -360,16 +382,16 @@ void Decoder::leave(const Batch& batch, const Slice& slice, const Streams& strea
 
 void Decoder::attention(const Batch& batch, const Slice& slice,
                         const DecoderLayer& layer, const KvLayer& kv, const Inputs& in) {
-    AttentionShape shape = shape_.attention;
-    shape.window = layer.sliding ? shape.window : 0;
-    shape.ahead = layer.ahead;
-    const int heads = shape.heads;
+    const AttentionShape& shape = layer.attention;
+    const int heads = shape.heads, q_width = layer.q_width();
+    plan_attention(batch, slice, shape);
     if (layer.latent) {
         latent_heads(*layer.latent, layer.qkv, slice.end - slice.first, in);
     } else {
         linear(layer.qkv, in, {qkv_.get(), nullptr, ld_qkv_, 1.0f});
     }
     turn_heads(batch, slice.first, slice.end, layer, kv);
+    const Inputs in_attended = inputs_.view(slice.end - slice.first, q_width, most_orders_);
     const int stride = partial_stride(shape), row_stride = chunks_ * stride;
     for (const Pass& pass : passes_) {
         const int blocks = pass.end_block - pass.first_block;
@@ -396,14 +418,15 @@ void Decoder::attention(const Batch& batch, const Slice& slice,
                                 last_chunk(seen.last_seen(shape)),
                                 layer.sinks ? layer.sinks + h : nullptr, y + h * shape.head_dim);
             }
+            std::fill(y + q_width, y + round_up(q_width, TILE), 0.0f);
             if (!layer.latent) {
-                layer.o.take(y, in_attended_, row, spare(thread));
+                layer.o.take(y, in_attended, row, spare(thread));
             }
         });
     }
     const Inputs heads_in = layer.latent
                                 ? latent_results(*layer.latent, layer.o, slice.end - slice.first)
-                                : in_attended_;
+                                : in_attended;
     const bool branch = branches(layer);
     linear(layer.o, heads_in,
            {branch ? branch_.get() : x_.get(), branch ? nullptr : x_.get(), ld_hidden_,
@@ -412,7 +435,8 @@ void Decoder::attention(const Batch& batch, const Slice& slice,
 
 void Decoder::turn_heads(const Batch& batch, int first, int end, const DecoderLayer& layer,
                          const KvLayer& kv) {
-    const AttentionShape& shape = shape_.attention;
+    const AttentionShape& shape = layer.attention;
+    const KvLayer own = layer.owns_kv ? kv : KvLayer{nullptr, nullptr, kv.type};
     if (layer.norms_whole) {
         norm_heads(layer, end - first);
     }
@@ -428,8 +452,9 @@ void Decoder::turn_heads(const Batch& batch, int first, int end, const DecoderLa
             const RotaryArgs args{table.cos + offset, table.sin + offset, table.dim,
                                   each ? layer.q_norm : nullptr, each ? layer.k_norm : nullptr,
                                   shape_.norm_eps, shape_.heads_normed_last,
-                                  table.q_scale ? table.q_scale[batch.rows[at].position] : 1.0f};
-            kernels().rotary_kv(qkv_.get() + row * ld_qkv_, shape, args, kv,
+                                  table.q_scale ? table.q_scale[batch.rows[at].position] : 1.0f,
+                                  layer.v_norm, layer.values_are_keys};
+            kernels().rotary_kv(qkv_.get() + row * ld_qkv_, shape, args, own,
                                 batch.write_slots[at] / TILE, batch.write_slots[at] % TILE,
                                 piece / parts, q_.get() + row * ld_q_);
         }
@@ -437,11 +462,11 @@ void Decoder::turn_heads(const Batch& batch, int first, int end, const DecoderLa
 }
 
 void Decoder::norm_heads(const DecoderLayer& layer, int rows) {
-    const int k_width = (qkv_width_ - q_width_) / 2;
+    const int q_width = layer.q_width(), k_width = layer.kv_width();
     pool().each(rows, [&](int row, int thread) {
         float* q = qkv_.get() + static_cast<size_t>(row) * ld_qkv_;
-        for (const auto& [x, weight, width] : {std::tuple{q, layer.q_norm, q_width_},
-                                               std::tuple{q + q_width_, layer.k_norm, k_width}}) {
+        for (const auto& [x, weight, width] : {std::tuple{q, layer.q_norm, q_width},
+                                               std::tuple{q + q_width, layer.k_norm, k_width}}) {
             kernels().rms_norm(x, weight, shape_.norm_eps, width, scratch(thread));
             std::copy_n(scratch(thread), width, x);
         }
@@ -466,8 +491,9 @@ void Decoder::write_kv(const Batch& batch, const float* inputs) {
                 layer.qkv.take(scratch(thread), in_hidden_, row, spare(thread));
             });
             // The queries, which come first, are not needed.
-            linear(layer.qkv, in_hidden_, {qkv_.get(), nullptr, ld_qkv_, 1.0f}, q_width_ / TILE);
-            turn_heads(batch, first, end, layer, cache(index));
+            linear(layer.qkv, in_hidden_, {qkv_.get(), nullptr, ld_qkv_, 1.0f},
+                   layer.q_width() / TILE);
+            turn_heads(batch, first, end, layer, caches_[index]);
         }
     }
 }

@@ -34,6 +34,7 @@ class Decoder:
         entry: how rows take hidden states in; None where they are tokens alone.
         pruned_head: which token each column of the logits is; None where column i is token i.
         places: what is added to the embedding at each position; None where nothing is.
+        layer_inputs: what the inputs of layers are made of; None where they have none.
 
     Raises:
         ModelLoadError: a tensor is missing or has another shape than the configuration says.
@@ -55,6 +56,7 @@ class Decoder:
         self.embedding, self.head = reader.ends_or_lent(lent) if lent else reader.ends()
         self.pruned_head = reader.pruned_head()
         self.places = reader.places(max_len)
+        self.layer_inputs = reader.layer_inputs()
         self.entry = read_entry(reader, config)
         self.layers = [reader.layer(i) for i in range(config.num_layers)]
         last_norm = "model.norm.weight"

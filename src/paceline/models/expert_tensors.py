@@ -35,12 +35,15 @@ _RENAMED = tuple(
             ".mlp.gate.e_score_correction.bias",
         ),
         (r"\.mlp\.router\.", ".mlp.gate."),
+        (r"(\.layers\.\d+)\.router\.(proj\.)?", r"\1.mlp.gate."),
+        (r"(\.layers\.\d+)\.experts\.", r"\1.mlp.experts."),
         (r"\.shared_mlp\.input_linear\.", ".mlp.shared_expert.gate_up_proj."),
         (r"\.shared_mlp\.output_linear\.", ".mlp.shared_expert.down_proj."),
     )
 )
 _MARKS = re.compile(
-    r"\.(block_sparse_moe|shared_mlp|shared_experts|wg|e_score_correction_bias|mlp\.router)(\.|$)"
+    r"\.(block_sparse_moe|shared_mlp|shared_experts|wg|e_score_correction_bias|mlp\.router"
+    r"|\d+\.router|\d+\.experts)(\.|$)"
 )
 _STACK = re.compile(
     r"(.*\.mlp\.experts)\.((?:gate|up|gate_up|down)_proj)(\.weight|\.bias|_bias|_blocks|_scales)?"

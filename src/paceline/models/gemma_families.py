@@ -1,0 +1,58 @@
+"""Gemma families whose layers differ from one another, as data.
+
+Continues the table of :mod:`paceline.models.hf_families`, which says what its fields mean. Knows no
+file and builds no configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from paceline.models.hf_experts import ExpertKeys
+from paceline.models.hf_families import Family
+from paceline.models.hf_rope import FULL, SLIDING
+
+_BOTH = ("qkv_bias", "o_bias")
+_GEMMA4 = Family(
+    {
+        "vocab_size": 262144,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 131072,
+        "query_pre_attn_scalar": 1.0,
+        "sliding_window": 512,
+        "sliding_window_pattern": 6,
+        "rope_parameters": {
+            SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+            FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+        },
+        "tie_word_embeddings": True,
+        "vocab_size_per_layer_input": 262144,
+        "hidden_size_per_layer_input": 256,
+        "bos_token_id": 2,
+        "eos_token_id": 1,
+    },
+    {"post_norms": True, "qk_norm": True, "value_norm": True, "layer_scales": True},
+    _BOTH,
+    slides="alternately",
+    gemma=True,
+    per_layer=True,
+    experts=ExpertKeys(
+        "moe_intermediate_size",
+        shared="intermediate_size",
+        per_token="top_k_experts",
+        switch="enable_moe_block",
+        own_norms=True,
+        own_scales=True,
+    ),
+)
+
+GEMMA_FAMILIES: Mapping[str, Family] = {"gemma4_text": _GEMMA4, "gemma4": _GEMMA4}
+"""More families, by ``model_type``."""
