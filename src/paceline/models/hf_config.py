@@ -22,7 +22,12 @@ from paceline.models.hf_families import Family
 from paceline.models.hf_fields import MOST_LAYERS, Fields
 from paceline.models.hf_latent import latent_from_hf, latent_scale
 from paceline.models.hf_layout import Layout
-from paceline.models.hf_per_layer import heads_from_hf, per_layer_from_hf, rounded_root
+from paceline.models.hf_per_layer import (
+    heads_from_hf,
+    per_layer_from_hf,
+    rounded_root,
+    with_one_width,
+)
 from paceline.models.hf_rope import FULL, SLIDING, extended_positions, rope_from_hf
 from paceline.models.mixture_families import MIXTURE_FAMILIES
 
@@ -60,7 +65,8 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
     """
     raw = _text_part(raw)
     name, family = _family(raw)
-    fields = Fields(family.called(raw), family.defaults)
+    called = family.called(raw)
+    fields = Fields(with_one_width(called) if family.per_layer else called, family.defaults)
     sizes = _sizes(fields, family.widening)
     latent = latent_from_hf(fields) if family.latent else None
     window, sliding = _sliding(fields, family, sizes["num_layers"])
@@ -97,7 +103,11 @@ def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
         learnt=_learnt(fields, sizes["num_layers"]),
         rotary_layers=_rotated(fields, family.rotates, sizes["num_layers"], window, sliding),
         **_traits(fields, family, sizes, dtype),
-        **(per_layer_from_hf(fields, sizes, heads, sliding, DTYPES[dtype]) if heads else {}),
+        **(
+            per_layer_from_hf(Fields(called, family.defaults), heads, sliding, DTYPES[dtype])
+            if heads
+            else {}
+        ),
     )
 
 

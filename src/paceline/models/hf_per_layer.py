@@ -21,6 +21,14 @@ def rounded_root(width: int, dtype: np.dtype[Any]) -> float:
     return float(np.float32(width**0.5).astype(dtype))
 
 
+def with_one_width(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A configuration that says one width of feed-forwards where it lists those of all layers."""
+    widths = raw.get("intermediate_size")
+    if not isinstance(widths, list | tuple) or not widths:
+        return raw
+    return {**raw, "intermediate_size": widths[0]}
+
+
 def heads_from_hf(
     fields: Fields, sizes: Mapping[str, Any], sliding: Sequence[bool]
 ) -> tuple[Heads, ...]:
@@ -54,23 +62,39 @@ def heads_from_hf(
 
 
 def per_layer_from_hf(
-    fields: Fields,
-    sizes: Mapping[str, Any],
-    heads: Sequence[Heads],
-    sliding: Sequence[bool],
-    dtype: np.dtype[Any],
+    fields: Fields, heads: Sequence[Heads], sliding: Sequence[bool], dtype: np.dtype[Any]
 ) -> dict[str, Any]:
-    """The fields of the model configuration that say how layers differ."""
-    count = sizes["num_layers"]
+    """The fields of the model configuration that say how layers differ.
+
+    Args:
+        fields: of the configuration as it is, which may list the widths of feed-forwards.
+        heads, sliding: per layer; ``sliding`` is empty where none slides.
+        dtype: of the weights.
+
+    Raises:
+        ModelLoadError: a number is missing or out of bounds, or layers would read the keys and
+            values of layers that there are not.
+    """
+    count = len(heads)
     shared = fields.integer("num_kv_shared_layers", 0, count - 1, 0)
-    double = range(count - shared if fields.flag("use_double_wide_mlp") else count, count)
-    usual = sizes["intermediate_size"]
     return {
         "layer_heads": () if len(set(heads)) == 1 and heads[0].has_values else tuple(heads),
         "kv_layers": _kv_layers(count, shared, sliding) if shared else (),
-        "mlp_widths": tuple(usual * (1 + (i in double)) for i in range(count)) if double else (),
+        "mlp_widths": _mlp_widths(fields, count, shared),
         "layer_inputs": _layer_inputs(fields, count, dtype),
     }
+
+
+def _mlp_widths(fields: Fields, count: int, shared: int) -> tuple[int, ...]:
+    """Per layer, as a list says it or twice as wide in the layers that share; empty: all alike."""
+    key = "intermediate_size"
+    if isinstance(fields.get(key), list | tuple):
+        widths = fields.integers(key, count, 1, 1 << 20)
+    else:
+        usual = fields.integer(key, 1, 1 << 20)
+        twice = shared if fields.flag("use_double_wide_mlp") else 0
+        widths = (usual,) * (count - twice) + (2 * usual,) * twice
+    return () if len(set(widths)) == 1 else widths
 
 
 def _kv_layers(count: int, shared: int, sliding: Sequence[bool]) -> tuple[int, ...]:
