@@ -32,7 +32,8 @@ def write_layers(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
     writer.add_sliding_window(config.sliding_window)
     writer.add_shared_kv_layers(config.num_kv_shared_layers)
-    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input)
+    inputs = getattr(config, "hidden_size_per_layer_input", None)
+    writer.add_embedding_length_per_layer_input(inputs or 0)
     if config.final_logit_softcapping:
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
     count, width = config.num_hidden_layers, config.intermediate_size

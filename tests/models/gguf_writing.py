@@ -17,6 +17,7 @@ from tests.models.reference import RETOLD, make_model
 
 ARCHES = {
     "gemma4_text": "gemma4",
+    "gemma4_unified_text": "gemma4",
     "gemma3_text": "gemma3",
     "mixtral": "llama",
     "qwen2_moe": "qwen2moe",
@@ -126,6 +127,7 @@ CASES: dict[str, dict[str, Any]] = {
     "phi": {},
     "apertus": {},
     "gemma4": {},
+    "gemma4-unified": {},
     "gemma4-inputs": {},
 }
 
@@ -210,8 +212,7 @@ def write_gguf(
 
 
 def stacked_experts(tensors: Mapping[str, Any], fused: bool = False) -> dict[str, Any]:
-    """The matrices of a layer's experts in one stack for each kind, gates and ups ``fused`` or not.
-    """
+    """The matrices of a layer's experts in one stack for each kind, gates and ups ``fused`` or not."""
     found: dict[str, Any] = {}
     experts: dict[str, list[Any]] = {}
     if any(name.endswith(".experts.gate_up_proj_bias") for name in tensors):

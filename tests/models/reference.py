@@ -180,6 +180,10 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "phi": ("Phi", {}),
     "apertus": ("Apertus", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
     "gemma4": ("Gemma4Text", {**GEMMA4, "attention_k_eq_v": True, "num_key_value_heads": 4}),
+    "gemma4-unified": (
+        "Gemma4UnifiedText",
+        {**{k: v for k, v in GEMMA4.items() if "per_layer" not in k}, "attention_k_eq_v": True},
+    ),
     "gemma4-inputs": (
         "Gemma4Text",
         {
@@ -378,6 +382,7 @@ def make_model(family: str, dtype: str = "float32", **changes: Any) -> Any:
     classes = {
         "Gemma3Text": "Gemma3ForCausalLM",
         "Gemma4Text": "Gemma4ForCausalLM",
+        "Gemma4UnifiedText": "Gemma4UnifiedForCausalLM",
         "InternLM3": "LlamaForCausalLM",
         "GPT2": "GPT2LMHeadModel",
     }

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -26,13 +27,14 @@ from paceline.models.per_layer import Heads
 from paceline.runtime.kv_cache import bytes_per_block
 from paceline.span import DraftTree
 from tests.arrays import assert_close, same
+from tests.models.gguf_writing import convert
 from tests.models.reference import VOCAB, Driver, edit, save_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 TOKENS = torch.randint(3, VOCAB, (40,), generator=torch.Generator().manual_seed(3)).tolist()
 KINDS = {"reference": ReferenceOps, **({} if why_not_native() else {"native": CpuOps})}
-FAMILIES = ("gemma4", "gemma4-inputs", "gemma4-moe")
+FAMILIES = ("gemma4", "gemma4-inputs", "gemma4-moe")  # a unified one's text is like the first
 backends = pytest.mark.parametrize("backend", KINDS)
 families = pytest.mark.parametrize("family", FAMILIES)
 
@@ -97,6 +99,49 @@ def test_a_converted_folder_is_the_same(tmp_path: Path, family: str, dtype: str)
     )
     assert same(found, truth)
     assert len(read_layers(packed, packed.config, CpuOps("int4"))) == packed.config.num_layers
+
+
+@pytest.mark.skipif(why_not_native() is not None, reason=str(why_not_native()))
+@families
+@pytest.mark.parametrize("qtype", ["Q8_0", "Q4_0"])
+def test_a_quantised_file(tmp_path: Path, family: str, qtype: str) -> None:
+    """All matrices in blocks, the layers' inputs among them, and packed as they are."""
+    changes = {"intermediate_size": 96, "moe_intermediate_size": 96}
+    if family == "gemma4-inputs":
+        changes["hidden_size_per_layer_input"] = 32
+    convert(family, tmp_path / "m.gguf", qtype=qtype, changes=changes)
+    source = load_checkpoint(tmp_path / "m.gguf", with_tokenizer=False)
+    assert source.is_quantised
+    write_packed(source, tmp_path / "packed", Packer("file"))
+    packed = load_checkpoint(tmp_path / "packed", with_tokenizer=False)
+    native, reference, again = (
+        Driver(each, max_len=64, ops=ops("file")).chunk(TOKENS)
+        for each, ops in ((source, CpuOps), (source, ReferenceOps), (packed, CpuOps))
+    )
+    assert same(native, again)
+    assert ((native - reference).abs() / reference.std()).median() < 0.02
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"attention.sliding_window_pattern": 6}, "which layers have a sliding window"),
+        ({"feed_forward_length": [112, 224]}, "feed_forward_length of 2 layers; there are 6"),
+        ({"attention.shared_kv_layers": 5}, "none of the first 1 layers is full"),
+    ],
+)
+def test_a_file_that_contradicts_itself(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    metadata = {f"ARCH.{key}": value for key, value in changes.items()}
+    convert("gemma4-inputs", tmp_path / "m.gguf", metadata=metadata)
+    with pytest.raises(ModelLoadError, match=said):
+        load_checkpoint(tmp_path / "m.gguf", with_tokenizer=False)
+
+
+def test_rotary_factors_of_another_form(tmp_path: Path) -> None:
+    factors = {"rope_freqs.weight": np.array([1.0] * 8 + [2.0] * 8)}
+    convert("gemma4", tmp_path / "m.gguf", extra_tensors=factors)
+    with pytest.raises(UnsupportedModelError, match=r"rope_freqs\.weight is of another form"):
+        load_checkpoint(tmp_path / "m.gguf", with_tokenizer=False)
 
 
 def hub_form(folder: Path, **changes: Any) -> None:

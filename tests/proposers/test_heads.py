@@ -172,8 +172,7 @@ def kv_of(proposer: HeadProposer, request: Request) -> torch.Tensor:
     memory, kv = runner.kv.memory, runner.kv[request.request_id]
     slots = kv.slots[: len(request.token_ids) - 1]
     layers: list[torch.Tensor] = memory.layers  # type: ignore[attr-defined]
-    found = torch.stack(layers)[:, :, torch.from_numpy(slots)]
-    return found
+    return torch.stack(layers)[:, :, torch.from_numpy(slots)]
 
 
 def jobs() -> list[Job]:

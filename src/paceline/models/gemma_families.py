@@ -7,6 +7,7 @@ file and builds no configuration.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from paceline.models.hf_experts import ExpertKeys
 from paceline.models.hf_families import Family
@@ -54,5 +55,19 @@ _GEMMA4 = Family(
     ),
 )
 
-GEMMA_FAMILIES: Mapping[str, Family] = {"gemma4_text": _GEMMA4, "gemma4": _GEMMA4}
+_UNIFIED = replace(
+    _GEMMA4,
+    defaults={
+        **_GEMMA4.defaults,
+        "sliding_window": 1024,
+        "max_position_embeddings": 262144,
+        "hidden_size_per_layer_input": 0,
+    },
+    experts=None,
+)
+
+GEMMA_FAMILIES: Mapping[str, Family] = {
+    **dict.fromkeys(("gemma4_text", "gemma4"), _GEMMA4),
+    **dict.fromkeys(("gemma4_unified_text", "gemma4_unified"), _UNIFIED),
+}
 """More families, by ``model_type``."""
